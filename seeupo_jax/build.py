@@ -1,0 +1,167 @@
+"""From a configuration to the parts of a run: environments, policy, sampler, learner."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+
+from seeupo_jax import envs
+from seeupo_jax.config import Config
+from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.sweep import Learner
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
+from seeupo_jax.policy import from_pretrained
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.network import Network
+from seeupo_jax.policy.tokenizer import SentencePieceTokenizer, train_tokenizer
+from seeupo_jax.policy.transformer import Architecture, Transformer
+from seeupo_jax.policy.weights import resolve_folder
+from seeupo_jax.rollout.engine import Engine
+
+TOKENIZER_DEMONSTRATIONS = 4000  # whose text a new tokenizer is trained on
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """A network, where its parameters lie, and its tokenizer."""
+
+    network: Network
+    tokenizer: SentencePieceTokenizer
+    mesh: jax.sharding.Mesh
+
+    def place(self, params: Any) -> Any:
+        """Parameters on the mesh, by the table in `parallel/mesh.py`."""
+        return jax.device_put(
+            params, param_shardings(self.mesh, self.network.logical_axes(), params)
+        )
+
+
+def check(config: Config) -> None:
+    """Finds what is wrong with a configuration before anything is compiled.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    make_optimizer(config.optimizer, total_steps=total_steps(config))
+    mesh = make_mesh(config.mesh)
+    spread = mesh.shape["data"] * mesh.shape["fsdp"]
+    rows = {
+        "config.batching.microbatch_rows": config.batching.microbatch_rows,
+        "config.rollout.tasks x group_size": config.rollout.tasks * config.rollout.group_size,
+    }
+    for name, value in rows.items():
+        if value % spread:
+            raise ValueError(
+                f"{name}: got {value}; allowed: a multiple of the {spread} devices that rows are"
+                " spread over (mesh axes data x fsdp)."
+            )
+    environment = envs.make(config.env.name, **config.env.options)
+    splits = ("train", config.evaluation.split, *config.evaluation.extra_splits)
+    for split in dict.fromkeys(splits):
+        if not len(environment.task_ids(split)):
+            raise ValueError(f"env {config.env.name}: split {split!r} is empty; allowed: tasks.")
+    if config.model.path is not None:
+        resolve_folder(config.model.path)
+    elif not config.warm_start.stages:
+        raise ValueError(
+            "config.model.path: got none; allowed: a model folder, or stages in config.warm_start"
+            " that make a policy from nothing."
+        )
+
+
+def total_steps(config: Config) -> int:
+    """Optimizer steps of a whole run in which every iteration uses all its turns."""
+    algorithm = config.algorithm
+    updates = -(-config.rollout.max_turns // algorithm.turns_per_update)
+    each = algorithm.inner_epochs * algorithm.minibatches_per_turn
+    return max(1, config.iterations * updates * each)
+
+
+def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
+    """A policy from a model folder, and its parameters on the mesh."""
+    mesh = make_mesh(config.mesh)
+    layout = {"scan_layers": config.model.scan_layers, "remat": config.model.remat}
+    model, tokenizer = from_pretrained(path, mesh=mesh, dtype=config.model.dtype, **layout)
+    network, params = policy.split(model)
+    return Policy(network, tokenizer, mesh), params
+
+
+def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, Any]:
+    """A policy from nothing: a tokenizer trained on demonstrations' text, and random weights."""
+    few = range(min(TOKENIZER_DEMONSTRATIONS, len(demonstrations)))
+    texts = (
+        message["content"]
+        for index in few
+        for message in demonstrations[index].messages
+        if config.chat.system or message["role"] != "system"
+    )
+    environment = envs.make(config.env.name, **config.env.options)
+    words = environment.vocabulary()
+    tokenizer = train_tokenizer(texts, words, config.model.vocab_size, config.chat)
+    model = config.model
+    names = {field.name for field in dataclasses.fields(Architecture)}
+    sizes = {key: value for key, value in vars(model).items() if key in names}
+    network, params = policy.split(Transformer(Architecture(**sizes), nnx.Rngs(config.seed)))
+    made = Policy(network, tokenizer, make_mesh(config.mesh))
+    return made, made.place(params)
+
+
+def build_pool(config: Config) -> EnvPool:
+    """As many environments as an iteration has trajectories."""
+    return EnvPool(
+        lambda: envs.make(config.env.name, **config.env.options),
+        config.rollout.tasks * config.rollout.group_size,
+        workers=config.env.workers,
+        timeout_s=config.env.timeout_s,
+    )
+
+
+def build_engine(config: Config, made: Policy, *, temperature: float | None = None) -> Engine:
+    """The sampler; `temperature` replaces the training temperature (for evaluation)."""
+    rollout = config.rollout
+    if temperature is not None:
+        rollout = dataclasses.replace(rollout, temperature=temperature)
+    return Engine(
+        made.network,
+        rollout,
+        made.tokenizer.end_ids,
+        rows=rollout.tasks * rollout.group_size,
+        cache_sharding=sharding(made.mesh, ("rows", "length", "kv_heads", "head_dim")),
+    )
+
+
+def build_shapes(config: Config, rows: int) -> Shapes:
+    """The sweep's shapes for iterations of so many rows."""
+    context = config.rollout.max_context
+    eighth = -(-context // 8)
+    lengths = config.batching.buckets or tuple(eighth * i for i in range(1, 9))
+    return Shapes(
+        lengths, config.batching.microbatch_rows, -(-rows // config.batching.microbatch_rows)
+    )
+
+
+def build_learner(config: Config, network: Network) -> Learner:
+    """What every sweep of the run needs."""
+    return Learner(
+        network=network,
+        optimizer=make_optimizer(config.optimizer, total_steps=total_steps(config)),
+        algorithm=config.algorithm,
+        shapes=build_shapes(config, config.rollout.tasks * config.rollout.group_size),
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+    )
+
+
+def policy_folder(config: Config, workdir: Path) -> str | None:
+    """Where the policy that training starts from lies; None while it has still to be made."""
+    warm = workdir / "warm_start"
+    if config.warm_start.stages:
+        return str(warm) if warm.is_dir() else None
+    return config.model.path

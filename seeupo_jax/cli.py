@@ -1,0 +1,59 @@
+"""What the commands share: `--config` with overrides, `--workdir`, and errors as sentences."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+from absl import flags, logging
+
+from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.checkpoint import check_writable
+from seeupo_jax.config import Config, load_config
+
+_CONFIG = flags.DEFINE_string("config", None, "A Python file with get_config().", required=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+_OVERRIDES = flags.DEFINE_multi_string(
+    "override", [], "FIELD.SUB=VALUE on top of the config; --config.FIELD.SUB=VALUE is the same."
+)
+_PREFIX = "--config."
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+    """The command line with every `--config.FIELD=VALUE` as `--override=FIELD=VALUE`."""
+    logging.set_verbosity(logging.WARNING)  # Orbax tells every step of every save otherwise
+    override = lambda a: f"--override={a.removeprefix(_PREFIX)}" if a.startswith(_PREFIX) else a  # noqa: E731
+    return [override(argument) for argument in argv]
+
+
+def read_config() -> tuple[Config, Path]:
+    """The validated configuration and the run's folder, which is made if need be.
+
+    Raises:
+      ValueError: a wrong field, or a folder that cannot be written.
+    """
+    config = load_config(_CONFIG.value, _OVERRIDES.value, recipes=RECIPES)
+    check_writable(_WORKDIR.value)
+    return config, Path(_WORKDIR.value).absolute()
+
+
+@contextlib.contextmanager
+def sentence_errors() -> Iterator[None]:
+    """Ends the command with a user's mistake as one sentence instead of a traceback."""
+    try:
+        yield
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs for the next run, in JAX_COMPILATION_CACHE_DIR or the user's cache."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "seeupo_jax" / "xla"
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(default))
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

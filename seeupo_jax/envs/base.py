@@ -1,0 +1,78 @@
+"""What an environment is: text in, text out, one episode at a time, no jax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+# A chat message, {"role": "system" | "user" | "assistant" | "tool", "content": str}.
+Message = dict[str, str]
+
+# A tool in the JSON-schema form of the OpenAI and Qwen chat templates:
+# {"name": str, "description": str, "parameters": {"type": "object", "properties": {...}}}.
+Tool = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one action brought about.
+
+    observation: the messages that answer the action; empty when the episode ends without one.
+    reward: this step's share of the episode's reward.
+    done: no further action is accepted.
+    info: counters and labels for logs; nothing in it reaches the policy.
+    """
+
+    observation: tuple[Message, ...]
+    reward: float
+    done: bool
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A finished conversation to imitate; its assistant messages are the actions."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+
+
+class Environment(Protocol):
+    """A simulated world that a policy acts on by writing messages.
+
+    One object plays one episode at a time; objects share no mutable state, so that many of them run
+    in threads. A method that raises ends the episode with `stop='env_error'`.
+    """
+
+    def task_ids(self, split: str) -> Sequence[str]:
+        """Names of the tasks of `train` or `test`. Raises ValueError on an unknown split."""
+        ...
+
+    def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+        """Starts an episode; returns its first messages and the tools that exist."""
+        ...
+
+    def step(self, text: str) -> StepResult:
+        """Takes one whole model response, without its end token."""
+        ...
+
+    def score(self) -> float:
+        """The episode's result so far in [0, 1]; 1 is success."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the episode holds."""
+        ...
+
+
+class Demonstrator(Protocol):
+    """An environment that can also show how its tasks are done (for `warm_start`)."""
+
+    def demonstrations(self, split: str, **options: Any) -> Sequence[Demonstration]:
+        """Finished conversations of a split, by random access and in a fixed order."""
+        ...
+
+    def vocabulary(self) -> Sequence[str]:
+        """Words that a tokenizer made for this environment keeps whole."""
+        ...

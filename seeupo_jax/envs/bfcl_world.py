@@ -1,0 +1,229 @@
+"""The official BFCL simulators, called by name with JSON data, and the official verdict on them.
+
+The official executor evaluates the model's text and keeps its simulators in module globals. Here an
+episode has simulators of its own and a call is data: a name to look up, and arguments to pass.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import decimal
+import importlib
+import inspect
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from seeupo_jax.envs.base import Message
+from seeupo_jax.envs.tool_calls import ToolCall
+
+MAX_DIGITS = 1000  # of a number that a call computes: mpmath takes 5 ms for these, 0.8 s for 30,000
+MAX_PATHS = 100_000  # characters of all the paths that a file system may list
+
+# mpmath's precision belongs to the process, so calls that set it go one at a time.
+_PRECISION = threading.Lock()
+_SETS_PRECISION = ("logarithm", "square_root")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One official task; read-only, because episodes share it.
+
+    questions: the messages that open each user turn.
+    classes: names of the simulators, in the official order.
+    scenario: the state that each simulator starts from.
+    reference: the calls that solve each user turn, as Python source.
+    """
+
+    task_id: str
+    questions: tuple[tuple[Message, ...], ...]
+    classes: tuple[str, ...]
+    scenario: Mapping[str, Any]
+    reference: tuple[tuple[str, ...], ...]
+
+
+def official(module: str) -> ModuleType:
+    """A module of the official package, imported on first use.
+
+    Raises:
+      ValueError: the package, or the one library it needs, is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"bfcl: got no module {error.name!r}; install the official benchmark with"
+            " `pip install --no-deps bfcl-eval==2026.3.23 mpmath==1.3.0`."
+        ) from None
+
+
+class World:
+    """The simulators of one episode, in their start state.
+
+    instances: simulator by class name.
+    """
+
+    def __init__(self, task: Task):
+        config = official("bfcl_eval.constants.executable_backend_config")
+        self.instances: dict[str, Any] = {}
+        self._methods: dict[str, Callable[..., Any]] = {}
+        for name in task.classes:
+            instance = getattr(official(config.CLASS_FILE_PATH_MAPPING[name]), name)()
+            if name not in config.STATELESS_CLASSES:
+                instance._load_scenario(copy.deepcopy(task.scenario.get(name, {})))
+            self.instances[name] = instance
+            methods = inspect.getmembers(instance, inspect.ismethod)
+            self._methods |= {key: method for key, method in methods if not key.startswith("_")}
+        self._defaults = {name: _own_defaults(method) for name, method in self._methods.items()}
+
+    def call(self, call: ToolCall) -> str:
+        """Carries a call out; returns the official executor's text, errors included. Never raises.
+
+        A call is refused with an error text where the official executor would run for minutes or
+        fill the memory (see `_FITS`), and where an argument holds NaN or an infinity.
+        """
+        try:
+            if call.name not in self._methods:
+                raise NameError(f"name '{call.name}' is not defined")
+            method = self._methods[call.name]
+            # A NaN in the state would not even equal itself when the verdict compares states.
+            json.dumps(call.arguments, allow_nan=False)
+            if call.name in _FITS and not _FITS[call.name](method.__self__, call.arguments):
+                raise ValueError(f"{call.name} refused: the result would be too large")
+            arguments = {**self._defaults[call.name], **call.arguments}
+            with _own_precision() if call.name in _SETS_PRECISION else contextlib.nullcontext():
+                return _as_text(method(**arguments))
+        except Exception as error:
+            return f"Error during execution: {error}"
+
+    def read(self, source: str) -> ToolCall:
+        """A reference call from its Python source; arguments are literals and get their names."""
+        node = ast.parse(source, mode="eval").body
+        assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        values = [ast.literal_eval(argument) for argument in node.args]
+        named = {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
+        signature = inspect.signature(self._methods[node.func.id])
+        return ToolCall(node.func.id, dict(signature.bind(*values, **named).arguments))
+
+
+class Verdict:
+    """The official verdict of one episode, taken at the end of each user turn.
+
+    A user turn passes when the official checkers find the same state as after the reference calls
+    and, among all responses so far, those of the turn's reference calls; a turn with reference
+    calls needs at least one call of its own, one without passes. The first failure is final.
+    """
+
+    def __init__(self, task: Task):
+        self._reference = task.reference
+        self._world = World(task)
+        self._responses: list[str] = []
+        self._ended = 0
+        self.turns_passed = 0
+
+    @property
+    def valid(self) -> bool:
+        """Every user turn has ended and passed."""
+        return self.turns_passed == len(self._reference)
+
+    def end_turn(self, world: World, responses: Sequence[str]) -> None:
+        """Judges a user turn.
+
+        Args:
+          world: the policy's world after the turn.
+          responses: what the turn's calls returned.
+        """
+        failed = self.turns_passed < self._ended
+        wanted = [self._world.call(self._world.read(c)) for c in self._reference[self._ended]]
+        self._responses += responses
+        self._ended += 1
+        if failed or (wanted and not (responses and self._agrees(world, wanted))):
+            return
+        self.turns_passed += 1
+
+    def _agrees(self, world: World, wanted: list[str]) -> bool:
+        checker = official("bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker")
+        state = checker.state_checker(world.instances, self._world.instances)
+        response = checker.response_checker(self._responses, wanted, self._ended)
+        return state["valid"] and response["valid"]
+
+
+def _own_defaults(method: Callable[..., Any]) -> dict[str, Any]:
+    # `post_tweet` has lists as defaults and `mention` appends to them: without a copy for each
+    # world, an episode would read what another one wrote.
+    parameters = inspect.signature(method).parameters.values()
+    return {p.name: copy.copy(p.default) for p in parameters if isinstance(p.default, list)}
+
+
+def _as_text(result: Any) -> str:
+    if isinstance(result, str):
+        return result
+    if isinstance(result, dict):
+        with contextlib.suppress(Exception):  # numbers of mpmath and decimal are not JSON
+            return json.dumps(result)
+    return str(result)
+
+
+@contextlib.contextmanager
+def _own_precision() -> Iterator[None]:
+    """Gives a call the precision to itself, and takes back what it set."""
+    with _PRECISION, decimal.localcontext(), official("mpmath").workdps(15):
+        yield
+
+
+def _power_fits(_: Any, arguments: Mapping[str, Any]) -> bool:
+    base, exponent = arguments.get("base"), arguments.get("exponent")
+    if not isinstance(base, int) or not isinstance(exponent, int) or abs(base) < 2:
+        return True  # floats overflow instead of growing
+    return exponent * base.bit_length() <= 4 * MAX_DIGITS  # a digit is 3.3 bits
+
+
+def _rounding_fits(_: Any, arguments: Mapping[str, Any]) -> bool:
+    number, places = arguments.get("number"), arguments.get("decimal_places")
+    if not isinstance(number, int) or not isinstance(places, int):
+        return True
+    return places >= -MAX_DIGITS  # an integer is rounded by 10 ** -places
+
+
+def _precision_fits(_: Any, arguments: Mapping[str, Any]) -> bool:
+    try:
+        return int(arguments["precision"]) <= MAX_DIGITS
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return True  # no number at all: the simulator says so
+
+
+def _logarithm_fits(_: Any, arguments: Mapping[str, Any]) -> bool:
+    # mpmath writes a text such as "1e999999999" out in full.
+    texts = [value for value in arguments.values() if isinstance(value, str)]
+    return _precision_fits(_, arguments) and not any("e" in text.lower() for text in texts)
+
+
+def _tree_fits(system: Any, _: Mapping[str, Any]) -> bool:
+    # A copied folder shares its subfolders with the original, and a folder copied into itself
+    # holds itself: a few calls make a tree without end.
+    pending = [(system.root, 0), (system._current_dir, 0)]
+    characters = 0
+    while pending and characters <= MAX_PATHS:
+        folder, depth = pending.pop()
+        for name, item in folder.contents.items():
+            length = depth + 1 + len(name)
+            characters += length
+            if isinstance(item, type(system.root)):
+                pending.append((item, length))
+    return characters <= MAX_PATHS
+
+
+# Calls whose cost grows faster than their text, and whether these arguments are affordable.
+_FITS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
+    "power": _power_fits,
+    "round_number": _rounding_fits,
+    "square_root": _precision_fits,
+    "logarithm": _logarithm_fits,
+    "find": _tree_fits,
+    "du": _tree_fits,
+}

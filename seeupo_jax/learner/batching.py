@@ -1,0 +1,187 @@
+"""From ragged trajectories on the host to padded batches of few shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from seeupo_jax.types import Trajectory, TurnBatch
+
+SMALLEST_ACTION = 16  # tokens; shorter actions are padded to it
+
+
+class RefreshBatch(NamedTuple):
+    """What turn t's step needs to refresh the weights that turn t+1's step has changed.
+
+    Each row continues the row of the same place in the step's `TurnBatch`, from that row's last
+    token (which predicts the first one after it) to the end of turn t+1's action.
+
+    tokens_MRS: int32. start_MR: int32, position of tokens_MRS[..., 0].
+    position_MRA: int32, where in tokens_MRS each action token stands (>= 1).
+    mask_MRA, old_logp_MRA: as in TurnBatch; a row without mask keeps its weight.
+    """
+
+    tokens_MRS: jax.Array
+    start_MR: jax.Array
+    position_MRA: jax.Array
+    mask_MRA: jax.Array
+    old_logp_MRA: jax.Array
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The segments of all trajectories that count, side by side; index S below.
+
+    tokens, turn, logp: as in `Segment`, one array a segment. trajectory_S: whose segment it is.
+    """
+
+    tokens: tuple[np.ndarray, ...]
+    turn: tuple[np.ndarray, ...]
+    logp: tuple[np.ndarray, ...]
+    trajectory_S: np.ndarray
+    trajectories: int  # N, failed ones included
+    turns: int  # K, of the longest trajectory
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory]) -> Rows:
+        """Segments of the trajectories whose environment did not fail."""
+        pairs = [
+            (i, segment)
+            for i, trajectory in enumerate(trajectories)
+            if not trajectory.failed
+            for segment in trajectory.segments
+        ]
+        return cls(
+            tuple(segment.tokens_L for _, segment in pairs),
+            tuple(segment.turn_L for _, segment in pairs),
+            tuple(segment.logp_L for _, segment in pairs),
+            np.array([i for i, _ in pairs], np.int32),
+            len(trajectories),
+            max((t.turns for t in trajectories if not t.failed), default=0),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """The action that one row contributes to a step: where its tokens stand in the segment."""
+
+    segment: int
+    position_A: np.ndarray
+
+    @property
+    def end(self) -> int:
+        """One past the last action token: nothing after it matters to the step."""
+        return int(self.position_A[-1]) + 1
+
+
+def pieces_of(rows: Rows, turns: Sequence[int]) -> list[Piece]:
+    """The rows that have any of these turns; trajectories without one are null and appear nowhere."""
+    pieces = []
+    for segment, turn_L in enumerate(rows.turn):
+        position_A = np.flatnonzero(np.isin(turn_L, turns))
+        if position_A.size:
+            pieces.append(Piece(segment, position_A))
+    return pieces
+
+
+def all_actions(rows: Rows) -> list[Piece]:
+    """Every sampled token of every row: what one pass for old and reference policies needs."""
+    return pieces_of(rows, range(rows.turns))
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The short list of shapes that batches are padded to.
+
+    lengths: rising row lengths. rows: of a microbatch. microbatches: for a full set of rows.
+    """
+
+    lengths: tuple[int, ...]
+    rows: int
+    microbatches: int
+
+    def length(self, tokens: int) -> int:
+        """The smallest listed length that holds so many tokens."""
+        return next(length for length in self.lengths if length >= tokens)
+
+    def action(self, tokens: int) -> int:
+        """The padded number of action tokens: 16, 32, 64, ..."""
+        size = SMALLEST_ACTION
+        while size < tokens:
+            size *= 2
+        return size
+
+
+def turn_batch(
+    rows: Rows,
+    pieces: Sequence[Piece],
+    shapes: Shapes,
+    old_logp: Sequence[np.ndarray],
+    ref_logp: Sequence[np.ndarray],
+) -> TurnBatch:
+    """Pads pieces into a TurnBatch of host arrays.
+
+    Args:
+      old_logp, ref_logp: one float32 array a segment, aligned with its tokens.
+    """
+    M = max(shapes.microbatches, -(-len(pieces) // shapes.rows))
+    L = shapes.length(max(piece.end for piece in pieces))
+    A = shapes.action(max(piece.position_A.size for piece in pieces))
+    count = M * shapes.rows
+    tokens = np.zeros((count, L), np.int32)
+    position = np.ones((count, A), np.int32)
+    mask, old, ref = (np.zeros((count, A), np.float32) for _ in range(3))
+    trajectory = np.full(count, rows.trajectories, np.int32)
+    for row, piece in enumerate(pieces):
+        size = piece.position_A.size
+        tokens[row, : piece.end] = rows.tokens[piece.segment][: piece.end]
+        position[row, :size] = piece.position_A
+        mask[row, :size] = 1
+        old[row, :size] = old_logp[piece.segment][piece.position_A]
+        ref[row, :size] = ref_logp[piece.segment][piece.position_A]
+        trajectory[row] = rows.trajectory_S[piece.segment]
+    fold = lambda x: x.reshape(M, shapes.rows, *x.shape[1:])  # noqa: E731
+    used = np.int32(-(-len(pieces) // shapes.rows))
+    return TurnBatch(*map(fold, (tokens, position, mask, old, ref, trajectory)), used)
+
+
+def refresh_batch(
+    rows: Rows,
+    batch: TurnBatch,
+    pieces: Sequence[Piece],
+    previous: Sequence[Piece],
+    shapes: Shapes,
+    old_logp: Sequence[np.ndarray],
+) -> tuple[RefreshBatch, list[Piece]]:
+    """The refresh that a step on `pieces` does for the step on `previous` before it.
+
+    Returns: the refresh, aligned with `batch`, and the previous pieces that it cannot hold: those
+      that lie in another segment, and the few that are longer than the rest.
+    """
+    row_of = {piece.segment: row for row, piece in enumerate(pieces)}
+    same = [p for p in previous if p.segment in row_of and p.end > pieces[row_of[p.segment]].end]
+    left = [p for p in previous if p not in set(same)]
+    M, R = batch.trajectory_MR.shape
+    longest = [p.end - pieces[row_of[p.segment]].end + 1 for p in same]
+    S = shapes.length(int(np.quantile(longest, 0.9)) if longest else 1)
+    A = shapes.action(max((p.position_A.size for p in same), default=1))
+    tokens = np.zeros((M * R, S), np.int32)
+    start = np.zeros(M * R, np.int32)
+    position = np.ones((M * R, A), np.int32)
+    mask, old = (np.zeros((M * R, A), np.float32) for _ in range(2))
+    for piece, needed in zip(same, longest, strict=True):
+        if needed > S:
+            left.append(piece)
+            continue
+        row, size = row_of[piece.segment], piece.position_A.size
+        start[row] = pieces[row].end - 1
+        tokens[row, :needed] = rows.tokens[piece.segment][start[row] : piece.end]
+        position[row, :size] = piece.position_A - start[row]
+        mask[row, :size] = 1
+        old[row, :size] = old_logp[piece.segment][piece.position_A]
+    fold = lambda x: x.reshape(M, R, *x.shape[1:])  # noqa: E731
+    return RefreshBatch(*map(fold, (tokens, start, position, mask, old))), left

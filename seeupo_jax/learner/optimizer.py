@@ -1,0 +1,221 @@
+"""Optimizers by name, learning-rate schedules, and the update that skips gradients gone bad."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from seeupo_jax.config import Optimizer
+from seeupo_jax.types import TrainState
+
+_DECAY = {
+    "constant": lambda progress: jnp.ones_like(progress),
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + jnp.cos(jnp.pi * progress)),
+}
+
+
+def make_optimizer(config: Optimizer, *, total_steps: int) -> optax.GradientTransformation:
+    """Builds the configured optimizer behind a clip of the gradient's global norm.
+
+    Args:
+      config: `name` is an optax function (`adamw`, `contrib.muon`) or a user's `module:function`
+        with a `learning_rate` parameter; `kwargs` are its other keyword arguments.
+      total_steps: optimizer steps of the whole run, where the learning rate has decayed to 0.
+
+    Raises:
+      ValueError: an unknown name, a keyword it does not take, a result that is no
+        GradientTransformation, an optimizer that needs more than gradients and parameters, or a
+        warm-up as long as the run.
+    """
+    build = _find(config.name)
+    _check_keywords(config.name, build, config.kwargs)
+    rate = learning_rate_schedule(config, total_steps=total_steps)
+    if config.schedule == "constant" and not config.warmup_steps:
+        rate = config.learning_rate  # a few optax optimizers take a number only
+    try:
+        optimizer = build(learning_rate=rate, **config.kwargs)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"config.optimizer: {config.name} refuses kwargs={dict(config.kwargs)!r} with"
+            f" schedule={config.schedule}: {error}"
+        ) from error
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ValueError(
+            f"config.optimizer.name: {config.name} returned a {type(optimizer).__name__}; allowed:"
+            " a function that returns an optax.GradientTransformation."
+        )
+    # A user's own function may know the names of the parameters, so only optax's are tried.
+    if ":" not in config.name:
+        _try_abstractly(config, optimizer)
+    clip = optax.identity()  # keeps the state's structure, so a run can resume with another clip
+    if config.max_grad_norm is not None:
+        clip = optax.clip_by_global_norm(config.max_grad_norm)
+    return optax.chain(clip, optimizer)
+
+
+def learning_rate_schedule(config: Optimizer, *, total_steps: int) -> optax.Schedule:
+    """The learning rate as a function of the optimizer steps applied so far.
+
+    It rises over `warmup_steps` (step 0 already has 1/warmup_steps of the full rate), then stays
+    (`constant`) or falls to 0 at `total_steps` (`linear`, `cosine`).
+
+    Raises:
+      ValueError: warmup_steps is not below total_steps.
+    """
+    warmup = config.warmup_steps
+    if warmup and warmup >= total_steps:
+        raise ValueError(
+            f"config.optimizer.warmup_steps: got {warmup}; allowed: fewer than the run's"
+            f" {total_steps} optimizer steps."
+        )
+
+    def rate(step: jax.Array | int) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        progress = jnp.clip((step - warmup) / max(total_steps - warmup, 1), 0.0, 1.0)
+        rise = jnp.minimum((step + 1) / max(warmup, 1), 1.0)
+        return config.learning_rate * rise * _DECAY[config.schedule](progress)
+
+    return rate
+
+
+def apply_update(
+    optimizer: optax.GradientTransformation, grads: Any, state: TrainState
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """Applies one optimizer step, or none of it when the gradient is not finite.
+
+    Pure, for use inside `jax.jit`; `state` may be donated.
+
+    Args:
+      optimizer: what `make_optimizer` returned.
+      grads: gradients of the loss to minimise, a tree like `state.params`.
+      state: the training state.
+
+    Returns:
+      The next state (`step` + 1; or the same bits with `skipped` + 1) and float32 scalars:
+      `grad_norm`, the global norm before clipping, and `update_skipped`, 0 or 1.
+    """
+    # float32: a sum of squares in bfloat16 stops growing after a few hundred terms.
+    grad_norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
+    finite = jnp.isfinite(grad_norm)
+
+    def applied(state: TrainState) -> TrainState:
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(params, opt_state, state.step + 1, state.skipped)
+
+    def skipped(state: TrainState) -> TrainState:
+        return state._replace(skipped=state.skipped + 1)
+
+    # A branch updates donated buffers in place; a select on every leaf copies most of them.
+    state = jax.lax.cond(finite, applied, skipped, state)
+    return state, {"grad_norm": grad_norm, "update_skipped": 1.0 - finite.astype(jnp.float32)}
+
+
+def _find(name: str) -> Callable[..., Any]:
+    """The function that an optimizer's name stands for."""
+    if ":" in name:
+        return _import_function(name)
+    names = _optax_optimizers()
+    if name not in names:
+        by_last_word = {full.rpartition(".")[2]: full for full in names}
+        words = difflib.get_close_matches(name.rpartition(".")[2], by_last_word, n=3)
+        near = " or ".join(by_last_word[word] for word in words)
+        hint = f"did you mean {near}?" if near else f"optax has {', '.join(names)}."
+        raise ValueError(
+            f"config.optimizer.name: got {name!r}; allowed: an optax optimizer or"
+            f" module:function; {hint}"
+        )
+    return names[name]
+
+
+def _optax_optimizers() -> dict[str, Callable[..., Any]]:
+    """Every public function of optax and optax.contrib that takes a learning rate, by its name."""
+    spaces: dict[str, ModuleType] = {"": optax, "contrib.": optax.contrib}
+    return {
+        prefix + name: function
+        for prefix, space in spaces.items()
+        for name, function in vars(space).items()
+        if inspect.isfunction(function)
+        and not name.startswith(("_", "scale_by_"))
+        and "learning_rate" in inspect.signature(function).parameters
+    }
+
+
+def _import_function(name: str) -> Callable[..., Any]:
+    module_name, _, function_name = name.partition(":")
+    # `python -m` puts the working directory on the path, an installed command does not.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # A module that is found but imports a missing one keeps its own traceback.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(
+            f"config.optimizer.name: got {name!r}, but there is no module {error.name!r};"
+            " allowed: one that is installed or lies in the working directory."
+        ) from None
+    function = vars(module).get(function_name)
+    if not callable(function):
+        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise ValueError(
+            f"config.optimizer.name: got {name!r}, but {module_name} has no function"
+            f" {function_name!r}; it has {', '.join(functions)}."
+        )
+    return function
+
+
+def _check_keywords(name: str, build: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(build).parameters.values()
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if "learning_rate" not in named and not open_ended:
+        raise ValueError(
+            f"config.optimizer.name: {name} has no parameter learning_rate; it has"
+            f" {', '.join(named)}."
+        )
+    named.pop("learning_rate", None)
+    if "learning_rate" in kwargs:
+        raise ValueError(
+            "config.optimizer.kwargs: got learning_rate; allowed: it belongs in"
+            " config.optimizer.learning_rate."
+        )
+    wrong = [key for key in kwargs if key not in named]
+    if wrong and not open_ended:
+        raise ValueError(
+            f"config.optimizer.kwargs: {name} takes no {wrong[0]!r}; allowed: {', '.join(named)}."
+        )
+    missing = [key for key, p in named.items() if p.default is p.empty and key not in kwargs]
+    if missing:
+        raise ValueError(f"config.optimizer.kwargs: {name} needs {', '.join(missing)}.")
+
+
+def _try_abstractly(config: Optimizer, optimizer: optax.GradientTransformation) -> None:
+    """Traces a step on a matrix and a vector, so that a wrong keyword value fails at once."""
+
+    def step(params: Any) -> Any:
+        return optimizer.update(params, optimizer.init(params), params)
+
+    shapes = {"matrix": (4, 4), "vector": (4,)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    try:
+        jax.eval_shape(step, params)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"config.optimizer: {config.name} with kwargs={dict(config.kwargs)!r} and"
+            f" schedule={config.schedule} cannot take a step from gradients and parameters alone:"
+            f" {reason}"
+        ) from error

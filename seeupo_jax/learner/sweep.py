@@ -1,0 +1,341 @@
+"""One iteration's updates: turn after turn, each weighted by the turns already updated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from seeupo_jax import config
+from seeupo_jax.algorithms.advantage import group_relative_advantage
+from seeupo_jax.learner import update
+from seeupo_jax.learner.batching import (
+    Piece,
+    Rows,
+    Shapes,
+    all_actions,
+    pieces_of,
+    refresh_batch,
+    turn_batch,
+)
+from seeupo_jax.policy.network import Network
+from seeupo_jax.types import TrainState, Trajectory, TurnBatch
+
+
+def update_order(
+    turns: int,
+    order: str,
+    *,
+    turns_per_update: int = 1,
+    custom_order: Sequence[int] = (),
+    seed: Sequence[int] = (0,),
+) -> list[tuple[int, ...]]:
+    """The steps of a sweep, first to last; each is the turns that it updates together.
+
+    Args:
+      turns: K, of the longest trajectory. order: `reverse` (SeeUPO), `forward`, `random` or
+        `custom` (`custom_order`, of which turns that nobody reached are left out).
+      turns_per_update: so many consecutive turns, counted from the last one, make one step.
+      seed: of the random order.
+
+    Raises:
+      ValueError: an unknown order.
+    """
+    ends = range(turns, 0, -turns_per_update)
+    steps = [tuple(range(max(0, end - turns_per_update), end)) for end in ends]
+    orders: dict[str, Callable[[], list[tuple[int, ...]]]] = {
+        "reverse": lambda: steps,
+        "forward": lambda: steps[::-1],
+        "random": lambda: [steps[i] for i in np.random.default_rng(seed).permutation(len(steps))],
+        "custom": lambda: [(turn,) for turn in custom_order if turn < turns],
+    }
+    if order not in orders:
+        raise ValueError(f"order: got {order!r}; allowed: {', '.join(orders)}.")
+    return orders[order]()
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What a sweep needs and does not change."""
+
+    network: Network
+    optimizer: optax.GradientTransformation
+    algorithm: config.Algorithm
+    shapes: Shapes
+    temperature: float
+    seed: int = 0
+
+    @property
+    def objective(self) -> update.Objective:
+        """The choices that the turn step is compiled with."""
+        chosen = self.algorithm
+        return update.Objective(
+            ratio=chosen.ratio,
+            old_policy=chosen.old_policy,
+            clip_low=chosen.clip_low,
+            clip_high=chosen.clip_high,
+            kl_coef=chosen.kl_coef,
+            weight_clip=chosen.weight_clip,
+            temperature=self.temperature,
+        )
+
+    @property
+    def fused(self) -> bool:
+        """Whether a turn's step also refreshes the weights of the turn before it."""
+        chosen = self.algorithm
+        return chosen.refresh != "separate" and config.fused_refresh_applies(chosen)
+
+
+@dataclass
+class Pass:
+    """A sweep under way: what its steps read and write on the host.
+
+    old_logp, ref_logp: one array a segment, aligned with its tokens.
+    """
+
+    rows: Rows
+    advantage_N: jax.Array
+    valid: int
+    old_logp: list[np.ndarray]
+    ref_logp: list[np.ndarray]
+    previous: list[Piece]
+    tokens: int = 0  # that the steps were asked to compute
+    padded: int = 0  # that they computed, padding included
+
+    def batch(self, pieces: Sequence[Piece], shapes: Shapes) -> TurnBatch:
+        """The pieces as a padded batch, counted."""
+        batch = turn_batch(self.rows, pieces, shapes, self.old_logp, self.ref_logp)
+        _, R, L = batch.tokens_MRL.shape
+        self.tokens += sum(piece.end for piece in pieces)
+        self.padded += int(batch.microbatches) * R * L
+        return batch
+
+    def store_old(self, pieces: Sequence[Piece], logp_MRA: jax.Array) -> None:
+        """Makes log-probabilities just computed the old policy's at these pieces."""
+        scatter(self.old_logp, pieces, np.asarray(logp_MRA))
+
+
+def scatter(logp: Sequence[np.ndarray], pieces: Sequence[Piece], logp_MRA: np.ndarray) -> None:
+    """Writes a batch's log-probabilities back to their segments' tokens."""
+    flat_XA = logp_MRA.reshape(-1, logp_MRA.shape[-1])
+    for piece, logp_A in zip(pieces, flat_XA, strict=False):
+        logp[piece.segment][piece.position_A] = logp_A[: piece.position_A.size]
+
+
+def sweep(
+    learner: Learner,
+    state: TrainState,
+    ref_params: Any,
+    trajectories: Sequence[Trajectory],
+    *,
+    iteration: int,
+) -> tuple[TrainState, dict[str, float]]:
+    """Updates the policy with one iteration's trajectories; `state` is donated.
+
+    Args:
+      ref_params: parameters of the reference policy of the KL penalty.
+      iteration: seeds the random order and the minibatches.
+
+    Returns: the state after the last turn's step, and metrics. Without a single sampled turn the
+      state is returned as it came.
+    """
+    rows = Rows.of(trajectories)
+    chosen = learner.algorithm
+    seed = (learner.seed, iteration)
+    order = update_order(
+        rows.turns,
+        chosen.order,
+        turns_per_update=chosen.turns_per_update,
+        custom_order=chosen.custom_order,
+        seed=seed,
+    )
+    if not order:
+        return state, {"sweep/turns": 0}
+    current = start_pass(learner, state.params, ref_params, rows, trajectories)
+    gap = _sampler_trainer_gap(rows, current.old_logp)
+    factor_N = jax.device_put(np.ones(rows.trajectories, np.float32))
+    metrics = []
+    for turns in order:
+        last = turns == order[-1]
+        state, factor_N, turn_metrics = update_turn(
+            learner, current, state, factor_N, turns, last=last, seed=(*seed, *turns)
+        )
+        metrics += turn_metrics
+    return state, gap | _summarize(current, metrics, len(order))
+
+
+def start_pass(
+    learner: Learner,
+    params: Any,
+    ref_params: Any,
+    rows: Rows,
+    trajectories: Sequence[Trajectory],
+) -> Pass:
+    """Advantages, and one pass each for the log-probabilities of the old and reference policies."""
+    chosen = learner.algorithm
+    valid_N = np.array([not t.failed for t in trajectories])
+    advantage_N = group_relative_advantage(
+        np.array([t.reward for t in trajectories], np.float32),
+        np.array([t.group for t in trajectories], np.int32),
+        baseline=chosen.baseline,
+        scale=chosen.scale,
+        clip=chosen.advantage_clip,
+        valid_N=valid_N,
+    )
+    pieces = all_actions(rows)
+    zeros = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
+    old_logp, ref_logp = ([array.copy() for array in zeros] for _ in range(2))
+    batch = turn_batch(rows, pieces, learner.shapes, zeros, zeros)
+    score = lambda params: update.score(  # noqa: E731
+        learner.network, params, batch, temperature=learner.temperature
+    )
+    old_MRA = score(params)
+    ref_MRA = score(ref_params) if chosen.kl_coef else old_MRA
+    scatter(old_logp, pieces, np.asarray(old_MRA))
+    scatter(ref_logp, pieces, np.asarray(ref_MRA))
+    return Pass(rows, advantage_N, int(valid_N.sum()), old_logp, ref_logp, [])
+
+
+def update_turn(
+    learner: Learner,
+    current: Pass,
+    state: TrainState,
+    factor_N: jax.Array,
+    turns: tuple[int, ...],
+    *,
+    last: bool,
+    seed: Sequence[int],
+) -> tuple[TrainState, jax.Array, list[dict[str, jax.Array]]]:
+    """Updates the policy at one turn (or at turns merged into one step), and the weights with it.
+
+    Returns: the state, the factors of the weights, and a dict of scalars an optimizer step.
+    """
+    pieces = pieces_of(current.rows, turns)
+    if not pieces:
+        return state, factor_N, []
+    if learner.fused:
+        return _fused_turn(learner, current, state, factor_N, pieces)
+    return _separate_turn(learner, current, state, factor_N, pieces, last=last, seed=seed)
+
+
+def _fused_turn(
+    learner: Learner, current: Pass, state: TrainState, factor_N: jax.Array, pieces: list[Piece]
+) -> tuple[TrainState, jax.Array, list[dict[str, jax.Array]]]:
+    """One step that first refreshes, in the same program, the weights of the step before it."""
+    batch = current.batch(pieces, learner.shapes)
+    continued, left = None, []
+    if current.previous:
+        continued, left = refresh_batch(
+            current.rows, batch, pieces, current.previous, learner.shapes, current.old_logp
+        )
+    if left:
+        factor_N = update.refresh(
+            learner.network,
+            learner.objective,
+            state.params,
+            current.batch(left, learner.shapes),
+            factor_N,
+        )
+    state, factor_N, logp_MRA, metrics = update.turn_step(
+        learner.network,
+        learner.optimizer,
+        learner.objective,
+        state,
+        batch,
+        continued,
+        current.advantage_N,
+        factor_N,
+        _denominator(learner, current, pieces),
+    )
+    if learner.algorithm.old_policy == "turn":
+        current.store_old(pieces, logp_MRA)
+    current.previous = pieces
+    return state, factor_N, [metrics]
+
+
+def _separate_turn(
+    learner: Learner,
+    current: Pass,
+    state: TrainState,
+    factor_N: jax.Array,
+    pieces: list[Piece],
+    *,
+    last: bool,
+    seed: Sequence[int],
+) -> tuple[TrainState, jax.Array, list[dict[str, jax.Array]]]:
+    """Any number of steps on one turn, then a pass that refreshes the weights."""
+    network, objective = learner.network, learner.objective
+    if objective.old_policy == "turn":
+        batch = current.batch(pieces, learner.shapes)
+        logp_MRA = update.score(network, state.params, batch, temperature=learner.temperature)
+        current.store_old(pieces, logp_MRA)
+        objective = replace(objective, old_policy="iteration")  # fixed now, for every epoch
+    rng, metrics = np.random.default_rng(seed), []
+    share = _denominator(learner, current, pieces) / len(pieces)
+    for _ in range(learner.algorithm.inner_epochs):
+        for part in _minibatches(pieces, learner.algorithm.minibatches_per_turn, rng):
+            state, factor_N, _, step_metrics = update.turn_step(
+                network,
+                learner.optimizer,
+                objective,
+                state,
+                current.batch(part, learner.shapes),
+                None,
+                current.advantage_N,
+                factor_N,
+                np.float32(share * len(part)),
+            )
+            metrics.append(step_metrics)
+    if not last:
+        batch = current.batch(pieces, learner.shapes)
+        factor_N = update.refresh(network, objective, state.params, batch, factor_N)
+    return state, factor_N, metrics
+
+
+def _minibatches(pieces: list[Piece], count: int, rng: np.random.Generator) -> list[list[Piece]]:
+    """The pieces in random parts of nearly equal size; in their own order when there is one part."""
+    if count == 1:
+        return [pieces]
+    parts = np.array_split(rng.permutation(len(pieces)), count)
+    return [[pieces[i] for i in part] for part in parts if part.size]
+
+
+def _denominator(learner: Learner, current: Pass, pieces: Sequence[Piece]) -> np.float32:
+    """What a full step's sum is divided by: all trajectories, or those that have the turn."""
+    active = {int(current.rows.trajectory_S[piece.segment]) for piece in pieces}
+    counts = {"all": current.valid, "active": len(active)}
+    return np.float32(counts[learner.algorithm.pool_mean])
+
+
+def _summarize(
+    current: Pass, steps: Sequence[dict[str, jax.Array]], turns: int
+) -> dict[str, float]:
+    """Means over rows and steps, as host numbers; this waits for the device once."""
+    totals = [{k: float(v) for k, v in step.items()} for step in jax.device_get(list(steps))]
+    rows = sum(step["rows"] for step in totals)
+    return {
+        "sweep/turns": turns,
+        "sweep/steps": len(totals),
+        "sweep/loss": float(np.mean([step["loss"] for step in totals])),
+        "sweep/clip_fraction": sum(step["clipped"] for step in totals) / rows,
+        "sweep/kl": sum(step["kl"] for step in totals) / rows,
+        "sweep/weight_max": max(step["weight_max"] for step in totals),
+        "sweep/grad_norm": float(np.mean([step["grad_norm"] for step in totals])),
+        "sweep/updates_skipped": sum(step["update_skipped"] for step in totals),
+        "sweep/tokens": current.tokens,
+        "sweep/padding_fraction": 1 - current.tokens / current.padded,
+    }
+
+
+def _sampler_trainer_gap(rows: Rows, old_logp: Sequence[np.ndarray]) -> dict[str, float]:
+    """How far the sampler's log-probabilities are from the trainer's, over all action tokens."""
+    triples = zip(old_logp, rows.logp, rows.turn, strict=True)
+    gap = np.concatenate([np.abs(old - logp)[turn >= 0] for old, logp, turn in triples])
+    return {
+        "logp/sampler_trainer_gap": float(gap.max()),
+        "logp/sampler_trainer_gap_mean": float(gap.mean()),
+    }

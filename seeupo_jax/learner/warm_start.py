@@ -1,0 +1,151 @@
+"""Supervised training on demonstrations, action tokens only: a policy from nothing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from seeupo_jax import config
+from seeupo_jax.envs.base import Demonstration
+from seeupo_jax.learner import update
+from seeupo_jax.learner.batching import Rows, Shapes, all_actions, turn_batch
+from seeupo_jax.policy.network import Network
+from seeupo_jax.policy.tokenizer import Tokenizer
+from seeupo_jax.types import CONTEXT, Segment, TurnBatch
+
+
+def to_segment(demonstration: Demonstration, tokenizer: Tokenizer) -> Segment:
+    """A demonstration as the tokens that a rollout of the same conversation would have."""
+    messages = demonstration.messages
+    roles = [message["role"] for message in messages]
+    first = roles.index("assistant")
+    tokens = tokenizer.prompt(messages[:first], demonstration.tools)
+    turns = [CONTEXT] * len(tokens)
+    turn, start = 0, first
+    while start < len(messages):
+        action = tokenizer.action(messages[start]["content"])
+        end = start + 1
+        while end < len(messages) and roles[end] != "assistant":
+            end += 1
+        seen = tokenizer.observation(messages[start + 1 : end]) if end < len(messages) else []
+        tokens += [*action, *seen]
+        turns += [turn] * len(action) + [CONTEXT] * len(seen)
+        turn, start = turn + 1, end
+    logp_L = np.zeros(len(tokens), np.float32)
+    return Segment(np.array(tokens, np.int32), np.array(turns, np.int32), logp_L)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of demonstrations in a seeded order; batch `step` is the same whenever it is asked for.
+
+    Rows of one batch have similar lengths: each block of 16 batches is sorted by length before it is
+    cut, and the batches of a block come in random order.
+    """
+
+    demonstrations: Sequence[Demonstration]
+    tokenizer: Tokenizer
+    shapes: Shapes
+    batch_size: int
+    seed: int
+
+    def from_step(self, step: int) -> Iterator[TurnBatch]:
+        """Endless batches, starting with batch `step`."""
+        source = grain.MapDataset.source(self.demonstrations).shuffle(seed=self.seed).repeat()
+        block, offset = divmod(step, BLOCK)
+        while True:
+            start = block * BLOCK * self.batch_size
+            indices = range(start, start + BLOCK * self.batch_size)
+            segments = [to_segment(source[i], self.tokenizer) for i in indices]
+            segments.sort(key=lambda segment: len(segment.tokens_L))
+            order = np.random.default_rng((self.seed, block)).permutation(BLOCK)
+            for index in order[offset:]:
+                first = index * self.batch_size
+                yield self._pad(segments[first : first + self.batch_size])
+            block, offset = block + 1, 0
+
+    def _pad(self, segments: Sequence[Segment]) -> TurnBatch:
+        limit = self.shapes.lengths[-1]
+        cut = [Segment(s.tokens_L[:limit], s.turn_L[:limit], s.logp_L[:limit]) for s in segments]
+        rows = Rows(
+            tuple(s.tokens_L for s in cut),
+            tuple(s.turn_L for s in cut),
+            tuple(s.logp_L for s in cut),
+            np.arange(len(cut), dtype=np.int32),
+            len(cut),
+            1 + max(int(s.turn_L.max()) for s in cut),
+        )
+        logp = [s.logp_L for s in cut]
+        return turn_batch(rows, all_actions(rows), self.shapes, logp, logp)
+
+
+BLOCK = 16  # batches sorted by length together
+
+
+@functools.partial(
+    jax.jit, static_argnames=("network", "optimizer"), donate_argnames=("params", "opt_state")
+)
+def imitate(
+    network: Network,
+    optimizer: optax.GradientTransformation,
+    params: Any,
+    opt_state: Any,
+    batch: TurnBatch,
+) -> tuple[Any, Any, jax.Array]:
+    """One step on the mean negative log-likelihood of the action tokens; returns it too (nats)."""
+
+    def loss(params: Any, row: TurnBatch) -> jax.Array:
+        logp_RA, _ = update.action_logp(network, params, row, 1.0)
+        return -jnp.sum(logp_RA * row.mask_MRA)
+
+    def body(index: jax.Array, carry: Any) -> Any:
+        new = jax.value_and_grad(loss)(params, update.microbatch(batch, index))
+        return jax.tree.map(jnp.add, carry, new)
+
+    zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    total, grads = jax.lax.fori_loop(0, batch.microbatches, body, zeros)
+    tokens = batch.mask_MRA.sum()
+    grads = jax.tree.map(lambda g: g / tokens, grads)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, total / tokens
+
+
+def stage_optimizer(stage: config.WarmStartStage) -> optax.GradientTransformation:
+    """AdamW with a short rise and a cosine fall to a twentieth of the learning rate."""
+    rise = max(1, min(200, stage.steps // 10))
+    peak = stage.learning_rate
+    schedule = optax.warmup_cosine_decay_schedule(0.0, peak, rise, stage.steps, peak / 20)
+    adamw = optax.adamw(schedule, b2=0.95, weight_decay=0.01)
+    return optax.chain(optax.clip_by_global_norm(1.0), adamw)
+
+
+def train_stage(
+    network: Network,
+    params: Any,
+    stage: config.WarmStartStage,
+    batches: Batches,
+    *,
+    on_step: Callable[[int, Callable[[], float]], None],
+    steps: int | None = None,
+) -> Any:
+    """Runs one stage and returns the parameters; `params` are donated.
+
+    Args:
+      on_step: called after every step with the steps done and a function that gives the loss.
+      steps: stop after so many of the stage's steps (to look at a run's beginning); None: all.
+    """
+    optimizer = stage_optimizer(stage)
+    opt_state = optimizer.init(params)
+    stop = stage.steps if steps is None else min(steps, stage.steps)
+    for step, batch in zip(range(stop), batches.from_step(0), strict=False):
+        params, opt_state, loss = imitate(network, optimizer, params, opt_state, batch)
+        on_step(step + 1, lambda loss=loss: float(loss))
+    return params

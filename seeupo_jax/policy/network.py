@@ -1,0 +1,93 @@
+"""The policy as pure functions of its parameters: what the learner and the sampler run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from seeupo_jax.policy.attention import KeyValues
+from seeupo_jax.policy.transformer import Architecture, Transformer
+
+# Logits held at once: 2**24 float32 are 64 MiB. Larger heads work through the tokens in chunks.
+LOGITS_AT_ONCE = 2**24
+
+
+@dataclass(frozen=True)
+class Network:
+    """A transformer without its parameters; hashable, so programs are compiled once per network."""
+
+    arch: Architecture
+    graph: nnx.GraphDef
+
+    def bind(self, params: Any) -> Transformer:
+        """The module with these parameters in it."""
+        return nnx.merge(self.graph, nnx.State(params))
+
+    def logical_axes(self) -> Any:
+        """The logical axis names of every parameter: a tree of tuples, shaped as the parameters."""
+        model = nnx.eval_shape(lambda: Transformer(self.arch, nnx.Rngs(0)))
+        _, state = nnx.split(model)
+        is_param = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
+        names = jax.tree.map(lambda p: p.get_metadata("logical"), state, is_leaf=is_param)
+        return nnx.to_pure_dict(names)
+
+
+def split(model: Transformer) -> tuple[Network, Any]:
+    """A module as its network and its parameters (a nested dict of arrays)."""
+    graph, state = nnx.split(model)
+    return Network(model.arch, graph), nnx.to_pure_dict(state)
+
+
+def hidden(
+    network: Network,
+    params: Any,
+    tokens_RL: jax.Array,
+    past: Sequence[KeyValues] = (),
+    past_length_R: jax.Array | None = None,
+) -> tuple[jax.Array, Sequence[KeyValues]]:
+    """Hidden states [R, L, D] and keys and values; see `Transformer.hidden`."""
+    return network.bind(params).hidden(tokens_RL, past=past, past_length_N=past_length_R)
+
+
+def token_logp(
+    network: Network,
+    params: Any,
+    hidden_RAD: jax.Array,
+    target_RA: jax.Array,
+    *,
+    temperature: float,
+) -> jax.Array:
+    """log π(target | hidden), float32 [R, A], of the softmax of logits / temperature.
+
+    The logits of all tokens are never held at once: chunks of tokens are computed one after the
+    other and again in the backward pass.
+    """
+    R, A, D = hidden_RAD.shape
+    head_VD = network.bind(params).head_VD(hidden_RAD.dtype)
+
+    def logp(hidden_XD: jax.Array, target_X: jax.Array) -> jax.Array:
+        logits = jnp.einsum("xd,vd->xv", hidden_XD, head_VD, preferred_element_type=jnp.float32)
+        logits = logits / temperature
+        chosen = jnp.take_along_axis(logits, target_X[:, None], axis=1)[:, 0]
+        return chosen - jax.nn.logsumexp(logits, axis=1)
+
+    chunk = max(1, LOGITS_AT_ONCE // head_VD.shape[0])
+    flat_hidden, flat_target = hidden_RAD.reshape(R * A, D), target_RA.reshape(R * A)
+    if R * A <= chunk:
+        return logp(flat_hidden, flat_target).reshape(R, A)
+    chunks = -(-R * A // chunk)
+    pad = chunks * chunk - R * A
+    flat_hidden = jnp.pad(flat_hidden, ((0, pad), (0, 0))).reshape(chunks, chunk, D)
+    flat_target = jnp.pad(flat_target, (0, pad)).reshape(chunks, chunk)
+    out = jax.lax.map(lambda xs: jax.checkpoint(logp)(*xs), (flat_hidden, flat_target))
+    return out.reshape(-1)[: R * A].reshape(R, A)
+
+
+def pick(x_RLD: jax.Array, position_RA: jax.Array) -> jax.Array:
+    """Rows' entries at positions: [R, A, D]."""
+    return jnp.take_along_axis(x_RLD, position_RA[:, :, None], axis=1)

@@ -1,0 +1,246 @@
+"""Policy and environments together: tasks in, trajectories out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from seeupo_jax.envs.base import Message, StepResult
+from seeupo_jax.envs.pool import EnvPool, Failure
+from seeupo_jax.policy.tokenizer import Tokenizer
+from seeupo_jax.rollout.engine import Engine, Streams, task_number
+from seeupo_jax.types import CONTEXT, Segment, Trajectory
+
+
+@dataclass(frozen=True)
+class Request:
+    """One trajectory to sample: member `member` of group `group`, on one task."""
+
+    task_id: str
+    group: int
+    member: int
+
+
+@dataclass
+class _Episode:
+    """A trajectory in the making."""
+
+    request: Request
+    context: list[int] = field(default_factory=list)  # not yet given to the engine
+    tokens: list[int] = field(default_factory=list)
+    turn: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    reward: float = 0.0
+    score: float = 0.0
+    stop: str | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def feed(self) -> list[int]:
+        """Hands the waiting context over and records it."""
+        context, self.context = self.context, []
+        self._record(context, CONTEXT, [0.0] * len(context))
+        return context
+
+    def act(self, tokens: list[int], turn: int, logp: list[float], text: str) -> None:
+        self._record(tokens, turn, logp)
+        self.messages.append({"role": "assistant", "content": text})
+
+    def fail(self, failure: Failure) -> None:
+        self.stop, self.info = failure.stop, self.info | {"failure": failure.reason}
+
+    def finish(self, seed: int) -> Trajectory:
+        segment = Segment(
+            np.array(self.tokens, np.int32),
+            np.array(self.turn, np.int32),
+            np.array(self.logp, np.float32),
+        )
+        request = self.request
+        return Trajectory(
+            segments=(segment,),
+            reward=self.reward,
+            group=request.group,
+            task_id=request.task_id,
+            seed=seed,
+            stop="done" if self.stop is None else self.stop,
+            messages=tuple(self.messages),
+            info=self.info | {"score": self.score, "member": request.member},
+        )
+
+    def _record(self, tokens: list[int], turn: int, logp: list[float]) -> None:
+        self.tokens += tokens
+        self.turn += [turn] * len(tokens)
+        self.logp += logp
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collection brought, and what it took. Times in seconds; tokens counted once each."""
+
+    trajectories: tuple[Trajectory, ...]
+    wall_s: float
+    environment_s: float
+    sampled_tokens: int
+    context_tokens: int
+
+
+def group_requests(task_ids: Sequence[str], group_size: int) -> list[Request]:
+    """`group_size` requests a task; the group is the task's index."""
+    return [
+        Request(task_id, group, member)
+        for group, task_id in enumerate(task_ids)
+        for member in range(group_size)
+    ]
+
+
+def collect(
+    engine: Engine,
+    pool: EnvPool,
+    tokenizer: Tokenizer,
+    params: Any,
+    requests: Sequence[Request],
+    *,
+    max_turns: int,
+    seed: int,
+    iteration: int,
+) -> Collected:
+    """Samples one trajectory a request; more requests than engine rows are done batch by batch."""
+    parts = [
+        _collect_batch(
+            engine,
+            pool,
+            tokenizer,
+            params,
+            requests[start : start + engine.rows],
+            max_turns=max_turns,
+            seed=seed,
+            iteration=iteration,
+        )
+        for start in range(0, len(requests), engine.rows)
+    ]
+    return Collected(
+        tuple(trajectory for part in parts for trajectory in part.trajectories),
+        sum(part.wall_s for part in parts),
+        sum(part.environment_s for part in parts),
+        sum(part.sampled_tokens for part in parts),
+        sum(part.context_tokens for part in parts),
+    )
+
+
+def _collect_batch(
+    engine: Engine,
+    pool: EnvPool,
+    tokenizer: Tokenizer,
+    params: Any,
+    requests: Sequence[Request],
+    *,
+    max_turns: int,
+    seed: int,
+    iteration: int,
+) -> Collected:
+    began = time.perf_counter()
+    environment_s = 0.0
+    episodes = [_Episode(request) for request in requests]
+    environment_s += _reset(pool, tokenizer, episodes, seed)
+    engine.start()
+    streams = _streams(requests, engine.rows, seed, iteration)
+    for turn in range(max_turns):
+        contexts = [_next_context(engine, row, episode) for row, episode in enumerate(episodes)]
+        contexts += [[]] * (engine.rows - len(episodes))
+        acting = [row for row, context in enumerate(contexts) if context]
+        if not acting:
+            break
+        sampled = engine.turn(params, contexts, streams._replace(turn=np.int32(turn)))
+        for row in acting:
+            count = int(sampled.count_N[row])
+            tokens = sampled.tokens_NA[row, :count].tolist()
+            logp = sampled.logp_NA[row, :count].tolist()
+            episodes[row].act(tokens, turn, logp, tokenizer.text(tokens))
+        environment_s += _step(pool, tokenizer, episodes, acting)
+    for episode in episodes:
+        if episode.stop is None:
+            episode.stop = "max_turns"
+    trajectories = tuple(episode.finish(seed) for episode in episodes)
+    sampled_tokens = sum(int((s.turn_L >= 0).sum()) for t in trajectories for s in t.segments)
+    tokens = sum(len(s.turn_L) for t in trajectories for s in t.segments)
+    wall_s = time.perf_counter() - began
+    return Collected(trajectories, wall_s, environment_s, sampled_tokens, tokens - sampled_tokens)
+
+
+def _streams(requests: Sequence[Request], rows: int, seed: int, iteration: int) -> Streams:
+    idle = rows - len(requests)
+    task = [task_number(request.task_id) for request in requests]
+    member = [request.member for request in requests]
+    return Streams(
+        np.uint32(seed),
+        np.uint32(iteration),
+        np.array(task + [0] * idle, np.uint32),
+        np.array(member + [0] * idle, np.uint32),
+        np.int32(0),
+    )
+
+
+def _next_context(engine: Engine, row: int, episode: _Episode) -> list[int]:
+    """What the row is to read before its next action; nothing once the episode has stopped."""
+    if episode.stop is not None:
+        return []
+    if not engine.fits(row, episode.context):
+        episode.stop = "max_tokens"
+        return []
+    return episode.feed()
+
+
+def _reset(pool: EnvPool, tokenizer: Tokenizer, episodes: Sequence[_Episode], seed: int) -> float:
+    began = time.perf_counter()
+    calls = [
+        (slot, lambda env, task_id=episode.request.task_id: env.reset(task_id, seed))
+        for slot, episode in enumerate(episodes)
+    ]
+    for episode, result in zip(episodes, pool.call(calls), strict=True):
+        if isinstance(result, Failure):
+            episode.fail(result)
+            continue
+        messages, tools = result
+        episode.messages += messages
+        episode.context = tokenizer.prompt(messages, tools)
+    return time.perf_counter() - began
+
+
+def _step(
+    pool: EnvPool, tokenizer: Tokenizer, episodes: Sequence[_Episode], acting: Sequence[int]
+) -> float:
+    """Lets the environments answer; returns the seconds it took."""
+    began = time.perf_counter()
+
+    def answer(text: str) -> Any:
+        return lambda env: (env.step(text), env.score())
+
+    calls = [(row, answer(episodes[row].messages[-1]["content"])) for row in acting]
+    for row, result in zip(acting, pool.call(calls), strict=True):
+        episode = episodes[row]
+        if isinstance(result, Failure):
+            episode.fail(result)
+            continue
+        step: StepResult = result[0]
+        episode.reward += step.reward
+        episode.score = result[1]
+        episode.messages += step.observation
+        episode.info = _count(episode.info, step.info)
+        if step.done:
+            episode.stop = "done"
+        else:
+            episode.context = tokenizer.observation(step.observation)
+    return time.perf_counter() - began
+
+
+def _count(total: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:
+    """Adds a step's counters up; a label replaces the one before."""
+    merged = dict(total)
+    for key, value in step.items():
+        number = isinstance(value, bool | int | float)
+        merged[key] = merged.get(key, 0) + value if number else value
+    return merged

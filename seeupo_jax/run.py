@@ -1,0 +1,227 @@
+"""One training run: its parts, what it records, and how it resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seeupo_jax import build, envs
+from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.config import Config, to_dict
+from seeupo_jax.evaluate import evaluate
+from seeupo_jax.learner.warm_start import Batches, train_stage
+from seeupo_jax.policy import save_pretrained
+from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.telemetry.checksum import checksum
+from seeupo_jax.telemetry.compilation import Compilations
+from seeupo_jax.telemetry.metrics import MetricsWriter
+from seeupo_jax.telemetry.progress import Progress
+from seeupo_jax.types import TrainState
+
+
+class Run:
+    """What the training loop works with; a context that closes all of it."""
+
+    def __init__(
+        self, config: Config, workdir: Path, progress: Progress, policy: build.Policy, params: Any
+    ):
+        self.config, self.policy, self.ref_params = config, policy, params
+        self.learner = build.build_learner(config, policy.network)
+        self.pool = build.build_pool(config)
+        self.engine = build.build_engine(config, policy)
+        temperature = config.evaluation.temperature
+        self._eval_engine = self.engine
+        if temperature is not None:
+            self._eval_engine = build.build_engine(config, policy, temperature=temperature)
+        self._task_ids = _task_order(config)
+        self._progress = progress
+        self._checkpoints = Checkpoints(
+            workdir / "checkpoints", config.checkpoint.keep, log=progress.log
+        )
+        self._metrics = MetricsWriter(workdir, config.telemetry.trackers)
+        self._compilations = Compilations()
+        self._seconds: dict[str, float] = {}  # of this iteration, by what they went to
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._checkpoints.close()
+        self._metrics.close()
+        self._compilations.close()
+        self.pool.close()
+
+    def tasks(self, iteration: int) -> list[str]:
+        """The tasks of an iteration: a seeded order, shuffled anew every epoch."""
+        count = self.config.rollout.tasks
+        first = (iteration - 1) * count
+        return [self._task_ids[i] for i in range(first, first + count)]
+
+    def due(self, iteration: int, every: int) -> bool:
+        """Whether something done `every` so many iterations, and after the last, is due."""
+        return iteration == self.config.iterations or bool(every and iteration % every == 0)
+
+    def restore(self) -> tuple[TrainState, int]:
+        """The state of the last whole checkpoint and its iteration; a fresh one and 0 without."""
+        optimizer = self.learner.optimizer
+        # A copy: the state is donated step by step, the reference policy stays.
+        params = jax.tree.map(jnp.copy, self.ref_params)
+        zero = np.zeros((), np.int32)
+        state = TrainState(params, jax.jit(optimizer.init)(params), *jax.device_put((zero, zero)))
+        found = self._checkpoints.restore(state)
+        done = 0
+        if found is not None:
+            done, state, notes = found
+            self._check_same_run(notes)
+            self._progress.log(f"resuming after iteration {done}")
+        self._metrics.resume_from(done + 1 if done else 0)
+        return state, done
+
+    def save(self, iteration: int, state: TrainState) -> None:
+        """Saves a checkpoint in the background."""
+        position = iteration * self.config.rollout.tasks
+        self._checkpoints.save(
+            iteration,
+            state,
+            {
+                "config": to_dict(self.config),
+                "random": {"seed": self.config.seed, "iteration": iteration},
+                "data_position": position,
+            },
+        )
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A part of an iteration: shown, timed, and its compilations counted."""
+        self._progress.phase(name)
+        began = time.perf_counter()
+        programs, compiling = self._compilations.programs, self._compilations.seconds
+        yield
+        seconds = self._seconds
+        seconds[f"time/{name}_s"] = time.perf_counter() - began
+        seconds[f"{name}/programs_compiled"] = self._compilations.programs - programs
+        compile_s = seconds.get("time/compile_s", 0.0)
+        seconds["time/compile_s"] = compile_s + self._compilations.seconds - compiling
+
+    def record(
+        self,
+        iteration: int,
+        state: TrainState,
+        collected: Collected,
+        sweep_metrics: dict[str, float],
+    ) -> None:
+        """Writes and shows an iteration's metrics."""
+        seconds, self._seconds = self._seconds, {}
+        values = rollout_metrics(collected) | sweep_metrics | seconds
+        if "sweep/tokens" in values:
+            values["sweep/tokens_per_second"] = values["sweep/tokens"] / seconds["time/sweep_s"]
+        if self.config.log_checksum:
+            values["state/checksum"] = checksum(state)
+        self._metrics.write(iteration, values)
+        self._progress.iteration(iteration, values)
+
+    def evaluate(self, state: TrainState, iteration: int) -> None:
+        """Evaluates on the held-out split; before and after training on the extra splits too."""
+        config = self.config.evaluation
+        splits = [config.split]
+        if iteration in (0, self.config.iterations):
+            splits += config.extra_splits
+        self._progress.phase("evaluation")
+        values: dict[str, float] = {}
+        for split in splits:
+            values |= evaluate(
+                self.config,
+                self._eval_engine,
+                self.pool,
+                self.policy.tokenizer,
+                state.params,
+                split=split,
+                k=config.k,
+                iteration=iteration,
+            )
+        self._metrics.write(iteration, values)
+        self._progress.evaluation(iteration, values)
+
+    def _check_same_run(self, notes: dict[str, Any]) -> None:
+        """A resumed run must draw the same random numbers and tasks as the one that was stopped."""
+        saved, mine = notes["config"], to_dict(self.config)
+        for field in ("seed", "rollout", "env"):
+            if saved[field] != _plain(mine[field]):
+                raise ValueError(
+                    f"config.{field}: got {mine[field]}; allowed for this workdir, whose checkpoint"
+                    f" has it: {saved[field]}. Choose a new workdir for another run."
+                )
+
+
+def warm_start(config: Config, workdir: Path, progress: Progress) -> None:
+    """Trains a policy on demonstrations and leaves it in WORKDIR/warm_start as a model folder."""
+    environment = envs.make(config.env.name, **config.env.options)
+    stages = config.warm_start.stages
+    progress.phase("warm start: demonstrations")
+    load = environment.demonstrations
+    demonstrations = [load("train", **stage.demonstrations) for stage in stages]
+    if config.model.path is None:
+        policy, params = build.new_policy(config, demonstrations[-1])
+    else:
+        policy, params = build.load_policy(config, config.model.path)
+    shapes = build.build_shapes(config, config.warm_start.batch_size)
+    with jax.set_mesh(policy.mesh):
+        for index, stage in enumerate(stages):
+            progress.phase(f"warm start {index + 1}/{len(stages)}")
+            batches = Batches(
+                demonstrations[index],
+                policy.tokenizer,
+                shapes,
+                config.warm_start.batch_size,
+                seed=config.seed + index,
+            )
+
+            def show(done: int, loss: Any, total: int = stage.steps) -> None:
+                if done % 100 == 0 or done == total:
+                    progress.step(done, total, f"loss {loss():.4f}")
+
+            params = train_stage(policy.network, params, stage, batches, on_step=show)
+    unfinished = workdir / "warm_start.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    save_pretrained(policy.network.bind(params), unfinished, policy.tokenizer)
+    unfinished.rename(workdir / "warm_start")
+
+
+def rollout_metrics(collected: Collected) -> dict[str, float]:
+    """What a collection says about the policy and about the sampler."""
+    good = [t for t in collected.trajectories if not t.failed]
+    stops = [t.stop for t in collected.trajectories]
+    mean = lambda values: float(np.mean(values)) if good else float("nan")  # noqa: E731
+    counts = {f"rollout/stop_{name}": stops.count(name) for name in sorted(set(stops))}
+    return {
+        "rollout/success_rate": mean([t.info["score"] >= 1 for t in good]),
+        "rollout/reward_mean": mean([t.reward for t in good]),
+        "rollout/turns_mean": mean([t.turns for t in good]),
+        "rollout/action_tokens": collected.sampled_tokens,
+        "rollout/context_tokens": collected.context_tokens,
+        "rollout/tokens_per_second": collected.sampled_tokens / collected.wall_s,
+        "rollout/failed": len(stops) - len(good),
+        "time/environment_s": collected.environment_s,
+        **counts,
+    }
+
+
+def _task_order(config: Config) -> Sequence[str]:
+    task_ids = envs.make(config.env.name, **config.env.options).task_ids("train")
+    return grain.MapDataset.source(task_ids).shuffle(seed=config.seed).repeat()
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON gives it back: tuples as lists."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,130 @@
+"""Success rates of repeated episodes, with intervals that say how far to trust them.
+
+The unit of sampling is the task: episodes of one task resemble each other, so an interval over
+episodes would be too narrow.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+_Z = 1.959964  # the normal distribution's 97.5% point
+_KEY = re.compile(r"(eval(?:_[^/]+)?/(?:avg|pass)@[0-9]+)(_low|_high)?")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over tasks and its 95% interval; all three NaN when no task gave a value."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def avg_at_k(success: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> Estimate:
+    """The mean over tasks of each task's mean success.
+
+    The interval is the 95% percentile bootstrap over tasks. Where all tasks have one value (or
+    there is one task) resampling finds no spread and would claim certainty; the Wilson interval for
+    as many draws as tasks stands in, since no variable in [0, 1] spreads more than a coin of the
+    same mean.
+
+    Args:
+      success: [tasks, k], 1 or 0; NaN where the episode failed for reasons that are not the
+        policy's. Such episodes are left out, and so is a task that has no other.
+      resamples: bootstrap resamples.
+      seed: of the resampling; the same success gives the same interval.
+
+    Raises:
+      ValueError: another shape or other values.
+    """
+    success, ran = _checked(success)
+    ran_at_all = ran.any(axis=1)
+    total = np.where(ran, success, 0.0).sum(axis=1)[ran_at_all]
+    return _over_tasks(total / ran.sum(axis=1)[ran_at_all], resamples, seed)
+
+
+def pass_at_k(success: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> Estimate:
+    """The share of tasks that at least one of their k episodes solved.
+
+    Arguments and interval as in `avg_at_k`. A task with failed episodes had fewer than k tries,
+    so it counts for no more than it would have with all k.
+    """
+    success, ran = _checked(success)
+    solved = np.where(ran, success, 0.0).max(axis=1)
+    return _over_tasks(solved[ran.any(axis=1)], resamples, seed)
+
+
+def evaluation_metrics(prefix: str, success: np.ndarray) -> dict[str, float]:
+    """The metrics of one evaluation: avg@k and pass@k, each with `_low` and `_high`.
+
+    Args:
+      prefix: `eval`, or `eval_SPLIT` for a further split.
+      success: [tasks, k] as in `avg_at_k`.
+    """
+    estimates = {"avg": avg_at_k(success), "pass": pass_at_k(success)}
+    k = np.shape(success)[1]
+    metrics = {}
+    for name, estimate in estimates.items():
+        metrics[f"{prefix}/{name}@{k}"] = estimate.value
+        metrics[f"{prefix}/{name}@{k}_low"] = estimate.low
+        metrics[f"{prefix}/{name}@{k}_high"] = estimate.high
+    return metrics
+
+
+def read_estimates(metrics: Mapping[str, object]) -> dict[str, Estimate]:
+    """The estimates among metrics, keyed like `eval/avg@4`; a missing bound or a null is NaN."""
+    names = [key for key in metrics if (match := _KEY.fullmatch(key)) and match.group(2) is None]
+    return {
+        name: Estimate(*(_number(metrics.get(name + end)) for end in ("", "_low", "_high")))
+        for name in names
+    }
+
+
+def split_and_metric(key: str, split: str) -> tuple[str, str]:
+    """A key in two: `eval/avg@4` is (`split`, avg@4), and `eval_NAME/avg@4` is (NAME, avg@4)."""
+    prefix, metric = key.rsplit("/", 1)
+    return (split if prefix == "eval" else prefix.removeprefix("eval_")), metric
+
+
+def _number(value: object) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _checked(success: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    success = np.asarray(success, dtype=np.float64)
+    if success.ndim != 2 or success.shape[1] == 0:
+        raise ValueError(f"success: got shape {success.shape}; allowed: [tasks, k] with k >= 1.")
+    ran = ~np.isnan(success)
+    wrong = success[ran & (success != 0) & (success != 1)]
+    if wrong.size:
+        raise ValueError(f"success: got {wrong[0]:g}; allowed: 0, 1, or NaN for a failed episode.")
+    return success, ran
+
+
+def _over_tasks(values: np.ndarray, resamples: int, seed: int) -> Estimate:
+    """The mean of one value a task in [0, 1], and its interval."""
+    if values.size == 0:
+        return Estimate(math.nan, math.nan, math.nan)
+    value = float(values.mean())
+    if np.ptp(values) == 0:
+        return Estimate(value, *_wilson(value, values.size))
+    picks = np.random.default_rng(seed).integers(values.size, size=(resamples, values.size))
+    low, high = np.percentile(values[picks].mean(axis=1), [2.5, 97.5])
+    return Estimate(value, float(low), float(high))
+
+
+def _wilson(mean: float, draws: int) -> tuple[float, float]:
+    """The Wilson score interval of a proportion."""
+    shrink = 1 + _Z**2 / draws
+    centre = (mean + _Z**2 / (2 * draws)) / shrink
+    half = _Z / shrink * math.sqrt(mean * (1 - mean) / draws + _Z**2 / (4 * draws**2))
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,0 +1,77 @@
+"""Training: a warm start where there is no policy yet, then SeeUPO.
+
+    python -m seeupo_jax.train --config=FILE.py [--config.FIELD=VALUE ...] --workdir=DIR
+
+A run that was stopped goes on from its last checkpoint, to the same numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from absl import app
+
+from seeupo_jax import build
+from seeupo_jax.cli import parse_flags, read_config, sentence_errors, use_compilation_cache
+from seeupo_jax.config import Config
+from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.rollout.collect import collect, group_requests
+from seeupo_jax.run import Run, warm_start
+from seeupo_jax.telemetry.progress import Progress
+from seeupo_jax.telemetry.report import learning_curve, print_summary
+
+
+def train(config: Config, workdir: Path) -> None:
+    """Runs a whole training, or what is left of it."""
+    with Progress(config.iterations, display=config.telemetry.display) as progress:
+        if build.policy_folder(config, workdir) is None:
+            warm_start(config, workdir, progress)
+        policy, params = build.load_policy(config, build.policy_folder(config, workdir))
+        with jax.set_mesh(policy.mesh), Run(config, workdir, progress, policy, params) as run:
+            iterate(run)
+    learning_curve(workdir, split=config.evaluation.split)
+    print_summary(workdir, split=config.evaluation.split)
+
+
+def iterate(run: Run) -> None:
+    """Rollout, sweep, evaluation and checkpoint, iteration after iteration."""
+    config = run.config
+    state, done = run.restore()
+    if done == 0:
+        run.evaluate(state, 0)
+    for iteration in range(done + 1, config.iterations + 1):
+        with run.phase("rollout"):
+            collected = collect(
+                run.engine,
+                run.pool,
+                run.policy.tokenizer,
+                state.params,
+                group_requests(run.tasks(iteration), config.rollout.group_size),
+                max_turns=config.rollout.max_turns,
+                seed=config.seed,
+                iteration=iteration,
+            )
+        with run.phase("sweep"):
+            state, metrics = sweep(
+                run.learner, state, run.ref_params, collected.trajectories, iteration=iteration
+            )
+        run.record(iteration, state, collected, metrics)
+        if run.due(iteration, config.evaluation.every):
+            run.evaluate(state, iteration)
+        if run.due(iteration, config.checkpoint.every):
+            run.save(iteration, state)
+
+
+def main(_: Sequence[str]) -> None:
+    use_compilation_cache()
+    with sentence_errors():
+        config, workdir = read_config()
+        build.check(config)
+    train(config, workdir)
+
+
+if __name__ == "__main__":
+    app.run(main, argv=parse_flags(sys.argv))

@@ -1,0 +1,102 @@
+"""The data that flows through training, and the legend of array axes.
+
+Axes, as suffixes of array names:
+  N  trajectories of one iteration (tasks x group_size)
+  S  segments: append-only token sequences; one a trajectory unless its context is rewritten
+  K  turns
+  L  tokens of a sequence
+  A  tokens of one turn's action
+  R  rows of one microbatch          M  microbatches
+  V  vocabulary    D  model width    H  attention heads    C  slots of a KV cache
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+CONTEXT = -1  # the value of `turn_L` at tokens that no turn sampled
+
+
+@dataclass(frozen=True)
+class Segment:
+    """An append-only token sequence: every action in it was sampled from exactly what precedes it.
+
+    tokens_L: int32 token ids, as sampled or as tokenised once; never re-tokenised.
+    turn_L: int32, `CONTEXT` or the turn that sampled the token. Loss mask, turn mask and turn count.
+    logp_L: float32, the sampler's log-probability of each sampled token; 0 at context.
+    """
+
+    tokens_L: np.ndarray
+    turn_L: np.ndarray
+    logp_L: np.ndarray
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode: its tokens, its reward and why it stopped.
+
+    segments: one, unless the context was rewritten between turns; each turn lies in exactly one.
+    group: index of the task within the iteration; members of a group start from the same state.
+    stop: done | max_turns | max_tokens | env_error | timeout.
+    """
+
+    segments: tuple[Segment, ...]
+    reward: float
+    group: int
+    task_id: str = ""
+    seed: int = 0
+    stop: str = "done"
+    messages: tuple[dict[str, str], ...] = ()
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def turns(self) -> int:
+        """How many turns were sampled."""
+        return 1 + max((int(s.turn_L.max(initial=CONTEXT)) for s in self.segments), default=CONTEXT)
+
+    @property
+    def failed(self) -> bool:
+        """The environment failed: left out of every statistic and of every update."""
+        return self.stop in ("env_error", "timeout")
+
+
+class TurnBatch(NamedTuple):
+    """The rows that one step updates, cut at their last action token; a pytree of device arrays.
+
+    Rows are grouped into microbatches [M, R]; only the first `microbatches` of them hold any, so one
+    compiled program serves every number of rows.
+
+    tokens_MRL: int32, padded with 0 after the row's end.
+    position_MRA: int32, where in the row each action token stands (>= 1).
+    mask_MRA: float32, 1 at real action tokens.
+    old_logp_MRA, ref_logp_MRA: float32, log-probabilities under the old and the reference policy.
+    trajectory_MR: int32 index into [N]; N (one past the end) marks an empty row.
+    microbatches: int32 scalar, how many microbatches hold rows.
+    """
+
+    tokens_MRL: jax.Array
+    position_MRA: jax.Array
+    mask_MRA: jax.Array
+    old_logp_MRA: jax.Array
+    ref_logp_MRA: jax.Array
+    trajectory_MR: jax.Array
+    microbatches: jax.Array
+
+
+class TrainState(NamedTuple):
+    """All that training changes; a pytree of device arrays, donated from step to step.
+
+    params: the policy's parameters.
+    opt_state: the optax state.
+    step: int32 scalar, optimizer steps applied.
+    skipped: int32 scalar, steps skipped because a gradient was not finite.
+    """
+
+    params: Any
+    opt_state: Any
+    step: jax.Array
+    skipped: jax.Array

@@ -1,0 +1,189 @@
+"""Optimizers by name, schedules, and updates that skip gradients which are not finite."""
+
+import functools
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seeupo_jax.config import Optimizer
+from seeupo_jax.learner.optimizer import apply_update, learning_rate_schedule, make_optimizer
+from seeupo_jax.types import TrainState
+
+_NAMES = ("adam", "adamw", "lion", "adafactor", "sgd", "contrib.muon")
+
+
+def _make(total_steps=10, **fields):
+    return make_optimizer(Optimizer(**fields), total_steps=total_steps)
+
+
+def _state(optimizer, params):
+    return TrainState(params, optimizer.init(params), jnp.int32(7), jnp.int32(2))
+
+
+def _params():
+    return {
+        "kernel": jnp.arange(12.0).reshape(3, 4) / 12,
+        "scale": jnp.linspace(-1.0, 1.0, 4),
+    }
+
+
+def _bits(tree):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_finite_gradient_moves_every_parameter_against_it(name):
+    optimizer = _make(name=name)
+    params = jax.tree.map(lambda p: p + 2.0, _params())
+    grads = jax.tree.map(jnp.ones_like, params)
+    state, metrics = jax.jit(functools.partial(apply_update, optimizer))(
+        grads, _state(optimizer, params)
+    )
+    for name, before in params.items():
+        assert bool((state.params[name] < before).all()), name
+    assert (int(state.step), int(state.skipped)) == (8, 2)
+    assert float(metrics["update_skipped"]) == 0.0
+
+
+@pytest.mark.parametrize(
+    "name, bad", [*((name, np.nan) for name in _NAMES), ("adam", np.inf), ("adam", -np.inf)]
+)
+def test_a_gradient_that_is_not_finite_changes_no_bit_but_the_count(name, bad):
+    optimizer = _make(name=name)
+    step = jax.jit(functools.partial(apply_update, optimizer), donate_argnums=1)
+    good = jax.tree.map(lambda p: 0.1 * p, _params())
+    state, _ = step(good, _state(optimizer, _params()))
+    before = _bits(state._replace(skipped=jnp.int32(3)))
+    state, metrics = step({**good, "scale": good["scale"].at[2].set(bad)}, state)
+    assert _bits(state) == before
+    assert float(metrics["update_skipped"]) == 1.0
+    assert not np.isfinite(float(metrics["grad_norm"]))
+    state, metrics = step(good, state)
+    assert (int(state.step), int(state.skipped)) == (9, 3)
+    assert float(metrics["update_skipped"]) == 0.0
+
+
+def test_a_gradient_longer_than_the_bound_is_scaled_to_it():
+    grads = {"kernel": jnp.asarray([[3.0]]), "scale": jnp.asarray([4.0])}
+    params = {"kernel": jnp.zeros((1, 1)), "scale": jnp.zeros(1)}
+    for bound, scale in ((1.0, 0.2), (10.0, 1.0), (None, 1.0)):
+        optimizer = _make(name="sgd", learning_rate=1.0, max_grad_norm=bound)
+        state, metrics = apply_update(optimizer, grads, _state(optimizer, params))
+        assert float(metrics["grad_norm"]) == 5.0  # before the clip
+        np.testing.assert_allclose(state.params["kernel"], [[-3.0 * scale]], rtol=1e-6)
+        np.testing.assert_allclose(state.params["scale"], [-4.0 * scale], rtol=1e-6)
+
+
+def test_the_bound_does_not_change_the_structure_of_the_state():
+    with_clip, without = _make(max_grad_norm=1.0), _make(max_grad_norm=None)
+    leaves = [
+        jax.tree_util.tree_flatten_with_path(optimizer.init(_params()))[0]
+        for optimizer in (with_clip, without)
+    ]
+    assert [path for path, _ in leaves[0]] == [path for path, _ in leaves[1]]
+
+
+def test_the_norm_of_bfloat16_gradients_is_summed_in_float32():
+    # 4096 ones: a bfloat16 sum stops at 256, its square root at 16.
+    params = {"scale": jnp.ones(4096, jnp.bfloat16)}
+    optimizer = _make(name="sgd", max_grad_norm=None)
+    _, metrics = apply_update(optimizer, params, _state(optimizer, params))
+    assert float(metrics["grad_norm"]) == 64.0
+
+
+def test_keyword_arguments_reach_the_optimizer():
+    params = {"scale": jnp.asarray([1.0])}
+    optimizer = _make(name="sgd", learning_rate=0.5, kwargs={"momentum": 0.5}, max_grad_norm=None)
+    state = _state(optimizer, params)
+    for wanted in (0.5, -0.25):  # steps of 0.5 * 1, then 0.5 * (1 + 0.5)
+        state, _ = apply_update(optimizer, {"scale": jnp.asarray([1.0])}, state)
+        np.testing.assert_allclose(state.params["scale"], [wanted])
+
+
+@pytest.mark.parametrize(
+    "schedule, rates",
+    [
+        ("constant", {0: 0.25, 1: 0.5, 3: 1.0, 4: 1.0, 12: 1.0, 20: 1.0}),
+        ("linear", {0: 0.25, 3: 1.0, 4: 1.0, 8: 0.75, 12: 0.5, 20: 0.0, 25: 0.0}),
+        ("cosine", {0: 0.25, 3: 1.0, 4: 1.0, 8: (1 + 2**-0.5) / 2, 12: 0.5, 20: 0.0, 25: 0.0}),
+    ],
+)
+def test_schedules_rise_over_the_warm_up_and_end_at_the_last_step(schedule, rates):
+    config = Optimizer(learning_rate=2.0, schedule=schedule, warmup_steps=4)
+    rate = learning_rate_schedule(config, total_steps=20)
+    for step, wanted in rates.items():
+        np.testing.assert_allclose(rate(jnp.int32(step)), 2.0 * wanted, atol=1e-6)
+
+
+def test_the_optimizer_follows_the_schedule_and_a_skipped_step_does_not_advance_it():
+    optimizer = _make(2, name="sgd", learning_rate=1.0, schedule="linear", max_grad_norm=None)
+    state = _state(optimizer, {"scale": jnp.zeros(1)})
+    for grad, wanted in ((1.0, -1.0), (np.nan, -1.0), (1.0, -1.5), (1.0, -1.5)):
+        state, _ = apply_update(optimizer, {"scale": jnp.asarray([grad])}, state)
+        np.testing.assert_allclose(state.params["scale"], [wanted])
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused():
+    with pytest.raises(ValueError, match="warmup_steps: got 10; allowed: fewer than the run's 10"):
+        _make(10, warmup_steps=10)
+
+
+def test_a_run_without_steps_has_an_optimizer():
+    _make(0, schedule="cosine").init(_params())
+
+
+def test_a_users_own_function_is_imported_from_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "my_optimizers.py").write_text(
+        "import optax\n"
+        "def halved(learning_rate, *, factor=0.5):\n"
+        "    return optax.sgd(factor * learning_rate)\n"
+        "def nothing(learning_rate):\n"
+        "    return learning_rate\n"
+        "def open_ended(**kwargs):\n"
+        "    return optax.sgd(kwargs['learning_rate'] * kwargs['factor'])\n"
+    )
+    (tmp_path / "my_broken.py").write_text("import no_such_dependency\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    params = {"scale": jnp.zeros(1)}
+    for function, kwargs in (("halved", {}), ("open_ended", {"factor": 0.5})):
+        name = f"my_optimizers:{function}"
+        optimizer = _make(name=name, learning_rate=1.0, kwargs=kwargs, max_grad_norm=None)
+        state, _ = apply_update(optimizer, {"scale": jnp.ones(1)}, _state(optimizer, params))
+        np.testing.assert_allclose(state.params["scale"], [-0.5])
+    with pytest.raises(ValueError, match="my_optimizers:nothing returned a float; allowed"):
+        _make(name="my_optimizers:nothing")
+    with pytest.raises(ValueError, match="no function 'half'; it has halved, nothing, open_ended"):
+        _make(name="my_optimizers:half")
+    with pytest.raises(ValueError, match="no module 'my_optimisers'"):
+        _make(name="my_optimisers:halved")
+    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+        _make(name="my_broken:anything")
+
+
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        ({"name": "adamm"}, "got 'adamm'; allowed: .*; did you mean .*adam"),
+        ({"name": "muon"}, "did you mean .*contrib.muon"),
+        ({"name": "optax.adamw"}, "did you mean adamw"),
+        ({"name": "contrib"}, "name: got 'contrib'; allowed: an optax optimizer"),
+        ({"name": "softmax_cross_entropy"}, "name: got 'softmax_cross_entropy'"),
+        ({"name": "§"}, "optax has .*adam, .*contrib.muon"),
+        ({"kwargs": {"beta1": 0.9}}, "kwargs: adam takes no 'beta1'; allowed: b1, b2, eps,"),
+        ({"kwargs": {"learning_rate": 0.1}}, "kwargs: got learning_rate; allowed"),
+        ({"kwargs": {"b1": "high"}}, "adam with kwargs={'b1': 'high'} .*cannot take a step"),
+        ({"name": "contrib.dpsgd"}, "contrib.dpsgd needs l2_norm_clip, noise_multiplier, seed"),
+        ({"name": "lbfgs"}, "lbfgs .* from gradients and parameters alone: .*'value'"),
+        ({"name": "sm3", "schedule": "linear"}, "sm3 refuses kwargs={} with schedule=linear"),
+        ({"name": "optax:sgd_"}, "no function 'sgd_'"),
+        ({"name": "optax:apply_updates"}, "optax:apply_updates has no parameter learning_rate"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_compiled(fields, sentence):
+    with pytest.raises(ValueError, match=sentence) as error:
+        _make(**fields)
+    assert str(error.value).startswith("config.optimizer") and "\n" not in str(error.value)

@@ -1,0 +1,187 @@
+"""What a run shows while it works."""
+
+import contextlib
+import io
+import math
+import os
+import threading
+
+import pytest
+
+from seeupo_jax.telemetry.progress import Progress, sparkline
+
+METRICS = {
+    "rollout/success_rate": 0.714,
+    "rollout/reward_mean": 0.71,
+    "rollout/turns_mean": 4.58,
+    "rollout/tokens_per_second": 5123.0,
+    "sweep/tokens_per_second": 3040.0,
+    "sweep/kl": 0.00213,
+}
+
+
+class _Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def _plain(total=60, **kwargs):
+    stream, clock = io.StringIO(), _Clock()
+    return Progress(total, stream=stream, clock=clock, **kwargs), stream, clock
+
+
+def _iterate(progress, clock, i, seconds, metrics=METRICS):
+    progress.phase("rollout")
+    clock.now += seconds / 2
+    progress.phase("sweep")
+    clock.now += seconds / 2
+    progress.iteration(i, metrics)
+
+
+@pytest.mark.parametrize("display", ["auto", "plain"])
+def test_without_a_terminal_an_iteration_is_one_line(display):
+    progress, stream, clock = _plain(display=display, start=11)
+    with progress:
+        _iterate(progress, clock, 12, 2.4)
+    assert stream.getvalue() == (
+        "iteration 12/60  success 0.71  reward 0.71  turns 4.6  rollout 5.1k tok/s"
+        "  sweep 3.0k tok/s  kl 0.0021  2.4 s/it  left 1m55s\n"
+    )
+
+
+def test_missing_and_odd_metrics_are_not_shown():
+    progress, stream, clock = _plain(total=1)
+    odd = {"rollout/success_rate": math.nan, "sweep/kl": None, "rollout/turns_mean": "many"}
+    with progress:
+        _iterate(progress, clock, 1, 2.0, odd)
+    assert stream.getvalue() == "iteration 1/1  2.0 s/it\n"
+
+
+def test_time_left_counts_evaluations_and_not_the_first_compile():
+    progress, stream, clock = _plain(total=12)
+    with progress:
+        _iterate(progress, clock, 1, 100.0)
+        clock.now += 3.0
+        _iterate(progress, clock, 2, 2.0)
+    # From the end of iteration 1 to that of iteration 2 took 5 s; 10 are left.
+    assert stream.getvalue().splitlines()[-1].endswith("2.0 s/it  left 50s")
+
+
+def test_what_came_before_the_first_rollout_is_no_iteration_time():
+    progress, stream, clock = _plain(total=2)
+    with progress:
+        progress.phase("warm start")
+        clock.now += 2700
+        _iterate(progress, clock, 1, 2.0)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "warm start took 45m00s"
+    assert lines[1].endswith("2.0 s/it  left 2s")
+
+
+def test_long_phases_tell_how_far_they_are_at_most_twice_a_minute():
+    progress, stream, clock = _plain()
+    with progress:
+        progress.phase("warm start")
+        for done in range(1, 101):
+            clock.now += 1
+            progress.step(done, 100, f"loss {1 / done:.2f}")
+    assert stream.getvalue().splitlines() == [
+        "warm start  10/100  loss 0.10  left 1m30s",
+        "warm start  40/100  loss 0.03  left 1m00s",
+        "warm start  70/100  loss 0.01  left 30s",
+        "warm start  100/100  loss 0.01",
+        "warm start took 1m40s",
+    ]
+
+
+def test_short_phases_and_those_of_an_iteration_get_no_line():
+    progress, stream, clock = _plain()
+    with progress:
+        for name, seconds in (("checkpoint", 9), ("rollout", 300), ("sweep", 300)):
+            progress.phase(name)
+            clock.now += seconds
+    assert stream.getvalue() == ""
+
+
+def test_an_evaluation_is_a_line_with_intervals():
+    progress, stream, _ = _plain()
+    ends = ("", "_low", "_high")
+    values = dict(zip([f"eval/avg@4{e}" for e in ends], (0.5, 0.4, 0.6), strict=True))
+    values |= dict(zip([f"eval_train/pass@4{e}" for e in ends], (0.9, 0.8, 1), strict=True))
+    progress.evaluation(20, {"sweep/kl": 0.1, **values})
+    progress.evaluation(21, {"sweep/kl": 0.1})
+    assert stream.getvalue() == (
+        "evaluation 20/60  avg@4 0.50 [0.40, 0.60]  train pass@4 0.90 [0.80, 1.00]\n"
+    )
+
+
+def test_rich_without_a_terminal_says_that_lines_are_plain():
+    progress, stream, _ = _plain(display="rich")
+    with progress:
+        progress.log("hello")
+    assert stream.getvalue().splitlines() == [
+        "display=rich needs a terminal; plain lines instead",
+        "hello",
+    ]
+
+
+def test_an_unknown_display_is_refused():
+    with pytest.raises(ValueError, match="got 'curses'; allowed: auto, rich, plain"):
+        Progress(1, "curses")
+
+
+def test_a_terminal_is_redrawn_in_place(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    master, slave = os.openpty()
+    chunks = []
+
+    def drain():
+        try:
+            while chunk := os.read(master, 4096):
+                chunks.append(chunk)
+        except OSError:  # the other end is closed
+            pass
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    clock = _Clock()
+    with os.fdopen(slave, "w", encoding="utf-8") as stream:
+        with Progress(2, stream=stream, clock=clock) as progress:
+            progress.phase("warm start")
+            progress.step(3, 10, "loss 0.41")
+            progress.log("[not markup] stays")
+            _iterate(progress, clock, 1, 2.0)
+            _iterate(progress, clock, 2, 2.0)
+    reader.join(timeout=10)
+    os.close(master)
+    shown = b"".join(chunks).decode()
+    assert "[not markup] stays" in shown
+    assert "reward 0.71  turns 4.6  rollout" not in shown, "no line an iteration"
+    assert "\x1b[2K" in shown, "lines are erased and drawn again"
+    last = shown[shown.rindex("iteration 2/2") :]
+    for text in ("finished", "success 0.71", "▆▆", "rollout 5.1k tok/s", "elapsed 4s", "2.0 s/it"):
+        assert text in last
+    assert shown.rstrip().endswith("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_a_terminal_that_hangs_up_does_not_stop_the_run(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    master, slave = os.openpty()
+    stream = os.fdopen(slave, "w", encoding="utf-8")
+    clock = _Clock()
+    with Progress(3, stream=stream, clock=clock) as progress:
+        os.close(master)
+        _iterate(progress, clock, 1, 2.0)
+        progress.log("nobody reads this")
+        with contextlib.suppress(OSError):  # what was written before still waits in its buffer
+            stream.close()
+        _iterate(progress, clock, 2, 2.0)
+
+
+def test_a_sparkline_has_a_fixed_scale():
+    assert sparkline([0.0, 0.5, 1.0, 1.7, -2]) == "▁▅██▁"
+    assert sparkline([0.50, 0.51, 0.52]) == "▅▅▅"
+    assert sparkline([0.0, 1.0], unicode=False) == ".#"

@@ -1,0 +1,380 @@
+"""Checkpoints come back bit for bit, or are passed over with one sentence that says why."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from seeupo_jax import checkpoint
+from seeupo_jax.checkpoint import Checkpoints, check_writable
+from seeupo_jax.types import TrainState
+
+
+def _bits(leaf):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf).tobytes()
+
+
+def _assert_same_bits(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert _bits(a) == _bits(b)
+
+
+def _state(fill=1.0, width=64):
+    params = {"embed": jnp.full((8, width), fill), "norm": {"scale": jnp.full((width,), fill)}}
+    opt_state = optax.adam(1e-3).init(params)
+    return TrainState(params, opt_state, jnp.int32(3), jnp.int32(0))
+
+
+@pytest.fixture(scope="module")
+def two_saves(tmp_path_factory):
+    """A directory with the checkpoints 10 and 20; tests work on copies of it."""
+    directory = tmp_path_factory.mktemp("two_saves")
+    checkpoints = Checkpoints(directory, keep=2)
+    checkpoints.save(10, _state(1.0), {"iteration": 1})
+    checkpoints.save(20, _state(2.0), {"iteration": 2})
+    checkpoints.close()
+    return directory
+
+
+@pytest.fixture
+def saved(two_saves, tmp_path):
+    return Path(shutil.copytree(two_saves, tmp_path / "copy"))
+
+
+def _open(directory, keep=2, **options):
+    log = []
+    return Checkpoints(directory, keep, log=log.append, **options), log
+
+
+def _steps(directory):
+    return sorted(int(path.name) for path in directory.iterdir())
+
+
+def _files_with_data(folder):
+    files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
+    return sorted(path.relative_to(folder).as_posix() for path in files)
+
+
+def test_every_bit_comes_back(tmp_path):
+    odd_nans = np.array([0x7FC00001, 0xFFC12345, 0x7F800001, 0x80000000, 0x7F800000], np.uint32)
+    state = {
+        "float32": jnp.asarray(odd_nans.view(np.float32)),
+        "bfloat16": jax.lax.bitcast_convert_type(
+            jnp.asarray([0x7FC1, 0x8000, 0x3F81], jnp.uint16), jnp.bfloat16
+        ),
+        "int32": jnp.int32(-(2**31)),
+        "key_data": jax.random.key_data(jax.random.key(7)),
+        "keys": jax.random.split(jax.random.key(7), 3),
+        "flags": jnp.asarray([True, False]),
+    }
+    checkpoints, log = _open(tmp_path)
+    checkpoints.save(0, state, {})
+    step, restored, _ = checkpoints.restore(state)
+    assert step == 0 and log == []
+    _assert_same_bits(restored, state)
+
+
+def test_containers_and_notes_come_back(saved):
+    checkpoints, _ = _open(saved)
+    assert checkpoints.latest() == 20
+    step, state, extra = checkpoints.restore(_state(0.0))
+    assert (step, extra) == (20, {"iteration": 2})
+    _assert_same_bits(state, _state(2.0))
+
+
+def test_without_a_checkpoint_there_is_nothing_to_restore(tmp_path):
+    checkpoints, log = _open(tmp_path / "missing")
+    assert checkpoints.latest() is None
+    assert checkpoints.restore(_state()) is None
+    assert not (tmp_path / "missing").exists() and log == []
+
+
+def test_notes_that_json_cannot_hold_are_refused_before_anything_is_written(tmp_path):
+    checkpoints, _ = _open(tmp_path)
+    with pytest.raises(TypeError):
+        checkpoints.save(1, _state(), {"array": np.zeros(2)})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("keep, kept", [(1, [4]), (2, [3, 4]), (9, [0, 1, 2, 3, 4])])
+def test_the_newest_checkpoints_are_kept(tmp_path, keep, kept):
+    checkpoints, _ = _open(tmp_path, keep)
+    for step in range(5):
+        checkpoints.save(step, {"x": jnp.full((2,), float(step))}, {})
+    checkpoints.close()
+    assert _steps(tmp_path) == kept
+
+
+_DAMAGE = {
+    "missing": lambda data: None,
+    "empty": lambda data: b"",
+    "truncated": lambda data: data[:-1],
+    "grown": lambda data: data + b"\0",
+    "flipped": lambda data: (
+        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", _DAMAGE)
+def test_damage_to_any_file_falls_back_to_the_checkpoint_before(saved, damage):
+    folder = saved / "20"
+    for name in _files_with_data(folder):
+        whole = (folder / name).read_bytes()
+        data = _DAMAGE[damage](whole)
+        (folder / name).unlink() if data is None else (folder / name).write_bytes(data)
+        checkpoints, log = _open(saved)
+        step, state, extra = checkpoints.restore(_state())
+        assert (step, extra) == (10, {"iteration": 1}), name
+        _assert_same_bits(state, _state(1.0))
+        (sentence,) = log
+        assert "checkpoint 20 " in sentence
+        assert name in sentence or "not finished" in sentence
+        (folder / name).write_bytes(whole)
+    assert _open(saved)[0].restore(_state())[0] == 20
+
+
+def test_sizes_are_checked_even_without_verification(saved):
+    largest = max((saved / "20" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1])
+    checkpoints, log = _open(saved, verify=False)
+    assert checkpoints.restore(_state())[0] == 10
+    assert "bytes" in log[0] and "were written" in log[0]
+
+
+def test_a_failure_to_load_files_that_are_whole_is_not_damage(saved, monkeypatch):
+    def out_of_memory(path, abstract):
+        raise MemoryError("out of memory")
+
+    checkpoints, log = _open(saved)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.ocp, "load", out_of_memory)
+        with pytest.raises(MemoryError):
+            checkpoints.restore(_state())
+    assert log == [] and checkpoints.restore(_state())[0] == 20
+
+
+def test_without_verification_nothing_is_hashed(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_digest", lambda path: pytest.fail("hashed"))
+    checkpoints, _ = _open(tmp_path, verify=False)
+    checkpoints.save(1, _state(), {})
+    _assert_same_bits(checkpoints.restore(_state())[1], _state())
+
+
+def test_changed_notes_are_damage(saved):
+    manifest = saved / "20" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"iteration": 2', '"iteration": 3'))
+    checkpoints, log = _open(saved)
+    assert checkpoints.restore(_state())[2] == {"iteration": 1}
+    assert "manifest.json" in log[0]
+
+
+def test_when_all_are_damaged_the_error_names_each(saved):
+    for step in ("10", "20"):
+        shutil.rmtree(saved / step / "state")
+    checkpoints, _ = _open(saved)
+    with pytest.raises(ValueError, match="checkpoint 20 lacks .* checkpoint 10 lacks"):
+        checkpoints.restore(_state())
+
+
+def test_a_damaged_checkpoint_neither_blocks_nor_outlives_the_next_save(saved):
+    (saved / "20" / "state" / "_CHECKPOINT_METADATA").unlink()
+    checkpoints, _ = _open(saved)
+    assert checkpoints.restore(_state())[0] == 10
+    assert _steps(saved) == [10, 20]  # reading alone removes nothing
+    checkpoints.save(15, _state(5.0), {})
+    checkpoints.wait()
+    assert _steps(saved) == [10, 15]
+    for step in (20, 30):
+        checkpoints.save(step, _state(6.0), {})
+    checkpoints.close()
+    assert _steps(saved) == [20, 30]
+    again, log = _open(saved)
+    _assert_same_bits(again.restore(_state())[1], _state(6.0))
+    assert log == []
+
+
+def _wider(state):
+    params = {**state.params, "norm": {"scale": jnp.zeros(65)}}
+    return state._replace(params=params)
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (_wider, r"params/norm/scale is float32\[64\] in it and float32\[65\] in this run"),
+        (
+            lambda state: state._replace(step=jnp.float32(0)),
+            r"step is int32\[\] in it and float32\[\] in this run",
+        ),
+        (
+            lambda state: state._replace(opt_state=optax.sgd(0.1).init(state.params)),
+            r"opt_state/0/count is int32\[\] in it and missing in this run",
+        ),
+        (
+            lambda state: state._replace(params={**state.params, "bias": jnp.zeros(2)}),
+            r"params/bias is missing in it and float32\[2\] in this run",
+        ),
+    ],
+)
+def test_another_model_or_optimizer_is_an_error_that_names_the_leaf(saved, change, sentence):
+    checkpoints, log = _open(saved)
+    with pytest.raises(ValueError, match=f"checkpoint 20 is of another .*{sentence}"):
+        checkpoints.restore(change(_state()))
+    assert log == []
+
+
+def test_a_part_of_the_state_can_be_restored_alone(saved):
+    checkpoints, _ = _open(saved)
+    _, part, _ = checkpoints.restore({"params": _state().params}, partial=True)
+    _assert_same_bits(part, {"params": _state(2.0).params})
+    with pytest.raises(ValueError, match="params/bias is missing in it"):
+        checkpoints.restore({"params": {"bias": jnp.zeros(2)}}, partial=True)
+
+
+def test_buffers_donated_right_after_save_are_saved_as_they_were(tmp_path):
+    advance = jax.jit(lambda x: jax.tree.map(lambda v: v * 2 + 1, x), donate_argnums=0)
+    state = {f"w{i}": jnp.full((500_000,), float(i)) for i in range(4)}
+    checkpoints, _ = _open(tmp_path, keep=5)
+    wanted = []
+    for step in range(3):
+        wanted.append(jax.tree.map(lambda v: np.array(v, copy=True), state))
+        checkpoints.save(step, state, {})
+        for _ in range(3):
+            state = advance(state)
+    jax.block_until_ready(state)
+    for step in (2, 1, 0):
+        got_step, restored, _ = checkpoints.restore(state)
+        assert got_step == step
+        for name, value in wanted[step].items():
+            np.testing.assert_array_equal(restored[name], value)
+        shutil.rmtree(tmp_path / str(step))
+
+
+def test_a_sharded_state_is_restored_on_another_mesh(tmp_path):
+    def mesh(*shape):
+        axis_types = (jax.sharding.AxisType.Auto,) * 2
+        return jax.make_mesh(shape, ("fsdp", "tensor"), axis_types=axis_types)
+
+    def put(mesh, spec, value):
+        return jax.device_put(value, jax.NamedSharding(mesh, jax.P(*spec)))
+
+    values = {"w": np.arange(64.0, dtype=np.float32).reshape(8, 8), "count": np.int32(5)}
+    old = {
+        "w": put(mesh(4, 2), ("fsdp", "tensor"), values["w"]),
+        "count": put(mesh(4, 2), (), values["count"]),
+        "key": put(mesh(4, 2), (), jax.random.key(3)),
+    }
+    new = {
+        "w": put(mesh(2, 4), (None, "fsdp"), np.zeros((8, 8), np.float32)),
+        "count": put(mesh(2, 4), (), np.int32(0)),
+        "key": put(mesh(2, 4), (), jax.random.key(0)),
+    }
+    checkpoints, _ = _open(tmp_path)
+    checkpoints.save(1, old, {})
+    _, restored, _ = checkpoints.restore(new)
+    for name, leaf in new.items():
+        assert restored[name].sharding == leaf.sharding
+        assert _bits(restored[name]) == _bits(old[name])
+    shapes = jax.eval_shape(lambda: {"w": jnp.zeros((8, 8))})
+    _, on_one, _ = checkpoints.restore(shapes, partial=True)
+    assert len(on_one["w"].sharding.device_set) == 1
+    np.testing.assert_array_equal(on_one["w"], values["w"])
+
+
+def test_a_failed_save_is_reported_by_the_next_call_and_is_no_checkpoint(tmp_path, monkeypatch):
+    def full(folder, verify):
+        raise OSError(28, "No space left on device")
+
+    checkpoints, log = _open(tmp_path)
+    checkpoints.save(1, _state(1.0), {})
+    checkpoints.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_list_files", full)
+        checkpoints.save(2, _state(2.0), {})
+        with pytest.raises(OSError, match="checkpoint 2 could not be written .*No space left"):
+            checkpoints.save(3, _state(3.0), {})
+    assert checkpoints.latest() == 1
+    checkpoints.save(2, _state(4.0), {})
+    checkpoints.close()
+    assert _steps(tmp_path) == [1, 2]
+    _assert_same_bits(_open(tmp_path)[0].restore(_state())[1], _state(4.0))
+
+
+def test_what_an_interrupted_orbax_save_leaves_is_passed_over_and_overwritten(saved):
+    leftover = saved / "30" / "state.orbax-checkpoint-tmp"
+    shutil.copytree(saved / "20" / "state", leftover)
+    (saved / "40").mkdir()
+    checkpoints, log = _open(saved)
+    assert checkpoints.latest() == 20
+    assert checkpoints.restore(_state())[0] == 20
+    assert [("checkpoint 40" in log[0]), ("checkpoint 30" in log[1])] == [True, True]
+    checkpoints.save(30, _state(3.0), {})
+    checkpoints.close()
+    assert _steps(saved) == [20, 30]
+    _assert_same_bits(_open(saved)[0].restore(_state())[1], _state(3.0))
+
+
+_SAVE_FOREVER = """
+import itertools, sys
+import jax.numpy as jnp
+from seeupo_jax.checkpoint import Checkpoints
+checkpoints = Checkpoints(sys.argv[1], keep=2)
+for step in itertools.count():
+    checkpoints.save(step, {"w": jnp.full((2_000_000,), float(step))}, {"step": step})
+"""
+
+
+def test_a_run_killed_while_saving_resumes_from_a_whole_checkpoint(tmp_path):
+    root = Path(checkpoint.__file__).parents[1]
+    child = subprocess.Popen([sys.executable, "-c", _SAVE_FOREVER, str(tmp_path)], cwd=root)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "3").exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    assert (tmp_path / "3").exists()
+    checkpoints, _ = _open(tmp_path)
+    example = {"w": jnp.zeros(2_000_000)}
+    step, state, extra = checkpoints.restore(example)
+    assert step >= 1 and extra == {"step": step}
+    np.testing.assert_array_equal(state["w"], np.full((2_000_000,), float(step)))
+    for later in (step + 1, step + 2):
+        checkpoints.save(later, state, {})
+    checkpoints.close()
+    assert _steps(tmp_path) == [step + 1, step + 2]
+
+
+def test_manifest_is_readable_by_people(saved):
+    manifest = json.loads((saved / "20" / "manifest.json").read_text())["manifest"]
+    assert manifest["leaves"]["params/embed"] == "float32[8,64]"
+    assert manifest["extra"] == {"iteration": 2}
+
+
+def test_a_workdir_is_made_and_left_empty(tmp_path):
+    check_writable(tmp_path / "new" / "run")
+    assert list((tmp_path / "new" / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("below", ["", "below", "far/below"])
+def test_a_workdir_that_is_or_lies_below_a_file_is_refused(tmp_path, below):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ValueError, match="--workdir: got .*file.* allowed: a folder"):
+        check_writable(file / below)

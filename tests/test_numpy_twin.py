@@ -1,0 +1,253 @@
+"""The twin against finite differences, hand-worked values and what must not matter."""
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import numpy_model as model
+import numpy_twin as twin
+import pytest
+
+ARCH = model.Architecture(head_dim=4, rope_theta=100.0)
+SHAPE = {"vocab_size": 11, "width": 8, "layers": 2, "head_dim": 4, "mlp_width": 10}
+# Two groups; trajectory 2 lacks turn 1, trajectory 3 rewrote its context between turns 0 and 1.
+TRAJECTORIES = [
+    twin.Trajectory([twin.Segment([1, 2, 3, 4, 5, 6], [-1, 0, 0, -1, 1, 1])], 1.0, 0),
+    twin.Trajectory([twin.Segment([1, 2, 9, 4, 7], [-1, 0, 0, -1, 1])], 0.0, 0),
+    twin.Trajectory([twin.Segment([8, 2, 3, 10], [-1, -1, 0, 0])], 0.5, 1),
+    twin.Trajectory(
+        [twin.Segment([8, 2, 5], [-1, -1, 0]), twin.Segment([8, 5, 1, 6], [-1, -1, 1, 1])], 0.0, 1
+    ),
+]
+OPTIONS = twin.Options(order=[[1], [0]], learning_rate=0.5)
+
+
+def small_weights(seed=0, *, heads=4, kv_heads=2, qk_norm=True, qkv_bias=True, tied=False):
+    return model.random_weights(
+        seed, heads=heads, kv_heads=kv_heads, qk_norm=qk_norm, qkv_bias=qkv_bias, tied=tied, **SHAPE
+    )
+
+
+def run(trajectories=TRAJECTORIES, ref_weights=None, **options):
+    options = dataclasses.replace(OPTIONS, **options)
+    return twin.sweep(small_weights(), trajectories, options, ARCH, ref_weights=ref_weights)
+
+
+def assert_same_weights(left, right):
+    for name, value in left.items():
+        np.testing.assert_allclose(value, right[name], rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def assert_gradients_match(value, weights, grads):
+    """Five-point differences agree for every parameter, in a random and in an axis direction."""
+    assert set(grads) == set(weights)
+    rng = np.random.default_rng(7)
+    for name, weight in weights.items():
+        axis = np.zeros_like(weight)
+        axis[np.unravel_index(np.abs(grads[name]).argmax(), weight.shape)] = 1.0
+        for direction in (rng.normal(size=weight.shape), axis):
+            far_down, down, up, far_up = (
+                value(weights | {name: weight + h * direction}) for h in (-2e-4, -1e-4, 1e-4, 2e-4)
+            )
+            expected = (8 * (up - down) - (far_up - far_down)) / 12e-4
+            slope = np.sum(grads[name] * direction)
+            np.testing.assert_allclose(slope, expected, rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+def geometric_ratios(weights, turns):
+    """Per trajectory the ratio of each of its actions, `weights` over the starting weights."""
+    ratios = [[] for _ in TRAJECTORIES]
+    for ratio, trajectory in zip(ratios, TRAJECTORIES, strict=True):
+        for segment in trajectory.segments:
+            new_L, old_L = (
+                model.token_logps(w, segment.tokens_L, ARCH, 1.0)[0]
+                for w in (weights, small_weights())
+            )
+            action_L = np.isin(segment.turn_L, turns)
+            if action_L.any():
+                ratio.append(np.exp(np.mean((new_L - old_L)[action_L])))
+    return ratios
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"qk_norm": False, "tied": True},
+        {"qkv_bias": False, "heads": 2, "kv_heads": 2},
+    ],
+)
+def test_the_gradients_of_log_probabilities_match_finite_differences(parts):
+    weights = small_weights(**parts)
+    tokens_L, slope_L = [3, 1, 4, 1, 5], np.array([0.0, 0.7, -1.3, 0.4, 2.0])
+    _, backward = model.token_logps(weights, tokens_L, ARCH, 0.8)
+    grads = {}
+    backward(slope_L, grads)
+    assert_gradients_match(
+        lambda w: model.token_logps(w, tokens_L, ARCH, 0.8)[0] @ slope_L, weights, grads
+    )
+
+
+@pytest.mark.parametrize("ratio", ["geometric", "product", "token"])
+@pytest.mark.parametrize("bounds", [(0.2, 0.2), (None, None)])
+def test_the_gradients_of_a_step_match_finite_differences(ratio, bounds):
+    """At ratios near 0.6, 1.3 and 1, with weights that make both ends of the clip range bind."""
+    weights, other, ref_weights = (small_weights(seed) for seed in (0, 5, 2))
+    old_weights = {name: 0.9 * value + 0.1 * other[name] for name, value in weights.items()}
+    clips = {"clip_low": bounds[0], "clip_high": bounds[1]}
+    options = dataclasses.replace(OPTIONS, ratio=ratio, kl_coef=0.3, **clips)
+    pieces = twin.step_pieces(TRAJECTORIES, [1])
+    old, ref = (twin.piece_logps(w, pieces, ARCH, options) for w in (old_weights, ref_weights))
+    rest = (pieces, old, ref, np.array([-1.0, 2.0, 9.0, 0.5]), 4, ARCH)
+    loss, grads = twin.turn_loss(weights, *rest, options)
+    assert_gradients_match(lambda w: twin.turn_loss(w, *rest, options)[0], weights, grads)
+    for bound in (name for name, value in clips.items() if value is not None):
+        opened = dataclasses.replace(options, **{bound: None})
+        assert loss > twin.turn_loss(weights, *rest, opened)[0] + 1e-3
+
+
+def test_logits_depend_on_no_later_token_and_on_the_order():
+    def logits(tokens_L):
+        return model.forward(small_weights(), tokens_L, ARCH)[0]
+
+    np.testing.assert_allclose(logits([1, 2, 3, 4])[:3], logits([1, 2, 3, 9])[:3], rtol=1e-12)
+    assert np.abs(logits([1, 2, 3])[2] - logits([2, 1, 3])[2]).max() > 1e-3
+
+
+def test_probabilities_of_the_next_token_sum_to_one_at_any_temperature():
+    for temperature in (1.0, 0.5):
+        logp = [
+            model.token_logps(small_weights(), [1, 2, v], ARCH, temperature)[0][2]
+            for v in range(SHAPE["vocab_size"])
+        ]
+        np.testing.assert_allclose(np.exp(logp).sum(), 1.0, rtol=1e-12)
+
+
+def test_the_advantage_of_two_trajectories_by_hand():
+    options = {"baseline": "mean", "clip": None}
+    expected = {"none": 0.5, "batch": 0.5**0.5, "group": 0.5 / (0.5**0.5 + 1e-6)}
+    for scale, value in expected.items():
+        result = twin.group_relative_advantages([1, 0], [0, 0], [True] * 2, scale=scale, **options)
+        np.testing.assert_allclose(result, [value, -value], rtol=1e-12)
+    alone = twin.group_relative_advantages(
+        [1, 0, 5], [0, 0, 0], [True, True, False], baseline="leave_one_out", scale="none", clip=None
+    )
+    np.testing.assert_allclose(alone, [1, -1, 0], rtol=1e-12)
+
+
+def test_a_first_step_by_hand():
+    """At the old policy every ratio is 1: the loss is minus the mean weight of the pool."""
+    sweep = run(kl_coef=0.5, scale="none", advantage_clip=None)
+    np.testing.assert_allclose(sweep.advantage_N, [0.5, -0.5, 0.25, -0.25])
+    assert [step.turns for step in sweep.steps] == [(1,), (0,)]
+    np.testing.assert_allclose(sweep.steps[0].loss, -(0.5 - 0.5 - 0.25) / 4, rtol=1e-12)
+    active = run(scale="none", pool_mean="active").steps[0]
+    np.testing.assert_allclose(active.loss, -(0.5 - 0.5 - 0.25) / 3, rtol=1e-12)
+
+
+def test_factors_multiply_the_ratios_of_the_updated_policy():
+    sweep = run(weight_clip=None, clip_low=None, clip_high=None)
+    after_first = run(order=[[1]], clip_low=None, clip_high=None).weights
+    (r0,), (r1,), no_turn, (r3,) = geometric_ratios(after_first, [1])
+    assert not no_turn
+    expected = np.array([r0, r1, 1.0, r3])
+    np.testing.assert_allclose(sweep.steps[0].factor_N, expected, rtol=1e-10)
+    expected *= np.concatenate(geometric_ratios(sweep.weights, [0]))
+    np.testing.assert_allclose(sweep.steps[1].factor_N, expected, rtol=1e-10)
+    assert max(np.abs(sweep.steps[1].factor_N - 1)) > 0.05
+    clipped = run(weight_clip=0.01).steps[0].factor_N
+    np.testing.assert_allclose(clipped, np.clip(sweep.steps[0].factor_N, 0.99, 1.01), rtol=1e-10)
+
+
+def test_the_second_step_weighs_by_the_factors_of_the_first():
+    """One step on turn 0 from the policy after turn 1, with advantage x factor as weights."""
+    sweep = run(kl_coef=0.0, scale="none", clip_low=None, clip_high=None)
+    after = run(order=[[1]], kl_coef=0.0, scale="none", clip_low=None, clip_high=None)
+    weight_N = sweep.advantage_N * after.steps[0].factor_N
+    loss = -np.concatenate(geometric_ratios(after.weights, [0])) @ weight_N / 4
+    np.testing.assert_allclose(sweep.steps[1].loss, loss, rtol=1e-10)
+
+
+def test_old_policy_turn_restarts_every_ratio_at_one():
+    options = {"scale": "none", "kl_coef": 0.0, "old_policy": "turn"}
+    first, second = run(**options).steps
+    weight_N = run(**options).advantage_N * first.factor_N
+    np.testing.assert_allclose(second.loss, -weight_N.sum() / 4, rtol=1e-10)
+    assert abs(run(scale="none", kl_coef=0.0).steps[1].loss - second.loss) > 1e-4
+
+
+def test_a_turn_that_nobody_has_takes_no_step():
+    sweep = run(order=[[5], [1], [3], [0]], optimizer="adam", learning_rate=0.01)
+    assert [step.turns for step in sweep.steps] == [(1,), (0,)]
+    assert_same_weights(sweep.weights, run(optimizer="adam", learning_rate=0.01).weights)
+
+
+def test_failed_trajectories_change_nothing():
+    failed = dataclasses.replace(TRAJECTORIES[0], reward=50.0, failed=True)
+    for pool_mean in ("all", "active"):
+        sweep = run([failed, *TRAJECTORIES], pool_mean=pool_mean)
+        assert_same_weights(sweep.weights, run(pool_mean=pool_mean).weights)
+        assert sweep.advantage_N[0] == 0.0 and sweep.steps[-1].factor_N[0] == 1.0
+
+
+def test_merged_turns_are_one_action_a_segment():
+    sweep = run(order=[[1, 0]], weight_clip=None)
+    (step,) = sweep.steps
+    ratios = geometric_ratios(sweep.weights, [0, 1])
+    assert [len(r) for r in ratios] == [1, 1, 1, 2]
+    np.testing.assert_allclose(step.factor_N, [np.prod(r) for r in ratios], rtol=1e-10)
+    # At ratio 1 a trajectory of two pieces has two terms: N = 4, weights 0.5, -0.5, 0.25, -0.25.
+    for pool_mean in ("all", "active"):
+        loss = run(order=[[1, 0]], scale="none", pool_mean=pool_mean).steps[0].loss
+        np.testing.assert_allclose(loss, -(0.5 - 0.5 + 0.25 - 2 * 0.25) / 4, rtol=1e-10)
+
+
+def test_inner_epochs_hold_the_old_policy_and_the_weights():
+    sweep = run(inner_epochs=2, clip_low=None, clip_high=None, kl_coef=0.0)
+    assert [step.turns for step in sweep.steps] == [(1,), (1,), (0,), (0,)]
+    np.testing.assert_array_equal(sweep.steps[0].factor_N, np.ones(4))
+    assert sweep.steps[1].factor_N[0] != 1.0
+    after = {k: v - 0.5 * sweep.steps[0].gradients[k] for k, v in small_weights().items()}
+    r0, r1, _, r3 = (sum(r) for r in geometric_ratios(after, [1]))
+    loss = -np.array([r0, r1, 0.0, r3]) @ sweep.advantage_N / 4
+    np.testing.assert_allclose(sweep.steps[1].loss, loss, rtol=1e-10)
+
+
+def test_the_kl_term_is_a_mean_over_the_tokens_of_each_action():
+    ref_weights = small_weights(3)
+    loss = [run(order=[[1]], ref_weights=ref_weights, kl_coef=c).steps[0].loss for c in (0.0, 0.3)]
+    kl = 0.0
+    for piece in twin.step_pieces(TRAJECTORIES, [1]):
+        ref, own = (
+            model.token_logps(w, piece.tokens_L, ARCH, 1.0)[0][piece.position_A]
+            for w in (ref_weights, small_weights())
+        )
+        kl += np.mean(np.exp(ref - own) - (ref - own) - 1) / 4
+    np.testing.assert_allclose(loss[1] - loss[0], 0.3 * kl, rtol=1e-9)
+
+
+def test_adam_and_the_norm_bound_by_hand():
+    grads = {"a": np.array([3.0]), "b": np.array([4.0])}
+    start = {"a": np.zeros(1), "b": np.zeros(1)}
+    bounded = dataclasses.replace(OPTIONS, max_grad_norm=1.0, learning_rate=1.0)
+    stepped = twin.Optimizer(bounded).step(start, grads)
+    np.testing.assert_allclose([stepped["a"][0], stepped["b"][0]], [-0.6, -0.8])
+    adam = twin.Optimizer(dataclasses.replace(OPTIONS, optimizer="adam", learning_rate=0.1))
+    once = adam.step(start, grads)
+    np.testing.assert_allclose([once["a"][0], once["b"][0]], [-0.1, -0.1], rtol=1e-7)
+    twice = adam.step(once, {"a": np.array([-1.0]), "b": np.array([4.0])})
+    # mean (0.9 x 0.3 - 0.1) / 0.19, square (0.999 x 0.009 + 0.001) / 0.001999
+    move = 0.1 * (0.17 / 0.19) / np.sqrt(0.009991 / 0.001999)
+    np.testing.assert_allclose(twice["a"][0], once["a"][0] - move, rtol=1e-6)
+
+
+def test_the_twin_imports_numpy_and_nothing_of_the_package():
+    names = set()
+    for module in (model, twin):
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                names.add(node.module)
+    assert names == {"__future__", "collections.abc", "dataclasses", "numpy", "numpy_model"}
