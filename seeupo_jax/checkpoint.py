@@ -17,6 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
@@ -196,7 +198,8 @@ class Checkpoints:
             if verified:  # the files are as they were written: whatever failed, it is not damage
                 raise
             raise _Damaged(f"cannot be read ({_reason(error)})") from error
-        state = jax.tree.unflatten(jax.tree.structure(example), [leaves[name] for name in wanted])
+        placed = [_commit_like(leaf, leaves[name]) for name, leaf in wanted.items()]
+        state = jax.tree.unflatten(jax.tree.structure(example), placed)
         return step, state, manifest["extra"]
 
 
@@ -236,6 +239,20 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _commit_like(example: Any, leaf: jax.Array) -> jax.Array:
+    """The leaf, as free to move as the example is.
+
+    Orbax commits what it loads to its devices: a step count committed to one device cannot enter a
+    program together with parameters on a mesh, where a fresh one can.
+    """
+    if not isinstance(example, jax.Array) or example.committed:
+        return leaf
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = np.asarray(jax.random.key_data(leaf))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    return jnp.asarray(np.asarray(leaf))
 
 
 def _check_leaves(

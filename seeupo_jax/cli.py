@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,14 +21,12 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=T
 _OVERRIDES = flags.DEFINE_multi_string(
     "override", [], "FIELD.SUB=VALUE on top of the config; --config.FIELD.SUB=VALUE is the same."
 )
-_PREFIX = "--config."
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
     """The command line with every `--config.FIELD=VALUE` as `--override=FIELD=VALUE`."""
     logging.set_verbosity(logging.WARNING)  # Orbax tells every step of every save otherwise
-    override = lambda a: f"--override={a.removeprefix(_PREFIX)}" if a.startswith(_PREFIX) else a  # noqa: E731
-    return [override(argument) for argument in argv]
+    return [re.sub(r"^--config\.", "--override=", argument) for argument in argv]
 
 
 def read_config() -> tuple[Config, Path]:
@@ -52,8 +51,8 @@ def sentence_errors() -> Iterator[None]:
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs for the next run, in JAX_COMPILATION_CACHE_DIR or the user's cache."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "seeupo_jax" / "xla"
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(default))
+    """Keeps compiled programs, in JAX_COMPILATION_CACHE_DIR or the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(cache / "seeupo_jax" / "xla"))
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

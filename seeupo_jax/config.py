@@ -1,4 +1,4 @@
-"""The configuration: frozen dataclasses built from an `ml_collections` file and command-line overrides.
+"""The configuration: frozen dataclasses from an `ml_collections` file and the command line.
 
 Every field states what it allows; a misspelt key, a wrong type or an impossible value raises one
 sentence with the key's full name, what was got and what is allowed.
@@ -305,6 +305,8 @@ def _convert(value: Any, hint: Any, field: dataclasses.Field, name: str) -> Any:
     if value is None and type(None) in options:
         return None
     (expected,) = [option for option in options if option is not type(None)]
+    if value is None and expected is str:
+        value = "none"  # an override's `none` where it is the name of a choice
     value = _as_type(value, expected, name)
     check, allowed = field.metadata.get(_CHECK, (lambda _: True, ""))
     if not check(value):
@@ -353,8 +355,8 @@ def _check_together(config: Config) -> None:
         )
     if algorithm.order == "custom" and algorithm.turns_per_update > 1:
         raise ValueError(
-            f"config.algorithm.turns_per_update: got {algorithm.turns_per_update} with order=custom;"
-            " allowed: 1."
+            f"config.algorithm.turns_per_update: got {algorithm.turns_per_update} with"
+            " order=custom; allowed: 1."
         )
     if algorithm.refresh == "fused" and not fused_refresh_applies(algorithm):
         raise ValueError(
@@ -368,7 +370,8 @@ def _check_together(config: Config) -> None:
         )
     if model.heads % model.kv_heads:
         raise ValueError(
-            f"config.model.kv_heads: got {model.kv_heads}; allowed: a divisor of heads={model.heads}."
+            f"config.model.kv_heads: got {model.kv_heads}; allowed: a divisor of"
+            f" heads={model.heads}."
         )
     buckets = config.batching.buckets
     if buckets and (list(buckets) != sorted(set(buckets)) or buckets[-1] < rollout.max_context):

@@ -47,7 +47,7 @@ def evaluate(
     """Plays the first `config.evaluation.tasks` tasks of a split k times each.
 
     Returns: `eval/avg@k` and `eval/pass@k` with `_low` and `_high`, of success (score 1) among the
-      episodes whose environment did not fail; another split than the configured one is `eval_SPLIT/`.
+      episodes whose environment did not fail; `eval_SPLIT/` for another split than the config's.
     """
     task_ids = envs.make(config.env.name, **config.env.options).task_ids(split)
     requests = group_requests(task_ids[: config.evaluation.tasks], k)

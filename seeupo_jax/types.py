@@ -26,7 +26,7 @@ class Segment:
     """An append-only token sequence: every action in it was sampled from exactly what precedes it.
 
     tokens_L: int32 token ids, as sampled or as tokenised once; never re-tokenised.
-    turn_L: int32, `CONTEXT` or the turn that sampled the token. Loss mask, turn mask and turn count.
+    turn_L: int32, `CONTEXT` or the turn that sampled the token: loss mask, turn mask, turn count.
     logp_L: float32, the sampler's log-probability of each sampled token; 0 at context.
     """
 
@@ -67,8 +67,8 @@ class Trajectory:
 class TurnBatch(NamedTuple):
     """The rows that one step updates, cut at their last action token; a pytree of device arrays.
 
-    Rows are grouped into microbatches [M, R]; only the first `microbatches` of them hold any, so one
-    compiled program serves every number of rows.
+    Rows are grouped into microbatches [M, R]; only the first `microbatches` of them hold any, so
+    one compiled program serves every number of rows.
 
     tokens_MRL: int32, padded with 0 after the row's end.
     position_MRA: int32, where in the row each action token stands (>= 1).

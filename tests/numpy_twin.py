@@ -129,9 +129,11 @@ def sweep(
             losses.append((loss, grads))
         before_N, factor_N = factor_N, factor_N.copy()
         new = piece_logps(current, pieces, arch, options)
+        ratios: dict[int, float] = {}
         for piece, new_A, old_A in zip(pieces, new, old, strict=True):
             ratio = _weight_ratio(new_A - old_A, options)
-            i = piece.trajectory
+            ratios[piece.trajectory] = ratios.get(piece.trajectory, 1.0) * ratio
+        for i, ratio in ratios.items():
             factor_N[i] = _updated_factor(factor_N[i], ratio, options.weight_clip)
         for epoch, (loss, grads) in enumerate(losses, start=1):
             after_N = factor_N if epoch == options.inner_epochs else before_N

@@ -296,6 +296,18 @@ def test_a_sharded_state_is_restored_on_another_mesh(tmp_path):
     np.testing.assert_array_equal(on_one["w"], values["w"])
 
 
+def test_what_was_free_of_a_device_is_restored_free(tmp_path):
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharded = jax.device_put(jnp.ones(8), jax.NamedSharding(mesh, jax.P("fsdp")))
+    state = {"w": sharded, "step": jnp.int32(2), "key": jax.random.key(1)}
+    checkpoints, _ = _open(tmp_path)
+    checkpoints.save(1, state, {})
+    _, restored, _ = checkpoints.restore(state)
+    _assert_same_bits(restored, state)
+    # On one program with the sharded leaf; a leaf committed to one device is refused there.
+    jax.jit(lambda s: s["w"] * s["step"] + jax.random.uniform(s["key"], (8,)))(restored)
+
+
 def test_a_failed_save_is_reported_by_the_next_call_and_is_no_checkpoint(tmp_path, monkeypatch):
     def full(folder, verify):
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""`order_desk`: a customer-service desk with hidden state, real tool calls and irreversible actions."""
+"""`order_desk`: a customer-service desk with hidden state, tool calls, irreversible actions."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def _tool(name: str, description: str, /, **arguments: str) -> Tool:
 
 TOOLS: tuple[Tool, ...] = (
     _tool("find_customer", "The id of a customer.", name="First and last name."),
-    _tool("list_orders", "A customer's orders, item by item.", customer_id="Such as C12."),
-    _tool("get_order", "An order's status.", order_id="Such as #34."),
-    _tool("cancel_order", "Cancels an order; cannot be undone.", order_id="Such as #34."),
-    _tool("return_order", "Takes an order back; cannot be undone.", order_id="Such as #34."),
+    _tool("list_orders", "The ids of a customer's orders.", customer_id="Such as C12."),
+    _tool("get_order", "An order's status.", order_id="Such as mug-34."),
+    _tool("cancel_order", "Cancels an order; cannot be undone.", order_id="Such as mug-34."),
+    _tool("return_order", "Takes an order back; cannot be undone.", order_id="Such as mug-34."),
     _tool(
         "change_address",
         "Sends an order elsewhere; cannot be undone.",
-        order_id="Such as #34.",
+        order_id="Such as mug-34.",
         address="Such as 7 Oak Street.",
     ),
     _tool("reply", "Answers the customer and ends the case.", outcome="|".join(OUTCOMES)),
@@ -92,7 +92,7 @@ class Desk:
     def _list_orders(self, customer_id: str) -> str:
         for customer in self.customers.values():
             if customer.customer_id == customer_id:
-                return json.dumps({order.item: order.order_id for order in customer.orders})
+                return json.dumps([order.order_id for order in customer.orders])
         raise _Refusal(f"no customer {customer_id!r}")
 
     def _order(self, order_id: str) -> world.Order:
@@ -140,7 +140,7 @@ class OrderDesk:
         return opening(task), TOOLS
 
     def step(self, text: str) -> StepResult:
-        """Carries out the one tool call of a response; the reply, or the sixth turn, ends the case."""
+        """Carries out a response's one tool call; the reply, or the sixth turn, ends the case."""
         desk = self._running()
         self._turns += 1
         try:
@@ -168,7 +168,7 @@ class OrderDesk:
         """Names, ids and outcomes, each worth one token: copying one is then one step."""
         last_names = tuple(f" {name}" for name in world.LAST_NAMES)
         names = (world.FIRST_NAMES, last_names, world.ITEMS, world.STREETS)
-        ids = (world.CUSTOMER_IDS, world.ORDER_IDS, OUTCOMES)
+        ids = (world.CUSTOMER_IDS, world.ORDER_NUMBERS, OUTCOMES)
         return tuple(dict.fromkeys(word for group in (*names, *ids) for word in group))
 
     def _running(self) -> Desk:

@@ -1,4 +1,4 @@
-"""The order desk's tasks and demonstrations as a TensorFlow Datasets builder (no TensorFlow needed)."""
+"""The order desk's tasks and demonstrations as a TensorFlow Datasets builder."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ def play(task: world.Task, skill: float, rng: random.Random) -> Iterator[str]:
     order = rng.choice(customer.orders) if slip["wrong_order"] else task.target
     if slip["bad_call"]:
         taken = {o.order_id for c in task.customers for o in c.orders}
-        yield render_hermes("get_order", order_id=rng.choice(sorted(set(world.ORDER_IDS) - taken)))
+        wrong = {order.item + number for number in world.ORDER_NUMBERS} - taken
+        yield render_hermes("get_order", order_id=rng.choice(sorted(wrong)))
     if slip["guess"]:
         outcome = rng.choice(OUTCOMES)
     else:

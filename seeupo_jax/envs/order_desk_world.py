@@ -1,4 +1,4 @@
-"""The world of `order_desk`: customers, orders, requests, and what the desk's policy makes of them."""
+"""The world of `order_desk`: customers, orders, requests, and the desk's policy on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ITEMS = tuple(
 )
 STREETS = tuple("Oak Elm Maple Cedar Birch Willow Park Lake Hill River Mill Church".split())
 CUSTOMER_IDS = tuple(f"C{number}" for number in range(10, 70))
-ORDER_IDS = tuple(f"#{number}" for number in range(10, 100))
+ORDER_NUMBERS = tuple(f"-{number}" for number in range(10, 100))  # mug-84: a mug's order
 
 REQUESTS = ("cancel", "return", "address", "status")
 STATUSES = ("processing", "shipped", "delivered")
@@ -117,7 +117,7 @@ def move(order: Order, address: str) -> Order:
 
 
 def resolve(request: str, order: Order) -> str:
-    """What the desk's policy allows: cancelled, returned, address_changed, refused, or the status."""
+    """What the policy allows: cancelled, returned, address_changed, refused, or the status."""
     if request == "status":
         return order.status
     if order.changed:
@@ -167,9 +167,9 @@ def _draw(rng: random.Random) -> Task:
     count = 3
     names = [f"{rng.choice(FIRST_NAMES)} {last}" for last in rng.sample(LAST_NAMES, count)]
     customer_ids = rng.sample(CUSTOMER_IDS, count)
-    order_ids = rng.sample(ORDER_IDS, 4 * count)
+    numbers = rng.sample(ORDER_NUMBERS, 4 * count)
     customers = tuple(
-        Customer(customer_ids[c], names[c], _draw_orders(rng, order_ids[4 * c : 4 * c + 4]))
+        Customer(customer_ids[c], names[c], _draw_orders(rng, numbers[4 * c : 4 * c + 4]))
         for c in range(count)
     )
     customer = rng.randrange(count)
@@ -182,11 +182,11 @@ def _draw(rng: random.Random) -> Task:
     return Task(message, customers, customer, order, request, address)
 
 
-def _draw_orders(rng: random.Random, order_ids: list[str]) -> tuple[Order, ...]:
+def _draw_orders(rng: random.Random, numbers: list[str]) -> tuple[Order, ...]:
     items = rng.sample(ITEMS, rng.randint(2, 4))
     return tuple(
-        Order(order_id, item, rng.choice(STATUSES), _draw_address(rng), rng.random() < 0.15)
-        for order_id, item in zip(order_ids, items, strict=False)
+        Order(item + number, item, rng.choice(STATUSES), _draw_address(rng), rng.random() < 0.15)
+        for item, number in zip(items, numbers, strict=False)
     )
 
 
@@ -199,7 +199,6 @@ def describe(order: Order) -> str:
     return json.dumps(
         {
             "order_id": order.order_id,
-            "item": order.item,
             "status": order.status,
             "changed_before": order.changed,
         }

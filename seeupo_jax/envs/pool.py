@@ -1,4 +1,4 @@
-"""Many environments stepped side by side in threads; one that hangs or fails costs its own episode."""
+"""Environments stepped side by side in threads; one that hangs or fails costs its own episode."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class EnvPool:
             self._add_worker()
 
     def call(self, calls: Sequence[tuple[int, Callable[[Environment], Any]]]) -> list[Any]:
-        """Runs `function(environment)` for (slot, function) pairs; results or Failures, in order."""
+        """Runs `function(environment)` for (slot, function) pairs; results or Failures in order."""
         pending = [
             _Call(slot, lambda env=self._envs[slot], function=function: function(env))
             for slot, function in calls

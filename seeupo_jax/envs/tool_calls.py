@@ -29,8 +29,8 @@ def render_hermes(name: str, /, **arguments: Any) -> str:
 def parse_hermes(text: str) -> tuple[ToolCall, ...]:
     """The calls of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks, in order.
 
-    Text before and between the blocks is allowed (reasoning); an unclosed block, text after the last
-    block, keys other than the two and duplicate keys are not. Returns () when there is no block.
+    Text before and between the blocks is allowed (reasoning); an unclosed block, text after the
+    last block, keys other than the two and duplicate keys are not. No block at all: ().
 
     Raises:
       ToolCallError: a block that breaks the form.

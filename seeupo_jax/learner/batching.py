@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -79,7 +80,7 @@ class Piece:
 
 
 def pieces_of(rows: Rows, turns: Sequence[int]) -> list[Piece]:
-    """The rows that have any of these turns; trajectories without one are null and appear nowhere."""
+    """The rows that have any of these turns; a trajectory without one is null: it is nowhere."""
     pieces = []
     for segment, turn_L in enumerate(rows.turn):
         position_A = np.flatnonzero(np.isin(turn_L, turns))
@@ -160,11 +161,19 @@ def refresh_batch(
     """The refresh that a step on `pieces` does for the step on `previous` before it.
 
     Returns: the refresh, aligned with `batch`, and the previous pieces that it cannot hold: those
-      that lie in another segment, and the few that are longer than the rest.
+      that do not continue a row of this step, all pieces of a trajectory that has several in one
+      step (their ratios multiply first), and the few that are longer than the rest.
     """
     row_of = {piece.segment: row for row, piece in enumerate(pieces)}
-    same = [p for p in previous if p.segment in row_of and p.end > pieces[row_of[p.segment]].end]
-    left = [p for p in previous if p not in set(same)]
+    alone = _alone(rows, pieces) & _alone(rows, previous)
+
+    def continues(piece: Piece) -> bool:
+        row = row_of.get(piece.segment)
+        known = row is not None and piece.end > pieces[row].end
+        return known and int(rows.trajectory_S[piece.segment]) in alone
+
+    same = [piece for piece in previous if continues(piece)]
+    left = [piece for piece in previous if not continues(piece)]
     M, R = batch.trajectory_MR.shape
     longest = [p.end - pieces[row_of[p.segment]].end + 1 for p in same]
     S = shapes.length(int(np.quantile(longest, 0.9)) if longest else 1)
@@ -185,3 +194,9 @@ def refresh_batch(
         old[row, :size] = old_logp[piece.segment][piece.position_A]
     fold = lambda x: x.reshape(M, R, *x.shape[1:])  # noqa: E731
     return RefreshBatch(*map(fold, (tokens, start, position, mask, old))), left
+
+
+def _alone(rows: Rows, pieces: Sequence[Piece]) -> set[int]:
+    """The trajectories that have exactly one of these pieces."""
+    count = Counter(int(rows.trajectory_S[piece.segment]) for piece in pieces)
+    return {trajectory for trajectory, times in count.items() if times == 1}

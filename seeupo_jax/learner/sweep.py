@@ -297,7 +297,7 @@ def _separate_turn(
 
 
 def _minibatches(pieces: list[Piece], count: int, rng: np.random.Generator) -> list[list[Piece]]:
-    """The pieces in random parts of nearly equal size; in their own order when there is one part."""
+    """The pieces in random parts of nearly equal size; one part keeps their own order."""
     if count == 1:
         return [pieces]
     parts = np.array_split(rng.permutation(len(pieces)), count)

@@ -45,10 +45,10 @@ def to_segment(demonstration: Demonstration, tokenizer: Tokenizer) -> Segment:
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of demonstrations in a seeded order; batch `step` is the same whenever it is asked for.
+    """Batches of demonstrations in a seeded order; batch `step` is the same whenever asked for.
 
-    Rows of one batch have similar lengths: each block of 16 batches is sorted by length before it is
-    cut, and the batches of a block come in random order.
+    Rows of one batch have similar lengths: each block of 16 batches is sorted by length before it
+    is cut, and the batches of a block come in random order.
     """
 
     demonstrations: Sequence[Demonstration]

@@ -57,7 +57,7 @@ def attend(
 
 
 def write(cache: KeyValues, new: KeyValues, position_NL: jax.Array) -> KeyValues:
-    """Puts keys and values at the cache slots of their positions; beyond the cache they are dropped."""
+    """Puts keys and values at the slots of their positions; beyond the cache they are dropped."""
     rows = jnp.arange(position_NL.shape[0])[:, None]
     put = lambda old, x: old.at[rows, position_NL].set(x.astype(old.dtype), mode="drop")  # noqa: E731
     return KeyValues(put(cache.k, new.k), put(cache.v, new.v))

@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 class Tokenizer(Protocol):
     """What the rollout needs of a tokenizer.
 
-    `prompt` and `observation` end with the header of the assistant's next message, so that an action
-    is exactly what is sampled after them, its end token included.
+    `prompt` and `observation` end with the header of the assistant's next message, so that an
+    action is exactly what is sampled after them, its end token included.
     """
 
     vocab_size: int
@@ -56,7 +56,7 @@ class Tokenizer(Protocol):
 class SentencePieceTokenizer:
     """A SentencePiece model with one control token a role: `<|user|>text<|end|><|assistant|>`.
 
-    Control tokens are not in any text: an environment or a model cannot forge a role by writing one.
+    Control tokens are in no text: neither environment nor model can forge a role by writing one.
     """
 
     def __init__(self, model: bytes, chat: config.Chat):

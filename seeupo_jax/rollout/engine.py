@@ -56,8 +56,8 @@ def task_number(task_id: str) -> int:
 def filter_logits(logits_NV: jax.Array, *, top_k: int | None, top_p: float | None) -> jax.Array:
     """Logits with -inf outside the k likeliest tokens and outside the nucleus of mass p.
 
-    The nucleus is the smallest set of likeliest tokens whose mass reaches p; it is taken after top-k
-    and always holds the likeliest token (Holtzman et al., arXiv:1904.09751).
+    The nucleus is the smallest set of likeliest tokens whose mass reaches p; it is taken after
+    top-k and always holds the likeliest token (Holtzman et al., arXiv:1904.09751).
     """
     V = logits_NV.shape[1]
     if top_k is not None and top_k < V:

@@ -1,0 +1,254 @@
+"""The transformer against its NumPy twin, and every way of computing the same numbers."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_model
+import pytest
+from flax import nnx
+
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy import weights
+from seeupo_jax.policy.transformer import Architecture, Transformer, new_cache
+
+TEMPERATURE = 0.7
+ROWS, LENGTH = 3, 11
+
+QWEN3 = Architecture(
+    vocab_size=23,
+    width=16,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=6,
+    mlp_width=20,
+    rope_theta=100.0,
+    norm_eps=1e-3,
+)
+VARIANTS = {
+    "qk_norm, grouped, tied": QWEN3,
+    "qkv_bias, grouped, untied": dataclasses.replace(
+        QWEN3, qk_norm=False, qkv_bias=True, tied=False
+    ),
+    "plain, one key head, tied": dataclasses.replace(QWEN3, qk_norm=False, kv_heads=1),
+    "qk_norm, as many key heads, untied": dataclasses.replace(QWEN3, kv_heads=4, tied=False),
+}
+LAYOUTS = [(False, "full"), (False, "dots"), (True, "none"), (True, "full"), (True, "dots")]
+
+
+def numpy_weights(arch, seed=0):
+    keys = "vocab_size width layers heads kv_heads head_dim mlp_width qk_norm qkv_bias tied"
+    return numpy_model.random_weights(seed, **{key: getattr(arch, key) for key in keys.split()})
+
+
+def make(arch, seed=0):
+    """A network and its parameters; they are the NumPy twin's, so no part of them is trivial."""
+    network, _ = policy.split(nnx.eval_shape(lambda: Transformer(arch, nnx.Rngs(0))))
+    params = weights._to_params(numpy_weights(arch, seed), arch, Path("twin"))
+    return network, jax.tree.map(jnp.asarray, params)
+
+
+def tokens_and_pulls(arch):
+    """Tokens [N, L] and a random weight for every token's log-probability."""
+    rng = np.random.default_rng(1)
+    tokens_NL = rng.integers(0, arch.vocab_size, (ROWS, LENGTH)).astype(np.int32)
+    return tokens_NL, rng.normal(size=(ROWS, LENGTH - 1)).astype(np.float32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def evaluate(network, params, tokens_NL, pull_NL):
+    """Logits [N, L, V], log-probabilities [N, L-1], and the gradient of their weighted sum."""
+
+    def loss(params):
+        hidden_NLD, _ = policy.hidden(network, params, tokens_NL)
+        logp_NL = policy.token_logp(
+            network, params, hidden_NLD[:, :-1], tokens_NL[:, 1:], temperature=TEMPERATURE
+        )
+        return jnp.sum(logp_NL * pull_NL), logp_NL
+
+    grads, logp_NL = jax.grad(loss, has_aux=True)(params)
+    return network.bind(params)(tokens_NL), logp_NL, grads
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def full_pass(network, params, tokens_NL):
+    """Hidden states and keys and values of whole rows."""
+    return policy.hidden(network, params, tokens_NL)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_logp_and_gradients_equal_the_numpy_twin(variant):
+    arch = VARIANTS[variant]
+    tokens_NL, pull_NL = tokens_and_pulls(arch)
+    logits, logp, grads = evaluate(*make(arch), tokens_NL, pull_NL)
+    assert logits.dtype == jnp.float32
+    twin = numpy_weights(arch)
+    twin_arch = numpy_model.Architecture(arch.head_dim, arch.rope_theta, arch.norm_eps)
+    wanted_grads = {}
+    for row in range(ROWS):
+        wanted, _ = numpy_model.forward(twin, tokens_NL[row], twin_arch)
+        np.testing.assert_allclose(logits[row], wanted, atol=2e-5, rtol=0)
+        wanted, back = numpy_model.token_logps(twin, tokens_NL[row], twin_arch, TEMPERATURE)
+        np.testing.assert_allclose(logp[row], wanted[1:], atol=2e-5, rtol=0)
+        back(np.concatenate([[0.0], pull_NL[row]]), wanted_grads)
+    got = weights._to_tensors(jax.device_get(grads), arch)
+    assert got.keys() == wanted_grads.keys()
+    for name, wanted in wanted_grads.items():
+        np.testing.assert_allclose(got[name], wanted, atol=1e-4, rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("scan_layers, remat", LAYOUTS)
+def test_scanning_and_rematerialising_change_no_value_and_no_gradient(scan_layers, remat):
+    tokens_NL, pull_NL = tokens_and_pulls(QWEN3)
+    arch = dataclasses.replace(QWEN3, scan_layers=scan_layers, remat=remat)
+    wanted = evaluate(*make(QWEN3), tokens_NL, pull_NL)
+    got = evaluate(*make(arch), tokens_NL, pull_NL)
+    for a, b in zip(got[:2], wanted[:2], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)
+    tensors = [
+        weights._to_tensors(jax.device_get(grads), a)
+        for grads, a in ((got[2], arch), (wanted[2], QWEN3))
+    ]
+    for name in tensors[1]:
+        np.testing.assert_allclose(tensors[0][name], tensors[1][name], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_full_remat_computes_products_again_and_dots_keeps_them(scan_layers):
+    tokens_NL, pull_NL = tokens_and_pulls(QWEN3)
+    products = {}
+    for remat in ("none", "dots", "full"):
+        arch = dataclasses.replace(QWEN3, scan_layers=scan_layers, remat=remat)
+        program = jax.make_jaxpr(evaluate, static_argnums=0)(*make(arch), tokens_NL, pull_NL)
+        products[remat] = str(program).count("dot_general")
+    assert products["none"] == products["dots"] < products["full"]
+
+
+def test_what_stands_to_the_right_never_reaches_a_row():
+    tokens_NL, pull_NL = tokens_and_pulls(QWEN3)
+    network, params = make(QWEN3)
+    pull_NL[:, 5:] = 0.0  # the real part is 6 tokens: 5 predictions
+    other_NL = tokens_NL.copy()
+    other_NL[:, 6:] = (other_NL[:, 6:] + 1) % QWEN3.vocab_size
+    one, two = (evaluate(network, params, t, pull_NL) for t in (tokens_NL, other_NL))
+    assert not np.array_equal(one[0][:, 6:], two[0][:, 6:])
+    np.testing.assert_array_equal(one[0][:, :6], two[0][:, :6])
+    np.testing.assert_array_equal(one[1][:, :5], two[1][:, :5])
+    jax.tree.map(np.testing.assert_array_equal, one[2], two[2])
+
+
+def test_rows_do_not_see_each_other():
+    tokens_NL, pull_NL = tokens_and_pulls(QWEN3)
+    network, params = make(QWEN3)
+    logits, logp, _ = evaluate(network, params, tokens_NL, pull_NL)
+    swapped = evaluate(network, params, tokens_NL[::-1], pull_NL)
+    np.testing.assert_allclose(swapped[0][::-1], logits, atol=1e-6)
+    np.testing.assert_allclose(swapped[1][::-1], logp, atol=1e-6)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_what_follows_a_past_is_as_in_the_full_pass(scan_layers):
+    arch = dataclasses.replace(QWEN3, scan_layers=scan_layers)
+    network, params = make(arch)
+    tokens_NL, _ = tokens_and_pulls(arch)
+    whole, whole_keys = full_pass(network, params, tokens_NL)
+    # Rows of different lengths in one past: what is beyond a row's own length must not be seen.
+    length_N = np.array([7, 4, 1], np.int32)
+    new_NL = np.stack([tokens_NL[row, n : n + 4] for row, n in enumerate(length_N)])
+    _, past = full_pass(network, params, tokens_NL[:, :7])
+    rest = jax.jit(policy.hidden, static_argnums=0)
+    hidden, keys = rest(network, params, new_NL, past, length_N)
+    for row, n in enumerate(length_N):
+        np.testing.assert_allclose(hidden[row], whole[row, n : n + 4], atol=1e-5)
+        for new, old in zip(keys, whole_keys, strict=True):
+            np.testing.assert_allclose(new.k[row], old.k[row, n : n + 4], atol=1e-5)
+            np.testing.assert_allclose(new.v[row], old.v[row, n : n + 4], atol=1e-5)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def extend(network, params, tokens_NL, position_NL, cache):
+    return network.bind(params).extend(tokens_NL, position_NL, cache)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 16])
+def test_a_cache_filled_in_chunks_gives_the_full_pass(chunk):
+    network, params = make(QWEN3)
+    tokens_NL, _ = tokens_and_pulls(QWEN3)
+    wanted, wanted_keys = full_pass(network, params, tokens_NL)
+    cache, slots = new_cache(QWEN3, ROWS, LENGTH + 2), LENGTH + 2
+    hidden = []
+    for start in range(0, LENGTH, chunk):
+        real = min(chunk, LENGTH - start)
+        tokens = np.full((ROWS, chunk), 22, np.int32)
+        tokens[:, :real] = tokens_NL[:, start : start + real]
+        position = np.where(np.arange(chunk) < real, start + np.arange(chunk), slots)
+        position = np.broadcast_to(position, (ROWS, chunk)).astype(np.int32)
+        out, cache = extend(network, params, tokens, position, cache)
+        hidden.append(out[:, :real])
+    np.testing.assert_allclose(np.concatenate(hidden, axis=1), wanted, atol=1e-5)
+    for kept, keys in zip(cache, wanted_keys, strict=True):
+        np.testing.assert_allclose(kept.k[:, :LENGTH], keys.k, atol=1e-5)
+        np.testing.assert_allclose(kept.v[:, :LENGTH], keys.v, atol=1e-5)
+        assert not np.any(kept.k[:, LENGTH:]) and not np.any(kept.v[:, LENGTH:])
+
+
+def test_rows_extend_from_their_own_positions_and_see_nothing_stale():
+    network, params = make(QWEN3)
+    tokens_NL, _ = tokens_and_pulls(QWEN3)
+    wanted, _ = full_pass(network, params, tokens_NL)
+    position_NL = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH))
+    # An earlier conversation fills every slot; the new one overwrites only what it reaches.
+    _, cache = extend(
+        network, params, tokens_NL[::-1], position_NL, new_cache(QWEN3, ROWS, LENGTH)
+    )
+    length_N = np.array([6, 3, 0], np.int32)
+    real_NL = position_NL < length_N[:, None]
+    _, cache = extend(network, params, tokens_NL, np.where(real_NL, position_NL, LENGTH), cache)
+    new_NL = np.stack([tokens_NL[row, n : n + 1] for row, n in enumerate(length_N)])
+    hidden, _ = extend(network, params, new_NL, length_N[:, None], cache)
+    for row, n in enumerate(length_N):
+        np.testing.assert_allclose(hidden[row, 0], wanted[row, n], atol=1e-5)
+
+
+def test_bfloat16_is_of_the_activations_only():
+    arch = dataclasses.replace(QWEN3, dtype="bfloat16")
+    network, params = make(arch)
+    tokens_NL, pull_NL = tokens_and_pulls(arch)
+    logits, logp, grads = evaluate(network, params, tokens_NL, pull_NL)
+    assert logits.dtype == logp.dtype == jnp.float32
+    assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
+    # Float32 logits of bfloat16 factors do not all fit into bfloat16.
+    assert not np.array_equal(logits, logits.astype(jnp.bfloat16).astype(jnp.float32))
+    hidden, keys = full_pass(network, params, tokens_NL)
+    assert hidden.dtype == keys[0].k.dtype == new_cache(arch, 1, 1)[0].v.dtype == jnp.bfloat16
+    wanted = evaluate(*make(QWEN3), tokens_NL, pull_NL)
+    assert np.abs(logp - wanted[1]).mean() < 0.05
+
+
+def test_every_parameter_is_float32_and_names_one_logical_axis_a_dimension():
+    for scan_layers in (False, True):
+        arch = dataclasses.replace(QWEN3, qkv_bias=True, tied=False, scan_layers=scan_layers)
+        network, params = make(arch)
+        names = network.logical_axes()
+        is_names = lambda node: isinstance(node, tuple)  # noqa: E731
+        flat = jax.tree.leaves(names, is_leaf=is_names)
+        assert [len(n) for n in flat] == [p.ndim for p in jax.tree.leaves(params)]
+        assert {p.dtype for p in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+        stacked = jax.tree.leaves(names["layers"], is_leaf=is_names)
+        assert all((n[0] == "layers") == scan_layers for n in stacked)
+
+
+def test_random_initialisation_gives_useful_logits_and_another_seed_another_model():
+    tokens_NL, _ = tokens_and_pulls(QWEN3)
+    arch = dataclasses.replace(QWEN3, width=32, layers=4)
+    logits = []
+    for seed in (0, 0, 1):
+        network, params = policy.split(Transformer(arch, nnx.Rngs(seed)))
+        logits.append(jax.jit(lambda p, n=network: n.bind(p)(tokens_NL))(params))
+    assert 0.5 < np.std(logits[0]) < 2.0  # a tied head reads unit-size states with unit vectors
+    np.testing.assert_array_equal(logits[0], logits[1])
+    assert np.abs(logits[0] - logits[2]).max() > 0.1
