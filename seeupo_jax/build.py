@@ -139,11 +139,13 @@ def build_engine(config: Config, made: Policy, *, temperature: float | None = No
 
 def build_shapes(config: Config, rows: int) -> Shapes:
     """The sweep's shapes for iterations of so many rows."""
-    context = config.rollout.max_context
-    eighth = -(-context // 8)
-    lengths = config.batching.buckets or tuple(eighth * i for i in range(1, 9))
+    rollout, batching = config.rollout, config.batching
+    eighth = -(-rollout.max_context // 8)
     return Shapes(
-        lengths, config.batching.microbatch_rows, -(-rows // config.batching.microbatch_rows)
+        lengths=batching.buckets or tuple(eighth * i for i in range(1, 9)),
+        action=rollout.max_action_tokens * config.algorithm.turns_per_update,
+        rows=batching.microbatch_rows,
+        microbatches=-(-rows // batching.microbatch_rows),
     )
 
 

@@ -53,7 +53,7 @@ class Model:
     layers: int = _at_least(1, 4)
     heads: int = _at_least(1, 4)
     kv_heads: int = _at_least(1, 4)
-    head_dim: int = _at_least(2, 32)
+    head_dim: int = _field(32, "an even number >= 2", lambda v: v >= 2 and v % 2 == 0)
     mlp_width: int = _at_least(1, 384)
     rope_theta: float = _above(0, 10_000.0)
     qk_norm: bool = True
@@ -277,7 +277,7 @@ def _parse(text: str) -> Any:
         return text.lower() == "true"
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):
         return text
 
 
@@ -374,10 +374,11 @@ def _check_together(config: Config) -> None:
             f" heads={model.heads}."
         )
     buckets = config.batching.buckets
-    if buckets and (list(buckets) != sorted(set(buckets)) or buckets[-1] < rollout.max_context):
+    rising = list(buckets) == sorted(set(buckets)) and min(buckets, default=1) > 0
+    if buckets and (not rising or buckets[-1] < rollout.max_context):
         raise ValueError(
-            f"config.batching.buckets: got {buckets}; allowed: rising lengths, the last at least"
-            f" rollout.max_context={rollout.max_context}."
+            f"config.batching.buckets: got {buckets}; allowed: rising lengths > 0, the last at"
+            f" least rollout.max_context={rollout.max_context}."
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from seeupo_jax import build, envs
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.config import Config, to_dict
 from seeupo_jax.evaluate import evaluate
+from seeupo_jax.learner.sweep import compile_programs
 from seeupo_jax.learner.warm_start import Batches, train_stage
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.rollout.collect import Collected
@@ -49,7 +51,7 @@ class Run:
         )
         self._metrics = MetricsWriter(workdir, config.telemetry.trackers)
         self._compilations = Compilations()
-        self._seconds: dict[str, float] = {}  # of this iteration, by what they went to
+        self._spent: Counter[str] = Counter()  # seconds and programs of this iteration
 
     def __enter__(self) -> Run:
         return self
@@ -86,6 +88,14 @@ class Run:
         self._metrics.resume_from(done + 1 if done else 0)
         return state, done
 
+    def compile(self, state: TrainState) -> TrainState:
+        """Compiles the sweep's programs ahead; the state comes back bit for bit."""
+        rollout = self.config.rollout
+        with self.phase("sweep"):
+            return compile_programs(
+                self.learner, state, self.ref_params, rollout.tasks * rollout.group_size
+            )
+
     def save(self, iteration: int, state: TrainState) -> None:
         """Saves a checkpoint in the background."""
         position = iteration * self.config.rollout.tasks
@@ -106,11 +116,9 @@ class Run:
         began = time.perf_counter()
         programs, compiling = self._compilations.programs, self._compilations.seconds
         yield
-        seconds = self._seconds
-        seconds[f"time/{name}_s"] = time.perf_counter() - began
-        seconds[f"{name}/programs_compiled"] = self._compilations.programs - programs
-        compile_s = seconds.get("time/compile_s", 0.0)
-        seconds["time/compile_s"] = compile_s + self._compilations.seconds - compiling
+        self._spent[f"time/{name}_s"] += time.perf_counter() - began
+        self._spent[f"{name}/programs_compiled"] += self._compilations.programs - programs
+        self._spent["time/compile_s"] += self._compilations.seconds - compiling
 
     def record(
         self,
@@ -120,10 +128,10 @@ class Run:
         sweep_metrics: dict[str, float],
     ) -> None:
         """Writes and shows an iteration's metrics."""
-        seconds, self._seconds = self._seconds, {}
-        values = rollout_metrics(collected) | sweep_metrics | seconds
+        spent, self._spent = self._spent, Counter()
+        values = rollout_metrics(collected) | sweep_metrics | spent
         if "sweep/tokens" in values:
-            values["sweep/tokens_per_second"] = values["sweep/tokens"] / seconds["time/sweep_s"]
+            values["sweep/tokens_per_second"] = values["sweep/tokens"] / spent["time/sweep_s"]
         if self.config.log_checksum:
             values["state/checksum"] = checksum(state)
         self._metrics.write(iteration, values)

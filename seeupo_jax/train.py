@@ -42,6 +42,8 @@ def iterate(run: Run) -> None:
     state, done = run.restore()
     if done == 0:
         run.evaluate(state, 0)
+    if done < config.iterations:
+        state = run.compile(state)
     for iteration in range(done + 1, config.iterations + 1):
         with run.phase("rollout"):
             collected = collect(

@@ -23,7 +23,12 @@ def _tool(name: str, description: str, /, **arguments: str) -> Tool:
 
 TOOLS: tuple[Tool, ...] = (
     _tool("find_customer", "The id of a customer.", name="First and last name."),
-    _tool("list_orders", "The ids of a customer's orders.", customer_id="Such as C12."),
+    _tool(
+        "list_orders",
+        "The ids of a customer's orders of one item.",
+        customer_id="Such as C12.",
+        item="Such as mug.",
+    ),
     _tool("get_order", "An order's status.", order_id="Such as mug-34."),
     _tool("cancel_order", "Cancels an order; cannot be undone.", order_id="Such as mug-34."),
     _tool("return_order", "Takes an order back; cannot be undone.", order_id="Such as mug-34."),
@@ -89,10 +94,10 @@ class Desk:
             raise _Refusal(f"no customer {name!r}")
         return json.dumps({"customer_id": self.customers[name].customer_id})
 
-    def _list_orders(self, customer_id: str) -> str:
+    def _list_orders(self, customer_id: str, item: str) -> str:
         for customer in self.customers.values():
             if customer.customer_id == customer_id:
-                return json.dumps([order.order_id for order in customer.orders])
+                return json.dumps([o.order_id for o in customer.orders if o.item == item])
         raise _Refusal(f"no customer {customer_id!r}")
 
     def _order(self, order_id: str) -> world.Order:

@@ -47,9 +47,9 @@ def play(task: world.Task, skill: float, rng: random.Random) -> Iterator[str]:
     """The demonstrator's responses, one a turn, to the desk's answers."""
     slip = {name: rng.random() < (1 - skill) * chance for name, chance in SLIPS.items()}
     customer = task.customers[task.customer]
-    yield render_hermes("find_customer", name=customer.name)
-    yield render_hermes("list_orders", customer_id=customer.customer_id)
     order = rng.choice(customer.orders) if slip["wrong_order"] else task.target
+    yield render_hermes("find_customer", name=customer.name)
+    yield render_hermes("list_orders", customer_id=customer.customer_id, item=order.item)
     if slip["bad_call"]:
         taken = {o.order_id for c in task.customers for o in c.orders}
         wrong = {order.item + number for number in world.ORDER_NUMBERS} - taken

@@ -22,7 +22,7 @@ ITEMS = tuple(
 )
 STREETS = tuple("Oak Elm Maple Cedar Birch Willow Park Lake Hill River Mill Church".split())
 CUSTOMER_IDS = tuple(f"C{number}" for number in range(10, 70))
-ORDER_NUMBERS = tuple(f"-{number}" for number in range(10, 100))  # mug-84: a mug's order
+ORDER_NUMBERS = tuple(f"-{number}" for number in range(10, 70))  # mug-34: a mug's order
 
 REQUESTS = ("cancel", "return", "address", "status")
 STATUSES = ("processing", "shipped", "delivered")

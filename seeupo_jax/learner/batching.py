@@ -12,8 +12,6 @@ import numpy as np
 
 from seeupo_jax.types import Trajectory, TurnBatch
 
-SMALLEST_ACTION = 16  # tokens; shorter actions are padded to it
-
 
 class RefreshBatch(NamedTuple):
     """What turn t's step needs to refresh the weights that turn t+1's step has changed.
@@ -96,12 +94,14 @@ def all_actions(rows: Rows) -> list[Piece]:
 
 @dataclass(frozen=True)
 class Shapes:
-    """The short list of shapes that batches are padded to.
+    """The short list of shapes that batches are padded to: each is one compiled program.
 
-    lengths: rising row lengths. rows: of a microbatch. microbatches: for a full set of rows.
+    lengths: rising row lengths. action: action tokens of a step, at the most. rows: of a
+    microbatch. microbatches: for a full set of rows.
     """
 
     lengths: tuple[int, ...]
+    action: int
     rows: int
     microbatches: int
 
@@ -109,12 +109,10 @@ class Shapes:
         """The smallest listed length that holds so many tokens."""
         return next(length for length in self.lengths if length >= tokens)
 
-    def action(self, tokens: int) -> int:
-        """The padded number of action tokens: 16, 32, 64, ..."""
-        size = SMALLEST_ACTION
-        while size < tokens:
-            size *= 2
-        return size
+    def long(self, tokens: int) -> int:
+        """The same among the middle and the last length, for passes that run once a sweep."""
+        middle = self.lengths[len(self.lengths) // 2]
+        return middle if tokens <= middle else self.lengths[-1]
 
 
 def turn_batch(
@@ -123,15 +121,20 @@ def turn_batch(
     shapes: Shapes,
     old_logp: Sequence[np.ndarray],
     ref_logp: Sequence[np.ndarray],
+    *,
+    length: int,
+    action: int,
 ) -> TurnBatch:
     """Pads pieces into a TurnBatch of host arrays.
 
     Args:
       old_logp, ref_logp: one float32 array a segment, aligned with its tokens.
+      length, action: L and A of the batch; no piece is longer.
     """
-    M = max(shapes.microbatches, -(-len(pieces) // shapes.rows))
-    L = shapes.length(max(piece.end for piece in pieces))
-    A = shapes.action(max(piece.position_A.size for piece in pieces))
+    L, A = length, action
+    # Segments can outnumber trajectories: whole multiples keep the list of shapes short.
+    full = shapes.microbatches * shapes.rows
+    M = shapes.microbatches * max(1, -(-len(pieces) // full))
     count = M * shapes.rows
     tokens = np.zeros((count, L), np.int32)
     position = np.ones((count, A), np.int32)
@@ -162,7 +165,7 @@ def refresh_batch(
 
     Returns: the refresh, aligned with `batch`, and the previous pieces that it cannot hold: those
       that do not continue a row of this step, all pieces of a trajectory that has several in one
-      step (their ratios multiply first), and the few that are longer than the rest.
+      step (their ratios multiply first), and those longer than the shortest listed length.
     """
     row_of = {piece.segment: row for row, piece in enumerate(pieces)}
     alone = _alone(rows, pieces) & _alone(rows, previous)
@@ -176,8 +179,7 @@ def refresh_batch(
     left = [piece for piece in previous if not continues(piece)]
     M, R = batch.trajectory_MR.shape
     longest = [p.end - pieces[row_of[p.segment]].end + 1 for p in same]
-    S = shapes.length(int(np.quantile(longest, 0.9)) if longest else 1)
-    A = shapes.action(max((p.position_A.size for p in same), default=1))
+    S, A = shapes.lengths[0], shapes.action
     tokens = np.zeros((M * R, S), np.int32)
     start = np.zeros(M * R, np.int32)
     position = np.ones((M * R, A), np.int32)
@@ -200,3 +202,8 @@ def _alone(rows: Rows, pieces: Sequence[Piece]) -> set[int]:
     """The trajectories that have exactly one of these pieces."""
     count = Counter(int(rows.trajectory_S[piece.segment]) for piece in pieces)
     return {trajectory for trajectory, times in count.items() if times == 1}
+
+
+def empty_batch(rows: Rows, shapes: Shapes, *, length: int, action: int) -> TurnBatch:
+    """A batch without any row, of the shapes that a real one would have."""
+    return turn_batch(rows, [], shapes, [], [], length=length, action=action)

@@ -18,6 +18,7 @@ from seeupo_jax.learner.batching import (
     Rows,
     Shapes,
     all_actions,
+    empty_batch,
     pieces_of,
     refresh_batch,
     turn_batch,
@@ -106,9 +107,21 @@ class Pass:
     tokens: int = 0  # that the steps were asked to compute
     padded: int = 0  # that they computed, padding included
 
-    def batch(self, pieces: Sequence[Piece], shapes: Shapes) -> TurnBatch:
-        """The pieces as a padded batch, counted."""
-        batch = turn_batch(self.rows, pieces, shapes, self.old_logp, self.ref_logp)
+    def batch(
+        self, pieces: Sequence[Piece], shapes: Shapes, length: int | None = None
+    ) -> TurnBatch:
+        """The pieces as a padded batch, counted; of the shortest listed length that holds them."""
+        if length is None:
+            length = shapes.length(max(piece.end for piece in pieces))
+        batch = turn_batch(
+            self.rows,
+            pieces,
+            shapes,
+            self.old_logp,
+            self.ref_logp,
+            length=length,
+            action=shapes.action,
+        )
         _, R, L = batch.tokens_MRL.shape
         self.tokens += sum(piece.end for piece in pieces)
         self.padded += int(batch.microbatches) * R * L
@@ -168,6 +181,45 @@ def sweep(
     return state, gap | _summarize(current, metrics, len(order))
 
 
+def compile_programs(
+    learner: Learner, state: TrainState, ref_params: Any, trajectories: int
+) -> TrainState:
+    """Compiles every program of the sweeps to come, by running each on a batch without rows.
+
+    Args:
+      trajectories: N of every sweep.
+
+    Returns: the state, which was donated and comes back bit for bit.
+    """
+    shapes = learner.shapes
+    rows = Rows((), (), (), np.zeros(0, np.int32), trajectories, 0)
+    zeros_N = np.zeros(trajectories, np.float32)
+    for length in sorted({shapes.long(1), shapes.long(shapes.lengths[-1])}):
+        batch = empty_batch(rows, shapes, length=length, action=length)
+        for params in (state.params, ref_params):
+            update.score(learner.network, params, batch, temperature=learner.temperature)
+    for length in shapes.lengths:
+        batch = empty_batch(rows, shapes, length=length, action=shapes.action)
+        continued = None
+        if learner.fused:
+            continued, _ = refresh_batch(rows, batch, [], [], shapes, [])
+        state, *_ = update.turn_step(
+            learner.network,
+            learner.optimizer,
+            learner.objective,
+            state,
+            batch,
+            continued,
+            jax.device_put(zeros_N),
+            jax.device_put(zeros_N),
+            np.float32(1),
+        )
+        if not learner.fused or length == shapes.lengths[-1]:
+            factor_N = jax.device_put(zeros_N)
+            update.refresh(learner.network, learner.objective, state.params, batch, factor_N)
+    return state
+
+
 def start_pass(
     learner: Learner,
     params: Any,
@@ -189,7 +241,8 @@ def start_pass(
     pieces = all_actions(rows)
     zeros = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
     old_logp, ref_logp = ([array.copy() for array in zeros] for _ in range(2))
-    batch = turn_batch(rows, pieces, learner.shapes, zeros, zeros)
+    length = learner.shapes.long(max(piece.end for piece in pieces))
+    batch = turn_batch(rows, pieces, learner.shapes, zeros, zeros, length=length, action=length)
     score = lambda params: update.score(  # noqa: E731
         learner.network, params, batch, temperature=learner.temperature
     )
@@ -227,17 +280,15 @@ def _fused_turn(
 ) -> tuple[TrainState, jax.Array, list[dict[str, jax.Array]]]:
     """One step that first refreshes, in the same program, the weights of the step before it."""
     batch = current.batch(pieces, learner.shapes)
-    continued, left = None, []
-    if current.previous:
-        continued, left = refresh_batch(
-            current.rows, batch, pieces, current.previous, learner.shapes, current.old_logp
-        )
+    continued, left = refresh_batch(
+        current.rows, batch, pieces, current.previous, learner.shapes, current.old_logp
+    )
     if left:
         factor_N = update.refresh(
             learner.network,
             learner.objective,
             state.params,
-            current.batch(left, learner.shapes),
+            current.batch(left, learner.shapes, learner.shapes.lengths[-1]),
             factor_N,
         )
     state, factor_N, logp_MRA, metrics = update.turn_step(

@@ -171,8 +171,9 @@ def _refresh_rows(
     factor_R: jax.Array,
 ) -> jax.Array:
     """Factors after the step before this one, from the tokens that it updated: forward only."""
-    params, keys = jax.lax.stop_gradient((params, keys))
-    with jax.named_scope("sweep/refresh"):
+    params, keys, factor_R = jax.lax.stop_gradient((params, keys, factor_R))
+
+    def refreshed() -> jax.Array:
         hidden_RSD, _ = policy.hidden(
             network, params, continued.tokens_MRS, keys, continued.start_MR
         )
@@ -192,6 +193,9 @@ def _refresh_rows(
         )
         updated_R = update_weight(factor_R, ratio_R, clip=objective.weight_clip)
         return jnp.where(continued.mask_MRA[:, 0] > 0, updated_R, factor_R)
+
+    with jax.named_scope("sweep/refresh"):
+        return jax.lax.cond(continued.mask_MRA.any(), refreshed, lambda: factor_R)
 
 
 @functools.partial(
@@ -250,7 +254,11 @@ def turn_step(
         start = (zeros, factor_N, jnp.zeros_like(batch.mask_MRA), total)
         grads, factor_N, logp_MRA, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
         grads = jax.tree.map(lambda g: g / denominator, grads)
-        state, metrics = apply_update(optimizer, grads, state)
+        state, metrics = jax.lax.cond(
+            batch.microbatches > 0,
+            lambda: apply_update(optimizer, grads, state),
+            lambda: (state, {"grad_norm": jnp.zeros(()), "update_skipped": jnp.zeros(())}),
+        )
     return state, factor_N, logp_MRA, metrics | total | {"loss": total["loss"] / denominator}
 
 

@@ -84,7 +84,10 @@ class Batches:
             1 + max(int(s.turn_L.max()) for s in cut),
         )
         logp = [s.logp_L for s in cut]
-        return turn_batch(rows, all_actions(rows), self.shapes, logp, logp)
+        pieces = all_actions(rows)
+        length = self.shapes.length(max(piece.end for piece in pieces))
+        action = self.shapes.length(max(piece.position_A.size for piece in pieces))
+        return turn_batch(rows, pieces, self.shapes, logp, logp, length=length, action=action)
 
 
 BLOCK = 16  # batches sorted by length together

@@ -141,6 +141,7 @@ def train_tokenizer(
             split_by_whitespace=False,
             split_by_unicode_script=False,
             split_digits=True,
+            character_coverage=1.0,
             max_sentencepiece_length=64,
             max_sentence_length=65536,
             normalization_rule_name="identity",

@@ -1,0 +1,46 @@
+# Every target does its own set-up in .venv; PYTHON chooses the interpreter (3.11 or later).
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+WORKDIR ?= runs/quickstart
+
+.PHONY: help setup quickstart bfcl test lint clean
+
+help:
+	@echo "make quickstart   train the embedded agent and show its learning curve (about 5 minutes)"
+	@echo "make bfcl         the same loop on the real BFCL v4 tasks (about 20 minutes)"
+	@echo "make test         every test"
+	@echo "make lint         ruff format and ruff check"
+
+$(VENV)/runtime: requirements.txt pyproject.toml
+	@echo "Setting up $(VENV) with what requirements.txt names ..."
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/development: $(VENV)/runtime third_party/bfcl/setup.sh
+	@echo "Adding what the tests need ..."
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+	sh third_party/bfcl/setup.sh $(RUN)
+	@touch $@
+
+setup: $(VENV)/development
+
+quickstart: $(VENV)/runtime
+	@echo "Training: configs/quickstart.py -> $(WORKDIR)"
+	$(RUN) -m seeupo_jax.train --config=configs/quickstart.py --workdir=$(WORKDIR)
+
+bfcl: $(VENV)/development
+	@echo "Training: configs/bfcl_tiny.py -> runs/bfcl_tiny"
+	$(RUN) -m seeupo_jax.train --config=configs/bfcl_tiny.py --workdir=runs/bfcl_tiny
+
+test: $(VENV)/development
+	@echo "Running every test ..."
+	$(RUN) -m pytest
+
+lint: $(VENV)/development
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,30 @@
+"""SeeUPO on the order desk, from the policy that ships with the package.
+
+    python -m seeupo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
+
+The policy starts out mediocre: it looks things up, but guesses, obeys requests that the desk's rules
+forbid, or tells the customer the wrong thing in about half of the cases. SeeUPO takes it from below
+0.60 to above 0.90 avg@4 on held-out tasks (measured figures: README).
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    config = ConfigDict()
+    config.iterations = 60
+    config.env = {"name": "order_desk"}
+    config.model = {"path": "package:order_desk"}
+    config.rollout = {
+        "tasks": 16,
+        "group_size": 8,
+        "max_turns": 6,
+        "max_action_tokens": 16,
+        "max_context": 128,
+        "temperature": 1.0,
+    }
+    config.batching = {"microbatch_rows": 32, "buckets": (32, 48, 64, 80, 96, 128)}
+    config.optimizer = {"name": "adam", "learning_rate": 3e-4}
+    config.evaluation = {"every": 10, "split": "test", "tasks": 64, "k": 4}
+    config.checkpoint = {"every": 10}
+    return config

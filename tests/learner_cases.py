@@ -1,0 +1,233 @@
+"""A tiny policy, ragged trajectories and observed sweeps that the tests of the learner share.
+
+They share the compiled programs too: one network, one optimizer and one set of shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_model as model
+import numpy_twin as twin
+import optax
+import pytest
+from flax import nnx
+
+from seeupo_jax import config
+from seeupo_jax.learner import sweep as sweep_module
+from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.sweep import Learner
+from seeupo_jax.policy.network import split
+from seeupo_jax.policy.transformer import Architecture, Transformer
+from seeupo_jax.types import CONTEXT, Segment, TrainState, Trajectory
+
+VOCAB = 20
+LENGTH = 32
+RATE = 0.02  # steps so large that ratios leave the clip range
+# Untied: an embedding that is not a number then reaches only the rows that hold its token.
+ARCH = Architecture(
+    vocab_size=VOCAB,
+    width=16,
+    layers=2,
+    heads=2,
+    kv_heads=2,
+    head_dim=8,
+    mlp_width=24,
+    tied=False,
+)
+SHAPES = Shapes((LENGTH,), rows=3, microbatches=3)
+_NAMES = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "out": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """Compiling takes most of these tests' time, and half of that with LLVM's optimizations off."""
+    before = jax.config.jax_disable_most_optimizations
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@functools.cache
+def policy() -> tuple[Any, Any]:
+    """The network, and parameters on the host in which every part matters."""
+    network, params = split(Transformer(ARCH, nnx.Rngs(0)))
+    return network, jittered(params, 0.2)
+
+
+def jittered(params: Any, size: float) -> Any:
+    """Parameters with noise on them, on the host."""
+    rng = np.random.default_rng(1)
+    noisy = lambda x: (np.asarray(x) + size * rng.normal(size=x.shape)).astype(np.float32)  # noqa: E731
+    return jax.tree.map(noisy, params)
+
+
+@functools.cache
+def recording(name: str = "sgd", rate: float = RATE, max_grad_norm: float | None = None) -> Any:
+    """An optimizer whose state begins with the last gradients; one object, so compiled once."""
+    chosen = config.Optimizer(name=name, learning_rate=rate, max_grad_norm=max_grad_norm)
+    return optax.chain(_kept_gradients(), make_optimizer(chosen, total_steps=100))
+
+
+def _kept_gradients() -> optax.GradientTransformation:
+    """Changes nothing; its state is the gradients of the last step."""
+    zeros = lambda params: jax.tree.map(jnp.zeros_like, params)  # noqa: E731
+    return optax.GradientTransformation(zeros, lambda grads, *_: (grads, grads))
+
+
+def learner(
+    *, shapes: Shapes = SHAPES, optimizer: Any = None, temperature: float = 1.0, **choices: Any
+) -> Learner:
+    """A learner with these choices of the algorithm."""
+    chosen = recording() if optimizer is None else optimizer
+    algorithm = config.Algorithm(**choices)
+    return Learner(policy()[0], chosen, algorithm, shapes, temperature, seed=5)
+
+
+def new_state(optimizer: Any, params: Any = None) -> TrainState:
+    """A fresh state on the device, free to be donated."""
+    # Copied: an array that shares memory with the host's must not be overwritten.
+    params = jax.tree.map(jnp.array, policy()[1] if params is None else params)
+    return TrainState(params, optimizer.init(params), jnp.int32(0), jnp.int32(0))
+
+
+def host(tree: Any) -> Any:
+    """A copy on the host, which outlives donation."""
+    return jax.tree.map(lambda x: np.array(x), tree)
+
+
+def weights_of(params: Any) -> model.Weights:
+    """Parameters, or gradients in their shape, under the twin's names."""
+    weights = {
+        "model.embed_tokens.weight": params["embedding"],
+        "model.norm.weight": params["norm"]["scale"],
+        "lm_head.weight": params["head"],
+    }
+    for index, layer in params["layers"].items():
+        for ours, theirs in _NAMES.items():
+            (leaf,) = layer[ours].values()
+            weights[f"model.layers.{index}.{theirs}.weight"] = np.asarray(leaf).T
+    return {name: np.asarray(value, np.float64) for name, value in weights.items()}
+
+
+def segment(rng: np.random.Generator, *parts: tuple[int, int, int], after: int = 0) -> Segment:
+    """Random tokens: per part (turn, context tokens, action tokens), then context at the end."""
+    turns: list[int] = []
+    for turn, context, action in parts:
+        turns += [CONTEXT] * context + [turn] * action
+    turn_L = np.array(turns + [CONTEXT] * after, np.int32)
+    tokens_L = rng.integers(1, VOCAB, turn_L.size).astype(np.int32)
+    logp_L = np.where(turn_L >= 0, -rng.random(turn_L.size), 0).astype(np.float32)
+    return Segment(tokens_L, turn_L, logp_L)
+
+
+def ragged(seed: int = 0) -> list[Trajectory]:
+    """Eight trajectories of one to four turns in three groups: one failed, two in two segments."""
+    rng = np.random.default_rng(seed)
+    part = functools.partial(segment, rng)
+    return [
+        Trajectory((part((0, 4, 3), (1, 2, 1), (2, 3, 4), (3, 1, 2)),), 1.0, 0),
+        Trajectory((part((0, 5, 1), (1, 3, 2), after=4),), 0.0, 0),
+        Trajectory((part((0, 4, 2), (1, 1, 4), after=2), part((2, 6, 2), (3, 2, 3))), 0.5, 0),
+        Trajectory((part((0, 3, 4)),), -0.7, 1),
+        Trajectory((part((0, 3, 2), (1, 2, 2), (2, 2, 2)),), 7.0, 1, stop="env_error"),
+        Trajectory((part((0, 3, 2), (1, 4, 3), (2, 2, 1)),), 0.6, 1),
+        Trajectory((part((0, 2, 3), (2, 3, 2)), part((1, 7, 2))), 0.9, 2),
+        Trajectory((part((0, 2, 1), (1, 2, 3), (2, 5, 3), after=1),), 0.0, 2),
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """One `update_turn` of a sweep, on the host."""
+
+    turns: tuple[int, ...]
+    gradients: model.Weights  # of its last step, under the twin's names
+    factor_N: np.ndarray
+    metrics: list[dict[str, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+    """A sweep, and what each of its updates did."""
+
+    state: TrainState
+    metrics: dict[str, float]
+    updates: list[Update]
+
+    @property
+    def losses(self) -> list[float]:
+        return [float(step["loss"]) for update in self.updates for step in update.metrics]
+
+
+def observe(
+    learner: Learner,
+    trajectories: Sequence[Trajectory],
+    *,
+    state: TrainState | None = None,
+    ref_params: Any = None,
+) -> Observed:
+    """Runs a real sweep and copies what passes between its updates."""
+    state = new_state(learner.optimizer) if state is None else state
+    ref_params = jax.device_put(policy()[1]) if ref_params is None else ref_params
+    updates, real = [], sweep_module.update_turn
+
+    def update_turn(learner, current, state, factor_N, turns, **rest):
+        state, factor_N, metrics = real(learner, current, state, factor_N, turns, **rest)
+        gradients, *_ = host(state.opt_state)
+        updates.append(Update(turns, weights_of(gradients), *host((factor_N, metrics))))
+        return state, factor_N, metrics
+
+    with mock.patch.object(sweep_module, "update_turn", update_turn):
+        state, metrics = sweep_module.sweep(learner, state, ref_params, trajectories, iteration=3)
+    return Observed(host(state), metrics, updates)
+
+
+def twin_sweep(
+    learner: Learner,
+    trajectories: Sequence[Trajectory],
+    order: Sequence[Sequence[int]],
+    *,
+    ref_params: Any = None,
+    **optimizer: Any,
+) -> twin.Sweep:
+    """The same sweep by the NumPy twin, with the learner's choices."""
+    known = {field.name for field in dataclasses.fields(twin.Options)} - {"order"}
+    choices = {name: value for name, value in vars(learner.algorithm).items() if name in known}
+    rate = {"learning_rate": RATE} | optimizer
+    options = twin.Options(order, temperature=learner.temperature, **choices, **rate)
+    return twin.sweep(
+        weights_of(policy()[1]),
+        trajectories,
+        options,
+        model.Architecture(ARCH.head_dim, ARCH.rope_theta, ARCH.norm_eps),
+        ref_weights=None if ref_params is None else weights_of(ref_params),
+    )
+
+
+def assert_trees_close(left: Any, right: Any, tolerance: float) -> None:
+    """Every leaf agrees to `tolerance`, absolute and relative."""
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for (path, x), y in zip(jax.tree.leaves_with_path(left), jax.tree.leaves(right), strict=True):
+        name = jax.tree_util.keystr(path)
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance, err_msg=name)

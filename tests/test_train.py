@@ -1,0 +1,165 @@
+"""The command as its user runs it: one process, killed and started again."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from seeupo_jax import build
+from seeupo_jax.config import load_config
+from seeupo_jax.telemetry.metrics import read_metrics
+
+CONFIG = Path(__file__).parent / "tiny_config.py"
+
+
+def command(workdir: Path, *overrides: str) -> list[str]:
+    data = f"--config.env.options={{'data_dir': '{workdir.parent / 'data'}'}}"
+    module = [sys.executable, "-m", "seeupo_jax.train"]
+    return [*module, f"--config={CONFIG}", f"--workdir={workdir}", data, *overrides]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+
+
+def run(workdir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(workdir, *overrides), env=environment(), capture_output=True, text=True, timeout=300
+    )
+
+
+def iterations(workdir: Path) -> list[dict]:
+    return [line for line in read_metrics(workdir) if "rollout/success_rate" in line]
+
+
+def checksums(workdir: Path) -> list[tuple[int, str]]:
+    return [(line["iteration"], line["state/checksum"]) for line in iterations(workdir)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run that nothing disturbed, and what it printed."""
+    workdir = tmp_path_factory.mktemp("train") / "finished"
+    done = run(workdir)
+    assert done.returncode == 0, done.stderr
+    return workdir, done.stdout
+
+
+def continue_from(finished: Path, name: str) -> Path:
+    """A new workdir that has the finished run's warm policy, so that only iterations are run."""
+    workdir = finished.parent / name
+    workdir.mkdir()
+    shutil.copytree(finished / "warm_start", workdir / "warm_start")
+    return workdir
+
+
+def test_a_run_leaves_metrics_checkpoints_curve_and_a_summary(finished):
+    workdir, printed = finished
+    assert [i for i, _ in checksums(workdir)] == [1, 2, 3, 4]
+    evaluations = [line for line in read_metrics(workdir) if "eval/avg@2" in line]
+    assert [line["iteration"] for line in evaluations] == [0, 2, 4]
+    assert (workdir / "learning_curve.png").stat().st_size > 5000
+    assert sorted(p.name for p in (workdir / "checkpoints").iterdir()) == ["3", "4"]
+    assert "iteration 4/4" in printed and "avg@2" in printed and "Where to look next" in printed
+
+
+def test_every_promised_metric_is_written(finished):
+    workdir, _ = finished
+    promised = (
+        "rollout/success_rate rollout/reward_mean rollout/turns_mean rollout/tokens_per_second"
+        " sweep/tokens_per_second sweep/turns sweep/clip_fraction sweep/kl sweep/weight_max"
+        " logp/sampler_trainer_gap time/rollout_s time/sweep_s time/compile_s state/checksum"
+    ).split()
+    for line in iterations(workdir):
+        assert not [name for name in promised if line.get(name) is None]
+
+
+def test_sampler_and_trainer_agree_in_every_iteration(finished):
+    gaps = [line["logp/sampler_trainer_gap"] for line in iterations(finished[0])]
+    assert 0 < max(gaps) < 1e-4
+
+
+def test_the_sweep_compiles_nothing_after_the_third_iteration(finished):
+    compiled = [line["sweep/programs_compiled"] for line in iterations(finished[0])]
+    assert compiled[0] > 0 and compiled[3:] == [0] and sum(compiled) <= 12
+
+
+def test_killed_and_restarted_gives_the_same_numbers(finished):
+    workdir = continue_from(finished[0], "killed")
+    process = subprocess.Popen(command(workdir), env=environment(), stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (workdir / "checkpoints" / "2" / "manifest.json").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert run(workdir).returncode == 0
+    assert checksums(workdir) == checksums(finished[0])
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(finished):
+    workdir = continue_from(finished[0], "damaged")
+    shutil.copytree(finished[0] / "checkpoints", workdir / "checkpoints")
+    shutil.copy(finished[0] / "metrics.jsonl", workdir)
+    newest = workdir / "checkpoints" / "4" / "state"
+    largest = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:100])
+    done = run(workdir)
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint 4" in done.stdout and "passed over" in done.stdout
+    assert "resuming after iteration 3" in done.stdout
+    assert checksums(workdir) == checksums(finished[0])
+
+
+def test_evaluate_plays_the_last_checkpoint(finished):
+    workdir, _ = finished
+    out = workdir.parent / "evaluation.json"
+    arguments = command(workdir, "--split=train", "--k=3", f"--json={out}")
+    arguments[2] = "seeupo_jax.evaluate"
+    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    assert result["iteration"] == 4
+    low, value, high = (result[f"eval_train/avg@3{end}"] for end in ("_low", "", "_high"))
+    assert 0 <= low <= value <= high <= 1
+
+
+@pytest.mark.parametrize(
+    "override, told",
+    [
+        ("algorithm.ordr=reverse", "config.algorithm.ordr: no such field; Did you mean order?"),
+        ("iterations=ten", "config.iterations: got 'ten' (str); allowed: a whole number."),
+        ("algorithm.clip_low=-0.1", "config.algorithm.clip_low: got -0.1; allowed: a number >= 0"),
+        ("algorithm.order=backwards", "config.algorithm.order: got 'backwards'; allowed: one of"),
+        ("env.name=chess", "env.name: got 'chess'; allowed: order_desk, bfcl."),
+        ("evaluation.split=dev", "order_desk split: got 'dev'; allowed: train, test."),
+        ("optimizer.name=adamm", "config.optimizer.name: got 'adamm'; allowed:"),
+        ("mesh.data=3", "config.mesh: got {'data': 3, 'fsdp': 1, 'tensor': 1}, a product of 3"),
+        ("model.path=/no/such/folder", "model path: got '/no/such/folder'; allowed:"),
+        ("batching.microbatch_rows=6", "config.batching.microbatch_rows: got 6; allowed:"),
+    ],
+)
+def test_bad_input_is_told_in_one_sentence_before_any_work(override, told):
+    with pytest.raises(ValueError) as error:
+        build.check(load_config(CONFIG, [override]))
+    assert told in str(error.value)
+
+
+def test_a_mistake_ends_the_command_with_its_sentence_and_no_traceback(tmp_path):
+    done = run(tmp_path / "run", "--config.algorithm.ordr=reverse")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: config.algorithm.ordr: no such field")
+    assert "Traceback" not in done.stderr and not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_workdir_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run(tmp_path / "file" / "run")
+    assert done.returncode == 2 and done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
