@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 from flax import nnx
+from jax.sharding import NamedSharding
 
 from seeupo_jax import envs
 from seeupo_jax.config import Config
@@ -24,6 +28,7 @@ from seeupo_jax.policy.tokenizer import SentencePieceTokenizer, train_tokenizer
 from seeupo_jax.policy.transformer import Architecture, Transformer
 from seeupo_jax.policy.weights import resolve_folder
 from seeupo_jax.rollout.engine import Engine
+from seeupo_jax.types import TrainState
 
 TOKENIZER_DEMONSTRATIONS = 4000  # whose text a new tokenizer is trained on
 
@@ -149,15 +154,36 @@ def build_shapes(config: Config, rows: int) -> Shapes:
     )
 
 
-def build_learner(config: Config, network: Network) -> Learner:
-    """What every sweep of the run needs."""
+def new_state(policy: Policy, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
+    """The state before the first step: a copy of the parameters, since the state is donated."""
+    everywhere = sharding(policy.mesh, ())
+
+    def settle(leaf: jax.Array) -> jax.Array:
+        on_mesh = isinstance(leaf.sharding, NamedSharding)
+        return leaf if on_mesh else jax.device_put(leaf, everywhere)
+
+    params = jax.tree.map(jnp.copy, params)
+    zero = np.zeros((), np.int32)
+    state = TrainState(params, optimizer.init(params), *jax.device_put((zero, zero)))
+    return jax.tree.map(settle, state)
+
+
+def build_learner(
+    config: Config,
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+) -> Learner:
+    """What every sweep of the run needs; the state is looked at for its layout only."""
     return Learner(
-        network=network,
-        optimizer=make_optimizer(config.optimizer, total_steps=total_steps(config)),
+        network=policy.network,
+        optimizer=optimizer,
         algorithm=config.algorithm,
         shapes=build_shapes(config, config.rollout.tasks * config.rollout.group_size),
         temperature=config.rollout.temperature,
         seed=config.seed,
+        layout=jax.tree.map(lambda leaf: leaf.sharding, state),
+        everywhere=sharding(policy.mesh, ()),
     )
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import grain
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax import build, envs
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.config import Config, to_dict
 from seeupo_jax.evaluate import evaluate
+from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.sweep import compile_programs
 from seeupo_jax.learner.warm_start import Batches, train_stage
 from seeupo_jax.policy import save_pretrained
@@ -37,7 +37,9 @@ class Run:
         self, config: Config, workdir: Path, progress: Progress, policy: build.Policy, params: Any
     ):
         self.config, self.policy, self.ref_params = config, policy, params
-        self.learner = build.build_learner(config, policy.network)
+        optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+        self._fresh = build.new_state(policy, optimizer, params)
+        self.learner = build.build_learner(config, policy, optimizer, self._fresh)
         self.pool = build.build_pool(config)
         self.engine = build.build_engine(config, policy)
         temperature = config.evaluation.temperature
@@ -74,11 +76,7 @@ class Run:
 
     def restore(self) -> tuple[TrainState, int]:
         """The state of the last whole checkpoint and its iteration; a fresh one and 0 without."""
-        optimizer = self.learner.optimizer
-        # A copy: the state is donated step by step, the reference policy stays.
-        params = jax.tree.map(jnp.copy, self.ref_params)
-        zero = np.zeros((), np.int32)
-        state = TrainState(params, jax.jit(optimizer.init)(params), *jax.device_put((zero, zero)))
+        state = self._fresh
         found = self._checkpoints.restore(state)
         done = 0
         if found is not None:

@@ -30,7 +30,6 @@ from seeupo_jax.policy.transformer import Architecture, Transformer
 from seeupo_jax.types import CONTEXT, Segment, TrainState, Trajectory
 
 VOCAB = 20
-LENGTH = 32
 RATE = 0.02  # steps so large that ratios leave the clip range
 # Untied: an embedding that is not a number then reaches only the rows that hold its token.
 ARCH = Architecture(
@@ -43,7 +42,8 @@ ARCH = Architecture(
     mlp_width=24,
     tied=False,
 )
-SHAPES = Shapes((LENGTH,), rows=3, microbatches=3)
+# Every step has one row longer than 8, so one program serves them all; a few refreshes are longer.
+SHAPES = Shapes((8, 32), action=8, rows=3, microbatches=3)
 _NAMES = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
@@ -149,7 +149,7 @@ def ragged(seed: int = 0) -> list[Trajectory]:
         Trajectory((part((0, 4, 3), (1, 2, 1), (2, 3, 4), (3, 1, 2)),), 1.0, 0),
         Trajectory((part((0, 5, 1), (1, 3, 2), after=4),), 0.0, 0),
         Trajectory((part((0, 4, 2), (1, 1, 4), after=2), part((2, 6, 2), (3, 2, 3))), 0.5, 0),
-        Trajectory((part((0, 3, 4)),), -0.7, 1),
+        Trajectory((part((0, 6, 4)),), -0.7, 1),
         Trajectory((part((0, 3, 2), (1, 2, 2), (2, 2, 2)),), 7.0, 1, stop="env_error"),
         Trajectory((part((0, 3, 2), (1, 4, 3), (2, 2, 1)),), 0.6, 1),
         Trajectory((part((0, 2, 3), (2, 3, 2)), part((1, 7, 2))), 0.9, 2),
@@ -162,6 +162,7 @@ class Update:
     """One `update_turn` of a sweep, on the host."""
 
     turns: tuple[int, ...]
+    params: Any
     gradients: model.Weights  # of its last step, under the twin's names
     factor_N: np.ndarray
     metrics: list[dict[str, np.ndarray]]
@@ -194,8 +195,9 @@ def observe(
 
     def update_turn(learner, current, state, factor_N, turns, **rest):
         state, factor_N, metrics = real(learner, current, state, factor_N, turns, **rest)
-        gradients, *_ = host(state.opt_state)
-        updates.append(Update(turns, weights_of(gradients), *host((factor_N, metrics))))
+        gradients = weights_of(host(state.opt_state[0]))
+        copies = host((factor_N, metrics))
+        updates.append(Update(turns, host(state.params), gradients, *copies))
         return state, factor_N, metrics
 
     with mock.patch.object(sweep_module, "update_turn", update_turn):
@@ -223,6 +225,14 @@ def twin_sweep(
         model.Architecture(ARCH.head_dim, ARCH.rope_theta, ARCH.norm_eps),
         ref_weights=None if ref_params is None else weights_of(ref_params),
     )
+
+
+def assert_trees_equal(left: Any, right: Any) -> None:
+    """Every leaf agrees bit for bit."""
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for (path, x), y in zip(jax.tree.leaves_with_path(left), jax.tree.leaves(right), strict=True):
+        name = jax.tree_util.keystr(path)
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), name
 
 
 def assert_trees_close(left: Any, right: Any, tolerance: float) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -59,9 +60,13 @@ def update_order(
     return orders[order]()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Learner:
-    """What a sweep needs and does not change."""
+    """What a sweep needs and does not change.
+
+    layout: shardings of the TrainState, and `everywhere` one of small arrays. Every program returns
+    what it was given in the same layout, so that no program is compiled twice. None: one device.
+    """
 
     network: Network
     optimizer: optax.GradientTransformation
@@ -69,14 +74,41 @@ class Learner:
     shapes: Shapes
     temperature: float
     seed: int = 0
+    layout: TrainState | None = None
+    everywhere: jax.sharding.Sharding | None = None
+
+    @functools.cached_property
+    def turn_step(self) -> Callable[..., Any]:
+        """`update.turn_step` from the state on; see there."""
+        step = functools.partial(
+            update.turn_step, self.network, self.optimizer, self.step_objective
+        )
+        out = (self.layout, self.everywhere, None, None)
+        return jax.jit(step, donate_argnums=(0, 4), out_shardings=out)
+
+    @functools.cached_property
+    def refresh(self) -> Callable[..., jax.Array]:
+        """`update.refresh` from the parameters on; see there."""
+        refresh = functools.partial(update.refresh, self.network, self.step_objective)
+        return jax.jit(refresh, donate_argnums=2, out_shardings=self.everywhere)
+
+    @functools.cached_property
+    def score(self) -> Callable[..., jax.Array]:
+        """`update.score` from the parameters on; see there."""
+        return functools.partial(update.score, self.network, temperature=self.temperature)
+
+    def spread(self, x_N: Any) -> jax.Array:
+        """A small array on every device."""
+        return jax.device_put(x_N, self.everywhere)
 
     @property
-    def objective(self) -> update.Objective:
+    def step_objective(self) -> update.Objective:
         """The choices that the turn step is compiled with."""
         chosen = self.algorithm
         return update.Objective(
             ratio=chosen.ratio,
-            old_policy=chosen.old_policy,
+            # With several steps a turn, the policy before the first is scored and kept instead.
+            old_is_current=chosen.old_policy == "turn" and self.fused,
             clip_low=chosen.clip_low,
             clip_high=chosen.clip_high,
             kl_coef=chosen.kl_coef,
@@ -170,7 +202,7 @@ def sweep(
         return state, {"sweep/turns": 0}
     current = start_pass(learner, state.params, ref_params, rows, trajectories)
     gap = _sampler_trainer_gap(rows, current.old_logp)
-    factor_N = jax.device_put(np.ones(rows.trajectories, np.float32))
+    factor_N = learner.spread(np.ones(rows.trajectories, np.float32))
     metrics = []
     for turns in order:
         last = turns == order[-1]
@@ -197,26 +229,24 @@ def compile_programs(
     for length in sorted({shapes.long(1), shapes.long(shapes.lengths[-1])}):
         batch = empty_batch(rows, shapes, length=length, action=length)
         for params in (state.params, ref_params):
-            update.score(learner.network, params, batch, temperature=learner.temperature)
+            learner.score(params, batch)
     for length in shapes.lengths:
         batch = empty_batch(rows, shapes, length=length, action=shapes.action)
         continued = None
         if learner.fused:
             continued, _ = refresh_batch(rows, batch, [], [], shapes, [])
-        state, *_ = update.turn_step(
-            learner.network,
-            learner.optimizer,
-            learner.objective,
+        elif learner.algorithm.old_policy == "turn":
+            learner.score(state.params, batch)
+        state, *_ = learner.turn_step(
             state,
             batch,
             continued,
-            jax.device_put(zeros_N),
-            jax.device_put(zeros_N),
+            learner.spread(zeros_N),
+            learner.spread(zeros_N),
             np.float32(1),
         )
         if not learner.fused or length == shapes.lengths[-1]:
-            factor_N = jax.device_put(zeros_N)
-            update.refresh(learner.network, learner.objective, state.params, batch, factor_N)
+            learner.refresh(state.params, batch, learner.spread(zeros_N))
     return state
 
 
@@ -243,14 +273,11 @@ def start_pass(
     old_logp, ref_logp = ([array.copy() for array in zeros] for _ in range(2))
     length = learner.shapes.long(max(piece.end for piece in pieces))
     batch = turn_batch(rows, pieces, learner.shapes, zeros, zeros, length=length, action=length)
-    score = lambda params: update.score(  # noqa: E731
-        learner.network, params, batch, temperature=learner.temperature
-    )
-    old_MRA = score(params)
-    ref_MRA = score(ref_params) if chosen.kl_coef else old_MRA
+    old_MRA = learner.score(params, batch)
+    ref_MRA = learner.score(ref_params, batch) if chosen.kl_coef else old_MRA
     scatter(old_logp, pieces, np.asarray(old_MRA))
     scatter(ref_logp, pieces, np.asarray(ref_MRA))
-    return Pass(rows, advantage_N, int(valid_N.sum()), old_logp, ref_logp, [])
+    return Pass(rows, learner.spread(advantage_N), int(valid_N.sum()), old_logp, ref_logp, [])
 
 
 def update_turn(
@@ -284,17 +311,12 @@ def _fused_turn(
         current.rows, batch, pieces, current.previous, learner.shapes, current.old_logp
     )
     if left:
-        factor_N = update.refresh(
-            learner.network,
-            learner.objective,
+        factor_N = learner.refresh(
             state.params,
             current.batch(left, learner.shapes, learner.shapes.lengths[-1]),
             factor_N,
         )
-    state, factor_N, logp_MRA, metrics = update.turn_step(
-        learner.network,
-        learner.optimizer,
-        learner.objective,
+    state, factor_N, logp_MRA, metrics = learner.turn_step(
         state,
         batch,
         continued,
@@ -319,20 +341,15 @@ def _separate_turn(
     seed: Sequence[int],
 ) -> tuple[TrainState, jax.Array, list[dict[str, jax.Array]]]:
     """Any number of steps on one turn, then a pass that refreshes the weights."""
-    network, objective = learner.network, learner.objective
-    if objective.old_policy == "turn":
+    if learner.algorithm.old_policy == "turn":
         batch = current.batch(pieces, learner.shapes)
-        logp_MRA = update.score(network, state.params, batch, temperature=learner.temperature)
+        logp_MRA = learner.score(state.params, batch)
         current.store_old(pieces, logp_MRA)
-        objective = replace(objective, old_policy="iteration")  # fixed now, for every epoch
     rng, metrics = np.random.default_rng(seed), []
     share = _denominator(learner, current, pieces) / len(pieces)
     for _ in range(learner.algorithm.inner_epochs):
         for part in _minibatches(pieces, learner.algorithm.minibatches_per_turn, rng):
-            state, factor_N, _, step_metrics = update.turn_step(
-                network,
-                learner.optimizer,
-                objective,
+            state, factor_N, _, step_metrics = learner.turn_step(
                 state,
                 current.batch(part, learner.shapes),
                 None,
@@ -343,7 +360,7 @@ def _separate_turn(
             metrics.append(step_metrics)
     if not last:
         batch = current.batch(pieces, learner.shapes)
-        factor_N = update.refresh(network, objective, state.params, batch, factor_N)
+        factor_N = learner.refresh(state.params, batch, factor_N)
     return state, factor_N, metrics
 
 

@@ -31,7 +31,7 @@ class Objective:
     """What is fixed about the objective; hashable, part of each program."""
 
     ratio: str
-    old_policy: str
+    old_is_current: bool  # the ratio is to the policy just before this very step
     clip_low: float | None
     clip_high: float | None
     kl_coef: float
@@ -140,7 +140,7 @@ def turn_loss(
         factor_R = _refresh_rows(params, network, objective, continued, keys, factor_R)
     weight_R = advantage_R * factor_R
     old_logp_RA = row.old_logp_MRA
-    if objective.old_policy == "turn":
+    if objective.old_is_current:
         old_logp_RA = jax.lax.stop_gradient(logp_RA)
     mask_RA, count_R = row.mask_MRA, jnp.maximum(row.mask_MRA.sum(axis=1), 1)
     ratio = turn_ratio(logp_RA, old_logp_RA, mask_RA, level=objective.ratio)

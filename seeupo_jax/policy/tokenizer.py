@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -18,8 +17,6 @@ ROLES = ("system", "user", "assistant", "tool")
 END = "<|end|>"
 MODEL_FILE = "tokenizer.model"
 CHAT_FILE = "chat.json"
-
-_log = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
@@ -85,7 +82,9 @@ class SentencePieceTokenizer:
         return [*self._pieces.encode(text), self._end]
 
     def text(self, tokens: Sequence[int]) -> str:
-        return self._pieces.decode([token for token in tokens if token != self._end])
+        # A model may have more tokens than its tokenizer (a padded head); those have no text.
+        known = (token for token in tokens if token != self._end and token < self.vocab_size)
+        return self._pieces.decode(list(known))
 
     def save(self, folder: Path) -> None:
         (folder / MODEL_FILE).write_bytes(self._model)
@@ -110,10 +109,9 @@ def load_tokenizer(folder: Path) -> SentencePieceTokenizer:
         if not file.is_file():
             raise ValueError(f"tokenizer: no file {file}; a model folder made here has one.")
     try:
-        return SentencePieceTokenizer(
-            model.read_bytes(), config.Chat(**json.loads(chat.read_text()))
-        )
-    except (RuntimeError, TypeError, json.JSONDecodeError) as error:
+        options = config.from_dict({"chat": json.loads(chat.read_text())}).chat
+        return SentencePieceTokenizer(model.read_bytes(), options)
+    except (RuntimeError, IndexError, ValueError) as error:
         raise ValueError(f"tokenizer: {folder} cannot be read: {error}.") from None
 
 
@@ -123,7 +121,7 @@ def train_tokenizer(
     """Trains a byte-pair encoding on texts; every word of `words` is one token wherever it stands.
 
     Pieces may span spaces, so the fixed parts of a JSON call become few tokens; digits stay single;
-    bytes are the fallback, so every text survives a round trip.
+    bytes are the fallback, so every text survives a round trip (only "▁" comes back as a space).
 
     Raises:
       ValueError: `vocab_size` too small for the words, or too large for the texts.

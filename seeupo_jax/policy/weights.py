@@ -29,6 +29,8 @@ FAMILIES = {
     "qwen2": {"qk_norm": False, "qkv_bias": True},
     "qwen3": {"qk_norm": True, "qkv_bias": False},
 }
+# Settings of other models in these families, and the value that our network computes.
+_FIXED = {"hidden_act": "silu", "rope_scaling": None, "use_sliding_window": False}
 # Hugging Face's names of a layer's tensors -> ours. Kernels are stored as [out, in] there.
 _LAYER = {
     "self_attn.q_proj": "q",
@@ -154,6 +156,9 @@ def _read_architecture(file: Path, **layout: Any) -> Architecture:
     missing = [name for name in names if name not in values]
     if missing:
         raise ValueError(f"{file}: {', '.join(missing)} missing; a {family} config has them.")
+    for name, allowed in _FIXED.items():
+        if values.get(name, allowed) != allowed:
+            raise ValueError(f"{file}: {name} is {values[name]!r}; allowed: {allowed!r}.")
     sizes = {ours: values[theirs] for theirs, ours in names.items()}
     return Architecture(**sizes, **FAMILIES[family], **layout)
 

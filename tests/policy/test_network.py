@@ -26,8 +26,9 @@ def make():
     return network, params, tokens_RL, position_RA.astype(np.int32)
 
 
-def loss_and_grads(temperature=0.7):
-    """A fresh function: `LOGITS_AT_ONCE` is read when a program is traced."""
+@functools.cache
+def program(at_once=policy.LOGITS_AT_ONCE, temperature=0.7):
+    """The loss and its gradient, lowered and compiled with a bound on the logits held."""
     network, params, tokens_RL, position_RA = make()
 
     def loss(params):
@@ -37,22 +38,21 @@ def loss_and_grads(temperature=0.7):
         logp_RA = policy.token_logp(network, params, hidden_RAD, target_RA, temperature=temperature)
         return jnp.sum(logp_RA * jnp.linspace(-1, 1, A)[None, :]), logp_RA
 
-    return jax.jit(jax.value_and_grad(loss, has_aux=True)), params
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy, "LOGITS_AT_ONCE", at_once)
+        traced = jax.jit(jax.value_and_grad(loss, has_aux=True)).trace(params)
+    return traced, traced.lower().compile()
 
 
-def shapes_of_logits(jaxpr):
-    """Shapes with an axis of the vocabulary's size, in a program and in all parts of it."""
-    found = set()
-    for equation in jaxpr.eqns:
-        found |= {v.aval.shape for v in equation.outvars if V in getattr(v.aval, "shape", ())}
-        for inner in jax.core.jaxprs_in_params(equation.params):
-            found |= shapes_of_logits(inner)
-    return found
+def logit_shapes(text):
+    """Shapes with an axis of the vocabulary's size that a program's text names."""
+    shapes = (tuple(map(int, dims.split(","))) for dims in re.findall(r"\w\[(\d[\d,]*)\]", text))
+    return {shape for shape in shapes if V in shape}
 
 
 def test_logp_is_of_the_softmax_at_the_temperature():
     network, params, tokens_RL, position_RA = make()
-    call, _ = loss_and_grads(temperature=0.7)
+    _, call = program()
     (_, logp_RA), _ = call(params)
     logits_RLV = np.asarray(jax.jit(network.bind(params))(tokens_RL), np.float64) / 0.7
     log_softmax = logits_RLV - np.log(np.exp(logits_RLV).sum(-1, keepdims=True))
@@ -62,38 +62,24 @@ def test_logp_is_of_the_softmax_at_the_temperature():
             assert logp_RA[row, column] == pytest.approx(wanted, abs=1e-5)
 
 
-@pytest.mark.parametrize("tokens_a_chunk", [1, 5, 12])  # of 24 tokens: even and with a rest
-def test_chunks_change_no_value_and_no_gradient(monkeypatch, tokens_a_chunk):
-    call, params = loss_and_grads()
-    (_, wanted), wanted_grads = call(params)
-    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", tokens_a_chunk * V + V - 1)
-    call, _ = loss_and_grads()
-    (_, got), grads = call(params)
+# One token at a time where the head alone is beyond the bound; 5 of 24, so the last chunk has 4.
+@pytest.mark.parametrize("at_once", [1, 6 * V - 1])
+def test_chunks_change_no_value_and_no_gradient(at_once):
+    _, params, _, _ = make()
+    (_, wanted), wanted_grads = program()[1](params)
+    (_, got), grads = program(at_once)[1](params)
     np.testing.assert_allclose(got, wanted, atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grads, wanted_grads)
 
 
-def test_a_head_larger_than_the_bound_still_works_token_by_token(monkeypatch):
-    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", 1)
-    call, params = loss_and_grads()
-    program = jax.make_jaxpr(call)(params)
-    assert (1, V) in shapes_of_logits(program.jaxpr)
-
-
-def test_training_never_holds_the_logits_of_all_tokens(monkeypatch):
-    call, params = loss_and_grads()
-    whole = shapes_of_logits(jax.make_jaxpr(call)(params).jaxpr)
-    assert (R * A, V) in whole  # in one chunk they are held: the search finds them
-    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", 5 * V)
-    call, _ = loss_and_grads()
-    traced = shapes_of_logits(jax.make_jaxpr(call)(params).jaxpr)
-    assert (5, V) in traced
-    assert max(np.prod(shape) for shape in traced) <= V * D
-    # Nor does the compiler join the chunks again.
-    compiled = call.lower(params).compile().as_text()
-    shapes = {tuple(map(int, dims.split(","))) for dims in re.findall(r"\w+\[([\d,]+)\]", compiled)}
-    assert (5, V) in shapes
-    assert max(np.prod(shape) for shape in shapes if V in shape) <= V * D
+@pytest.mark.parametrize("at_once, tokens", [(1, 1), (6 * V - 1, 5)])
+def test_training_never_holds_the_logits_of_all_tokens(at_once, tokens):
+    whole, _ = program()
+    assert (R * A, V) in logit_shapes(str(whole.jaxpr))  # one chunk: the search finds them
+    traced, compiled = program(at_once)
+    for text in (str(traced.jaxpr), compiled.as_text()):
+        assert (tokens, V) in logit_shapes(text)
+        assert max(np.prod(shape) for shape in logit_shapes(text)) == V * D
 
 
 def test_pick_takes_each_rows_own_positions():

@@ -1,0 +1,212 @@
+"""The turn step, the score and the refresh: what reaches the gradient, the factors and the state."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import learner_cases as cases
+import numpy as np
+import pytest
+from learner_cases import quick_compilation  # noqa: F401
+
+from seeupo_jax.learner import update
+from seeupo_jax.learner.batching import Rows, empty_batch, pieces_of, refresh_batch, turn_batch
+
+LEARNER = cases.learner()
+ROWS = Rows.of(cases.ragged())
+ADVANTAGE_N = np.array([1.0, -0.5, 0.25, -1.0, 9.0, 0.5, 1.5, -2.0], np.float32)
+FACTOR_N = np.array([1.1, 0.9, 1.0, 0.5, 7.0, 1.2, 0.8, 1.05], np.float32)
+
+
+def logps(seed):
+    rng = np.random.default_rng(seed)
+    return [-3 * rng.random(len(tokens)).astype(np.float32) for tokens in ROWS.tokens]
+
+
+def padded(pieces):
+    return turn_batch(
+        ROWS, pieces, cases.SHAPES, logps(0), logps(1), length=32, action=cases.SHAPES.action
+    )
+
+
+@dataclasses.dataclass
+class Result:
+    """A turn step's results on the host."""
+
+    state: object
+    factor_N: np.ndarray
+    logp_MRA: np.ndarray
+    metrics: dict
+
+    @property
+    def gradients(self):
+        return self.state.opt_state[0]
+
+
+def step(batch, refresh=None, advantage_N=ADVANTAGE_N, state=None):
+    if refresh is None:
+        refresh, _ = refresh_batch(ROWS, batch, [], [], cases.SHAPES, [])
+    out = update.turn_step(
+        LEARNER.network,
+        LEARNER.optimizer,
+        LEARNER.objective,
+        cases.new_state(LEARNER.optimizer) if state is None else state,
+        batch,
+        refresh,
+        jnp.array(advantage_N),
+        jnp.array(FACTOR_N),
+        np.float32(7),
+    )
+    return Result(*cases.host(out))
+
+
+def with_garbage(batch, seed=0):
+    """The batch with other contents wherever there is no row, no token or no action token."""
+    rng = np.random.default_rng(seed)
+    mask = batch.mask_MRA > 0
+    end = np.where(mask, batch.position_MRA, -1).max(axis=2, keepdims=True) + 1
+    beyond = np.arange(batch.tokens_MRL.shape[2])[None, None, :] >= end
+    anything = lambda x, low, high: rng.integers(low, high, x.shape).astype(np.int32)  # noqa: E731
+    return batch._replace(
+        tokens_MRL=np.where(beyond, anything(batch.tokens_MRL, 0, 20), batch.tokens_MRL),
+        position_MRA=np.where(mask, batch.position_MRA, anything(batch.position_MRA, 1, 32)),
+        old_logp_MRA=np.where(mask, batch.old_logp_MRA, np.nan),
+        ref_logp_MRA=np.where(mask, batch.ref_logp_MRA, np.nan),
+    )
+
+
+@pytest.fixture(scope="module")
+def turn_1():
+    """Turn 1: six rows in two of three microbatches."""
+    return padded(pieces_of(ROWS, (1,)))
+
+
+@pytest.fixture(scope="module")
+def turn_2():
+    """Turn 2: five rows, the second microbatch is not full."""
+    return padded(pieces_of(ROWS, (2,)))
+
+
+@pytest.fixture(scope="module")
+def result_2(turn_2):
+    return step(turn_2)
+
+
+def test_what_padding_and_empty_rows_hold_reaches_nothing(turn_2, result_2):
+    changed = step(with_garbage(turn_2))
+    assert int(turn_2.microbatches) * 3 > 5  # an empty row is computed
+    cases.assert_trees_close(changed.state, result_2.state, 1e-6)
+    cases.assert_trees_close(changed.metrics, result_2.metrics, 1e-6)
+    np.testing.assert_array_equal(changed.factor_N, result_2.factor_N)
+
+
+def test_microbatches_without_rows_are_not_computed(turn_2, result_2):
+    poison = lambda x: np.concatenate([x[:2], np.full_like(x[2:], np.nan)])  # noqa: E731
+    poisoned = turn_2._replace(
+        mask_MRA=poison(turn_2.mask_MRA), old_logp_MRA=poison(turn_2.old_logp_MRA)
+    )
+    assert turn_2.microbatches == 2
+    cases.assert_trees_equal(vars(step(poisoned)), vars(result_2))
+    computed = step(poisoned._replace(microbatches=np.int32(3)))
+    assert np.isnan(computed.metrics["loss"])
+
+
+def test_the_score_is_zero_where_nothing_is_computed(turn_2):
+    params = cases.new_state(LEARNER.optimizer).params
+    logp_MRA = np.asarray(update.score(LEARNER.network, params, turn_2, temperature=1.0))
+    assert (logp_MRA[:2][turn_2.mask_MRA[:2] > 0] < 0).all()
+    assert not logp_MRA[2].any()
+
+
+def test_the_step_returns_the_log_probabilities_from_before_it(turn_2, result_2):
+    params = cases.new_state(LEARNER.optimizer).params
+    logp_MRA = update.score(LEARNER.network, params, turn_2, temperature=1.0)
+    np.testing.assert_allclose(result_2.logp_MRA, logp_MRA, rtol=1e-6, atol=1e-6)
+
+
+def test_rows_of_unequal_length_add_up_under_one_denominator(turn_2, result_2):
+    # Two parts of the rows, each divided by the same 7, sum to the whole; so do their losses.
+    pieces = pieces_of(ROWS, (2,))
+    assert len({piece.position_A.size for piece in pieces}) > 1
+    parts = [step(padded(pieces[:1])), step(padded(pieces[1:]))]
+    summed = jax.tree.map(np.add, *(part.gradients for part in parts))
+    cases.assert_trees_close(summed, result_2.gradients, 1e-6)
+    losses = sum(part.metrics["loss"] for part in parts)
+    np.testing.assert_allclose(losses, result_2.metrics["loss"], rtol=1e-6)
+
+
+def test_the_place_of_a_row_does_not_matter(turn_2, result_2):
+    pieces = pieces_of(ROWS, (2,))
+    moved = step(padded([pieces[i] for i in (3, 0, 4, 2, 1)]))
+    cases.assert_trees_close(moved.state, result_2.state, 1e-6)
+    np.testing.assert_array_equal(moved.factor_N, result_2.factor_N)
+
+
+def test_a_trajectory_without_the_turn_has_no_part_in_the_step(turn_2, result_2):
+    absent = [1, 3, 4]
+    advantage_N = ADVANTAGE_N.copy()
+    advantage_N[absent] = 1e6, np.nan, np.inf
+    cases.assert_trees_equal(vars(step(turn_2, advantage_N=advantage_N)), vars(result_2))
+
+
+def test_factors_of_trajectories_without_the_turn_stay_bit_for_bit(turn_1):
+    # 0.5 and 7 are outside the weight clip: a factor that is touched at all would change.
+    previous = pieces_of(ROWS, (2,))
+    refresh, left = refresh_batch(
+        ROWS, turn_1, pieces_of(ROWS, (1,)), previous, cases.SHAPES, logps(0)
+    )
+    held = {int(ROWS.trajectory_S[p.segment]) for p in previous if p not in left}
+    result = step(turn_1, refresh)
+    changed = set(np.flatnonzero(result.factor_N != FACTOR_N))
+    assert changed == held == {0, 5}
+
+    params = cases.new_state(LEARNER.optimizer).params
+    batch = padded(left)
+    factor_N = update.refresh(
+        LEARNER.network, LEARNER.objective, params, batch, jnp.array(FACTOR_N)
+    )
+    assert set(np.flatnonzero(np.asarray(factor_N) != FACTOR_N)) == {2, 6, 7}
+
+
+def test_several_rows_of_a_trajectory_multiply_before_the_clip():
+    # Trajectory 6 has turn 0 in one segment and turn 1 in the other.
+    pieces = [p for p in pieces_of(ROWS, (0, 1)) if ROWS.trajectory_S[p.segment] == 6]
+    batch = padded(pieces)
+    params = cases.new_state(LEARNER.optimizer).params
+    logp_MRA = np.asarray(update.score(LEARNER.network, params, batch, temperature=1.0))
+    shift = [0.7, -0.6]  # ratios e^0.7 = 2.01 and e^-0.6 = 0.55: together 1.105, within the clip
+    old_MRA = logp_MRA - np.array([*shift, 0.0], np.float32)[None, :, None]
+    factor_N = update.refresh(
+        LEARNER.network,
+        LEARNER.objective,
+        params,
+        batch._replace(old_logp_MRA=old_MRA.astype(np.float32)),
+        jnp.ones(8),
+    )
+    wanted = np.ones(8)
+    wanted[6] = np.exp(0.1)
+    np.testing.assert_allclose(factor_N, wanted, rtol=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted(turn_2):
+    old_MRA = turn_2.old_logp_MRA.copy()
+    old_MRA[1, 0, 0] = np.nan  # one token of one trajectory
+    before = cases.host(cases.new_state(LEARNER.optimizer))
+    result = step(turn_2._replace(old_logp_MRA=old_MRA))
+    assert result.metrics["update_skipped"] == 1
+    cases.assert_trees_equal(result.state, before._replace(skipped=np.int32(1)))
+
+
+def test_a_batch_without_rows_changes_no_bit():
+    before = cases.host(cases.new_state(LEARNER.optimizer))
+    empty = empty_batch(ROWS, cases.SHAPES, length=32, action=cases.SHAPES.action)
+    result = step(empty)
+    cases.assert_trees_equal(result.state, before)
+    np.testing.assert_array_equal(result.factor_N, FACTOR_N)
+    assert result.metrics["update_skipped"] == 0
+
+
+def test_the_state_is_donated(turn_2):
+    state = cases.new_state(LEARNER.optimizer)
+    step(turn_2, state=state)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
