@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 def get_config() -> ConfigDict:
     config = ConfigDict()
-    config.iterations = 60
+    config.iterations = 30
     config.env = {"name": "order_desk"}
     config.model = {"path": "package:order_desk"}
     config.rollout = {
@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
         "temperature": 1.0,
     }
     config.batching = {"microbatch_rows": 32, "buckets": (32, 48, 64, 80, 96, 128)}
-    config.optimizer = {"name": "adam", "learning_rate": 3e-4}
-    config.evaluation = {"every": 10, "split": "test", "tasks": 64, "k": 4}
+    config.optimizer = {"name": "adam", "learning_rate": 2e-4}
+    config.evaluation = {"every": 5, "split": "test", "tasks": 64, "k": 4}
     config.checkpoint = {"every": 10}
     return config

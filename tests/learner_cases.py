@@ -62,7 +62,7 @@ _NAMES = {
 @pytest.fixture(scope="module", autouse=True)
 def quick_compilation():
     """Compiling takes most of these tests' time, and half of that with LLVM's optimizations off."""
-    before = jax.config.jax_disable_most_optimizations
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
@@ -98,10 +98,16 @@ def _kept_gradients() -> optax.GradientTransformation:
 def learner(
     *, shapes: Shapes = SHAPES, optimizer: Any = None, temperature: float = 1.0, **choices: Any
 ) -> Learner:
-    """A learner with these choices of the algorithm."""
+    """A learner with these choices of the algorithm; those with equal programs share them."""
     chosen = recording() if optimizer is None else optimizer
     algorithm = config.Algorithm(**choices)
-    return Learner(policy()[0], chosen, algorithm, shapes, temperature, seed=5)
+    made = Learner(policy()[0], chosen, algorithm, shapes, temperature, seed=5)
+    first = _LEARNERS.setdefault((made.step_objective, shapes, chosen), made)
+    vars(made).update(turn_step=first.turn_step, refresh=first.refresh)
+    return made
+
+
+_LEARNERS: dict[Any, Learner] = {}
 
 
 def new_state(optimizer: Any, params: Any = None) -> TrainState:

@@ -58,7 +58,7 @@ class SentencePieceTokenizer:
 
     def __init__(self, model: bytes, chat: config.Chat):
         self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
-        self._model, self._chat = model, chat
+        self.model, self._chat = model, chat
         self.vocab_size = self._pieces.get_piece_size()
         self._header = {role: self._control(f"<|{role}|>") for role in ROLES}
         self._end = self._control(END)
@@ -87,7 +87,7 @@ class SentencePieceTokenizer:
         return self._pieces.decode(list(known))
 
     def save(self, folder: Path) -> None:
-        (folder / MODEL_FILE).write_bytes(self._model)
+        (folder / MODEL_FILE).write_bytes(self.model)
         chat = {"system": self._chat.system, "tools": self._chat.tools}
         (folder / CHAT_FILE).write_text(json.dumps(chat, indent=2) + "\n")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from seeupo_jax.envs.base import Message, StepResult
+from seeupo_jax.envs.base import Environment, Message
 from seeupo_jax.envs.pool import EnvPool, Failure
 from seeupo_jax.policy.tokenizer import Tokenizer
 from seeupo_jax.rollout.engine import Engine, Streams, task_number
@@ -196,17 +196,22 @@ def _next_context(engine: Engine, row: int, episode: _Episode) -> list[int]:
 
 def _reset(pool: EnvPool, tokenizer: Tokenizer, episodes: Sequence[_Episode], seed: int) -> float:
     began = time.perf_counter()
-    calls = [
-        (slot, lambda env, task_id=episode.request.task_id: env.reset(task_id, seed))
-        for slot, episode in enumerate(episodes)
-    ]
+
+    # Tokenised in the worker: a malformed message is the environment's failure, not the run's.
+    def start(task_id: str) -> Any:
+        def call(env: Environment) -> Any:
+            messages, tools = env.reset(task_id, seed)
+            return messages, tokenizer.prompt(messages, tools)
+
+        return call
+
+    calls = [(slot, start(episode.request.task_id)) for slot, episode in enumerate(episodes)]
     for episode, result in zip(episodes, pool.call(calls), strict=True):
         if isinstance(result, Failure):
             episode.fail(result)
             continue
-        messages, tools = result
+        messages, episode.context = result
         episode.messages += messages
-        episode.context = tokenizer.prompt(messages, tools)
     return time.perf_counter() - began
 
 
@@ -217,7 +222,12 @@ def _step(
     began = time.perf_counter()
 
     def answer(text: str) -> Any:
-        return lambda env: (env.step(text), env.score())
+        def call(env: Environment) -> Any:
+            step = env.step(text)
+            context = [] if step.done else tokenizer.observation(step.observation)
+            return step, float(step.reward), env.score(), context
+
+        return call
 
     calls = [(row, answer(episodes[row].messages[-1]["content"])) for row in acting]
     for row, result in zip(acting, pool.call(calls), strict=True):
@@ -225,15 +235,12 @@ def _step(
         if isinstance(result, Failure):
             episode.fail(result)
             continue
-        step: StepResult = result[0]
-        episode.reward += step.reward
-        episode.score = result[1]
+        step, reward, episode.score, episode.context = result
+        episode.reward += reward
         episode.messages += step.observation
         episode.info = _count(episode.info, step.info)
         if step.done:
             episode.stop = "done"
-        else:
-            episode.context = tokenizer.observation(step.observation)
     return time.perf_counter() - began
 
 

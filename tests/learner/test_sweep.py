@@ -1,0 +1,380 @@
+"""Whole sweeps: equal to the NumPy twin, and indifferent to all that must not matter."""
+
+import dataclasses
+import functools
+from unittest import mock
+
+import jax
+import learner_cases as cases
+import numpy as np
+import pytest
+from learner_cases import quick_compilation  # noqa: F401
+
+from seeupo_jax import config
+from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.sweep import compile_programs, sweep, update_order
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
+from seeupo_jax.telemetry.compilation import Compilations
+from seeupo_jax.types import Segment, Trajectory
+
+REVERSE = [(3,), (2,), (1,), (0,)]
+CUSTOM = (1, 3, 0, 2)
+# Choices of the algorithm (and the temperature) -> the order of their steps.
+CASES = {
+    "default": ({}, REVERSE),
+    "old_policy=turn": ({"old_policy": "turn"}, REVERSE),
+    "ratio=product": ({"ratio": "product"}, REVERSE),
+    "ratio=token": ({"ratio": "token"}, REVERSE),
+    "weight_clip=none": ({"weight_clip": None}, REVERSE),
+    "uneven clips": ({"clip_low": 0.1, "clip_high": 0.4}, REVERSE),
+    "clip=none, kl_coef=0": ({"clip_low": None, "clip_high": None, "kl_coef": 0.0}, REVERSE),
+    "kl_coef=0.5": ({"kl_coef": 0.5}, REVERSE),
+    "temperature=0.7": ({"temperature": 0.7}, REVERSE),
+    "pool_mean=active": ({"pool_mean": "active"}, REVERSE),
+    "scale=none": ({"scale": "none"}, REVERSE),
+    "scale=group": ({"scale": "group"}, REVERSE),
+    "baseline=leave_one_out": ({"baseline": "leave_one_out"}, REVERSE),
+    "advantage_clip=0.5": ({"advantage_clip": 0.5}, REVERSE),
+    "inner_epochs=2": ({"inner_epochs": 2}, REVERSE),
+    "inner_epochs=2, old_policy=turn": ({"inner_epochs": 2, "old_policy": "turn"}, REVERSE),
+    "turns_per_update=2": ({"turns_per_update": 2}, [(2, 3), (0, 1)]),
+    "turns_per_update=3": ({"turns_per_update": 3}, [(1, 2, 3), (0,)]),
+    "order=forward": ({"order": "forward"}, REVERSE[::-1]),
+    "order=custom": ({"order": "custom", "custom_order": CUSTOM}, [(t,) for t in CUSTOM]),
+    "order=random": ({"order": "random"}, None),
+}
+
+
+@functools.cache
+def reference():
+    """Parameters of a reference policy that is not the policy."""
+    return cases.jittered(cases.policy()[1], 0.02)
+
+
+@functools.cache
+def default():
+    """The default sweep, which the invariances are held against."""
+    return cases.observe(cases.learner(), cases.ragged(), ref_params=reference())
+
+
+@functools.cache
+def default_twin():
+    return cases.twin_sweep(cases.learner(), cases.ragged(), REVERSE, ref_params=reference())
+
+
+def assert_same_sweep(observed, other, tolerance=1e-6):
+    cases.assert_trees_close(observed.state.params, other.state.params, tolerance)
+    np.testing.assert_allclose(observed.losses, other.losses, rtol=tolerance, atol=tolerance)
+    assert observed.metrics["sweep/steps"] == other.metrics["sweep/steps"]
+
+
+def assert_equal_to_the_twin(learner, order, **optimizer):
+    """Losses, gradients and factors of every step and the final parameters agree to 1e-5."""
+    observed = cases.observe(learner, cases.ragged(), ref_params=reference())
+    order = [update.turns for update in observed.updates] if order is None else order
+    assert [update.turns for update in observed.updates] == order
+    wanted = cases.twin_sweep(
+        learner, cases.ragged(), order, ref_params=reference(), **optimizer
+    )
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
+    close(observed.losses, [step.loss for step in wanted.steps], atol=1e-5)
+
+    epochs = learner.algorithm.inner_epochs
+    before_N = np.ones(8)
+    for update, step in zip(observed.updates, wanted.steps[epochs - 1 :: epochs], strict=True):
+        norm = np.sqrt(sum((g**2).sum() for g in step.gradients.values()))
+        close(update.metrics[-1]["grad_norm"], norm)
+        for name, gradient in step.gradients.items():
+            # Sums over tokens and rows: their rounding goes with the whole gradient's size.
+            atol = 1e-5 * max(1.0, norm)
+            close(update.gradients[name], gradient, atol=atol, err_msg=f"{step.turns} {name}")
+        # A fused step holds the refresh of the step before; the last step's refresh is nobody's.
+        last = update is observed.updates[-1]
+        factor_N = before_N if learner.fused or last else step.factor_N
+        close(update.factor_N, factor_N, atol=1e-5)
+        before_N = step.factor_N
+
+    params = cases.weights_of(observed.state.params)
+    assert params.keys() == wanted.weights.keys()
+    for name, weight in wanted.weights.items():
+        close(params[name], weight, atol=1e-5, err_msg=name)
+    assert observed.state.step == observed.metrics["sweep/steps"] == len(wanted.steps)
+    assert observed.metrics["sweep/updates_skipped"] == observed.state.skipped == 0
+    return observed, wanted
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sweep_is_the_twins(name):
+    choices, order = CASES[name]
+    _, wanted = assert_equal_to_the_twin(cases.learner(**choices), order)
+    moved = [abs(wanted.weights[n] - w).max() for n, w in default_twin().weights.items()]
+    assert name == "default" or max(moved) > 1e-4  # the choice matters for these trajectories
+
+
+def test_a_sweep_with_adam_and_a_bound_on_the_gradient_is_the_twins():
+    options = {"learning_rate": 0.01, "max_grad_norm": 1.0}
+    learner = cases.learner(optimizer=cases.recording("adam", 0.01, 1.0))
+    observed, _ = assert_equal_to_the_twin(learner, REVERSE, optimizer="adam", **options)
+    assert observed.metrics["sweep/grad_norm"] > 1.0
+
+
+def test_the_default_sweep_reaches_the_clips():
+    steps = default_twin().steps
+    factors = np.concatenate([step.factor_N for step in steps])
+    low, high = (np.isclose(factors, bound).sum() for bound in (0.8, 1.2))
+    between = (np.abs(factors - 1) < 0.199) & (factors != 1)
+    assert min(low, high, between.sum()) > 2
+    assert 0 < default().metrics["sweep/clip_fraction"] < 1
+    assert default().metrics["sweep/kl"] > 1e-3
+
+
+def test_metrics_by_hand():
+    metrics = default().metrics
+    assert (metrics["sweep/turns"], metrics["sweep/steps"]) == (4, 4)
+    np.testing.assert_allclose(metrics["sweep/loss"], np.mean(default().losses), rtol=1e-6)
+    twin = default_twin()
+    weights = [np.abs(twin.advantage_N).max()]  # M of the rows that each step updates
+    for step, turn in zip(twin.steps, (2, 1, 0), strict=False):
+        active = [t.turns > turn and not t.failed for t in cases.ragged()]
+        weights.append(np.abs(twin.advantage_N * step.factor_N)[active].max())
+    active = [t.turns > 3 and not t.failed for t in cases.ragged()]
+    weights[0] = np.abs(twin.advantage_N)[active].max()
+    np.testing.assert_allclose(metrics["sweep/weight_max"], max(weights), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "choices", [{}, {"old_policy": "turn"}, {"turns_per_update": 2}, {"ratio": "product"}]
+)
+def test_a_fused_refresh_is_the_separate_one(choices):
+    fused, separate = cases.learner(**choices), cases.learner(**choices, refresh="separate")
+    assert fused.fused and not separate.fused
+    with mock.patch.dict(vars(fused), refresh=mock.Mock(wraps=fused.refresh)):
+        one = cases.observe(fused, cases.ragged())
+        left = sum(int(call.args[1].mask_MRA[..., 0].sum()) for call in fused.refresh.mock_calls)
+    two = cases.observe(separate, cases.ragged())
+    assert_same_sweep(one, two)
+    # Rows that the step cannot hold are refreshed before it: some are, not all.
+    assert 0 < left < sum(step["rows"] for update in one.updates[:-1] for step in update.metrics)
+    for fused_update, separate_update in zip(one.updates[1:], two.updates, strict=False):
+        np.testing.assert_allclose(
+            fused_update.factor_N, separate_update.factor_N, rtol=3e-6, err_msg=separate_update.turns
+        )
+
+
+@pytest.mark.parametrize("refresh", ["fused", "separate"])
+def test_a_trajectory_without_the_turn_keeps_its_factor_bit_for_bit(refresh):
+    observed = cases.observe(cases.learner(refresh=refresh), cases.ragged())
+    before_N = np.ones(8, np.float32)
+    updated = [set(), {0, 2}, {0, 2, 5, 6, 7}, {0, 1, 2, 5, 6, 7}]  # trajectories with turn t + 1
+    if refresh == "separate":
+        updated = [*updated[1:], set()]
+    for update, allowed in zip(observed.updates, updated, strict=True):
+        changed = set(np.flatnonzero(update.factor_N != before_N))
+        assert changed <= allowed and len(changed) >= len(allowed) // 2
+        before_N = update.factor_N
+
+
+def test_a_turn_that_nobody_has_takes_no_step():
+    trajectories = cases.ragged()
+    renamed = []
+    for trajectory in trajectories:  # turns 0, 1, 2, 3 become 0, 2, 3, 5
+        segments = tuple(
+            Segment(s.tokens_L, np.array([-1, 0, 2, 3, 5], np.int32)[s.turn_L + 1], s.logp_L)
+            for s in trajectory.segments
+        )
+        renamed.append(dataclasses.replace(trajectory, segments=segments))
+    observed = cases.observe(cases.learner(), renamed, ref_params=reference())
+    assert [len(update.metrics) for update in observed.updates] == [1, 0, 1, 1, 0, 1]
+    cases.assert_trees_equal(observed.state, default().state)
+    for turn in (1, 4):
+        cases.assert_trees_equal(observed.updates[turn].params, observed.updates[turn - 1].params)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        Shapes((16, 32), action=16, rows=1, microbatches=9),
+        Shapes((48,), action=8, rows=2, microbatches=5),
+        Shapes((8, 32), action=8, rows=5, microbatches=1),
+    ],
+    ids=lambda shapes: f"{shapes.rows} rows, {shapes.lengths}",
+)
+def test_shapes_do_not_matter(shapes):
+    observed = cases.observe(cases.learner(shapes=shapes), cases.ragged(), ref_params=reference())
+    assert_same_sweep(observed, default())
+
+
+def test_the_order_of_trajectories_does_not_matter():
+    order = [6, 0, 3, 7, 5, 1, 4, 2]  # groups interleaved, the failed one moved
+    moved = [cases.ragged()[i] for i in order]
+    observed = cases.observe(cases.learner(), moved, ref_params=reference())
+    assert_same_sweep(observed, default())
+    for update, wanted in zip(observed.updates, default().updates, strict=True):
+        np.testing.assert_allclose(update.factor_N, wanted.factor_N[order], rtol=3e-6)
+
+
+def test_groups_are_only_names():
+    renamed = [dataclasses.replace(t, group=[70, 3, 11][t.group]) for t in cases.ragged()]
+    observed = cases.observe(cases.learner(), renamed, ref_params=reference())
+    cases.assert_trees_equal(observed.state, default().state)
+
+
+@pytest.mark.parametrize("stop", ["env_error", "timeout"])
+def test_what_a_failed_trajectory_holds_does_not_matter(stop):
+    trajectories = cases.ragged()
+    rng = np.random.default_rng(9)
+    parts = [(turn, 9, 1) for turn in range(6)]  # more turns than any, longer than any shape
+    for reward, group in ((np.nan, 0), (-1e9, 2)):
+        trajectories[4] = Trajectory((cases.segment(rng, *parts),), reward, group, stop=stop)
+        observed = cases.observe(cases.learner(), trajectories, ref_params=reference())
+        cases.assert_trees_equal(observed.state, default().state)
+        assert observed.metrics == default().metrics
+
+
+def test_the_state_is_donated_and_the_reference_is_not():
+    learner = cases.learner()
+    state, ref_params = cases.new_state(learner.optimizer), jax.device_put(reference())
+    sweep(learner, state, ref_params, cases.ragged(), iteration=1)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(ref_params))
+
+
+def test_a_sweep_without_a_sampled_turn_returns_the_state_as_it_came():
+    learner = cases.learner()
+    failed = [dataclasses.replace(t, stop="timeout") for t in cases.ragged()]
+    context = Segment(np.arange(4), np.full(4, -1), np.zeros(4, np.float32))
+    for trajectories in (failed, [Trajectory((context,), 1.0, 0)] * 8, [Trajectory((), 1.0, 0)]):
+        state = cases.new_state(learner.optimizer)
+        returned, metrics = sweep(learner, state, reference(), trajectories, iteration=1)
+        assert returned is state and metrics == {"sweep/turns": 0}
+    assert not state.step.is_deleted()
+
+
+def test_a_step_whose_gradient_is_not_finite_is_skipped_and_counted():
+    # Token 0 stands in trajectory 5 alone, and the reference policy's embedding of it is NaN.
+    trajectories = cases.ragged()
+    (segment,) = trajectories[5].segments
+    tokens_L = segment.tokens_L.copy()
+    tokens_L[0] = 0
+    trajectories[5] = dataclasses.replace(
+        trajectories[5], segments=(dataclasses.replace(segment, tokens_L=tokens_L),)
+    )
+    broken = cases.host(reference())
+    broken["embedding"][0] = np.nan
+    observed = cases.observe(cases.learner(), trajectories, ref_params=broken)
+    assert (observed.state.step, observed.state.skipped) == (1, 3)  # it has no turn 3
+    assert observed.metrics["sweep/updates_skipped"] == 3
+    cases.assert_trees_equal(observed.state.params, observed.updates[0].params)
+    whole = cases.observe(cases.learner(), trajectories, ref_params=reference())
+    assert whole.metrics["sweep/updates_skipped"] == 0
+    cases.assert_trees_equal(whole.updates[0].params, observed.updates[0].params)
+
+
+def test_minibatches_are_a_partition_each_divided_by_its_share():
+    learner = cases.learner(minibatches_per_turn=2, inner_epochs=2, refresh="separate")
+    with mock.patch.dict(vars(learner), turn_step=mock.Mock(wraps=learner.turn_step)):
+        observed = cases.observe(learner, cases.ragged())
+        calls = [call.args for call in learner.turn_step.mock_calls]
+    assert observed.metrics["sweep/steps"] == len(calls) == 16
+    pools = [[0, 2], [0, 2, 5, 6, 7], [0, 1, 2, 5, 6, 7], [0, 1, 2, 3, 5, 6, 7]]
+    parts = []
+    for pool, index in zip(np.repeat(pools, 2, axis=0) if False else pools * 1, range(4), strict=True):
+        for epoch in range(2):
+            pair = calls[4 * index + 2 * epoch :][:2]
+            rows = [a[1].trajectory_MR[a[1].mask_MRA[..., 0] > 0].tolist() for a in pair]
+            assert sorted(rows[0] + rows[1]) == pool
+            assert abs(len(rows[0]) - len(rows[1])) <= 1
+            for part, args in zip(rows, pair, strict=True):
+                np.testing.assert_allclose(args[5], 7 * len(part) / len(pool), rtol=1e-6)
+            parts.append(rows)
+    assert parts[4] != parts[5]  # drawn anew each epoch
+
+
+def test_sweeps_of_other_trajectories_compile_nothing():
+    learner = cases.learner()
+    default()
+    short = [dataclasses.replace(t, segments=t.segments[:1]) for t in cases.ragged(1)]
+    compilations = Compilations()
+    counts = [
+        cases.observe(learner, trajectories, ref_params=reference()).metrics["sweep/tokens"]
+        for trajectories in (cases.ragged(1)[::-1], short)
+    ]
+    seen = compilations.programs
+    jax.jit(lambda x: x + 1)(np.float32(seen))  # the count is a count
+    compilations.close()
+    assert counts[0] != counts[1]
+    assert (seen, compilations.programs) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "choices", [{}, {"refresh": "separate", "old_policy": "turn"}], ids=["fused", "separate"]
+)
+def test_programs_compiled_ahead_are_all_that_a_sweep_needs(choices):
+    shapes = Shapes((12, 32), action=4, rows=3, microbatches=3)
+    learner = cases.learner(shapes=shapes, **choices)
+    state = cases.new_state(learner.optimizer)
+    before = cases.host(state)
+    state = compile_programs(learner, state, reference(), 8)
+    cases.assert_trees_equal(cases.host(state), before)
+    compilations = Compilations()
+    observed = cases.observe(learner, cases.ragged(), state=state, ref_params=reference())
+    compilations.close()
+    assert compilations.programs == 0
+    assert observed.state.step == 4
+
+
+def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device():
+    mesh = make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+    shapes = Shapes((8, 32), action=8, rows=4, microbatches=2)
+    network, params = cases.policy()
+    placed = param_shardings(mesh, network.logical_axes(), params)
+    everywhere = sharding(mesh, ())
+    plain = cases.learner(shapes=shapes)
+    with jax.set_mesh(mesh):
+        state = cases.new_state(plain.optimizer, jax.device_put(params, placed))
+        layout = jax.tree.map(lambda x: x.sharding, state)
+        learner = dataclasses.replace(plain, layout=layout, everywhere=everywhere)
+        ref_params = jax.device_put(reference(), placed)
+        state, metrics = sweep(learner, state, ref_params, cases.ragged(), iteration=3)
+    kept = jax.tree.map(lambda x, s: x.sharding == s, state.params, placed)
+    assert all(jax.tree.leaves(kept))
+    assert not state.params["embedding"].sharding.is_fully_replicated
+    cases.assert_trees_close(cases.host(state.params), default().state.params, 1e-5)
+    np.testing.assert_allclose(metrics["sweep/loss"], default().metrics["sweep/loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "order, turns_per_update, steps",
+    [
+        ("reverse", 1, [(4,), (3,), (2,), (1,), (0,)]),
+        ("reverse", 2, [(3, 4), (1, 2), (0,)]),
+        ("reverse", 5, [(0, 1, 2, 3, 4)]),
+        ("reverse", 9, [(0, 1, 2, 3, 4)]),
+        ("forward", 1, [(0,), (1,), (2,), (3,), (4,)]),
+        ("forward", 3, [(0, 1), (2, 3, 4)]),
+    ],
+)
+def test_the_steps_of_five_turns_by_hand(order, turns_per_update, steps):
+    assert update_order(5, order, turns_per_update=turns_per_update) == steps
+
+
+def test_a_random_order_has_every_step_once_and_follows_its_seed():
+    orders = [update_order(6, "random", turns_per_update=2, seed=(3, i)) for i in range(8)]
+    assert all(sorted(order) == [(0, 1), (2, 3), (4, 5)] for order in orders)
+    assert len({tuple(order) for order in orders}) > 2
+    assert orders[0] == update_order(6, "random", turns_per_update=2, seed=(3, 0))
+
+
+def test_a_custom_order_leaves_out_the_turns_that_nobody_reached():
+    assert update_order(3, "custom", custom_order=(3, 1, 0, 2)) == [(1,), (0,), (2,)]
+
+
+@pytest.mark.parametrize("order", ["reverse", "forward", "random", "custom"])
+def test_no_turns_are_no_steps(order):
+    assert update_order(0, order, custom_order=(1, 0)) == []
+
+
+def test_an_unknown_order_is_refused_with_the_names():
+    message = "order: got 'backward'; allowed: reverse, forward, random, custom"
+    with pytest.raises(ValueError, match=message):
+        update_order(3, "backward")

@@ -1,0 +1,279 @@
+"""Trajectories hold exactly what was sampled and read, and one bad environment costs only its own."""
+
+import functools
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_model
+import pytest
+from flax import nnx
+
+from seeupo_jax import config
+from seeupo_jax.envs.base import StepResult
+from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy import weights
+from seeupo_jax.policy.transformer import Architecture, Transformer
+from seeupo_jax.rollout.collect import Request, collect, group_requests
+from seeupo_jax.rollout.engine import Engine
+from seeupo_jax.types import CONTEXT
+
+SIZES = {"vocab_size": 29, "width": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8}
+ROLLOUT = config.Rollout(max_action_tokens=4, max_context=40, temperature=0.9)
+TIMEOUT_S = 0.5
+TOOL = {"name": "17 18"}
+
+
+class NumberTokenizer:
+    """Texts are numbers, each one token; tokens 20 to 22 head messages, token 3 ends them."""
+
+    vocab_size = 29
+    end_ids = (3, 7, 11)
+    headers = {"system": 19, "user": 20, "tool": 21, "assistant": 22}
+
+    def prompt(self, messages, tools):
+        listing = [{"role": "system", "content": tool["name"]} for tool in tools]
+        return self.observation([*listing, *messages])
+
+    def observation(self, messages):
+        tokens = []
+        for message in messages:
+            tokens += [self.headers[message["role"]], *map(int, message["content"].split()), 3]
+        return [*tokens, self.headers["assistant"]]
+
+    def text(self, tokens):
+        return " ".join(str(token) for token in tokens if token not in self.end_ids)
+
+
+class Script:
+    """Its task `EVENT@STEP` says what happens at which step; step 0 is the reset."""
+
+    released = threading.Event()  # lets hung calls end with the test
+
+    def reset(self, task_id, seed):
+        event, _, step = task_id.partition("@")
+        self._event, self._at, self._step = event, int(step), 0
+        self._heard = []
+        self._happen()
+        return ({"role": "user", "content": f"{len(task_id)} {seed}"},), (TOOL,)
+
+    def step(self, text):
+        self._step += 1
+        self._heard.append(text)
+        self._happen()
+        now = self._step == self._at
+        if now and self._event == "mute":
+            return StepResult((), 0.0, False)
+        if now and self._event == "nothing":
+            return None
+        content = "1 " * 30 if now and self._event == "long" else f"{self._step} 2"
+        role = "nobody" if now and self._event == "role" else "tool"
+        info = {"calls": 1, "odd": self._step % 2 == 1, "part": 0.5, "heard": list(self._heard)}
+        done = now and self._event == "done"
+        observation = () if done else ({"role": role, "content": content},)
+        return StepResult(observation, 0.25, done, info)
+
+    def score(self):
+        return self._step / 10
+
+    def close(self):
+        pass
+
+    def _happen(self):
+        if self._step == self._at and self._event == "raise":
+            raise KeyError("boom")
+        if self._step == self._at and self._event == "hang":
+            self.released.wait(30)
+
+
+@functools.cache
+def make():
+    arch = Architecture(**SIZES, mlp_width=24)
+    twin = numpy_model.random_weights(0, **SIZES, mlp_width=24)
+    network, _ = policy.split(nnx.eval_shape(lambda: Transformer(arch, nnx.Rngs(0))))
+    params = jax.tree.map(jnp.asarray, weights._to_params(twin, arch, Path("twin")))
+    return Engine(network, ROLLOUT, NumberTokenizer.end_ids, rows=4), params
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Collects requests on the scripted environment; all tests share one engine and pool."""
+    engine, params = make()
+    pool = EnvPool(Script, 4, workers=3, timeout_s=TIMEOUT_S)
+
+    def collect_requests(requests, *, max_turns=3, seed=5, iteration=1):
+        return collect(
+            engine,
+            pool,
+            NumberTokenizer(),
+            params,
+            requests,
+            max_turns=max_turns,
+            seed=seed,
+            iteration=iteration,
+        )
+
+    yield collect_requests
+    Script.released.set()
+    pool.close()
+
+
+def one(run, task_id, **options):
+    (trajectory,) = run([Request(task_id, 0, 0)], **options).trajectories
+    return trajectory
+
+
+def assert_same_tokens(got, wanted):
+    (got,), (wanted,) = got.segments, wanted.segments
+    np.testing.assert_array_equal(got.tokens_L, wanted.tokens_L)
+    np.testing.assert_array_equal(got.turn_L, wanted.turn_L)
+    np.testing.assert_allclose(got.logp_L, wanted.logp_L, atol=1e-5)
+
+
+def test_turns_mark_exactly_what_was_sampled_and_the_rest_is_context(run):
+    tokenizer, trajectory = NumberTokenizer(), one(run, "done@3")
+    (segment,) = trajectory.segments
+    first, action_0, reply_0, action_1, reply_1, action_2 = trajectory.messages
+    assert [first["role"], action_0["role"], reply_0["role"]] == ["user", "assistant", "tool"]
+    wanted_tokens, wanted_turns = tokenizer.prompt((first,), (TOOL,)), []
+    wanted_turns = [CONTEXT] * len(wanted_tokens)
+    for turn, (action, reply) in enumerate(
+        [(action_0, reply_0), (action_1, reply_1), (action_2, None)]
+    ):
+        sampled = segment.tokens_L[segment.turn_L == turn]
+        assert tokenizer.text(sampled) == action["content"]
+        read = tokenizer.observation((reply,)) if reply else []
+        wanted_tokens += [*sampled, *read]
+        wanted_turns += [turn] * len(sampled) + [CONTEXT] * len(read)
+    np.testing.assert_array_equal(segment.tokens_L, wanted_tokens)
+    np.testing.assert_array_equal(segment.turn_L, wanted_turns)
+    assert trajectory.turns == 3
+    assert ((segment.logp_L < 0) == (segment.turn_L != CONTEXT)).all()
+    assert not segment.logp_L[segment.turn_L == CONTEXT].any()
+    dtypes = (segment.tokens_L.dtype, segment.turn_L.dtype, segment.logp_L.dtype)
+    assert dtypes == (np.int32, np.int32, np.float32)
+
+
+def test_rewards_and_counters_add_up_and_the_last_label_stays(run):
+    trajectory = one(run, "done@3", seed=9)
+    assert (trajectory.stop, trajectory.failed) == ("done", False)
+    assert (trajectory.reward, trajectory.info["score"]) == (0.75, 0.3)
+    assert (trajectory.task_id, trajectory.group, trajectory.seed) == ("done@3", 0, 9)
+    said = [m["content"] for m in trajectory.messages if m["role"] == "assistant"]
+    counters = {"calls": 3, "odd": 2, "part": 1.5, "heard": said, "member": 0}
+    assert counters.items() <= trajectory.info.items()
+    assert trajectory.messages[0]["content"] == "6 9"  # the seed reached the reset
+
+
+def test_an_episode_that_does_not_end_stops_at_the_limit_on_turns(run):
+    trajectory = one(run, "done@9", max_turns=2)
+    assert (trajectory.stop, trajectory.turns) == ("max_turns", 2)
+    (segment,) = trajectory.segments
+    assert segment.turn_L[-1] == 1  # the reply to the last action is read by nobody
+    assert trajectory.messages[-1]["role"] == "tool"
+
+
+def test_a_reply_that_leaves_no_room_for_an_action_stops_the_episode(run):
+    trajectory = one(run, "long@1")
+    assert (trajectory.stop, trajectory.turns, trajectory.failed) == ("max_tokens", 1, False)
+    assert trajectory.segments[0].turn_L[-1] == 0
+    assert trajectory.reward == 0.25
+
+
+def test_a_reply_without_messages_asks_for_the_next_action(run):
+    trajectory = one(run, "mute@1", max_turns=2)
+    (segment,) = trajectory.segments
+    first = int((segment.turn_L == 0).nonzero()[0][-1])
+    assert segment.turn_L[first + 1 : first + 3].tolist() == [CONTEXT, 1]
+    assert segment.tokens_L[first + 1] == 22
+
+
+@pytest.mark.parametrize(
+    "task_id, turns, failure",
+    [
+        ("raise@0", 0, "KeyError: 'boom'"),
+        ("raise@2", 2, "KeyError: 'boom'"),
+        ("role@1", 1, "KeyError: 'nobody'"),
+        ("nothing@2", 2, "AttributeError: 'NoneType'"),
+    ],
+)
+def test_an_environment_that_fails_is_an_env_error_and_spoils_no_other(
+    run, task_id, turns, failure
+):
+    healthy = ["done@3", "done@9", "done@2"]
+    wanted = run(group_requests(healthy, 1)).trajectories
+    requests = [Request(task_id, 7, 1), *group_requests(healthy, 1)]
+    failed, *others = run(requests).trajectories
+    assert (failed.stop, failed.turns, failed.failed) == ("env_error", turns, True)
+    assert failed.info["failure"].startswith(failure)
+    assert (failed.group, failed.info["member"]) == (7, 1)
+    for got, trajectory in zip(others, wanted, strict=True):
+        assert_same_tokens(got, trajectory)
+        assert (got.stop, got.reward) == (trajectory.stop, trajectory.reward)
+
+
+def test_an_environment_that_hangs_costs_its_time_limit_and_its_own_episode(run):
+    wanted = run(group_requests(["done@3"], 3)).trajectories
+    requests = [Request("hang@2", 1, 0), *group_requests(["done@3"], 3)]
+    began = time.monotonic()
+    hung, *others = run(requests).trajectories
+    assert TIMEOUT_S <= time.monotonic() - began < TIMEOUT_S + 10
+    assert (hung.stop, hung.turns, hung.failed) == ("timeout", 2, True)
+    assert hung.info["failure"] == "no answer in 0.5 s"
+    for got, trajectory in zip(others, wanted, strict=True):
+        assert_same_tokens(got, trajectory)
+    assert one(run, "done@2").stop == "done"  # the same slot, a new environment
+
+
+def test_members_of_a_group_start_alike_and_act_differently(run):
+    trajectories = run(group_requests(["done@3"], 4)).trajectories
+    assert len({t.segments[0].tokens_L.tobytes() for t in trajectories}) == 4
+    assert len({t.messages[0]["content"] for t in trajectories}) == 1
+    assert [t.info["member"] for t in trajectories] == [0, 1, 2, 3]
+
+
+def test_more_requests_than_rows_are_done_in_order_and_give_the_same_trajectories(run):
+    requests = group_requests(["done@3", "done@1", "done@2"], 2)
+    assert [(r.group, r.member) for r in requests] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    ]
+    together = run(requests)
+    backwards = run(requests[::-1])
+    for request, got, again in zip(
+        requests, together.trajectories, reversed(backwards.trajectories), strict=True
+    ):
+        assert (got.task_id, got.group) == (request.task_id, request.group)
+        assert_same_tokens(got, again)
+
+
+def test_seed_and_iteration_change_the_actions_and_nothing_else_does(run):
+    first = {}
+    for seed, iteration in [(5, 1), (5, 2), (6, 1), (5, 1)]:
+        trajectory = one(run, "done@3", seed=seed, iteration=iteration)
+        tokens = trajectory.segments[0].tokens_L.tobytes()
+        assert first.setdefault((seed, iteration), tokens) == tokens
+    assert len(set(first.values())) == 3
+
+
+def test_tokens_are_counted_once_and_times_are_of_the_parts(run):
+    collected = run(group_requests(["done@2", "raise@1", "done@9"], 2))
+    turn_L = np.concatenate([t.segments[0].turn_L for t in collected.trajectories])
+    assert collected.sampled_tokens == (turn_L >= 0).sum() > 0
+    assert collected.context_tokens == (turn_L == CONTEXT).sum() > 0
+    assert 0 < collected.environment_s < collected.wall_s
+
+
+def test_a_prompt_that_leaves_no_room_gives_a_trajectory_without_turns(run, monkeypatch):
+    monkeypatch.setattr(NumberTokenizer, "prompt", lambda self, messages, tools: [1] * 37)
+    trajectory = one(run, "done@1")
+    assert (trajectory.stop, trajectory.turns) == ("max_tokens", 0)
+    assert trajectory.segments[0].tokens_L.size == 0

@@ -1,0 +1,68 @@
+"""Every command in the README and in docs/ is one that works."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from seeupo_jax import build
+from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.cli import parse_flags
+from seeupo_jax.config import load_config
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands() -> list[str]:
+    """The command lines of all bash blocks, comments and line continuations resolved."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL):
+            lines = block.replace("\\\n", " ").splitlines()
+            found += [" ".join(shlex.split(line, comments=True)) for line in lines if line.strip()]
+    return found
+
+
+def trainings() -> list[str]:
+    return [line for line in commands() if "--config=" in line]
+
+
+def test_the_readme_is_short_and_its_commands_were_found():
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+    assert len(trainings()) >= 4 and any(line.startswith("make") for line in commands())
+
+
+@pytest.mark.parametrize("line", trainings())
+def test_a_command_names_a_config_and_fields_that_pass_every_check(line):
+    flags = dict(f.removeprefix("--").split("=", 1) for f in line.split() if f.startswith("--conf"))
+    path = flags.pop("config")
+    overrides = [f"{key.removeprefix('config.')}={value}" for key, value in flags.items()]
+    build.check(load_config(ROOT / path, overrides, recipes=RECIPES))
+
+
+@pytest.mark.parametrize("line", [line for line in commands() if line.startswith("make")])
+def test_a_make_target_exists(line):
+    done = subprocess.run([*line.split(), "-n"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_config_file_passes_every_check_and_is_in_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    for path in sorted((ROOT / "configs").glob("*.py")):
+        build.check(load_config(path, recipes=RECIPES))
+        assert f"configs/{path.name}" in readme
+
+
+def test_overrides_reach_the_override_flag():
+    line = ["train", "--config=f.py", "--config.seed=1", "--workdir=d"]
+    assert parse_flags(line) == ["train", "--config=f.py", "--override=seed=1", "--workdir=d"]
+
+
+def test_the_launch_script_helps_and_refuses():
+    script = ROOT / "launch" / "local.sh"
+    assert "usage" in subprocess.run([script, "--help"], capture_output=True, text=True).stdout
+    wrong = subprocess.run([script, "--devices", "two"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and "got 'two'" in wrong.stderr
