@@ -1,0 +1,57 @@
+"""What a configuration is checked for before anything is compiled, and the parts built from it."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from seeupo_jax import build, envs
+from seeupo_jax.config import load_config
+from seeupo_jax.envs.order_desk import OrderDesk
+
+CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.py"
+
+
+class DeskWithoutTests(OrderDesk):
+    """An environment whose test split has no task."""
+
+    def task_ids(self, split):
+        return [] if split == "test" else super().task_ids(split)
+
+
+def test_an_empty_split_is_told_before_any_compile(monkeypatch):
+    monkeypatch.setitem(envs.ENVIRONMENTS, "order_desk", lambda **_: DeskWithoutTests())
+    with pytest.raises(ValueError, match="env order_desk: split 'test' is empty"):
+        build.check(load_config(CONFIG))
+
+
+def test_an_unknown_option_of_an_environment_is_told():
+    with pytest.raises(ValueError, match="env.options: order_desk refused {'colour': 'red'}"):
+        build.check(load_config(CONFIG, ["env.options={'colour': 'red'}"]))
+
+
+def test_a_policy_from_nothing_needs_stages():
+    with pytest.raises(ValueError, match="config.model.path: got none; allowed: a model folder"):
+        build.check(load_config(CONFIG, ["model.path=none"]))
+
+
+def test_total_steps_count_turns_epochs_and_minibatches():
+    overrides = ["iterations=10", "rollout.max_turns=5", "algorithm.turns_per_update=2"]
+    overrides += ["algorithm.inner_epochs=3", "algorithm.minibatches_per_turn=2"]
+    assert build.total_steps(load_config(CONFIG, overrides)) == 10 * 3 * 3 * 2
+
+
+def test_a_new_state_is_a_copy_on_the_mesh():
+    config = load_config(CONFIG, ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"])
+    policy, params = build.load_policy(config, "package:order_desk")
+    optimizer = build.make_optimizer(config.optimizer, total_steps=1)
+    state = build.new_state(policy, optimizer, params)
+    gate = state.params["layers"][0]["gate"]["kernel"]
+    assert gate.sharding.shard_shape(gate.shape) == (64, 192)  # width over fsdp, mlp over tensor
+    for leaf in jax.tree.leaves(state):
+        assert isinstance(leaf.sharding, jax.sharding.NamedSharding)
+    moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.shape == gate.shape]
+    assert moments and all(m.sharding == gate.sharding for m in moments)
+    jax.tree.map(lambda leaf: leaf.delete(), state.params)
+    assert np.isfinite(params["layers"][0]["gate"]["kernel"]).all()
