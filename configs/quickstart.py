@@ -2,9 +2,9 @@
 
     python -m seeupo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
 
-The policy starts out mediocre: it looks things up, but guesses, obeys requests that the desk's rules
-forbid, or tells the customer the wrong thing in about half of the cases. SeeUPO takes it from below
-0.60 to above 0.90 avg@4 on held-out tasks (measured figures: README).
+The policy starts out mediocre: it looks things up, but in about half of the cases it guesses, obeys
+a request that the desk's rules forbid, takes the wrong order or tells the customer the wrong thing.
+Measured on 64 held-out tasks, four episodes each (avg@4), three seeds: README.
 """
 
 from ml_collections import ConfigDict

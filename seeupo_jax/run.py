@@ -38,7 +38,7 @@ class Run:
     ):
         self.config, self.policy, self.ref_params = config, policy, params
         optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
-        self._fresh = build.new_state(policy, optimizer, params)
+        self._fresh: TrainState | None = build.new_state(policy, optimizer, params)
         self.learner = build.build_learner(config, policy, optimizer, self._fresh)
         self.pool = build.build_pool(config)
         self.engine = build.build_engine(config, policy)
@@ -76,7 +76,7 @@ class Run:
 
     def restore(self) -> tuple[TrainState, int]:
         """The state of the last whole checkpoint and its iteration; a fresh one and 0 without."""
-        state = self._fresh
+        state, self._fresh = self._fresh, None  # one copy is enough
         found = self._checkpoints.restore(state)
         done = 0
         if found is not None:
@@ -89,10 +89,12 @@ class Run:
     def compile(self, state: TrainState) -> TrainState:
         """Compiles the sweep's programs ahead; the state comes back bit for bit."""
         rollout = self.config.rollout
+        count = rollout.tasks * rollout.group_size
         with self.phase("sweep"):
-            return compile_programs(
-                self.learner, state, self.ref_params, rollout.tasks * rollout.group_size
-            )
+            state = compile_programs(self.learner, state, self.ref_params, count)
+        programs, seconds = self._spent["sweep/programs_compiled"], self._spent["time/sweep_s"]
+        self._progress.log(f"compiled the sweep: {programs} programs in {seconds:.0f} s")
+        return state
 
     def save(self, iteration: int, state: TrainState) -> None:
         """Saves a checkpoint in the background."""

@@ -22,6 +22,7 @@ from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.run import Run, warm_start
 from seeupo_jax.telemetry.progress import Progress
 from seeupo_jax.telemetry.report import learning_curve, print_summary
+from seeupo_jax.types import TrainState
 
 
 def train(config: Config, workdir: Path) -> None:
@@ -29,17 +30,19 @@ def train(config: Config, workdir: Path) -> None:
     with Progress(config.iterations, display=config.telemetry.display) as progress:
         if build.policy_folder(config, workdir) is None:
             warm_start(config, workdir, progress)
-        policy, params = build.load_policy(config, build.policy_folder(config, workdir))
-        with jax.set_mesh(policy.mesh), Run(config, workdir, progress, policy, params) as run:
-            iterate(run)
+        with sentence_errors():
+            policy, params = build.load_policy(config, build.policy_folder(config, workdir))
+            run = Run(config, workdir, progress, policy, params)
+            state, done = run.restore()
+        with jax.set_mesh(policy.mesh), run:
+            iterate(run, state, done)
     learning_curve(workdir, split=config.evaluation.split)
     print_summary(workdir, split=config.evaluation.split)
 
 
-def iterate(run: Run) -> None:
+def iterate(run: Run, state: TrainState, done: int) -> None:
     """Rollout, sweep, evaluation and checkpoint, iteration after iteration."""
     config = run.config
-    state, done = run.restore()
     if done == 0:
         run.evaluate(state, 0)
     if done < config.iterations:

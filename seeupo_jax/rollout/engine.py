@@ -231,16 +231,9 @@ class Engine:
 
 
 def chunk_bucket(length: int) -> int:
-    """The compiled chunk length that holds `length` tokens: 16, 32, 64, ... and halfway between."""
+    """The compiled chunk length that holds `length` tokens: 16, 24, 32, 48, 64, 96, ..."""
     size = 16
     while size < length:
-        size = (
-            size * 3 // 2
-            if size & (size - 1) == 0 and size * 3 // 2 >= length
-            else _next_power(size)
-        )
+        power_of_two = size & (size - 1) == 0
+        size = size * 3 // 2 if power_of_two else size * 4 // 3
     return size
-
-
-def _next_power(size: int) -> int:
-    return 1 << size.bit_length()

@@ -73,9 +73,7 @@ def assert_equal_to_the_twin(learner, order, **optimizer):
     observed = cases.observe(learner, cases.ragged(), ref_params=reference())
     order = [update.turns for update in observed.updates] if order is None else order
     assert [update.turns for update in observed.updates] == order
-    wanted = cases.twin_sweep(
-        learner, cases.ragged(), order, ref_params=reference(), **optimizer
-    )
+    wanted = cases.twin_sweep(learner, cases.ragged(), order, ref_params=reference(), **optimizer)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
     close(observed.losses, [step.loss for step in wanted.steps], atol=1e-5)
 
@@ -157,7 +155,10 @@ def test_a_fused_refresh_is_the_separate_one(choices):
     assert 0 < left < sum(step["rows"] for update in one.updates[:-1] for step in update.metrics)
     for fused_update, separate_update in zip(one.updates[1:], two.updates, strict=False):
         np.testing.assert_allclose(
-            fused_update.factor_N, separate_update.factor_N, rtol=3e-6, err_msg=separate_update.turns
+            fused_update.factor_N,
+            separate_update.factor_N,
+            rtol=3e-6,
+            err_msg=separate_update.turns,
         )
 
 
@@ -278,7 +279,9 @@ def test_minibatches_are_a_partition_each_divided_by_its_share():
     assert observed.metrics["sweep/steps"] == len(calls) == 16
     pools = [[0, 2], [0, 2, 5, 6, 7], [0, 1, 2, 5, 6, 7], [0, 1, 2, 3, 5, 6, 7]]
     parts = []
-    for pool, index in zip(np.repeat(pools, 2, axis=0) if False else pools * 1, range(4), strict=True):
+    for pool, index in zip(
+        np.repeat(pools, 2, axis=0) if False else pools * 1, range(4), strict=True
+    ):
         for epoch in range(2):
             pair = calls[4 * index + 2 * epoch :][:2]
             rows = [a[1].trajectory_MR[a[1].mask_MRA[..., 0] > 0].tolist() for a in pair]

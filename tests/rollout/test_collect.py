@@ -1,4 +1,4 @@
-"""Trajectories hold exactly what was sampled and read, and one bad environment costs only its own."""
+"""Trajectories hold what was sampled and read, and a bad environment costs only its own."""
 
 import functools
 import threading

@@ -1,0 +1,258 @@
+"""The warm start: demonstrations as a rollout would record them, batches, and imitation."""
+
+import functools
+import itertools
+
+import jax
+import learner_cases as cases
+import numpy as np
+import numpy_model as model
+import optax
+import pytest
+from flax import nnx
+from learner_cases import quick_compilation  # noqa: F401
+
+from seeupo_jax import config
+from seeupo_jax.envs.base import Demonstration, StepResult
+from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.learner import warm_start
+from seeupo_jax.learner.batching import Rows, Shapes, all_actions, turn_batch
+from seeupo_jax.learner.warm_start import Batches, imitate, to_segment, train_stage
+from seeupo_jax.policy.network import split
+from seeupo_jax.policy.tokenizer import train_tokenizer
+from seeupo_jax.policy.transformer import Architecture, Transformer
+from seeupo_jax.rollout.collect import collect, group_requests
+from seeupo_jax.rollout.engine import Sampled
+from seeupo_jax.types import CONTEXT, Segment
+
+WORDS = ("red", "green", "blue", "find", "take")
+TOOLS = ({"name": "find", "parameters": {"properties": {"colour": {}}, "required": ["colour"]}},)
+# Two messages answer the first action; the last one answers the last action and is never read.
+MESSAGES = (
+    ("system", "find the colour"),
+    ("user", "take red"),
+    ("assistant", "find red"),
+    ("tool", "red blue"),
+    ("user", "take blue"),
+    ("assistant", "take blue"),
+    ("tool", "green"),
+    ("assistant", "blue"),
+    ("user", "red"),
+)
+
+
+def demonstration(*messages):
+    messages = messages if messages else MESSAGES
+    return Demonstration(tuple({"role": r, "content": c} for r, c in messages), TOOLS)
+
+
+@functools.cache
+def tokenizer():
+    chat = config.Chat(system=True, tools="signatures")
+    texts = [content for _, content in MESSAGES]
+    return train_tokenizer(texts, WORDS, vocab_size=272, chat=chat)
+
+
+class Replay:
+    """An environment that answers as a demonstration's did."""
+
+    def __init__(self, demonstration):
+        messages = demonstration.messages
+        actions = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+        ends = [*actions[1:], len(messages)]
+        self.actions = [messages[i]["content"] for i in actions]
+        self._first, self._tools = messages[: actions[0]], demonstration.tools
+        self._answers = [messages[i + 1 : end] for i, end in zip(actions, ends, strict=True)]
+        self._turn = 0
+
+    def reset(self, task_id, seed):
+        return self._first, self._tools
+
+    def step(self, text):
+        turn, self._turn = self._turn, self._turn + 1
+        assert text == self.actions[turn]
+        return StepResult(self._answers[turn], 0.5, done=self._turn == len(self.actions))
+
+    def score(self):
+        return 1.0
+
+    def close(self):
+        pass
+
+
+class Recital:
+    """A sampler of one row that says a demonstration's actions."""
+
+    rows = 1
+
+    def __init__(self, actions):
+        self._actions = actions
+
+    def start(self):
+        pass
+
+    def fits(self, row, context):
+        return True
+
+    def turn(self, params, contexts, streams):
+        tokens = np.array([tokenizer().action(self._actions[int(streams.turn)])], np.int32)
+        return Sampled(tokens, np.zeros(tokens.shape, np.float32), np.array([tokens.size]))
+
+
+@pytest.mark.parametrize("last", [len(MESSAGES), len(MESSAGES) - 1], ids=["answered", "unanswered"])
+def test_a_demonstration_is_what_a_rollout_of_it_records(last):
+    shown = demonstration(*MESSAGES[:last])
+    pool = EnvPool(lambda: Replay(shown), 1, workers=1, timeout_s=60)
+    engine = Recital(Replay(shown).actions)
+    collected = collect(
+        engine, pool, tokenizer(), None, group_requests(["t"], 1), max_turns=5, seed=0, iteration=1
+    )
+    pool.close()
+    (trajectory,) = collected.trajectories
+    (recorded,) = trajectory.segments
+    assert trajectory.stop == "done"
+    made = to_segment(shown, tokenizer())
+    for name in ("tokens_L", "turn_L", "logp_L"):
+        one, two = getattr(made, name), getattr(recorded, name)
+        np.testing.assert_array_equal(one, two, err_msg=name)
+        assert one.dtype == two.dtype, name
+
+
+def test_turns_are_the_actions_with_their_end_tokens_and_nothing_else():
+    segment = to_segment(demonstration(), tokenizer())
+    (end,) = tokenizer().end_ids
+    header = tokenizer().observation([])
+    actions = ["find red", "take blue", "blue"]
+    for turn, text in enumerate(actions):
+        (where,) = np.nonzero(segment.turn_L == turn)
+        tokens = segment.tokens_L[where].tolist()
+        assert tokens == [*tokenizer().action(text)] and tokens[-1] == end
+        assert where.tolist() == list(range(where[0], where[-1] + 1))
+        assert segment.tokens_L[where[0] - 1 : where[0]].tolist() == header
+        assert segment.turn_L[where[0] - 1] == CONTEXT
+    assert set(segment.turn_L) == {CONTEXT, 0, 1, 2}
+    assert segment.turn_L[-1] == 2  # nothing after the last action
+
+
+def test_two_actions_in_a_row_are_two_turns():
+    pair = (("user", "red"), ("assistant", "find red"), ("assistant", "blue"))
+    segment = to_segment(demonstration(*pair), tokenizer())
+    first, second = (tokenizer().action(text) for text in ("find red", "blue"))
+    header = tokenizer().observation([])
+    count = len(first) + len(header) + len(second)
+    assert segment.tokens_L[-count:].tolist() == [*first, *header, *second]
+    assert segment.turn_L[-count:].tolist() == [0] * len(first) + [CONTEXT] + [1] * len(second)
+
+
+@functools.cache
+def demonstrations():
+    """Forty that differ in their words and in length."""
+    made = []
+    for i in range(40):
+        said = " ".join([WORDS[i % 5]] * (1 + i // 5))
+        made.append(demonstration(("user", said), ("assistant", WORDS[i % 3])))
+    return made
+
+
+SHAPES = Shapes((16, 48), action=16, rows=2, microbatches=1)
+
+
+def batches(seed=3, shapes=SHAPES):
+    return Batches(demonstrations(), tokenizer(), shapes, batch_size=2, seed=seed)
+
+
+def first(made, step, count):
+    return list(itertools.islice(made.from_step(step), count))
+
+
+@pytest.mark.parametrize("step", [1, 16, 21, 40])
+def test_batches_go_on_as_if_they_had_never_stopped(step):
+    whole = first(batches(), 0, 43)
+    for one, two in zip(whole[step:], first(batches(), step, 43 - step), strict=True):
+        cases.assert_trees_equal(one, two)
+
+
+def rows_of(batch):
+    return [tuple(tokens) for tokens in batch.tokens_MRL.reshape(2, -1).tolist()]
+
+
+def test_every_demonstration_comes_once_an_epoch_in_an_order_of_the_seed():
+    def epoch(seed):
+        segments = [row for batch in first(batches(seed), 0, 20) for row in rows_of(batch)]
+        return [tuple(np.trim_zeros(row, "b")) for row in segments]
+
+    shown = sorted(tuple(to_segment(d, tokenizer()).tokens_L.tolist()) for d in demonstrations())
+    # A block of 16 batches may reach into the next epoch, so two whole ones are compared.
+    both = epoch(3) + [tuple(np.trim_zeros(r, "b")) for b in first(batches(3), 20, 60) for r in rows_of(b)]
+    assert sorted(both) == sorted(shown * 4)
+    assert epoch(3) != epoch(4)
+
+
+def test_rows_of_a_batch_are_of_similar_length():
+    lengths = [[sum(t > 0 for t in row) for row in rows_of(b)] for b in first(batches(), 0, 16)]
+    assert max(abs(one - two) for one, two in lengths) <= 1
+    assert lengths != sorted(lengths)
+
+
+def test_demonstrations_are_cut_at_the_longest_row():
+    short = Shapes((12,), action=12, rows=2, microbatches=1)
+    for batch in first(batches(shapes=short), 0, 16):
+        assert batch.tokens_MRL.shape[2] == 12
+        assert batch.mask_MRA.any()
+
+
+def test_the_loss_is_the_mean_over_action_tokens_alone():
+    """Against the NumPy twin: value, and gradients by a step of plain gradient descent."""
+    rows = Rows.of(cases.ragged())
+    zeros = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
+    pieces = all_actions(rows)
+    batch = turn_batch(rows, pieces, cases.SHAPES, zeros, zeros, length=32, action=32)
+    network, start = cases.policy()
+    weights = cases.weights_of(start)
+    arch = model.Architecture(cases.ARCH.head_dim, cases.ARCH.rope_theta, cases.ARCH.norm_eps)
+    tokens = sum(piece.position_A.size for piece in pieces)
+    loss, grads = 0.0, {}
+    for piece in pieces:
+        logp_L, backward = model.token_logps(weights, rows.tokens[piece.segment], arch, 1.0)
+        loss -= logp_L[piece.position_A].sum() / tokens
+        slope_L = np.zeros(len(logp_L))
+        slope_L[piece.position_A] = -1 / tokens
+        backward(slope_L, grads)
+
+    sgd = optax.sgd(1.0)
+    state = cases.new_state(sgd)
+    params, _, got = imitate(network, sgd, state.params, state.opt_state, batch)
+    np.testing.assert_allclose(got, loss, rtol=1e-5)
+    for name, value in cases.weights_of(cases.host(params)).items():
+        np.testing.assert_allclose(value, weights[name] - grads[name], atol=1e-5, err_msg=name)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+
+
+def test_a_stage_learns_its_demonstrations():
+    arch = Architecture(
+        vocab_size=tokenizer().vocab_size,
+        width=16,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        head_dim=8,
+        mlp_width=24,
+    )
+    network, params = split(Transformer(arch, nnx.Rngs(0)))
+    stage = config.WarmStartStage(steps=60, learning_rate=0.03)
+    shapes = Shapes((48,), action=8, rows=2, microbatches=1)
+    losses = []
+    train_stage(
+        network,
+        params,
+        stage,
+        batches(shapes=shapes),
+        on_step=lambda step, loss: losses.append((step, loss())),
+    )
+    steps, values = zip(*losses, strict=True)
+    assert steps == tuple(range(1, 61))
+    assert values[0] > 4 and np.mean(values[-5:]) < 1.5
+
+
+def test_a_stage_stops_where_it_is_told():
+    assert warm_start.BLOCK == 16  # the blocks that the steps above reach across
