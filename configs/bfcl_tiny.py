@@ -33,7 +33,7 @@ def get_config() -> ConfigDict:
         "batch_size": 8,
         "stages": [
             {
-                "steps": 700,
+                "steps": 400,
                 "learning_rate": 3e-3,
                 "demonstrations": {"calls_per_message": "turn"},
             }

@@ -18,8 +18,8 @@ from seeupo_jax import envs
 from seeupo_jax.config import Config
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
-from seeupo_jax.learner.sweep import Learner
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy

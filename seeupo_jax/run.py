@@ -18,8 +18,8 @@ from seeupo_jax import build, envs
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.config import Config, to_dict
 from seeupo_jax.evaluate import evaluate
+from seeupo_jax.learner.learner import compile_programs
 from seeupo_jax.learner.optimizer import make_optimizer
-from seeupo_jax.learner.sweep import compile_programs
 from seeupo_jax.learner.warm_start import Batches, train_stage
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.rollout.collect import Collected

@@ -24,7 +24,7 @@ from seeupo_jax import config
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.optimizer import make_optimizer
-from seeupo_jax.learner.sweep import Learner
+from seeupo_jax.learner.learner import Learner
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Architecture, Transformer
 from seeupo_jax.types import CONTEXT, Segment, TrainState, Trajectory
@@ -137,12 +137,17 @@ def weights_of(params: Any) -> model.Weights:
 
 
 def segment(rng: np.random.Generator, *parts: tuple[int, int, int], after: int = 0) -> Segment:
-    """Random tokens: per part (turn, context tokens, action tokens), then context at the end."""
+    """Random tokens, never the last of the vocabulary.
+
+    Args:
+      parts: (turn, context tokens, action tokens), one after the other.
+      after: context tokens at the end.
+    """
     turns: list[int] = []
     for turn, context, action in parts:
         turns += [CONTEXT] * context + [turn] * action
     turn_L = np.array(turns + [CONTEXT] * after, np.int32)
-    tokens_L = rng.integers(1, VOCAB, turn_L.size).astype(np.int32)
+    tokens_L = rng.integers(0, VOCAB - 1, turn_L.size).astype(np.int32)
     logp_L = np.where(turn_L >= 0, -rng.random(turn_L.size), 0).astype(np.float32)
     return Segment(tokens_L, turn_L, logp_L)
 

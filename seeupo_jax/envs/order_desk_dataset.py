@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -70,13 +70,7 @@ class Demonstrations(Sequence[Demonstration]):
     def __len__(self) -> int:
         return len(self._source)
 
-    @overload
-    def __getitem__(self, index: int) -> Demonstration: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Demonstration]: ...
-    def __getitem__(self, index: int | slice) -> Demonstration | Sequence[Demonstration]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Demonstration:
         messages = json.loads(self._source[index]["messages"])
         return Demonstration(tuple(messages), TOOLS)
 

@@ -69,6 +69,7 @@ class EnvPool:
     def close(self) -> None:
         """Closes the environments and ends the threads."""
         self.call([(slot, lambda env: env.close()) for slot in range(len(self._envs))])
+        self._envs = []  # a later call fails at once: no thread is left to wait for
         for _ in range(self._workers):
             self._waiting.put(None)
 
@@ -93,7 +94,7 @@ class EnvPool:
                 self._changed.notify()
             try:
                 result = call.function()
-            except Exception as error:  # whatever it is, it ends this episode and no other
+            except BaseException as error:  # even SystemExit ends this episode and no other
                 result = Failure("env_error", f"{type(error).__name__}: {error}")
             with self._changed:
                 if call.finished:

@@ -1,4 +1,4 @@
-"""The turn step, the score and the refresh: what reaches the gradient, the factors and the state."""
+"""The turn step, the score and the refresh: what reaches gradients, factors and the state."""
 
 import dataclasses
 
