@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 def get_config() -> ConfigDict:
     config = ConfigDict()
-    config.iterations = 12
+    config.iterations = 10
     config.env = {
         "name": "bfcl",
         "options": {"category": "multi_turn_base", "max_calls": 10, "max_observation_chars": 300},
@@ -33,7 +33,7 @@ def get_config() -> ConfigDict:
         "batch_size": 8,
         "stages": [
             {
-                "steps": 400,
+                "steps": 320,
                 "learning_rate": 3e-3,
                 "demonstrations": {"calls_per_message": "turn"},
             }
@@ -48,7 +48,7 @@ def get_config() -> ConfigDict:
         "temperature": 1.0,
     }
     config.batching = {"microbatch_rows": 8, "buckets": (384, 640, 896, 1152, 1536)}
-    config.optimizer = {"name": "adam", "learning_rate": 3e-4}
+    config.optimizer = {"name": "adam", "learning_rate": 3e-5}
     config.evaluation = {"every": 0, "tasks": 100, "k": 1, "extra_splits": ("train",)}
-    config.checkpoint = {"every": 4}
+    config.checkpoint = {"every": 5}
     return config

@@ -152,7 +152,7 @@ def segment(rng: np.random.Generator, *parts: tuple[int, int, int], after: int =
     return Segment(tokens_L, turn_L, logp_L)
 
 
-def ragged(seed: int = 0) -> list[Trajectory]:
+def ragged(seed: int = 8) -> list[Trajectory]:
     """Eight trajectories of one to four turns in three groups: one failed, two in two segments."""
     rng = np.random.default_rng(seed)
     part = functools.partial(segment, rng)

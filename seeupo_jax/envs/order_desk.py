@@ -147,6 +147,8 @@ class OrderDesk:
     def step(self, text: str) -> StepResult:
         """Carries out a response's one tool call; the reply, or the sixth turn, ends the case."""
         desk = self._running()
+        if desk.outcome is not None or self._turns >= MAX_TURNS:
+            raise ValueError("order_desk: the case is done; reset() must come before step().")
         self._turns += 1
         try:
             answer, bad_call = desk.call(_single_call(text)), False

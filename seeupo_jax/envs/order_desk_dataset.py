@@ -71,7 +71,8 @@ class Demonstrations(Sequence[Demonstration]):
         return len(self._source)
 
     def __getitem__(self, index: int) -> Demonstration:
-        messages = json.loads(self._source[index]["messages"])
+        position = range(len(self))[index]  # counts from the end too, and ends an iteration
+        messages = json.loads(self._source[position]["messages"])
         return Demonstration(tuple(messages), TOOLS)
 
 
@@ -88,7 +89,7 @@ def builder(
     if not 1 <= episodes <= world.SPLITS["train"]:
         allowed = f"1 to {world.SPLITS['train']}"
         raise ValueError(f"order_desk episodes: got {episodes}; allowed: {allowed}.")
-    name = f"skill{round(100 * skill):03d}_episodes{episodes}_seed{seed}"
+    name = f"skill{float(skill)}_episodes{episodes}_seed{seed}"
     config = OrderDeskConfig(name=name, skill=skill, episodes=episodes, seed=seed)
     with _quietly():
         return OrderDeskDataset(config=config, data_dir=data_dir, file_format="array_record")

@@ -193,8 +193,9 @@ class Transformer(nnx.Module):
         past: Sequence[KeyValues],
         see: Callable[[KeyValues | None, KeyValues], Any],
     ) -> tuple[jax.Array, Sequence[KeyValues]]:
-        x = self.embedding[...].astype(self.arch.dtype)[tokens_NL]
-        x = constrain(x, "rows", "length", "embed")
+        # Whole in width before the look-up: XLA could only replicate its result to spread the rows.
+        table_VD = constrain(self.embedding[...].astype(self.arch.dtype), "vocab", "embed")
+        x = constrain(table_VD[tokens_NL], "rows", "length", "embed")
         remat = _REMAT[self.arch.remat]
 
         def run(layer: Layer, x: jax.Array, old: KeyValues | None) -> tuple[jax.Array, KeyValues]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from seeupo_jax.telemetry.metrics import METRICS_FILE, TENSORBOARD_FOLDER, read_metrics
+from seeupo_jax.telemetry.progress import sparkline
 from seeupo_jax.telemetry.statistics import Estimate, read_estimates, split_and_metric
 from seeupo_jax.telemetry.terminal import SafeStream, can_redraw
 
@@ -101,6 +102,7 @@ def print_summary(
         Console(file=safe, force_terminal=True).print(summary_table(before, after, split=split))
     else:
         safe.write(summary_text(before, after, split=split) + "\n")
+    safe.write(_curve_text(read_metrics(workdir), split, unicode="utf" in safe.encoding.lower()))
     safe.write("\n" + _where_to_look(Path(workdir)))
     safe.flush()
 
@@ -135,6 +137,19 @@ def _first_and_last(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any],
             values = {key: line.get(key) for key in (name, f"{name}_low", f"{name}_high")}
             (after if name in before else before).update(values)
     return before, after
+
+
+def _curve_text(lines: Sequence[Mapping[str, Any]], split: str, *, unicode: bool) -> str:
+    """The learning curve in words: every avg@k that was measured more than once."""
+    text = ""
+    for name in dict.fromkeys(name for line in lines for name in read_estimates(line)):
+        split_name, metric = split_and_metric(name, split)
+        iterations, values = _series(lines, name)
+        if metric.startswith("avg@") and len(values) > 1:
+            marks = sparkline(values, unicode=unicode)
+            points = "  ".join(f"{i}: {v:.2f}" for i, v in zip(iterations, values, strict=True))
+            text += f"\n{split_name} {metric} by iteration  {marks}  {points}\n"
+    return text
 
 
 def _where_to_look(workdir: Path) -> str:

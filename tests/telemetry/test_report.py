@@ -117,3 +117,12 @@ def test_a_run_without_evaluations_says_so(tmp_path):
     stream = io.StringIO()
     print_summary(tmp_path, stream=stream)
     assert stream.getvalue().startswith("No evaluation has been recorded.\n")
+
+
+def test_the_summary_writes_the_curve_out_in_words(tmp_path):
+    _write(tmp_path, evaluations={0: BEFORE, 5: BEFORE, 10: AFTER})
+    stream = io.StringIO()
+    print_summary(tmp_path, stream=stream)
+    (line,) = [text for text in stream.getvalue().splitlines() if "by iteration" in text]
+    assert line.startswith("test avg@4 by iteration")  # train was measured once: a point, no curve
+    assert line.endswith("0: 0.52  5: 0.52  10: 0.80")

@@ -1,0 +1,174 @@
+"""The mesh takes what the configuration says, one table shards everything, and numbers stay."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from seeupo_jax import config
+from seeupo_jax.parallel.mesh import (
+    ACTIVATION_RULES,
+    AXES,
+    RULES,
+    constrain,
+    make_mesh,
+    param_shardings,
+    partition,
+    sharding,
+)
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.transformer import Architecture, Transformer
+
+ARCH = Architecture(
+    vocab_size=32,
+    width=16,
+    layers=1,
+    heads=4,
+    kv_heads=2,
+    head_dim=4,
+    mlp_width=24,
+    qkv_bias=True,
+    tied=False,
+)
+
+
+def mesh_of(data=1, fsdp=1, tensor=1, devices=None):
+    return make_mesh(config.Mesh(data=data, fsdp=fsdp, tensor=tensor), devices)
+
+
+@pytest.mark.parametrize(
+    "sizes, shape",
+    [
+        ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 2)),
+        ({"data": -1}, (8, 1, 1)),
+        ({"data": -1, "fsdp": 4}, (2, 4, 1)),
+        ({"data": 2, "fsdp": 4, "tensor": -1}, (2, 4, 1)),
+        ({"fsdp": -1, "tensor": 2}, (1, 4, 2)),
+    ],
+)
+def test_minus_one_takes_the_devices_that_are_left(sizes, shape):
+    mesh = mesh_of(**sizes)
+    assert (mesh.axis_names, mesh.devices.shape) == (AXES, shape)
+    assert set(mesh.devices.flat) == set(jax.devices())
+
+
+def test_a_mesh_may_use_some_devices_only():
+    devices = jax.devices()[:2]
+    assert set(mesh_of(fsdp=2, devices=devices).devices.flat) == set(devices)
+
+
+@pytest.mark.parametrize(
+    "sizes, reason",
+    [
+        ({"data": -1, "fsdp": -1}, "'fsdp': -1, .*allowed: -1 at one axis at most"),
+        ({"data": 3}, "a product of 3; allowed: sizes that divide the 8 devices"),
+        ({"data": 2, "fsdp": 2}, "a product of 4; allowed: sizes that divide the 8 devices"),
+        ({"data": -1, "tensor": 3}, "'tensor': 3.*a product of 3;"),
+        ({"data": -1, "tensor": 16}, "a product of 16;"),
+        ({"data": 16}, "a product of 16;"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_devices_are_named(sizes, reason):
+    with pytest.raises(ValueError, match=f"config.mesh: got .*{reason}"):
+        mesh_of(**sizes)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("qk_norm, tied", [(True, True), (False, False)])
+def test_every_parameter_has_logical_names_that_the_table_knows(scan_layers, qk_norm, tied):
+    changes = {"qk_norm": qk_norm, "tied": tied, "scan_layers": scan_layers}
+    arch = Architecture(**{**vars(ARCH), **changes})
+    network, params = policy.split(nnx.eval_shape(lambda: Transformer(arch, nnx.Rngs(0))))
+    names = network.logical_axes()
+    leaves = jax.tree.leaves(names, is_leaf=lambda node: isinstance(node, tuple))
+    assert {name for leaf in leaves for name in leaf} <= set(RULES)
+    assert [len(leaf) for leaf in leaves] == [p.ndim for p in jax.tree.leaves(params)]
+    assert set(RULES) == set(ACTIVATION_RULES)
+
+
+def test_rules_name_axes_of_the_mesh_only():
+    for axis in (*RULES.values(), *ACTIVATION_RULES.values()):
+        assert axis is None or {axis} <= set(AXES) or set(axis) <= set(AXES)
+
+
+def test_a_parameter_is_cut_by_the_table():
+    mesh = mesh_of(data=2, fsdp=2, tensor=2)
+    kernel = jax.ShapeDtypeStruct((16, 24), jnp.float32)
+    placed = param_shardings(mesh, {"up": ("embed", "mlp")}, {"up": kernel})
+    assert placed["up"].shard_shape(kernel.shape) == (8, 12)
+    cache = sharding(mesh, ("rows", "length", "kv_heads", "head_dim"))
+    assert cache.shard_shape((8, 10, 2, 4)) == (2, 10, 1, 4)
+    assert tuple(partition(("rows", None, "embed"), ACTIVATION_RULES)) == (
+        ("data", "fsdp"),
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    "sizes, reason",
+    [
+        ({"tensor": 8}, r"\['down'\]\['kernel'\] has mlp=12, which mesh axis tensor=8 does not"),
+        ({"fsdp": 8}, r"\['norm'\]\['scale'\] has embed=20, which mesh axis fsdp=8 does not"),
+    ],
+)
+def test_an_axis_that_does_not_divide_is_named(sizes, reason):
+    names = {"down": {"kernel": ("mlp", "embed")}, "norm": {"scale": ("embed",)}}
+    width = 20 if "fsdp" in sizes else 16
+    shapes = {
+        "down": {"kernel": jax.ShapeDtypeStruct((12, 16), jnp.float32)},
+        "norm": {"scale": jax.ShapeDtypeStruct((width,), jnp.float32)},
+    }
+    with pytest.raises(ValueError, match=f"config.mesh: {reason} divide; allowed: a divisor of"):
+        param_shardings(mesh_of(**sizes), names, shapes)
+
+
+def test_an_unknown_logical_name_is_an_error():
+    with pytest.raises(KeyError, match="heds"):
+        partition(("embed", "heds"))
+
+
+def test_constraining_without_a_mesh_does_nothing():
+    program = jax.make_jaxpr(lambda x: constrain(x, "rows", "embed"))(jnp.ones((8, 16)))
+    assert not program.eqns
+    with jax.set_mesh(mesh_of(devices=jax.devices()[:1])):
+        assert not jax.make_jaxpr(lambda x: constrain(x, "rows", "embed"))(jnp.ones((8, 16))).eqns
+
+
+def test_constraining_spreads_the_rows():
+    with jax.set_mesh(mesh_of(data=2, fsdp=2, tensor=2)):
+        spread = jax.jit(lambda x: constrain(x, "rows", "embed"))(jnp.ones((8, 16)))
+    assert spread.sharding.shard_shape((8, 16)) == (2, 16)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logp_and_grads(network, params, tokens_NL):
+    def loss(params):
+        hidden_NLD, _ = policy.hidden(network, params, tokens_NL)
+        logp_NL = policy.token_logp(
+            network, params, hidden_NLD[:, :-1], tokens_NL[:, 1:], temperature=0.8
+        )
+        return logp_NL.mean(), logp_NL
+
+    grads, logp_NL = jax.grad(loss, has_aux=True)(params)
+    return logp_NL, grads
+
+
+def test_eight_devices_compute_what_one_computes(capfd):
+    network, params = policy.split(Transformer(ARCH, nnx.Rngs(0)))
+    tokens_NL = np.random.default_rng(0).integers(0, 32, (4, 6)).astype(np.int32)
+    wanted = logp_and_grads(network, params, tokens_NL)
+    mesh = mesh_of(data=2, fsdp=2, tensor=2)
+    placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
+    rows = jax.device_put(tokens_NL, sharding(mesh, ("rows", "length")))
+    capfd.readouterr()
+    with jax.set_mesh(mesh):
+        got = logp_and_grads(network, placed, rows)
+    assert (
+        "rematerialization" not in capfd.readouterr().err
+    )  # XLA replicates nothing as a last resort
+    assert len(got[0].sharding.device_set) == 8
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, wanted)

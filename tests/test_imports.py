@@ -1,0 +1,142 @@
+"""Imports point down, environments start without jax, and no file or function grows too long."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import seeupo_jax
+
+ROOT = Path(seeupo_jax.__path__[0])
+# The package from the ground up; a unit imports itself and units of the rows above it.
+LEVELS = (
+    ("types", "config"),
+    ("algorithms", "envs", "parallel"),
+    ("policy",),
+    ("rollout", "learner", "checkpoint", "telemetry"),
+    ("build", "cli"),
+    ("evaluate",),
+    ("run",),
+    ("train",),
+)
+LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}
+MODULES = {
+    ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
+    for file in sorted(ROOT.rglob("*.py"))
+    if file != ROOT / "__init__.py"
+}
+FILES = [pytest.param(file, id=module) for module, file in MODULES.items()]
+BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def imports(file):
+    """Full names that a file imports, wherever in it; a module's name before that of its part."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: imports name the package"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def own_imports(file):
+    """Modules of the package that a file imports, without the package's name."""
+    names = {n.removeprefix("seeupo_jax.") for n in imports(file) if n.startswith("seeupo_jax.")}
+    return {n if n in MODULES else n.rpartition(".")[0] for n in names}
+
+
+def unit(module):
+    return module.partition(".")[0]
+
+
+def test_every_file_belongs_to_a_level():
+    assert {unit(module) for module in MODULES} == set(LEVEL)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_down(module):
+    upwards = {
+        other
+        for other in own_imports(MODULES[module])
+        if unit(other) != unit(module) and LEVEL[unit(other)] >= LEVEL[unit(module)]
+    }
+    assert not upwards
+
+
+def test_the_search_sees_imports_of_every_kind(tmp_path):
+    file = tmp_path / "probe.py"
+    file.write_text(
+        "import seeupo_jax.policy.weights\n"
+        "from seeupo_jax import config, envs\n"
+        "from seeupo_jax.types import Segment\n"
+        "def f():\n    from seeupo_jax.envs import order_desk as desk, make\n"
+    )
+    wanted = {"policy.weights", "config", "envs", "types", "envs.order_desk"}
+    assert own_imports(file) == wanted
+
+
+def test_the_policy_and_the_learner_know_of_environments_only_what_messages_are():
+    for module, file in MODULES.items():
+        if unit(module) in ("policy", "learner"):
+            assert {o for o in own_imports(file) if unit(o) == "envs"} <= {"envs.base"}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if unit(m) in ("algorithms", "envs")])
+def test_algorithms_and_environments_stand_alone(module):
+    assert {unit(other) for other in own_imports(MODULES[module])} <= {unit(module)}
+    roots = {unit(name) for name in imports(MODULES[module])} - set(sys.stdlib_module_names)
+    if unit(module) == "algorithms":
+        assert roots <= {"jax"}
+    else:
+        assert not roots & {"jax", "jaxlib", "flax", "optax", "orbax", "grain", "tensorflow"}
+
+
+def test_environments_start_without_jax_even_indirectly():
+    modules = [f"seeupo_jax.{m}" for m in MODULES if unit(m) == "envs"]
+    program = (
+        f"import importlib, sys\nfor m in {modules}: importlib.import_module(m)\n"
+        "print([m for m in ('jax', 'flax', 'tensorflow') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_partition_specs_are_made_in_the_one_table(file):
+    if file == ROOT / "parallel" / "mesh.py":
+        return
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = (getattr(node, key, None) for key in ("id", "attr", "name"))
+        assert "PartitionSpec" not in names
+
+
+def depth(node, inside=0):
+    """How deep blocks lie in each other; an `elif` is as deep as its `if`."""
+    deepest = inside
+    for child in ast.iter_child_nodes(node):
+        is_elif = isinstance(node, ast.If) and node.orelse == [child] and isinstance(child, ast.If)
+        deeper = isinstance(child, BLOCKS) and not is_elif
+        deepest = max(deepest, depth(child, inside + deeper))
+    return deepest
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_files_functions_and_nesting_stay_small(file):
+    text = file.read_text()
+    assert len(text.splitlines()) <= 400
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, FUNCTIONS)]
+    for function in functions:
+        assert function.end_lineno - function.lineno < 70, function.name
+        assert depth(function) <= 3, function.name
+
+
+def test_depth_counts_blocks_and_not_branches():
+    source = "def f():\n for a in b:\n  if a:\n   pass\n  elif b:\n   with c:\n    pass\n"
+    assert depth(ast.parse(source)) == 3
