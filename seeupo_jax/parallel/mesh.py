@@ -44,8 +44,8 @@ def make_mesh(sizes: config.Mesh, devices: Sequence[jax.Device] | None = None) -
         raise ValueError(f"config.mesh: got {named}; allowed: -1 at one axis at most.")
     if len(devices) % known or (-1 not in shape and known != len(devices)):
         raise ValueError(
-            f"config.mesh: got {named}, a product of {known}; allowed: sizes that divide the"
-            f" {len(devices)} devices here (-1 takes the rest)."
+            f"config.mesh: got {named}, a product of {known}; allowed: a product of"
+            f" {len(devices)}, the devices here, or -1 at one axis, which takes what is left."
         )
     shape = [len(devices) // known if size == -1 else size for size in shape]
     auto = (AxisType.Auto,) * len(AXES)

@@ -64,8 +64,8 @@ def test_a_mesh_may_use_some_devices_only():
     "sizes, reason",
     [
         ({"data": -1, "fsdp": -1}, "'fsdp': -1, .*allowed: -1 at one axis at most"),
-        ({"data": 3}, "a product of 3; allowed: sizes that divide the 8 devices"),
-        ({"data": 2, "fsdp": 2}, "a product of 4; allowed: sizes that divide the 8 devices"),
+        ({"data": 3}, "a product of 3; allowed: a product of 8, the devices here"),
+        ({"data": 2, "fsdp": 2}, "a product of 4; allowed: a product of 8, the devices here"),
         ({"data": -1, "tensor": 3}, "'tensor': 3.*a product of 3;"),
         ({"data": -1, "tensor": 16}, "a product of 16;"),
         ({"data": 16}, "a product of 16;"),
