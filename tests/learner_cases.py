@@ -23,8 +23,8 @@ from flax import nnx
 from seeupo_jax import config
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import Shapes
-from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Architecture, Transformer
 from seeupo_jax.types import CONTEXT, Segment, TrainState, Trajectory
@@ -69,9 +69,10 @@ def quick_compilation():
 
 
 @functools.cache
-def policy() -> tuple[Any, Any]:
+def policy(layers: int = ARCH.layers) -> tuple[Any, Any]:
     """The network, and parameters on the host in which every part matters."""
-    network, params = split(Transformer(ARCH, nnx.Rngs(0)))
+    arch = dataclasses.replace(ARCH, layers=layers)
+    network, params = split(Transformer(arch, nnx.Rngs(0)))
     return network, jittered(params, 0.2)
 
 

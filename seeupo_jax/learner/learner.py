@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from seeupo_jax import config
+from seeupo_jax.algorithms.advantage import group_relative_advantage
 from seeupo_jax.learner import update
 from seeupo_jax.learner.batching import Rows, Shapes, empty_batch, refresh_batch
 from seeupo_jax.policy.network import Network
@@ -55,6 +56,21 @@ class Learner:
         """`update.score` from the parameters on; see there."""
         return functools.partial(update.score, self.network, temperature=self.temperature)
 
+    def advantage(
+        self, reward_N: np.ndarray, group_N: np.ndarray, valid_N: np.ndarray
+    ) -> jax.Array:
+        """`group_relative_advantage` by the algorithm's choices, on every device."""
+        chosen = self.algorithm
+        advantage_N = group_relative_advantage(
+            reward_N,
+            group_N,
+            baseline=chosen.baseline,
+            scale=chosen.scale,
+            clip=chosen.advantage_clip,
+            valid_N=valid_N,
+        )
+        return self.spread(advantage_N)
+
     def spread(self, x_N: Any) -> jax.Array:
         """A small array on every device."""
         return jax.device_put(x_N, self.everywhere)
@@ -94,6 +110,7 @@ def compile_programs(
     shapes = learner.shapes
     rows = Rows((), (), (), np.zeros(0, np.int32), trajectories, 0)
     zeros_N = np.zeros(trajectories, np.float32)
+    learner.advantage(zeros_N, zeros_N.astype(np.int32), zeros_N > 0)
     for length in sorted({shapes.long(1), shapes.long(shapes.lengths[-1])}):
         batch = empty_batch(rows, shapes, length=length, action=length)
         for params in (state.params, ref_params):

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from seeupo_jax.algorithms.advantage import group_relative_advantage
 from seeupo_jax.learner.batching import (
     Piece,
     Rows,
@@ -153,15 +152,11 @@ def start_pass(
     trajectories: Sequence[Trajectory],
 ) -> Pass:
     """Advantages, and one pass each for the log-probabilities of the old and reference policies."""
-    chosen = learner.algorithm
     valid_N = np.array([not t.failed for t in trajectories])
-    advantage_N = group_relative_advantage(
+    advantage_N = learner.advantage(
         np.array([t.reward for t in trajectories], np.float32),
         np.array([t.group for t in trajectories], np.int32),
-        baseline=chosen.baseline,
-        scale=chosen.scale,
-        clip=chosen.advantage_clip,
-        valid_N=valid_N,
+        valid_N,
     )
     pieces = all_actions(rows)
     zeros = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
@@ -169,10 +164,10 @@ def start_pass(
     length = learner.shapes.long(max(piece.end for piece in pieces))
     batch = turn_batch(rows, pieces, learner.shapes, zeros, zeros, length=length, action=length)
     old_MRA = learner.score(params, batch)
-    ref_MRA = learner.score(ref_params, batch) if chosen.kl_coef else old_MRA
+    ref_MRA = learner.score(ref_params, batch) if learner.algorithm.kl_coef else old_MRA
     scatter(old_logp, pieces, np.asarray(old_MRA))
     scatter(ref_logp, pieces, np.asarray(ref_MRA))
-    return Pass(rows, learner.spread(advantage_N), int(valid_N.sum()), old_logp, ref_logp, [])
+    return Pass(rows, advantage_N, int(valid_N.sum()), old_logp, ref_logp, [])
 
 
 def update_turn(

@@ -319,19 +319,20 @@ def test_sweeps_of_other_trajectories_compile_nothing():
     "choices", [{}, {"refresh": "separate", "old_policy": "turn"}], ids=["fused", "separate"]
 )
 def test_programs_compiled_ahead_are_all_that_a_sweep_needs(choices):
-    learner = cases.learner(**choices)
-    state = cases.new_state(learner.optimizer)
+    network, params = cases.policy(layers=1)
+    learner = dataclasses.replace(cases.learner(**choices), network=network)  # nothing compiled yet
+    state = cases.new_state(learner.optimizer, params)
     before = cases.host(state)
-    state = compile_programs(learner, state, reference(), 8)
+    state = compile_programs(learner, state, params, trajectories=6)
     cases.assert_trees_equal(cases.host(state), before)
     rng = np.random.default_rng(0)
-    # Turn 0 is short enough for a program that no other test's sweep runs.
-    segments = [cases.segment(rng, (0, 4, 2), (1, 6, 3)) for _ in range(8)]
-    trajectories = [Trajectory((s,), float(i % 3), i // 4) for i, s in enumerate(segments)]
-    sweeps = []
-    run = lambda: sweeps.append(cases.observe(learner, trajectories, state=state))  # noqa: E731
-    assert programs_of(run) == 0
-    assert sweeps[0].state.step == 2
+    # Turns 0 and 1 need programs of different length; turn 1 does not fit a fused refresh.
+    segments = [cases.segment(rng, (0, 4, 2), (1, 6, 3)) for _ in range(6)]
+    trajectories = [Trajectory((s,), float(i % 3), i // 3) for i, s in enumerate(segments)]
+    observe = functools.partial(cases.observe, learner, trajectories, ref_params=params)
+    swept = []
+    assert programs_of(lambda: swept.append(observe(state=state))) == 0
+    assert swept[0].state.step == 2
 
 
 def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device():
