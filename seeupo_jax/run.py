@@ -198,6 +198,9 @@ def warm_start(config: Config, workdir: Path, progress: Progress) -> None:
                     progress.step(done, total, f"loss {loss():.4f}")
 
             params = train_stage(policy.network, params, stage, batches, on_step=show)
+            if batches.counts["cut"]:
+                limit = shapes.lengths[-1]
+                progress.log(f"{batches.counts['cut']} demonstrations were cut at {limit} tokens")
     unfinished = workdir / "warm_start.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     save_pretrained(policy.network.bind(params), unfinished, policy.tokenizer)

@@ -106,7 +106,16 @@ class Shapes:
     microbatches: int
 
     def length(self, tokens: int) -> int:
-        """The smallest listed length that holds so many tokens."""
+        """The smallest listed length that holds so many tokens.
+
+        Raises:
+          ValueError: none does.
+        """
+        if tokens > self.lengths[-1]:
+            raise ValueError(
+                f"a row has {tokens} tokens; allowed: at most {self.lengths[-1]}, the longest of"
+                " config.batching.buckets or else rollout.max_context."
+            )
         return next(length for length in self.lengths if length >= tokens)
 
     def long(self, tokens: int) -> int:

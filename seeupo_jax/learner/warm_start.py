@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grain
@@ -20,6 +21,8 @@ from seeupo_jax.learner.batching import Rows, Shapes, all_actions, turn_batch
 from seeupo_jax.policy.network import Network
 from seeupo_jax.policy.tokenizer import Tokenizer
 from seeupo_jax.types import CONTEXT, Segment, TurnBatch
+
+BLOCK = 16  # batches sorted by length together
 
 
 def to_segment(demonstration: Demonstration, tokenizer: Tokenizer) -> Segment:
@@ -56,6 +59,7 @@ class Batches:
     shapes: Shapes
     batch_size: int
     seed: int
+    counts: Counter[str] = field(default_factory=Counter)  # `cut`: longer than the longest row
 
     def from_step(self, step: int) -> Iterator[TurnBatch]:
         """Endless batches, starting with batch `step`."""
@@ -74,6 +78,7 @@ class Batches:
 
     def _pad(self, segments: Sequence[Segment]) -> TurnBatch:
         limit = self.shapes.lengths[-1]
+        self.counts["cut"] += sum(len(s.tokens_L) > limit for s in segments)
         cut = [Segment(s.tokens_L[:limit], s.turn_L[:limit], s.logp_L[:limit]) for s in segments]
         rows = Rows(
             tuple(s.tokens_L for s in cut),
@@ -85,12 +90,14 @@ class Batches:
         )
         logp = [s.logp_L for s in cut]
         pieces = all_actions(rows)
+        if not pieces:
+            raise ValueError(
+                f"warm start: all {len(segments)} demonstrations of a batch begin with more than"
+                f" {limit} tokens; allowed: prompts below config.rollout.max_context."
+            )
         length = self.shapes.length(max(piece.end for piece in pieces))
         action = self.shapes.length(max(piece.position_A.size for piece in pieces))
         return turn_batch(rows, pieces, self.shapes, logp, logp, length=length, action=action)
-
-
-BLOCK = 16  # batches sorted by length together
 
 
 @functools.partial(

@@ -206,3 +206,8 @@ def test_a_refresh_and_what_it_leaves_are_the_previous_step(order):
         assert sorted(found) == sorted(wanted)
         assert 0 < len(left) < len(wanted) or before == (3,)
         assert batch.trajectory_MR.shape == refresh.start_MR.shape
+
+
+def test_a_row_longer_than_every_listed_length_is_told():
+    with pytest.raises(ValueError, match="a row has 9 tokens; allowed: at most 8"):
+        Shapes((4, 8), action=4, rows=1, microbatches=1).length(9)

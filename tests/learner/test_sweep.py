@@ -135,7 +135,7 @@ def test_metrics_of_a_sweep():
     np.testing.assert_allclose(metrics["sweep/loss"], np.mean(default().losses), rtol=1e-6)
     norms = [update.metrics[0]["grad_norm"] for update in default().updates]
     np.testing.assert_allclose(metrics["sweep/grad_norm"], np.mean(norms), rtol=1e-6)
-    # The weights that a step uses are those of its rows before its own refresh.
+    # A step weighs its rows by the factors after the steps before it.
     factors = [np.ones(8), *(step.factor_N for step in wanted.steps)]
     largest = []
     for turn, factor_N in zip((3, 2, 1, 0), factors, strict=False):
@@ -155,6 +155,7 @@ def test_a_fused_refresh_is_the_separate_one(choices):
     assert_same_sweep(one, two)
     # Rows that the step cannot hold are refreshed before it: some are, not all.
     assert 0 < left < sum(step["rows"] for update in one.updates[:-1] for step in update.metrics)
+    # A factor is exp of a difference of log-probabilities near -8, which float32 rounds by 1e-6.
     for fused_update, separate_update in zip(one.updates[1:], two.updates, strict=False):
         np.testing.assert_allclose(
             fused_update.factor_N,

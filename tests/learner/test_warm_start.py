@@ -238,3 +238,21 @@ def test_a_stage_learns_its_demonstrations():
     steps, losses = zip(*seen, strict=True)
     assert steps == tuple(range(1, 61))
     assert losses[0]() > 4 and np.mean([loss() for loss in losses[-5:]]) < 1.5
+
+
+def test_demonstrations_longer_than_the_longest_row_are_cut_and_counted():
+    roles = ("user", "assistant", "tool", "assistant")
+    contents = ("a", "b", "c" * 60, "d")
+    messages = tuple({"role": r, "content": c} for r, c in zip(roles, contents, strict=True))
+    shapes = Shapes((24,), action=8, rows=2, microbatches=1)
+    cut = Batches([Demonstration(messages)] * 4, tokenizer(), shapes, batch_size=2, seed=0)
+    batch = next(cut.from_step(0))
+    first_action = len(tokenizer().action("b"))
+    assert batch.mask_MRA.sum(axis=2).tolist() == [[first_action, first_action]]
+    assert cut.counts["cut"] == 2
+
+
+def test_prompts_that_fill_the_longest_row_are_told():
+    full = batches(shapes=Shapes((3,), action=8, rows=2, microbatches=1))
+    with pytest.raises(ValueError, match="begin with more than 3 tokens"):
+        next(full.from_step(0))
