@@ -1,0 +1,1 @@
+"""Trajectories in, updated policies out."""

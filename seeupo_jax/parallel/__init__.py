@@ -1,0 +1,1 @@
+"""Where arrays live on many devices."""

@@ -1,0 +1,1 @@
+"""Sampling: the policy's tokens, the environments' answers."""

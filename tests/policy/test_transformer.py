@@ -155,12 +155,11 @@ def test_what_follows_a_past_is_as_in_the_full_pass(scan_layers):
     network, params = make(arch)
     tokens_NL, _ = tokens_and_pulls(arch)
     whole, whole_keys = full_pass(network, params, tokens_NL)
-    # Rows of different lengths in one past: what is beyond a row's own length must not be seen.
+    # Rows of different lengths in one past: each row's own later keys are there and must not be seen.
     length_N = np.array([7, 4, 1], np.int32)
     new_NL = np.stack([tokens_NL[row, n : n + 4] for row, n in enumerate(length_N)])
-    _, past = full_pass(network, params, tokens_NL[:, :7])
     rest = jax.jit(policy.hidden, static_argnums=0)
-    hidden, keys = rest(network, params, new_NL, past, length_N)
+    hidden, keys = rest(network, params, new_NL, whole_keys, length_N)
     for row, n in enumerate(length_N):
         np.testing.assert_allclose(hidden[row], whole[row, n : n + 4], atol=1e-5)
         for new, old in zip(keys, whole_keys, strict=True):
@@ -220,7 +219,7 @@ def test_bfloat16_is_of_the_activations_only():
     assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
     # Float32 logits of bfloat16 factors do not all fit into bfloat16.
     assert not np.array_equal(logits, logits.astype(jnp.bfloat16).astype(jnp.float32))
-    hidden, keys = full_pass(network, params, tokens_NL)
+    hidden, keys = jax.eval_shape(functools.partial(full_pass, network), params, tokens_NL)
     assert hidden.dtype == keys[0].k.dtype == new_cache(arch, 1, 1)[0].v.dtype == jnp.bfloat16
     wanted = evaluate(*make(QWEN3), tokens_NL, pull_NL)
     assert np.abs(logp - wanted[1]).mean() < 0.05
