@@ -188,7 +188,7 @@ class Telemetry:
 @dataclass(frozen=True)
 class Config:
     iterations: int = _at_least(0, 60)
-    seed: int = _at_least(0, 0)
+    seed: int = _within(0, 2**32 - 1, 0)
     recipe: str = "seeupo"
     log_checksum: bool = False
     model: Model = Model()

@@ -21,7 +21,7 @@ class StepResult:
     observation: the messages that answer the action; empty when the episode ends without one.
     reward: this step's share of the episode's reward.
     done: no further action is accepted.
-    info: counters and labels for logs; nothing in it reaches the policy.
+    info: counters and labels of the episode so far, for logs; nothing in it reaches the policy.
     """
 
     observation: tuple[Message, ...]

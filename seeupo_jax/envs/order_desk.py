@@ -54,6 +54,7 @@ class Desk:
         self.task = task
         self.customers = {customer.name: customer for customer in task.customers}
         self.orders = {order.order_id: order for c in task.customers for order in c.orders}
+        self.looked_up: set[str] = set()  # ids; the desk keeps a log of that
         self.outcome: str | None = None
 
     def call(self, call: ToolCall) -> str:
@@ -71,7 +72,7 @@ class Desk:
         tools: dict[str, Callable[..., str]] = {
             "find_customer": self._find_customer,
             "list_orders": self._list_orders,
-            "get_order": lambda order_id: world.describe(self._order(order_id)),
+            "get_order": self._get_order,
             "cancel_order": lambda order_id: self._change(order_id, world.cancel),
             "return_order": lambda order_id: self._change(order_id, world.send_back),
             "change_address": lambda order_id, address: self._change(
@@ -82,12 +83,13 @@ class Desk:
         return tools[call.name](**call.arguments)
 
     def solved(self) -> bool:
-        """The reply and every order in the database are as the policy wants them."""
+        """The reply and every order are as the policy wants them, and nobody guessed."""
         target = self.task.target
         outcome = world.resolve(self.task.request, target)
         wanted = {o.order_id: o for c in self.task.customers for o in c.orders}
         wanted[target.order_id] = world.carry_out(outcome, target, self.task.address)
-        return self.outcome == outcome and self.orders == wanted
+        known = target.order_id in self.looked_up
+        return known and self.outcome == outcome and self.orders == wanted
 
     def _find_customer(self, name: str) -> str:
         if name not in self.customers:
@@ -99,6 +101,11 @@ class Desk:
             if customer.customer_id == customer_id:
                 return json.dumps([o.order_id for o in customer.orders if o.item == item])
         raise _Refusal(f"no customer {customer_id!r}")
+
+    def _get_order(self, order_id: str) -> str:
+        answer = world.describe(self._order(order_id))
+        self.looked_up.add(order_id)
+        return answer
 
     def _order(self, order_id: str) -> world.Order:
         if order_id not in self.orders:
@@ -127,7 +134,7 @@ class OrderDesk:
 
     def __post_init__(self) -> None:
         self._desk: Desk | None = None
-        self._turns = 0
+        self._turns = self._bad_calls = 0
 
     def task_ids(self, split: str) -> Sequence[str]:
         if split not in world.SPLITS:
@@ -141,7 +148,7 @@ class OrderDesk:
         if not index.isdigit():
             raise ValueError(f"order_desk task: got {task_id!r}; allowed: SPLIT/NUMBER.")
         task = world.make_task(split, int(index))
-        self._desk, self._turns = Desk(task), 0
+        self._desk, self._turns, self._bad_calls = Desk(task), 0, 0
         return opening(task), TOOLS
 
     def step(self, text: str) -> StepResult:
@@ -151,13 +158,14 @@ class OrderDesk:
             raise ValueError("order_desk: the case is done; reset() must come before step().")
         self._turns += 1
         try:
-            answer, bad_call = desk.call(_single_call(text)), False
+            answer = desk.call(_single_call(text))
         except (_Refusal, ToolCallError) as error:
-            answer, bad_call = json.dumps({"error": str(error)}), True
+            answer = json.dumps({"error": str(error)})
+            self._bad_calls += 1
         done = desk.outcome is not None or self._turns >= MAX_TURNS
         observation = () if done else ({"role": "tool", "content": answer},)
         reward = self.score() if done else 0.0
-        return StepResult(observation, reward, done, {"bad_call": bad_call})
+        return StepResult(observation, reward, done, {"bad_calls": self._bad_calls})
 
     def score(self) -> float:
         return float(self._running().solved())

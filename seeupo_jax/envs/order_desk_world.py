@@ -29,6 +29,7 @@ STATUSES = ("processing", "shipped", "delivered")
 SPLITS = {"train": 50_000, "test": 2_000}
 
 POLICY = """You work at an online shop's order desk. Use the tools; end with one reply.
+- Look an order up before you decide about it.
 - A processing order is cancelled, never returned. A delivered order is returned, never cancelled.
 - A shipped order is neither cancelled nor returned: refuse.
 - The address changes only while the order is processing; otherwise refuse.

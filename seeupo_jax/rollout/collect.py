@@ -238,16 +238,7 @@ def _step(
         step, reward, episode.score, episode.context = result
         episode.reward += reward
         episode.messages += step.observation
-        episode.info = _count(episode.info, step.info)
+        episode.info = episode.info | step.info
         if step.done:
             episode.stop = "done"
     return time.perf_counter() - began
-
-
-def _count(total: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:
-    """Adds a step's counters up; a label replaces the one before."""
-    merged = dict(total)
-    for key, value in step.items():
-        number = isinstance(value, bool | int | float)
-        merged[key] = merged.get(key, 0) + value if number else value
-    return merged

@@ -155,7 +155,7 @@ def test_what_follows_a_past_is_as_in_the_full_pass(scan_layers):
     network, params = make(arch)
     tokens_NL, _ = tokens_and_pulls(arch)
     whole, whole_keys = full_pass(network, params, tokens_NL)
-    # Rows of different lengths in one past: each row's own later keys are there and must not be seen.
+    # The past holds each row's own later keys too, which must not be seen.
     length_N = np.array([7, 4, 1], np.int32)
     new_NL = np.stack([tokens_NL[row, n : n + 4] for row, n in enumerate(length_N)])
     rest = jax.jit(policy.hidden, static_argnums=0)
