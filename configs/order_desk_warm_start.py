@@ -4,7 +4,7 @@
 
 A tokenizer is trained on the demonstrations' text, then a transformer of 0.7 million parameters on
 the demonstrations: first those of the oracle, until looking things up works, then a few of a
-demonstrator who slips in about half of the cases. The result lies in WORKDIR/warm_start; time and
+demonstrator who slips in most cases. The result lies in WORKDIR/warm_start; time and
 checksum of the shipped one: docs/order_desk.md.
 """
 

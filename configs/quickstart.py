@@ -2,7 +2,7 @@
 
     python -m seeupo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
 
-The policy starts out mediocre: it looks things up, but in about half of the cases it guesses, obeys
+The policy starts out mediocre: it looks things up, but in most cases it guesses, obeys
 a request that the desk's rules forbid, takes the wrong order or tells the customer the wrong thing.
 Measured on 64 held-out tasks, four episodes each (avg@4), three seeds: README.
 """
