@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 
 from seeupo_jax import envs
 from seeupo_jax.config import Config
+from seeupo_jax.envs import Demonstrator
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.learner import Learner
@@ -28,6 +29,7 @@ from seeupo_jax.policy.tokenizer import SentencePieceTokenizer, train_tokenizer
 from seeupo_jax.policy.transformer import Architecture, Transformer
 from seeupo_jax.policy.weights import resolve_folder
 from seeupo_jax.rollout.engine import Engine
+from seeupo_jax.telemetry.metrics import check_trackers
 from seeupo_jax.types import TrainState
 
 TOKENIZER_DEMONSTRATIONS = 4000  # whose text a new tokenizer is trained on
@@ -55,6 +57,7 @@ def check(config: Config) -> None:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
     make_optimizer(config.optimizer, total_steps=total_steps(config))
+    check_trackers(config.telemetry.trackers)
     mesh = make_mesh(config.mesh)
     spread = mesh.shape["data"] * mesh.shape["fsdp"]
     rows = {
@@ -79,6 +82,11 @@ def check(config: Config) -> None:
             "config.model.path: got none; allowed: a model folder, or stages in config.warm_start"
             " that make a policy from nothing."
         )
+    if config.warm_start.stages and not isinstance(environment, Demonstrator):
+        raise ValueError(
+            f"config.warm_start.stages: got {len(config.warm_start.stages)}; allowed: none, since"
+            f" env {config.env.name} has no demonstrations() and vocabulary()."
+        )
 
 
 def total_steps(config: Config) -> int:
@@ -95,6 +103,7 @@ def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
     layout = {"scan_layers": config.model.scan_layers, "remat": config.model.remat}
     model, tokenizer = from_pretrained(path, mesh=mesh, dtype=config.model.dtype, **layout)
     network, params = policy.split(model)
+    _check_heads(network.arch, mesh)
     return Policy(network, tokenizer, mesh), params
 
 
@@ -115,7 +124,18 @@ def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, A
     sizes = {key: value for key, value in vars(model).items() if key in names}
     network, params = policy.split(Transformer(Architecture(**sizes), nnx.Rngs(config.seed)))
     made = Policy(network, tokenizer, make_mesh(config.mesh))
+    _check_heads(network.arch, made.mesh)
     return made, made.place(params)
+
+
+def _check_heads(arch: Architecture, mesh: jax.sharding.Mesh) -> None:
+    """A head, and its part of the KV cache, lies on one device of the tensor axis."""
+    parts = mesh.shape["tensor"]
+    if arch.heads % parts or arch.kv_heads % parts:
+        raise ValueError(
+            f"config.mesh.tensor: got {parts}; allowed: a divisor of the model's {arch.heads} heads"
+            f" and {arch.kv_heads} key-value heads."
+        )
 
 
 def build_pool(config: Config) -> EnvPool:

@@ -16,6 +16,7 @@ import numpy as np
 
 from seeupo_jax import build, envs
 from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.cli import sentence_errors
 from seeupo_jax.config import Config, to_dict
 from seeupo_jax.evaluate import evaluate
 from seeupo_jax.learner.learner import compile_programs
@@ -175,12 +176,13 @@ def warm_start(config: Config, workdir: Path, progress: Progress) -> None:
     environment = envs.make(config.env.name, **config.env.options)
     stages = config.warm_start.stages
     progress.phase("warm start: demonstrations")
-    load = environment.demonstrations
-    demonstrations = [load("train", **stage.demonstrations) for stage in stages]
-    if config.model.path is None:
-        policy, params = build.new_policy(config, demonstrations[-1])
-    else:
-        policy, params = build.load_policy(config, config.model.path)
+    with sentence_errors():
+        load = environment.demonstrations
+        demonstrations = [load("train", **stage.demonstrations) for stage in stages]
+        if config.model.path is None:
+            policy, params = build.new_policy(config, demonstrations[-1])
+        else:
+            policy, params = build.load_policy(config, config.model.path)
     shapes = build.build_shapes(config, config.warm_start.batch_size)
     with jax.set_mesh(policy.mesh):
         for index, stage in enumerate(stages):

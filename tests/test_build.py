@@ -55,3 +55,24 @@ def test_a_new_state_is_a_copy_on_the_mesh():
     assert moments and all(m.sharding == gate.sharding for m in moments)
     jax.tree.map(lambda leaf: leaf.delete(), state.params)
     assert np.isfinite(params["layers"][0]["gate"]["kernel"]).all()
+
+
+def test_a_tensor_axis_that_would_cut_a_head_is_told():
+    config = load_config(CONFIG, ["mesh.data=2", "mesh.tensor=4"])
+    with pytest.raises(ValueError, match="config.mesh.tensor: got 4; allowed: a divisor of the"):
+        build.load_policy(config, "package:order_desk")
+
+
+def test_an_unknown_tracker_is_told_before_any_work():
+    with pytest.raises(ValueError, match="config.telemetry.trackers: got 'wandb'; allowed:"):
+        build.check(load_config(CONFIG, ["telemetry.trackers=('wandb',)"]))
+
+
+def test_a_warm_start_needs_an_environment_that_demonstrates(monkeypatch):
+    class Silent:
+        def task_ids(self, split):
+            return ["one"]
+
+    monkeypatch.setitem(envs.ENVIRONMENTS, "order_desk", lambda **_: Silent())
+    with pytest.raises(ValueError, match="env order_desk has no demonstrations"):
+        build.check(load_config(CONFIG, ["warm_start.stages=({'steps': 1},)"]))

@@ -158,6 +158,15 @@ def test_a_mistake_ends_the_command_with_its_sentence_and_no_traceback(tmp_path)
     assert "Traceback" not in done.stderr and not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+def test_a_mistake_in_the_demonstrations_is_a_sentence_too(tmp_path):
+    stage = "--config.warm_start.stages=({'steps': 1, 'demonstrations': {'skill': 2.0}},)"
+    done = run(tmp_path / "run", stage)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.endswith(
+        "error: order_desk skill: got 2.0; allowed: a number from 0 to 1.\n"
+    )
+
+
 def test_a_workdir_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     done = run(tmp_path / "file" / "run")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 # A chat message, {"role": "system" | "user" | "assistant" | "tool", "content": str}.
 Message = dict[str, str]
@@ -66,6 +66,7 @@ class Environment(Protocol):
         ...
 
 
+@runtime_checkable
 class Demonstrator(Protocol):
     """An environment that can also show how its tasks are done (for `warm_start`)."""
 

@@ -44,6 +44,14 @@ class _TensorBoard:
 TRACKERS = {"tensorboard": _TensorBoard}
 
 
+def check_trackers(names: Iterable[str]) -> None:
+    """Raises ValueError on a name that is not in `TRACKERS`."""
+    for name in names:
+        if name not in TRACKERS:
+            allowed = ", ".join(TRACKERS)
+            raise ValueError(f"config.telemetry.trackers: got {name!r}; allowed: {allowed}.")
+
+
 class MetricsWriter:
     """Appends metrics to DIR/metrics.jsonl and to the trackers; in one process only.
 
@@ -57,11 +65,7 @@ class MetricsWriter:
 
     def __init__(self, workdir: str | Path, trackers: Iterable[str] = ()):
         self._trackers_wanted = tuple(trackers)
-        for name in self._trackers_wanted:
-            if name not in TRACKERS:
-                raise ValueError(
-                    f"config.telemetry.trackers: got {name!r}; allowed: {', '.join(TRACKERS)}."
-                )
+        check_trackers(self._trackers_wanted)
         self._workdir = Path(workdir)
         self._workdir.mkdir(parents=True, exist_ok=True)
         self._path = self._workdir / METRICS_FILE

@@ -6,6 +6,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from seeupo_jax.config import Optimizer
@@ -138,7 +139,7 @@ def test_a_warm_up_as_long_as_the_run_is_refused():
 
 
 def test_a_run_without_steps_has_an_optimizer():
-    _make(0, schedule="cosine")
+    assert isinstance(_make(0, schedule="cosine"), optax.GradientTransformation)
 
 
 def test_a_users_own_function_is_imported_from_the_working_directory(tmp_path, monkeypatch):
