@@ -1,14 +1,24 @@
-"""Strict readers of the tool calls in a model's response."""
+"""Strict readers of the tool calls in a model's response: Hermes JSON, Python calls, fenced code.
+
+Text is never evaluated. What breaks a form is refused with a reason that the model can read.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+MAX_CHARS = 32_768  # of a text of Python calls; the longest official BFCL answer has 6,839
+MAX_DEPTH = 64  # of lists and dicts in each other; Python's own writers and readers fail near 1000
+MAX_DIGITS = 1000  # of an integer; Python writes at most 4300, and takes quadratic time for it
+
+_TOO_LARGE = 10**MAX_DIGITS
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 class ToolCallError(ValueError):
@@ -17,31 +27,45 @@ class ToolCallError(ValueError):
 
 @dataclass(frozen=True)
 class ToolCall:
+    """A tool's name and its arguments by name.
+
+    positional: arguments without a name, which only the Python form has; they come first.
+    """
+
     name: str
     arguments: Mapping[str, Any]
+    positional: tuple[Any, ...] = ()
 
 
 def render_hermes(name: str, /, **arguments: Any) -> str:
-    """A tool call in the Hermes/Qwen form."""
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+    """A tool call in the Hermes/Qwen form; `parse_hermes` reads the same call back."""
+    body = json.dumps({"name": name, "arguments": arguments}, allow_nan=False)
+    # An argument may hold the closing tag; \/ is JSON's other way to write a slash.
+    return _OPEN + body.replace("</", r"<\/") + _CLOSE
 
 
 def parse_hermes(text: str) -> tuple[ToolCall, ...]:
     """The calls of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks, in order.
 
     Text before and between the blocks is allowed (reasoning); an unclosed block, text after the
-    last block, keys other than the two and duplicate keys are not. No block at all: ().
+    last block, keys other than the two, duplicate keys and NaN or Infinity are not. Half a
+    character (`\\ud800`) is JSON and passes. No block at all: ().
 
     Raises:
-      ToolCallError: a block that breaks the form.
+      ToolCallError: a block that breaks the form or the bounds above.
     """
-    calls = tuple(_read_block(match.group(1)) for match in _BLOCK.finditer(text))
-    rest = _BLOCK.sub("", text)
-    if "<tool_call>" in rest or "</tool_call>" in rest:
+    calls, rest = [], text
+    while _OPEN in rest:
+        before, _, rest = rest.partition(_OPEN)
+        block, closed, rest = rest.partition(_CLOSE)
+        if not closed or _CLOSE in before:
+            raise ToolCallError("every <tool_call> needs its </tool_call>")
+        calls.append(_read_block(block))
+    if _CLOSE in rest:
         raise ToolCallError("every <tool_call> needs its </tool_call>")
-    if calls and text[text.rindex("</tool_call>") + len("</tool_call>") :].strip():
+    if calls and rest.strip():
         raise ToolCallError("nothing may follow the last </tool_call>")
-    return calls
+    return tuple(calls)
 
 
 def _read_block(block: str) -> ToolCall:
@@ -53,11 +77,247 @@ def _read_block(block: str) -> ToolCall:
         raise ToolCallError('a tool call has exactly the keys "name" and "arguments"')
     if not isinstance(value["name"], str) or not isinstance(value["arguments"], dict):
         raise ToolCallError('"name" must be a string and "arguments" an object')
-    return ToolCall(value["name"], value["arguments"])
+    return _within_bounds(ToolCall(value["name"], value["arguments"]))
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def render_python(calls: Iterable[ToolCall]) -> str:
+    """Calls as the Python list `[name(argument=value), ...]`; `parse_python` reads them back.
+
+    Raises:
+      ValueError: a call that this form cannot hold, such as an argument named `from` or a set.
+    """
+    calls = tuple(calls)
+    text = f"[{', '.join(map(_write_call, calls))}]"
+    try:
+        if parse_python(text) == calls:
+            return text
+        reason = "that would read as other calls"
+    except ToolCallError as error:
+        reason = str(error)
+    raise ValueError(f"render_python: got {calls!r}; not allowed: {reason}.")
+
+
+def _write_call(call: ToolCall) -> str:
+    named = [f"{name}={value!r}" for name, value in call.arguments.items()]
+    return f"{call.name}({', '.join([*map(repr, call.positional), *named])})"
+
+
+def parse_python(text: str) -> tuple[ToolCall, ...]:
+    """The calls of `[name(argument=value), ...]`, BFCL's prompting format, in order.
+
+    As in the official decoder, white space and backticks around the list are ignored, a missing
+    outer bracket is added, so that `a(), b()` is read too, and names may be dotted. As in its
+    handler of Qwen, `<think>...</think>` at the start is skipped. Other text beside the list is
+    refused. Values are literals: text in quotes, numbers, True, False, None, lists, tuples, dicts.
+    The official decoder also evaluates arithmetic and takes names for strings, which is refused
+    here, and drops arguments without a name, which are kept: its reference answers have them.
+
+    A text without anything like a call is a message and holds no call: ().
+
+    Raises:
+      ToolCallError: a text with something like a call (`name(` at the start or after a bracket;
+        `name(` and a literal, `argument=` or `)` anywhere) that breaks the form or the bounds
+        above, or a `<think>` that is not closed.
+    """
+    source = _skip_thoughts(text).strip("` \t\r\n")
+    try:
+        return tuple(map(_read_call, _read_list(source)))
+    except ToolCallError:
+        if _CALL_LIKE.search(source):
+            raise
+        return ()
+
+
+# A match begins at a bracket or at the text's start, never in every letter of a long word.
+_CALL_LIKE = re.compile(
+    r"""(?:\A\(*|\[)\s*[^\W\d][\w.]*\(|\w\(\s*(?:[)'"\[{]|-?\d|[^\W\d]\w*\s*=)"""
+)
+
+
+def _read_list(source: str) -> list[ast.expr]:
+    if len(source) > MAX_CHARS:
+        raise ToolCallError(f"the calls must fit in {MAX_CHARS} characters")
+    opening, closing = "[" * (source[:1] != "["), "]" * (source[-1:] != "]")
+    form = "the calls must be one list [name(argument=value), ...] and nothing else"
+    try:
+        tree = ast.parse(_STRING.sub(_keep_backslashes, opening + source + closing), mode="eval")
+    except SyntaxError as error:
+        # Python's words would be about a bracket that the model did not write.
+        raise ToolCallError(form if opening or closing else f"{form}: {error.msg}") from None
+    except ValueError:  # half a character, which no source can hold
+        raise ToolCallError(f"{form}: a character is not text") from None
+    except (MemoryError, RecursionError):
+        raise ToolCallError(f"{form}: it is nested too deep") from None
+    if not isinstance(tree.body, ast.List):
+        raise ToolCallError(form)
+    return tree.body.elts
+
+
+# A comment (its quotes begin nothing) or a string; an unclosed one ends where Python gives up, so
+# that no end is looked for twice.
+_STRING = re.compile(
+    r"""#[^\n]*"""
+    r"""|'''(?:[^\\]|\\.)*?(?:'''|\Z)|\"\"\"(?:[^\\]|\\.)*?(?:\"\"\"|\Z)"""
+    r"""|'(?:[^\\'\n]|\\.)*'?|"(?:[^\\"\n]|\\.)*"?""",
+    re.DOTALL,
+)
+_BACKSLASH = re.compile(r"""\\([\n\r\\'"abfnrtvxNuU0-7])|\\""")
+
+
+def _keep_backslashes(match: re.Match[str]) -> str:
+    # Python reads "\d" as "\\d" but warns, and how depends on the process; write the latter.
+    token = match.group()
+    if match.string[match.start() - 1] in "rR":  # at least the list's bracket stands before it
+        return token
+    return _BACKSLASH.sub(lambda found: found.group() if found.group(1) else r"\\", token)
+
+
+def _read_call(node: ast.expr) -> ToolCall:
+    if not isinstance(node, ast.Call):
+        raise ToolCallError("every element of the list must be a call name(argument=value)")
+    if any(word.arg is None for word in node.keywords):
+        raise ToolCallError("** is not allowed: name each argument")
+    try:
+        positional = tuple(map(_read_value, node.args))
+        named = [(str(word.arg), _read_value(word.value)) for word in node.keywords]
+    except RecursionError:
+        raise ToolCallError("the values are nested too deep") from None
+    return _within_bounds(ToolCall(_read_name(node.func), _no_duplicates(named), positional))
+
+
+def _read_name(node: ast.expr) -> str:
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        raise ToolCallError("a tool is called by its name")
+    return ".".join([node.id, *reversed(parts)])
+
+
+def _read_value(node: ast.expr | None) -> Any:
+    match node:
+        case ast.Constant(value=str() | int() | float() | None as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value if not isinstance(value, bool) else _refuse(node)
+        case ast.List(elts=parts):
+            return [_read_value(part) for part in parts]
+        case ast.Tuple(elts=parts):
+            return tuple(_read_value(part) for part in parts)
+        case ast.Dict(keys=keys, values=values):
+            if any(isinstance(key, ast.List | ast.Tuple | ast.Dict) for key in keys):
+                raise ToolCallError("a dict's keys must be texts, numbers, True, False or None")
+            pairs = zip(map(_read_value, keys), map(_read_value, values), strict=True)
+            return _no_duplicates(list(pairs))
+        case _:
+            return _refuse(node)
+
+
+_JSON_NAMES = {"true": "True", "false": "False", "null": "None"}
+_REMEDIES: dict[type, str] = {
+    ast.Name: "put a text in quotes",
+    ast.Call: "give a call's result instead of the call",
+    ast.BinOp: "give the result instead of the arithmetic",
+    ast.JoinedStr: "an f-string is none",
+    ast.Set: "use a list instead of a set",
+    ast.Starred: "* is not allowed",
+}
+
+
+def _refuse(node: ast.expr | None) -> NoReturn:
+    if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
+        raise ToolCallError(f"{node.id} is not Python: write {_JSON_NAMES[node.id]}")
+    remedy = _REMEDIES.get(type(node), "use no other expression")
+    raise ToolCallError(
+        "a value must be a text in quotes, a number, True, False, None, or a list, tuple or dict"
+        f" of these: {remedy}"
+    )
+
+
+def parse_fenced(text: str, language: str = "python") -> str | None:
+    """The code of the one block that the text holds, as in AppWorld's ReAct format.
+
+    A fence is a line that starts with three backticks or more; the one that opens the block names
+    the language exactly (AppWorld does not take `py` or `Python` either), and the one that closes
+    it holds nothing else and is at least as long, so that a longer fence can hold shorter ones.
+    Text beside the block is allowed, and `<think>...</think>` at the start is skipped. AppWorld's
+    agent runs the first block and forgets what follows; here a second block is refused, for the
+    model would take it as run.
+
+    Args:
+      language: the word after the opening backticks.
+
+    Returns:
+      The lines between the fences, joined by newlines; None when there is no fence.
+
+    Raises:
+      ToolCallError: the block has another language, is not closed or is empty, or a fence follows.
+    """
+    lines = _skip_thoughts(text).replace("\r\n", "\n").split("\n")
+    start = next((i for i, line in enumerate(lines) if line.startswith("```")), None)
+    if start is None:
+        return None
+    tag = lines[start].lstrip("`")
+    if tag.strip() != language:
+        raise ToolCallError(f"the first block must open with a line ```{language}")
+    shortest = len(lines[start]) - len(tag)
+    ends = (i for i in range(start + 1, len(lines)) if _closes(lines[i], shortest))
+    end = next(ends, None)
+    if end is None:
+        raise ToolCallError("the code block must be closed by a line ```")
+    code = "\n".join(lines[start + 1 : end])
+    if not code.strip():
+        raise ToolCallError("the code block is empty")
+    if any(line.startswith("```") for line in lines[end + 1 :]):
+        raise ToolCallError(
+            "one code block is allowed; around code with ``` lines, use a longer ````"
+        )
+    return code
+
+
+def _closes(line: str, shortest: int) -> bool:
+    fence = line.rstrip()
+    return len(fence) >= shortest and not fence.strip("`")
+
+
+def _skip_thoughts(text: str) -> str:
+    if not text.lstrip().startswith("<think>"):
+        return text
+    _, closed, rest = text.partition("</think>")
+    if not closed:
+        raise ToolCallError("<think> needs its </think>")
+    return rest
+
+
+def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ToolCallError("a key occurs twice in one object")
+        raise ToolCallError("a key or an argument occurs twice")
     return result
+
+
+def _within_bounds(call: ToolCall) -> ToolCall:
+    for value in (*call.positional, *call.arguments.values()):
+        _check_bounds(value, depth=0)
+    return call
+
+
+def _check_bounds(value: Any, depth: int) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ToolCallError("a number must be finite")
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        raise ToolCallError(f"an integer may have at most {MAX_DIGITS} digits")
+    if not isinstance(value, dict | list | tuple):
+        return
+    if depth == MAX_DEPTH:
+        raise ToolCallError(f"values may be nested at most {MAX_DEPTH} deep")
+    for part in (*value, *value.values()) if isinstance(value, dict) else value:
+        _check_bounds(part, depth + 1)
+
+
+# How a model may write its calls, by name.
+PARSERS: dict[str, Callable[[str], tuple[ToolCall, ...]]] = {
+    "hermes": parse_hermes,
+    "python": parse_python,
+}
