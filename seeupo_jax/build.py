@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,27 +22,37 @@ from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
-from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
+from seeupo_jax.parallel.mesh import ROW_AXES, make_mesh, param_shardings, row_shards, sharding
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.architecture import Architecture, Lora
+from seeupo_jax.policy.kernels import check_kernel, preferred_kernel
+from seeupo_jax.policy.lora import attach, load_adapters, read_lora, with_adapters
 from seeupo_jax.policy.network import Network
-from seeupo_jax.policy.tokenizer import SentencePieceTokenizer, train_tokenizer
-from seeupo_jax.policy.transformer import Architecture, Transformer
-from seeupo_jax.policy.weights import resolve_folder
+from seeupo_jax.policy.rope import Rope
+from seeupo_jax.policy.tokenizer import Tokenizer, train_tokenizer
+from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.policy.weights import inspect
 from seeupo_jax.rollout.engine import Engine
 from seeupo_jax.telemetry.metrics import check_trackers
 from seeupo_jax.types import TrainState
 
+_LOGGER = logging.getLogger(__name__)
 TOKENIZER_DEMONSTRATIONS = 4000  # whose text a new tokenizer is trained on
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A network, where its parameters lie, and its tokenizer."""
+    """A network, where its parameters lie, its tokenizer, and what of it does not train."""
 
     network: Network
-    tokenizer: SentencePieceTokenizer
+    tokenizer: Tokenizer
     mesh: jax.sharding.Mesh
+    frozen: Any = dataclasses.field(default_factory=dict)
+
+    def whole(self, params: Any) -> Any:
+        """All parameters, given those that train."""
+        return policy.join(params, self.frozen)
 
     def place(self, params: Any) -> Any:
         """Parameters on the mesh, by the table in `parallel/mesh.py`."""
@@ -59,7 +70,7 @@ def check(config: Config) -> None:
     make_optimizer(config.optimizer, total_steps=total_steps(config))
     check_trackers(config.telemetry.trackers)
     mesh = make_mesh(config.mesh)
-    spread = mesh.shape["data"] * mesh.shape["fsdp"]
+    spread = row_shards(mesh)
     rows = {
         "config.batching.microbatch_rows": config.batching.microbatch_rows,
         "config.rollout.tasks x group_size": config.rollout.tasks * config.rollout.group_size,
@@ -68,16 +79,14 @@ def check(config: Config) -> None:
         if value % spread:
             raise ValueError(
                 f"{name}: got {value}; allowed: a multiple of the {spread} devices that rows are"
-                " spread over (mesh axes data x fsdp)."
+                f" spread over (mesh axes {' x '.join(ROW_AXES)})."
             )
     environment = envs.make(config.env.name, **config.env.options)
     splits = ("train", config.evaluation.split, *config.evaluation.extra_splits)
     for split in dict.fromkeys(splits):
         if not len(environment.task_ids(split)):
             raise ValueError(f"env {config.env.name}: split {split!r} is empty; allowed: tasks.")
-    if config.model.path is not None:
-        resolve_folder(config.model.path)
-    elif not config.warm_start.stages:
+    if config.model.path is None and not config.warm_start.stages:
         raise ValueError(
             "config.model.path: got none; allowed: a model folder, or stages in config.warm_start"
             " that make a policy from nothing."
@@ -87,6 +96,8 @@ def check(config: Config) -> None:
             f"config.warm_start.stages: got {len(config.warm_start.stages)}; allowed: none, since"
             f" env {config.env.name} has no demonstrations() and vocabulary()."
         )
+
+    _check_model(config, mesh)
 
 
 def total_steps(config: Config) -> int:
@@ -98,13 +109,50 @@ def total_steps(config: Config) -> int:
 
 
 def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
-    """A policy from a model folder, and its parameters on the mesh."""
+    """A policy from a model folder, and those of its parameters that train, on the mesh."""
     mesh = make_mesh(config.mesh)
-    layout = {"scan_layers": config.model.scan_layers, "remat": config.model.remat}
-    model, tokenizer = from_pretrained(path, mesh=mesh, dtype=config.model.dtype, **layout)
+    model, tokenizer = from_pretrained(path, mesh=mesh, chat=config.chat, **_layout(config, mesh))
+    lora = _lora(config)
+    if config.lora.path is not None:
+        model = load_adapters(model, config.lora.path, mesh=mesh)
+    elif lora is not None:
+        model = attach(model, lora, seed=config.seed, mesh=mesh)
     network, params = policy.split(model)
-    _check_heads(network.arch, mesh)
-    return Policy(network, tokenizer, mesh), params
+    params, frozen = policy.trainable(network, params)
+    return Policy(network, tokenizer, mesh, frozen), params
+
+
+def _layout(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """How the network is computed; what it computes, its files say."""
+    chosen, platform = config.model, mesh.devices.flat[0].platform
+    attention = preferred_kernel(platform) if chosen.attention == "auto" else chosen.attention
+    check_kernel(attention, platform)
+    _LOGGER.info("attention: %s (%s on %s)", attention, chosen.attention, platform)
+    return {
+        "dtype": chosen.dtype,
+        "param_dtype": chosen.param_dtype,
+        "scan_layers": chosen.scan_layers,
+        "remat": chosen.remat,
+        "attention": attention,
+    }
+
+
+def _lora(config: Config) -> Lora | None:
+    """The adapters that the configuration means."""
+    chosen = config.lora
+    if chosen.path is not None:
+        return read_lora(Path(chosen.path))
+    return Lora(chosen.rank, chosen.alpha, chosen.targets) if chosen.rank else None
+
+
+def _architecture(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
+    """Of the model at `config.model.path`, or of one made from nothing."""
+    layout = _layout(config, mesh)
+    if config.model.path is not None:
+        return inspect(config.model.path, **layout)
+    names = {field.name for field in dataclasses.fields(Architecture)} - layout.keys()
+    sizes = {key: value for key, value in vars(config.model).items() if key in names}
+    return Architecture(**sizes, **layout, rope=Rope(config.model.rope_theta))
 
 
 def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, Any]:
@@ -119,17 +167,23 @@ def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, A
     environment = envs.make(config.env.name, **config.env.options)
     words = environment.vocabulary()
     tokenizer = train_tokenizer(texts, words, config.model.vocab_size, config.chat)
-    model = config.model
-    names = {field.name for field in dataclasses.fields(Architecture)}
-    sizes = {key: value for key, value in vars(model).items() if key in names}
-    network, params = policy.split(Transformer(Architecture(**sizes), nnx.Rngs(config.seed)))
-    made = Policy(network, tokenizer, make_mesh(config.mesh))
-    _check_heads(network.arch, made.mesh)
+    mesh = make_mesh(config.mesh)
+    arch = _architecture(config, mesh)
+    network, params = policy.split(Transformer(arch, nnx.Rngs(config.seed)))
+    made = Policy(network, tokenizer, mesh)
     return made, made.place(params)
 
 
-def _check_heads(arch: Architecture, mesh: jax.sharding.Mesh) -> None:
-    """A head, and its part of the KV cache, lies on one device of the tensor axis."""
+def _check_model(config: Config, mesh: jax.sharding.Mesh) -> None:
+    """A conversation fits into the model, a head with its KV cache onto one device."""
+    arch, lora = _architecture(config, mesh), _lora(config)
+    if lora is not None:
+        with_adapters(arch, lora)
+    if config.rollout.max_context > arch.max_positions:
+        raise ValueError(
+            f"config.rollout.max_context: got {config.rollout.max_context}; allowed: at most the"
+            f" {arch.max_positions} positions that the model was made for."
+        )
     parts = mesh.shape["tensor"]
     if arch.heads % parts or arch.kv_heads % parts:
         raise ValueError(
@@ -202,6 +256,7 @@ def build_learner(
         shapes=build_shapes(config, config.rollout.tasks * config.rollout.group_size),
         temperature=config.rollout.temperature,
         seed=config.seed,
+        frozen=policy.frozen,
         layout=jax.tree.map(lambda leaf: leaf.sharding, state),
         everywhere=sharding(policy.mesh, ()),
     )

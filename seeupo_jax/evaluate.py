@@ -87,7 +87,14 @@ def main(_: Sequence[str]) -> None:
         with jax.set_mesh(made.mesh):
             engine = build.build_engine(config, made, temperature=config.evaluation.temperature)
             metrics = evaluate(
-                config, engine, pool, made.tokenizer, params, split=split, k=k, iteration=iteration
+                config,
+                engine,
+                pool,
+                made.tokenizer,
+                made.whole(params),
+                split=split,
+                k=k,
+                iteration=iteration,
             )
         pool.close()
     for name, value in metrics.items():

@@ -23,6 +23,7 @@ from seeupo_jax.learner.learner import compile_programs
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.warm_start import Batches, train_stage
 from seeupo_jax.policy import save_pretrained
+from seeupo_jax.policy.lora import merge, save_adapters
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.telemetry.checksum import checksum
 from seeupo_jax.telemetry.compilation import Compilations
@@ -38,6 +39,7 @@ class Run:
         self, config: Config, workdir: Path, progress: Progress, policy: build.Policy, params: Any
     ):
         self.config, self.policy, self.ref_params = config, policy, params
+        self._workdir = workdir
         optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
         self._fresh: TrainState | None = build.new_state(policy, optimizer, params)
         self.learner = build.build_learner(config, policy, optimizer, self._fresh)
@@ -110,6 +112,21 @@ class Run:
             },
         )
 
+    def export(self, state: TrainState) -> None:
+        """Leaves the trained policy in WORKDIR/policy, or its adapters, for other software."""
+        folder = self._workdir / "policy"
+        unfinished = self._workdir / "policy.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        model = self.policy.network.bind(self.policy.whole(state.params))
+        if model.arch.lora is not None and not self.config.lora.merge:
+            save_adapters(model, unfinished, str(self.config.model.path))
+        else:
+            dtype = self.config.model.param_dtype
+            save_pretrained(merge(model), unfinished, self.policy.tokenizer, dtype=dtype)
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+        self._progress.log(f"wrote {folder}")
+
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """A part of an iteration: shown, timed, and its compilations counted."""
@@ -152,7 +169,7 @@ class Run:
                 self._eval_engine,
                 self.pool,
                 self.policy.tokenizer,
-                state.params,
+                self.policy.whole(state.params),
                 split=split,
                 k=config.k,
                 iteration=iteration,

@@ -53,7 +53,7 @@ def iterate(run: Run, state: TrainState, done: int) -> None:
                 run.engine,
                 run.pool,
                 run.policy.tokenizer,
-                state.params,
+                run.policy.whole(state.params),
                 group_requests(run.tasks(iteration), config.rollout.group_size),
                 max_turns=config.rollout.max_turns,
                 seed=config.seed,
@@ -68,6 +68,8 @@ def iterate(run: Run, state: TrainState, done: int) -> None:
             run.evaluate(state, iteration)
         if run.due(iteration, config.checkpoint.every):
             run.save(iteration, state)
+    if config.checkpoint.export:
+        run.export(state)
 
 
 def main(_: Sequence[str]) -> None:

@@ -19,14 +19,16 @@ import numpy_twin as twin
 import optax
 import pytest
 from flax import nnx
+from twin_policy import tensors_of
 
 from seeupo_jax import config
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import split
-from seeupo_jax.policy.transformer import Architecture, Transformer
+from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.types import CONTEXT, Segment, TrainState, Trajectory
 
 VOCAB = 20
@@ -44,19 +46,6 @@ ARCH = Architecture(
 )
 # Every step has one row longer than 8, so one program serves them all; a few refreshes are longer.
 SHAPES = Shapes((8, 32), action=8, rows=3, microbatches=3)
-_NAMES = {
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "out": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-    "attention_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -125,16 +114,8 @@ def host(tree: Any) -> Any:
 
 def weights_of(params: Any) -> model.Weights:
     """Parameters, or gradients in their shape, under the twin's names."""
-    weights = {
-        "model.embed_tokens.weight": params["embedding"],
-        "model.norm.weight": params["norm"]["scale"],
-        "lm_head.weight": params["head"],
-    }
-    for index, layer in params["layers"].items():
-        for ours, theirs in _NAMES.items():
-            (leaf,) = layer[ours].values()
-            weights[f"model.layers.{index}.{theirs}.weight"] = np.asarray(leaf).T
-    return {name: np.asarray(value, np.float64) for name, value in weights.items()}
+    arch = dataclasses.replace(ARCH, layers=len(params["layers"]))
+    return {k: v.astype(np.float64) for k, v in tensors_of(params, arch).items()}
 
 
 def segment(rng: np.random.Generator, *parts: tuple[int, int, int], after: int = 0) -> Segment:
@@ -234,7 +215,7 @@ def twin_sweep(
         weights_of(policy()[1]),
         trajectories,
         options,
-        model.Architecture(ARCH.head_dim, ARCH.rope_theta, ARCH.norm_eps),
+        model.Architecture(ARCH.head_dim, ARCH.rope.theta, ARCH.norm_eps),
         ref_weights=None if ref_params is None else weights_of(ref_params),
     )
 

@@ -47,20 +47,51 @@ def test_a_new_state_is_a_copy_on_the_mesh():
     policy, params = build.load_policy(config, "package:order_desk")
     optimizer = build.make_optimizer(config.optimizer, total_steps=1)
     state = build.new_state(policy, optimizer, params)
-    gate = state.params["layers"][0]["gate"]["kernel"]
+    gate = state.params["layers"][0]["mlp"]["gate"]["kernel"]
     assert gate.sharding.shard_shape(gate.shape) == (64, 192)  # width over fsdp, mlp over tensor
     for leaf in jax.tree.leaves(state):
         assert isinstance(leaf.sharding, jax.sharding.NamedSharding)
     moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.shape == gate.shape]
     assert moments and all(m.sharding == gate.sharding for m in moments)
     jax.tree.map(lambda leaf: leaf.delete(), state.params)
-    assert np.isfinite(params["layers"][0]["gate"]["kernel"]).all()
+    assert np.isfinite(params["layers"][0]["mlp"]["gate"]["kernel"]).all()
 
 
 def test_a_tensor_axis_that_would_cut_a_head_is_told():
     config = load_config(CONFIG, ["mesh.data=2", "mesh.tensor=4"])
     with pytest.raises(ValueError, match="config.mesh.tensor: got 4; allowed: a divisor of the"):
+        build.check(config)
+
+
+@pytest.mark.parametrize(
+    "override, reason",
+    [
+        ("rollout.max_context=40000", "max_context: got 40000; allowed: at most the 32768 posit"),
+        ("model.attention=cudnn", "attention.*cudnn.*cpu"),
+        ("model.path=runs/nowhere", "got 'runs/nowhere'; allowed: a folder with a config.json, or"),
+        ("lora.path=runs/nowhere", "no file runs/nowhere/adapter_config.json"),
+        ("model.param_dtype=bfloat16", "param_dtype: got 'bfloat16'; allowed: 'float32' unless"),
+        ("lora.targets=('lm_head',)", "lora.targets: got .*allowed: projections by"),
+        ("chat.template_kwargs={'enable_thinking': False}", "enable_thinking|template_kwargs"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_told_before_it_is_loaded(override, reason):
+    with pytest.raises(ValueError, match=reason):
+        config = load_config(CONFIG, [override, "batching.buckets=()"])
+        build.check(config)
         build.load_policy(config, "package:order_desk")
+
+
+def test_with_adapters_only_they_are_in_the_training_state():
+    config = load_config(CONFIG, ["lora.rank=2", "model.param_dtype=bfloat16"])
+    policy, params = build.load_policy(config, "package:order_desk")
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(policy.frozen)} == {np.dtype("bfloat16")}
+    small, large = (sum(x.size for x in jax.tree.leaves(t)) for t in (params, policy.frozen))
+    assert 0 < small < large / 20
+    tokens_NL = np.ones((1, 4), np.int32)
+    logits = policy.network.bind(policy.whole(params))(tokens_NL)
+    assert logits.shape == (1, 4, policy.network.arch.vocab_size)
 
 
 def test_an_unknown_tracker_is_told_before_any_work():

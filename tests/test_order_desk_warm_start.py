@@ -13,7 +13,7 @@ from seeupo_jax.config import load_config
 from seeupo_jax.envs.order_desk_demonstrator import demonstrate
 from seeupo_jax.learner.warm_start import Batches, train_stage
 from seeupo_jax.policy.tokenizer import MODEL_FILE
-from seeupo_jax.policy.weights import resolve_folder
+from seeupo_jax.policy.weights import resolve_path
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "order_desk_warm_start.json").read_text())
@@ -44,7 +44,7 @@ def digest(file: Path) -> str:
 
 
 def test_the_shipped_policy_is_the_documented_one_and_at_most_four_megabytes():
-    folder = resolve_folder("package:order_desk")
+    folder = resolve_path("package:order_desk")
     files = [file for file in folder.iterdir() if file.is_file()]
     assert sum(file.stat().st_size for file in files) <= 4_000_000
     assert digest(folder / "model.safetensors") == GOLDEN["model_sha256"]
@@ -56,7 +56,7 @@ def test_the_command_that_made_it_begins_as_it_did(config):
     demonstrations = [Played(**stage.demonstrations) for stage in stages]
     policy, params = build.new_policy(config, demonstrations[-1])
     with jax.set_mesh(policy.mesh):
-        shipped = resolve_folder("package:order_desk") / MODEL_FILE
+        shipped = resolve_path("package:order_desk") / MODEL_FILE
         assert policy.tokenizer.model == shipped.read_bytes()
         batches = Batches(
             demonstrations[0],

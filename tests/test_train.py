@@ -9,10 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from seeupo_jax import build
+from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.config import load_config
+from seeupo_jax.policy import from_pretrained
+from seeupo_jax.policy.lora import load_adapters
+from seeupo_jax.policy.network import split
 from seeupo_jax.telemetry.metrics import read_metrics
 
 CONFIG = Path(__file__).parent / "tiny_config.py"
@@ -117,6 +123,43 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(finished):
     assert checksums(workdir) == checksums(finished[0])
 
 
+def test_the_trained_policy_is_left_as_a_model_folder(finished):
+    workdir, _ = finished
+    model, tokenizer = from_pretrained(str(workdir / "policy"), dtype="float32")
+    _, params = split(model)
+    found = Checkpoints(workdir / "checkpoints", 2).restore({"params": params}, partial=True)
+    step, state, _ = found
+    assert step == 4
+    jax.tree.map(np.testing.assert_array_equal, params, state["params"])
+    before, _ = from_pretrained(str(workdir / "warm_start"), dtype="float32")
+    assert (split(before)[1]["embedding"] != params["embedding"]).any()
+    assert tokenizer.vocab_size <= model.arch.vocab_size
+
+
+def test_adapters_train_resume_evaluate_and_come_out_in_pefts_format(finished):
+    workdir = finished[0].parent / "adapters"
+    base = str(finished[0] / "warm_start")
+    choices = ["--config.warm_start.stages=()", f"--config.model.path={base}"]
+    choices += ["--config.lora.rank=2", "--config.model.param_dtype=bfloat16"]
+    first = run(workdir, *choices, "--config.iterations=2")
+    assert first.returncode == 0, first.stderr
+    done = run(workdir, *choices, "--config.iterations=3")
+    assert done.returncode == 0 and "resuming after iteration 2" in done.stdout
+    assert len({value for _, value in checksums(workdir)}) == 3
+    assert max(line["logp/sampler_trainer_gap"] for line in iterations(workdir)) < 1e-4
+    model, _ = from_pretrained(base, dtype="float32")
+    adapted = load_adapters(model, workdir / "policy")
+    assert adapted.arch.lora.rank == 2
+    assert (adapted.layers[0].mlp.down.lora_b[...] != 0).any()
+    arguments = command(workdir, *choices, "--k=1")
+    arguments[2] = "seeupo_jax.evaluate"
+    played = subprocess.run(arguments, env=environment(), capture_output=True, text=True)
+    assert played.returncode == 0, played.stderr
+    # The checkpoint holds the adapters and their optimizer's state, not the model.
+    size = lambda folder: sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())  # noqa: E731
+    assert size(workdir / "checkpoints" / "3") < size(finished[0] / "checkpoints" / "4") / 2
+
+
 def test_evaluate_plays_the_last_checkpoint(finished):
     workdir, _ = finished
     out = workdir.parent / "evaluation.json"
@@ -140,7 +183,10 @@ def test_evaluate_plays_the_last_checkpoint(finished):
         ("env.name=chess", "env.name: got 'chess'; allowed: order_desk, bfcl."),
         ("evaluation.split=dev", "order_desk split: got 'dev'; allowed: train, test."),
         ("optimizer.name=adamm", "config.optimizer.name: got 'adamm'; allowed:"),
-        ("mesh.data=3", "config.mesh: got {'data': 3, 'fsdp': 1, 'tensor': 1}, a product of 3"),
+        (
+            "mesh.data=3",
+            "config.mesh: got {'data': 3, 'fsdp': 1, 'expert': 1, 'tensor': 1}, a product of 3",
+        ),
         ("model.path=/no/such/folder", "model path: got '/no/such/folder'; allowed:"),
         ("batching.microbatch_rows=6", "config.batching.microbatch_rows: got 6; allowed:"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from seeupo_jax import config
 from seeupo_jax.algorithms.advantage import group_relative_advantage
 from seeupo_jax.learner import update
 from seeupo_jax.learner.batching import Rows, Shapes, empty_batch, refresh_batch
-from seeupo_jax.policy.network import Network
+from seeupo_jax.policy.network import Network, join
 from seeupo_jax.types import TrainState
 
 
@@ -23,6 +23,7 @@ from seeupo_jax.types import TrainState
 class Learner:
     """What a sweep needs and does not change.
 
+    frozen: parameters that no step changes (all but the adapters, where there are any).
     layout: shardings of the TrainState, and `everywhere` one of small arrays. Every program returns
     what it was given in the same layout, so that no program is compiled twice. None: one device.
     """
@@ -33,6 +34,7 @@ class Learner:
     shapes: Shapes
     temperature: float
     seed: int = 0
+    frozen: Any = field(default_factory=dict)
     layout: TrainState | None = None
     everywhere: jax.sharding.Sharding | None = None
 
@@ -43,18 +45,21 @@ class Learner:
             update.turn_step, self.network, self.optimizer, self.step_objective
         )
         out = (self.layout, self.everywhere, None, None)
-        return jax.jit(step, donate_argnums=(0, 4), out_shardings=out)
+        jitted = jax.jit(step, donate_argnums=(1, 5), out_shardings=out)
+        return functools.partial(jitted, self.frozen)
 
     @functools.cached_property
     def refresh(self) -> Callable[..., jax.Array]:
-        """`update.refresh` from the parameters on; see there."""
+        """`update.refresh` from the trained parameters on; see there."""
         refresh = functools.partial(update.refresh, self.network, self.step_objective)
-        return jax.jit(refresh, donate_argnums=2, out_shardings=self.everywhere)
+        jitted = jax.jit(refresh, donate_argnums=2, out_shardings=self.everywhere)
+        return lambda params, *rest: jitted(join(params, self.frozen), *rest)
 
     @functools.cached_property
     def score(self) -> Callable[..., jax.Array]:
-        """`update.score` from the parameters on; see there."""
-        return functools.partial(update.score, self.network, temperature=self.temperature)
+        """`update.score` from the trained parameters on; see there."""
+        score = functools.partial(update.score, self.network, temperature=self.temperature)
+        return lambda params, batch: score(join(params, self.frozen), batch)
 
     def advantage(
         self, reward_N: np.ndarray, group_N: np.ndarray, valid_N: np.ndarray

@@ -120,6 +120,7 @@ def _multiply(
 
 def turn_loss(
     params: Any,
+    frozen: Any,
     network: Network,
     objective: Objective,
     row: TurnBatch,
@@ -130,11 +131,13 @@ def turn_loss(
     """One microbatch's share of the negative objective (Eq. 6), not yet divided by anything.
 
     Args:
+      params, frozen: the parameters that the loss is differentiated by, and the others.
       row, continued: one microbatch each, without their leading axis M.
       factor_R, advantage_R: of the rows' trajectories; empty rows have advantage 0.
 
     Returns: the loss's sum, and (logp_RA, refreshed factor_R, sums for metrics).
     """
+    params = policy.join(params, frozen)
     logp_RA, keys = action_logp(network, params, row, objective.temperature)
     if continued is not None:
         factor_R = _refresh_rows(params, network, objective, continued, keys, factor_R)
@@ -207,6 +210,7 @@ def turn_step(
     network: Network,
     optimizer: optax.GradientTransformation,
     objective: Objective,
+    frozen: Any,
     state: TrainState,
     batch: TurnBatch,
     continued: RefreshBatch | None,
@@ -217,6 +221,7 @@ def turn_step(
     """One optimizer step on one turn: one program a bucket shape, microbatches accumulated inside.
 
     Args:
+      frozen: the parameters that training leaves alone; empty where all train.
       continued: the refresh of the step before, or None.
       advantage_N, factor_N: float32 [N]; a trajectory's weight is M = advantage x factor.
       denominator: what the sum over all rows is divided by, once.
@@ -234,6 +239,7 @@ def turn_step(
         who_R = jnp.minimum(row.trajectory_MR, factor_N.shape[0] - 1)
         (loss, (logp_RA, factor_R, sums)), new = grad(
             state.params,
+            frozen,
             network,
             objective,
             row,

@@ -19,39 +19,42 @@ from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.learner import update
 from seeupo_jax.learner.batching import Rows, Shapes, all_actions, turn_batch
 from seeupo_jax.policy.network import Network
-from seeupo_jax.policy.tokenizer import Tokenizer
-from seeupo_jax.types import CONTEXT, Segment, TurnBatch
+from seeupo_jax.policy.tokenizer import Tokenizer, Transcript
+from seeupo_jax.types import Segment, TurnBatch
 
 BLOCK = 16  # batches sorted by length together
 
 
-def to_segment(demonstration: Demonstration, tokenizer: Tokenizer) -> Segment:
-    """A demonstration as the tokens that a rollout of the same conversation would have."""
+def to_segments(demonstration: Demonstration, tokenizer: Tokenizer) -> tuple[Segment, ...]:
+    """A demonstration as the tokens that a rollout of the same conversation would have.
+
+    Returns: one segment, unless the chat template rewrites history.
+    """
     messages = demonstration.messages
     roles = [message["role"] for message in messages]
-    first = roles.index("assistant")
-    tokens = tokenizer.prompt(messages[:first], demonstration.tools)
-    turns = [CONTEXT] * len(tokens)
-    turn, start = 0, first
+    start = roles.index("assistant")
+    conversation = tokenizer.begin(messages[:start], demonstration.tools)
+    transcript, turn = Transcript(), 0
     while start < len(messages):
+        transcript.read(conversation.tokens)
         action = tokenizer.action(messages[start]["content"])
+        transcript.act(action, turn, [0.0] * len(action))
         end = start + 1
         while end < len(messages) and roles[end] != "assistant":
             end += 1
-        seen = tokenizer.observation(messages[start + 1 : end]) if end < len(messages) else []
-        tokens += [*action, *seen]
-        turns += [turn] * len(action) + [CONTEXT] * len(seen)
+        if end < len(messages):
+            conversation = conversation.extend(action, messages[start + 1 : end])
         turn, start = turn + 1, end
-    logp_L = np.zeros(len(tokens), np.float32)
-    return Segment(np.array(tokens, np.int32), np.array(turns, np.int32), logp_L)
+    return transcript.segments()
 
 
 @dataclass(frozen=True)
 class Batches:
     """Batches of demonstrations in a seeded order; batch `step` is the same whenever asked for.
 
-    Rows of one batch have similar lengths: each block of 16 batches is sorted by length before it
-    is cut, and the batches of a block come in random order.
+    A batch has `batch_size` demonstrations, and a row for each of their segments. Rows of one batch
+    have similar lengths: each block of 16 batches is sorted by length before it is cut, and the
+    batches of a block come in random order.
     """
 
     demonstrations: Sequence[Demonstration]
@@ -68,12 +71,13 @@ class Batches:
         while True:
             start = block * BLOCK * self.batch_size
             indices = range(start, start + BLOCK * self.batch_size)
-            segments = [to_segment(source[i], self.tokenizer) for i in indices]
-            segments.sort(key=lambda segment: len(segment.tokens_L))
+            shown = [to_segments(source[i], self.tokenizer) for i in indices]
+            shown.sort(key=lambda segments: max(len(s.tokens_L) for s in segments))
             order = np.random.default_rng((self.seed, block)).permutation(BLOCK)
             for index in order[offset:]:
                 first = index * self.batch_size
-                yield self._pad(segments[first : first + self.batch_size])
+                batch = shown[first : first + self.batch_size]
+                yield self._pad([segment for segments in batch for segment in segments])
             block, offset = block + 1, 0
 
     def _pad(self, segments: Sequence[Segment]) -> TurnBatch:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from seeupo_jax import config
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "expert", "tensor")
+ROW_AXES = ("data", "fsdp", "expert")  # outside of the experts, their axis is one more for rows
 
 # Logical axis -> mesh axes. Parameters and activations name logical axes only.
 RULES: dict[str, str | tuple[str, ...] | None] = {
-    "rows": ("data", "fsdp"),
+    "rows": ROW_AXES,
     "microbatches": None,
     "length": None,
     "layers": None,
@@ -25,6 +27,8 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
     "kv_heads": "tensor",
     "head_dim": None,
     "mlp": "tensor",
+    "experts": "expert",
+    "rank": None,
 }
 # An activation's width stays whole: its rows already use the fsdp axis.
 ACTIVATION_RULES = RULES | {"embed": None}
@@ -37,8 +41,8 @@ def make_mesh(sizes: config.Mesh, devices: Sequence[jax.Device] | None = None) -
       ValueError: two sizes of -1, or sizes whose product is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    shape = [sizes.data, sizes.fsdp, sizes.tensor]
-    named = dict(zip(AXES, shape, strict=True))
+    named = {axis: vars(sizes)[axis] for axis in AXES}
+    shape = list(named.values())
     known = math.prod(size for size in shape if size != -1)
     if shape.count(-1) > 1:
         raise ValueError(f"config.mesh: got {named}; allowed: -1 at one axis at most.")
@@ -94,3 +98,48 @@ def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
     if mesh.empty or mesh.size == 1:
         return x
     return jax.lax.with_sharding_constraint(x, partition(logical, ACTIVATION_RULES))
+
+
+def row_shards(mesh: jax.sharding.Mesh) -> int:
+    """How many devices the rows of a batch are spread over."""
+    return math.prod(mesh.shape[axis] for axis in ROW_AXES)
+
+
+def per_shard(
+    f: Callable[..., jax.Array],
+    inputs: Sequence[Sequence[str | None]],
+    output: Sequence[str | None],
+) -> Callable[..., jax.Array]:
+    """`f` run on every device's own part of its arguments; `f` itself where no mesh is set.
+
+    Rows that their devices do not divide (a few prompts to decode) are filled up with zeros, and
+    the result is cut back to them.
+
+    Args:
+      f: of arrays, one an entry of `inputs`; it sees local shapes and may reduce over mesh axes.
+      inputs, output: logical names of the axes of each argument and of the result, laid out as
+        activations are (`embed` is whole).
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return f
+    sharded = jax.shard_map(
+        f,
+        in_specs=tuple(partition(names, ACTIVATION_RULES) for names in inputs),
+        out_specs=partition(output, ACTIVATION_RULES),
+        check_vma=False,
+    )
+
+    def run(*arguments: jax.Array) -> jax.Array:
+        named = [(x, tuple(names)) for x, names in zip(arguments, inputs, strict=True)]
+        rows = max(
+            (x.shape[names.index("rows")] for x, names in named if "rows" in names), default=0
+        )
+        missing = -rows % row_shards(mesh)
+        if not missing:
+            return sharded(*arguments)
+        ends = lambda names: [(0, missing if name == "rows" else 0) for name in names]  # noqa: E731
+        y = sharded(*(jnp.pad(x, ends(names)) for x, names in named))
+        return jax.lax.slice_in_dim(y, 0, rows, axis=tuple(output).index("rows"))
+
+    return run

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.policy import kernels
+
 NOWHERE = jnp.iinfo(jnp.int32).max  # the position of a key that no query may see
 
 
@@ -20,24 +22,73 @@ class KeyValues(NamedTuple):
     v: jax.Array
 
 
-def rotate(x_NLHd: jax.Array, position_NL: jax.Array, theta: float) -> jax.Array:
-    """Rotary position embedding (Su et al., arXiv:2104.09864), halves rotated as in Llama."""
-    half = x_NLHd.shape[-1] // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = position_NL[:, :, None, None].astype(jnp.float32) * frequency[None, None, None, :]
-    cos, sin = jnp.cos(angle).astype(x_NLHd.dtype), jnp.sin(angle).astype(x_NLHd.dtype)
-    first, second = jnp.split(x_NLHd, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-
-
 def attend(
-    q_NLHd: jax.Array, keys: KeyValues, position_NL: jax.Array, key_position_NC: jax.Array
+    q_NLHd: jax.Array,
+    keys: KeyValues,
+    position_NL: jax.Array,
+    key_position_NC: jax.Array,
+    *,
+    window: int | None = None,
+    segment_NL: jax.Array | None = None,
+    key_segment_NC: jax.Array | None = None,
+    kernel: str = "xla",
 ) -> jax.Array:
     """Softmax attention; a query sees the keys at its own position and before.
 
     Heads are grouped over the key-value heads (GQA). Scores and softmax are float32.
-    Returns [N, L, H, head_dim] in the dtype of q.
+
+    Args:
+      q_NLHd: [N, L, H, head_dim].
+      position_NL, key_position_NC: int, of every token in its sequence.
+      window: how many positions a query sees, its own included; None is all before it.
+      segment_NL, key_segment_NC: int, which of the sequences packed in a row a token is of; a
+        query sees its own only. None is one sequence a row.
+      kernel: xla | splash | cudnn. The last two are for passes over whole rows: the keys are the
+        queries' own (`key_position_NC` is `position_NL`), and positions grow by one along a
+        segment. `kernels.select_kernel` tells which shapes they take.
+
+    Returns: [N, L, H, head_dim] in the dtype of q.
+
+    Raises:
+      ValueError: an unknown kernel, a fused one with keys of another pass, segments on one side.
     """
+    if (segment_NL is None) != (key_segment_NC is None):
+        raise ValueError("attend: segment_NL and key_segment_NC must be given both or neither.")
+    if kernel == "xla":
+        return _attend(
+            q_NLHd, keys, _visible(position_NL, key_position_NC, window, segment_NL, key_segment_NC)
+        )
+    if kernel not in _FUSED:
+        raise ValueError(f"attend: got kernel {kernel!r}; allowed: {', '.join(('xla', *_FUSED))}.")
+    if key_position_NC is not position_NL or key_segment_NC is not segment_NL:
+        raise ValueError(
+            f"attend: kernel {kernel!r} got keys of another pass; allowed: a pass over whole rows,"
+            " with the same positions and segments for queries and keys."
+        )
+    return _FUSED[kernel](q_NLHd, keys.k, keys.v, segment_NL, window=window)
+
+
+_FUSED = {"splash": kernels.splash, "cudnn": kernels.cudnn}
+
+
+def _visible(
+    position_NL: jax.Array,
+    key_position_NC: jax.Array,
+    window: int | None,
+    segment_NL: jax.Array | None,
+    key_segment_NC: jax.Array | None,
+) -> jax.Array:
+    """Whether each query sees each key, [N, L, C]."""
+    query_NLC, key_NLC = position_NL[:, :, None], key_position_NC[:, None, :]
+    seen_NLC = key_NLC <= query_NLC
+    if window is not None:
+        seen_NLC &= key_NLC > query_NLC - window
+    if segment_NL is not None and key_segment_NC is not None:
+        seen_NLC &= segment_NL[:, :, None] == key_segment_NC[:, None, :]
+    return seen_NLC
+
+
+def _attend(q_NLHd: jax.Array, keys: KeyValues, visible_NLC: jax.Array) -> jax.Array:
     N, L, H, d = q_NLHd.shape
     kv_heads = keys.k.shape[2]
     groups = H // kv_heads
@@ -46,7 +97,6 @@ def attend(
     q = q.reshape(N, kv_heads, groups * L, d)
     k, v = keys.k.transpose(0, 2, 1, 3), keys.v.transpose(0, 2, 1, 3)
     scores = jnp.einsum("nkqd,nkcd->nkqc", q, k, preferred_element_type=jnp.float32) * d**-0.5
-    visible_NLC = key_position_NC[:, None, :] <= position_NL[:, :, None]
     scores = jnp.where(
         visible_NLC[:, None, None], scores.reshape(N, kv_heads, groups, L, -1), -1e30
     )

@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.attention import KeyValues
-from seeupo_jax.policy.transformer import Architecture, Transformer
+from seeupo_jax.policy.transformer import Transformer
 
 # Logits held at once: 2**24 float32 are 64 MiB. Larger heads work through the tokens in chunks.
 LOGITS_AT_ONCE = 2**24
+ADAPTER = "lora_"  # how the names of adapters' parameters begin
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,45 @@ class Network:
 
     def logical_axes(self) -> Any:
         """The logical axis names of every parameter: a tree of tuples, shaped as the parameters."""
-        model = nnx.eval_shape(lambda: Transformer(self.arch, nnx.Rngs(0)))
-        _, state = nnx.split(model)
+        _, state = nnx.split(nnx.eval_shape(lambda: Transformer(self.arch, nnx.Rngs(0))))
         is_param = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
         names = jax.tree.map(lambda p: p.get_metadata("logical"), state, is_leaf=is_param)
         return nnx.to_pure_dict(names)
+
+
+def abstract(arch: Architecture) -> tuple[Network, Any]:
+    """The network of an architecture, and the shapes of its parameters; nothing is allocated."""
+    return split(nnx.eval_shape(lambda: Transformer(arch, nnx.Rngs(0))))
+
+
+def trainable(network: Network, params: Any) -> tuple[Any, Any]:
+    """A tree shaped as the parameters, as what training changes and what it leaves alone.
+
+    With adapters those are the adapters and all the rest; without them everything and nothing.
+    """
+    return (params, {}) if network.arch.lora is None else _part(params)
+
+
+def join(params: Any, frozen: Any) -> Any:
+    """Puts the two parts of `trainable` together again."""
+    if not (isinstance(params, dict) and isinstance(frozen, dict)):
+        return params
+    both = {key: join(params[key], frozen[key]) for key in params.keys() & frozen.keys()}
+    return {**frozen, **params, **both}
+
+
+def _part(tree: Any) -> tuple[Any, Any]:
+    adapters, rest = {}, {}
+    for key, node in tree.items():
+        if str(key).startswith(ADAPTER):
+            adapters[key] = node
+        elif isinstance(node, dict):
+            inner, outer = _part(node)
+            adapters |= {key: inner} if inner else {}
+            rest |= {key: outer} if outer else {}
+        else:
+            rest[key] = node
+    return adapters, rest
 
 
 def split(model: Transformer) -> tuple[Network, Any]:

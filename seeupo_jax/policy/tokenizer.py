@@ -1,40 +1,61 @@
-"""Conversations as token ids: a small protocol, and SentencePiece behind it."""
+"""Conversations as token ids: the protocol, what a rollout records, and a folder's tokenizer."""
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-import sentencepiece
+import numpy as np
 
 from seeupo_jax import config
 from seeupo_jax.envs.base import Message, Tool
+from seeupo_jax.policy import chat_template, sentence_pieces
+from seeupo_jax.policy.messages import CHAT_FILE
+from seeupo_jax.policy.sentence_pieces import MODEL_FILE, train_tokenizer
+from seeupo_jax.types import CONTEXT, Segment
 
-ROLES = ("system", "user", "assistant", "tool")
-END = "<|end|>"
-MODEL_FILE = "tokenizer.model"
-CHAT_FILE = "chat.json"
+__all__ = ["Conversation", "Tokenizer", "Transcript", "load_tokenizer", "train_tokenizer"]
+
+
+class Conversation(Protocol):
+    """An episode as the model reads it; it does not change, `extend` makes the next one."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """All that stands before the next action, the header of the assistant's message included.
+
+        An action is exactly what is sampled after them, its end token included.
+        """
+        ...
+
+    def extend(self, action: Sequence[int], messages: Sequence[Message]) -> Conversation:
+        """The conversation after an action and the messages that answer it.
+
+        Its tokens begin with the present ones and the action, unless the chat template rewrites
+        what has been said (a model's reasoning is often taken out of its earlier messages).
+
+        Args:
+          action: the tokens as sampled; without an end token where they were cut short.
+        """
+        ...
 
 
 class Tokenizer(Protocol):
-    """What the rollout needs of a tokenizer.
+    """What training needs of a tokenizer."""
 
-    `prompt` and `observation` end with the header of the assistant's next message, so that an
-    action is exactly what is sampled after them, its end token included.
-    """
-
-    vocab_size: int
-    end_ids: tuple[int, ...]  # a sampled token among these ends the action
-
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """The first context of a conversation."""
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id; the model may have more (a padded head)."""
         ...
 
-    def observation(self, messages: Sequence[Message]) -> list[int]:
-        """What follows an action's end token, up to the next action."""
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """A sampled token among these ends the action."""
+        ...
+
+    def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+        """A conversation up to the first action."""
         ...
 
     def action(self, text: str) -> list[int]:
@@ -50,127 +71,78 @@ class Tokenizer(Protocol):
         ...
 
 
-class SentencePieceTokenizer:
-    """A SentencePiece model with one control token a role: `<|user|>text<|end|><|assistant|>`.
+class Transcript:
+    """What a model read and said in one episode, as segments in the making.
 
-    Control tokens are in no text: neither environment nor model can forge a role by writing one.
+    A context that does not begin with all that was read and said so far has been rewritten: the
+    segment ends with its last action, and a new one begins, in which earlier turns are context.
     """
 
-    def __init__(self, model: bytes, chat: config.Chat):
-        self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
-        self.model, self._chat = model, chat
-        self.vocab_size = self._pieces.get_piece_size()
-        self._header = {role: self._control(f"<|{role}|>") for role in ROLES}
-        self._end = self._control(END)
-        self.end_ids = (self._end,)
+    def __init__(self) -> None:
+        self._finished: list[Segment] = []
+        self._tokens: list[int] = []
+        self._turn: list[int] = []
+        self._logp: list[float] = []
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        kept = [m for m in messages if self._chat.system or m["role"] != "system"]
-        listing = TOOL_LISTINGS[self._chat.tools](tools)
-        if listing:
-            kept = [{"role": "system", "content": listing}, *kept]
-        return self.observation(kept)
+    def shared(self, context: Sequence[int]) -> int:
+        """How many of the segment's tokens a context begins with, its last token never counted."""
+        limit = min(len(self._tokens), len(context) - 1)
+        if list(context[:limit]) == self._tokens[:limit]:
+            return limit
+        return next(i for i in range(limit) if context[i] != self._tokens[i])
 
-    def observation(self, messages: Sequence[Message]) -> list[int]:
-        tokens = []
-        for message in messages:
-            content = self._pieces.encode(message["content"])
-            tokens += [self._header[message["role"]], *content, self._end]
-        return [*tokens, self._header["assistant"]]
+    def read(self, context: Sequence[int]) -> None:
+        """Makes `context` all that stands before the next action."""
+        known = self.shared(context)
+        if known < len(self._tokens):
+            self._finished.append(self._segment())
+            self._tokens, self._turn, self._logp = [], [], []
+            known = 0
+        count = len(context) - known
+        self._record(context[known:], [CONTEXT] * count, [0.0] * count)
 
-    def action(self, text: str) -> list[int]:
-        return [*self._pieces.encode(text), self._end]
+    def act(self, tokens: Sequence[int], turn: int, logp: Sequence[float]) -> None:
+        """Adds a turn's action and the sampler's log-probabilities."""
+        self._record(tokens, [turn] * len(tokens), logp)
 
-    def text(self, tokens: Sequence[int]) -> str:
-        # A model may have more tokens than its tokenizer (a padded head); those have no text.
-        known = (token for token in tokens if token != self._end and token < self.vocab_size)
-        return self._pieces.decode(list(known))
+    def segments(self) -> tuple[Segment, ...]:
+        """At least one; it is empty where nothing was read."""
+        return (*self._finished, self._segment())
 
-    def save(self, folder: Path) -> None:
-        (folder / MODEL_FILE).write_bytes(self.model)
-        chat = {"system": self._chat.system, "tools": self._chat.tools}
-        (folder / CHAT_FILE).write_text(json.dumps(chat, indent=2) + "\n")
+    def _record(self, tokens: Sequence[int], turn: Sequence[int], logp: Sequence[float]) -> None:
+        self._tokens += tokens
+        self._turn += turn
+        self._logp += logp
 
-    def _control(self, piece: str) -> int:
-        token = self._pieces.piece_to_id(piece)
-        if not self._pieces.is_control(token):
-            raise ValueError(f"tokenizer: no control token {piece}; allowed: a model made here.")
-        return token
-
-
-def load_tokenizer(folder: Path) -> SentencePieceTokenizer:
-    """The tokenizer of a model folder written by `save`.
-
-    Raises:
-      ValueError: a file is missing or damaged.
-    """
-    model, chat = folder / MODEL_FILE, folder / CHAT_FILE
-    for file in (model, chat):
-        if not file.is_file():
-            raise ValueError(f"tokenizer: no file {file}; a model folder made here has one.")
-    try:
-        options = config.from_dict({"chat": json.loads(chat.read_text())}).chat
-        return SentencePieceTokenizer(model.read_bytes(), options)
-    except (RuntimeError, IndexError, ValueError) as error:
-        raise ValueError(f"tokenizer: {folder} cannot be read: {error}.") from None
-
-
-def train_tokenizer(
-    texts: Iterable[str], words: Sequence[str], vocab_size: int, chat: config.Chat
-) -> SentencePieceTokenizer:
-    """Trains a byte-pair encoding on texts; every word of `words` is one token wherever it stands.
-
-    Pieces may span spaces, so the fixed parts of a JSON call become few tokens; digits stay single;
-    bytes are the fallback, so every text survives a round trip (only "▁" comes back as a space).
-
-    Raises:
-      ValueError: `vocab_size` too small for the words, or too large for the texts.
-    """
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=vocab_size,
-            control_symbols=[*(f"<|{role}|>" for role in ROLES), END],
-            user_defined_symbols=[word.replace(" ", "▁") for word in words],
-            byte_fallback=True,
-            split_by_whitespace=False,
-            split_by_unicode_script=False,
-            split_digits=True,
-            character_coverage=1.0,
-            max_sentencepiece_length=64,
-            max_sentence_length=65536,
-            normalization_rule_name="identity",
-            add_dummy_prefix=False,
-            remove_extra_whitespaces=False,
-            bos_id=-1,
-            eos_id=-1,
-            num_threads=1,  # the same pieces on every machine
-            minloglevel=2,
+    def _segment(self) -> Segment:
+        return Segment(
+            np.array(self._tokens, np.int32),
+            np.array(self._turn, np.int32),
+            np.array(self._logp, np.float32),
         )
-    except RuntimeError as error:
-        raise ValueError(
-            f"config.model.vocab_size: got {vocab_size}, with {len(words)} words kept whole and 256"
-            f" bytes; SentencePiece refused: {error}."
-        ) from None
-    return SentencePieceTokenizer(model.getvalue(), chat)
 
 
-def _signatures(tools: Sequence[Tool]) -> str:
-    lines = []
-    for tool in tools:
-        parameters = tool["parameters"]
-        required = parameters["required"]
-        names = (n if n in required else f"{n}=" for n in parameters["properties"])
-        lines.append(f"{tool['name']}({', '.join(names)})")
-    return "\n".join(lines)
+# The file that says which tokenizer a model folder has -> its loader; the first that is there.
+LOADERS = {
+    chat_template.TOKENIZER_FILE: chat_template.load,
+    MODEL_FILE: sentence_pieces.load,
+}
 
 
-def _schemas(tools: Sequence[Tool]) -> str:
-    return "\n".join(json.dumps(tool) for tool in tools)
+def load_tokenizer(folder: Path, chat: config.Chat | None = None) -> Tokenizer:
+    """The tokenizer of a model folder: Hugging Face's, or a SentencePiece model made here.
 
+    Args:
+      chat: how conversations become tokens; None, or the defaults: as the folder's own `chat.json`
+        says, where it has one.
 
-# How the tools are listed before the conversation.
-TOOL_LISTINGS = {"none": lambda tools: "", "signatures": _signatures, "json": _schemas}
+    Raises:
+      ValueError: a file is missing or damaged; options that the tokenizer cannot honour.
+    """
+    for file, load in LOADERS.items():
+        if (folder / file).is_file():
+            return load(folder, chat)
+    raise ValueError(
+        f"tokenizer: {folder} has none; allowed: {chat_template.TOKENIZER_FILE}, or"
+        f" {MODEL_FILE} with {CHAT_FILE} (a SentencePiece model made here)."
+    )

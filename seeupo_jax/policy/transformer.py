@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,34 +11,17 @@ from flax import nnx
 
 from seeupo_jax.parallel.mesh import constrain
 from seeupo_jax.policy import attention
+from seeupo_jax.policy.architecture import Architecture, Lora
 from seeupo_jax.policy.attention import NOWHERE, KeyValues
+from seeupo_jax.policy.kernels import kernel_for
+from seeupo_jax.policy.moe import Experts
+from seeupo_jax.policy.rope import rotate
 
 _REMAT: dict[str, Callable[..., Any]] = {
     "none": lambda f: f,
     "full": jax.checkpoint,
     "dots": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable),
 }
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """The shape of a policy network; names as in `config.Model`."""
-
-    vocab_size: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp_width: int
-    rope_theta: float = 10_000.0
-    norm_eps: float = 1e-6
-    qk_norm: bool = True
-    qkv_bias: bool = False
-    tied: bool = True
-    dtype: str = "float32"
-    scan_layers: bool = False
-    remat: str = "none"
 
 
 class Norm(nnx.Module):
@@ -57,7 +39,11 @@ class Norm(nnx.Module):
 
 
 class Projection(nnx.Module):
-    """A dense layer; normal initialisation scaled by 1/sqrt(fan-in) times `gain`."""
+    """A dense layer, with a low-rank adapter beside it where `lora` is given.
+
+    Normal initialisation scaled by 1/sqrt(fan-in) times `gain`; adapters get their first values in
+    `policy/lora.py`.
+    """
 
     def __init__(
         self,
@@ -67,59 +53,124 @@ class Projection(nnx.Module):
         *,
         bias: bool = False,
         gain: float = 1.0,
+        lora: Lora | None = None,
     ):
         init = jax.random.normal(rngs.params(), shape) * (gain * shape[0] ** -0.5)
         self.kernel = nnx.Param(init, logical=logical)
         self.bias = nnx.Param(jnp.zeros(shape[1]), logical=logical[1:]) if bias else None
+        self.lora = lora
+        if lora is not None:
+            low = (shape[0], lora.rank), (lora.rank, shape[1])
+            self.lora_a = nnx.Param(jnp.zeros(low[0]), logical=(logical[0], "rank"))
+            self.lora_b = nnx.Param(jnp.zeros(low[1]), logical=("rank", logical[1]))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = x @ self.kernel[...].astype(x.dtype)
+        if self.lora is not None:
+            low = x @ self.lora_a[...].astype(x.dtype)
+            y = y + (low @ self.lora_b[...].astype(x.dtype)) * self.lora.scale
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)[None, None, :]
+
+
+class Mlp(nnx.Module):
+    """SwiGLU: down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, arch: Architecture, rngs: nnx.Rngs, *, gain: float):
+        D, F, lora = arch.width, arch.mlp_width, adapters(arch)
+        options = {"bias": arch.mlp_bias}
+        self.gate = Projection((D, F), ("embed", "mlp"), rngs, lora=lora("gate_proj"), **options)
+        self.up = Projection((D, F), ("embed", "mlp"), rngs, lora=lora("up_proj"), **options)
+        self.down = Projection(
+            (F, D), ("mlp", "embed"), rngs, gain=gain, lora=lora("down_proj"), **options
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+def adapters(arch: Architecture) -> Callable[[str], Lora | None]:
+    """Which of the projections, by Hugging Face's names, have an adapter."""
+    return lambda name: arch.lora if arch.lora is not None and name in arch.lora.targets else None
+
+
+class Seen(NamedTuple):
+    """What a layer's queries may look at, and what later passes may need.
+
+    kept: keys and values to hand back. kernel: of the attention.
+    """
+
+    keys: KeyValues
+    position_NC: jax.Array
+    kept: KeyValues
+    segment_NC: jax.Array | None = None
+    kernel: str = "xla"
 
 
 class Layer(nnx.Module):
     """Attention and feed-forward, each after a norm and added to the residual stream."""
 
-    def __init__(self, arch: Architecture, rngs: nnx.Rngs):
-        self.arch = arch
+    def __init__(self, arch: Architecture, index: int, rngs: nnx.Rngs):
+        self.arch, self.window = arch, arch.window(index)
         D, q, kv = arch.width, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        bias = arch.qkv_bias
+        bias, lora = arch.qkv_bias, adapters(arch)
         residual = (2 * arch.layers) ** -0.5  # keeps the residual stream's size through the depth
         self.attention_norm = Norm(D, arch.norm_eps, "embed")
-        self.q = Projection((D, q), ("embed", "heads"), rngs, bias=bias)
-        self.k = Projection((D, kv), ("embed", "kv_heads"), rngs, bias=bias)
-        self.v = Projection((D, kv), ("embed", "kv_heads"), rngs, bias=bias)
-        self.out = Projection((q, D), ("heads", "embed"), rngs, gain=residual)
+        self.q = Projection((D, q), ("embed", "heads"), rngs, bias=bias, lora=lora("q_proj"))
+        self.k = Projection((D, kv), ("embed", "kv_heads"), rngs, bias=bias, lora=lora("k_proj"))
+        self.v = Projection((D, kv), ("embed", "kv_heads"), rngs, bias=bias, lora=lora("v_proj"))
+        self.out = Projection(
+            (q, D),
+            ("heads", "embed"),
+            rngs,
+            bias=arch.out_bias,
+            gain=residual,
+            lora=lora("o_proj"),
+        )
         self.q_norm = Norm(arch.head_dim, arch.norm_eps, "head_dim") if arch.qk_norm else None
         self.k_norm = Norm(arch.head_dim, arch.norm_eps, "head_dim") if arch.qk_norm else None
         self.mlp_norm = Norm(D, arch.norm_eps, "embed")
-        self.gate = Projection((D, arch.mlp_width), ("embed", "mlp"), rngs)
-        self.up = Projection((D, arch.mlp_width), ("embed", "mlp"), rngs)
-        self.down = Projection((arch.mlp_width, D), ("mlp", "embed"), rngs, gain=residual)
+        self.mlp: Mlp | Experts
+        if arch.is_sparse(index):
+            moe = arch.moe
+            self.mlp = Experts(
+                D, moe.mlp_width, moe.experts, moe.per_token, moe.normalize, rngs, gain=residual
+            )
+        else:
+            self.mlp = Mlp(arch, rngs, gain=residual)
 
     def __call__(
-        self, x: jax.Array, position_NL: jax.Array, see: Callable[[KeyValues], Any]
+        self,
+        x: jax.Array,
+        position_NL: jax.Array,
+        segment_NL: jax.Array | None,
+        see: Callable[[KeyValues], Seen],
     ) -> tuple[jax.Array, KeyValues]:
         """Returns the residual stream and the keys and values that later queries may need.
 
-        see: maps this pass's keys and values to (all that are seen, their positions, what to keep).
+        see: maps this pass's keys and values to what its queries look at.
         """
-        y = self.attention_norm(x)
-        q, new = self._project(y, position_NL)
-        keys, key_position_NC, kept = see(new)
-        y = attention.attend(q, keys, position_NL, key_position_NC)
+        q, new = self._project(self.attention_norm(x), position_NL)
+        seen = see(new)
+        y = attention.attend(
+            q,
+            seen.keys,
+            position_NL,
+            seen.position_NC,
+            window=self.window,
+            segment_NL=segment_NL,
+            key_segment_NC=seen.segment_NC,
+            kernel=seen.kernel,
+        )
         x = x + self.out(y.reshape(*y.shape[:2], -1))
-        y = self.mlp_norm(x)
-        x = x + self.down(jax.nn.silu(self.gate(y)) * self.up(y))
-        return constrain(x, "rows", "length", "embed"), kept
+        x = x + self.mlp(self.mlp_norm(x))
+        return constrain(x, "rows", "length", "embed"), seen.kept
 
     def _project(self, x: jax.Array, position_NL: jax.Array) -> tuple[jax.Array, KeyValues]:
         heads = lambda y: y.reshape(*y.shape[:2], -1, self.arch.head_dim)  # noqa: E731
         q, k, v = heads(self.q(x)), heads(self.k(x)), heads(self.v(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        theta = self.arch.rope_theta
-        q, k = (attention.rotate(y, position_NL, theta) for y in (q, k))
+        q, k = (rotate(y, position_NL, self.arch.rope) for y in (q, k))
         return q, KeyValues(k, v)
 
 
@@ -129,7 +180,7 @@ class Transformer(nnx.Module):
     def __init__(self, arch: Architecture, rngs: nnx.Rngs):
         self.arch = arch
         self.embedding = _table(arch, rngs)
-        layers = [Layer(arch, rngs) for _ in range(arch.layers)]
+        layers = [Layer(arch, index, rngs) for index in range(arch.layers)]
         self.layers = _stack(layers) if arch.scan_layers else nnx.List(layers)
         self.norm = Norm(arch.width, arch.norm_eps, "embed")
         self.head = None if arch.tied else _table(arch, rngs)
@@ -147,26 +198,45 @@ class Transformer(nnx.Module):
         return head[...].astype(dtype)
 
     def hidden(
-        self, tokens_NL: jax.Array, *, past: Sequence[KeyValues] = (), past_length_N: Any = None
+        self,
+        tokens_NL: jax.Array,
+        *,
+        past: Sequence[KeyValues] = (),
+        past_length_N: Any = None,
+        segment_NL: jax.Array | None = None,
     ) -> tuple[jax.Array, Sequence[KeyValues]]:
         """Final hidden states [N, L, D] of whole sequences, or of what follows `past`.
 
         Args:
           past: keys and values per layer of an earlier pass over each row's first tokens.
           past_length_N: how many tokens of `past` are real; the new ones continue right after them.
+          segment_NL: for rows that hold several sequences one after the other: int32, rising, a
+            number a sequence. Each is computed as if it stood alone. Not together with `past`.
 
         Returns: the hidden states, and this pass's keys and values per layer.
         """
         N, L = tokens_NL.shape
+        arch = self.arch
         position_NL = jnp.broadcast_to(jnp.arange(L)[None, :], (N, L))
         if not past:
-            return self._run(tokens_NL, position_NL, past, lambda _, new: (new, position_NL, new))
+            kernel = kernel_for(
+                arch.attention,
+                length=L,
+                head_dim=arch.head_dim,
+                heads=arch.heads,
+                kv_heads=arch.kv_heads,
+                dtype=arch.dtype,
+            )
+            if segment_NL is not None:
+                position_NL = position_NL - _starts(segment_NL)
+            see = lambda _, new: Seen(new, position_NL, new, segment_NL, kernel)  # noqa: E731
+            return self._run(tokens_NL, position_NL, past, see, segment_NL)
         position_NL = position_NL + past_length_N[:, None]
         slot_C = jnp.arange(past[0].k.shape[1])
         real_NC = slot_C[None, :] < past_length_N[:, None]
         seen_NC = jnp.where(real_NC, slot_C[None, :], NOWHERE)
         key_position = jnp.concatenate([seen_NC, position_NL], axis=1)
-        see = lambda old, new: (attention.join(old, new), key_position, new)  # noqa: E731
+        see = lambda old, new: Seen(attention.join(old, new), key_position, new)  # noqa: E731
         return self._run(tokens_NL, position_NL, past, see)
 
     def extend(
@@ -180,9 +250,9 @@ class Transformer(nnx.Module):
         N, C = cache[0].k.shape[:2]
         slot_NC = jnp.broadcast_to(jnp.arange(C)[None, :], (N, C))
 
-        def see(old: KeyValues, new: KeyValues) -> tuple[KeyValues, jax.Array, KeyValues]:
+        def see(old: KeyValues, new: KeyValues) -> Seen:
             kept = attention.write(old, new, position_NL)
-            return kept, slot_NC, kept
+            return Seen(kept, slot_NC, kept)
 
         return self._run(tokens_NL, position_NL, cache, see)
 
@@ -191,7 +261,8 @@ class Transformer(nnx.Module):
         tokens_NL: jax.Array,
         position_NL: jax.Array,
         past: Sequence[KeyValues],
-        see: Callable[[KeyValues | None, KeyValues], Any],
+        see: Callable[[KeyValues | None, KeyValues], Seen],
+        segment_NL: jax.Array | None = None,
     ) -> tuple[jax.Array, Sequence[KeyValues]]:
         # Whole in width before the look-up: XLA could only replicate its result to spread the rows.
         table_VD = constrain(self.embedding[...].astype(self.arch.dtype), "vocab", "embed")
@@ -199,7 +270,7 @@ class Transformer(nnx.Module):
         remat = _REMAT[self.arch.remat]
 
         def run(layer: Layer, x: jax.Array, old: KeyValues | None) -> tuple[jax.Array, KeyValues]:
-            return layer(x, position_NL, lambda new: see(old, new))
+            return layer(x, position_NL, segment_NL, lambda new: see(old, new))
 
         if self.arch.scan_layers and not past:
             graph, stacked = nnx.split(self.layers)
@@ -226,6 +297,13 @@ class Transformer(nnx.Module):
         graph, stacked = nnx.split(self.layers)
         slices = (jax.tree.map(lambda y, i=i: y[i], stacked) for i in range(self.arch.layers))
         return [nnx.merge(graph, state) for state in slices]
+
+
+def _starts(segment_NL: jax.Array) -> jax.Array:
+    """Where in its row each token's segment begins."""
+    index_L = jnp.arange(segment_NL.shape[1])
+    first_NL = jnp.diff(segment_NL, axis=1, prepend=segment_NL[:, :1]) != 0
+    return jax.lax.cummax(jnp.where(first_NL, index_L[None, :], 0), axis=1)
 
 
 def _table(arch: Architecture, rngs: nnx.Rngs) -> nnx.Param:

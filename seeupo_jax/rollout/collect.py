@@ -11,9 +11,9 @@ import numpy as np
 
 from seeupo_jax.envs.base import Environment, Message
 from seeupo_jax.envs.pool import EnvPool, Failure
-from seeupo_jax.policy.tokenizer import Tokenizer
+from seeupo_jax.policy.tokenizer import Conversation, Tokenizer, Transcript
 from seeupo_jax.rollout.engine import Engine, Streams, task_number
-from seeupo_jax.types import CONTEXT, Segment, Trajectory
+from seeupo_jax.types import Trajectory
 
 
 @dataclass(frozen=True)
@@ -30,38 +30,21 @@ class _Episode:
     """A trajectory in the making."""
 
     request: Request
-    context: list[int] = field(default_factory=list)  # not yet given to the engine
-    tokens: list[int] = field(default_factory=list)
-    turn: list[int] = field(default_factory=list)
-    logp: list[float] = field(default_factory=list)
+    conversation: Conversation | None = None  # none until the environment has begun
+    transcript: Transcript = field(default_factory=Transcript)
     messages: list[Message] = field(default_factory=list)
     reward: float = 0.0
     score: float = 0.0
     stop: str | None = None
     info: dict[str, Any] = field(default_factory=dict)
 
-    def feed(self) -> list[int]:
-        """Hands the waiting context over and records it."""
-        context, self.context = self.context, []
-        self._record(context, CONTEXT, [0.0] * len(context))
-        return context
-
-    def act(self, tokens: list[int], turn: int, logp: list[float], text: str) -> None:
-        self._record(tokens, turn, logp)
-        self.messages.append({"role": "assistant", "content": text})
-
     def fail(self, failure: Failure) -> None:
         self.stop, self.info = failure.stop, self.info | {"failure": failure.reason}
 
     def finish(self, seed: int) -> Trajectory:
-        segment = Segment(
-            np.array(self.tokens, np.int32),
-            np.array(self.turn, np.int32),
-            np.array(self.logp, np.float32),
-        )
         request = self.request
         return Trajectory(
-            segments=(segment,),
+            segments=self.transcript.segments(),
             reward=self.reward,
             group=request.group,
             task_id=request.task_id,
@@ -71,15 +54,13 @@ class _Episode:
             info=self.info | {"score": self.score, "member": request.member},
         )
 
-    def _record(self, tokens: list[int], turn: int, logp: list[float]) -> None:
-        self.tokens += tokens
-        self.turn += [turn] * len(tokens)
-        self.logp += logp
-
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collection brought, and what it took. Times in seconds; tokens counted once each."""
+    """What a collection brought, and what it took. Times in seconds.
+
+    Tokens are counted once each; those of a rewritten context once more in its segment.
+    """
 
     trajectories: tuple[Trajectory, ...]
     wall_s: float
@@ -155,12 +136,14 @@ def _collect_batch(
         if not acting:
             break
         sampled = engine.turn(params, contexts, streams._replace(turn=np.int32(turn)))
+        actions = []
         for row in acting:
             count = int(sampled.count_N[row])
             tokens = sampled.tokens_NA[row, :count].tolist()
             logp = sampled.logp_NA[row, :count].tolist()
-            episodes[row].act(tokens, turn, logp, tokenizer.text(tokens))
-        environment_s += _step(pool, tokenizer, episodes, acting)
+            episodes[row].transcript.act(tokens, turn, logp)
+            actions.append((tokens, tokenizer.text(tokens)))
+        environment_s += _step(pool, [episodes[row] for row in acting], acting, actions)
     for episode in episodes:
         if episode.stop is None:
             episode.stop = "max_turns"
@@ -188,20 +171,26 @@ def _next_context(engine: Engine, row: int, episode: _Episode) -> list[int]:
     """What the row is to read before its next action; nothing once the episode has stopped."""
     if episode.stop is not None:
         return []
-    if not engine.fits(row, episode.context):
+    context = episode.conversation.tokens
+    known = episode.transcript.shared(context)
+    engine.rewind(row, known)  # beyond, a rewritten context says something else
+    unread = list(context[known:])
+    if not engine.fits(row, unread):
         episode.stop = "max_tokens"
         return []
-    return episode.feed()
+    episode.transcript.read(context)
+    return unread
 
 
 def _reset(pool: EnvPool, tokenizer: Tokenizer, episodes: Sequence[_Episode], seed: int) -> float:
+    """Lets the environments begin; returns the seconds it took."""
     began = time.perf_counter()
 
     # Tokenised in the worker: a malformed message is the environment's failure, not the run's.
     def start(task_id: str) -> Any:
         def call(env: Environment) -> Any:
             messages, tools = env.reset(task_id, seed)
-            return messages, tokenizer.prompt(messages, tools)
+            return messages, tokenizer.begin(messages, tools)
 
         return call
 
@@ -210,32 +199,37 @@ def _reset(pool: EnvPool, tokenizer: Tokenizer, episodes: Sequence[_Episode], se
         if isinstance(result, Failure):
             episode.fail(result)
             continue
-        messages, episode.context = result
+        messages, episode.conversation = result
         episode.messages += messages
     return time.perf_counter() - began
 
 
 def _step(
-    pool: EnvPool, tokenizer: Tokenizer, episodes: Sequence[_Episode], acting: Sequence[int]
+    pool: EnvPool,
+    episodes: Sequence[_Episode],
+    slots: Sequence[int],
+    actions: Sequence[tuple[list[int], str]],
 ) -> float:
-    """Lets the environments answer; returns the seconds it took."""
+    """Lets the environments answer actions (tokens and text); returns the seconds it took."""
     began = time.perf_counter()
 
-    def answer(text: str) -> Any:
+    def answer(conversation: Conversation, tokens: list[int], text: str) -> Any:
         def call(env: Environment) -> Any:
             step = env.step(text)
-            context = [] if step.done else tokenizer.observation(step.observation)
-            return step, float(step.reward), env.score(), context
+            after = None if step.done else conversation.extend(tokens, step.observation)
+            return step, float(step.reward), env.score(), after
 
         return call
 
-    calls = [(row, answer(episodes[row].messages[-1]["content"])) for row in acting]
-    for row, result in zip(acting, pool.call(calls), strict=True):
-        episode = episodes[row]
+    acted = zip(slots, episodes, actions, strict=True)
+    calls = [(slot, answer(episode.conversation, *action)) for slot, episode, action in acted]
+    results = pool.call(calls)
+    for episode, (_, text), result in zip(episodes, actions, results, strict=True):
+        episode.messages.append({"role": "assistant", "content": text})
         if isinstance(result, Failure):
             episode.fail(result)
             continue
-        step, reward, episode.score, episode.context = result
+        step, reward, episode.score, episode.conversation = result
         episode.reward += reward
         episode.messages += step.observation
         episode.info = episode.info | step.info

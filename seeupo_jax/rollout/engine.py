@@ -194,6 +194,16 @@ class Engine:
         self._position_N = np.zeros(self.rows, np.int32)
         self._unfed = [[] for _ in range(self.rows)]
 
+    def rewind(self, row: int, length: int) -> None:
+        """Forgets what a row holds beyond its first `length` tokens; 0 empties it.
+
+        What the cache has beyond is never seen: a query attends to positions up to its own, and
+        each of these is written again before.
+        """
+        cached = int(self._position_N[row])
+        self._unfed[row] = self._unfed[row][: max(0, length - cached)]
+        self._position_N[row] = min(length, cached)
+
     def fits(self, row: int, context: list[int]) -> bool:
         """Whether the row can take this context and a full action after it."""
         used = self._position_N[row] + len(self._unfed[row]) + len(context)

@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import chat_cases
 import jax
 import learner_cases as cases
 import numpy as np
@@ -16,10 +17,12 @@ from seeupo_jax import config
 from seeupo_jax.envs.base import Demonstration, StepResult
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.learner.batching import Rows, Shapes, all_actions, turn_batch
-from seeupo_jax.learner.warm_start import Batches, imitate, to_segment, train_stage
+from seeupo_jax.learner.warm_start import Batches, imitate, to_segments, train_stage
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.chat_template import HuggingFaceTokenizer
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.tokenizer import train_tokenizer
-from seeupo_jax.policy.transformer import Architecture, Transformer
+from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.rollout.engine import Sampled
 from seeupo_jax.types import CONTEXT
@@ -90,6 +93,9 @@ class Recital:
     def start(self):
         pass
 
+    def rewind(self, row, length):
+        pass
+
     def fits(self, row, context):
         return True
 
@@ -110,7 +116,7 @@ def test_a_demonstration_is_what_a_rollout_of_it_records(last):
     (trajectory,) = collected.trajectories
     (recorded,) = trajectory.segments
     assert trajectory.stop == "done"
-    made = to_segment(shown, tokenizer())
+    (made,) = to_segments(shown, tokenizer())
     for name in ("tokens_L", "turn_L", "logp_L"):
         one, two = getattr(made, name), getattr(recorded, name)
         np.testing.assert_array_equal(one, two, err_msg=name)
@@ -118,7 +124,7 @@ def test_a_demonstration_is_what_a_rollout_of_it_records(last):
 
 
 def test_turns_are_the_actions_with_their_end_tokens_and_nothing_else():
-    segment = to_segment(demonstration(), tokenizer())
+    (segment,) = to_segments(demonstration(), tokenizer())
     (end,) = tokenizer().end_ids
     header = tokenizer().observation([])
     actions = ["find red", "take blue", "blue"]
@@ -135,12 +141,33 @@ def test_turns_are_the_actions_with_their_end_tokens_and_nothing_else():
 
 def test_two_actions_in_a_row_are_two_turns():
     pair = (("user", "red"), ("assistant", "find red"), ("assistant", "blue"))
-    segment = to_segment(demonstration(*pair), tokenizer())
+    (segment,) = to_segments(demonstration(*pair), tokenizer())
     first, second = (tokenizer().action(text) for text in ("find red", "blue"))
     header = tokenizer().observation([])
     count = len(first) + len(header) + len(second)
     assert segment.tokens_L[-count:].tolist() == [*first, *header, *second]
     assert segment.turn_L[-count:].tolist() == [0] * len(first) + [CONTEXT] + [1] * len(second)
+
+
+def test_a_demonstration_has_a_segment_for_every_history_that_the_template_rewrites():
+    chat = config.Chat(template_kwargs={"enable_thinking": False})
+    small = chat_cases.small_library()
+    thinker = HuggingFaceTokenizer(small, chat, generation={}, where="the small one")
+    shown = demonstration(
+        ("user", "red"), ("assistant", "find"), ("user", "is"), ("assistant", "A")
+    )
+    first, second = to_segments(shown, thinker)
+    for turn, (segment, text) in enumerate([(first, "find"), (second, "A")]):
+        action = thinker.action(text)
+        before = thinker.begin(shown.messages[: 2 * turn + 1], TOOLS).tokens
+        assert segment.tokens_L.tolist() == before + action
+        assert segment.turn_L.tolist() == [CONTEXT] * len(before) + [turn] * len(action)
+    shapes = Shapes((256, 512), action=16, rows=2, microbatches=1)
+    batch = next(Batches([shown] * 4, thinker, shapes, batch_size=2, seed=0).from_step(0))
+    # Two demonstrations, four rows: each action once a demonstration.
+    tokens = [len(thinker.action(text)) for text in ("find", "A")] * 2
+    assert sorted(batch.mask_MRA.sum(axis=2).ravel().tolist()) == sorted(tokens)
+    assert batch.microbatches == 2
 
 
 @functools.cache
@@ -181,7 +208,7 @@ def test_every_demonstration_comes_once_an_epoch_in_an_order_of_the_seed():
         return [np.trim_zeros(row, "b") for row in rows]
 
     # 80 batches of 2: five whole blocks, four whole epochs.
-    every = [to_segment(d, tokenizer()).tokens_L.tolist() for d in demonstrations()]
+    every = [to_segments(d, tokenizer())[0].tokens_L.tolist() for d in demonstrations()]
     assert sorted(shown(3)) == sorted(every * 4)
     assert shown(3) != shown(4)
 
@@ -200,7 +227,7 @@ def test_the_loss_is_the_mean_over_action_tokens_alone():
     batch = turn_batch(rows, pieces, cases.SHAPES, zeros, zeros, length=32, action=32)
     network, start = cases.policy()
     weights = cases.weights_of(start)
-    arch = model.Architecture(cases.ARCH.head_dim, cases.ARCH.rope_theta, cases.ARCH.norm_eps)
+    arch = model.Architecture(cases.ARCH.head_dim, cases.ARCH.rope.theta, cases.ARCH.norm_eps)
     tokens = sum(piece.position_A.size for piece in pieces)
     loss, grads = 0.0, {}
     for piece in pieces:

@@ -17,10 +17,13 @@ from seeupo_jax.parallel.mesh import (
     make_mesh,
     param_shardings,
     partition,
+    per_shard,
+    row_shards,
     sharding,
 )
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.transformer import Architecture, Transformer
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.transformer import Transformer
 
 ARCH = Architecture(
     vocab_size=32,
@@ -35,18 +38,20 @@ ARCH = Architecture(
 )
 
 
-def mesh_of(data=1, fsdp=1, tensor=1, devices=None):
-    return make_mesh(config.Mesh(data=data, fsdp=fsdp, tensor=tensor), devices)
+def mesh_of(data=1, fsdp=1, expert=1, tensor=1, devices=None):
+    return make_mesh(config.Mesh(data=data, fsdp=fsdp, expert=expert, tensor=tensor), devices)
 
 
 @pytest.mark.parametrize(
     "sizes, shape",
     [
-        ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 2)),
-        ({"data": -1}, (8, 1, 1)),
-        ({"data": -1, "fsdp": 4}, (2, 4, 1)),
-        ({"data": 2, "fsdp": 4, "tensor": -1}, (2, 4, 1)),
-        ({"fsdp": -1, "tensor": 2}, (1, 4, 2)),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 1, 2)),
+        ({"data": -1}, (8, 1, 1, 1)),
+        ({"data": -1, "fsdp": 4}, (2, 4, 1, 1)),
+        ({"data": 2, "fsdp": 4, "tensor": -1}, (2, 4, 1, 1)),
+        ({"fsdp": -1, "tensor": 2}, (1, 4, 1, 2)),
+        ({"expert": -1, "tensor": 2}, (1, 1, 4, 2)),
+        ({"data": -1, "expert": 4}, (2, 1, 4, 1)),
     ],
 )
 def test_minus_one_takes_the_devices_that_are_left(sizes, shape):
@@ -67,6 +72,7 @@ def test_a_mesh_may_use_some_devices_only():
         ({"data": 3}, "a product of 3; allowed: a product of 8, the devices here"),
         ({"data": 2, "fsdp": 2}, "a product of 4; allowed: a product of 8, the devices here"),
         ({"data": -1, "tensor": 3}, "'tensor': 3.*a product of 3;"),
+        ({"data": -1, "expert": 5}, "'expert': 5.*a product of 5;"),
         ({"data": -1, "tensor": 16}, "a product of 16;"),
         ({"data": 16}, "a product of 16;"),
     ],
@@ -102,10 +108,26 @@ def test_a_parameter_is_cut_by_the_table():
     cache = sharding(mesh, ("rows", "length", "kv_heads", "head_dim"))
     assert cache.shard_shape((8, 10, 2, 4)) == (2, 10, 1, 4)
     assert tuple(partition(("rows", None, "embed"), ACTIVATION_RULES)) == (
-        ("data", "fsdp"),
+        ("data", "fsdp", "expert"),
         None,
         None,
     )
+
+
+def test_experts_are_cut_by_their_own_axis_which_also_spreads_rows():
+    mesh = mesh_of(fsdp=2, expert=2, tensor=2)
+    names = {"router": ("embed", None), "down": ("layers", "experts", "mlp", "embed")}
+    shapes = {
+        "router": jax.ShapeDtypeStruct((16, 4), jnp.float32),
+        "down": jax.ShapeDtypeStruct((3, 4, 24, 16), jnp.float32),
+    }
+    placed = param_shardings(mesh, names, shapes)
+    local = {name: placed[name].shard_shape(shapes[name].shape) for name in names}
+    assert local == {"router": (8, 4), "down": (3, 2, 12, 8)}
+    assert row_shards(mesh) == 4
+    assert sharding(mesh, ("rows", "length")).shard_shape((8, 5)) == (2, 5)
+    assert row_shards(mesh_of(data=2, fsdp=2, tensor=2)) == 4
+    assert row_shards(mesh_of(data=2, expert=4)) == 8
 
 
 @pytest.mark.parametrize(
@@ -113,14 +135,20 @@ def test_a_parameter_is_cut_by_the_table():
     [
         ({"tensor": 8}, r"\['down'\]\['kernel'\] has mlp=12, which mesh axis tensor=8 does not"),
         ({"fsdp": 8}, r"\['norm'\]\['scale'\] has embed=20, which mesh axis fsdp=8 does not"),
+        ({"expert": 8}, r"\['moe'\]\['up'\] has experts=4, which mesh axis expert=8 does not"),
     ],
 )
 def test_an_axis_that_does_not_divide_is_named(sizes, reason):
-    names = {"down": {"kernel": ("mlp", "embed")}, "norm": {"scale": ("embed",)}}
+    names = {
+        "down": {"kernel": ("mlp", "embed")},
+        "norm": {"scale": ("embed",)},
+        "moe": {"up": ("experts", "embed", "mlp")},
+    }
     width = 20 if "fsdp" in sizes else 16
     shapes = {
         "down": {"kernel": jax.ShapeDtypeStruct((12, 16), jnp.float32)},
         "norm": {"scale": jax.ShapeDtypeStruct((width,), jnp.float32)},
+        "moe": {"up": jax.ShapeDtypeStruct((4, 16, 24), jnp.float32)},
     }
     with pytest.raises(ValueError, match=f"config.mesh: {reason} divide; allowed: a divisor of"):
         param_shardings(mesh_of(**sizes), names, shapes)
@@ -142,6 +170,44 @@ def test_constraining_spreads_the_rows():
     with jax.set_mesh(mesh_of(data=2, fsdp=2, tensor=2)):
         spread = jax.jit(lambda x: constrain(x, "rows", "embed"))(jnp.ones((8, 16)))
     assert spread.sharding.shard_shape((8, 16)) == (2, 16)
+
+
+def test_a_function_runs_as_it_is_where_no_mesh_is_set():
+    double = lambda x: 2 * x  # noqa: E731
+    assert per_shard(double, [("rows", "embed")], ("rows", "embed")) is double
+    with jax.set_mesh(mesh_of(devices=jax.devices()[:1])):
+        assert per_shard(double, [("rows", "embed")], ("rows", "embed")) is double
+
+
+def test_a_function_sees_the_part_of_its_device():
+    seen = []
+
+    def partial_matmul(x, w):
+        seen.append((x.shape, w.shape))
+        return jax.lax.psum(x @ w, "tensor")
+
+    x, w = np.random.default_rng(0).normal(size=(2, 8, 8)).astype(np.float32)
+    with jax.set_mesh(mesh_of(data=2, expert=2, tensor=2)):
+        run = per_shard(partial_matmul, [("rows", "mlp"), ("mlp", "embed")], ("rows", "embed"))
+        got = jax.jit(run)(x, w)
+    assert seen == [((2, 4), (4, 8))]
+    np.testing.assert_allclose(got, x @ w, rtol=1e-5)
+    assert got.sharding.shard_shape(got.shape) == (2, 8)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_rows_that_do_not_divide_are_filled_up_and_cut_again(rows):
+    x = np.random.default_rng(0).normal(size=(2, rows, 3)).astype(np.float32)
+    scale = np.asarray([1.0, -2.0, 3.0], np.float32)
+    multiply = lambda x, scale: x * scale[None, None, :]  # noqa: E731
+    names = ("length", "rows", "embed")
+    with jax.set_mesh(mesh_of(data=2, fsdp=2, expert=2)):
+        run = per_shard(multiply, [names, ("embed",)], names)
+        got, pull = jax.vjp(jax.jit(run), x, scale)
+        grads = pull(np.ones_like(got))
+    np.testing.assert_array_equal(got, multiply(x, scale))
+    np.testing.assert_array_equal(grads[0], np.broadcast_to(scale[None, None, :], x.shape))
+    np.testing.assert_allclose(grads[1], x.sum((0, 1)), rtol=1e-5)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,15 +1,39 @@
-"""Attention on hand-worked values, and against its NumPy twin."""
+"""Attention on hand-worked values, and against a softmax in float64 NumPy."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpy_model import Architecture, _rope
 
-from seeupo_jax.policy.attention import NOWHERE, KeyValues, attend, join, rotate, write
+from seeupo_jax.policy.attention import NOWHERE, KeyValues, attend, join, write
+
+run = jax.jit(attend, static_argnames="window")
 
 
 def keys_of(k, v):
     return KeyValues(jnp.asarray(k, jnp.float32), jnp.asarray(v, jnp.float32))
+
+
+def softmax_attention(q, k, v, position_NL, key_position_NC, window=None, segments=None):
+    """One query at a time, in float64; every query must see a key."""
+    N, L, H, d = q.shape
+    group = H // k.shape[2]
+    out = np.zeros(q.shape)
+    for n, i, h in np.ndindex(N, L, H):
+        distance = int(position_NL[n, i]) - np.asarray(key_position_NC[n], np.int64)
+        seen = (distance >= 0) & (distance < (np.inf if window is None else window))
+        if segments is not None:
+            seen &= segments[0][n, i] == segments[1][n]
+        score = k[n, seen, h // group].astype(np.float64) @ q[n, i, h] / np.sqrt(d)
+        weight = np.exp(score - score.max())
+        out[n, i, h] = weight @ v[n, seen, h // group] / weight.sum()
+    return out
+
+
+def random_pass(seed, N, L, C, H, kv_heads, d):
+    rng = np.random.default_rng(seed)
+    shapes = ((N, L, H, d), (N, C, kv_heads, d), (N, C, kv_heads, d))
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
 def test_attention_weighs_values_by_the_softmax_of_scaled_scores():
@@ -18,7 +42,7 @@ def test_attention_weighs_values_by_the_softmax_of_scaled_scores():
     k = [[[[1.0, 0.0, 0.0, 0.0]], [[0.0, 1.0, 0.0, 0.0]]]]
     v = [[[[1.0, 0.0, 0.0, 5.0]], [[0.0, 1.0, 0.0, 5.0]]]]
     position_NL = jnp.asarray([[0, 1]])
-    out = attend(q, keys_of(k, v), position_NL, position_NL)
+    out = run(q, keys_of(k, v), position_NL, position_NL)
     first = np.e / (1 + np.e)
     wanted = [[[[1.0, 0.0, 0.0, 5.0]], [[first, 1 - first, 0.0, 5.0]]]]
     np.testing.assert_allclose(out, wanted, atol=1e-6)
@@ -28,37 +52,103 @@ def test_consecutive_heads_share_a_key_head():
     # Values tell the key head: 10 or 20. One key, so every query returns its head's value.
     q = jnp.ones((1, 1, 4, 2))
     keys = keys_of(np.ones((1, 1, 2, 2)), [[[[10.0, 10.0], [20.0, 20.0]]]])
-    out = attend(q, keys, jnp.zeros((1, 1), int), jnp.zeros((1, 1), int))
+    out = run(q, keys, jnp.zeros((1, 1), int), jnp.zeros((1, 1), int))
     np.testing.assert_allclose(out[0, 0, :, 0], [10.0, 10.0, 20.0, 20.0])
 
 
 def test_a_query_sees_its_own_position_and_before_wherever_the_keys_lie():
     keys = keys_of(np.zeros((1, 4, 1, 2)), np.arange(8.0).reshape(1, 4, 1, 2))
     key_position_NC = jnp.asarray([[5, NOWHERE, 2, 3]])
-    out = attend(jnp.ones((1, 3, 1, 2)), keys, jnp.asarray([[2, 3, 5]]), key_position_NC)
+    out = run(jnp.ones((1, 3, 1, 2)), keys, jnp.asarray([[2, 3, 5]]), key_position_NC)
     # Values' first entries are 0, 2, 4, 6; seen are {4}, {4, 6} and {0, 4, 6}.
     np.testing.assert_allclose(out[0, :, 0, 0], [4.0, 5.0, 10 / 3], rtol=1e-6)
 
 
-def test_rotation_equals_the_twin_at_any_position():
-    x = np.random.default_rng(0).normal(size=(9, 2, 6)).astype(np.float32)
-    wanted, _ = _rope(x, Architecture(head_dim=6, rope_theta=50.0))
-    got = rotate(jnp.asarray(x[None]), jnp.arange(9)[None], 50.0)
-    np.testing.assert_allclose(got[0], wanted, atol=1e-5)
-    late = rotate(jnp.asarray(x[None, :1]), jnp.asarray([[4]]), 50.0)
-    alone, _ = _rope(np.repeat(x[:1], 5, axis=0), Architecture(head_dim=6, rope_theta=50.0))
-    np.testing.assert_allclose(late[0, 0], alone[4], atol=1e-5)
+def test_a_window_counts_the_positions_up_to_the_query_itself():
+    keys = keys_of(np.zeros((1, 4, 1, 2)), np.arange(8.0).reshape(1, 4, 1, 2))
+    key_position_NC = jnp.asarray([[5, NOWHERE, 2, 4]])
+    out = run(jnp.ones((1, 2, 1, 2)), keys, jnp.asarray([[4, 5]]), key_position_NC, window=2)
+    # At 4 only 4 is seen (2 is two back), at 5 both 4 and 5.
+    np.testing.assert_allclose(out[0, :, 0, 0], [6.0, 3.0], rtol=1e-6)
 
 
-def test_only_the_distance_of_two_positions_matters_to_their_score():
-    q, k = np.random.default_rng(1).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
-    scores = [
-        float(
-            jnp.sum(rotate(q, jnp.asarray([[p + 3]]), 10.0) * rotate(k, jnp.asarray([[p]]), 10.0))
-        )
-        for p in (0, 4, 11)
-    ]
-    np.testing.assert_allclose(scores, scores[0], rtol=1e-4)
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("H, kv_heads", [(7, 1), (6, 2), (3, 3)])
+def test_a_pass_over_its_own_keys_equals_the_softmax_in_numpy(H, kv_heads, window):
+    q, k, v = random_pass(0, 2, 9, 9, H, kv_heads, 6)
+    position_NL = np.broadcast_to(np.arange(9), (2, 9))
+    wanted = softmax_attention(q, k, v, position_NL, position_NL, window)
+    out = run(q, keys_of(k, v), position_NL, position_NL, window=window)
+    np.testing.assert_allclose(out, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 2, 5])
+def test_keys_of_a_cache_and_of_the_pass_equal_the_softmax_in_numpy(window):
+    # Row 0 has five tokens behind it, row 1 two; slots that nobody wrote are nowhere.
+    q, k, v = random_pass(1, 2, 3, 9, 7, 1, 6)
+    past_N = np.asarray([5, 2])
+    position_NL = past_N[:, None] + np.arange(3)
+    slot_NC = np.broadcast_to(np.arange(6), (2, 6))
+    past_NC = np.where(slot_NC < past_N[:, None], slot_NC, NOWHERE)
+    key_position_NC = np.concatenate([past_NC, position_NL], axis=1)
+    wanted = softmax_attention(q, k, v, position_NL, key_position_NC, window)
+    out = run(
+        q, keys_of(k, v), jnp.asarray(position_NL), jnp.asarray(key_position_NC), window=window
+    )
+    np.testing.assert_allclose(out, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_segments_of_a_row_attend_as_if_each_were_alone(window):
+    q, k, v = random_pass(2, 1, 9, 9, 4, 2, 6)
+    parts = [slice(0, 4), slice(4, 5), slice(5, 9)]
+    position_NL = jnp.asarray([[0, 1, 2, 3, 0, 0, 1, 2, 3]])
+    segment_NL = jnp.asarray([[3, 3, 3, 3, 1, 2, 2, 2, 2]])
+    options = {"window": window, "segment_NL": segment_NL, "key_segment_NC": segment_NL}
+    packed = run(q, keys_of(k, v), position_NL, position_NL, **options)
+    wanted = softmax_attention(
+        q, k, v, position_NL, position_NL, window, (segment_NL, np.asarray(segment_NL))
+    )
+    np.testing.assert_allclose(packed, wanted, atol=1e-6)
+    for part in parts:
+        position = position_NL[:, part]
+        alone = run(q[:, part], keys_of(k[:, part], v[:, part]), position, position, window=window)
+        np.testing.assert_allclose(packed[:, part], alone, atol=1e-6)
+
+
+def test_the_result_has_the_dtype_of_the_queries_and_a_float32_softmax():
+    # Twice 128 equal weights of bfloat16 values: a bfloat16 sum would stop at 256 times the first.
+    N, L = 1, 256
+    q = jnp.zeros((N, L, 1, 8), jnp.bfloat16)
+    keys = KeyValues(q, jnp.ones_like(q))
+    position_NL = jnp.arange(L)[None]
+    out = run(q, keys, position_NL, position_NL)
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_allclose(out.astype(np.float32), 1.0, atol=2**-8)
+
+
+def test_a_fused_kernel_refuses_keys_of_another_pass():
+    q = jnp.zeros((1, 128, 1, 8))
+    keys = KeyValues(q, q)
+    position_NL = jnp.arange(128)[None]
+    with pytest.raises(ValueError, match="'splash' got keys of another pass"):
+        attend(q, keys, position_NL, position_NL + 1, kernel="splash")
+    segments = {"segment_NL": position_NL, "key_segment_NC": position_NL + 1}
+    with pytest.raises(ValueError, match="'splash' got keys of another pass"):
+        attend(q, keys, position_NL, position_NL, kernel="splash", **segments)
+
+
+def test_an_unknown_kernel_lists_those_that_are_known():
+    q = jnp.zeros((1, 2, 1, 8))
+    with pytest.raises(ValueError, match="got kernel 'flash'; allowed: xla, splash, cudnn"):
+        attend(q, KeyValues(q, q), q[..., 0, 0], q[..., 0, 0], kernel="flash")
+
+
+@pytest.mark.parametrize("side", ["segment_NL", "key_segment_NC"])
+def test_segments_of_one_side_only_are_refused(side):
+    q = jnp.zeros((1, 2, 1, 8))
+    with pytest.raises(ValueError, match="both or neither"):
+        attend(q, KeyValues(q, q), q[..., 0, 0], q[..., 0, 0], **{side: jnp.zeros((1, 2), int)})
 
 
 @pytest.mark.parametrize("beyond", [3, 4, NOWHERE])

@@ -10,7 +10,8 @@ import pytest
 from flax import nnx
 
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.transformer import Architecture, Transformer
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.transformer import Transformer
 
 # No other size is 97, so a shape with 97 in it holds logits, the embedding or its gradient.
 V, D, R, L, A = 97, 16, 3, 10, 8

@@ -1,234 +1,69 @@
-"""Conversations become the same tokens whole or turn by turn, and no text forges a role."""
+"""Which tokenizer a folder has, and what a transcript records of a conversation."""
 
-import io
-import itertools
-import json
-
+import chat_cases
+import numpy as np
 import pytest
-import sentencepiece
 
 from seeupo_jax import config
-from seeupo_jax.envs.order_desk import TOOLS, OrderDesk
-from seeupo_jax.envs.order_desk_demonstrator import demonstrate
-from seeupo_jax.policy.tokenizer import ROLES, load_tokenizer, train_tokenizer
-
-WORDS = ("Stone", " Stone", "mug", "C12", "-34", "address_changed")
-TEXTS = (
-    'Ada Stone wants the mug-34 back. {"name": "find", "arguments": {}}',
-    'The mug-34 of C12 is {"status": "address_changed"} now, says Ada Stone at 7 Stone Street.',
-)
-VOCAB_SIZE = 330
-FIRST = (
-    {"role": "system", "content": "You work at a desk."},
-    {"role": "user", "content": "I want my mug."},
-)
-REPLY = ({"role": "tool", "content": '{"done": "mug-34"}'}, {"role": "user", "content": "And?"})
-TOOL = {
-    "name": "find",
-    "description": "Finds.",
-    "parameters": {
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "limit": {"type": "number"}},
-        "required": ["name"],
-    },
-}
-UNICODE = [
-    "",
-    " ",
-    "  two  spaces ",
-    "naïve Ω 漢字 🙂🏽",
-    "a\nb\r\n\tc",
-    "\x00\x7f\u200b\ufeff",
-    "‮‮x",
-]
+from seeupo_jax.policy.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.sentence_pieces import SentencePieceTokenizer
+from seeupo_jax.policy.tokenizer import Transcript, load_tokenizer, train_tokenizer
+from seeupo_jax.types import CONTEXT
 
 
-def train(**chat):
-    return train_tokenizer(TEXTS, WORDS, VOCAB_SIZE, config.Chat(**chat))
+def recorded(transcript):
+    fields = ("tokens_L", "turn_L", "logp_L")
+    return [tuple(getattr(s, name).tolist() for name in fields) for s in transcript.segments()]
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train()
-
-
-@pytest.fixture(scope="module")
-def desk_tokenizer():
-    cases = [demonstrate(f"train/{index}")[0] for index in range(200)]
-    texts = [message["content"] for case in cases for message in case.messages]
-    return train_tokenizer(texts, OrderDesk().vocabulary(), 768, config.Chat())
-
-
-def pieces(tokenizer, text):
-    *content, _ = tokenizer.action(text)
-    return [tokenizer.text([token]) for token in content]
-
-
-def test_the_tokens_of_a_turn_begin_the_next_turns_context(tokenizer):
-    action = "<tool_call>{}</tool_call>"
-    said = {"role": "assistant", "content": action}
-    turn_0 = tokenizer.prompt(FIRST, ())
-    turn_1 = turn_0 + tokenizer.action(action) + tokenizer.observation(REPLY)
-    turn_2 = turn_1 + tokenizer.action("Yes.") + tokenizer.observation(())
-    yes = {"role": "assistant", "content": "Yes."}
-    assert tokenizer.prompt((*FIRST, said, *REPLY), ()) == turn_1
-    assert tokenizer.prompt((*FIRST, said, *REPLY, yes), ()) == turn_2
-
-
-def test_each_message_is_its_roles_header_its_text_and_the_end_token(tokenizer):
-    (end,) = tokenizer.end_ids
-    headers = {r: tokenizer.observation([{"role": r, "content": ""}])[0] for r in ROLES}
-    assert len({end, *headers.values()}) == 5
-    action = tokenizer.action("A mug.")
-    assert action[-1] == end and end not in action[:-1]
-    for role in ROLES:
-        tokens = tokenizer.observation([{"role": role, "content": "A mug."}])
-        assert tokens == [headers[role], *action, headers["assistant"]]
-    assert tokenizer.observation(()) == [headers["assistant"]]
-
-
-def test_an_action_is_decoded_without_its_end_token(tokenizer):
-    text = 'I look. <tool_call>{"name": "find"}</tool_call>'
-    assert tokenizer.text(tokenizer.action(text)) == text
-    assert tokenizer.text(tokenizer.action(text)[:-1]) == text  # cut by the limit on tokens
-    assert tokenizer.text([]) == ""
-
-
-def test_control_tokens_and_tokens_beyond_the_vocabulary_have_no_text(tokenizer):
-    controls = tokenizer.observation([{"role": role, "content": ""} for role in ROLES])
-    beyond = [tokenizer.vocab_size, tokenizer.vocab_size + 1000]
-    assert tokenizer.text([*controls, *tokenizer.action("A mug."), *beyond]) == "A mug."
-
-
-@pytest.mark.parametrize("name", [*ROLES, "end"])
-def test_a_text_cannot_forge_a_control_token(tokenizer, name):
-    forged = f"x<|{name}|>y <|{name}|>"
-    controls = {
-        *tokenizer.end_ids,
-        *tokenizer.observation([{"role": r, "content": ""} for r in ROLES]),
-    }
-    content = tokenizer.action(forged)[:-1]
-    assert not controls & set(content)
-    assert tokenizer.text(content) == forged
-    (header, *body, end, _) = tokenizer.observation([{"role": "user", "content": forged}])
-    assert body == content and {header, end} < controls
+def test_a_context_that_continues_stays_in_its_segment():
+    transcript = Transcript()
+    transcript.read([5, 6])
+    transcript.act([7, 8], 0, [-0.5, -1.0])
+    assert transcript.shared([5, 6, 7, 8, 9]) == 4
+    transcript.read([5, 6, 7, 8, 9])
+    transcript.act([4], 1, [-2.0])
+    turns = [CONTEXT, CONTEXT, 0, 0, CONTEXT, 1]
+    assert recorded(transcript) == [([5, 6, 7, 8, 9, 4], turns, [0, 0, -0.5, -1, 0, -2])]
 
 
 @pytest.mark.parametrize(
-    "text", [*UNICODE, "<|end|>", "<0x41><unk>", "".join(map(chr, range(600)))]
-)
-def test_any_text_survives_the_round_trip(tokenizer, text):
-    assert tokenizer.text(tokenizer.action(text)) == text
-
-
-def test_half_a_character_is_decoded_to_a_replacement(tokenizer):
-    *content, _ = tokenizer.action("漢")
-    assert len(content) == 3  # bytes
-    assert "\ufffd" in tokenizer.text(content[:1])
-
-
-@pytest.mark.parametrize("word", WORDS)
-def test_a_word_is_one_token_next_to_any_text(tokenizer, word):
-    for before, after in itertools.product(("", "x", '"', "a_", "Ada", ". "), ("", "s", '"', "9")):
-        assert word in pieces(tokenizer, before + word + after) or (
-            # After a space the longer word, with its space, is the token.
-            (word, before) == ("Stone", ". ")
-            and " Stone" in pieces(tokenizer, before + word + after)
-        )
-
-
-def test_every_word_of_the_order_desk_is_one_token_next_to_any_text(desk_tokenizer):
-    words = set(OrderDesk().vocabulary())
-    for word in words:
-        for before, after in itertools.product(("", " ", '"', "x"), ("", " ", '"', "x")):
-            found = pieces(desk_tokenizer, before + word + after)
-            longer = before + word  # a surname that is a street's name too, with its space
-            assert word in found or (longer in words and longer in found), (before, word, after)
-
-
-def test_digits_outside_words_stay_single(desk_tokenizer):
-    assert pieces(desk_tokenizer, "4075") == list("4075")
-
-
-def test_the_fixed_parts_of_a_call_are_few_tokens(desk_tokenizer):
-    conversation, _ = demonstrate("test/0")
-    actions = [m["content"] for m in conversation.messages if m["role"] == "assistant"]
-    assert max(len(desk_tokenizer.action(action)) for action in actions) <= 24
-    assert min(len(action) for action in actions) > 50  # characters
-
-
-def test_the_system_message_is_left_out_where_the_chat_says_so(tokenizer):
-    plain = train(system=False)
-    assert plain.prompt(FIRST, ()) == tokenizer.prompt(FIRST[1:], ())
-    assert plain.prompt(FIRST, ()) != tokenizer.prompt(FIRST, ())
-
-
-@pytest.mark.parametrize(
-    "tools, listing",
-    [("none", ""), ("signatures", "find(name, limit=)"), ("json", json.dumps(TOOL))],
-)
-def test_tools_are_listed_before_the_conversation(tokenizer, tools, listing):
-    # The listing stays where the environment's own system message does not.
-    chat = train(tools=tools, system=False)
-    listed = tokenizer.observation([{"role": "system", "content": listing}])[:-1] if listing else []
-    assert chat.prompt(FIRST, (TOOL,)) == listed + tokenizer.prompt(FIRST[1:], ())
-    two = tokenizer.observation([{"role": "system", "content": f"{listing}\n{listing}"}])[:-1]
-    if listing:
-        assert chat.prompt((), (TOOL, TOOL))[:-1] == two
-    assert chat.prompt(FIRST, ()) == tokenizer.prompt(FIRST[1:], ())
-
-
-def test_the_desks_own_tools_have_signatures():
-    text = train(tools="signatures")
-    assert "cancel_order(order_id)" in text.text(text.prompt((), TOOLS))
-
-
-def test_training_again_gives_the_same_tokenizer(tmp_path):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        train().save(tmp_path / name)
-    one, two = ((tmp_path / n / "tokenizer.model").read_bytes() for n in ("one", "two"))
-    assert one == two
-
-
-def test_a_saved_tokenizer_comes_back_with_its_chat(tmp_path):
-    made = train(system=False, tools="signatures")
-    made.save(tmp_path)
-    loaded = load_tokenizer(tmp_path)
-    assert loaded.vocab_size == made.vocab_size == VOCAB_SIZE
-    assert loaded.end_ids == made.end_ids
-    assert loaded.prompt(FIRST, (TOOL,)) == made.prompt(FIRST, (TOOL,))
-
-
-@pytest.mark.parametrize("vocab_size", [10, 260, 4000])
-def test_a_vocabulary_too_small_or_too_large_is_refused(vocab_size):
-    reason = f"config.model.vocab_size: got {vocab_size}, with 6 words kept whole"
-    with pytest.raises(ValueError, match=reason):
-        train_tokenizer(TEXTS, WORDS, vocab_size, config.Chat())
-
-
-@pytest.mark.parametrize(
-    "chat, reason",
+    "context, shared",
     [
-        ({"tools": "xml"}, "config.chat.tools: got 'xml'; allowed: one of none, signatures, json"),
-        ({"system": "yes"}, "config.chat.system: got 'yes'"),
-        ({"tool": "json"}, "config.chat.tool: no such field"),
-        ([], "config.chat: got "),
+        ([5, 6, 7, 1, 9], 3),
+        ([1, 6, 7, 8, 9], 0),
+        ([5, 6, 7, 8], 3),  # all that was said, and nothing new to read: the last is read again
+        ([5, 6], 1),
+        ([5], 0),
     ],
 )
-def test_a_damaged_chat_file_is_named(tokenizer, tmp_path, chat, reason):
-    tokenizer.save(tmp_path)
-    (tmp_path / "chat.json").write_text(json.dumps(chat))
-    with pytest.raises(ValueError, match=f"tokenizer: {tmp_path} cannot be read: {reason}"):
-        load_tokenizer(tmp_path)
+def test_any_other_context_starts_a_segment_in_which_earlier_turns_are_context(context, shared):
+    transcript = Transcript()
+    transcript.read([5, 6])
+    transcript.act([7, 8], 0, [-0.5, -1.0])
+    assert transcript.shared(context) == shared
+    transcript.read(context)
+    transcript.act([4], 1, [-2.0])
+    first, second = recorded(transcript)
+    assert first == ([5, 6, 7, 8], [CONTEXT, CONTEXT, 0, 0], [0, 0, -0.5, -1])
+    count = len(context)
+    assert second == ([*context, 4], [CONTEXT] * count + [1], [0.0] * count + [-2.0])
 
 
-def test_a_model_without_the_control_tokens_is_refused(tokenizer, tmp_path):
-    foreign = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_writer=foreign, vocab_size=40, minloglevel=2
-    )
-    tokenizer.save(tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(foreign.getvalue())
-    with pytest.raises(ValueError, match=r"no control token <\|system\|>"):
+def test_an_empty_transcript_is_one_empty_segment():
+    (segment,) = Transcript().segments()
+    assert segment.tokens_L.size == segment.turn_L.size == segment.logp_L.size == 0
+    dtypes = (segment.tokens_L.dtype, segment.turn_L.dtype, segment.logp_L.dtype)
+    assert dtypes == (np.int32, np.int32, np.float32)
+
+
+def test_a_folders_files_say_which_tokenizer_it_has(tmp_path):
+    made, real = tmp_path / "made", tmp_path / "real"
+    made.mkdir()
+    train_tokenizer(["two cups of tea"], (), 275, config.Chat(tools="json")).save(made)
+    chat_cases.small_library().save_pretrained(real)
+    (real / "tokenizer.model").write_bytes(b"of another library")
+    assert isinstance(load_tokenizer(made), SentencePieceTokenizer)
+    assert isinstance(load_tokenizer(real), HuggingFaceTokenizer)
+    with pytest.raises(ValueError, match=f"tokenizer: {tmp_path} has none; allowed: tokenizer.jso"):
         load_tokenizer(tmp_path)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +9,12 @@ import numpy as np
 import numpy_model
 import pytest
 from flax import nnx
+from twin_policy import network_of, numpy_weights, tensors_of, twin_arch
 
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy import weights
-from seeupo_jax.policy.transformer import Architecture, Transformer, new_cache
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.rope import Rope
+from seeupo_jax.policy.transformer import Transformer, new_cache
 
 TEMPERATURE = 0.7
 ROWS, LENGTH = 3, 11
@@ -26,7 +27,7 @@ QWEN3 = Architecture(
     kv_heads=2,
     head_dim=6,
     mlp_width=20,
-    rope_theta=100.0,
+    rope=Rope(100.0),
     norm_eps=1e-3,
 )
 VARIANTS = {
@@ -39,16 +40,9 @@ VARIANTS = {
 LAYOUTS = [(False, "dots"), (True, "none"), (True, "full")]
 
 
-def numpy_weights(arch, seed=0):
-    keys = "vocab_size width layers heads kv_heads head_dim mlp_width qk_norm qkv_bias tied"
-    return numpy_model.random_weights(seed, **{key: getattr(arch, key) for key in keys.split()})
-
-
 def make(arch, seed=0):
     """A network and its parameters; they are the NumPy twin's, so no part of them is trivial."""
-    network, _ = policy.split(nnx.eval_shape(lambda: Transformer(arch, nnx.Rngs(0))))
-    params = weights._to_params(numpy_weights(arch, seed), arch, Path("twin"))
-    return network, jax.tree.map(jnp.asarray, params)
+    return network_of(numpy_weights(arch, seed), arch)
 
 
 def tokens_and_pulls(arch):
@@ -86,15 +80,14 @@ def test_logits_logp_and_gradients_equal_the_numpy_twin(variant):
     logits, logp, grads = evaluate(*make(arch), tokens_NL, pull_NL)
     assert logits.dtype == jnp.float32
     twin = numpy_weights(arch)
-    twin_arch = numpy_model.Architecture(arch.head_dim, arch.rope_theta, arch.norm_eps)
     wanted_grads = {}
     for row in range(ROWS):
-        wanted, _ = numpy_model.forward(twin, tokens_NL[row], twin_arch)
+        wanted, _ = numpy_model.forward(twin, tokens_NL[row], twin_arch(arch))
         np.testing.assert_allclose(logits[row], wanted, atol=2e-5, rtol=0)
-        wanted, back = numpy_model.token_logps(twin, tokens_NL[row], twin_arch, TEMPERATURE)
+        wanted, back = numpy_model.token_logps(twin, tokens_NL[row], twin_arch(arch), TEMPERATURE)
         np.testing.assert_allclose(logp[row], wanted[1:], atol=2e-5, rtol=0)
         back(np.concatenate([[0.0], pull_NL[row]]), wanted_grads)
-    got = weights._to_tensors(jax.device_get(grads), arch)
+    got = tensors_of(grads, arch)
     assert got.keys() == wanted_grads.keys()
     for name, wanted in wanted_grads.items():
         np.testing.assert_allclose(got[name], wanted, atol=1e-4, rtol=1e-4, err_msg=name)
@@ -108,10 +101,7 @@ def test_scanning_and_rematerialising_change_no_value_and_no_gradient(scan_layer
     got = evaluate(*make(arch), tokens_NL, pull_NL)
     for a, b in zip(got[:2], wanted[:2], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)
-    tensors = [
-        weights._to_tensors(jax.device_get(grads), a)
-        for grads, a in ((got[2], arch), (wanted[2], QWEN3))
-    ]
+    tensors = [tensors_of(grads, a) for grads, a in ((got[2], arch), (wanted[2], QWEN3))]
     for name in tensors[1]:
         np.testing.assert_allclose(tensors[0][name], tensors[1][name], atol=2e-5, rtol=1e-5)
 

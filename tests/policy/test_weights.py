@@ -2,21 +2,25 @@
 
 import dataclasses
 import json
-from pathlib import Path
+import subprocess
+import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import numpy_model
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
+from twin_policy import network_of, numpy_weights
 
 from seeupo_jax import config
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings
-from seeupo_jax.policy import from_pretrained, save_pretrained, weights
+from seeupo_jax.policy import from_pretrained, save_pretrained
+from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import split
-from seeupo_jax.policy.tokenizer import train_tokenizer
-from seeupo_jax.policy.transformer import Architecture, Transformer
+from seeupo_jax.policy.rope import Rope
+from seeupo_jax.policy.sentence_pieces import train_tokenizer
+from seeupo_jax.policy.transformer import Transformer
 
 TEXTS = ["two cups of tea", "a cup of tea for two"]
 TOKENIZER = train_tokenizer(TEXTS, (), 290, config.Chat(tools="json"))
@@ -29,7 +33,7 @@ LLAMA = Architecture(
     head_dim=4,
     mlp_width=12,
     qk_norm=False,
-    rope_theta=500.0,
+    rope=Rope(500.0),
     norm_eps=1e-4,
 )
 ARCHITECTURES = {
@@ -41,10 +45,9 @@ ARCHITECTURES = {
 
 def make(arch, seed=0):
     """A model whose parameters are the NumPy twin's, and the twin's weights."""
-    keys = "vocab_size width layers heads kv_heads head_dim mlp_width qk_norm qkv_bias tied"
-    twin = numpy_model.random_weights(seed, **{key: getattr(arch, key) for key in keys.split()})
-    network, _ = split(nnx.eval_shape(lambda: Transformer(arch, nnx.Rngs(0))))
-    return network.bind(weights._to_params(twin, arch, Path("twin"))), twin
+    twin = numpy_weights(arch, seed)
+    network, params = network_of(twin, arch)
+    return network.bind(params), twin
 
 
 @pytest.fixture
@@ -105,7 +108,7 @@ def test_files_have_the_names_and_the_layout_of_transformers(tmp_path, family):
         "num_key_value_heads": 2,
         "head_dim": 4,
         "intermediate_size": 12,
-        "rope_theta": 500.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         "rms_norm_eps": 1e-4,
         "tie_word_embeddings": family == "llama",
         "hidden_act": "silu",
@@ -141,10 +144,9 @@ def test_a_mesh_takes_the_parameters_by_its_table(folder):
 
 def test_a_family_that_transformers_has_not_is_not_saved(tmp_path):
     model, _ = make(dataclasses.replace(LLAMA, qk_norm=True, qkv_bias=True))
-    with pytest.raises(
-        ValueError, match="got .'qk_norm': True, 'qkv_bias': True.; allowed: .*qwen3"
-    ):
+    with pytest.raises(ValueError, match="got qk_norm=True, qkv_bias=True, .*allowed: .*qwen3"):
         save_pretrained(model, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -152,12 +154,14 @@ def test_a_family_that_transformers_has_not_is_not_saved(tmp_path):
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2'; allowed: llama, qwen2, qwen3"),
         ({"model_type": ...}, "model_type is None"),
-        ({"head_dim": ..., "rope_theta": ...}, "head_dim, rope_theta missing"),
+        ({"hidden_size": ..., "vocab_size": None}, "vocab_size, hidden_size missing"),
         ({"vocab_size": 280}, "tokenizer has 290 tokens; allowed: at most the model's 280"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling is .*'yarn'.*; allowed: None"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'"),
+        ({"attention_dropout": 0.1}, "attention_dropout is 0.1; allowed: 0.0"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is .*; allowed: None"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed: 'silu'"),
         ({"model_type": "qwen3"}, "lacks model.layers.0.self_attn.k_norm.weight, model"),
-        ({"num_hidden_layers": 1}, "has unknown model.layers.1."),
+        ({"num_hidden_layers": 1, "layer_types": ...}, "has unknown model.layers.1."),
         ({"hidden_size": 9}, r"model.embed_tokens.weight is \(292, 8\); allowed: \(292, 9\)"),
     ],
 )
@@ -170,11 +174,14 @@ def test_a_wrong_config_is_named(folder, changes, reason):
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"model__norm__weight": None}, "model.safetensors lacks model.norm.weight"),
-        ({"lm_head__bias": np.zeros(3)}, "model.safetensors has unknown lm_head.bias"),
-        ({"model__norm__weight": np.zeros(7)}, r"model.norm.weight is \(7,\); allowed: \(8,\)"),
+        ({"model__norm__weight": None}, "lacks model.norm.weight"),
+        ({"lm_head__bias": np.zeros(3, np.float32)}, "has unknown lm_head.bias"),
         (
-            {"model__layers__1__mlp__down_proj__weight": np.zeros((12, 8))},
+            {"model__norm__weight": np.zeros(7, np.float32)},
+            r"model.norm.weight is \(7,\); allowed: \(8,\)",
+        ),
+        (
+            {"model__layers__1__mlp__down_proj__weight": np.zeros((12, 8), np.float32)},
             r"model.layers.1.mlp.down_proj.weight is \(12, 8\); allowed: \(8, 12\)",
         ),
     ],
@@ -211,3 +218,111 @@ def test_a_package_path_lies_among_the_package_assets(tmp_path, monkeypatch):
     save_pretrained(make(LLAMA)[0], tmp_path / "assets" / "desk", TOKENIZER)
     model, _ = from_pretrained("package:desk", dtype="float32")
     assert model.arch == LLAMA
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """The same policy in several files."""
+    model, _ = make(ARCHITECTURES["qwen2"])
+    save_pretrained(model, tmp_path, TOKENIZER, max_file_bytes=5_000)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    return tmp_path
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("on_mesh", [False, True])
+def test_several_files_hold_the_same_policy_as_one(sharded, tmp_path, scan_layers, on_mesh):
+    mesh = make_mesh(config.Mesh(data=2, fsdp=2, tensor=2)) if on_mesh else None
+    layout = {"dtype": "float32", "scan_layers": scan_layers}
+    model, _ = from_pretrained(str(sharded), mesh=mesh, **layout)
+    wanted, _ = make(dataclasses.replace(ARCHITECTURES["qwen2"], scan_layers=scan_layers))
+    jax.tree.map(np.testing.assert_array_equal, split(model)[1], split(wanted)[1])
+    network, params = split(model)
+    if on_mesh:
+        placed = param_shardings(mesh, network.logical_axes(), params)
+        assert jax.tree.map(lambda p: p.sharding, params) == placed
+
+
+def test_saving_again_leaves_no_file_of_the_save_before(sharded):
+    save_pretrained(make(ARCHITECTURES["qwen2"])[0], sharded)
+    assert [file.name for file in sharded.glob("model*")] == ["model.safetensors"]
+
+
+def test_a_missing_or_damaged_part_is_named(sharded):
+    part = sorted(sharded.glob("model-*.safetensors"))[1]
+    content = part.read_bytes()
+    part.write_bytes(content[:-8])
+    with pytest.raises(ValueError, match=f"{part} cannot be read"):
+        from_pretrained(str(sharded))
+    part.unlink()
+    with pytest.raises(ValueError, match=f"no file {part}, which .*index.json names"):
+        from_pretrained(str(sharded))
+    part.write_bytes(content)
+    index = sharded / "model.safetensors.index.json"
+    values = json.loads(index.read_text())
+    moved = next(name for name, file in values["weight_map"].items() if file == part.name)
+    values["weight_map"][moved] = min(values["weight_map"].values())
+    index.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=f"model-00001.* lacks {moved}, which the index"):
+        from_pretrained(str(sharded))
+    index.write_text("{")
+    with pytest.raises(ValueError, match=f"{index} cannot be read"):
+        from_pretrained(str(sharded))
+
+
+def test_numbers_of_a_quantised_file_are_refused(folder):
+    edit_tensors(folder, model__norm__weight=np.ones(8, np.int8))
+    with pytest.raises(
+        ValueError, match="model.norm.weight is of type I8; allowed: F32, F16, BF16"
+    ):
+        from_pretrained(str(folder))
+
+
+def test_bfloat16_files_and_parameters_are_exact(folder, tmp_path):
+    model, _ = from_pretrained(str(folder), dtype="float32")
+    save_pretrained(model, tmp_path / "half", TOKENIZER, dtype="bfloat16")
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    rounded = jax.tree.map(lambda p: p.astype(jnp.bfloat16), split(model)[1])
+    for param_dtype in ("float32", "bfloat16"):
+        loaded, _ = from_pretrained(str(tmp_path / "half"), param_dtype=param_dtype)
+        leaves = split(loaded)[1]
+        assert {leaf.dtype for leaf in jax.tree.leaves(leaves)} == {jnp.dtype(param_dtype)}
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), leaves, rounded)
+
+
+def test_tensors_that_the_model_computes_itself_are_not_read(tmp_path):
+    save_pretrained(make(LLAMA)[0], tmp_path, TOKENIZER)
+    head = np.full((292, 8), 7.0, np.float32)
+    inverse = np.ones(2, np.float32)
+    names = {"lm_head__weight": head, "model__layers__0__self_attn__rotary_emb__inv_freq": inverse}
+    edit_tensors(tmp_path, **names)
+    model, _ = from_pretrained(str(tmp_path), dtype="float32")
+    assert split(model)[1].keys() == {"embedding", "layers", "norm"}
+
+
+MEASURE = """
+import resource, sys
+import jax
+from transformers import AutoConfig
+from seeupo_jax.policy import from_pretrained
+from seeupo_jax.policy.network import split
+
+AutoConfig.for_model("qwen3")
+jax.block_until_ready(jax.numpy.zeros(3) + 1)
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+model, _ = from_pretrained(sys.argv[1])
+held = sum(leaf.nbytes for leaf in jax.tree.leaves(split(model)[1]))
+print((peak() - before - held) / 2**20)
+"""
+
+
+def test_loading_holds_little_more_than_the_model_itself(tmp_path):
+    arch = dataclasses.replace(LLAMA, vocab_size=100_000, width=256, layers=1)
+    save_pretrained(Transformer(arch, nnx.Rngs(0)), tmp_path, TOKENIZER)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    largest = 100_000 * 256 * 4 / 2**20  # MiB, of a model of 98
+    # A copy of the largest tensor would be seen; 1.3 of it is what the issue of this allows.
+    assert float(done.stdout) < 0.9 * largest

@@ -3,21 +3,22 @@
 import functools
 import threading
 import time
-from pathlib import Path
+from dataclasses import dataclass
 
+import chat_cases
 import jax
-import jax.numpy as jnp
 import numpy as np
-import numpy_model
 import pytest
+import rollout_cases
 from flax import nnx
 
 from seeupo_jax import config
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy import weights
-from seeupo_jax.policy.transformer import Architecture, Transformer
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.collect import Request, collect, group_requests
 from seeupo_jax.rollout.engine import Engine
 from seeupo_jax.types import CONTEXT
@@ -28,6 +29,16 @@ TIMEOUT_S = 1.0
 TOOL = {"name": "17 18"}
 
 
+@dataclass(frozen=True)
+class NumberConversation:
+    tokenizer: "NumberTokenizer"
+    tokens: list
+
+    def extend(self, action, messages):
+        answer = self.tokenizer.observation(messages)
+        return NumberConversation(self.tokenizer, self.tokens + action + answer)
+
+
 class NumberTokenizer:
     """Texts are numbers, each one token; tokens 20 to 22 head messages, token 3 ends them."""
 
@@ -35,9 +46,9 @@ class NumberTokenizer:
     end_ids = (3, 7, 11)
     headers = {"system": 19, "user": 20, "tool": 21, "assistant": 22}
 
-    def prompt(self, messages, tools):
+    def begin(self, messages, tools):
         listing = [{"role": "system", "content": tool["name"]} for tool in tools]
-        return self.observation([*listing, *messages])
+        return NumberConversation(self, self.observation([*listing, *messages]))
 
     def observation(self, messages):
         tokens = []
@@ -93,10 +104,9 @@ class Script:
 @functools.cache
 def make():
     arch = Architecture(**SIZES, mlp_width=24)
-    twin = numpy_model.random_weights(0, **SIZES, mlp_width=24)
-    network, _ = policy.split(nnx.eval_shape(lambda: Transformer(arch, nnx.Rngs(0))))
-    params = jax.tree.map(jnp.asarray, weights._to_params(twin, arch, Path("twin")))
-    return Engine(network, ROLLOUT, NumberTokenizer.end_ids, rows=4), params
+    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    engine = Engine(network, ROLLOUT, NumberTokenizer.end_ids, rows=4)
+    return engine, rollout_cases.stir(params)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +149,7 @@ def test_turns_mark_exactly_what_was_sampled_and_the_rest_is_context(run):
     (segment,) = trajectory.segments
     first, action_0, reply_0, action_1, reply_1, action_2 = trajectory.messages
     assert [first["role"], action_0["role"], reply_0["role"]] == ["user", "assistant", "tool"]
-    wanted_tokens, wanted_turns = tokenizer.prompt((first,), (TOOL,)), []
+    wanted_tokens, wanted_turns = tokenizer.begin((first,), (TOOL,)).tokens, []
     wanted_turns = [CONTEXT] * len(wanted_tokens)
     for turn, (action, reply) in enumerate(
         [(action_0, reply_0), (action_1, reply_1), (action_2, None)]
@@ -273,7 +283,93 @@ def test_tokens_are_counted_once_and_times_are_of_the_parts(run):
 
 
 def test_a_prompt_that_leaves_no_room_gives_a_trajectory_without_turns(run, monkeypatch):
-    monkeypatch.setattr(NumberTokenizer, "prompt", lambda self, messages, tools: [1] * 37)
+    long = NumberConversation(NumberTokenizer(), [1] * 37)
+    monkeypatch.setattr(NumberTokenizer, "begin", lambda self, messages, tools: long)
     trajectory = one(run, "done@1")
     assert (trajectory.stop, trajectory.turns) == ("max_tokens", 0)
     assert trajectory.segments[0].tokens_L.size == 0
+
+
+class Desk:
+    """Answers three times: a tool, the user, the user and a tool."""
+
+    answers = (("tool", "It is sent."), ("user", "And?"), ("user", "Now?"))
+
+    def reset(self, task_id, seed):
+        self._step = 0
+        return ({"role": "user", "content": f"the order {task_id}"},), ()
+
+    def step(self, text):
+        role, content = self.answers[self._step % 3]
+        self._step += 1
+        return StepResult(({"role": role, "content": content},), 0.0, False)
+
+    def score(self):
+        return 0.0
+
+    def close(self):
+        pass
+
+
+LIMIT = 160  # tokens of a segment
+
+
+def converse(**template_kwargs):
+    """Trajectories of a tiny policy that talks by Qwen3's template, and its network."""
+    chat = config.Chat(template_kwargs=template_kwargs)
+    tokenizer = HuggingFaceTokenizer(
+        chat_cases.small_library(), chat, generation={}, where="the small one"
+    )
+    sizes = SIZES | {"vocab_size": tokenizer.vocab_size, "layers": 1}
+    arch = Architecture(**sizes, mlp_width=24)
+    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    params = rollout_cases.stir(params)
+    rollout = config.Rollout(max_action_tokens=5, max_context=LIMIT, temperature=0.9)
+    engine = Engine(network, rollout, tokenizer.end_ids, rows=4)
+    pool = EnvPool(Desk, 4, workers=4, timeout_s=60)
+    requests = group_requests(["1", "22"], 2)
+    collected = collect(engine, pool, tokenizer, params, requests, max_turns=4, seed=0, iteration=0)
+    pool.close()
+    return collected, tokenizer, jax.jit(network.bind(params))
+
+
+@pytest.fixture(scope="module")
+def rewritten():
+    return converse(enable_thinking=False)
+
+
+def test_a_rewritten_context_starts_a_segment_that_ends_with_its_turn(rewritten):
+    collected, tokenizer, _ = rewritten
+    for trajectory in collected.trajectories:
+        assert (trajectory.stop, trajectory.turns) == ("max_turns", 4)
+        assert len(trajectory.segments) == 4  # the empty thought is taken out of every answer
+        for turn, segment in enumerate(trajectory.segments):
+            assert set(segment.turn_L) == {CONTEXT, turn}
+            (where,) = np.nonzero(segment.turn_L == turn)
+            assert where[-1] == len(segment.turn_L) - 1
+            heard = trajectory.messages[: 2 * turn + 1]
+            wanted = tokenizer.begin(heard, ()).tokens
+            assert segment.tokens_L[: where[0]].tolist() == wanted
+
+
+@pytest.mark.parametrize("kind", ["rewritten", "extended"])
+def test_the_samplers_log_probabilities_are_the_networks_in_every_segment(kind, request):
+    collected, _, model = (
+        request.getfixturevalue("rewritten") if kind == "rewritten" else converse()
+    )
+    segments = [s for t in collected.trajectories for s in t.segments]
+    assert (len(segments) == 16) == (kind == "rewritten")
+    tokens_NL = np.zeros((16, LIMIT), np.int32)
+    for row, segment in enumerate(segments):
+        tokens_NL[row, : len(segment.tokens_L)] = segment.tokens_L
+    logp_NLV = np.asarray(jax.nn.log_softmax(model(tokens_NL) / 0.9, axis=-1))
+    for row, segment in enumerate(segments):
+        (where,) = np.nonzero(segment.turn_L != CONTEXT)
+        wanted = logp_NLV[row, where - 1, segment.tokens_L[where]]
+        np.testing.assert_allclose(segment.logp_L[where], wanted, atol=2e-5)
+
+
+def test_the_limit_on_context_is_one_of_each_segment(rewritten):
+    for trajectory in rewritten[0].trajectories:
+        lengths = [len(segment.tokens_L) for segment in trajectory.segments]
+        assert max(lengths) <= LIMIT < sum(lengths)

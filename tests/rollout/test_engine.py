@@ -1,19 +1,19 @@
 """The sampler: its tokens belong to a trajectory, its log-probabilities to the network."""
 
 import functools
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy_model
 import pytest
+import rollout_cases
 from flax import nnx
 
 from seeupo_jax import config
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy import weights
-from seeupo_jax.policy.transformer import Architecture, Transformer
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.rope import Rope
+from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine import (
     Engine,
     Sampling,
@@ -26,7 +26,7 @@ from seeupo_jax.rollout.engine import (
 )
 
 SIZES = {"vocab_size": 29, "width": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8}
-ARCH = Architecture(**SIZES, mlp_width=24, rope_theta=100.0)
+ARCH = Architecture(**SIZES, mlp_width=24, rope=Rope(theta=100.0))
 END_IDS = (3, 7, 11)
 TEMPERATURE = 0.6
 ROLLOUT = config.Rollout(max_action_tokens=6, max_context=40, temperature=TEMPERATURE)
@@ -34,10 +34,9 @@ ROLLOUT = config.Rollout(max_action_tokens=6, max_context=40, temperature=TEMPER
 
 @functools.cache
 def make():
-    """A network and parameters that are the NumPy twin's, far from uniform."""
-    twin = numpy_model.random_weights(0, **SIZES, mlp_width=24)
-    network, _ = policy.split(nnx.eval_shape(lambda: Transformer(ARCH, nnx.Rngs(0))))
-    return network, jax.tree.map(jnp.asarray, weights._to_params(twin, ARCH, Path("twin")))
+    """A network and parameters that make its distributions far from uniform."""
+    network, params = policy.split(Transformer(ARCH, nnx.Rngs(0)))
+    return network, rollout_cases.stir(params)
 
 
 def make_engine(rows=4, rollout=ROLLOUT):
@@ -150,6 +149,32 @@ def test_an_engine_starts_again_from_nothing():
     play(engine, [(8, 0), (9, 0), (8, 1), (9, 1)])
     for got, wanted in zip(play(engine, WHO), played(), strict=True):
         assert_same_conversation(got, wanted)
+
+
+@pytest.mark.parametrize("beyond", ["nothing", "a context", "most of an action", "an action's end"])
+def test_a_row_goes_on_from_any_of_its_tokens_as_if_the_rest_had_never_been(beyond):
+    engine, fresh = make_engine(), make_engine()
+    first, second = ([context_of(w, turn) for w in WHO] for turn in range(2))
+    (context, action, _), *_ = played()[1]
+    whole = [*context, *action]
+    keep = {
+        "nothing": len(whole),
+        "a context": 0,
+        "most of an action": len(context) + 1,
+        "an action's end": len(whole) - 1,
+    }[beyond]
+    engine.turn(make()[1], first, streams_of(WHO))
+    engine.rewind(1, keep)
+    got = engine.turn(make()[1], second, streams_of(WHO, turn=1))
+    from_scratch = [c + a + new for ((c, a, _), *_), new in zip(played(), second, strict=True)]
+    from_scratch[1] = whole[:keep] + second[1]
+    wanted = fresh.turn(make()[1], from_scratch, streams_of(WHO, turn=1))
+    np.testing.assert_array_equal(got.count_N, wanted.count_N)
+    np.testing.assert_array_equal(got.tokens_NA, wanted.tokens_NA)
+    np.testing.assert_allclose(got.logp_NA, wanted.logp_NA, atol=1e-5)
+    room = ROLLOUT.max_context - ROLLOUT.max_action_tokens - len(from_scratch[1])
+    room -= wanted.count_N[1]
+    assert engine.fits(1, [0] * room) and not engine.fits(1, [0] * (room + 1))
 
 
 def test_an_action_ends_with_its_first_end_token_or_at_the_limit():

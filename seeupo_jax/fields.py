@@ -1,0 +1,129 @@
+"""Dataclasses whose fields say what they allow, and how they are built from plain values."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_CHECK = "check"  # metadata key: (predicate, what is allowed in words)
+
+
+def checked(default: Any, allowed: str, check: Callable[[Any], bool]) -> Any:
+    """A field whose values must pass a check; `allowed` says in words which do."""
+    return dataclasses.field(default=default, metadata={_CHECK: (check, allowed)})
+
+
+def choice(default: str, *others: str) -> Any:
+    """A field of one of these names."""
+    names = (default, *others)
+    return checked(default, "one of " + ", ".join(names), lambda value: value in names)
+
+
+def at_least(low: float, default: Any) -> Any:
+    """A field of numbers not below `low`."""
+    return checked(default, f"a number >= {low}", lambda value: value >= low)
+
+
+def above(low: float, default: Any) -> Any:
+    """A field of numbers above `low`."""
+    return checked(default, f"a number > {low}", lambda value: value > low)
+
+
+def within(low: float, high: float, default: Any) -> Any:
+    """A field of numbers from `low` to `high`."""
+    return checked(default, f"a number from {low} to {high}", lambda value: low <= value <= high)
+
+
+def assign(values: dict[str, Any], key: str, value: Any) -> None:
+    """Sets `key`, a dotted path, in nested values.
+
+    Raises:
+      ValueError: a part of the path is a value already.
+    """
+    *parents, leaf = key.split(".")
+    for depth, parent in enumerate(parents):
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            name = ".".join(parents[: depth + 1])
+            raise ValueError(f"config.{key}: config.{name} is a value, not a group of fields.")
+    values[leaf] = value
+
+
+def parse(text: str) -> Any:
+    """A Python literal where it is one, `none` as None, any other text as itself."""
+    if text.lower() == "none":
+        return None
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError):
+        return text
+
+
+def build(cls: type, values: Mapping[str, Any], name: str) -> Any:
+    """The dataclass of nested values, every one of them checked; `name` is its own in errors.
+
+    Raises:
+      ValueError: an unknown key, a wrong type or a value that is not allowed.
+    """
+    if dataclasses.is_dataclass(values):
+        values = dataclasses.asdict(values)
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{name}: got {values!r}; allowed: a group of fields.")
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    for key in values:
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{name}.{key}: no such field;{hint} allowed: {', '.join(fields)}.")
+    built = {
+        key: _convert(value, hints[key], fields[key], f"{name}.{key}")
+        for key, value in values.items()
+    }
+    return cls(**built)
+
+
+def _convert(value: Any, hint: Any, field: dataclasses.Field, name: str) -> Any:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return None
+    (expected,) = [option for option in options if option is not type(None)]
+    if value is None and expected is str:
+        value = "none"  # an override's `none` where it is the name of a choice
+    value = _as_type(value, expected, name)
+    check, allowed = field.metadata.get(_CHECK, (lambda _: True, ""))
+    if not check(value):
+        none = ", or none" if type(None) in options else ""
+        raise ValueError(f"{name}: got {value!r}; allowed: {allowed}{none}.")
+    return value
+
+
+def _as_type(value: Any, expected: Any, name: str) -> Any:
+    if dataclasses.is_dataclass(expected):
+        return build(expected, value, name)
+    origin = typing.get_origin(expected) or expected
+    if origin is tuple and isinstance(value, list | tuple):
+        (item, _) = typing.get_args(expected)
+        return tuple(_as_type(v, item, f"{name}[{i}]") for i, v in enumerate(value))
+    if expected is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    right_type = isinstance(value, origin) and (expected is bool or not isinstance(value, bool))
+    if expected is float and right_type:
+        right_type = value == value and abs(value) != float("inf")
+    if not right_type:
+        words = {
+            tuple: "a tuple",
+            float: "a finite number",
+            int: "a whole number",
+            str: "a text",
+            bool: "True or False",
+        }.get(origin, "a dict")
+        raise ValueError(f"{name}: got {value!r} ({type(value).__name__}); allowed: {words}.")
+    return value

@@ -1,0 +1,90 @@
+"""The shape of a policy network: everything that its programs are compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from seeupo_jax.policy.rope import Rope
+
+
+@dataclass(frozen=True)
+class Moe:
+    """A feed-forward of many experts, of which each token uses a few (Qwen3-MoE)."""
+
+    experts: int
+    per_token: int
+    mlp_width: int  # of one expert
+    normalize: bool  # the chosen experts' probabilities are scaled to a sum of 1
+    dense_layers: tuple[int, ...] = ()  # that have one feed-forward of the usual kind instead
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters (Hu et al., arXiv:2106.09685): W + alpha/rank · A B, only A and B train.
+
+    targets: projections by Hugging Face's names.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+
+    @property
+    def scale(self) -> float:
+        """What the product of the two factors is multiplied by."""
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder-only transformer; what the families of models differ in is a field each.
+
+    windows: how many positions back a layer's queries see, themselves included, a value a layer;
+      None: all. Empty: no layer has a window.
+    max_positions: the longest context that the model was made for.
+    dtype: of activations; param_dtype: of the parameters that do not train where `lora` is set.
+    attention: kernel of whole-row passes (`policy/kernels.py`).
+
+    Raises:
+      ValueError: layers that differ in kind, with `scan_layers`.
+    """
+
+    vocab_size: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    rope: Rope = field(default_factory=Rope)
+    norm_eps: float = 1e-6
+    qk_norm: bool = True
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    tied: bool = True
+    windows: tuple[int | None, ...] = ()
+    moe: Moe | None = None
+    max_positions: int = 32_768
+    lora: Lora | None = None
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    scan_layers: bool = False
+    remat: str = "none"
+    attention: str = "xla"
+
+    def __post_init__(self) -> None:
+        kinds = {(self.window(i), self.is_sparse(i)) for i in range(self.layers)}
+        if self.scan_layers and len(kinds) > 1:
+            raise ValueError(
+                "config.model.scan_layers: got True for a model whose layers differ in their"
+                " sliding window or experts; allowed: False."
+            )
+
+    def window(self, layer: int) -> int | None:
+        """The sliding window of a layer."""
+        return self.windows[layer] if self.windows else None
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer's feed-forward is one of experts."""
+        return self.moe is not None and layer not in self.moe.dense_layers

@@ -1,0 +1,277 @@
+"""The families of published models: config.json to and from our architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from seeupo_jax.policy.architecture import Architecture, Moe
+from seeupo_jax.policy.rope import Rope
+
+# What a config must say itself: a default of the family would be a guess.
+_REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+)
+# Settings that would change what is computed, and the only value that our network computes.
+_FIXED = {
+    "hidden_act": "silu",
+    "attention_dropout": 0.0,
+    "quantization_config": None,
+    "pretraining_tp": 1,
+}
+_ROPE_NAMES = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+_ROPE_FIELDS = {
+    "rope_theta": "theta",
+    "factor": "factor",
+    "original_max_position_embeddings": "original_positions",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "attention_factor": "attention_factor",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+    "truncate": "truncate",
+}
+# Which of the fields each kind of scaling reads; any other would be ignored.
+_ROPE_READS = {
+    "none": ("rope_theta",),
+    "linear": ("rope_theta", "factor"),
+    "llama3": (
+        "rope_theta",
+        "factor",
+        "original_max_position_embeddings",
+        "low_freq_factor",
+        "high_freq_factor",
+    ),
+    "yarn": tuple(k for k in _ROPE_FIELDS if k not in ("low_freq_factor", "high_freq_factor")),
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What sets a family apart from the others.
+
+    qk_norm: it has norms of queries and keys. bias: maps its config to the biases that it has.
+    windows: it can have sliding windows. moe: its feed-forwards are of experts.
+    """
+
+    qk_norm: bool
+    bias: Callable[[Mapping[str, Any]], dict[str, bool]]
+    windows: bool = False
+    moe: bool = False
+
+
+def _attention_bias(values: Mapping[str, Any]) -> dict[str, bool]:
+    return {"qkv_bias": values["attention_bias"], "out_bias": values["attention_bias"]}
+
+
+FAMILIES = {
+    "llama": Family(qk_norm=False, bias=lambda v: _attention_bias(v) | {"mlp_bias": v["mlp_bias"]}),
+    "qwen2": Family(qk_norm=False, bias=lambda v: {"qkv_bias": True}, windows=True),
+    "qwen3": Family(qk_norm=True, bias=_attention_bias, windows=True),
+    "qwen3_moe": Family(qk_norm=True, bias=_attention_bias, windows=True, moe=True),
+}
+
+
+def read_architecture(values: Mapping[str, Any], source: str, **layout: Any) -> Architecture:
+    """The architecture that a config.json describes.
+
+    Args:
+      values: its content. source: its name, for errors.
+      layout: fields of `Architecture` that no config.json has (dtype, scan_layers, ...).
+
+    Raises:
+      ValueError: another family, a missing size, or a setting that our network does not compute.
+    """
+    name = values.get("model_type")
+    if name not in FAMILIES:
+        raise ValueError(f"{source}: model_type is {name!r}; allowed: {', '.join(FAMILIES)}.")
+    missing = [key for key in _REQUIRED if values.get(key) is None]
+    if missing:
+        raise ValueError(f"{source}: {', '.join(missing)} missing; a {name} config has them.")
+    full = _with_defaults(name, values, source)
+    for key, allowed in _FIXED.items():
+        if full.get(key, allowed) != allowed:
+            raise ValueError(f"{source}: {key} is {full[key]!r}; allowed: {allowed!r}.")
+    family = FAMILIES[name]
+    heads = full["num_attention_heads"]
+    head_dim = full.get("head_dim")
+    return Architecture(
+        vocab_size=full["vocab_size"],
+        width=full["hidden_size"],
+        layers=full["num_hidden_layers"],
+        heads=heads,
+        kv_heads=full["num_key_value_heads"],
+        head_dim=full["hidden_size"] // heads if head_dim is None else head_dim,
+        mlp_width=full["intermediate_size"],
+        rope=_read_rope(full, source),
+        norm_eps=full["rms_norm_eps"],
+        qk_norm=family.qk_norm,
+        **family.bias(full),
+        tied=full["tie_word_embeddings"],
+        windows=_read_windows(family, full, source),
+        moe=_read_moe(full, source) if family.moe else None,
+        max_positions=full["max_position_embeddings"],
+        **layout,
+    )
+
+
+def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "float32") -> Any:
+    """The config.json of an architecture, complete with the defaults of its family.
+
+    Raises:
+      ValueError: no family has this combination of norms, biases and windows.
+    """
+    values = {
+        "vocab_size": arch.vocab_size,
+        "hidden_size": arch.width,
+        "num_hidden_layers": arch.layers,
+        "num_attention_heads": arch.heads,
+        "num_key_value_heads": arch.kv_heads,
+        "head_dim": arch.head_dim,
+        "intermediate_size": arch.mlp_width,
+        "rope_parameters": _rope_json(arch.rope),
+        "rms_norm_eps": arch.norm_eps,
+        "tie_word_embeddings": arch.tied,
+        "max_position_embeddings": arch.max_positions,
+        "attention_bias": arch.out_bias,
+        "mlp_bias": arch.mlp_bias,
+        "bos_token_id": None,
+        "eos_token_id": list(end_ids) if end_ids else None,
+        "dtype": dtype,
+        **_windows_json(arch),
+        **_moe_json(arch),
+    }
+    for name in FAMILIES:
+        full = _with_defaults(name, values, "save_pretrained")
+        try:
+            same = read_architecture({**full, "model_type": name}, "save_pretrained")
+        except ValueError:
+            continue
+        if _computes(same) == _computes(arch):
+            classes = "".join(part.capitalize() for part in name.split("_"))
+            return {**full, "model_type": name, "architectures": [f"{classes}ForCausalLM"]}
+    raise ValueError(
+        f"save_pretrained: got qk_norm={arch.qk_norm}, qkv_bias={arch.qkv_bias},"
+        f" out_bias={arch.out_bias}, mlp_bias={arch.mlp_bias}, windows={arch.windows},"
+        f" moe={arch.moe}; allowed: a combination that one of {', '.join(FAMILIES)} has."
+    )
+
+
+def _computes(arch: Architecture) -> dict[str, Any]:
+    """The fields that say what is computed, without those that say how."""
+    how = ("lora", "dtype", "param_dtype", "scan_layers", "remat", "attention")
+    return {key: value for key, value in vars(arch).items() if key not in how}
+
+
+def _with_defaults(name: str, values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The config with its family's defaults and today's names, as `transformers` reads it."""
+    from transformers import AutoConfig  # a second to import: only where a model is loaded or saved
+
+    given = {key: value for key, value in values.items() if key != "model_type"}
+    try:
+        return AutoConfig.for_model(name, **given).to_dict()
+    except Exception as error:  # it has many ways to refuse a config; all of them mean just that
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{source}: not a {name} config: {reason}") from None
+
+
+def _read_rope(values: Mapping[str, Any], source: str) -> Rope:
+    given = {k: v for k, v in values["rope_parameters"].items() if v is not None}
+    kind = given.pop("rope_type", "default")
+    if kind not in _ROPE_NAMES:
+        raise ValueError(f"{source}: rope scaling is {kind!r}; allowed: {', '.join(_ROPE_NAMES)}.")
+    scaling = _ROPE_NAMES[kind]
+    positions = {"llama3", "yarn"} & {scaling}
+    if positions:
+        given.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
+    if given.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(
+            f"{source}: partial_rotary_factor is {given['partial_rotary_factor']}; allowed: 1.0."
+        )
+    given.pop("partial_rotary_factor", None)
+    given.pop("type", None)  # the old name of rope_type
+    reads = _ROPE_READS[scaling]
+    unknown = [key for key in given if key not in reads]
+    if unknown:
+        raise ValueError(
+            f"{source}: rope scaling {kind!r} with {', '.join(unknown)}; allowed:"
+            f" {', '.join(reads)}."
+        )
+    if scaling != "none" and "factor" not in given:
+        raise ValueError(f"{source}: rope scaling {kind!r} without a factor; allowed: one >= 1.")
+    return Rope(scaling=scaling, **{_ROPE_FIELDS[key]: value for key, value in given.items()})
+
+
+def _read_windows(family: Family, values: Mapping[str, Any], source: str) -> tuple[int | None, ...]:
+    window, layers = values.get("sliding_window"), values["num_hidden_layers"]
+    if window is None:
+        return ()
+    if not family.windows:
+        raise ValueError(f"{source}: sliding_window is {window}; allowed for this family: null.")
+    # A family that does not say it layer by layer has the window in all of them.
+    kinds = values.get("layer_types") or ["sliding_attention"] * layers
+    known = {"full_attention": None, "sliding_attention": window}
+    if len(kinds) != layers or set(kinds) - known.keys():
+        raise ValueError(
+            f"{source}: layer_types is {kinds}; allowed: {layers} of {', '.join(known)}."
+        )
+    windows = tuple(known[kind] for kind in kinds)
+    return windows if any(windows) else ()
+
+
+def _read_moe(values: Mapping[str, Any], source: str) -> Moe:
+    experts = values["num_local_experts"]
+    layers, step = range(values["num_hidden_layers"]), values["decoder_sparse_step"]
+    dense = tuple(i for i in layers if i in values["mlp_only_layers"] or (i + 1) % step)
+    if not 0 < values["num_experts_per_tok"] <= experts:
+        raise ValueError(
+            f"{source}: num_experts_per_tok is {values['num_experts_per_tok']}; allowed: from 1 to"
+            f" the {experts} experts."
+        )
+    return Moe(
+        experts,
+        values["num_experts_per_tok"],
+        values["moe_intermediate_size"],
+        values["norm_topk_prob"],
+        dense,
+    )
+
+
+def _rope_json(rope: Rope) -> dict[str, Any]:
+    """What `_read_rope` reads; what yarn may leave out, only where it is not the usual value."""
+    (kind,) = [theirs for theirs, ours in _ROPE_NAMES.items() if ours == rope.scaling]
+    values: dict[str, Any] = {"rope_type": kind}
+    for key in _ROPE_READS[rope.scaling]:
+        value, usual = (vars(each)[_ROPE_FIELDS[key]] for each in (rope, Rope()))
+        if rope.scaling != "yarn" or value != usual or key in _ROPE_READS["linear"]:
+            values[key] = value
+    return values
+
+
+def _windows_json(arch: Architecture) -> dict[str, Any]:
+    if not arch.windows:
+        return {}
+    (window,) = {window for window in arch.windows if window is not None}
+    kinds = ["full_attention" if w is None else "sliding_attention" for w in arch.windows]
+    values: dict[str, Any] = {"sliding_window": window, "use_sliding_window": True}
+    return values if arch.moe is not None else values | {"layer_types": kinds}
+
+
+def _moe_json(arch: Architecture) -> dict[str, Any]:
+    if arch.moe is None:
+        return {}
+    return {
+        "num_experts": arch.moe.experts,
+        "num_experts_per_tok": arch.moe.per_token,
+        "moe_intermediate_size": arch.moe.mlp_width,
+        "norm_topk_prob": arch.moe.normalize,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list(arch.moe.dense_layers),
+    }

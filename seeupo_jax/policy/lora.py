@@ -1,0 +1,213 @@
+"""Low-rank adapters: attached to a model, merged into it, and kept in PEFT's format."""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
+
+from seeupo_jax.parallel.mesh import param_shardings
+from seeupo_jax.policy.architecture import Architecture, Lora
+from seeupo_jax.policy.network import ADAPTER, Network, abstract, join, split, trainable
+from seeupo_jax.policy.tensors import SafetensorsFolder
+from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.policy.weights import check_tensors, load_params, read_json, stored_tensors
+
+_LOGGER = logging.getLogger(__name__)
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # before every module's name in PEFT's files
+MLP = ("gate_proj", "up_proj", "down_proj")
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", *MLP)
+# Fields of an adapter_config.json that change what is computed, and the values that we compute.
+_FIXED: dict[str, Sequence[Any]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "use_dora": (False, None),
+    "use_rslora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "layers_to_transform": (None, []),
+    "rank_pattern": (None, {}),
+    "alpha_pattern": (None, {}),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, []),
+}
+
+
+def attach(
+    model: Transformer, lora: Lora, *, seed: int = 0, mesh: jax.sharding.Mesh | None = None
+) -> Transformer:
+    """The model with new adapters beside it, which change nothing yet: B is zero.
+
+    A is uniform within 1/sqrt(fan-in), as in PEFT; each layer's depends on its name and the seed.
+
+    Raises:
+      ValueError: the model has adapters already, or lacks a target.
+    """
+    if model.arch.lora is not None:
+        raise ValueError("attach: the model has adapters already; allowed: merge(model) first.")
+    network, shapes = with_adapters(model.arch, lora)
+    new, _ = trainable(network, shapes)
+    for stored in stored_tensors(network.arch, new):
+        *parents, leaf = stored.path
+        node = new
+        for key in parents:
+            node = node[key]
+        shape = node[leaf].shape
+        if stored.layer is None:
+            node[leaf] = _initial(stored.names[0], leaf, shape, seed)
+            continue
+        if stored.layer == 0:
+            node[leaf] = jnp.zeros(shape)
+        layer = _initial(stored.names[0], leaf, shape[1:], seed)
+        node[leaf] = node[leaf].at[stored.layer].set(layer)
+    if mesh is not None:
+        logical_axes, _ = trainable(network, network.logical_axes())
+        new = jax.device_put(new, param_shardings(mesh, logical_axes, new))
+    return network.bind(join(new, split(model)[1]))
+
+
+def merge(model: Transformer) -> Transformer:
+    """The model with its adapters added into its kernels, in float32; without them it is itself."""
+    if model.arch.lora is None:
+        return model
+    scale = model.arch.lora.scale
+
+    def merged(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        if "lora_a" in node:
+            kernel = node["kernel"]
+            delta = jnp.matmul(node["lora_a"], node["lora_b"], precision="highest") * scale
+            node = node | {"kernel": (kernel.astype(jnp.float32) + delta).astype(kernel.dtype)}
+        return {k: merged(v) for k, v in node.items() if not str(k).startswith(ADAPTER)}
+
+    network, _ = abstract(replace(model.arch, lora=None))
+    return network.bind(merged(split(model)[1]))
+
+
+def save_adapters(model: Transformer, path: str | Path, base: str) -> None:
+    """Writes a model's adapters as PEFT does.
+
+    Args:
+      base: the folder or name of the model that they belong to.
+
+    Raises:
+      ValueError: the model has none.
+    """
+    lora = model.arch.lora
+    if lora is None:
+        raise ValueError("save_adapters: got a model without adapters; allowed: one with them.")
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    network, params = split(model)
+    adapters, _ = trainable(network, params)
+    tensors = {}
+    for stored in stored_tensors(model.arch, adapters):
+        leaf = adapters
+        for key in stored.path:
+            leaf = leaf[key]
+        leaf = leaf if stored.layer is None else leaf[stored.layer]
+        tensors[PREFIX + stored.names[0]] = np.ascontiguousarray(np.asarray(leaf).T)
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    values = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": list(lora.targets),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_dora": False,
+        "use_rslora": False,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n")
+
+
+def load_adapters(
+    model: Transformer, path: str | Path, *, mesh: jax.sharding.Mesh | None = None
+) -> Transformer:
+    """The model with the adapters of a folder in PEFT's format.
+
+    Raises:
+      ValueError: a missing or damaged file, a setting that is not supported, or tensors that do not
+        fit the model.
+    """
+    folder = Path(path)
+    lora = read_lora(folder)
+    network, shapes = with_adapters(model.arch, lora)
+    wanted, _ = trainable(network, shapes)
+    tensors = SafetensorsFolder(folder, WEIGHTS_FILE, prefix=PREFIX)
+    stored = list(stored_tensors(network.arch, wanted))
+    check_tensors(tensors, stored, wanted, folder)
+    logical_axes, _ = trainable(network, network.logical_axes())
+    adapters = load_params(tensors, stored, wanted, logical_axes, mesh, "float32")
+    return network.bind(join(adapters, _base(model)))
+
+
+def read_lora(folder: Path) -> Lora:
+    """What an adapter_config.json says.
+
+    Raises:
+      ValueError: no such file, or a setting that our adapters do not have.
+    """
+    file = folder / CONFIG_FILE
+    if not file.is_file():
+        raise ValueError(f"no file {file}; a folder of adapters in PEFT's format has one.")
+    values = read_json(file)
+    for key, allowed in _FIXED.items():
+        if values.get(key, allowed[0]) not in allowed:
+            raise ValueError(f"{file}: {key} is {values[key]!r}; allowed: {allowed[0]!r}.")
+    missing = [key for key in ("r", "lora_alpha", "target_modules") if key not in values]
+    if missing:
+        raise ValueError(f"{file}: {', '.join(missing)} missing; an adapter config has them.")
+    targets = values["target_modules"]
+    targets = list(TARGETS) if targets == "all-linear" else targets
+    if not isinstance(targets, list) or set(targets) - set(TARGETS):
+        raise ValueError(
+            f"{file}: target_modules is {targets!r}; allowed: a list of {', '.join(TARGETS)}."
+        )
+    if values.get("lora_dropout"):
+        _LOGGER.info("%s: lora_dropout is not applied: the sampler has none either", file)
+    return Lora(values["r"], float(values["lora_alpha"]), tuple(t for t in TARGETS if t in targets))
+
+
+def with_adapters(arch: Architecture, lora: Lora) -> tuple[Network, Any]:
+    """The network of an architecture with adapters, and the shapes of its parameters.
+
+    Raises:
+      ValueError: a target that the model has not.
+    """
+    if arch.moe is not None and set(lora.targets) & set(MLP):
+        raise ValueError(
+            f"config.lora.targets: got {', '.join(lora.targets)} for a model of experts; allowed:"
+            f" {', '.join(t for t in TARGETS if t not in MLP)}."
+        )
+    return abstract(replace(arch, lora=lora))
+
+
+def _base(model: Transformer) -> Any:
+    """A model's parameters without adapters."""
+    network, params = split(model)
+    return params if network.arch.lora is None else trainable(network, params)[1]
+
+
+def _initial(name: str, leaf: str, shape: tuple[int, ...], seed: int) -> jax.Array:
+    if leaf == "lora_b":
+        return jnp.zeros(shape)
+    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
+    bound = shape[0] ** -0.5
+    return jax.random.uniform(key, shape, minval=-bound, maxval=bound)

@@ -1,0 +1,137 @@
+"""Tensors in safetensors files: read piece by piece, written in files of bounded size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+_DTYPES = ("F32", "F16", "BF16")
+
+
+class Tensors(Protocol):
+    """Named tensors that can be read in parts; names and orientation are Hugging Face's."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """A part of a tensor, of any floating-point type."""
+        ...
+
+
+class SafetensorsFolder:
+    """The tensors of a model folder: one file, or several and their index.
+
+    A file is mapped into memory only while one of its tensors is read: the pages of a model larger
+    than the host's memory are never all held.
+
+    Raises:
+      ValueError: a file that is missing, truncated or not safetensors, a tensor that the index
+        places in a file without it, or numbers of another type than float32, float16, bfloat16.
+    """
+
+    def __init__(self, folder: Path, file: str = FILE, *, prefix: str = ""):
+        """
+        Args:
+          file: the name of a single file. prefix: what every name in it begins with, and is left
+            out here.
+        """
+        self._prefix = prefix
+        self._file_of = _index(folder, file)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for file in sorted(set(self._file_of.values())):
+            self._read_header(file)
+        for name, place in self._file_of.items():
+            if name.removeprefix(prefix) not in self.shapes:
+                raise ValueError(f"{place} lacks {name}, which the index of {folder} places there.")
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        name = self._prefix + name
+        with _open(self._file_of[name]) as tensors:
+            return tensors.get_slice(name)[index]
+
+    def _read_header(self, file: Path) -> None:
+        with _open(file) as tensors:
+            for name in tensors.keys():
+                tensor = tensors.get_slice(name)
+                if not name.startswith(self._prefix):
+                    raise ValueError(f"{file} holds {name}; allowed: {self._prefix}NAME.")
+                if self._file_of.setdefault(name, file) != file:
+                    raise ValueError(f"{file} and {self._file_of[name]} both hold {name}.")
+                if tensor.get_dtype() not in _DTYPES:
+                    raise ValueError(
+                        f"{file}: {name} is of type {tensor.get_dtype()}; allowed:"
+                        f" {', '.join(_DTYPES)}."
+                    )
+                self.shapes[name.removeprefix(self._prefix)] = tuple(tensor.get_shape())
+
+
+def _index(folder: Path, file: str) -> dict[str, Path]:
+    """Which file holds which tensor."""
+    single, index = folder / file, folder / f"{file}.index.json"
+    if not index.is_file():
+        if not single.is_file():
+            raise ValueError(
+                f"{folder}: no {single.name} and no {index.name}; allowed: one of them."
+            )
+        with _open(single) as tensors:
+            return dict.fromkeys(tensors.keys(), single)
+    try:
+        weight_map = json.loads(index.read_text())["weight_map"]
+        files = {name: folder / file for name, file in weight_map.items()}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} cannot be read: {error!r}.") from None
+    for file in sorted(set(files.values())):
+        if not file.is_file():
+            raise ValueError(f"no file {file}, which {index} names.")
+    return files
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} cannot be read: {error}.") from None
+
+
+def write_tensors(
+    folder: Path,
+    sizes: Mapping[str, int],
+    read: Callable[[str], np.ndarray],
+    max_file_bytes: int,
+) -> None:
+    """Writes tensors into a folder as `transformers` lays them out; older files of its go.
+
+    Args:
+      sizes: bytes of each tensor. read: gives it; one file's tensors are held at a time.
+      max_file_bytes: of a file that holds more than one tensor.
+    """
+    parts = _split(sizes, max_file_bytes)
+    for old in [*folder.glob("model*.safetensors"), folder / INDEX_FILE]:
+        old.unlink(missing_ok=True)
+    weight_map = {}
+    for number, names in enumerate(parts, start=1):
+        file = f"model-{number:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else FILE
+        save_file({name: read(name) for name in names}, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+    if len(parts) > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def _split(sizes: Mapping[str, int], limit: int) -> Sequence[list[str]]:
+    parts: list[list[str]] = [[]]
+    held = 0
+    for name, size in sizes.items():
+        if parts[-1] and held + size > limit:
+            parts.append([])
+            held = 0
+        parts[-1].append(name)
+        held += size
+    return parts

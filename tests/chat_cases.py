@@ -1,0 +1,119 @@
+"""Real tokenizers with their chat templates, and random conversations for them."""
+
+import copy
+import functools
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from seeupo_jax import config
+from seeupo_jax.policy import gguf_vocabulary
+from seeupo_jax.policy.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.gguf_header import read_header
+
+MODELS = Path(__file__).parents[1] / "third_party" / "models"
+GGUF_FILE = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
+FOLDERS = ("qwen3", "qwen2_5", "llama3_2")
+NAMES = (*FOLDERS, "smollm2")
+TOOL = {
+    "name": "find",
+    "description": "Finds an order, “by name”.",
+    "parameters": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}},
+        "required": ["name"],
+    },
+}
+# Words, digits, code, spaces and line ends; letters and signs beyond ASCII; bits of templates.
+FRAGMENTS = (
+    *("order", " is", " Don't", "I'LL", " we've", "x", "_id", " naïve", "Straße", " 漢字かな"),
+    *("한국", "1", "23", " 4075", "3.14", "１２", "½", "²", "٣٤", "Ⅷ"),
+    *(" ", "  ", "    ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", " \n "),
+    *(
+        "def f(x):\n    return x",
+        "{'a': [1, 2]}",
+        '{"a": "b\\n"}',
+        "</b>",
+        "a/b.c",
+        "--",
+        "…",
+        "”!",
+    ),
+    *("🙂", "🙂🏽", "👩‍👩‍👧", "e\u0301", "\u200b", "\ufeff", "\x00", "\u2028", "ﬁ", "Å"),
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<|", "|>", "<|im_end|>", "<|eot_id|>"),
+)
+
+
+@functools.cache
+def gguf_fields():
+    """The metadata of SmolLM2's file."""
+    fields, _ = read_header(GGUF_FILE)
+    return fields
+
+
+@functools.cache
+def library(name):
+    """The library's own tokenizer of a model."""
+    if name == "smollm2":
+        return gguf_vocabulary.build(gguf_fields())
+    return AutoTokenizer.from_pretrained(MODELS / name)
+
+
+@functools.cache
+def make(name, chat="{}"):
+    """Our tokenizer of a model, made once for each of the chat options (as JSON)."""
+    # The copy has a template of its own; loading the files again would take seconds.
+    options = config.Chat(**json.loads(chat))
+    return HuggingFaceTokenizer(copy.copy(library(name)), options, generation={}, where=name)
+
+
+def small_library():
+    """A tokenizer of 280 tokens with Qwen3's control tokens and Qwen3's template."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=272, initial_alphabet=sorted(ByteLevel.alphabet()), show_progress=False
+    )
+    tokenizer.train_from_iterator(["the order of the user is in the list of tools"] * 2, trainer)
+    control = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in control])
+    tokenizer.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>", "<x>"])
+    library = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    stored = json.loads((MODELS / "qwen3" / "tokenizer_config.json").read_text())
+    library.chat_template = stored["chat_template"]
+    return library
+
+
+def library_tokens(name, messages, tools=(), **options):
+    """The library's own tokens of a conversation, with the next header; Llama's date as ours."""
+    options |= {"date_string": "26 Jul 2024"} if name == "llama3_2" else {}
+    functions = [{"type": "function", "function": tool} for tool in tools]
+    return library(name).apply_chat_template(
+        list(messages),
+        tools=functions if functions else None,
+        add_generation_prompt=True,
+        return_dict=False,
+        **options,
+    )
+
+
+def raw_text(name, tokens):
+    """The text of tokens, control tokens included."""
+    return library(name).decode(tokens, clean_up_tokenization_spaces=False)
+
+
+def random_text(rng, pieces=8):
+    """Up to so many fragments in any order."""
+    picked = rng.integers(0, len(FRAGMENTS), rng.integers(1, pieces))
+    return "".join(FRAGMENTS[i] for i in picked)
+
+
+def random_messages(rng, *roles):
+    """A message of random text a role."""
+    return [{"role": role, "content": random_text(rng)} for role in roles]

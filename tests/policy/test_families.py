@@ -1,0 +1,237 @@
+"""Published configs become the architectures that their models have; what we cannot do is told."""
+
+import json
+
+import pytest
+
+from seeupo_jax.policy.architecture import Architecture, Moe
+from seeupo_jax.policy.families import FAMILIES, config_json, read_architecture
+from seeupo_jax.policy.rope import Rope
+
+# Parts of config.json as published, with the names of their time.
+QWEN2_5_14B = {
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 70,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 152064,
+}
+QWEN3_14B = {
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "intermediate_size": 17408,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 40,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+LLAMA_3_1_8B = {
+    "model_type": "llama",
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
+QWEN3_30B_A3B = QWEN3_14B | {
+    "model_type": "qwen3_moe",
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+}
+PUBLISHED = {
+    "Qwen2.5-14B": (
+        QWEN2_5_14B,
+        Architecture(
+            152064, 5120, 48, 40, 8, 128, 13824, Rope(1e6), qk_norm=False, qkv_bias=True, tied=False
+        ),
+    ),
+    "Qwen3-14B": (
+        QWEN3_14B,
+        Architecture(
+            151936, 5120, 40, 40, 8, 128, 17408, Rope(1e6), tied=False, max_positions=40960
+        ),
+    ),
+    "Llama-3.1-8B": (
+        LLAMA_3_1_8B,
+        Architecture(
+            128256,
+            4096,
+            32,
+            32,
+            8,
+            128,
+            14336,
+            Rope(500_000.0, "llama3", 8.0, 8192, 1.0, 4.0),
+            norm_eps=1e-5,
+            qk_norm=False,
+            tied=False,
+            max_positions=131072,
+        ),
+    ),
+    "Qwen3-30B-A3B": (
+        QWEN3_30B_A3B,
+        Architecture(
+            151936,
+            2048,
+            48,
+            32,
+            4,
+            128,
+            6144,
+            Rope(1e6),
+            tied=False,
+            moe=Moe(128, 8, 768, True),
+            max_positions=40960,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_is_read_as_its_model_is(name):
+    values, wanted = PUBLISHED[name]
+    assert read_architecture(values, name) == wanted
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_is_written_reads_the_same_and_names_the_class(name):
+    values, arch = PUBLISHED[name]
+    written = json.loads(json.dumps(config_json(arch, (7, 9), "bfloat16")))
+    assert read_architecture(written, name) == arch
+    assert written["model_type"] == values["model_type"]
+    family = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
+    assert written["architectures"] == [family[values["model_type"]] + "ForCausalLM"]
+    assert (written["eos_token_id"], written["bos_token_id"]) == ([7, 9], None)
+    assert written["dtype"] == "bfloat16"
+
+
+def test_a_window_lies_in_the_layers_that_say_so():
+    on = {"use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 4}
+    old = read_architecture(QWEN2_5_14B | on | {"max_window_layers": 3}, "old")
+    assert old.windows == (None, None, None, 64)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    named = read_architecture(QWEN3_14B | on | {"layer_types": kinds}, "new")
+    assert named.windows == (64, None, 64, None)
+    everywhere = read_architecture(QWEN3_30B_A3B | on, "moe")
+    assert everywhere.windows == (64,) * 4
+    off = read_architecture(QWEN2_5_14B | on | {"use_sliding_window": False}, "off")
+    assert off.windows == ()
+    for arch in (old, named, everywhere):
+        assert read_architecture(config_json(arch), "again") == arch
+
+
+def test_layers_without_experts_are_found_by_list_and_by_step():
+    changes = {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    arch = read_architecture(QWEN3_30B_A3B | changes, "moe")
+    assert arch.moe.dense_layers == (0, 2, 3, 4)
+    assert [arch.is_sparse(i) for i in range(6)] == [False, True, False, False, False, True]
+    assert read_architecture(config_json(arch), "again") == arch
+
+
+def test_yarn_takes_its_original_length_from_the_model_where_it_says_none():
+    scaling = {"rope_scaling": {"type": "yarn", "factor": 4.0}}
+    rope = read_architecture(QWEN3_14B | scaling, "yarn").rope
+    assert rope == Rope(1e6, "yarn", 4.0, 40960)
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        (
+            {"model_type": "mixtral"},
+            "model_type is 'mixtral'; allowed: llama, qwen2, qwen3, qwen3_moe",
+        ),
+        ({"vocab_size": None}, "vocab_size missing"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed: 'silu'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is "),
+        ({"attention_dropout": 0.1}, "attention_dropout is 0.1; allowed: 0.0"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "'dynamic'; allowed: default, lin",
+        ),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "config|longrope"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "extra": 1}},
+            "with extra; allowed",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; allowed: 1.0"),
+        ({"num_hidden_layers": "many"}, "F.json: not a qwen3 config: .*num_hidden_layers"),
+        (
+            {
+                "layer_types": ["chunked_attention"] * 40,
+                "sliding_window": 8,
+                "use_sliding_window": True,
+            },
+            "F",
+        ),
+    ],
+)
+def test_what_our_network_does_not_compute_is_refused(changes, reason):
+    with pytest.raises(ValueError, match=f"F.json: .*({reason})|{reason}"):
+        read_architecture(QWEN3_14B | changes, "F.json")
+
+
+def test_a_window_in_a_family_without_is_refused():
+    with pytest.raises(ValueError, match="sliding_window is 16; allowed for this family: null"):
+        read_architecture(LLAMA_3_1_8B | {"sliding_window": 16}, "F.json")
+
+
+def test_no_family_is_guessed_for_a_combination_that_none_has():
+    odd = Architecture(8, 8, 2, 2, 2, 4, 8, qk_norm=False, windows=(4, None))
+    with pytest.raises(
+        ValueError, match="windows=.*allowed: a combination that one of llama, qwen2"
+    ):
+        config_json(odd)
+    assert FAMILIES.keys() == {"llama", "qwen2", "qwen3", "qwen3_moe"}
+
+
+def test_layers_of_two_kinds_cannot_be_stacked():
+    with pytest.raises(ValueError, match="scan_layers: got True for a model whose layers differ"):
+        Architecture(8, 8, 2, 2, 2, 4, 8, windows=(4, None), scan_layers=True)

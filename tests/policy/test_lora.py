@@ -1,0 +1,214 @@
+"""Adapters: they begin at nothing, mean the same to PEFT, and leave the model as it is."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+from twin_policy import network_of, numpy_weights
+
+from seeupo_jax import config
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings
+from seeupo_jax.policy import save_pretrained
+from seeupo_jax.policy.architecture import Architecture, Lora, Moe
+from seeupo_jax.policy.lora import TARGETS, attach, load_adapters, merge, save_adapters
+from seeupo_jax.policy.network import abstract, join, split, trainable
+
+# PEFT 0.21 reads a name that transformers 5.23 has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+
+ARCH = Architecture(
+    vocab_size=40, width=16, layers=2, heads=4, kv_heads=2, head_dim=6, mlp_width=24, tied=False
+)
+LORA = Lora(rank=3, alpha=12.0, targets=TARGETS)
+TOKENS = np.random.default_rng(2).integers(0, 40, (2, 9))
+
+
+def make(arch=ARCH):
+    network, params = network_of(numpy_weights(arch), arch)
+    return network.bind(params)
+
+
+def randomised(model):
+    """The model with adapters that matter."""
+    network, params = split(model)
+    adapters, frozen = trainable(network, params)
+    rng = np.random.default_rng(3)
+    drawn = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), adapters)
+    return network.bind(join(drawn, frozen))
+
+
+def logits(model):
+    return np.asarray(model(jnp.asarray(TOKENS)))
+
+
+@pytest.fixture
+def adapted():
+    return randomised(attach(make(), LORA))
+
+
+def test_new_adapters_change_nothing_and_depend_on_the_seed():
+    model = make()
+    new = attach(model, LORA, seed=1)
+    np.testing.assert_array_equal(logits(new), logits(model))
+    a = [attach(model, LORA, seed=seed).layers[0].q.lora_a[...] for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(a[0], a[1])
+    assert (a[0] != a[2]).any()
+    assert (new.layers[0].q.lora_a[...] != new.layers[1].q.lora_a[...]).any()
+    assert np.abs(a[0]).max() <= 16**-0.5 < 1.2 * np.abs(a[0]).max()
+
+
+def test_stacked_layers_begin_with_the_same_adapters():
+    arch = dataclasses.replace(ARCH, scan_layers=True)
+    stacked, plain = attach(make(arch), LORA, seed=4), attach(make(), LORA, seed=4)
+    for index in range(2):
+        np.testing.assert_array_equal(
+            stacked.layers.mlp.down.lora_a[...][index], plain.layers[index].mlp.down.lora_a[...]
+        )
+
+
+def test_only_adapters_train_and_the_parts_make_the_whole(adapted):
+    network, params = split(adapted)
+    adapters, frozen = trainable(network, params)
+    paths = [
+        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(adapters)
+    ]
+    assert len(paths) == 2 * 2 * len(TARGETS)
+    assert all("lora_" in path for path in paths)
+    assert not any("lora_" in str(path) for path, _ in jax.tree_util.tree_leaves_with_path(frozen))
+    joined = join(adapters, frozen)
+    assert jax.tree.structure(joined) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, joined, params)
+    network, params = split(make())
+    assert trainable(network, params) == (params, {})
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_merged_kernels_give_the_same_logits(scan_layers):
+    arch = dataclasses.replace(ARCH, scan_layers=scan_layers)
+    model = randomised(attach(make(arch), LORA))
+    merged = merge(model)
+    assert merged.arch == arch
+    assert np.abs(logits(model) - logits(make(arch))).max() > 0.1
+    np.testing.assert_allclose(logits(merged), logits(model), atol=2e-4, rtol=2e-5)
+    plain = make()
+    assert merge(plain) is plain
+
+
+@pytest.mark.parametrize("targets", [TARGETS, ("q_proj", "v_proj")])
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_peft_reads_what_we_write_and_computes_the_same(tmp_path, targets, scan_layers):
+    arch = dataclasses.replace(ARCH, scan_layers=scan_layers)
+    model = randomised(attach(make(arch), dataclasses.replace(LORA, targets=targets)))
+    save_pretrained(make(), tmp_path / "base")
+    save_adapters(model, tmp_path / "adapters", str(tmp_path / "base"))
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").eval()
+    with torch.no_grad():
+        wanted = theirs(torch.tensor(TOKENS)).logits.numpy()
+    np.testing.assert_allclose(logits(model), wanted, atol=5e-5, rtol=1e-5)
+
+
+def test_we_read_what_peft_writes(tmp_path):
+    save_pretrained(make(), tmp_path / "base")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    options = peft.LoraConfig(
+        r=5, lora_alpha=7, target_modules=["o_proj", "up_proj"], init_lora_weights=False
+    )
+    theirs = peft.get_peft_model(base, options).eval()
+    theirs.save_pretrained(tmp_path / "adapters")
+    model = load_adapters(make(), tmp_path / "adapters")
+    assert model.arch.lora == Lora(5, 7.0, ("o_proj", "up_proj"))
+    with torch.no_grad():
+        wanted = theirs(torch.tensor(TOKENS)).logits.numpy()
+    np.testing.assert_allclose(logits(model), wanted, atol=2e-5, rtol=1e-5)
+    assert np.abs(wanted - logits(make())).max() > 1e-3
+
+
+def test_saved_adapters_come_back_bit_for_bit_and_replace_others(tmp_path, adapted):
+    save_adapters(adapted, tmp_path, "base")
+    mesh = make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+    for model in (make(), attach(make(), Lora(2, 1.0, ("q_proj",)))):
+        again = load_adapters(model, tmp_path, mesh=mesh)
+        assert again.arch == adapted.arch
+        jax.tree.map(np.testing.assert_array_equal, split(again)[1], split(adapted)[1])
+
+
+def test_adapters_lie_on_the_mesh_by_the_table():
+    mesh = make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+    network, params = split(attach(make(), LORA, mesh=mesh))
+    adapters, _ = trainable(network, params)
+    axes, _ = trainable(network, network.logical_axes())
+    assert jax.tree.map(lambda p: p.sharding, adapters) == param_shardings(mesh, axes, adapters)
+    assert adapters["layers"][0]["q"]["lora_a"].addressable_shards[0].data.shape == (8, 3)
+
+
+def edit(folder, **changes):
+    file = folder / "adapter_config.json"
+    values = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({k: v for k, v in values.items() if v is not ...}))
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"use_dora": True}, "use_dora is True; allowed: False"),
+        ({"use_rslora": True}, "use_rslora is True"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; allowed: 'LORA'"),
+        ({"bias": "all"}, "bias is 'all'; allowed: 'none'"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is "),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is "),
+        (
+            {"target_modules": ["lm_head"]},
+            r"target_modules is \['lm_head'\]; allowed: a list of q_p",
+        ),
+        ({"target_modules": ".*proj"}, "target_modules is '.*proj'; allowed: a list"),
+        ({"r": ...}, "r missing"),
+        ({"r": 4}, r"lora_A.weight is \(3, 16\); allowed: \(4, 16\)"),
+        ({"target_modules": ["q_proj"]}, "has unknown model.layers.0.mlp.down_proj.lora_A.weight"),
+    ],
+)
+def test_settings_that_we_do_not_compute_are_refused(tmp_path, adapted, changes, reason):
+    save_adapters(adapted, tmp_path, "base")
+    edit(tmp_path, **changes)
+    with pytest.raises(ValueError, match=reason):
+        load_adapters(make(), tmp_path)
+
+
+def test_missing_and_foreign_files_are_named(tmp_path, adapted):
+    with pytest.raises(ValueError, match="no file .*adapter_config.json"):
+        load_adapters(make(), tmp_path)
+    save_adapters(adapted, tmp_path, "base")
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    save_file({name.removeprefix("base_model."): value for name, value in tensors.items()}, file)
+    with pytest.raises(ValueError, match="adapter_model.safetensors holds model.model.layers.0"):
+        load_adapters(make(), tmp_path)
+    file.unlink()
+    with pytest.raises(ValueError, match="no adapter_model.safetensors"):
+        load_adapters(make(), tmp_path)
+
+
+def test_what_cannot_be_adapted_or_saved_is_told(tmp_path, adapted):
+    with pytest.raises(ValueError, match="the model has adapters already"):
+        attach(adapted, LORA)
+    with pytest.raises(ValueError, match="got a model with adapters; allowed: merge"):
+        save_pretrained(adapted, tmp_path)
+    with pytest.raises(ValueError, match="got a model without adapters"):
+        save_adapters(make(), tmp_path, "base")
+    experts = dataclasses.replace(ARCH, moe=Moe(4, 2, 8, True))
+    with pytest.raises(
+        ValueError, match="for a model of experts; allowed: q_proj, k_proj, v_proj, o"
+    ):
+        attach(make_abstract(experts), LORA)
+
+
+def make_abstract(arch):
+    network, shapes = abstract(arch)
+    return network.bind(shapes)

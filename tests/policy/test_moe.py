@@ -1,0 +1,304 @@
+"""Every token runs through its experts, all of them and no others, wherever the experts live."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from transformers import Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+from seeupo_jax import config
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings
+from seeupo_jax.policy import moe
+from seeupo_jax.policy.moe import Experts
+
+D, F, E, P = 12, 20, 8, 3
+
+route = jax.jit(moe.route, static_argnames=("per_token", "normalize"))
+mix = jax.jit(moe.mix)
+
+
+def experts(normalize=True, per_token=P):
+    return Experts(D, F, E, per_token, normalize, nnx.Rngs(0), gain=0.5)
+
+
+@functools.cache
+def layer(normalize=True, per_token=P):
+    """The layer's graph, and parameters of its shapes."""
+    graph, shapes = nnx.split(nnx.eval_shape(lambda: experts(normalize, per_token)))
+    rng = np.random.default_rng(1)
+    draw = lambda s: (rng.normal(size=s.shape) * s.shape[-2] ** -0.5).astype(s.dtype)  # noqa: E731
+    return graph, jax.tree.map(draw, nnx.to_pure_dict(shapes))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run(graph, params, x_NLD):
+    return nnx.merge(graph, nnx.State(params))(x_NLD)
+
+
+def tokens(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=(*shape, D)).astype(np.float32)
+
+
+def twin(params, x_NLD, *, per_token=P, normalize=True):
+    """The layer in float64, token by token and expert by expert."""
+    router, gate, up, down = (
+        np.asarray(params[name], np.float64) for name in ("router", "gate", "up", "down")
+    )
+    y_NLD = np.zeros(x_NLD.shape)
+    for at in np.ndindex(x_NLD.shape[:2]):
+        x = x_NLD[at].astype(np.float64)
+        logits = x @ router
+        probability = np.exp(logits - logits.max())
+        probability /= probability.sum()
+        chosen = np.argsort(-probability, kind="stable")[:per_token]
+        total = probability[chosen].sum() if normalize else 1.0
+        for e in chosen:
+            a = x @ gate[e]
+            y = (a / (1 + np.exp(-a)) * (x @ up[e])) @ down[e]
+            y_NLD[at] += probability[e] / total * y
+    return y_NLD
+
+
+def torch_block(params, normalize, dtype=torch.float32):
+    """The block of transformers, with these parameters."""
+    settings = Qwen3MoeConfig(
+        hidden_size=D,
+        moe_intermediate_size=F,
+        num_experts=E,
+        num_experts_per_tok=P,
+        norm_topk_prob=normalize,
+        experts_implementation="eager",
+    )
+    block = Qwen3MoeSparseMoeBlock(settings)
+    swap = lambda name: np.swapaxes(params[name], -1, -2)  # noqa: E731
+    gate_up = np.concatenate([swap("gate"), swap("up")], axis=1)
+    with torch.no_grad():
+        block.gate.weight.copy_(torch.tensor(swap("router")))
+        block.experts.gate_up_proj.copy_(torch.tensor(gate_up))
+        block.experts.down_proj.copy_(torch.tensor(swap("down")))
+    return block.to(dtype)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def outputs_and_grads(graph, params, x_NLD):
+    def loss(params, x_NLD):
+        y_NLD = run(graph, params, x_NLD)
+        direction = jnp.cos(jnp.arange(y_NLD.size, dtype=jnp.float32)).reshape(y_NLD.shape)
+        return (y_NLD * direction).sum(), y_NLD
+
+    grads, y_NLD = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, x_NLD)
+    return y_NLD, grads
+
+
+@pytest.mark.parametrize("per_token, normalize", [(P, True), (P, False), (1, False), (E, True)])
+def test_the_layer_is_its_definition(per_token, normalize):
+    graph, params = layer(normalize, per_token)
+    x_NLD = tokens(2, 8)
+    wanted = twin(params, x_NLD, per_token=per_token, normalize=normalize)
+    np.testing.assert_allclose(run(graph, params, x_NLD), wanted, atol=2e-6)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_outputs_and_gradients_are_those_of_transformers(normalize):
+    graph, params = layer(normalize)
+    x_NLD = tokens(2, 7)
+    got, (grads, x_grad) = outputs_and_grads(graph, params, x_NLD)
+    block, x = torch_block(params, normalize), torch.tensor(x_NLD, requires_grad=True)
+    wanted = block(x)
+    np.testing.assert_allclose(got, wanted.detach().numpy(), atol=2e-5)
+    direction = torch.cos(torch.arange(wanted.numel(), dtype=torch.float32))
+    (wanted * direction.reshape(wanted.shape)).sum().backward()
+    gate_up = block.experts.gate_up_proj.grad.numpy()
+    swapped = {
+        "router": block.gate.weight.grad.numpy(),
+        "gate": gate_up[:, :F],
+        "up": gate_up[:, F:],
+        "down": block.experts.down_proj.grad.numpy(),
+    }
+    for name, grad in swapped.items():
+        grad = np.swapaxes(grad, -1, -2)
+        np.testing.assert_allclose(grads[name], grad, rtol=0, atol=1e-4 * np.abs(grad).max())
+    x_wanted = x.grad.numpy()
+    np.testing.assert_allclose(x_grad, x_wanted, rtol=0, atol=1e-4 * np.abs(x_wanted).max())
+
+
+def test_bfloat16_is_as_near_to_float32_as_that_of_transformers():
+    graph, params = layer()
+    x_NLD = tokens(8, 16).astype(jnp.bfloat16).astype(np.float32)
+    got = run(graph, params, x_NLD.astype(jnp.bfloat16))
+    assert got.dtype == jnp.bfloat16
+    theirs = torch_block(params, True, torch.bfloat16)(torch.tensor(x_NLD, dtype=torch.bfloat16))
+    exact = twin(params, x_NLD)
+    error = lambda y: np.sqrt(np.mean((np.asarray(y, np.float32) - exact) ** 2))  # noqa: E731
+    assert error(got) <= 1.1 * error(theirs.float().detach().numpy()) < 0.1
+
+
+def test_the_routing_of_bfloat16_tokens_is_a_float32_softmax():
+    x_XD, router_DE = tokens(6).astype(jnp.bfloat16), layer()[1]["router"]
+    router_DE = router_DE.astype(jnp.bfloat16)
+    weight_XP, expert_XP = route(x_XD, router_DE, per_token=P, normalize=False)
+    assert weight_XP.dtype == jnp.bfloat16 and expert_XP.dtype == jnp.int32
+    probability = jax.nn.softmax((x_XD @ router_DE).astype(jnp.float32), axis=-1)
+    wanted = jnp.take_along_axis(probability, expert_XP, axis=1).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(weight_XP, wanted)
+
+
+def test_weights_are_normalised_only_where_asked():
+    x_XD, router_DE = tokens(6), layer()[1]["router"]
+    scaled, _ = route(x_XD, router_DE, per_token=P, normalize=True)
+    plain, _ = route(x_XD, router_DE, per_token=P, normalize=False)
+    np.testing.assert_allclose(scaled.sum(1), 1, rtol=1e-6)
+    assert (plain.sum(1) < 0.99).all()
+    np.testing.assert_allclose(scaled, plain / plain.sum(1, keepdims=True), rtol=1e-6)
+
+
+def test_of_equally_probable_experts_the_first_are_taken():
+    router_DE = np.zeros((D, E), np.float32)
+    router_DE[0, 5] = 1.0  # ahead where the token's first entry is positive, last where negative
+    x_XD = np.zeros((2, D), np.float32)
+    x_XD[:, 0] = 2.0, -2.0
+    _, expert_XP = route(x_XD, router_DE, per_token=P, normalize=True)
+    np.testing.assert_array_equal(expert_XP, [[5, 0, 1], [0, 1, 2]])
+
+
+def test_no_token_is_dropped_when_all_go_to_one_expert():
+    graph, params = layer(per_token=1)
+    x_NLD = np.abs(tokens(2, 8))
+    params = params | {"router": np.float32(np.arange(E) == 6) * np.ones((D, 1), np.float32)}
+    wanted = twin(params, x_NLD, per_token=1)
+    gate, up, down = (np.asarray(params[name][6]) for name in ("gate", "up", "down"))
+    a = x_NLD @ gate
+    np.testing.assert_allclose(wanted, (a / (1 + np.exp(-a)) * (x_NLD @ up)) @ down, atol=1e-5)
+    np.testing.assert_allclose(run(graph, params, x_NLD), wanted, atol=2e-6)
+    assert (np.abs(wanted).max(axis=-1) > 1e-3).all()
+
+
+def test_other_tokens_do_not_change_a_token():
+    graph, params = layer()
+    x_NLD = tokens(2, 8)
+    wanted = run(graph, params, x_NLD)[0, :4]
+    for other in (0.0, 1e3, np.nan):
+        changed = np.full_like(x_NLD, other)
+        changed[0, :4] = x_NLD[0, :4]
+        np.testing.assert_allclose(run(graph, params, changed)[0, :4], wanted, atol=1e-6)
+    moved = run(graph, params, x_NLD[::-1, ::-1].copy())[1, :3:-1]
+    np.testing.assert_allclose(moved, wanted, atol=1e-6)
+
+
+def test_pairs_of_foreign_experts_add_nothing():
+    _, params = layer()
+    x_XD, local = tokens(10), 4
+    matrices = [params[name] for name in ("gate", "up", "down")]
+    weight_XP, expert_XP = route(x_XD, params["router"], per_token=P, normalize=True)
+    wanted = mix(x_XD, weight_XP, expert_XP, *matrices)
+    parts = [
+        mix(x_XD, weight_XP, expert_XP - first, *(m[first : first + local] for m in matrices))
+        for first in (0, local)
+    ]
+    np.testing.assert_allclose(sum(parts), wanted, atol=1e-6)
+
+
+def test_rows_that_no_group_covers_may_hold_anything(monkeypatch):
+    real = jax.lax.ragged_dot
+
+    def spoil(y, size_E):
+        return jnp.where((jnp.arange(len(y)) < size_E.sum())[:, None], y, jnp.nan)
+
+    @jax.custom_vjp
+    def spoiled(x, w, size_E):
+        return spoil(real(x, w, size_E), size_E)
+
+    def backward(saved, y_grad):
+        x, w, size_E = saved
+        x_grad, w_grad = jax.vjp(lambda x, w: real(x, w, size_E), x, w)[1](y_grad)
+        return spoil(x_grad, size_E), w_grad, None
+
+    spoiled.defvjp(lambda *saved: (spoiled(*saved), saved), backward)
+    _, params = layer()
+    weight_XP, expert_XP = route(tokens(10), params["router"], per_token=P, normalize=True)
+    half = [params[name][: E // 2] for name in ("gate", "up", "down")]
+
+    def grads():
+        loss = lambda *a: (moe.mix(*a[:2], expert_XP, *a[2:]) ** 2).sum()  # noqa: E731
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4)))(tokens(10), weight_XP, *half)
+
+    wanted = grads()
+    monkeypatch.setattr(jax.lax, "ragged_dot", spoiled)
+    jax.tree.map(np.testing.assert_array_equal, grads(), wanted)
+
+
+def place(params, mesh):
+    module = nnx.eval_shape(experts)
+    names = {name: vars(module)[name].get_metadata("logical") for name in params}
+    return jax.device_put(params, param_shardings(mesh, names, params))
+
+
+@pytest.mark.parametrize(
+    "sizes, rows",
+    [
+        ({"expert": 4, "tensor": 2}, 3),  # rows that their devices do not divide
+        ({"expert": 2, "tensor": 2, "fsdp": 2}, 4),
+    ],
+)
+def test_eight_devices_compute_what_one_computes(sizes, rows):
+    graph, params = layer()
+    x_NLD = tokens(rows, 5)
+    wanted = outputs_and_grads(graph, params, x_NLD)
+    mesh = make_mesh(config.Mesh(**{"data": 1, **sizes}))
+    with jax.set_mesh(mesh):
+        got = outputs_and_grads(graph, place(params, mesh), x_NLD)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, wanted)
+
+
+def test_a_device_holds_and_runs_its_own_experts_only(monkeypatch):
+    seen, real = [], moe.mix
+    watched = lambda *a: seen.append([x.shape for x in a]) or real(*a)  # noqa: E731
+    monkeypatch.setattr(moe, "mix", watched)
+    graph, params = layer()
+    mesh = make_mesh(config.Mesh(data=1, fsdp=2, expert=2, tensor=2))
+    with jax.set_mesh(mesh):
+        placed = place(params, mesh)
+        run.eval_shape(graph, placed, tokens(4, 6))
+    X, local = 2 * 6, E // 2  # the rows of the two devices that share the experts
+    matrices = [(local, D, F // 2), (local, D, F // 2), (local, F // 2, D)]
+    assert seen == [[(X, D), (X, P), (X, P), *matrices]]
+    assert placed["gate"].sharding.shard_shape(placed["gate"].shape) == (local, D // 2, F // 2)
+
+
+def test_layers_may_be_scanned_and_rematerialised():
+    graph, params = layer()
+    stacked = jax.tree.map(lambda a: np.stack([a, a[..., ::-1]]), params)
+    step = lambda x, p: x + run(graph, p, x)  # noqa: E731
+
+    def scanned(stacked, x_NLD):
+        body = jax.checkpoint(lambda x, p: (step(x, p), None))
+        return (jax.lax.scan(body, x_NLD, stacked)[0] ** 2).sum()
+
+    def unrolled(stacked, x_NLD):
+        for i in range(2):
+            x_NLD = step(x_NLD, jax.tree.map(lambda a, i=i: a[i], stacked))
+        return (x_NLD**2).sum()
+
+    x_NLD = tokens(4, 3)
+    wanted = jax.jit(jax.grad(unrolled))(stacked, x_NLD)
+    with jax.set_mesh(make_mesh(config.Mesh(data=1, expert=4, tensor=2))):
+        got = jax.jit(jax.grad(scanned))(stacked, x_NLD)
+    for name, grad in wanted.items():
+        np.testing.assert_allclose(got[name], grad, atol=1e-5 * np.abs(grad).max(), err_msg=name)
+
+
+def test_every_matrix_starts_at_the_size_of_its_inputs():
+    module = experts()
+    expected = {"router": D**-0.5, "gate": D**-0.5, "up": D**-0.5, "down": 0.5 * F**-0.5}
+    for name, size in expected.items():
+        np.testing.assert_allclose(np.std(vars(module)[name][...]), size, rtol=0.2, err_msg=name)
+
+
+def test_more_experts_for_a_token_than_there_are_is_an_error():
+    with pytest.raises(ValueError, match="per token: got 9; allowed: 1 to 8, all the experts"):
+        experts(per_token=9)

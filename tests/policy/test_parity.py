@@ -1,0 +1,235 @@
+"""The same folders in PyTorch (`transformers`) and here: logits, gradients, and the way back."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file
+
+from seeupo_jax.policy import from_pretrained, save_pretrained
+from seeupo_jax.policy.network import split, token_logp
+from seeupo_jax.policy.weights import stored_tensors
+
+VOCAB = 517
+LENGTH = 24
+# Seven query heads to one of keys and values; heads of 128 in a width of 896.
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 896,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 7,
+    "num_key_value_heads": 1,
+    "intermediate_size": 168,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+ROPE = {
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+    },
+    "linear": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
+}
+WINDOW = {"use_sliding_window": True, "sliding_window": 7}
+MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+CASES = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama 3": ("llama", {"rope_parameters": ROPE["llama3"]}),
+    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2 window": ("qwen2", {**WINDOW, "max_window_layers": 1}),
+    "qwen2 linear": ("qwen2", {"rope_parameters": ROPE["linear"]}),
+    "qwen3": ("qwen3", {"head_dim": 128}),
+    "qwen3 tied, narrow heads": ("qwen3", {"head_dim": 48, "tie_word_embeddings": True}),
+    "qwen3 yarn": ("qwen3", {"head_dim": 128, "rope_parameters": ROPE["yarn"]}),
+    "qwen3 biases": ("qwen3", {"head_dim": 128, "attention_bias": True}),
+    "qwen3 window": ("qwen3", {"head_dim": 32, **WINDOW, "max_window_layers": 1}),
+    "moe": ("qwen3_moe", {**MOE, "head_dim": 32, "norm_topk_prob": True}),
+    "moe window, dense layer": (
+        "qwen3_moe",
+        {**MOE, **WINDOW, "head_dim": 32, "mlp_only_layers": [1], "tie_word_embeddings": True},
+    ),
+}
+
+
+class Vocabulary:
+    """A tokenizer of so many tokens; what it writes does not matter here."""
+
+    vocab_size = VOCAB
+    end_ids = (3,)
+
+
+@pytest.fixture(autouse=True)
+def no_tokenizer(monkeypatch):
+    monkeypatch.setattr("seeupo_jax.policy.weights.load_tokenizer", lambda *_: Vocabulary())
+    transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="module")
+def torch_model(tmp_path_factory):
+    """Makes, once, a random model of a case and the folder that `transformers` saves it in."""
+    made = {}
+
+    def make(case):
+        if case not in made:
+            family, changes = CASES[case]
+            torch.manual_seed(len(made))
+            values = transformers.AutoConfig.for_model(family, **{**SIZES, **changes})
+            model = transformers.AutoModelForCausalLM.from_config(values, dtype=torch.float32)
+            with torch.no_grad():  # norms and biases away from 1 and 0
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn_like(parameter) * 0.02)
+            folder = tmp_path_factory.mktemp(family)
+            model.save_pretrained(folder)
+            made[case] = model.eval(), str(folder)
+        return made[case]
+
+    return make
+
+
+def tokens(rows=3):
+    return np.random.default_rng(0).integers(0, VOCAB, (rows, LENGTH))
+
+
+def torch_logits(model, ids, mask=None):
+    mask = None if mask is None else torch.tensor(mask)
+    with torch.no_grad():
+        return model(torch.tensor(ids), attention_mask=mask).logits.float().numpy()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_pytorch(case, torch_model):
+    reference, folder = torch_model(case)
+    model, _ = from_pretrained(folder, dtype="float32")
+    ids = tokens()
+    logits = np.asarray(model(jnp.asarray(ids)))
+    assert np.abs(logits - torch_logits(reference, ids)).max() <= 2e-5
+    lengths = np.array([LENGTH, 5, 13])
+    mask = np.arange(LENGTH) < lengths[:, None]
+    padded = torch_logits(reference, ids * mask, mask.astype(int))
+    ours = np.asarray(model(jnp.asarray(ids * mask)))
+    assert np.abs(ours - padded)[mask].max() <= 2e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_we_write_is_the_same_model_to_pytorch(case, torch_model, tmp_path):
+    reference, folder = torch_model(case)
+    model, _ = from_pretrained(folder, dtype="float32")
+    save_pretrained(model, tmp_path, max_file_bytes=500_000)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert type(again) is type(reference)
+    np.testing.assert_array_equal(torch_logits(again, tokens()), torch_logits(reference, tokens()))
+
+
+def torch_gradients(model, ids):
+    """Gradients of the mean negative log-likelihood, by the names of tensors in the files."""
+    model.zero_grad()
+    logits = model(torch.tensor(ids)).logits[:, :-1]
+    target = torch.tensor(ids)[:, 1:].reshape(-1)
+    torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), target).backward()
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad.numpy()
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = np.split(gradient, 2, axis=1)
+            both = {"gate_proj": gate, "up_proj": up}
+        elif name.endswith("experts.down_proj"):
+            both = {"down_proj": gradient}
+        else:
+            gradients[name] = gradient
+            continue
+        stem = name.rpartition(".")[0]
+        for part, stacked in both.items():
+            named = {f"{stem}.{i}.{part}.weight": each for i, each in enumerate(stacked)}
+            gradients |= named
+    return gradients
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["llama", "llama biases", "qwen2 tied", "qwen3 tied, narrow heads", "qwen3 window", "moe"],
+)
+def test_gradients_are_those_of_pytorch(case, torch_model):
+    reference, folder = torch_model(case)
+    model, _ = from_pretrained(folder, dtype="float32")
+    network, params = split(model)
+    ids = tokens(2)
+
+    @jax.jit
+    def gradient(params):
+        def loss(params):
+            hidden, _ = network.bind(params).hidden(ids[:, :-1])
+            logp = token_logp(network, params, hidden, ids[:, 1:], temperature=1.0)
+            return -logp.mean()
+
+        return jax.grad(loss)(params)
+
+    ours = jax.device_get(gradient(params))
+    wanted = torch_gradients(reference, ids)
+    compared = set()
+    for stored in stored_tensors(model.arch, params):
+        node = ours
+        for key in stored.path:
+            node = node[key]
+        for name, part in zip(stored.names, node if stored.grouped else [node], strict=True):
+            part = part.T if stored.transposed else part
+            gap = np.abs(part - wanted[name]).max() / np.abs(wanted[name]).max()
+            assert gap <= 1e-4, name
+            compared.add(name)
+    assert compared == wanted.keys()
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3", "moe"])
+def test_bfloat16_is_as_exact_as_in_pytorch(case, torch_model):
+    reference, folder = torch_model(case)
+    exact = torch_logits(reference, tokens())
+    half = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    model, _ = from_pretrained(folder, dtype="bfloat16")
+    ours = np.abs(np.asarray(model(jnp.asarray(tokens()))) - exact)
+    theirs = np.abs(torch_logits(half, tokens()) - exact)
+    assert ours.mean() <= theirs.mean()
+    assert ours.max() <= 1.5 * theirs.max()  # the largest of 37,000 rounding errors: chance
+    assert ours.mean() > 1e-5  # it was computed in bfloat16
+
+
+@pytest.mark.parametrize("case", ["qwen2", "qwen3 yarn", "moe"])
+def test_stacked_layers_hold_the_same_model(case, torch_model, tmp_path):
+    reference, folder = torch_model(case)
+    model, _ = from_pretrained(folder, dtype="float32", scan_layers=True)
+    logits = np.asarray(model(jnp.asarray(tokens())))
+    assert np.abs(logits - torch_logits(reference, tokens())).max() <= 2e-5
+    save_pretrained(model, tmp_path)
+    written, original = (load_file(f"{f}/model.safetensors") for f in (tmp_path, folder))
+    assert written.keys() == original.keys()
+    for name in original:
+        np.testing.assert_array_equal(written[name], original[name])
+
+
+def test_the_saved_config_says_the_same_to_transformers(torch_model, tmp_path):
+    for case in CASES:
+        _, folder = torch_model(case)
+        model, _ = from_pretrained(folder, dtype="float32")
+        save_pretrained(model, tmp_path / case)
+        ours = json.loads((tmp_path / case / "config.json").read_text())
+        theirs = json.loads(Path(folder, "config.json").read_text())
+        for key in theirs.keys() - {"transformers_version", "max_window_layers", "sliding_window"}:
+            assert ours[key] == theirs[key], (case, key)

@@ -1,0 +1,59 @@
+"""Policies whose parameters are those of a NumPy twin, and the way back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_model
+
+from seeupo_jax.policy.network import abstract
+from seeupo_jax.policy.weights import load_params, stored_tensors
+
+SIZES = "vocab_size width layers heads kv_heads head_dim mlp_width qk_norm qkv_bias tied".split()
+
+
+class InMemory:
+    """Tensors by name, as `from_pretrained` reads them from files."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+        self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
+
+    def read(self, name, index):
+        return self.tensors[name][index]
+
+
+def numpy_weights(arch, seed=0):
+    """The twin's weights, as random as they are there."""
+    return numpy_model.random_weights(seed, **{key: getattr(arch, key) for key in SIZES})
+
+
+def twin_arch(arch):
+    """What the twin needs to know of an architecture."""
+    return numpy_model.Architecture(arch.head_dim, arch.rope.theta, arch.norm_eps)
+
+
+def network_of(tensors, arch):
+    """The network of an architecture, and parameters with these values."""
+    network, shapes = abstract(arch)
+    stored = list(stored_tensors(arch, shapes))
+    axes = network.logical_axes()
+    return network, load_params(InMemory(tensors), stored, shapes, axes, None, "float32")
+
+
+def tensors_of(params, arch):
+    """Parameters, or gradients by them, under the names and in the orientation of files."""
+    tensors = {}
+    for stored in stored_tensors(arch, params):
+        leaf = params
+        for key in stored.path:
+            leaf = leaf[key]
+        leaf = leaf if stored.layer is None else leaf[stored.layer]
+        for name, part in zip(stored.names, leaf if stored.grouped else [leaf], strict=True):
+            tensors[name] = np.asarray(part.T if stored.transposed else part)
+    return tensors
+
+
+def assert_same_tree(got, wanted):
+    """Trees of equal arrays."""
+    assert jax.tree.structure(got) == jax.tree.structure(wanted)
+    jax.tree.map(np.testing.assert_array_equal, got, jax.tree.map(jnp.asarray, wanted))
