@@ -22,10 +22,11 @@ def get_config() -> ConfigDict:
     config.model = {
         "path": str(MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"),
         "dtype": "float32",  # faster than bfloat16 on a CPU
-        "remat": "full",  # attention weights of all layers would take gigabytes
+        "scan_layers": True,  # with both, one layer's activations are held instead of thirty
+        "remat": "full",
     }
     config.rollout = {
-        "tasks": 2,
+        "tasks": 1,
         "group_size": 4,
         "max_turns": 3,
         "max_action_tokens": 48,
@@ -34,6 +35,6 @@ def get_config() -> ConfigDict:
     }
     config.batching = {"microbatch_rows": 2, "buckets": (768, 1024)}
     config.optimizer = {"name": "adamw", "learning_rate": 1e-5}
-    config.evaluation = {"every": 0, "tasks": 2, "k": 1}
+    config.evaluation = {"every": 0, "tasks": 1, "k": 4}
     config.checkpoint = {"every": 0}
     return config

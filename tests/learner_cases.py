@@ -67,7 +67,7 @@ def policy(layers: int = ARCH.layers) -> tuple[Any, Any]:
 
 def jittered(params: Any, size: float) -> Any:
     """Parameters with noise on them, on the host."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(2)
     noisy = lambda x: (np.asarray(x) + size * rng.normal(size=x.shape)).astype(np.float32)  # noqa: E731
     return jax.tree.map(noisy, params)
 
