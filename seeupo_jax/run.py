@@ -236,6 +236,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
         "rollout/success_rate": mean([t.info["score"] >= 1 for t in good]),
         "rollout/reward_mean": mean([t.reward for t in good]),
         "rollout/turns_mean": mean([t.turns for t in good]),
+        "rollout/segments_mean": mean([len(t.segments) for t in good]),
         "rollout/action_tokens": collected.sampled_tokens,
         "rollout/context_tokens": collected.context_tokens,
         "rollout/tokens_per_second": collected.sampled_tokens / collected.wall_s,

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import jax
 import pytest
 
 from seeupo_jax import build
@@ -35,8 +36,17 @@ def test_the_readme_is_short_and_its_commands_were_found():
     assert len(trainings()) >= 4 and any(line.startswith("make") for line in commands())
 
 
+@pytest.fixture
+def with_devices(monkeypatch):
+    """Lets the code see so many of this process's devices."""
+    every = jax.devices()
+    return lambda count: monkeypatch.setattr(jax, "devices", lambda: every[:count])
+
+
 @pytest.mark.parametrize("line", trainings())
-def test_a_command_names_a_config_and_fields_that_pass_every_check(line):
+def test_a_command_names_a_config_and_fields_that_pass_every_check(line, with_devices):
+    pretended = re.search(r"--devices (\d+)", line)
+    with_devices(int(pretended[1]) if pretended else 1)
     flags = dict(f.removeprefix("--").split("=", 1) for f in line.split() if f.startswith("--conf"))
     path = flags.pop("config")
     overrides = [f"{key.removeprefix('config.')}={value}" for key, value in flags.items()]
@@ -49,7 +59,8 @@ def test_a_make_target_exists(line):
     assert done.returncode == 0, done.stderr
 
 
-def test_every_config_file_passes_every_check_and_is_in_the_readme():
+def test_every_config_file_passes_every_check_and_is_in_the_readme(with_devices):
+    with_devices(1)
     readme = (ROOT / "README.md").read_text()
     for path in sorted((ROOT / "configs").glob("*.py")):
         build.check(load_config(path, recipes=RECIPES))

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import AutoConfig
+
 from seeupo_jax.policy.architecture import Architecture, Moe
 from seeupo_jax.policy.rope import Rope
 
@@ -172,8 +174,6 @@ def _computes(arch: Architecture) -> dict[str, Any]:
 
 def _with_defaults(name: str, values: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The config with its family's defaults and today's names, as `transformers` reads it."""
-    from transformers import AutoConfig  # a second to import: only where a model is loaded or saved
-
     given = {key: value for key, value in values.items() if key != "model_type"}
     try:
         return AutoConfig.for_model(name, **given).to_dict()
