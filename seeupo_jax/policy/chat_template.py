@@ -20,7 +20,7 @@ from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.policy import gguf_vocabulary
 from seeupo_jax.policy.messages import ROLES, choose_chat, keep_messages, list_tools, save_chat
 
-TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 GENERATION_FILE = "generation_config.json"
 
 # A private-use character that parts a control token's name where a message holds it as plain text.

@@ -125,12 +125,13 @@ class Transcript:
 # The file that says which tokenizer a model folder has -> its loader; the first that is there.
 LOADERS = {
     chat_template.TOKENIZER_FILE: chat_template.load,
+    chat_template.CONFIG_FILE: chat_template.load,  # beside a SentencePiece model, as Llama 2 has
     MODEL_FILE: sentence_pieces.load,
 }
 
 
 def load_tokenizer(folder: Path, chat: config.Chat | None = None) -> Tokenizer:
-    """The tokenizer of a model folder: Hugging Face's, or a SentencePiece model made here.
+    """The tokenizer of a model folder: Hugging Face's, SentencePiece or not, or one made here.
 
     Args:
       chat: how conversations become tokens; None, or the defaults: as the folder's own `chat.json`
@@ -143,6 +144,6 @@ def load_tokenizer(folder: Path, chat: config.Chat | None = None) -> Tokenizer:
         if (folder / file).is_file():
             return load(folder, chat)
     raise ValueError(
-        f"tokenizer: {folder} has none; allowed: {chat_template.TOKENIZER_FILE}, or"
-        f" {MODEL_FILE} with {CHAT_FILE} (a SentencePiece model made here)."
+        f"tokenizer: {folder} has none; allowed: {chat_template.TOKENIZER_FILE}, or {MODEL_FILE}"
+        f" with {chat_template.CONFIG_FILE} (Hugging Face's) or {CHAT_FILE} (made here)."
     )

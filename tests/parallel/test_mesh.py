@@ -1,5 +1,6 @@
 """The mesh takes what the configuration says, one table shards everything, and numbers stay."""
 
+import dataclasses
 import functools
 
 import jax
@@ -22,7 +23,7 @@ from seeupo_jax.parallel.mesh import (
     sharding,
 )
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.architecture import Architecture, Moe
 from seeupo_jax.policy.transformer import Transformer
 
 ARCH = Architecture(
@@ -223,11 +224,19 @@ def logp_and_grads(network, params, tokens_NL):
     return logp_NL, grads
 
 
-def test_eight_devices_compute_what_one_computes(capfd):
-    network, params = policy.split(Transformer(ARCH, nnx.Rngs(0)))
+@pytest.mark.parametrize(
+    "moe, sizes",
+    [
+        (None, {"data": 2, "fsdp": 2, "tensor": 2}),
+        (Moe(4, 2, 24, True), {"expert": 2, "fsdp": 2, "tensor": 2}),
+    ],
+)
+def test_eight_devices_compute_what_one_computes(capfd, moe, sizes):
+    arch = dataclasses.replace(ARCH, moe=moe)
+    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
     tokens_NL = np.random.default_rng(0).integers(0, 32, (4, 6)).astype(np.int32)
     wanted = logp_and_grads(network, params, tokens_NL)
-    mesh = mesh_of(data=2, fsdp=2, tensor=2)
+    mesh = mesh_of(**sizes)
     placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
     rows = jax.device_put(tokens_NL, sharding(mesh, ("rows", "length")))
     capfd.readouterr()

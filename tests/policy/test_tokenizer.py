@@ -1,8 +1,13 @@
 """Which tokenizer a folder has, and what a transcript records of a conversation."""
 
+import io
+import json
+
 import chat_cases
 import numpy as np
 import pytest
+import sentencepiece
+from transformers import AutoTokenizer
 
 from seeupo_jax import config
 from seeupo_jax.policy.chat_template import HuggingFaceTokenizer
@@ -55,6 +60,43 @@ def test_an_empty_transcript_is_one_empty_segment():
     assert segment.tokens_L.size == segment.turn_L.size == segment.logp_L.size == 0
     dtypes = (segment.tokens_L.dtype, segment.turn_L.dtype, segment.logp_L.dtype)
     assert dtypes == (np.int32, np.int32, np.float32)
+
+
+LLAMA_2_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ bos_token + '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% else %}{{ ' ' + message['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_sentencepiece_model_of_a_published_folder_is_read(tmp_path):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(
+            ["two cups of tea, please", "a cup for two of [INST] us [/INST]"] * 9
+        ),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=310,
+        byte_fallback=True,
+        minloglevel=2,
+        **{f"{name}_id": number for number, name in enumerate(("unk", "bos", "eos"))},
+    )
+    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
+    names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    values = {"tokenizer_class": "LlamaTokenizer", "chat_template": LLAMA_2_TEMPLATE, **names}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
+    tokenizer = load_tokenizer(tmp_path)
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    library = AutoTokenizer.from_pretrained(tmp_path)
+    assert library.encode("tea for two", add_special_tokens=False) == pieces.encode("tea for two")
+    message = {"role": "user", "content": "tea for two"}
+    wanted = library.apply_chat_template([message], return_dict=False)
+    assert list(tokenizer.begin([message], ()).tokens) == wanted
+    assert wanted[0] == 1 and pieces.decode(wanted) == "[INST] tea for two [/INST]"
+    assert (tokenizer.end_ids, tokenizer.vocab_size) == ((2,), 310)
+    action = tokenizer.action("a cup")
+    assert (action[-1], tokenizer.text(action)) == (2, "a cup")
 
 
 def test_a_folders_files_say_which_tokenizer_it_has(tmp_path):
