@@ -6,7 +6,8 @@ import numpy as np
 import numpy_model
 
 from seeupo_jax.policy.network import abstract
-from seeupo_jax.policy.weights import load_params, stored_tensors
+from seeupo_jax.policy.placement import load_params
+from seeupo_jax.policy.stored import at, stored_tensors
 
 SIZES = "vocab_size width layers heads kv_heads head_dim mlp_width qk_norm qkv_bias tied".split()
 
@@ -44,9 +45,7 @@ def tensors_of(params, arch):
     """Parameters, or gradients by them, under the names and in the orientation of files."""
     tensors = {}
     for stored in stored_tensors(arch, params):
-        leaf = params
-        for key in stored.path:
-            leaf = leaf[key]
+        leaf = at(params, stored.path)
         leaf = leaf if stored.layer is None else leaf[stored.layer]
         for name, part in zip(stored.names, leaf if stored.grouped else [leaf], strict=True):
             tensors[name] = np.asarray(part.T if stored.transposed else part)

@@ -15,18 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
+from seeupo_jax import config
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import Architecture, Lora
 from seeupo_jax.policy.network import ADAPTER, Network, abstract, join, split, trainable
+from seeupo_jax.policy.placement import check_tensors, load_params
+from seeupo_jax.policy.stored import at, stored_tensors
 from seeupo_jax.policy.tensors import SafetensorsFolder
 from seeupo_jax.policy.transformer import Transformer
-from seeupo_jax.policy.weights import check_tensors, load_params, read_json, stored_tensors
+from seeupo_jax.policy.weights import read_json
 
 _LOGGER = logging.getLogger(__name__)
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # before every module's name in PEFT's files
+TARGETS = config.Lora.targets
 MLP = ("gate_proj", "up_proj", "down_proj")
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", *MLP)
 # Fields of an adapter_config.json that change what is computed, and the values that we compute.
 _FIXED: dict[str, Sequence[Any]] = {
     "peft_type": ("LORA",),
@@ -59,9 +62,7 @@ def attach(
     new, _ = trainable(network, shapes)
     for stored in stored_tensors(network.arch, new):
         *parents, leaf = stored.path
-        node = new
-        for key in parents:
-            node = node[key]
+        node = at(new, parents)
         shape = node[leaf].shape
         if stored.layer is None:
             node[leaf] = _initial(stored.names[0], leaf, shape, seed)
@@ -113,9 +114,7 @@ def save_adapters(model: Transformer, path: str | Path, base: str) -> None:
     adapters, _ = trainable(network, params)
     tensors = {}
     for stored in stored_tensors(model.arch, adapters):
-        leaf = adapters
-        for key in stored.path:
-            leaf = leaf[key]
+        leaf = at(adapters, stored.path)
         leaf = leaf if stored.layer is None else leaf[stored.layer]
         tensors[PREFIX + stored.names[0]] = np.ascontiguousarray(np.asarray(leaf).T)
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})

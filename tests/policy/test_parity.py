@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.network import split, token_logp
-from seeupo_jax.policy.weights import stored_tensors
+from seeupo_jax.policy.stored import at, stored_tensors
 
 VOCAB = 517
 LENGTH = 24
@@ -187,9 +187,7 @@ def test_gradients_are_those_of_pytorch(case, torch_model):
     wanted = torch_gradients(reference, ids)
     compared = set()
     for stored in stored_tensors(model.arch, params):
-        node = ours
-        for key in stored.path:
-            node = node[key]
+        node = at(ours, stored.path)
         for name, part in zip(stored.names, node if stored.grouped else [node], strict=True):
             part = part.T if stored.transposed else part
             gap = np.abs(part - wanted[name]).max() / np.abs(wanted[name]).max()

@@ -1,0 +1,108 @@
+"""Where every parameter lies in a model folder: Hugging Face's names and orientation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from seeupo_jax.policy.architecture import Architecture
+
+# Our modules of a layer -> Hugging Face's. Their kernels are [out, in], ours [in, out].
+_LAYER = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "out": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp/gate": "mlp.gate_proj",
+    "mlp/up": "mlp.up_proj",
+    "mlp/down": "mlp.down_proj",
+}
+# Our leaf -> Hugging Face's (PEFT's for adapters), and whether it is transposed there.
+_LEAF = {
+    "kernel": ("weight", True),
+    "scale": ("weight", False),
+    "bias": ("bias", False),
+    "lora_a": ("lora_A.weight", True),
+    "lora_b": ("lora_B.weight", True),
+}
+_EXPERTS = {
+    "mlp/router": "mlp.gate.weight",
+    "mlp/gate": "mlp.experts.{expert}.gate_proj.weight",
+    "mlp/up": "mlp.experts.{expert}.up_proj.weight",
+    "mlp/down": "mlp.experts.{expert}.down_proj.weight",
+}
+_TOP = {
+    "embedding": "model.embed_tokens.weight",
+    "norm/scale": "model.norm.weight",
+    "head": "lm_head.weight",
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a parameter, or one layer's part of a stacked one, lies in a model folder.
+
+    path: in our tree. layer: its index in the stacked parameter, or None. names: its tensors.
+    grouped: there is a tensor for every entry of its first axis (experts). transposed: its last two
+    axes are the other way round there.
+    """
+
+    path: tuple[Any, ...]
+    layer: int | None
+    names: tuple[str, ...]
+    grouped: bool
+    transposed: bool
+
+
+def stored_tensors(arch: Architecture, params: Any) -> Iterator[Stored]:
+    """Every parameter's place in a model folder; a stacked one yields its layers one by one.
+
+    Args:
+      params: the tree of parameters or of their shapes, or a part of it.
+    """
+    for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]:
+        keys = tuple(key.key for key in path)
+        if keys[0] != "layers":
+            yield Stored(keys, None, (_TOP["/".join(keys)],), False, False)
+            continue
+        inside = keys[1:] if arch.scan_layers else keys[2:]
+        for layer in range(arch.layers) if arch.scan_layers else (None,):
+            number = keys[1] if layer is None else layer
+            yield _stored_in_layer(arch, keys, inside, layer, f"model.layers.{number}.")
+
+
+def _stored_in_layer(
+    arch: Architecture, keys: tuple[Any, ...], inside: Sequence[str], layer: int | None, prefix: str
+) -> Stored:
+    whole = "/".join(inside)
+    if whole in _EXPERTS:
+        grouped = "{expert}" in _EXPERTS[whole]
+        count = arch.moe.experts if grouped else 1
+        names = tuple(prefix + _EXPERTS[whole].format(expert=number) for number in range(count))
+        return Stored(keys, layer, names, grouped, True)
+    *module, leaf = inside
+    theirs, transposed = _LEAF[leaf]
+    name = f"{prefix}{_LAYER['/'.join(module)]}.{theirs}"
+    return Stored(keys, layer, (name,), False, transposed)
+
+
+def shape_in_file(params: Any, stored: Stored) -> tuple[int, ...]:
+    """The shape of each of the stored tensors, in Hugging Face's orientation."""
+    shape = at(params, stored.path).shape
+    shape = shape if stored.layer is None else shape[1:]
+    shape = shape[1:] if stored.grouped else shape
+    return shape[::-1] if stored.transposed else shape
+
+
+def at(tree: Any, path: Sequence[Any]) -> Any:
+    """What stands at a path of a nested dict."""
+    for key in path:
+        tree = tree[key]
+    return tree
