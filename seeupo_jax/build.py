@@ -32,7 +32,7 @@ from seeupo_jax.policy.network import Network
 from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.tokenizer import Tokenizer, train_tokenizer
 from seeupo_jax.policy.transformer import Transformer
-from seeupo_jax.policy.weights import inspect
+from seeupo_jax.policy.weights import inspect, read_tokenizer
 from seeupo_jax.rollout.engine import Engine
 from seeupo_jax.telemetry.metrics import check_trackers
 from seeupo_jax.types import TrainState
@@ -176,6 +176,8 @@ def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, A
 
 def _check_model(config: Config, mesh: jax.sharding.Mesh) -> None:
     """A conversation fits into the model, a head with its KV cache onto one device."""
+    if config.model.path is not None:
+        _check_tokenizer(config)
     arch, lora = _architecture(config, mesh), _lora(config)
     if lora is not None:
         with_adapters(arch, lora)
@@ -190,6 +192,17 @@ def _check_model(config: Config, mesh: jax.sharding.Mesh) -> None:
             f"config.mesh.tensor: got {parts}; allowed: a divisor of the model's {arch.heads} heads"
             f" and {arch.kv_heads} key-value heads."
         )
+
+
+def _check_tokenizer(config: Config) -> None:
+    """The model's tokenizer can begin a conversation."""
+    tokenizer = read_tokenizer(config.model.path, config.chat)
+    if tokenizer is None:
+        raise ValueError(
+            f"config.model.path: {config.model.path} has no tokenizer; allowed: a folder with a"
+            " tokenizer.json, or a SentencePiece tokenizer.model and its tokenizer_config.json."
+        )
+    tokenizer.begin([{"role": "user", "content": "?"}], ())
 
 
 def build_pool(config: Config) -> EnvPool:

@@ -9,6 +9,7 @@ import pytest
 from seeupo_jax import build, envs
 from seeupo_jax.config import load_config
 from seeupo_jax.envs.order_desk import OrderDesk
+from seeupo_jax.policy import from_pretrained, save_pretrained
 
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.py"
 
@@ -80,6 +81,13 @@ def test_what_does_not_fit_the_model_is_told_before_it_is_loaded(override, reaso
         config = load_config(CONFIG, [override, "batching.buckets=()"])
         build.check(config)
         build.load_policy(config, "package:order_desk")
+
+
+def test_a_model_that_cannot_converse_is_told_before_it_is_loaded(tmp_path):
+    model, _ = from_pretrained("package:order_desk")
+    save_pretrained(model, tmp_path)
+    with pytest.raises(ValueError, match=f"{tmp_path} has no tokenizer; allowed: a folder with a"):
+        build.check(load_config(CONFIG, [f"model.path={tmp_path}"]))
 
 
 def test_with_adapters_only_they_are_in_the_training_state():

@@ -42,7 +42,8 @@ _STOPPED_CLOCK = f"{{% macro strftime_now(format) %}}{{{{ format{_CODES} }}}}{{%
 class HuggingFaceTokenizer:
     """A tokenizer of the `tokenizers` library with a chat template.
 
-    Safe to use from many threads: nothing changes after it is built.
+    Without a template (a base model's) it tokenises, but begins no conversation. Safe to use from
+    many threads: nothing changes after it is built.
 
     Args:
       library: `transformers`' tokenizer.
@@ -51,8 +52,8 @@ class HuggingFaceTokenizer:
       where: what an error calls the model.
 
     Raises:
-      ValueError: no chat template, a template that is no Jinja or refuses a plain conversation,
-        options that it does not read, no end token.
+      ValueError: several chat templates, a template that is no Jinja or refuses a plain
+        conversation, options that it does not read, no end token.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class HuggingFaceTokenizer:
         if not library.is_fast:
             raise ValueError(f"tokenizer: {where} has no {TOKENIZER_FILE}; allowed: one that has.")
         self._library, self._chat, self._generation = library, chat, dict(generation)
+        self._where = where
         self._backend = library.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -77,13 +79,14 @@ class HuggingFaceTokenizer:
         starts = (f"{re.escape(n[0])}(?={re.escape(n[1:])})" for n in self._control.values())
         self._forged = re.compile("|".join(starts))
 
-        library.chat_template = _read_template(library, chat, where)
-        reads = _variables(library.chat_template)
+        library.chat_template = self._template = _read_template(library, chat, where)
+        reads = _variables(self._template or "")
         _check_kwargs(chat, reads - _GIVEN - library.special_tokens_map.keys())
         self._lists_tools = "tools" in reads
-        stopped = _STOPPED_CLOCK if "strftime_now" in reads else ""
-        self._template = stopped + library.chat_template
-        self.end_ids = tuple(dict.fromkeys((*self._closing_ids(), *eos)))
+        if "strftime_now" in reads:
+            self._template = _STOPPED_CLOCK + self._template
+        closing = [] if self._template is None else self._closing_ids()
+        self.end_ids = tuple(dict.fromkeys((*closing, *eos)))
         self._anchor = self._control[self.end_ids[0]]
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> TemplateConversation:
@@ -131,8 +134,13 @@ class HuggingFaceTokenizer:
         """The text of a conversation that has its marks; with the next assistant header.
 
         Raises:
-          ValueError: a conversation that the template refuses.
+          ValueError: a conversation that the template refuses, or no template.
         """
+        if self._template is None:
+            raise ValueError(
+                f"tokenizer: {self._where} has no chat template; allowed: one, or a Jinja file in"
+                " config.chat.template."
+            )
         try:
             return self._library.apply_chat_template(
                 list(messages),
@@ -280,18 +288,18 @@ def _eos_ids(
     return ids
 
 
-def _read_template(library: PreTrainedTokenizerBase, chat: config.Chat, where: str) -> str:
+def _read_template(library: PreTrainedTokenizerBase, chat: config.Chat, where: str) -> str | None:
     if chat.template is not None:
         file = Path(chat.template)
         if not file.is_file():
             raise ValueError(f"config.chat.template: got {chat.template!r}; allowed: a Jinja file.")
         return file.read_text()
     template = library.chat_template
-    if isinstance(template, str):
+    if template is None or isinstance(template, str):
         return template
-    has = "no chat template" if template is None else f"{len(template)} chat templates"
     raise ValueError(
-        f"tokenizer: {where} has {has}; allowed: one, or a Jinja file in config.chat.template."
+        f"tokenizer: {where} has {len(template)} chat templates; allowed: one, or a Jinja file in"
+        " config.chat.template."
     )
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from seeupo_jax import config
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.policy import chat_template, sentence_pieces
-from seeupo_jax.policy.messages import CHAT_FILE
 from seeupo_jax.policy.sentence_pieces import MODEL_FILE, train_tokenizer
 from seeupo_jax.types import CONTEXT, Segment
 
@@ -130,12 +129,14 @@ LOADERS = {
 }
 
 
-def load_tokenizer(folder: Path, chat: config.Chat | None = None) -> Tokenizer:
+def load_tokenizer(folder: Path, chat: config.Chat | None = None) -> Tokenizer | None:
     """The tokenizer of a model folder: Hugging Face's, SentencePiece or not, or one made here.
 
     Args:
       chat: how conversations become tokens; None, or the defaults: as the folder's own `chat.json`
         says, where it has one.
+
+    Returns: None where the folder has none of the files that hold one.
 
     Raises:
       ValueError: a file is missing or damaged; options that the tokenizer cannot honour.
@@ -143,7 +144,4 @@ def load_tokenizer(folder: Path, chat: config.Chat | None = None) -> Tokenizer:
     for file, load in LOADERS.items():
         if (folder / file).is_file():
             return load(folder, chat)
-    raise ValueError(
-        f"tokenizer: {folder} has none; allowed: {chat_template.TOKENIZER_FILE}, or {MODEL_FILE}"
-        f" with {chat_template.CONFIG_FILE} (Hugging Face's) or {CHAT_FILE} (made here)."
-    )
+    return None

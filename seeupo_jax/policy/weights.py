@@ -40,12 +40,11 @@ def resolve_path(path: str) -> Path:
     place = Path(path)
     if path.startswith(PACKAGE):
         place = Path(seeupo_jax.__path__[0]) / "assets" / path.removeprefix(PACKAGE)
-    gguf = place.suffix == ".gguf" and place.is_file()
-    if not gguf and not (place / CONFIG_FILE).is_file():
-        raise ValueError(
-            f"model path: got {path!r}; allowed: a folder with a {CONFIG_FILE}, or a .gguf file."
-        )
-    return place
+    if (place / CONFIG_FILE).is_file() or (place.suffix == ".gguf" and place.is_file()):
+        return place
+    raise ValueError(
+        f"model path: got {path!r}; allowed: a folder with a {CONFIG_FILE}, or a .gguf file."
+    )
 
 
 def inspect(path: str, **layout: Any) -> Architecture:
@@ -64,6 +63,18 @@ def inspect(path: str, **layout: Any) -> Architecture:
     return read_architecture(read_json(file), str(file), **layout)
 
 
+def read_tokenizer(path: str, chat: config.Chat | None = None) -> Tokenizer | None:
+    """The tokenizer of a model folder or a GGUF file; None where it has none.
+
+    Raises:
+      ValueError: a missing or damaged file; options that the tokenizer cannot honour.
+    """
+    place = resolve_path(path)
+    if place.suffix == ".gguf":
+        return gguf_tokenizer(GgufFile(place).fields, chat)
+    return load_tokenizer(place, chat)
+
+
 def from_pretrained(
     path: str,
     *,
@@ -71,7 +82,7 @@ def from_pretrained(
     dtype: str = "bfloat16",
     chat: config.Chat | None = None,
     **layout: Any,
-) -> tuple[Transformer, Tokenizer]:
+) -> tuple[Transformer, Tokenizer | None]:
     """Loads a model folder or a GGUF file.
 
     Every device's part of a tensor is read on its own and placed at once: the host holds one such
@@ -84,7 +95,7 @@ def from_pretrained(
       chat: how conversations become tokens; None: as the model's own files say.
       layout: further fields of `Architecture`: `scan_layers`, `remat`, `attention`, `param_dtype`.
 
-    Returns: the model, whose call gives logits, and its tokenizer.
+    Returns: the model, whose call gives logits, and its tokenizer; None where it has none.
 
     Raises:
       ValueError: a missing or damaged file; a tensor that is missing, extra or of another shape; a
@@ -92,14 +103,9 @@ def from_pretrained(
     """
     place = resolve_path(path)
     arch = inspect(path, dtype=dtype, **layout)
-    tensors: Tensors
-    if place.suffix == ".gguf":
-        tensors = GgufFile(place)
-        tokenizer = gguf_tokenizer(tensors.fields, chat)
-    else:
-        tokenizer = load_tokenizer(place, chat)
-        tensors = SafetensorsFolder(place)
-    if tokenizer.vocab_size > arch.vocab_size:
+    tokenizer = read_tokenizer(path, chat)
+    tensors: Tensors = GgufFile(place) if place.suffix == ".gguf" else SafetensorsFolder(place)
+    if tokenizer is not None and tokenizer.vocab_size > arch.vocab_size:
         raise ValueError(
             f"{place}: the tokenizer has {tokenizer.vocab_size} tokens; allowed: at most the"
             f" model's {arch.vocab_size}."

@@ -363,7 +363,6 @@ def test_a_conversation_that_the_template_refuses_is_told(tmp_path):
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"chat_template": None}, "has no chat template; allowed: one, or a Jinja file in config"),
         ({"chat_template": {"default": "", "rag": ""}}, "has 2 chat templates; allowed: one, or"),
         ({"eos_token": None}, "names no end token"),
     ],
@@ -372,6 +371,14 @@ def test_a_folder_that_lacks_something_is_told(tmp_path, changes, reason):
     folder = small_folder(tmp_path, **changes)
     with pytest.raises(ValueError, match=f"tokenizer: {tmp_path} {reason}"):
         load(folder, None)
+
+
+def test_without_a_template_it_tokenises_and_begins_no_conversation(tmp_path):
+    tokenizer = load(small_folder(tmp_path, chat_template=None), None)
+    assert tokenizer.text(tokenizer.action("tea")) == "tea"
+    reason = f"tokenizer: {tmp_path} has no chat template; allowed: one, or a Jinja file in config"
+    with pytest.raises(ValueError, match=reason):
+        tokenizer.begin([USER], ())
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_metadata_that_is_missing_or_unknown_is_told(changes, reason):
 def test_a_file_without_a_template_needs_one_from_the_config(tmp_path):
     fields = {k: v for k, v in SMALL.items() if k != "tokenizer.chat_template"}
     with pytest.raises(ValueError, match="the GGUF file has no chat template; allowed: one, or a"):
-        gguf_tokenizer(fields, None)
+        gguf_tokenizer(fields, None).begin([{"role": "user", "content": "?"}], ())
     file = tmp_path / "chat.jinja"
     file.write_text(CHATML)
     made = gguf_tokenizer(fields, config.Chat(template=str(file)))

@@ -107,5 +107,4 @@ def test_a_folders_files_say_which_tokenizer_it_has(tmp_path):
     (real / "tokenizer.model").write_bytes(b"of another library")
     assert isinstance(load_tokenizer(made), SentencePieceTokenizer)
     assert isinstance(load_tokenizer(real), HuggingFaceTokenizer)
-    with pytest.raises(ValueError, match=f"tokenizer: {tmp_path} has none; allowed: tokenizer.jso"):
-        load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path) is None

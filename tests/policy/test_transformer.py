@@ -12,7 +12,7 @@ from flax import nnx
 from twin_policy import network_of, numpy_weights, tensors_of, twin_arch
 
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.architecture import Architecture, Lora, Moe
 from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer, new_cache
 
@@ -37,12 +37,28 @@ VARIANTS = {
     ),
     "plain, as many key heads, tied": dataclasses.replace(QWEN3, qk_norm=False, kv_heads=4),
 }
+# What a pass over a cache must get right beyond what the twin has.
+WAYS = {
+    "full": QWEN3,
+    "window": dataclasses.replace(QWEN3, windows=(3, None)),
+    "yarn": dataclasses.replace(QWEN3, rope=Rope(100.0, "yarn", 4.0, 8)),
+    "experts": dataclasses.replace(QWEN3, moe=Moe(4, 2, 10, True, dense_layers=(1,))),
+    "adapters": dataclasses.replace(QWEN3, lora=Lora(2, 4.0, ("q_proj", "down_proj"))),
+}
 LAYOUTS = [(False, "dots"), (True, "none"), (True, "full")]
 
 
 def make(arch, seed=0):
     """A network and its parameters; they are the NumPy twin's, so no part of them is trivial."""
     return network_of(numpy_weights(arch, seed), arch)
+
+
+def make_random(arch):
+    """A network and random parameters, none of them trivial."""
+    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    rng = np.random.default_rng(9)
+    noisy = lambda p: p + 0.2 * rng.normal(size=p.shape).astype(np.float32)  # noqa: E731
+    return network, jax.tree.map(noisy, params)
 
 
 def tokens_and_pulls(arch):
@@ -139,10 +155,10 @@ def test_rows_do_not_see_each_other():
     np.testing.assert_allclose(swapped[1][::-1], logp, atol=1e-6)
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
-def test_what_follows_a_past_is_as_in_the_full_pass(scan_layers):
-    arch = dataclasses.replace(QWEN3, scan_layers=scan_layers)
-    network, params = make(arch)
+@pytest.mark.parametrize("way, scan_layers", [*((way, False) for way in WAYS), ("full", True)])
+def test_what_follows_a_past_is_as_in_the_full_pass(way, scan_layers):
+    arch = dataclasses.replace(WAYS[way], scan_layers=scan_layers)
+    network, params = make_random(arch)
     tokens_NL, _ = tokens_and_pulls(arch)
     whole, whole_keys = full_pass(network, params, tokens_NL)
     # The past holds each row's own later keys too, which must not be seen.
@@ -162,9 +178,11 @@ def extend(network, params, tokens_NL, position_NL, cache):
     return network.bind(params).extend(tokens_NL, position_NL, cache)
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 16])
-def test_a_cache_filled_in_chunks_gives_the_full_pass(chunk):
-    network, params = make(QWEN3)
+@pytest.mark.parametrize(
+    "way, chunk", [*((way, 4) for way in WAYS), ("full", 1), ("full", 16), ("window", 1)]
+)
+def test_a_cache_filled_in_chunks_gives_the_full_pass(way, chunk):
+    network, params = make_random(WAYS[way])
     tokens_NL, _ = tokens_and_pulls(QWEN3)
     wanted, wanted_keys = full_pass(network, params, tokens_NL)
     cache, slots = new_cache(QWEN3, ROWS, LENGTH + 2), LENGTH + 2
@@ -198,6 +216,44 @@ def test_rows_extend_from_their_own_positions_and_see_nothing_stale():
     hidden, _ = extend(network, params, new_NL, length_N[:, None], cache)
     for row, n in enumerate(length_N):
         np.testing.assert_allclose(hidden[row, 0], wanted[row, n], atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["window", "experts"])
+def test_a_row_of_several_sequences_gives_what_each_gives_alone(way):
+    network, params = make_random(WAYS[way])
+    tokens_NL, _ = tokens_and_pulls(WAYS[way])
+    segment_NL = np.array([[0] * 4 + [1] * 7, [3] * 11, [0] * 1 + [1] * 5 + [2] * 5], np.int32)
+    packed, _ = network.bind(params).hidden(tokens_NL, segment_NL=jnp.asarray(segment_NL))
+    for row in range(ROWS):
+        for number in np.unique(segment_NL[row]):
+            own = segment_NL[row] == number
+            alone, _ = policy.hidden(network, params, tokens_NL[row : row + 1, own])
+            np.testing.assert_allclose(packed[row, own], alone[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_fused_kernel_changes_no_value_and_no_gradient(packed):
+    results = []
+    tokens_NL = np.random.default_rng(4).integers(0, 23, (2, 128)).astype(np.int32)
+    segment_NL = jnp.asarray(np.repeat([[0, 1]], 2, axis=0).repeat(64, axis=1)) if packed else None
+    for kernel in ("xla", "splash"):
+        arch = dataclasses.replace(
+            QWEN3, head_dim=8, windows=(40, None), attention=kernel, remat="full"
+        )
+        network, params = make_random(arch)
+
+        def loss(params, network=network):
+            hidden, _ = network.bind(params).hidden(tokens_NL, segment_NL=segment_NL)
+            return jnp.sum(jnp.sin(hidden)), hidden
+
+        grads, hidden = jax.jit(jax.grad(loss, has_aux=True))(params)
+        results.append((hidden, tensors_of(grads, arch)))
+    (plain, plain_grads), (fused, fused_grads) = results
+    np.testing.assert_allclose(fused, plain, atol=2e-5)
+    assert not np.array_equal(fused, plain)  # another kernel did run
+    for name, wanted in plain_grads.items():
+        gap = np.abs(fused_grads[name] - wanted).max()
+        assert gap <= 1e-4 * np.abs(wanted).max(), name
 
 
 def test_bfloat16_is_of_the_activations_only():

@@ -202,6 +202,9 @@ def test_a_missing_or_damaged_file_is_named(folder, name, damage):
     file.unlink()
     if damage != "missing":
         file.write_bytes(content[: len(content) // 2 if damage == "truncated" else 0])
+    if (name, damage) == ("tokenizer.model", "missing"):
+        assert from_pretrained(str(folder))[1] is None  # a folder need not have one
+        return
     by_folder = damage != "missing" and name in ("tokenizer.model", "chat.json")
     with pytest.raises(ValueError, match=f"{folder}.*{'' if by_folder else name}"):
         from_pretrained(str(folder))
