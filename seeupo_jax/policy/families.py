@@ -24,6 +24,8 @@ _FIXED = {
     "hidden_act": "silu",
     "attention_dropout": 0.0,
     "quantization_config": None,
+    "dual_chunk_attention_config": None,  # Qwen2.5-1M; transformers ignores it too
+    "use_mrope": False,
     "pretraining_tp": 1,
 }
 _ROPE_NAMES = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}

@@ -78,7 +78,8 @@ def _place(
 ) -> jax.Array:
     """Reads each device's part of a parameter and puts it there, one part after the other."""
     if where is None:
-        return jnp.asarray(_read_part(tensors, stored, (slice(None),) * len(shape), shape, dtype))
+        everything = (slice(None),) * len(shape)
+        return jax.device_put(_read_part(tensors, stored, everything, shape, dtype))
     devices_of: dict[Any, list[jax.Device]] = {}
     for device, index in where.addressable_devices_indices_map(shape).items():
         spans = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))

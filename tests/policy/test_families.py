@@ -191,6 +191,7 @@ def test_yarn_takes_its_original_length_from_the_model_where_it_says_none():
         ({"vocab_size": None}, "vocab_size missing"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed: 'silu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is "),
+        ({"dual_chunk_attention_config": {"chunk_size": 8}}, "dual_chunk_attention_config is {"),
         ({"attention_dropout": 0.1}, "attention_dropout is 0.1; allowed: 0.0"),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
