@@ -153,8 +153,8 @@ def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "f
         **_moe_json(arch),
     }
     for name in FAMILIES:
-        full = _with_defaults(name, values, "save_pretrained")
         try:
+            full = _with_defaults(name, values, "save_pretrained")
             same = read_architecture({**full, "model_type": name}, "save_pretrained")
         except ValueError:
             continue

@@ -233,6 +233,13 @@ def test_no_family_is_guessed_for_a_combination_that_none_has():
     assert FAMILIES.keys() == {"llama", "qwen2", "qwen3", "qwen3_moe"}
 
 
+def test_a_width_that_the_heads_do_not_divide_is_no_reason_to_refuse_another_family():
+    arch = Architecture(8, 24, 2, 7, 1, 6, 8)
+    written = config_json(arch)
+    assert written["model_type"] == "qwen3"
+    assert read_architecture(written, "again") == arch
+
+
 def test_layers_of_two_kinds_cannot_be_stacked():
     with pytest.raises(ValueError, match="scan_layers: got True for a model whose layers differ"):
         Architecture(8, 8, 2, 2, 2, 4, 8, windows=(4, None), scan_layers=True)
