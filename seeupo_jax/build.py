@@ -212,6 +212,8 @@ def build_pool(config: Config) -> EnvPool:
         config.rollout.tasks * config.rollout.group_size,
         workers=config.env.workers,
         timeout_s=config.env.timeout_s,
+        retries=config.env.retries,
+        retry_wait_s=config.env.retry_wait_s,
     )
 
 

@@ -74,6 +74,8 @@ class Env:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     workers: int = at_least(1, 8)  # threads that step environments
     timeout_s: float = above(0, 60.0)  # of one environment call
+    retries: int = at_least(0, 2)  # of a reset that failed, or of a call that had no effect
+    retry_wait_s: float = at_least(0, 0.5)  # before the first retry; doubles with each
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class Algorithm:
     clip_low: float | None = at_least(0, 0.2)
     clip_high: float | None = at_least(0, 0.2)
     kl_coef: float = at_least(0, 0.002)
+    tis_clip: float | None = above(0, None)  # weigh surrogates by trainer / sampler, at most this
     inner_epochs: int = at_least(1, 1)
     minibatches_per_turn: int = at_least(1, 1)
     turns_per_update: int = at_least(1, 1)

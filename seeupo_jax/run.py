@@ -29,7 +29,7 @@ from seeupo_jax.telemetry.checksum import checksum
 from seeupo_jax.telemetry.compilation import Compilations
 from seeupo_jax.telemetry.metrics import MetricsWriter
 from seeupo_jax.telemetry.progress import Progress
-from seeupo_jax.types import TrainState
+from seeupo_jax.types import TrainState, learnable
 
 
 class Run:
@@ -228,8 +228,11 @@ def warm_start(config: Config, workdir: Path, progress: Progress) -> None:
 
 def rollout_metrics(collected: Collected) -> dict[str, float]:
     """What a collection says about the policy and about the sampler."""
-    good = [t for t in collected.trajectories if not t.failed]
-    stops = [t.stop for t in collected.trajectories]
+    trajectories = collected.trajectories
+    good = [t for t in trajectories if not t.failed]
+    stops = [t.stop for t in trajectories]
+    groups = {t.group for t in trajectories}
+    kept = {trajectories[i].group for i in np.flatnonzero(learnable(trajectories))}
     mean = lambda values: float(np.mean(values)) if good else float("nan")  # noqa: E731
     counts = {f"rollout/stop_{name}": stops.count(name) for name in sorted(set(stops))}
     return {
@@ -241,6 +244,8 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
         "rollout/context_tokens": collected.context_tokens,
         "rollout/tokens_per_second": collected.sampled_tokens / collected.wall_s,
         "rollout/failed": len(stops) - len(good),
+        "rollout/groups_dropped": len(groups - kept),
+        "rollout/retries": sum(t.info["retries"] for t in trajectories),
         "time/environment_s": collected.environment_s,
         **counts,
     }

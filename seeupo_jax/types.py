@@ -12,6 +12,8 @@ Axes, as suffixes of array names:
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -64,6 +66,15 @@ class Trajectory:
         return self.stop in ("env_error", "timeout")
 
 
+def learnable(trajectories: Sequence[Trajectory]) -> np.ndarray:
+    """Which trajectories an update learns from: bool [N].
+
+    Not those that failed, nor the last one left of its group: nothing is there to compare it with.
+    """
+    left = Counter(t.group for t in trajectories if not t.failed)
+    return np.array([not t.failed and left[t.group] >= 2 for t in trajectories], bool)
+
+
 class TurnBatch(NamedTuple):
     """The rows that one step updates, cut at their last action token; a pytree of device arrays.
 
@@ -76,6 +87,8 @@ class TurnBatch(NamedTuple):
     old_logp_MRA, ref_logp_MRA: float32, log-probabilities under the old and the reference policy.
     trajectory_MR: int32 index into [N]; N (one past the end) marks an empty row.
     microbatches: int32 scalar, how many microbatches hold rows.
+    start_logp_MRA, sampler_logp_MRA: float32, log-probabilities under the parameters that sampled,
+      by the trainer's pass and as the sampler recorded them; None without `tis_clip`.
     """
 
     tokens_MRL: jax.Array
@@ -85,6 +98,8 @@ class TurnBatch(NamedTuple):
     ref_logp_MRA: jax.Array
     trajectory_MR: jax.Array
     microbatches: jax.Array
+    start_logp_MRA: jax.Array | None = None
+    sampler_logp_MRA: jax.Array | None = None
 
 
 class TrainState(NamedTuple):

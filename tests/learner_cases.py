@@ -44,6 +44,7 @@ ARCH = Architecture(
     mlp_width=24,
     tied=False,
 )
+NUMPY_ARCH = model.Architecture(ARCH.head_dim, ARCH.rope.theta, ARCH.norm_eps)
 # Every step has one row longer than 8, so one program serves them all; a few refreshes are longer.
 SHAPES = Shapes((8, 32), action=8, rows=3, microbatches=3)
 
@@ -150,6 +151,25 @@ def ragged(seed: int = 8) -> list[Trajectory]:
     ]
 
 
+def as_sampled(trajectories: Sequence[Trajectory], spread: float) -> list[Trajectory]:
+    """The same with log-probabilities of a sampler that differs from `policy` by so many nats.
+
+    Half of the spread moves whole segments, for means over tokens to differ too.
+    """
+    rng = np.random.default_rng(4)
+
+    def recorded(segment: Segment) -> Segment:
+        weights = weights_of(policy()[1])
+        exact_L, _ = model.token_logps(weights, segment.tokens_L, NUMPY_ARCH, temperature=1.0)
+        noise_L = spread * (rng.normal(size=exact_L.size) + rng.normal()) / 2
+        logp_L = np.where(segment.turn_L >= 0, exact_L + noise_L, 0).astype(np.float32)
+        return dataclasses.replace(segment, logp_L=logp_L)
+
+    segments = [tuple(recorded(segment) for segment in t.segments) for t in trajectories]
+    pairs = zip(trajectories, segments, strict=True)
+    return [dataclasses.replace(t, segments=new) for t, new in pairs]
+
+
 @dataclasses.dataclass(frozen=True)
 class Update:
     """One `update_turn` of a sweep, on the host."""
@@ -215,7 +235,7 @@ def twin_sweep(
         weights_of(policy()[1]),
         trajectories,
         options,
-        model.Architecture(ARCH.head_dim, ARCH.rope.theta, ARCH.norm_eps),
+        NUMPY_ARCH,
         ref_weights=None if ref_params is None else weights_of(ref_params),
     )
 

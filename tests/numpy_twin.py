@@ -15,10 +15,11 @@ from numpy_model import Architecture, Weights, token_logps
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens, and per token the turn that sampled it or -1."""
+    """Tokens, per token the turn that sampled it or -1, and what its sampler said of it."""
 
     tokens_L: Sequence[int]
     turn_L: Sequence[int]
+    logp_L: Sequence[float] = ()  # needed by tis_clip alone
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Options:
     clip_low: float | None = 0.2
     clip_high: float | None = 0.2
     kl_coef: float = 0.002
+    tis_clip: float | None = None
     inner_epochs: int = 1
     temperature: float = 1.0
     optimizer: str = "sgd"
@@ -81,8 +83,12 @@ class Piece:
     """A step's part of one segment: one action, however many of the step's turns it spans."""
 
     trajectory: int
-    tokens_L: np.ndarray
+    segment: Segment
     position_A: np.ndarray
+
+    @property
+    def tokens_L(self) -> np.ndarray:
+        return np.asarray(self.segment.tokens_L)
 
 
 def sweep(
@@ -122,9 +128,11 @@ def sweep(
         pool = len({piece.trajectory for piece in pieces})
         counted = pool if options.pool_mean == "active" else sum(not t.failed for t in trajectories)
         weight_N = advantage_N * factor_N
+        importance = importances(piece_logps(start, pieces, arch, options), pieces, options)
+        rest = (pieces, old, ref, weight_N, counted, arch, options, importance)
         losses = []
         for _ in range(options.inner_epochs):
-            loss, grads = turn_loss(current, pieces, old, ref, weight_N, counted, arch, options)
+            loss, grads = turn_loss(current, *rest)
             current = optimizer.step(current, grads)
             losses.append((loss, grads))
         before_N, factor_N = factor_N, factor_N.copy()
@@ -181,19 +189,22 @@ def turn_loss(
     counted: int,
     arch: Architecture,
     options: Options,
+    importance: Sequence[np.ndarray] | None = None,
 ) -> tuple[float, Weights]:
     """The negative objective of one step, and its gradients.
 
     Args:
       old, ref: per piece, log-probabilities [A] under the old and the reference policy.
       counted: how many trajectories the mean is over.
+      importance: per piece, what each token's surrogate [A] weighs; None: 1.
     """
     loss, grads = 0.0, {}
-    for piece, old_A, ref_A in zip(pieces, old, ref, strict=True):
+    if importance is None:
+        importance = [np.ones(len(old_A)) for old_A in old]
+    for piece, old_A, ref_A, importance_A in zip(pieces, old, ref, importance, strict=True):
         logp_L, backward = token_logps(weights, piece.tokens_L, arch, options.temperature)
-        value, slope_A = piece_objective(
-            logp_L[piece.position_A], old_A, ref_A, weight_N[piece.trajectory], options
-        )
+        weight_A = weight_N[piece.trajectory] * importance_A
+        value, slope_A = piece_objective(logp_L[piece.position_A], old_A, ref_A, weight_A, options)
         loss -= value / counted
         dlogp_L = np.zeros_like(logp_L)
         dlogp_L[piece.position_A] = -slope_A / counted
@@ -208,8 +219,30 @@ def step_pieces(trajectories: Sequence[Trajectory], turns: Sequence[int]) -> lis
         for segment in () if trajectory.failed else trajectory.segments:
             position_A = np.flatnonzero(np.isin(segment.turn_L, turns))
             if len(position_A):
-                pieces.append(Piece(i, np.asarray(segment.tokens_L), position_A))
+                pieces.append(Piece(i, segment, position_A))
     return pieces
+
+
+def importances(
+    start: Sequence[np.ndarray], pieces: Sequence[Piece], options: Options
+) -> list[np.ndarray]:
+    """Per piece and token [A], how much likelier the trainer finds it than its sampler did.
+
+    One number an action, repeated for its tokens, unless ratios are per token; 1 without a clip.
+
+    Args:
+      start: per piece, log-probabilities [A] under the parameters that sampled.
+    """
+    if options.tis_clip is None:
+        return [np.ones(len(start_A)) for start_A in start]
+    weights = []
+    for piece, start_A in zip(pieces, start, strict=True):
+        odds_A = np.exp(start_A) / np.exp(np.asarray(piece.segment.logp_L)[piece.position_A])
+        if options.ratio != "token":
+            root = len(odds_A) if options.ratio == "geometric" else 1
+            odds_A = np.full(len(odds_A), np.prod(odds_A) ** (1 / root))
+        weights.append(np.array([min(odds, options.tis_clip) for odds in odds_A]))
+    return weights
 
 
 def piece_logps(
@@ -222,21 +255,26 @@ def piece_logps(
 
 
 def piece_objective(
-    logp_A: np.ndarray, old_A: np.ndarray, ref_A: np.ndarray, weight: float, options: Options
+    logp_A: np.ndarray, old_A: np.ndarray, ref_A: np.ndarray, weight_A: np.ndarray, options: Options
 ) -> tuple[float, np.ndarray]:
-    """One action's objective, to maximise, and its derivative by each token's log-probability."""
+    """One action's objective, to maximise, and its derivative by each token's log-probability.
+
+    Args:
+      weight_A: M of each token, or one for all of them; all equal unless ratios are per token.
+    """
     count = len(logp_A)
+    weight_A = np.broadcast_to(weight_A, count)
     to_ref_A = ref_A - logp_A
     value = -options.kl_coef * np.mean(np.exp(to_ref_A) - to_ref_A - 1)
     slope_A = -options.kl_coef * (1 - np.exp(to_ref_A)) / count
     if options.ratio == "token":
         for j in range(count):
-            term, slope = _clipped_term(np.exp(logp_A[j] - old_A[j]), weight, options)
+            term, slope = _clipped_term(np.exp(logp_A[j] - old_A[j]), weight_A[j], options)
             value += term / count
             slope_A[j] += slope / count
         return value, slope_A
     ratio = _weight_ratio(logp_A - old_A, options)
-    term, slope = _clipped_term(ratio, weight, options)
+    term, slope = _clipped_term(ratio, weight_A[0], options)
     per_token = {"geometric": slope / count, "product": slope}[options.ratio]
     return value + term, slope_A + per_token
 

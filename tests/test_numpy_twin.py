@@ -177,6 +177,20 @@ def test_old_policy_turn_restarts_every_ratio_at_one():
     assert abs(run(scale="none", kl_coef=0.0).steps[1].loss - second.loss) > 1e-4
 
 
+def test_importances_by_hand():
+    segment = twin.Segment([1, 2, 3, 4], [-1, 0, 0, 0], np.log([1.0, 0.2, 0.4, 0.8]))
+    (piece,) = twin.step_pieces([twin.Trajectory([segment], 0.0, 0)], [0])
+    start = [np.log([0.4, 0.2, 0.8])]  # quotients 2, 1/2 and 1
+    expected = {"geometric": [1.0] * 3, "product": [1.0] * 3, "token": [1.5, 0.5, 1.0]}
+    for ratio, weights in expected.items():
+        options = dataclasses.replace(OPTIONS, ratio=ratio, tis_clip=1.5)
+        (result,) = twin.importances(start, [piece], options)
+        np.testing.assert_allclose(result, weights, rtol=1e-12)
+    options = dataclasses.replace(OPTIONS, tis_clip=9.0)
+    (result,) = twin.importances([start[0] + np.log([2, 2, 2])], [piece], options)
+    np.testing.assert_allclose(result, [2.0] * 3, rtol=1e-12)
+
+
 def test_a_turn_that_nobody_has_takes_no_step():
     sweep = run(order=[[5], [1], [3], [0]], optimizer="adam", learning_rate=0.01)
     assert [step.turns for step in sweep.steps] == [(1,), (0,)]

@@ -36,6 +36,43 @@ def turn_ratio(
     return jnp.exp(jnp.minimum(_LEVELS[level](difference_NL, mask_NL), _MAX_LOG_RATIO))
 
 
+def truncated_importance(
+    old_logp_NL: jax.Array,
+    sampler_logp_NL: jax.Array,
+    mask_NL: jax.Array,
+    *,
+    level: str,
+    clip: float,
+) -> jax.Array:
+    """What an action's surrogate weighs when its sampler is not quite the trainer's old policy.
+
+    Truncated importance sampling (Ionides 2008, "Truncated Importance Sampling"), here for samplers
+    whose numerics differ from the trainer's (Yao et al. 2025, "Your Efficient RL Framework Secretly
+    Brings You Off-Policy RL Training"): min(pi_old / pi_sampler, clip). The quotient turns a mean
+    over what was sampled into one over what the old policy would have; the bound trades a
+    little bias for a variance that rare actions cannot blow up. At level `geometric` the quotient
+    is tempered like the ratio that it weighs. A sampler with top-k or top-p records the truncated
+    distribution's log-probabilities, so the weight makes up for that truncation too, though not for
+    the tokens that could never be drawn.
+
+    Args:
+      old_logp_NL: [N, L], the trainer's log-probabilities (nats) under the parameters that sampled.
+      sampler_logp_NL: [N, L], those that the sampler recorded.
+      mask_NL: [N, L], nonzero at the action's tokens; no value outside reaches the result.
+      level: of the ratio, as for `turn_ratio`.
+      clip: > 0, the largest weight.
+
+    Returns:
+      float32 [N], or [N, L] for `token`, in [0, clip]; no gradient flows through it. min(1, clip)
+      for an empty mask and, with `token`, outside the mask.
+
+    Raises:
+      ValueError: an unknown level.
+    """
+    quotient = turn_ratio(old_logp_NL, sampler_logp_NL, mask_NL, level=level)
+    return jax.lax.stop_gradient(jnp.minimum(quotient, clip))
+
+
 def clipped_surrogate(
     ratio_N: jax.Array,
     weight_N: jax.Array,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from seeupo_jax.envs.base import Demonstration, Demonstrator, Environment, Message, StepResult, Tool
+from seeupo_jax.envs.base import (
+    Demonstration,
+    Demonstrator,
+    Environment,
+    Message,
+    StepResult,
+    Tool,
+    TransientError,
+)
 
 
 def _order_desk(**options: Any) -> Environment:
@@ -44,5 +52,6 @@ __all__ = [
     "Message",
     "StepResult",
     "Tool",
+    "TransientError",
     "make",
 ]

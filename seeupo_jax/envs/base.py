@@ -38,11 +38,22 @@ class Demonstration:
     tools: tuple[Tool, ...] = ()
 
 
+class TransientError(Exception):
+    """Raised by `Environment.step` to say: nothing has happened, the same call may be made again.
+
+    For a refused connection, say, or a server that is still busy. It is raised before the action
+    has had any effect; the trainer waits and makes the call again on the same object, as often as
+    `config.env.retries` says, and the episode goes on as if nothing had been.
+    """
+
+
 class Environment(Protocol):
     """A simulated world that a policy acts on by writing messages.
 
     One object plays one episode at a time; objects share no mutable state, so that many of them run
-    in threads. A method that raises ends the episode with `stop='env_error'`.
+    in threads. A method that raises ends the episode with `stop='env_error'`, with two exceptions:
+    a `reset` that fails is tried again on a new object, and so is a `step` that raises
+    `TransientError`, on the same one.
     """
 
     def task_ids(self, split: str) -> Sequence[str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from seeupo_jax.types import Trajectory, TurnBatch
+from seeupo_jax.types import Trajectory, TurnBatch, learnable
 
 
 class RefreshBatch(NamedTuple):
@@ -42,25 +42,21 @@ class Rows:
     turn: tuple[np.ndarray, ...]
     logp: tuple[np.ndarray, ...]
     trajectory_S: np.ndarray
-    trajectories: int  # N, failed ones included
+    trajectories: int  # N, those left out included
     turns: int  # K, of the longest trajectory
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory]) -> Rows:
-        """Segments of the trajectories whose environment did not fail."""
-        pairs = [
-            (i, segment)
-            for i, trajectory in enumerate(trajectories)
-            if not trajectory.failed
-            for segment in trajectory.segments
-        ]
+        """Segments of the trajectories that an update learns from."""
+        kept = np.flatnonzero(learnable(trajectories))
+        pairs = [(i, segment) for i in kept for segment in trajectories[i].segments]
         return cls(
             tuple(segment.tokens_L for _, segment in pairs),
             tuple(segment.turn_L for _, segment in pairs),
             tuple(segment.logp_L for _, segment in pairs),
             np.array([i for i, _ in pairs], np.int32),
             len(trajectories),
-            max((t.turns for t in trajectories if not t.failed), default=0),
+            max((trajectories[i].turns for i in kept), default=0),
         )
 
 
@@ -133,12 +129,15 @@ def turn_batch(
     *,
     length: int,
     action: int,
+    start_logp: Sequence[np.ndarray] | None = None,
 ) -> TurnBatch:
     """Pads pieces into a TurnBatch of host arrays.
 
     Args:
       old_logp, ref_logp: one float32 array a segment, aligned with its tokens.
       length, action: L and A of the batch; no piece is longer.
+      start_logp: the same under the parameters that sampled, where the batch is to hold these and
+        the sampler's own, for truncated importance sampling.
     """
     L, A = length, action
     # Segments can outnumber trajectories: whole multiples keep the list of shapes short.
@@ -147,19 +146,22 @@ def turn_batch(
     count = M * shapes.rows
     tokens = np.zeros((count, L), np.int32)
     position = np.ones((count, A), np.int32)
-    mask, old, ref = (np.zeros((count, A), np.float32) for _ in range(3))
+    sampled = () if start_logp is None else (start_logp, rows.logp)
+    mask, *logps = (np.zeros((count, A), np.float32) for _ in range(3 + len(sampled)))
     trajectory = np.full(count, rows.trajectories, np.int32)
     for row, piece in enumerate(pieces):
         size = piece.position_A.size
         tokens[row, : piece.end] = rows.tokens[piece.segment][: piece.end]
         position[row, :size] = piece.position_A
         mask[row, :size] = 1
-        old[row, :size] = old_logp[piece.segment][piece.position_A]
-        ref[row, :size] = ref_logp[piece.segment][piece.position_A]
+        for padded, source in zip(logps, (old_logp, ref_logp, *sampled), strict=True):
+            padded[row, :size] = source[piece.segment][piece.position_A]
         trajectory[row] = rows.trajectory_S[piece.segment]
     fold = lambda x: x.reshape(M, shapes.rows, *x.shape[1:])  # noqa: E731
     used = np.int32(-(-len(pieces) // shapes.rows))
-    return TurnBatch(*map(fold, (tokens, position, mask, old, ref, trajectory)), used)
+    old, ref, *sampled = map(fold, logps)
+    tokens, position, mask, trajectory = map(fold, (tokens, position, mask, trajectory))
+    return TurnBatch(tokens, position, mask, old, ref, trajectory, used, *sampled)
 
 
 def refresh_batch(
@@ -213,6 +215,13 @@ def _alone(rows: Rows, pieces: Sequence[Piece]) -> set[int]:
     return {trajectory for trajectory, times in count.items() if times == 1}
 
 
-def empty_batch(rows: Rows, shapes: Shapes, *, length: int, action: int) -> TurnBatch:
-    """A batch without any row, of the shapes that a real one would have."""
-    return turn_batch(rows, [], shapes, [], [], length=length, action=action)
+def empty_batch(
+    rows: Rows, shapes: Shapes, *, length: int, action: int, importance: bool = False
+) -> TurnBatch:
+    """A batch without any row, of the shapes that a real one would have.
+
+    Args:
+      importance: whether a real one holds the arrays of truncated importance sampling.
+    """
+    start_logp = [] if importance else None
+    return turn_batch(rows, [], shapes, [], [], length=length, action=action, start_logp=start_logp)

@@ -93,6 +93,7 @@ class Learner:
             kl_coef=chosen.kl_coef,
             weight_clip=chosen.weight_clip,
             temperature=self.temperature,
+            tis_clip=chosen.tis_clip,
         )
 
     @property
@@ -120,8 +121,11 @@ def compile_programs(
         batch = empty_batch(rows, shapes, length=length, action=length)
         for params in (state.params, ref_params):
             learner.score(params, batch)
+    importance = learner.algorithm.tis_clip is not None
     for length in shapes.lengths:
-        batch = empty_batch(rows, shapes, length=length, action=shapes.action)
+        batch = empty_batch(
+            rows, shapes, length=length, action=shapes.action, importance=importance
+        )
         continued = None
         if learner.fused:
             continued, _ = refresh_batch(rows, batch, [], [], shapes, [])

@@ -19,7 +19,7 @@ from seeupo_jax.learner.batching import (
     turn_batch,
 )
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.types import TrainState, Trajectory, TurnBatch
+from seeupo_jax.types import TrainState, Trajectory, TurnBatch, learnable
 
 
 def update_order(
@@ -59,6 +59,8 @@ class Pass:
     """A sweep under way: what its steps read and write on the host.
 
     old_logp, ref_logp: one array a segment, aligned with its tokens.
+    start_logp: the same under the parameters that sampled, which no step overwrites; None without
+      truncated importance sampling.
     """
 
     rows: Rows
@@ -69,6 +71,7 @@ class Pass:
     previous: list[Piece]
     tokens: int = 0  # that the steps were asked to compute
     padded: int = 0  # that they computed, padding included
+    start_logp: list[np.ndarray] | None = None
 
     def batch(
         self, pieces: Sequence[Piece], shapes: Shapes, length: int | None = None
@@ -84,6 +87,7 @@ class Pass:
             self.ref_logp,
             length=length,
             action=shapes.action,
+            start_logp=self.start_logp,
         )
         _, R, L = batch.tokens_MRL.shape
         self.tokens += sum(piece.end for piece in pieces)
@@ -152,7 +156,7 @@ def start_pass(
     trajectories: Sequence[Trajectory],
 ) -> Pass:
     """Advantages, and one pass each for the log-probabilities of the old and reference policies."""
-    valid_N = np.array([not t.failed for t in trajectories])
+    valid_N = learnable(trajectories)
     advantage_N = learner.advantage(
         np.array([t.reward for t in trajectories], np.float32),
         np.array([t.group for t in trajectories], np.int32),
@@ -167,7 +171,12 @@ def start_pass(
     ref_MRA = learner.score(ref_params, batch) if learner.algorithm.kl_coef else old_MRA
     scatter(old_logp, pieces, np.asarray(old_MRA))
     scatter(ref_logp, pieces, np.asarray(ref_MRA))
-    return Pass(rows, advantage_N, int(valid_N.sum()), old_logp, ref_logp, [])
+    # Copied: old_policy=turn overwrites the old policy's as the sweep goes on.
+    weighted = learner.algorithm.tis_clip is not None
+    start_logp = [array.copy() for array in old_logp] if weighted else None
+    return Pass(
+        rows, advantage_N, int(valid_N.sum()), old_logp, ref_logp, [], start_logp=start_logp
+    )
 
 
 def update_turn(
@@ -275,17 +284,20 @@ def _summarize(
     """Means over rows and steps, as host numbers; this waits for the device once."""
     totals = [{k: float(v) for k, v in step.items()} for step in jax.device_get(list(steps))]
     rows = sum(step["rows"] for step in totals)
+    mean = lambda name: sum(step[name] for step in totals) / rows  # noqa: E731
+    weights = {"sweep/tis_weight_mean": "tis_weight", "sweep/tis_truncated": "tis_truncated"}
     return {
         "sweep/turns": turns,
         "sweep/steps": len(totals),
         "sweep/loss": float(np.mean([step["loss"] for step in totals])),
-        "sweep/clip_fraction": sum(step["clipped"] for step in totals) / rows,
-        "sweep/kl": sum(step["kl"] for step in totals) / rows,
+        "sweep/clip_fraction": mean("clipped"),
+        "sweep/kl": mean("kl"),
         "sweep/weight_max": max(step["weight_max"] for step in totals),
         "sweep/grad_norm": float(np.mean([step["grad_norm"] for step in totals])),
         "sweep/updates_skipped": sum(step["update_skipped"] for step in totals),
         "sweep/tokens": current.tokens,
         "sweep/padding_fraction": 1 - current.tokens / current.padded,
+        **{key: mean(name) for key, name in weights.items() if current.start_logp is not None},
     }
 
 

@@ -14,6 +14,7 @@ import optax
 from seeupo_jax.algorithms.surrogate import (
     clipped_surrogate,
     kl_estimate,
+    truncated_importance,
     turn_ratio,
     update_weight,
 )
@@ -37,6 +38,13 @@ class Objective:
     kl_coef: float
     weight_clip: float | None
     temperature: float
+    tis_clip: float | None = None
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """What a step counts for its metrics, beside the loss."""
+        names = ("rows", "clipped", "kl", "weight_max")
+        return names if self.tis_clip is None else (*names, "tis_weight", "tis_truncated")
 
     @property
     def weight_ratio(self) -> str:
@@ -150,19 +158,39 @@ def turn_loss(
     weight = weight_R if ratio.ndim == 1 else jnp.broadcast_to(weight_R[:, None], ratio.shape)
     clip = {"clip_low": objective.clip_low, "clip_high": objective.clip_high}
     surrogate = clipped_surrogate(ratio, weight, **clip)
-    clipped = surrogate < ratio * weight
+    shares = {"clipped": surrogate < ratio * weight}
+    if objective.tis_clip is not None:
+        importance = _importance(objective, row)
+        surrogate = importance * surrogate
+        shares |= {
+            "tis_weight": importance,
+            "tis_truncated": importance >= objective.tis_clip,
+        }
     if ratio.ndim == 2:
-        surrogate, clipped = ((x * mask_RA).sum(axis=1) / count_R for x in (surrogate, clipped))
+        surrogate, shares = jax.tree.map(
+            lambda x: (x * mask_RA).sum(axis=1) / count_R, (surrogate, shares)
+        )
     kl_R = kl_estimate(logp_RA, row.ref_logp_MRA, mask=mask_RA).sum(axis=1) / count_R
     real_R = row.mask_MRA[:, 0]
     loss = -jnp.sum(real_R * (surrogate - objective.kl_coef * kl_R))
     sums = {
         "rows": real_R.sum(),
-        "clipped": jnp.sum(real_R * clipped),
+        **{name: jnp.sum(real_R * share) for name, share in shares.items()},
         "kl": jnp.sum(real_R * kl_R),
         "weight_max": jnp.max(jnp.abs(real_R * weight_R)),
     }
     return loss, (logp_RA, factor_R, jax.lax.stop_gradient(sums))
+
+
+def _importance(objective: Objective, row: TurnBatch) -> jax.Array:
+    """What the rows' surrogates weigh against the sampler's mismatch, in the ratio's shape."""
+    return truncated_importance(
+        row.start_logp_MRA,
+        row.sampler_logp_MRA,
+        row.mask_MRA,
+        level=objective.ratio,
+        clip=objective.tis_clip,
+    )
 
 
 def _refresh_rows(
@@ -255,8 +283,7 @@ def turn_step(
 
     with jax.named_scope("sweep/turn"):
         zeros = jax.tree.map(jnp.zeros_like, state.params)
-        names = ("rows", "clipped", "kl", "weight_max", "loss")
-        total = {name: jnp.zeros(()) for name in names}
+        total = {name: jnp.zeros(()) for name in (*objective.sums, "loss")}
         start = (zeros, factor_N, jnp.zeros_like(batch.mask_MRA), total)
         grads, factor_N, logp_MRA, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
         grads = jax.tree.map(lambda g: g / denominator, grads)

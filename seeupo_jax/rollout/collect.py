@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from seeupo_jax.envs.base import Environment, Message
-from seeupo_jax.envs.pool import EnvPool, Failure
+from seeupo_jax.envs.base import Environment, Message, StepResult
+from seeupo_jax.envs.pool import Call, EnvPool, Failure, Outcome
 from seeupo_jax.policy.tokenizer import Conversation, Tokenizer, Transcript
 from seeupo_jax.rollout.engine import Engine, Streams, task_number
 from seeupo_jax.types import Trajectory
@@ -36,13 +36,21 @@ class _Episode:
     reward: float = 0.0
     score: float = 0.0
     stop: str | None = None
+    retries: int = 0
     info: dict[str, Any] = field(default_factory=dict)
 
-    def fail(self, failure: Failure) -> None:
-        self.stop, self.info = failure.stop, self.info | {"failure": failure.reason}
+    def hear(self, outcome: Outcome) -> Any:
+        """What its environment brought; None where it failed, which ends the episode."""
+        self.retries += outcome.retries
+        result = outcome.result
+        if not isinstance(result, Failure):
+            return result
+        self.stop, self.info = result.stop, self.info | {"failure": result.reason}
+        return None
 
     def finish(self, seed: int) -> Trajectory:
         request = self.request
+        own = {"score": self.score, "member": request.member, "retries": self.retries}
         return Trajectory(
             segments=self.transcript.segments(),
             reward=self.reward,
@@ -51,7 +59,7 @@ class _Episode:
             seed=seed,
             stop="done" if self.stop is None else self.stop,
             messages=tuple(self.messages),
-            info=self.info | {"score": self.score, "member": request.member},
+            info=self.info | own,
         )
 
 
@@ -187,20 +195,18 @@ def _reset(pool: EnvPool, tokenizer: Tokenizer, episodes: Sequence[_Episode], se
     began = time.perf_counter()
 
     # Tokenised in the worker: a malformed message is the environment's failure, not the run's.
-    def start(task_id: str) -> Any:
-        def call(env: Environment) -> Any:
-            messages, tools = env.reset(task_id, seed)
-            return messages, tokenizer.begin(messages, tools)
+    def begin(_: Environment, answer: Any) -> Any:
+        messages, tools = answer
+        return messages, tokenizer.begin(messages, tools)
 
-        return call
+    def start(slot: int, task_id: str) -> Call:
+        return Call(slot, lambda env: env.reset(task_id, seed), begin, fresh=True)
 
-    calls = [(slot, start(episode.request.task_id)) for slot, episode in enumerate(episodes)]
-    for episode, result in zip(episodes, pool.call(calls), strict=True):
-        if isinstance(result, Failure):
-            episode.fail(result)
-            continue
-        messages, episode.conversation = result
-        episode.messages += messages
+    calls = [start(slot, episode.request.task_id) for slot, episode in enumerate(episodes)]
+    for episode, outcome in zip(episodes, pool.call(calls), strict=True):
+        if (begun := episode.hear(outcome)) is not None:
+            messages, episode.conversation = begun
+            episode.messages += messages
     return time.perf_counter() - began
 
 
@@ -213,23 +219,20 @@ def _step(
     """Lets the environments answer actions (tokens and text); returns the seconds it took."""
     began = time.perf_counter()
 
-    def answer(conversation: Conversation, tokens: list[int], text: str) -> Any:
-        def call(env: Environment) -> Any:
-            step = env.step(text)
+    def answer(slot: int, conversation: Conversation, tokens: list[int], text: str) -> Call:
+        def extend(env: Environment, step: StepResult) -> Any:
             after = None if step.done else conversation.extend(tokens, step.observation)
             return step, float(step.reward), env.score(), after
 
-        return call
+        return Call(slot, lambda env: env.step(text), extend)
 
     acted = zip(slots, episodes, actions, strict=True)
-    calls = [(slot, answer(episode.conversation, *action)) for slot, episode, action in acted]
-    results = pool.call(calls)
-    for episode, (_, text), result in zip(episodes, actions, results, strict=True):
+    outcomes = pool.call([answer(slot, e.conversation, *action) for slot, e, action in acted])
+    for episode, (_, text), outcome in zip(episodes, actions, outcomes, strict=True):
         episode.messages.append({"role": "assistant", "content": text})
-        if isinstance(result, Failure):
-            episode.fail(result)
+        if (answered := episode.hear(outcome)) is None:
             continue
-        step, reward, episode.score, episode.conversation = result
+        step, reward, episode.score, episode.conversation = answered
         episode.reward += reward
         episode.messages += step.observation
         episode.info = episode.info | step.info

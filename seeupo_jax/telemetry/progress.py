@@ -44,6 +44,11 @@ _SPEED = (
     ("sweep", "sweep/tokens_per_second", _rate),
 )
 _UPDATE = (("kl", "sweep/kl", _small),)
+_TROUBLE = (  # of environments; shown where there was any
+    ("retries", "rollout/retries", _fixed(0)),
+    ("failed", "rollout/failed", _fixed(0)),
+    ("groups dropped", "rollout/groups_dropped", _fixed(0)),
+)
 
 
 @dataclass(frozen=True)
@@ -241,10 +246,10 @@ class Progress:
 
     def _iteration_line(self) -> str:
         state = self._state
-        shown = _shown(state.metrics, _OUTCOME + _SPEED + _UPDATE)
+        shown = _shown(state.metrics, _OUTCOME + _SPEED + _UPDATE) + _troubles(state.metrics)
         return _join(
             f"iteration {state.done}/{state.total}",
-            *(f"{label} {text}" for label, text in shown),
+            _pairs(shown),
             *self._time_parts(),
         )
 
@@ -290,9 +295,10 @@ class Progress:
         rows.add_column(no_wrap=True, overflow="ellipsis")
         elapsed = f"elapsed {format_duration(now - state.began)}"
         for label, parts in (
-            ("policy", [_pairs(state.metrics, _OUTCOME + _UPDATE)]),
+            ("policy", [_pairs(_shown(state.metrics, _OUTCOME + _UPDATE))]),
             ("success", [sparkline(state.successes, unicode=self._unicode)]),
-            ("speed", [_pairs(state.metrics, _SPEED)]),
+            ("speed", [_pairs(_shown(state.metrics, _SPEED))]),
+            ("trouble", [_pairs(_troubles(state.metrics))]),
             ("time", [elapsed, *self._time_parts()]),
         ):
             if text := _join(*parts):
@@ -326,5 +332,9 @@ def _shown(metrics: Mapping[str, Any], fields: tuple) -> list[tuple[str, str]]:
     return [(label, form(number)) for label, number, form in numbers if not math.isnan(number)]
 
 
-def _pairs(metrics: Mapping[str, Any], fields: tuple) -> str:
-    return _join(*(f"{label} {text}" for label, text in _shown(metrics, fields)))
+def _troubles(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(label, text) for label, text in _shown(metrics, _TROUBLE) if text != "0"]
+
+
+def _pairs(shown: Sequence[tuple[str, str]]) -> str:
+    return _join(*(f"{label} {text}" for label, text in shown))

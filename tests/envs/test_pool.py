@@ -1,13 +1,16 @@
-"""The pool answers in order, and a call that fails or hangs costs only itself."""
+"""The pool answers in order, and a call that fails or hangs is tried again or costs only itself."""
 
 import threading
 import time
 
 import pytest
 
-from seeupo_jax.envs.pool import EnvPool, Failure
+from seeupo_jax.envs.base import TransientError
+from seeupo_jax.envs.pool import Call, EnvPool, Failure, Outcome
 
 TIMEOUT_S = 0.5
+WAIT_S = 0.05
+DOWN = RuntimeError("down")
 
 
 class Counter:
@@ -35,8 +38,9 @@ def make():
     """Makes pools; closes them and ends their hung calls after the test."""
     released, pools = threading.Event(), []
 
-    def make_pool(size=4, workers=2, timeout_s=TIMEOUT_S):
-        pools.append(EnvPool(lambda: Counter(released), size, workers=workers, timeout_s=timeout_s))
+    def make_pool(size=4, workers=2, timeout_s=TIMEOUT_S, made=Counter, **retries):
+        new = lambda: made(released)  # noqa: E731
+        pools.append(EnvPool(new, size, workers=workers, timeout_s=timeout_s, **retries))
         return pools[-1]
 
     before = set(threading.enumerate())
@@ -48,6 +52,30 @@ def make():
     while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left  # closing ends every thread, those that hung included
+
+
+def ask(pool, asked):
+    """What came of calls without retries, by (slot, question)."""
+    outcomes = pool.call([Call(slot, question) for slot, question in asked])
+    assert not any(outcome.retries for outcome in outcomes)
+    return [outcome.result for outcome in outcomes]
+
+
+class Flaky:
+    """Fails at its first `times` tries with `error`, or hangs; then it counts. Notes every try."""
+
+    def __init__(self, times, error=DOWN):
+        self.times, self.error = times, error
+        self.environments, self.moments = [], []
+
+    def __call__(self, env):
+        self.environments.append(env)
+        self.moments.append(time.monotonic())
+        if len(self.moments) > self.times:
+            return env.count()
+        if self.error is None:
+            return env.hang()
+        raise self.error
 
 
 def count(env):
@@ -75,13 +103,13 @@ def test_results_are_in_the_order_of_the_calls_whatever_finishes_first(make):
 
         return call
 
-    assert pool.call([(i, last_first(i)) for i in range(4)]) == [0, 1, 2, 3]
+    assert ask(pool, [(i, last_first(i)) for i in range(4)]) == [0, 1, 2, 3]
 
 
 def test_calls_run_side_by_side_up_to_the_number_of_workers(make):
     pool = make(size=4, workers=3, timeout_s=30)
     together = threading.Barrier(3, timeout=10)
-    assert pool.call([(i, lambda env: together.wait() >= 0) for i in range(3)]) == [True] * 3
+    assert ask(pool, [(i, lambda env: together.wait() >= 0) for i in range(3)]) == [True] * 3
     lock, running, most = threading.Lock(), 0, 0
 
     def busy(env):
@@ -93,29 +121,29 @@ def test_calls_run_side_by_side_up_to_the_number_of_workers(make):
         with lock:
             running -= 1
 
-    pool.call([(i, busy) for i in range(4)])
+    ask(pool, [(i, busy) for i in range(4)])
     assert most <= 3
 
 
 def test_a_slot_keeps_its_environment_between_calls(make):
     pool = make()
-    assert pool.call([(2, count), (0, count)]) == [1, 1]
-    assert pool.call([(0, count), (2, count), (1, count)]) == [2, 2, 1]
-    assert pool.call([]) == []
+    assert ask(pool, [(2, count), (0, count)]) == [1, 1]
+    assert ask(pool, [(0, count), (2, count), (1, count)]) == [2, 2, 1]
+    assert ask(pool, []) == []
 
 
 def test_an_exception_costs_one_call_and_keeps_the_environment(make):
     pool = make()
-    pool.call([(0, count)])
+    ask(pool, [(0, count)])
 
     def fail(env):
         env.count()
         raise RuntimeError("no such order")
 
-    failure, other = pool.call([(0, fail), (1, count)])
+    failure, other = ask(pool, [(0, fail), (1, count)])
     assert failure == Failure("env_error", "RuntimeError: no such order")
     assert (other, pool.abandoned) == (1, 0)
-    assert pool.call([(0, count)]) == [3]
+    assert ask(pool, [(0, count)]) == [3]
 
 
 def test_an_environment_that_exits_is_an_exception_like_any_other(make):
@@ -124,54 +152,199 @@ def test_an_environment_that_exits_is_an_exception_like_any_other(make):
     def leave(env):
         raise SystemExit(2)
 
-    results = pool.call([(0, leave), (1, count)])
+    results = ask(pool, [(0, leave), (1, count)])
     assert results == [Failure("env_error", "SystemExit: 2"), 1]
     assert pool.abandoned == 0
 
 
 def test_a_hang_costs_its_time_limit_and_its_slot_gets_a_new_environment(make):
     pool = make(workers=1)  # the only worker hangs, so the others need its substitute
-    before = pool.call([(slot, identify) for slot in range(3)])
-    pool.call([(slot, count) for slot in range(3)])
+    before = ask(pool, [(slot, identify) for slot in range(3)])
+    ask(pool, [(slot, count) for slot in range(3)])
     began = time.monotonic()
-    results = pool.call([(0, hang), (1, count), (2, count)])
+    results = ask(pool, [(0, hang), (1, count), (2, count)])
     assert TIMEOUT_S <= time.monotonic() - began < TIMEOUT_S + 5
     assert results == [Failure("timeout", "no answer in 0.5 s"), 2, 2]
     assert pool.abandoned == 1
-    after = pool.call([(slot, identify) for slot in range(3)])
+    after = ask(pool, [(slot, identify) for slot in range(3)])
     assert after[1:] == before[1:] and after[0] != before[0]
-    assert pool.call([(slot, count) for slot in range(3)]) == [1, 3, 3]
+    assert ask(pool, [(slot, count) for slot in range(3)]) == [1, 3, 3]
 
 
 def test_calls_that_wait_for_a_worker_are_not_late(make):
     # Five calls of a quarter of the limit each, one after the other, take longer than it.
     pool = make(size=5, workers=1, timeout_s=1.0)
-    results = pool.call([(slot, lambda env: time.sleep(0.25) or env.count()) for slot in range(5)])
+    results = ask(pool, [(slot, lambda env: time.sleep(0.25) or env.count()) for slot in range(5)])
     assert results == [1] * 5 and pool.abandoned == 0
 
 
 def test_every_worker_may_hang_at_once(make):
     pool = make(size=4, workers=2)
-    results = pool.call([(slot, hang) for slot in range(4)])
+    results = ask(pool, [(slot, hang) for slot in range(4)])
     assert [r.stop for r in results] == ["timeout"] * 4
     assert pool.abandoned == 4
-    assert pool.call([(slot, count) for slot in range(4)]) == [1] * 4
+    assert ask(pool, [(slot, count) for slot in range(4)]) == [1] * 4
 
 
 def test_a_late_answer_never_reaches_a_later_call(make):
     pool = make(size=1, workers=1)
-    pool.call([(0, hang)])
-    (environment,) = pool.call([(0, lambda env: env)])
+    ask(pool, [(0, hang)])
+    (environment,) = ask(pool, [(0, lambda env: env)])
     environment.released.set()
     for _ in range(20):
-        assert pool.call([(0, count)])[0] != "late"
+        assert ask(pool, [(0, count)])[0] != "late"
 
 
 def test_a_closed_pool_has_closed_its_environments_and_takes_no_call(make):
     pool = make()
-    environments = pool.call([(slot, lambda env: env) for slot in range(4)])
+    environments = ask(pool, [(slot, lambda env: env) for slot in range(4)])
     pool.close()
     assert all(environment.closed for environment in environments)
     with pytest.raises(IndexError):
-        pool.call([(0, count)])
+        ask(pool, [(0, count)])
     pool.close()
+
+
+def test_closing_makes_no_environment_in_place_of_one_that_was_given_up(make):
+    made = []
+    pool = make(size=2, timeout_s=0.2, made=lambda released: made.append(0) or Counter(released))
+    ask(pool, [(0, hang)])
+    pool.close()
+    assert len(made) == 2
+
+
+def test_a_call_that_starts_anew_is_tried_again_on_new_environments(make):
+    pool = make(retries=2, retry_wait_s=0.001)
+    (before,) = ask(pool, [(1, lambda env: env)])
+    flaky = Flaky(2)
+    assert pool.call([Call(1, flaky, fresh=True), Call(0, count)]) == [Outcome(1, 2), Outcome(1, 0)]
+    assert flaky.environments[0] is before and len(set(map(id, flaky.environments))) == 3
+    assert [env.closed for env in flaky.environments] == [True, True, False]
+    assert ask(pool, [(1, lambda env: env)]) == [flaky.environments[2]]
+
+
+def test_what_fails_at_every_try_is_a_failure_and_its_slot_gets_a_new_environment(make):
+    pool = make(retries=2, retry_wait_s=0.001)
+    flaky = Flaky(3)
+    assert pool.call([Call(0, flaky, fresh=True)]) == [
+        Outcome(Failure("env_error", "RuntimeError: down"), 2)
+    ]
+    (after,) = ask(pool, [(0, lambda env: env)])
+    assert after not in flaky.environments and not after.closed
+
+
+def test_only_a_transient_error_repeats_a_call_that_goes_on_and_on_the_same_environment(make):
+    pool = make(retries=2, retry_wait_s=0.001)
+    before = ask(pool, [(slot, lambda env: env) for slot in range(2)])
+    transient, lasting = Flaky(2, TransientError("busy")), Flaky(1)
+    assert pool.call([Call(0, transient), Call(1, lasting)]) == [
+        Outcome(1, 2),
+        Outcome(Failure("env_error", "RuntimeError: down"), 0),
+    ]
+    assert transient.environments == [before[0]] * 3 and len(lasting.moments) == 1
+    assert not before[0].closed
+
+
+def test_no_retries_are_allowed(make):
+    for call in (Call(0, Flaky(1), fresh=True), Call(1, Flaky(1, TransientError("busy")))):
+        (outcome,) = make(retries=0).call([call])
+        assert outcome.result.stop == "env_error" and outcome.retries == 0
+
+
+@pytest.mark.parametrize("error", [TransientError("busy"), DOWN])
+def test_reading_the_answer_is_never_repeated_nor_what_was_answered(make, error):
+    pool = make(retries=2, retry_wait_s=0.001)
+
+    def read(env, answer):
+        assert answer == 1
+        raise error
+
+    (outcome,) = pool.call([Call(0, count, read, fresh=True)])
+    assert (outcome.result.stop, outcome.retries) == ("env_error", 0)
+    assert ask(pool, [(0, count)]) == [2]
+    assert pool.call([Call(0, count, lambda env, answer: (env.calls, -answer))])[0].result == (
+        3,
+        -3,
+    )
+
+
+def test_a_hang_is_tried_again_where_the_call_starts_anew_and_nowhere_else(make):
+    pool = make(workers=1, timeout_s=0.3, retries=1, retry_wait_s=0.001)
+    again, once = Flaky(1, None), Flaky(1, None)
+    outcomes = pool.call([Call(0, again, fresh=True), Call(1, once), Call(2, count)])
+    assert outcomes == [
+        Outcome(1, 1),
+        Outcome(Failure("timeout", "no answer in 0.3 s"), 0),
+        Outcome(1, 0),
+    ]
+    assert (len(again.moments), len(once.moments), pool.abandoned) == (2, 1, 2)
+    assert again.environments[0] is not again.environments[1]
+
+
+def test_a_late_answer_to_the_first_try_is_nobodys_and_its_environment_is_closed(make):
+    pool = make(size=1, workers=1, retries=1, retry_wait_s=0.001)
+    first = []
+
+    def late(env):
+        first.append(env)
+        if len(first) == 1:
+            return env.hang()
+        first[0].released.set()  # the first try ends while the second is at work
+        deadline = time.monotonic() + 10
+        while not first[0].closed and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return "in time"
+
+    outcome = pool.call([Call(0, late, fresh=True)])
+    assert outcome == [Outcome("in time", 1)]
+    assert ask(pool, [(0, lambda env: env)]) == [first[1]] and first[0].closed
+
+
+def test_the_wait_before_a_retry_doubles(make):
+    flaky = Flaky(3)
+    make(retries=3, retry_wait_s=WAIT_S).call([Call(0, flaky, fresh=True)])
+    waits = [
+        after - before for before, after in zip(flaky.moments, flaky.moments[1:], strict=False)
+    ]
+    for wait, wanted in zip(waits, (WAIT_S, 2 * WAIT_S, 4 * WAIT_S), strict=True):
+        assert wanted <= wait < wanted + 2
+
+
+def test_the_wait_before_a_retry_is_no_part_of_the_time_limit(make):
+    pool = make(timeout_s=0.2, retries=1, retry_wait_s=0.4)
+    assert pool.call([Call(0, Flaky(1), fresh=True)]) == [Outcome(1, 1)]
+    assert pool.abandoned == 0
+
+
+def test_a_thread_serves_others_while_a_call_waits_for_its_retry(make):
+    pool = make(workers=1, retries=1, retry_wait_s=0.3)
+    flaky, others = Flaky(1), [Flaky(0) for _ in range(3)]
+    pool.call([Call(0, flaky, fresh=True), *(Call(i + 1, o) for i, o in enumerate(others))])
+    failed, again = flaky.moments
+    assert all(failed < other.moments[0] < again for other in others)
+
+
+def test_many_that_fail_at_once_wait_side_by_side(make):
+    pool = make(size=40, workers=2, timeout_s=30, retries=1, retry_wait_s=0.2)
+    began = time.monotonic()
+    outcomes = pool.call([Call(slot, Flaky(slot % 4), fresh=True) for slot in range(40)])
+    assert time.monotonic() - began < 20 * 0.2
+    for slot, outcome in enumerate(outcomes):
+        assert outcome.retries == min(slot % 4, 1)
+        assert (outcome.result == 1) == (slot % 4 < 2)
+
+
+def test_an_environment_that_cannot_be_made_again_costs_its_own_call(make):
+    broken = threading.Event()
+
+    def made(released):
+        if broken.is_set():
+            raise OSError("no port left")
+        return Counter(released)
+
+    pool = make(retries=1, retry_wait_s=0.001, made=made)
+    broken.set()
+    outcomes = pool.call([Call(0, Flaky(1), fresh=True), Call(1, count)])
+    assert outcomes == [Outcome(Failure("env_error", "OSError: no port left"), 1), Outcome(1, 0)]
+    broken.clear()
+    assert ask(pool, [(0, count), (1, count)]) == [1, 2]

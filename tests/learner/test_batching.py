@@ -39,10 +39,12 @@ def logps(rows, scale):
     return [scale * tokens_L.astype(np.float32) for tokens_L in rows.tokens]
 
 
-def batch_of(rows, turns, shapes=SHAPES, length=8, action=3):
+def batch_of(rows, turns, shapes=SHAPES, length=8, action=3, importance=False):
     pieces = pieces_of(rows, turns)
     old, ref = logps(rows, -1.0), logps(rows, -2.0)
-    return pieces, turn_batch(rows, pieces, shapes, old, ref, length=length, action=action)
+    sizes = {"length": length, "action": action}
+    start = logps(rows, -3.0) if importance else None
+    return pieces, turn_batch(rows, pieces, shapes, old, ref, **sizes, start_logp=start)
 
 
 def refresh_of(rows, now, before, shapes=SHAPES):
@@ -62,7 +64,7 @@ def test_failed_trajectories_have_no_rows_and_no_turns_but_keep_their_place():
 
 
 def test_a_batch_by_hand():
-    _, batch = batch_of(Rows.of(trajectories()), (0,))
+    _, batch = batch_of(Rows.of(trajectories()), (0,), importance=True)
     tokens = [
         [[1, 2, 3, 0, 0, 0, 0, 0], [11, 12, 13, 0, 0, 0, 0, 0]],
         [[31, 32, 0, 0, 0, 0, 0, 0], [0] * 8],
@@ -74,6 +76,8 @@ def test_a_batch_by_hand():
     np.testing.assert_array_equal(batch.mask_MRA, mask)
     np.testing.assert_array_equal(batch.old_logp_MRA, old)
     np.testing.assert_array_equal(batch.ref_logp_MRA, 2 * np.array(old))
+    np.testing.assert_array_equal(batch.start_logp_MRA, 3 * np.array(old))
+    np.testing.assert_allclose(batch.sampler_logp_MRA, 0.1 * np.array(old), rtol=1e-6)
     np.testing.assert_array_equal(batch.trajectory_MR, [[0, 1], [3, 4]])  # 4: no trajectory
     assert batch.microbatches == 2
     kinds = {name: array.dtype for name, array in batch._asdict().items()}
@@ -131,14 +135,18 @@ def test_the_number_of_microbatches_is_a_multiple_of_the_listed_one(pieces, micr
     assert batch.microbatches == used
 
 
-def test_an_empty_batch_has_the_shapes_of_a_real_one():
+@pytest.mark.parametrize("importance, arrays", [(False, 7), (True, 9)])
+def test_an_empty_batch_has_the_shapes_of_a_real_one(importance, arrays):
     rows = Rows.of(trajectories())
-    _, real = batch_of(rows, (0,))
-    empty = empty_batch(rows, SHAPES, length=8, action=3)
+    _, real = batch_of(rows, (0,), importance=importance)
+    empty = empty_batch(rows, SHAPES, length=8, action=3, importance=importance)
     assert empty.microbatches == 0 and not empty.mask_MRA.any()
-    for name, array in real._asdict().items():
-        assert array.shape == getattr(empty, name).shape, name
-        assert array.dtype == getattr(empty, name).dtype, name
+    held = [name for name, array in real._asdict().items() if array is not None]
+    assert len(held) == arrays
+    assert held == [name for name, array in empty._asdict().items() if array is not None]
+    for name in held:
+        assert getattr(real, name).shape == getattr(empty, name).shape, name
+        assert getattr(real, name).dtype == getattr(empty, name).dtype, name
 
 
 def test_a_refresh_by_hand():

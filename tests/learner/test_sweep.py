@@ -7,6 +7,7 @@ from unittest import mock
 import jax
 import learner_cases as cases
 import numpy as np
+import numpy_twin as twin
 import pytest
 from learner_cases import quick_compilation  # noqa: F401
 
@@ -45,6 +46,20 @@ CASES = {
     "order=forward": ({"order": "forward"}, REVERSE[::-1]),
     "order=custom": ({"order": "custom", "custom_order": CUSTOM}, [(t,) for t in CUSTOM]),
     "order=random": ({"order": "random"}, None),
+    "tis_clip=1.1": ({"tis_clip": 1.1}, REVERSE),
+    "tis_clip=1.1, old_policy=turn, ratio=product": (
+        {"tis_clip": 1.1, "old_policy": "turn", "ratio": "product"},
+        REVERSE,
+    ),
+    "tis_clip=1.1, ratio=token": ({"tis_clip": 1.1, "ratio": "token"}, REVERSE),
+    "tis_clip=1.1, old_policy=turn, inner_epochs=2": (
+        {"tis_clip": 1.1, "old_policy": "turn", "inner_epochs": 2},
+        REVERSE,
+    ),
+    "tis_clip=1.1, turns_per_update=2": (
+        {"tis_clip": 1.1, "turns_per_update": 2},
+        [(2, 3), (0, 1)],
+    ),
 }
 
 
@@ -52,6 +67,12 @@ CASES = {
 def reference():
     """Parameters of a reference policy that is not the policy."""
     return cases.jittered(cases.policy()[1], 0.02)
+
+
+@functools.cache
+def mismatched():
+    """The ragged trajectories, from a sampler that differs from the trainer."""
+    return cases.as_sampled(cases.ragged(), spread=1.0)
 
 
 @functools.cache
@@ -73,10 +94,10 @@ def assert_same_sweep(observed, other, tolerance=1e-6):
 
 def assert_equal_to_the_twin(learner, order, **optimizer):
     """Losses, gradients and factors of every step and the final parameters agree to 1e-5."""
-    observed = cases.observe(learner, cases.ragged(), ref_params=reference())
+    observed = cases.observe(learner, mismatched(), ref_params=reference())
     order = [update.turns for update in observed.updates] if order is None else order
     assert [update.turns for update in observed.updates] == order
-    wanted = cases.twin_sweep(learner, cases.ragged(), order, ref_params=reference(), **optimizer)
+    wanted = cases.twin_sweep(learner, mismatched(), order, ref_params=reference(), **optimizer)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
     close(observed.losses, [step.loss for step in wanted.steps], atol=1e-5)
 
@@ -142,6 +163,43 @@ def test_metrics_of_a_sweep():
         active = [t.turns > turn and not t.failed for t in cases.ragged()]
         largest.append(np.abs(wanted.advantage_N * factor_N)[active].max())
     np.testing.assert_allclose(metrics["sweep/weight_max"], max(largest), rtol=1e-5)
+
+
+@pytest.mark.parametrize("ratio", ["geometric", "product", "token"])
+def test_metrics_of_truncated_importance(ratio):
+    observed = cases.observe(cases.learner(tis_clip=1.1, ratio=ratio), mismatched())
+    options = twin.Options(order=[], tis_clip=1.1, ratio=ratio)
+    start = cases.weights_of(cases.policy()[1])
+    weights = []
+    for turns in REVERSE:
+        pieces = twin.step_pieces(mismatched(), turns)
+        logps = twin.piece_logps(start, pieces, cases.NUMPY_ARCH, options)
+        weights += twin.importances(logps, pieces, options)
+    mean = lambda values: np.mean([value_A.mean() for value_A in values])  # noqa: E731
+    truncated = mean([weight_A == 1.1 for weight_A in weights])
+    assert 0.1 < truncated < 0.9
+    metrics = observed.metrics
+    np.testing.assert_allclose(metrics["sweep/tis_weight_mean"], mean(weights), rtol=1e-5)
+    np.testing.assert_allclose(metrics["sweep/tis_truncated"], truncated, rtol=1e-6)
+
+
+def test_what_the_sampler_recorded_reaches_nothing_without_tis_clip():
+    other = cases.observe(cases.learner(), mismatched(), ref_params=reference())
+    cases.assert_trees_equal(other.state, default().state)
+    ours = {k: v for k, v in other.metrics.items() if not k.startswith("logp/")}
+    assert ours.items() <= default().metrics.items()
+    assert not [name for name in ours if "tis" in name]
+
+
+@pytest.mark.parametrize("ratio", ["geometric", "token"])
+def test_a_sampler_that_agrees_with_the_trainer_needs_no_weights(ratio):
+    exact = cases.as_sampled(cases.ragged(), spread=0.0)
+    plain = cases.observe(cases.learner(ratio=ratio), exact)
+    weighted = cases.observe(cases.learner(ratio=ratio, tis_clip=1.1), exact)
+    assert plain.metrics["logp/sampler_trainer_gap"] < 1e-5
+    assert_same_sweep(weighted, plain, 1e-5)
+    assert weighted.metrics["sweep/tis_truncated"] == 0
+    np.testing.assert_allclose(weighted.metrics["sweep/tis_weight_mean"], 1.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("choices", [{}, {"old_policy": "turn"}, {"turns_per_update": 2}])
@@ -317,7 +375,14 @@ def test_sweeps_of_other_trajectories_compile_nothing():
 
 
 @pytest.mark.parametrize(
-    "choices", [{}, {"refresh": "separate", "old_policy": "turn"}], ids=["fused", "separate"]
+    "choices",
+    [
+        {},
+        {"refresh": "separate", "old_policy": "turn"},
+        {"tis_clip": 2.0},
+        {"tis_clip": 2.0, "refresh": "separate", "old_policy": "turn"},
+    ],
+    ids=["fused", "separate", "fused, tis", "separate, tis"],
 )
 def test_programs_compiled_ahead_are_all_that_a_sweep_needs(choices):
     network, params = cases.policy(layers=1)

@@ -22,9 +22,16 @@ def logps(seed):
     return [-3 * rng.random(len(tokens)).astype(np.float32) for tokens in ROWS.tokens]
 
 
-def padded(pieces):
+def padded(pieces, start_logp=None):
     return turn_batch(
-        ROWS, pieces, cases.SHAPES, logps(0), logps(1), length=32, action=cases.SHAPES.action
+        ROWS,
+        pieces,
+        cases.SHAPES,
+        logps(0),
+        logps(1),
+        length=32,
+        action=cases.SHAPES.action,
+        start_logp=start_logp,
     )
 
 
@@ -42,10 +49,10 @@ class Result:
         return self.state.opt_state[0]
 
 
-def step(batch, refresh=None, advantage_N=ADVANTAGE_N, state=None):
+def step(batch, refresh=None, advantage_N=ADVANTAGE_N, state=None, learner=LEARNER):
     if refresh is None:
         refresh, _ = refresh_batch(ROWS, batch, [], [], cases.SHAPES, [])
-    out = LEARNER.turn_step(
+    out = learner.turn_step(
         cases.new_state(LEARNER.optimizer) if state is None else state,
         batch,
         refresh,
@@ -62,12 +69,13 @@ def with_garbage(batch, seed=0):
     mask = batch.mask_MRA > 0
     end = np.where(mask, batch.position_MRA, -1).max(axis=2, keepdims=True) + 1
     beyond = np.arange(batch.tokens_MRL.shape[2])[None, None, :] >= end
+    logps = [name for name in batch._fields if name.endswith("logp_MRA")]
+    held = {name: x for name in logps if (x := getattr(batch, name)) is not None}
     anything = lambda x, low, high: rng.integers(low, high, x.shape).astype(np.int32)  # noqa: E731
     return batch._replace(
         tokens_MRL=np.where(beyond, anything(batch.tokens_MRL, 0, 20), batch.tokens_MRL),
         position_MRA=np.where(mask, batch.position_MRA, anything(batch.position_MRA, 1, 32)),
-        old_logp_MRA=np.where(mask, batch.old_logp_MRA, np.nan),
-        ref_logp_MRA=np.where(mask, batch.ref_logp_MRA, np.nan),
+        **{name: np.where(mask, x, np.nan) for name, x in held.items()},
     )
 
 
@@ -94,6 +102,46 @@ def test_what_padding_and_empty_rows_hold_reaches_nothing(turn_2, result_2):
     cases.assert_trees_close(changed.state, result_2.state, 1e-6)
     cases.assert_trees_close(changed.metrics, result_2.metrics, 1e-6)
     np.testing.assert_array_equal(changed.factor_N, result_2.factor_N)
+
+
+@pytest.mark.parametrize("ratio", ["geometric", "token"])
+def test_what_padding_holds_reaches_no_truncated_importance(ratio):
+    learner = cases.learner(tis_clip=1.1, ratio=ratio)
+    batch = padded(pieces_of(ROWS, (2,)), start_logp=logps(2))
+    wanted, changed = (step(b, learner=learner) for b in (batch, with_garbage(batch)))
+    assert np.isnan(with_garbage(batch).sampler_logp_MRA).any()
+    cases.assert_trees_close(changed.state, wanted.state, 1e-6)
+    cases.assert_trees_close(changed.metrics, wanted.metrics, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "ratio, shift, weight, truncated",
+    [
+        ("geometric", np.log(0.5), 0.5**0.25, 0),
+        ("product", np.log(0.5), 0.5, 0),
+        ("token", np.log(0.5), (0.5 + 3) / 4, 0),
+        ("geometric", 5.0, 1.1, 1),
+        ("product", 5.0, 1.1, 1),
+        ("token", 5.0, (1.1 + 3) / 4, 1 / 4),
+    ],
+)
+def test_importance_multiplies_the_surrogate_and_not_the_kl_term(ratio, shift, weight, truncated):
+    # One action of four tokens, of trajectory 0, at ratio 1: its surrogate is M. The trainer finds
+    # the first token likelier than the sampler did by so many nats, and agrees about the others.
+    (piece, *_) = pieces_of(ROWS, (2,))
+    start_logp = [logp.copy() for logp in ROWS.logp]
+    start_logp[piece.segment][piece.position_A[0]] += shift
+    batch = padded([piece], start_logp)
+    params = cases.new_state(LEARNER.optimizer).params
+    batch = batch._replace(old_logp_MRA=np.asarray(LEARNER.score(params, batch)))
+    learner = cases.learner(tis_clip=1.1, ratio=ratio)
+    metrics = step(batch, learner=learner).metrics
+    kl_share = learner.algorithm.kl_coef * metrics["kl"]
+    assert kl_share > 1e-3
+    M = ADVANTAGE_N[0] * FACTOR_N[0]
+    np.testing.assert_allclose(metrics["loss"], (kl_share - weight * M) / 7, rtol=1e-5)
+    np.testing.assert_allclose(metrics["tis_weight"], weight, rtol=1e-5)
+    np.testing.assert_allclose(metrics["tis_truncated"], truncated, rtol=1e-6)
 
 
 def test_microbatches_without_rows_are_not_computed(turn_2, result_2):

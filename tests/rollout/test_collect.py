@@ -3,6 +3,7 @@
 import functools
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 import chat_cases
@@ -13,7 +14,7 @@ import rollout_cases
 from flax import nnx
 
 from seeupo_jax import config
-from seeupo_jax.envs.base import StepResult
+from seeupo_jax.envs.base import StepResult, TransientError
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
@@ -26,6 +27,7 @@ from seeupo_jax.types import CONTEXT
 SIZES = {"vocab_size": 29, "width": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8}
 ROLLOUT = config.Rollout(max_action_tokens=4, max_context=40, temperature=0.9)
 TIMEOUT_S = 1.0
+RETRIES = 2
 TOOL = {"name": "17 18"}
 
 
@@ -61,21 +63,28 @@ class NumberTokenizer:
 
 
 class Script:
-    """Its task `EVENT@STEP` says what happens at which step; step 0 is the reset."""
+    """Its task `EVENT@STEP` says what happens at which step; step 0 is the reset.
+
+    The event `EVENT*TIMES` happens so many times in a collection, over all environments.
+    """
 
     released = threading.Event()  # lets hung calls end with the test
+    happened = Counter()
+    calm = False  # nothing happens
+    errors = {"raise": KeyError("boom"), "busy": TransientError("busy")}
 
     def reset(self, task_id, seed):
         event, _, step = task_id.partition("@")
-        self._event, self._at, self._step = event, int(step), 0
-        self._heard = []
-        self._happen()
+        self._event, _, times = event.partition("*")
+        self._times = int(times) if times else None
+        self._at, self._step, self._heard = int(step), 0, []
+        self._happen(0)
         return ({"role": "user", "content": f"{len(task_id)} {seed}"},), (TOOL,)
 
     def step(self, text):
+        self._happen(self._step + 1)
         self._step += 1
         self._heard.append(text)
-        self._happen()
         now = self._step == self._at
         if now and self._event == "mute":
             return StepResult((), 0.0, False)
@@ -94,10 +103,15 @@ class Script:
     def close(self):
         pass
 
-    def _happen(self):
-        if self._step == self._at and self._event == "raise":
-            raise KeyError("boom")
-        if self._step == self._at and self._event == "hang":
+    def _happen(self, step):
+        if step != self._at or self.calm:
+            return
+        self.happened[self._event] += 1
+        if self._times is not None and self.happened[self._event] > self._times:
+            return
+        if self._event in self.errors:
+            raise self.errors[self._event]
+        if self._event == "hang":
             self.released.wait(30)
 
 
@@ -113,9 +127,10 @@ def make():
 def run():
     """Collects requests on the scripted environment; all tests share one engine and pool."""
     engine, params = make()
-    pool = EnvPool(Script, 4, workers=3, timeout_s=TIMEOUT_S)
+    pool = EnvPool(Script, 4, workers=3, timeout_s=TIMEOUT_S, retries=RETRIES, retry_wait_s=0.01)
 
     def collect_requests(requests, *, max_turns=3, seed=5, iteration=1):
+        Script.happened.clear()
         return collect(
             engine,
             pool,
@@ -203,16 +218,17 @@ def test_a_reply_without_messages_asks_for_the_next_action(run):
 
 
 @pytest.mark.parametrize(
-    "task_id, turns, failure",
+    "task_id, turns, failure, retries",
     [
-        ("raise@0", 0, "KeyError: 'boom'"),
-        ("raise@2", 2, "KeyError: 'boom'"),
-        ("role@1", 1, "KeyError: 'nobody'"),
-        ("nothing@2", 2, "AttributeError: 'NoneType'"),
+        ("raise@0", 0, "KeyError: 'boom'", RETRIES),
+        ("raise@2", 2, "KeyError: 'boom'", 0),
+        ("busy@2", 2, "TransientError: busy", RETRIES),
+        ("role@1", 1, "KeyError: 'nobody'", 0),
+        ("nothing@2", 2, "AttributeError: 'NoneType'", 0),
     ],
 )
 def test_an_environment_that_fails_is_an_env_error_and_spoils_no_other(
-    run, task_id, turns, failure
+    run, task_id, turns, failure, retries
 ):
     healthy = ["done@3", "done@9", "done@2"]
     wanted = run(group_requests(healthy, 1)).trajectories
@@ -220,7 +236,7 @@ def test_an_environment_that_fails_is_an_env_error_and_spoils_no_other(
     failed, *others = run(requests).trajectories
     assert (failed.stop, failed.turns, failed.failed) == ("env_error", turns, True)
     assert failed.info["failure"].startswith(failure)
-    assert (failed.group, failed.info["member"]) == (7, 1)
+    assert (failed.group, failed.info["member"], failed.info["retries"]) == (7, 1, retries)
     for got, trajectory in zip(others, wanted, strict=True):
         assert_same_tokens(got, trajectory)
         assert (got.stop, got.reward) == (trajectory.stop, trajectory.reward)
@@ -237,6 +253,38 @@ def test_an_environment_that_hangs_costs_its_time_limit_and_its_own_episode(run)
     for got, trajectory in zip(others, wanted, strict=True):
         assert_same_tokens(got, trajectory)
     assert one(run, "done@2").stop == "done"  # the same slot, a new environment
+
+
+@pytest.mark.parametrize(
+    "task_id, retries",
+    [("raise*2@0", 2), ("hang*1@0", 1), ("busy*2@0", 2), ("busy*2@1", 2), ("busy*1@3", 1)],
+)
+def test_a_trajectory_after_retries_is_the_undisturbed_one(run, monkeypatch, task_id, retries):
+    requests = [Request(task_id, 0, 0), *group_requests(["done@3"], 3)]
+    got, *others = run(requests).trajectories
+    assert (got.stop, got.info["retries"]) == ("max_turns", retries)
+    assert sum(Script.happened.values()) == retries + 1 + 3  # "done" happens in the others
+    monkeypatch.setattr(Script, "calm", True)
+    wanted, *others_wanted = run(requests).trajectories
+    assert got.info == wanted.info | {"retries": retries}
+    assert_same_tokens(got, wanted)
+    assert got.messages == wanted.messages
+    assert got.reward == wanted.reward
+    for other, other_wanted in zip(others, others_wanted, strict=True):
+        assert_same_tokens(other, other_wanted)
+        assert other.info == other_wanted.info and other.info["retries"] == 0
+
+
+def test_a_message_that_the_tokenizer_refuses_is_not_asked_for_again(run, monkeypatch):
+    calls = []
+
+    def refuse(self, messages, tools):
+        calls.append(messages)
+        raise TransientError("not here")
+
+    monkeypatch.setattr(NumberTokenizer, "begin", refuse)
+    trajectory = one(run, "done@1")
+    assert (trajectory.stop, trajectory.info["retries"], len(calls)) == ("env_error", 0, 1)
 
 
 def test_members_of_a_group_start_alike_and_act_differently(run):

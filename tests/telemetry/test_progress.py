@@ -52,6 +52,17 @@ def test_without_a_terminal_an_iteration_is_one_line(display):
     )
 
 
+def test_what_environments_could_not_do_is_shown_where_there_was_any():
+    progress, stream, clock = _plain(total=2)
+    trouble = {"rollout/retries": 12, "rollout/failed": 3, "rollout/groups_dropped": 1}
+    with progress:
+        _iterate(progress, clock, 1, 2.0, dict.fromkeys(trouble, 0))
+        _iterate(progress, clock, 2, 2.0, trouble | {"sweep/kl": 0.1})
+    first, second = stream.getvalue().splitlines()
+    assert first == "iteration 1/2  2.0 s/it  left 2s"
+    assert second == "iteration 2/2  kl 0.1  retries 12  failed 3  groups dropped 1  2.0 s/it"
+
+
 def test_missing_and_odd_metrics_are_not_shown():
     progress, stream, clock = _plain(total=1)
     odd = {"rollout/success_rate": math.nan, "sweep/kl": None, "rollout/turns_mean": "many"}
@@ -154,7 +165,7 @@ def test_a_terminal_is_redrawn_in_place(monkeypatch):
             progress.step(3, 10, "loss 0.41")
             progress.log("[not markup] stays")
             _iterate(progress, clock, 1, 2.0)
-            _iterate(progress, clock, 2, 2.0)
+            _iterate(progress, clock, 2, 2.0, METRICS | {"rollout/retries": 7})
     reader.join(timeout=10)
     os.close(master)
     shown = b"".join(chunks).decode()
@@ -162,7 +173,8 @@ def test_a_terminal_is_redrawn_in_place(monkeypatch):
     assert "reward 0.71  turns 4.6  rollout" not in shown, "no line an iteration"
     assert "\x1b[2K" in shown, "lines are erased and drawn again"
     last = shown[shown.rindex("iteration 2/2") :]
-    for text in ("finished", "success 0.71", "▆▆", "rollout 5.1k tok/s", "elapsed 4s", "2.0 s/it"):
+    speed = ("rollout 5.1k tok/s", "elapsed 4s", "2.0 s/it")
+    for text in ("finished", "success 0.71", "▆▆", "retries 7", *speed):
         assert text in last
     assert shown.rstrip().endswith("\x1b[?25h"), "the cursor is shown again"
 
