@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -154,6 +155,9 @@ class Run:
             values["state/checksum"] = checksum(state)
         self._metrics.write(iteration, values)
         self._progress.iteration(iteration, values)
+        trouble = most_frequent_failure(collected)
+        if trouble is not None:
+            self._progress.log(f"iteration {iteration}: {trouble}")
 
     def evaluate(self, state: TrainState, iteration: int) -> None:
         """Evaluates on the held-out split; before and after training on the extra splits too."""
@@ -249,6 +253,15 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
         "time/environment_s": collected.environment_s,
         **counts,
     }
+
+
+def most_frequent_failure(collected: Collected) -> str | None:
+    """Why environments failed, in a sentence; None where none did."""
+    reasons = Counter(t.info["failure"] for t in collected.trajectories if t.failed)
+    if not reasons:
+        return None
+    (reason, times), total = reasons.most_common(1)[0], sum(reasons.values())
+    return f"{total} environments failed, {times} of them so: {textwrap.shorten(reason, 200)}"
 
 
 def _task_order(config: Config) -> Sequence[str]:
