@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,9 @@ import jax.numpy as jnp
 
 from seeupo_jax.policy import kernels
 
+# Scores that a plain pass holds at once: 2**24 float32 are 64 MiB. But no fewer queries than these,
+# which keep the matrix products large.
+SCORES_AT_ONCE, QUERIES_AT_LEAST = 2**24, 256
 NOWHERE = jnp.iinfo(jnp.int32).max  # the position of a key that no query may see
 
 
@@ -55,9 +59,12 @@ def attend(
     if (segment_NL is None) != (key_segment_NC is None):
         raise ValueError("attend: segment_NL and key_segment_NC must be given both or neither.")
     if kernel == "xla":
-        return _attend(
-            q_NLHd, keys, _visible(position_NL, key_position_NC, window, segment_NL, key_segment_NC)
-        )
+
+        def plain(q: jax.Array, position: jax.Array, segment: jax.Array | None) -> jax.Array:
+            seen = _visible(position, key_position_NC, window, segment, key_segment_NC)
+            return _attend(q, keys, seen)
+
+        return _in_chunks(plain, q_NLHd, position_NL, segment_NL, slots=keys.k.shape[1])
     if kernel not in _FUSED:
         raise ValueError(f"attend: got kernel {kernel!r}; allowed: {', '.join(('xla', *_FUSED))}.")
     if key_position_NC is not position_NL or key_segment_NC is not segment_NL:
@@ -69,6 +76,36 @@ def attend(
 
 
 _FUSED = {"splash": kernels.splash, "cudnn": kernels.cudnn}
+
+
+def _in_chunks(
+    attend: Callable[..., jax.Array],
+    q_NLHd: jax.Array,
+    position_NL: jax.Array,
+    segment_NL: jax.Array | None,
+    *,
+    slots: int,
+) -> jax.Array:
+    """Attends chunk after chunk of queries where the scores of all would take too much memory.
+
+    The backward pass computes a chunk's scores again: memory grows with the row's length, not with
+    its square. Queries do not depend on each other, so neither do their results on the chunks.
+    """
+    N, L, H, _ = q_NLHd.shape
+    chunk = max(QUERIES_AT_LEAST, SCORES_AT_ONCE // (N * H * slots))
+    if chunk >= L:
+        return attend(q_NLHd, position_NL, segment_NL)
+    count = -(-L // chunk)
+
+    def fold(x: jax.Array | None) -> jax.Array | None:
+        if x is None:
+            return None
+        pad = ((0, 0), (0, count * chunk - L), *((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(jnp.pad(x, pad).reshape(N, count, chunk, *x.shape[2:]), 1, 0)
+
+    parts = (fold(q_NLHd), fold(position_NL), fold(segment_NL))
+    out = jax.lax.map(jax.checkpoint(lambda part: attend(*part)), parts)
+    return jnp.moveaxis(out, 0, 1).reshape(N, count * chunk, *q_NLHd.shape[2:])[:, :L]
 
 
 def _visible(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seeupo_jax.policy import attention
 from seeupo_jax.policy.attention import NOWHERE, KeyValues, attend, join, write
 
 run = jax.jit(attend, static_argnames="window")
@@ -114,6 +115,39 @@ def test_segments_of_a_row_attend_as_if_each_were_alone(window):
         position = position_NL[:, part]
         alone = run(q[:, part], keys_of(k[:, part], v[:, part]), position, position, window=window)
         np.testing.assert_allclose(packed[:, part], alone, atol=1e-6)
+
+
+@pytest.mark.parametrize("window, packed", [(None, False), (4, False), (None, True)])
+def test_queries_in_chunks_give_the_same_values_and_gradients(monkeypatch, window, packed):
+    q, k, v = random_pass(11, 2, 23, 23, 4, 2, 6)
+    position_NL = jnp.broadcast_to(jnp.arange(23)[None, :], (2, 23))
+    segment_NL = jnp.asarray(np.arange(23)[None, :] // 9 + np.zeros((2, 1), int))
+    segments = {"segment_NL": segment_NL, "key_segment_NC": segment_NL} if packed else {}
+
+    def loss(q, k, v):
+        out = attend(q, KeyValues(k, v), position_NL, position_NL, window=window, **segments)
+        return jnp.sum(jnp.sin(out)), out
+
+    results = []
+    for at_once, at_least in ((2**24, 256), (2 * 4 * 23 * 5, 1)):
+        monkeypatch.setattr(attention, "SCORES_AT_ONCE", at_once)
+        monkeypatch.setattr(attention, "QUERIES_AT_LEAST", at_least)
+        program = jax.jit(lambda *args: jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(*args))
+        assert ("while" in program.lower(q, k, v).as_text()) == (at_least == 1)
+        results.append(program(q, k, v))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), *results)
+
+
+def test_memory_grows_with_the_length_and_not_with_its_square():
+    def temporaries(length):
+        shapes = [jax.ShapeDtypeStruct((1, length, heads, 8), jnp.float32) for heads in (4, 2, 2)]
+        position_NL = jnp.arange(length)[None, :]
+        total = lambda q, k, v: attend(q, KeyValues(k, v), position_NL, position_NL).sum()  # noqa: E731
+        program = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(*shapes).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert temporaries(16384) < 1.2 * temporaries(8192) + 64 * 2**20
+    assert temporaries(16384) < 16384**2 * 4 * 4 / 8  # an eighth of the scores alone
 
 
 def test_the_result_has_the_dtype_of_the_queries_and_a_float32_softmax():
