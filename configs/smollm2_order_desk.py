@@ -5,7 +5,8 @@
 
 Real weights out of a GGUF file, its own vocabulary and chat template, the desk's tools listed in
 the system message. A model of this size rarely works a case out: the run shows that the loop holds
-for a folder or a file that a user brings, not that the agent becomes good. Measured: README.
+for a folder or a file that a user brings, not that the agent becomes good. On two CPU cores an
+iteration took 165 s, and 5.8 GB at the most; success stayed at 0.
 """
 
 from pathlib import Path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ from seeupo_jax.rollout.engine import Engine
 from seeupo_jax.telemetry.metrics import check_trackers
 from seeupo_jax.types import TrainState
 
-_LOGGER = logging.getLogger(__name__)
 TOKENIZER_DEMONSTRATIONS = 4000  # whose text a new tokenizer is trained on
 
 
@@ -96,7 +94,6 @@ def check(config: Config) -> None:
             f"config.warm_start.stages: got {len(config.warm_start.stages)}; allowed: none, since"
             f" env {config.env.name} has no demonstrations() and vocabulary()."
         )
-
     _check_model(config, mesh)
 
 
@@ -127,7 +124,6 @@ def _layout(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     chosen, platform = config.model, mesh.devices.flat[0].platform
     attention = preferred_kernel(platform) if chosen.attention == "auto" else chosen.attention
     check_kernel(attention, platform)
-    _LOGGER.info("attention: %s (%s on %s)", attention, chosen.attention, platform)
     return {
         "dtype": chosen.dtype,
         "param_dtype": chosen.param_dtype,

@@ -52,6 +52,11 @@ class Run:
             self._eval_engine = build.build_engine(config, policy, temperature=temperature)
         self._task_ids = _task_order(config)
         self._progress = progress
+        platform = policy.mesh.devices.flat[0].platform
+        progress.log(
+            f"attention: {policy.network.arch.attention}"
+            f" (model.attention={config.model.attention} on {platform})"
+        )
         self._checkpoints = Checkpoints(
             workdir / "checkpoints", config.checkpoint.keep, log=progress.log
         )

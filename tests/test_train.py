@@ -72,6 +72,7 @@ def test_a_run_leaves_metrics_checkpoints_curve_and_a_summary(finished):
     assert [line["iteration"] for line in evaluations] == [0, 2, 4]
     assert (workdir / "learning_curve.png").stat().st_size > 5000
     assert sorted(p.name for p in (workdir / "checkpoints").iterdir()) == ["3", "4"]
+    assert "attention: xla (model.attention=auto on cpu)" in printed
     assert "iteration 4/4" in printed and "avg@2" in printed and "Where to look next" in printed
 
 

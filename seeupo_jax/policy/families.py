@@ -258,9 +258,10 @@ def _rope_json(rope: Rope) -> dict[str, Any]:
 
 
 def _windows_json(arch: Architecture) -> dict[str, Any]:
-    if not arch.windows:
+    sizes = {window for window in arch.windows if window is not None}
+    if len(sizes) != 1:  # none; or several, which no family has
         return {}
-    (window,) = {window for window in arch.windows if window is not None}
+    (window,) = sizes
     kinds = ["full_attention" if w is None else "sliding_attention" for w in arch.windows]
     values: dict[str, Any] = {"sliding_window": window, "use_sliding_window": True}
     return values if arch.moe is not None else values | {"layer_types": kinds}

@@ -173,15 +173,19 @@ def read_lora(folder: Path) -> Lora:
     missing = [key for key in ("r", "lora_alpha", "target_modules") if key not in values]
     if missing:
         raise ValueError(f"{file}: {', '.join(missing)} missing; an adapter config has them.")
-    targets = values["target_modules"]
+    rank, alpha, targets = values["r"], values["lora_alpha"], values["target_modules"]
+    if not isinstance(rank, int) or rank < 1:
+        raise ValueError(f"{file}: r is {rank!r}; allowed: a whole number >= 1.")
+    if not isinstance(alpha, int | float) or alpha <= 0:
+        raise ValueError(f"{file}: lora_alpha is {alpha!r}; allowed: a number > 0.")
     targets = list(TARGETS) if targets == "all-linear" else targets
     if not isinstance(targets, list) or set(targets) - set(TARGETS):
         raise ValueError(
             f"{file}: target_modules is {targets!r}; allowed: a list of {', '.join(TARGETS)}."
         )
     if values.get("lora_dropout"):
-        _LOGGER.info("%s: lora_dropout is not applied: the sampler has none either", file)
-    return Lora(values["r"], float(values["lora_alpha"]), tuple(t for t in TARGETS if t in targets))
+        _LOGGER.warning("%s: lora_dropout is not applied: the sampler has none either", file)
+    return Lora(rank, float(alpha), tuple(t for t in TARGETS if t in targets))
 
 
 def with_adapters(arch: Architecture, lora: Lora) -> tuple[Network, Any]:

@@ -39,7 +39,7 @@ def check_tensors(tensors: Tensors, stored: Sequence[Stored], shapes: Any, place
         if tensors.shapes[name] != shape:
             raise ValueError(f"{place}: {name} is {tensors.shapes[name]}; allowed: {shape}.")
     if known:
-        _LOGGER.info("%s: not read, since the model computes it: %s", place, sorted(known))
+        _LOGGER.warning("%s: not read, since the model computes it: %s", place, sorted(known))
 
 
 def load_params(

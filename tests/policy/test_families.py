@@ -240,6 +240,11 @@ def test_a_width_that_the_heads_do_not_divide_is_no_reason_to_refuse_another_fam
     assert read_architecture(written, "again") == arch
 
 
+def test_windows_of_two_sizes_are_of_no_family():
+    with pytest.raises(ValueError, match=r"windows=\(4, 5\).*allowed: a combination"):
+        config_json(Architecture(8, 8, 2, 2, 2, 4, 8, windows=(4, 5)))
+
+
 def test_layers_of_two_kinds_cannot_be_stacked():
     with pytest.raises(ValueError, match="scan_layers: got True for a model whose layers differ"):
         Architecture(8, 8, 2, 2, 2, 4, 8, windows=(4, None), scan_layers=True)

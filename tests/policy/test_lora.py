@@ -170,6 +170,8 @@ def edit(folder, **changes):
         ),
         ({"target_modules": ".*proj"}, "target_modules is '.*proj'; allowed: a list"),
         ({"r": ...}, "r missing"),
+        ({"r": 0}, "r is 0; allowed: a whole number >= 1"),
+        ({"lora_alpha": "16"}, "lora_alpha is '16'; allowed: a number > 0"),
         ({"r": 4}, r"lora_A.weight is \(3, 16\); allowed: \(4, 16\)"),
         ({"target_modules": ["q_proj"]}, "has unknown model.layers.0.mlp.down_proj.lora_A.weight"),
     ],
