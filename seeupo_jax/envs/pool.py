@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,37 +50,34 @@ class Outcome(NamedTuple):
 
 @dataclass(eq=False)
 class _Try:
-    """One try of a call; its worker fills in what comes of it. Times by the monotonic clock.
+    """One try of a call. Times by the monotonic clock.
 
     environment: None is one that the worker makes.
+    due: when it is to be queued; None once it has been.
     answered: what was asked has happened, so nothing of it may be repeated.
     """
 
     call: Call
     environment: Environment | None
     number: int = 0  # tries before this one
-    due: float = 0.0  # not to begin earlier
-    queued: bool = False
+    due: float | None = None
     started: float | None = None
     answered: bool = False
     transient: bool = False
-    result: Any = None
-    finished: bool = False
 
     @property
     def repeatable(self) -> bool:
-        failed = self.finished and isinstance(self.result, Failure)
-        return failed and not self.answered and (self.call.fresh or self.transient)
+        return not self.answered and (self.call.fresh or self.transient)
 
 
 class EnvPool:
-    """`size` environments and a few daemon threads that call them.
+    """`size` environments and a few daemon threads that call them; one thread submits and polls.
 
     Args:
       make: makes an environment; called for every slot at once, and later by the threads.
       workers: threads, at most one a slot.
-      timeout_s: a try that takes longer is given up: the slot gets a new environment, and its
-        thread, which cannot be stopped, a substitute.
+      timeout_s: a try without an answer for longer is given up by the next poll: the slot gets a
+        new environment, and its thread, which cannot be stopped, a substitute.
       retries: tries after the first of a call that may be repeated.
       retry_wait_s: before the first of them, twice as long before each further one; no thread is
         held meanwhile.
@@ -101,77 +98,125 @@ class EnvPool:
         self._envs: list[Environment | None] = [make() for _ in range(size)]
         self._waiting: queue.SimpleQueue[_Try | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
+        self._trying: dict[int, _Try] = {}  # by slot, each call's latest try
+        self._finished: dict[int, tuple[Call, Outcome]] = {}  # by slot, the first to finish first
         self.abandoned = 0  # tries given up so far
         self._workers = min(workers, size)
         for _ in range(self._workers):
             self._add_worker()
 
-    def call(self, calls: Sequence[Call]) -> list[Outcome]:
-        """Makes calls, one a slot, side by side; what came of them, in their order."""
-        tries = [_Try(call, self._envs[call.slot]) for call in calls]
+    @property
+    def open(self) -> int:
+        """How many calls have been submitted and not yet returned by a poll."""
+        with self._changed:
+            return len(self._trying) + len(self._finished)
+
+    def submit(self, call: Call) -> None:
+        """Queues a call on its slot and returns at once.
+
+        Raises:
+          ValueError: the pool is closed, it has no such slot, or the slot's last call is open.
+        """
+        slot, size = call.slot, len(self._envs)
+        with self._changed:
+            if not size:
+                raise ValueError(f"slot {slot} was called in a closed pool, which takes no call")
+            if not 0 <= slot < size:
+                raise ValueError(f"slot {slot} was called in a pool with slots 0 to {size - 1}")
+            if slot in self._trying or slot in self._finished:
+                raise ValueError(f"slot {slot} was called before a poll returned its last call")
+            self._trying[slot] = _Try(call, self._envs[slot])
+            self._waiting.put(self._trying[slot])
+
+    def poll(self, timeout_s: float | None = 0.0) -> list[tuple[Call, Outcome]]:
+        """Gives up what is late, queues the retries that are due, and says what has finished.
+
+        Args:
+          timeout_s: how long to wait for a first call to finish; None: as long as it takes.
+
+        Returns:
+          The calls finished since the last poll, in that order (those given up at once: by slot);
+          none after `timeout_s`, or at once if no call is open.
+        """
+        until = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while True:
-                self._queue_due(tries)
-                if all(one.finished for one in tries):
-                    return [Outcome(one.result, one.number) for one in tries]
-                self._changed.wait(self._until_next(tries))
-                self._give_up_late(tries)
-                tries = [self._again(one) if one.repeatable else one for one in tries]
+                now = time.monotonic()
+                self._meet_deadlines(now)
+                if self._finished or not self._trying or now >= until:
+                    finished, self._finished = list(self._finished.values()), {}
+                    return finished
+                deadlines = [self._deadline(one, now) for one in self._trying.values()]
+                self._changed.wait(max(0.0, min(until, *deadlines) - now))
 
     def close(self) -> None:
-        """Closes the environments and ends the threads."""
-        slots = [slot for slot, environment in enumerate(self._envs) if environment is not None]
-        self.call([Call(slot, lambda env: env.close()) for slot in slots])
-        self._envs = []  # a later call fails at once: no thread is left to wait for
+        """Closes the environments and ends the threads; what has not begun by now never does.
+
+        A call at work ends first, or is given up once it is late; its environment closes then.
+        """
+        with self._changed:
+            self._retries = 0
+            self._trying = {s: one for s, one in self._trying.items() if one.started is not None}
+            idle = [slot for slot in range(len(self._envs)) if slot not in self._trying]
+            self._finished = {}
+        self._close_environments(idle)
+        while self.open:
+            ended = [call.slot for call, _ in self.poll(None) if call.ask is not _close]
+            self._close_environments(ended)
+        self._envs = []
         for _ in range(self._workers):
             self._waiting.put(None)
 
-    def _queue_due(self, tries: Sequence[_Try]) -> None:
-        now = time.monotonic()
-        for one in tries:
-            if not one.queued and one.due <= now:
-                one.queued = True
+    def _close_environments(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            if self._envs[slot] is not None:
+                self.submit(Call(slot, _close))
+
+    def _deadline(self, one: _Try, now: float) -> float:
+        """When a try has to be queued or given up; one that has not begun: if it did now."""
+        if one.due is not None:
+            return one.due
+        return (now if one.started is None else one.started) + self._timeout_s
+
+    def _meet_deadlines(self, now: float) -> None:
+        missed = [one for one in self._trying.values() if self._deadline(one, now) <= now]
+        for one in sorted(missed, key=lambda one: one.call.slot):
+            if one.due is not None:
+                one.due = None
                 self._waiting.put(one)
+                continue
+            self.abandoned += 1
+            self._add_worker()
+            self._end(one, None, Failure("timeout", f"no answer in {self._timeout_s:g} s"))
 
-    def _until_next(self, tries: Sequence[_Try]) -> float | None:
-        """Seconds until a try is late or due; None: a worker has to begin or end one first."""
-        running = [one.started for one in tries if one.started is not None and not one.finished]
-        moments = [started + self._timeout_s for started in running]
-        moments += [one.due for one in tries if not one.queued]
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
-
-    def _give_up_late(self, tries: Sequence[_Try]) -> None:
-        now = time.monotonic()
-        for one in tries:
-            late = one.started is not None and now - one.started >= self._timeout_s
-            if late and not one.finished:
-                reason = f"no answer in {self._timeout_s:g} s"
-                one.result, one.finished = Failure("timeout", reason), True
-                self._envs[one.call.slot] = None
-                self.abandoned += 1
-                self._add_worker()
-
-    def _again(self, one: _Try) -> _Try:
-        """The next try of a call; the same one where there have been enough."""
-        if one.number == self._retries:
-            return one
-        due = time.monotonic() + self._retry_wait_s * 2**one.number
-        return _Try(one.call, self._envs[one.call.slot], one.number + 1, due)
+    def _end(self, one: _Try, environment: Environment | None, result: Any) -> None:
+        """Leaves an environment to the slot; the call has finished or is to be tried again."""
+        slot, number = one.call.slot, one.number
+        self._envs[slot] = environment
+        if isinstance(result, Failure) and one.repeatable and number < self._retries:
+            due = time.monotonic() + self._retry_wait_s * 2**number
+            self._trying[slot] = _Try(one.call, environment, number + 1, due)
+        else:
+            del self._trying[slot]
+            self._finished[slot] = one.call, Outcome(result, number)
+        self._changed.notify()
 
     def _add_worker(self) -> None:
+        # Daemon: one that hangs must not keep the process alive. Should it come back while the
+        # interpreter shuts down, Python before 3.14 ends it by unwinding its stack, and C++ code
+        # there (a collected jax array's destructor, say) then aborts the process.
         threading.Thread(target=self._work, daemon=True).start()
 
     def _work(self) -> None:
         while (one := self._waiting.get()) is not None:
             with self._changed:
+                if self._trying.get(one.call.slot) is not one:
+                    continue  # the pool was closed before its turn
                 one.started = time.monotonic()
-                self._changed.notify()
             result = self._attempt(one)
             with self._changed:
-                if not one.finished:
-                    one.result, one.finished = result, True
-                    self._envs[one.call.slot] = one.environment
-                    self._changed.notify()
+                if self._trying.get(one.call.slot) is one:
+                    self._end(one, one.environment, result)
                     continue
             _discard(one.environment)  # given up: this slot and this thread have been replaced
             return
@@ -192,6 +237,10 @@ class EnvPool:
             _discard(one.environment)
             one.environment = None
         return failure
+
+
+def _close(environment: Environment) -> None:
+    environment.close()
 
 
 def _discard(environment: Environment | None) -> None:

@@ -1,4 +1,4 @@
-"""The pool answers in order, and a call that fails or hangs is tried again or costs only itself."""
+"""Calls finish on their own, and one that fails or hangs is tried again or costs only itself."""
 
 import threading
 import time
@@ -54,9 +54,25 @@ def make():
     assert not left  # closing ends every thread, those that hung included
 
 
+def drain(pool):
+    """Polls until no call is open: what finished, in that order."""
+    finished = []
+    while pool.open:
+        finished += pool.poll(None)
+    return finished
+
+
+def run(pool, calls):
+    """What came of calls, in their order."""
+    for call in calls:
+        pool.submit(call)
+    outcomes = {call.slot: outcome for call, outcome in drain(pool)}
+    return [outcomes[call.slot] for call in calls]
+
+
 def ask(pool, asked):
     """What came of calls without retries, by (slot, question)."""
-    outcomes = pool.call([Call(slot, question) for slot, question in asked])
+    outcomes = run(pool, [Call(slot, question) for slot, question in asked])
     assert not any(outcome.retries for outcome in outcomes)
     return [outcome.result for outcome in outcomes]
 
@@ -90,20 +106,146 @@ def identify(env):
     return id(env)
 
 
-def test_results_are_in_the_order_of_the_calls_whatever_finishes_first(make):
-    pool = make(size=4, workers=4, timeout_s=30)
-    turns = [threading.Event() for _ in range(5)]
-    turns[4].set()
+def at_once(poll):
+    """The result of a poll that must not wait."""
+    began = time.monotonic()
+    result = poll()
+    assert time.monotonic() - began < 0.2
+    return result
 
-    def last_first(index):
-        def call(env):
-            turns[index + 1].wait(10)
-            turns[index].set()
-            return index
 
-        return call
+def until(fact):
+    deadline = time.monotonic() + 10
+    while not fact() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert fact()
 
-    assert ask(pool, [(i, last_first(i)) for i in range(4)]) == [0, 1, 2, 3]
+
+def test_calls_come_back_in_the_order_in_which_they_finish(make):
+    pool, last = make(size=4, workers=1, timeout_s=30), threading.Event()
+    calls = [Call(slot, lambda env, slot=slot: 10 * slot) for slot in (2, 0, 3)]
+    calls.append(Call(1, lambda env: last.set() or 10))
+    for call in calls:
+        pool.submit(call)
+    assert last.wait(10)
+    first = pool.poll(None)
+    assert len(first) >= 3  # not one a poll
+    finished = first + drain(pool)
+    assert all(got is call for (got, _), call in zip(finished, calls, strict=True))
+    assert [outcome for _, outcome in finished] == [Outcome(r, 0) for r in (20, 0, 30, 10)]
+
+
+def test_what_is_given_up_at_once_comes_back_by_slot(make):
+    pool = make(timeout_s=0.1)
+    pool.submit(Call(3, hang))
+    pool.submit(Call(1, hang))
+    time.sleep(0.2)
+    assert [call.slot for call, _ in pool.poll()] == [1, 3]
+
+
+def test_a_slow_call_delays_no_other(make):
+    pool, go_on = make(workers=2, timeout_s=30), threading.Event()
+    pool.submit(Call(0, lambda env: go_on.wait(10)))
+    for number in range(1, 4):
+        pool.submit(Call(1, count))
+        ((call, outcome),) = pool.poll(None)
+        assert (call.slot, outcome.result, pool.open) == (1, number, 1)
+    go_on.set()
+    assert [(call.slot, outcome.result) for call, outcome in pool.poll(None)] == [(0, True)]
+
+
+def test_submitting_and_a_poll_of_0_return_at_once(make):
+    pool, go_on = make(size=3, workers=1, timeout_s=30), threading.Event()
+    for slot in range(3):
+        at_once(lambda slot=slot: pool.submit(Call(slot, lambda env: go_on.wait(10))))
+    assert at_once(pool.poll) == [] and pool.open == 3
+    go_on.set()
+    assert len(drain(pool)) == 3
+
+
+def test_a_poll_waits_no_longer_than_it_is_told_nor_than_it_must(make):
+    pool, go_on = make(timeout_s=30), threading.Event()
+    pool.submit(Call(0, lambda env: go_on.wait(10)))
+    began = time.monotonic()
+    assert pool.poll(0.2) == []
+    assert 0.2 <= time.monotonic() - began < 5
+    go_on.set()
+    assert len(pool.poll(20)) == 1
+    assert time.monotonic() - began < 5
+
+
+def test_a_poll_with_nothing_open_returns_at_once(make):
+    pool = make()
+    for timeout_s in (None, 60.0, 0.0):
+        assert at_once(lambda timeout_s=timeout_s: pool.poll(timeout_s)) == []
+    ask(pool, [(0, count)])
+    assert at_once(lambda: pool.poll(None)) == [] and pool.open == 0
+
+
+def test_waiting_takes_no_processor_time(make):
+    # What it waits for: a call at work, one without a thread, one whose retry is not yet due.
+    pool = make(size=3, workers=1, timeout_s=30, retries=1, retry_wait_s=30)
+    flaky, go_on = Flaky(1), threading.Event()
+    pool.submit(Call(0, flaky, fresh=True))
+    until(lambda: flaky.moments)
+    pool.submit(Call(1, lambda env: go_on.wait(10)))
+    pool.submit(Call(2, count))
+    began, cpu = time.monotonic(), time.thread_time()
+    assert pool.poll(0.5) == []
+    assert time.monotonic() - began >= 0.5 and time.thread_time() - cpu < 0.1
+    go_on.set()
+
+
+def test_a_slot_takes_one_call_until_a_poll_has_returned_it(make):
+    pool, go_on = make(timeout_s=30), threading.Event()
+    pool.submit(Call(1, lambda env: go_on.wait(10)))
+    with pytest.raises(ValueError, match="slot 1 was called before"):
+        pool.submit(Call(1, count))
+    go_on.set()
+    pool.submit(Call(0, count))
+    assert pool.open == 2
+    time.sleep(0.05)  # finished by now, and still not returned
+    with pytest.raises(ValueError, match="slot 1 was called before"):
+        pool.submit(Call(1, count))
+    drain(pool)
+    assert pool.open == 0
+    assert ask(pool, [(1, count)]) == [1]  # the refused calls were never made
+
+
+@pytest.mark.parametrize("slot", [-1, 4])
+def test_a_slot_that_does_not_exist_is_refused(make, slot):
+    with pytest.raises(ValueError, match=f"slot {slot} was called in a pool with slots 0 to 3"):
+        make().submit(Call(slot, count))
+
+
+def test_polls_of_0_give_up_what_is_late_and_queue_the_retries_that_are_due(make):
+    pool = make(workers=1, timeout_s=0.2, retries=1, retry_wait_s=0.1)
+    hung, flaky = Flaky(1, None), Flaky(1)
+    pool.submit(Call(0, hung, fresh=True))
+    pool.submit(Call(1, flaky, fresh=True))
+    pool.submit(Call(2, hang))
+    finished, deadline = [], time.monotonic() + 10
+    while pool.open and time.monotonic() < deadline:
+        finished += at_once(pool.poll)
+        time.sleep(0.01)
+    assert {call.slot: outcome for call, outcome in finished} == {
+        0: Outcome(1, 1),
+        1: Outcome(1, 1),
+        2: Outcome(Failure("timeout", "no answer in 0.2 s"), 0),
+    }
+    assert pool.abandoned == 2
+    assert hung.moments[1] - hung.moments[0] >= 0.2 + 0.1
+    assert flaky.moments[1] - flaky.moments[0] >= 0.1
+
+
+def test_an_answer_that_is_there_when_the_pool_is_polled_is_not_late(make):
+    pool, answered = make(timeout_s=0.1), threading.Event()
+    pool.submit(Call(0, lambda env: time.sleep(0.2) or env.count()))
+    pool.submit(Call(1, lambda env: time.sleep(0.25) or answered.set()))
+    assert answered.wait(10)
+    time.sleep(0.05)
+    assert [outcome.result for _, outcome in pool.poll()] == [1, None]
+    assert pool.abandoned == 0
 
 
 def test_calls_run_side_by_side_up_to_the_number_of_workers(make):
@@ -200,9 +342,56 @@ def test_a_closed_pool_has_closed_its_environments_and_takes_no_call(make):
     environments = ask(pool, [(slot, lambda env: env) for slot in range(4)])
     pool.close()
     assert all(environment.closed for environment in environments)
-    with pytest.raises(IndexError):
-        ask(pool, [(0, count)])
+    with pytest.raises(ValueError, match="slot 0 was called in a closed pool"):
+        pool.submit(Call(0, count))
+    assert pool.poll(None) == []
     pool.close()
+
+
+def test_closing_with_calls_open_closes_every_environment_after_its_call(make):
+    pool = make(size=4, workers=1, timeout_s=30, retries=5, retry_wait_s=0.001)
+    environments = ask(pool, [(slot, lambda env: env) for slot in range(4)])
+    at_work, never = threading.Event(), Flaky(0)
+
+    def fail(env):
+        at_work.set()
+        time.sleep(0.2)
+        assert not env.closed
+        env.count()
+        raise TransientError("busy")
+
+    pool.submit(Call(3, count))
+    pool.submit(Call(0, fail))
+    pool.submit(Call(1, never))  # waits for the only thread
+    assert at_work.wait(10)
+    pool.close()
+    assert all(environment.closed for environment in environments)
+    assert [environment.calls for environment in environments] == [1, 0, 0, 1]  # and no retry
+    assert not never.moments and (pool.open, pool.poll(None), pool.abandoned) == (0, [], 0)
+
+
+def test_closing_waits_for_no_retry(make):
+    pool, flaky = make(timeout_s=30, retries=1, retry_wait_s=60), Flaky(1)
+    pool.submit(Call(0, flaky, fresh=True))
+    until(lambda: flaky.environments and flaky.environments[0].closed)
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 5 and len(flaky.moments) == 1
+
+
+def test_closing_gives_up_a_call_that_hangs_and_closes_the_others(make):
+    pool = make(workers=1, timeout_s=0.3)
+    environments = ask(pool, [(slot, lambda env: env) for slot in range(4)])
+    began = threading.Event()
+    pool.submit(Call(0, lambda env: began.set() or env.hang()))
+    assert began.wait(10)
+    start = time.monotonic()
+    pool.close()
+    assert time.monotonic() - start < 5
+    assert [env.closed for env in environments] == [False, True, True, True]
+    assert pool.abandoned == 1
+    environments[0].released.set()
+    until(lambda: environments[0].closed)
 
 
 def test_closing_makes_no_environment_in_place_of_one_that_was_given_up(make):
@@ -217,7 +406,7 @@ def test_a_call_that_starts_anew_is_tried_again_on_new_environments(make):
     pool = make(retries=2, retry_wait_s=0.001)
     (before,) = ask(pool, [(1, lambda env: env)])
     flaky = Flaky(2)
-    assert pool.call([Call(1, flaky, fresh=True), Call(0, count)]) == [Outcome(1, 2), Outcome(1, 0)]
+    assert run(pool, [Call(1, flaky, fresh=True), Call(0, count)]) == [Outcome(1, 2), Outcome(1, 0)]
     assert flaky.environments[0] is before and len(set(map(id, flaky.environments))) == 3
     assert [env.closed for env in flaky.environments] == [True, True, False]
     assert ask(pool, [(1, lambda env: env)]) == [flaky.environments[2]]
@@ -226,7 +415,7 @@ def test_a_call_that_starts_anew_is_tried_again_on_new_environments(make):
 def test_what_fails_at_every_try_is_a_failure_and_its_slot_gets_a_new_environment(make):
     pool = make(retries=2, retry_wait_s=0.001)
     flaky = Flaky(3)
-    assert pool.call([Call(0, flaky, fresh=True)]) == [
+    assert run(pool, [Call(0, flaky, fresh=True)]) == [
         Outcome(Failure("env_error", "RuntimeError: down"), 2)
     ]
     (after,) = ask(pool, [(0, lambda env: env)])
@@ -237,7 +426,7 @@ def test_only_a_transient_error_repeats_a_call_that_goes_on_and_on_the_same_envi
     pool = make(retries=2, retry_wait_s=0.001)
     before = ask(pool, [(slot, lambda env: env) for slot in range(2)])
     transient, lasting = Flaky(2, TransientError("busy")), Flaky(1)
-    assert pool.call([Call(0, transient), Call(1, lasting)]) == [
+    assert run(pool, [Call(0, transient), Call(1, lasting)]) == [
         Outcome(1, 2),
         Outcome(Failure("env_error", "RuntimeError: down"), 0),
     ]
@@ -247,7 +436,7 @@ def test_only_a_transient_error_repeats_a_call_that_goes_on_and_on_the_same_envi
 
 def test_no_retries_are_allowed(make):
     for call in (Call(0, Flaky(1), fresh=True), Call(1, Flaky(1, TransientError("busy")))):
-        (outcome,) = make(retries=0).call([call])
+        (outcome,) = run(make(retries=0), [call])
         assert outcome.result.stop == "env_error" and outcome.retries == 0
 
 
@@ -259,10 +448,10 @@ def test_reading_the_answer_is_never_repeated_nor_what_was_answered(make, error)
         assert answer == 1
         raise error
 
-    (outcome,) = pool.call([Call(0, count, read, fresh=True)])
+    (outcome,) = run(pool, [Call(0, count, read, fresh=True)])
     assert (outcome.result.stop, outcome.retries) == ("env_error", 0)
     assert ask(pool, [(0, count)]) == [2]
-    assert pool.call([Call(0, count, lambda env, answer: (env.calls, -answer))])[0].result == (
+    assert run(pool, [Call(0, count, lambda env, answer: (env.calls, -answer))])[0].result == (
         3,
         -3,
     )
@@ -271,7 +460,7 @@ def test_reading_the_answer_is_never_repeated_nor_what_was_answered(make, error)
 def test_a_hang_is_tried_again_where_the_call_starts_anew_and_nowhere_else(make):
     pool = make(workers=1, timeout_s=0.3, retries=1, retry_wait_s=0.001)
     again, once = Flaky(1, None), Flaky(1, None)
-    outcomes = pool.call([Call(0, again, fresh=True), Call(1, once), Call(2, count)])
+    outcomes = run(pool, [Call(0, again, fresh=True), Call(1, once), Call(2, count)])
     assert outcomes == [
         Outcome(1, 1),
         Outcome(Failure("timeout", "no answer in 0.3 s"), 0),
@@ -295,14 +484,14 @@ def test_a_late_answer_to_the_first_try_is_nobodys_and_its_environment_is_closed
             time.sleep(0.005)
         return "in time"
 
-    outcome = pool.call([Call(0, late, fresh=True)])
+    outcome = run(pool, [Call(0, late, fresh=True)])
     assert outcome == [Outcome("in time", 1)]
     assert ask(pool, [(0, lambda env: env)]) == [first[1]] and first[0].closed
 
 
 def test_the_wait_before_a_retry_doubles(make):
     flaky = Flaky(3)
-    make(retries=3, retry_wait_s=WAIT_S).call([Call(0, flaky, fresh=True)])
+    run(make(retries=3, retry_wait_s=WAIT_S), [Call(0, flaky, fresh=True)])
     waits = [
         after - before for before, after in zip(flaky.moments, flaky.moments[1:], strict=False)
     ]
@@ -312,14 +501,14 @@ def test_the_wait_before_a_retry_doubles(make):
 
 def test_the_wait_before_a_retry_is_no_part_of_the_time_limit(make):
     pool = make(timeout_s=0.2, retries=1, retry_wait_s=0.4)
-    assert pool.call([Call(0, Flaky(1), fresh=True)]) == [Outcome(1, 1)]
+    assert run(pool, [Call(0, Flaky(1), fresh=True)]) == [Outcome(1, 1)]
     assert pool.abandoned == 0
 
 
 def test_a_thread_serves_others_while_a_call_waits_for_its_retry(make):
     pool = make(workers=1, retries=1, retry_wait_s=0.3)
     flaky, others = Flaky(1), [Flaky(0) for _ in range(3)]
-    pool.call([Call(0, flaky, fresh=True), *(Call(i + 1, o) for i, o in enumerate(others))])
+    run(pool, [Call(0, flaky, fresh=True), *(Call(i + 1, o) for i, o in enumerate(others))])
     failed, again = flaky.moments
     assert all(failed < other.moments[0] < again for other in others)
 
@@ -327,7 +516,7 @@ def test_a_thread_serves_others_while_a_call_waits_for_its_retry(make):
 def test_many_that_fail_at_once_wait_side_by_side(make):
     pool = make(size=40, workers=2, timeout_s=30, retries=1, retry_wait_s=0.2)
     began = time.monotonic()
-    outcomes = pool.call([Call(slot, Flaky(slot % 4), fresh=True) for slot in range(40)])
+    outcomes = run(pool, [Call(slot, Flaky(slot % 4), fresh=True) for slot in range(40)])
     assert time.monotonic() - began < 20 * 0.2
     for slot, outcome in enumerate(outcomes):
         assert outcome.retries == min(slot % 4, 1)
@@ -344,7 +533,7 @@ def test_an_environment_that_cannot_be_made_again_costs_its_own_call(make):
 
     pool = make(retries=1, retry_wait_s=0.001, made=made)
     broken.set()
-    outcomes = pool.call([Call(0, Flaky(1), fresh=True), Call(1, count)])
+    outcomes = run(pool, [Call(0, Flaky(1), fresh=True), Call(1, count)])
     assert outcomes == [Outcome(Failure("env_error", "OSError: no port left"), 1), Outcome(1, 0)]
     broken.clear()
     assert ask(pool, [(0, count), (1, count)]) == [1, 2]
