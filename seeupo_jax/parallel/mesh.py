@@ -18,6 +18,8 @@ ROW_AXES = ("data", "fsdp", "expert")  # outside of the experts, their axis is o
 # Logical axis -> mesh axes. Parameters and activations name logical axes only.
 RULES: dict[str, str | tuple[str, ...] | None] = {
     "rows": ROW_AXES,
+    "pages": ROW_AXES,
+    "prefixes": ROW_AXES,
     "microbatches": None,
     "length": None,
     "layers": None,

@@ -143,13 +143,6 @@ def _attend(q_NLHd: jax.Array, keys: KeyValues, visible_NLC: jax.Array) -> jax.A
     return out.reshape(N, L, H, d)
 
 
-def write(cache: KeyValues, new: KeyValues, position_NL: jax.Array) -> KeyValues:
-    """Puts keys and values at the slots of their positions; beyond the cache they are dropped."""
-    rows = jnp.arange(position_NL.shape[0])[:, None]
-    put = lambda old, x: old.at[rows, position_NL].set(x.astype(old.dtype), mode="drop")  # noqa: E731
-    return KeyValues(put(cache.k, new.k), put(cache.v, new.v))
-
-
 def join(past: KeyValues, new: KeyValues) -> KeyValues:
     """Past keys and values followed by new ones."""
     return KeyValues(*(jnp.concatenate(pair, axis=1) for pair in zip(past, new, strict=True)))

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from seeupo_jax import config
 from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.policy import gguf_vocabulary
+from seeupo_jax.policy import gguf_vocabulary, vocabulary
 from seeupo_jax.policy.messages import ROLES, choose_chat, keep_messages, list_tools, save_chat
 
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
@@ -112,6 +112,15 @@ class HuggingFaceTokenizer:
         body = tokens[:-1] if tokens and tokens[-1] in self.end_ids else tokens
         # The backend's own, since the library's may clean spaces up; unknown ids have no text.
         return self._backend.decode(list(body), skip_special_tokens=True)
+
+    def token_bytes(self) -> list[bytes]:
+        decode = vocabulary.name_decoder(self._backend.decoder, self._where)
+        pieces = [b""] * self.vocab_size
+        for name, token in self._library.get_vocab().items():
+            pieces[token] = decode(name)
+        for token, name in self._control.items():
+            pieces[token] = vocabulary.CONTROL + name.encode()
+        return pieces
 
     def save(self, folder: Path) -> None:
         self._library.save_pretrained(folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +73,34 @@ def _part(tree: Any) -> tuple[Any, Any]:
         else:
             rest[key] = node
     return adapters, rest
+
+
+def for_sampling(network: Network, params: Any) -> tuple[Network, Any]:
+    """The same policy as a sampler wants it: layers side by side, matrices of the compute dtype.
+
+    Decoding reads every matrix once a token: from a stack of layers it would first copy each out,
+    and float32 ones of a bfloat16 policy would be read at twice the size. No value changes, since
+    every use converts to the compute dtype first; norms, which compute in float32, stay as they
+    are. The parameters come back themselves where nothing is to be done.
+    """
+    arch = network.arch
+    if arch.scan_layers:
+        network, _ = abstract(dataclasses.replace(arch, scan_layers=False))
+    elif jax.tree.all(jax.tree.map(lambda x: x.dtype == arch.dtype, params)):
+        return network, params
+    return network, _for_sampling(arch, params)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _for_sampling(arch: Architecture, params: Any) -> Any:
+    def convert(path: Any, x: jax.Array) -> jax.Array:
+        return x if path[-1].key == "scale" else x.astype(arch.dtype)
+
+    params = jax.tree_util.tree_map_with_path(convert, params)
+    if not arch.scan_layers:
+        return params
+    layer = lambda i: jax.tree.map(lambda x: x[i], params["layers"])  # noqa: E731
+    return params | {"layers": {i: layer(i) for i in range(arch.layers)}}
 
 
 def split(model: Transformer) -> tuple[Network, Any]:

@@ -19,6 +19,7 @@ from seeupo_jax.policy.messages import (
     list_tools,
     save_chat,
 )
+from seeupo_jax.policy.vocabulary import CONTROL, byte_fallback
 
 END = "<|end|>"
 MODEL_FILE = "tokenizer.model"
@@ -69,12 +70,21 @@ class SentencePieceTokenizer:
         known = (token for token in tokens if token != self._end and token < self.vocab_size)
         return self._pieces.decode(list(known))
 
+    def token_bytes(self) -> list[bytes]:
+        return [self._bytes(token) for token in range(self.vocab_size)]
+
     def save(self, folder: Path) -> None:
         (folder / MODEL_FILE).write_bytes(self.model)
         save_chat(folder, self._chat)
 
     def _message(self, role: str, content: str) -> list[int]:
         return [self._header[role], *self._pieces.encode(content), self._end]
+
+    def _bytes(self, token: int) -> bytes:
+        name = self._pieces.id_to_piece(token)
+        if self._pieces.is_control(token):
+            return CONTROL + name.encode()
+        return b"" if self._pieces.is_unknown(token) else byte_fallback(name)
 
     def _control(self, piece: str) -> int:
         token = self._pieces.piece_to_id(piece)

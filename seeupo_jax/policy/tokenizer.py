@@ -65,6 +65,17 @@ class Tokenizer(Protocol):
         """An action's text, without its end token; for the environment and for people."""
         ...
 
+    def token_bytes(self) -> list[bytes]:
+        """What each token adds to a text, by id; joined they are its UTF-8.
+
+        A control token's is its name behind a byte 255; empty for an id that stands for no text of
+        its own. A text's first space is here even where `text` strips it (Llama 2).
+
+        Raises:
+          ValueError: a tokenizer whose tokens' bytes are not known.
+        """
+        ...
+
     def save(self, folder: Path) -> None:
         """Writes the tokenizer's files into a model folder."""
         ...

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from seeupo_jax.parallel.mesh import constrain
-from seeupo_jax.policy import attention
+from seeupo_jax.policy import attention, paged
 from seeupo_jax.policy.architecture import Architecture, Lora
 from seeupo_jax.policy.attention import NOWHERE, KeyValues
 from seeupo_jax.policy.kernels import kernel_for
 from seeupo_jax.policy.moe import Experts
+from seeupo_jax.policy.paged import Pages, Reach
 from seeupo_jax.policy.rope import rotate
 
 _REMAT: dict[str, Callable[..., Any]] = {
@@ -93,17 +95,9 @@ def adapters(arch: Architecture) -> Callable[[str], Lora | None]:
     return lambda name: arch.lora if arch.lora is not None and name in arch.lora.targets else None
 
 
-class Seen(NamedTuple):
-    """What a layer's queries may look at, and what later passes may need.
-
-    kept: keys and values to hand back. kernel: of the attention.
-    """
-
-    keys: KeyValues
-    position_NC: jax.Array
-    kept: KeyValues
-    segment_NC: jax.Array | None = None
-    kernel: str = "xla"
+# Attention of one pass: from a layer's queries, this pass's keys and values, and the layer's window
+# to what the queries saw, and the keys and values that later passes may need.
+Attend = Callable[[jax.Array, KeyValues, int | None], tuple[jax.Array, Any]]
 
 
 class Layer(nnx.Module):
@@ -139,31 +133,14 @@ class Layer(nnx.Module):
             self.mlp = Mlp(arch, rngs, gain=residual)
 
     def __call__(
-        self,
-        x: jax.Array,
-        position_NL: jax.Array,
-        segment_NL: jax.Array | None,
-        see: Callable[[KeyValues], Seen],
-    ) -> tuple[jax.Array, KeyValues]:
-        """Returns the residual stream and the keys and values that later queries may need.
-
-        see: maps this pass's keys and values to what its queries look at.
-        """
+        self, x: jax.Array, position_NL: jax.Array, attend: Attend
+    ) -> tuple[jax.Array, Any]:
+        """Returns the residual stream, and the keys and values that later passes may need."""
         q, new = self._project(self.attention_norm(x), position_NL)
-        seen = see(new)
-        y = attention.attend(
-            q,
-            seen.keys,
-            position_NL,
-            seen.position_NC,
-            window=self.window,
-            segment_NL=segment_NL,
-            key_segment_NC=seen.segment_NC,
-            kernel=seen.kernel,
-        )
+        y, kept = attend(q, new, self.window)
         x = x + self.out(y.reshape(*y.shape[:2], -1))
         x = x + self.mlp(self.mlp_norm(x))
-        return constrain(x, "rows", "length", "embed"), seen.kept
+        return constrain(x, "rows", "length", "embed"), kept
 
     def _project(self, x: jax.Array, position_NL: jax.Array) -> tuple[jax.Array, KeyValues]:
         heads = lambda y: y.reshape(*y.shape[:2], -1, self.arch.head_dim)  # noqa: E731
@@ -229,48 +206,75 @@ class Transformer(nnx.Module):
             )
             if segment_NL is not None:
                 position_NL = position_NL - _starts(segment_NL)
-            see = lambda _, new: Seen(new, position_NL, new, segment_NL, kernel)  # noqa: E731
-            return self._run(tokens_NL, position_NL, past, see, segment_NL)
+
+            def attend(_: None, q: jax.Array, new: KeyValues, window: int | None) -> Any:
+                y = attention.attend(
+                    q,
+                    new,
+                    position_NL,
+                    position_NL,
+                    window=window,
+                    segment_NL=segment_NL,
+                    key_segment_NC=segment_NL,
+                    kernel=kernel,
+                )
+                return y, new
+
+            return self._run(tokens_NL, position_NL, past, attend)
         position_NL = position_NL + past_length_N[:, None]
         slot_C = jnp.arange(past[0].k.shape[1])
         real_NC = slot_C[None, :] < past_length_N[:, None]
         seen_NC = jnp.where(real_NC, slot_C[None, :], NOWHERE)
         key_position = jnp.concatenate([seen_NC, position_NL], axis=1)
-        see = lambda old, new: Seen(attention.join(old, new), key_position, new)  # noqa: E731
-        return self._run(tokens_NL, position_NL, past, see)
+
+        def attend_past(old: KeyValues, q: jax.Array, new: KeyValues, window: int | None) -> Any:
+            keys = attention.join(old, new)
+            return attention.attend(q, keys, position_NL, key_position, window=window), new
+
+        return self._run(tokens_NL, position_NL, past, attend_past)
 
     def extend(
-        self, tokens_NL: jax.Array, position_NL: jax.Array, cache: Sequence[KeyValues]
-    ) -> tuple[jax.Array, Sequence[KeyValues]]:
-        """Final hidden states [N, L, D] of tokens appended to a cache whose slot is the position.
+        self,
+        tokens_RL: jax.Array,
+        position_RL: jax.Array,
+        pages: Sequence[Pages],
+        reach: Reach,
+        *,
+        kernel: str = "xla",
+        block: int | None = None,
+    ) -> tuple[jax.Array, Sequence[Pages]]:
+        """Final hidden states [R, L, D] of tokens that continue what lies in a paged cache.
 
-        A token at a position beyond the cache is padding: it is written nowhere.
+        Args:
+          position_RL: of each token in its conversation; `NOWHERE` at padding, which is written
+            nowhere.
+          pages: the cache, a layer each; reach: which of them each row sees and writes.
+          kernel, block: how attention reads the pages; see `paged.attend`.
+
         Returns: the hidden states, and the cache with the tokens in it.
         """
-        N, C = cache[0].k.shape[:2]
-        slot_NC = jnp.broadcast_to(jnp.arange(C)[None, :], (N, C))
 
-        def see(old: KeyValues, new: KeyValues) -> Seen:
-            kept = attention.write(old, new, position_NL)
-            return Seen(kept, slot_NC, kept)
+        def attend(old: Pages, q: jax.Array, new: KeyValues, window: int | None) -> Any:
+            kept = paged.write(old, new, position_RL, reach)
+            y = paged.attend(q, kept, position_RL, reach, window=window, kernel=kernel, block=block)
+            return y, kept
 
-        return self._run(tokens_NL, position_NL, cache, see)
+        return self._run(tokens_RL, position_RL, pages, attend)
 
     def _run(
         self,
         tokens_NL: jax.Array,
         position_NL: jax.Array,
-        past: Sequence[KeyValues],
-        see: Callable[[KeyValues | None, KeyValues], Seen],
-        segment_NL: jax.Array | None = None,
-    ) -> tuple[jax.Array, Sequence[KeyValues]]:
+        past: Sequence[Any],
+        attend: Callable[[Any, jax.Array, KeyValues, int | None], tuple[jax.Array, Any]],
+    ) -> tuple[jax.Array, Sequence[Any]]:
         # Whole in width before the look-up: XLA could only replicate its result to spread the rows.
         table_VD = constrain(self.embedding[...].astype(self.arch.dtype), "vocab", "embed")
         x = constrain(table_VD[tokens_NL], "rows", "length", "embed")
         remat = _REMAT[self.arch.remat]
 
-        def run(layer: Layer, x: jax.Array, old: KeyValues | None) -> tuple[jax.Array, KeyValues]:
-            return layer(x, position_NL, segment_NL, lambda new: see(old, new))
+        def run(layer: Layer, x: jax.Array, old: Any) -> tuple[jax.Array, Any]:
+            return layer(x, position_NL, functools.partial(attend, old))
 
         if self.arch.scan_layers and not past:
             graph, stacked = nnx.split(self.layers)
@@ -321,10 +325,3 @@ def _stack(layers: Sequence[Layer]) -> Layer:
     for (_, stacked_param), (_, param) in zip(nnx.to_flat_state(stacked), logical, strict=True):
         stacked_param.set_metadata(logical=("layers", *param.get_metadata("logical")))
     return nnx.merge(graph, stacked)
-
-
-def new_cache(arch: Architecture, rows: int, slots: int) -> list[KeyValues]:
-    """An empty cache: [rows, slots, kv_heads, head_dim] per layer, keys and values."""
-    shape = (rows, slots, arch.kv_heads, arch.head_dim)
-    make = lambda: jnp.zeros(shape, arch.dtype)  # noqa: E731
-    return [KeyValues(make(), make()) for _ in range(arch.layers)]

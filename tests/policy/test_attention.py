@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from seeupo_jax.policy import attention
-from seeupo_jax.policy.attention import NOWHERE, KeyValues, attend, join, write
+from seeupo_jax.policy.attention import NOWHERE, KeyValues, attend, join
 
 run = jax.jit(attend, static_argnames="window")
 
@@ -183,21 +183,6 @@ def test_segments_of_one_side_only_are_refused(side):
     q = jnp.zeros((1, 2, 1, 8))
     with pytest.raises(ValueError, match="both or neither"):
         attend(q, KeyValues(q, q), q[..., 0, 0], q[..., 0, 0], **{side: jnp.zeros((1, 2), int)})
-
-
-@pytest.mark.parametrize("beyond", [3, 4, NOWHERE])
-def test_a_write_beyond_the_cache_is_dropped(beyond):
-    cache = keys_of(np.zeros((2, 3, 1, 1)), np.zeros((2, 3, 1, 1)))
-    new = keys_of([[[[1.0]], [[2.0]]]] * 2, [[[[3.0]], [[4.0]]]] * 2)
-    k, v = write(cache, new, jnp.asarray([[2, 0], [1, beyond]]))
-    np.testing.assert_array_equal(k[..., 0, 0], [[2.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
-    np.testing.assert_array_equal(v[..., 0, 0], [[4.0, 0.0, 3.0], [0.0, 3.0, 0.0]])
-
-
-def test_a_cache_keeps_its_own_dtype():
-    cache = KeyValues(*(jnp.zeros((1, 2, 1, 1), jnp.bfloat16),) * 2)
-    kept = write(cache, keys_of([[[[1.5]]]], [[[[2.5]]]]), jnp.asarray([[0]]))
-    assert kept.k.dtype == kept.v.dtype == jnp.bfloat16
 
 
 def test_the_past_stands_before_what_is_new():

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from rollout_cases import converse
 
 from seeupo_jax import config
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy import network as policy
-from seeupo_jax.rollout.engine import Engine, Streams
+from seeupo_jax.rollout.memory import plan_cache
+from seeupo_jax.rollout.sampling import Sampling
+from seeupo_jax.rollout.slots import SlotEngine
 
 FILE = Path(__file__).parents[2] / "third_party" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXT = """In 1969, two people walked on the Moon for the first time, while a third one waited for
@@ -103,14 +106,12 @@ def test_the_perplexity_of_a_text_is_that_of_pytorch(loaded, reference):
 def test_it_answers_a_question(loaded):
     model, tokenizer = loaded
     network, params = policy.split(model)
-    rollout = config.Rollout(max_action_tokens=24, max_context=96, top_k=1)
-    engine = Engine(network, rollout, tokenizer.end_ids, rows=1)
-    engine.start()
+    rollout = config.Rollout(tasks=1, concurrency=1, max_action_tokens=24, max_context=96)
+    sampling = Sampling(1.0, 1, None, 24, tokenizer.end_ids)
+    engine = SlotEngine(network, sampling, plan_cache(network.arch, rollout))
     question = {"role": "user", "content": "What is the capital of France? Answer in one sentence."}
-    zero = np.zeros(1, np.uint32)
-    streams = Streams(np.uint32(0), np.uint32(0), zero, zero, np.int32(0))
-    sampled = engine.turn(params, [tokenizer.begin([question], ()).tokens], streams)
-    answer = sampled.tokens_NA[0, : sampled.count_N[0]].tolist()
+    prompt = tokenizer.begin([question], ()).tokens
+    (((_, answer, _),),) = converse(engine, params, {0: (0, prompt)}, turns=1).values()
     assert "Paris" in tokenizer.text(answer)
     assert answer[-1] in tokenizer.end_ids
 

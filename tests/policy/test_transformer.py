@@ -13,11 +13,14 @@ from twin_policy import network_of, numpy_weights, tensors_of, twin_arch
 
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, Lora, Moe
+from seeupo_jax.policy.attention import NOWHERE
+from seeupo_jax.policy.paged import Reach, new_pages
 from seeupo_jax.policy.rope import Rope
-from seeupo_jax.policy.transformer import Transformer, new_cache
+from seeupo_jax.policy.transformer import Transformer
 
 TEMPERATURE = 0.7
 ROWS, LENGTH = 3, 11
+PAGE, WIDTH, POOL = 4, 4, 14  # tokens of a page, pages of a row, pages in all: two are nobody's
 
 QWEN3 = Architecture(
     vocab_size=23,
@@ -173,33 +176,58 @@ def test_what_follows_a_past_is_as_in_the_full_pass(way, scan_layers):
             np.testing.assert_allclose(new.v[row], old.v[row, n : n + 4], atol=1e-5)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def extend(network, params, tokens_NL, position_NL, cache):
-    return network.bind(params).extend(tokens_NL, position_NL, cache)
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("kernel", "block"))
+def extend(network, params, tokens_RL, position_RL, pages, reach, **options):
+    return network.bind(params).extend(tokens_RL, position_RL, pages, reach, **options)
+
+
+def table_of_rows():
+    """The pages of each row, in no order."""
+    return np.random.default_rng(3).permutation(POOL)[: ROWS * WIDTH].reshape(ROWS, WIDTH)
+
+
+def new_cache(arch):
+    """An empty cache, and what each row reaches of it."""
+    reach = Reach(jnp.asarray(table_of_rows(), jnp.int32), jnp.zeros(ROWS, jnp.int32))
+    return new_pages(arch, POOL, PAGE), reach
+
+
+def in_rows(x_KPSd):
+    """Cached keys or values by row and position: [R, WIDTH * PAGE, kv_heads, head_dim]."""
+    own = np.asarray(x_KPSd)[:, table_of_rows()].transpose(1, 2, 3, 0, 4)
+    return own.reshape(ROWS, WIDTH * PAGE, *own.shape[3:])
 
 
 @pytest.mark.parametrize(
-    "way, chunk", [*((way, 4) for way in WAYS), ("full", 1), ("full", 16), ("window", 1)]
+    "way, chunk, block",
+    [
+        *((way, 4, None) for way in WAYS),
+        ("full", 1, None),
+        ("full", 3, PAGE),
+        ("full", 16, None),
+        ("window", 1, PAGE),
+    ],
 )
-def test_a_cache_filled_in_chunks_gives_the_full_pass(way, chunk):
+def test_a_cache_filled_in_chunks_gives_the_full_pass(way, chunk, block):
     network, params = make_random(WAYS[way])
     tokens_NL, _ = tokens_and_pulls(QWEN3)
     wanted, wanted_keys = full_pass(network, params, tokens_NL)
-    cache, slots = new_cache(QWEN3, ROWS, LENGTH + 2), LENGTH + 2
+    pages, reach = new_cache(WAYS[way])
     hidden = []
     for start in range(0, LENGTH, chunk):
         real = min(chunk, LENGTH - start)
         tokens = np.full((ROWS, chunk), 22, np.int32)
         tokens[:, :real] = tokens_NL[:, start : start + real]
-        position = np.where(np.arange(chunk) < real, start + np.arange(chunk), slots)
+        position = np.where(np.arange(chunk) < real, start + np.arange(chunk), NOWHERE)
         position = np.broadcast_to(position, (ROWS, chunk)).astype(np.int32)
-        out, cache = extend(network, params, tokens, position, cache)
+        out, pages = extend(network, params, tokens, position, pages, reach, block=block)
         hidden.append(out[:, :real])
     np.testing.assert_allclose(np.concatenate(hidden, axis=1), wanted, atol=1e-5)
-    for kept, keys in zip(cache, wanted_keys, strict=True):
-        np.testing.assert_allclose(kept.k[:, :LENGTH], keys.k, atol=1e-5)
-        np.testing.assert_allclose(kept.v[:, :LENGTH], keys.v, atol=1e-5)
-        assert not np.any(kept.k[:, LENGTH:]) and not np.any(kept.v[:, LENGTH:])
+    nobodys = np.setdiff1d(np.arange(POOL), table_of_rows())
+    for kept, keys in zip(pages, wanted_keys, strict=True):
+        for cached, computed in zip(kept, keys, strict=True):
+            np.testing.assert_allclose(in_rows(cached)[:, :LENGTH], computed, atol=1e-5)
+            assert not in_rows(cached)[:, LENGTH:].any() and not cached[:, nobodys].any()
 
 
 def test_rows_extend_from_their_own_positions_and_see_nothing_stale():
@@ -207,15 +235,44 @@ def test_rows_extend_from_their_own_positions_and_see_nothing_stale():
     tokens_NL, _ = tokens_and_pulls(QWEN3)
     wanted, _ = full_pass(network, params, tokens_NL)
     position_NL = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH))
-    # An earlier conversation fills every slot; the new one overwrites only what it reaches.
-    _, cache = extend(network, params, tokens_NL[::-1], position_NL, new_cache(QWEN3, ROWS, LENGTH))
+    # An earlier conversation fills every page; the new one overwrites only what it reaches.
+    pages, reach = new_cache(QWEN3)
+    _, pages = extend(network, params, tokens_NL[::-1], position_NL, pages, reach)
     length_N = np.array([6, 3, 0], np.int32)
-    real_NL = position_NL < length_N[:, None]
-    _, cache = extend(network, params, tokens_NL, np.where(real_NL, position_NL, LENGTH), cache)
+    position_NL = np.where(position_NL < length_N[:, None], position_NL, NOWHERE)
+    _, pages = extend(network, params, tokens_NL, position_NL, pages, reach)
     new_NL = np.stack([tokens_NL[row, n : n + 1] for row, n in enumerate(length_N)])
-    hidden, _ = extend(network, params, new_NL, length_N[:, None], cache)
+    hidden, _ = extend(network, params, new_NL, length_N[:, None], pages, reach)
     for row, n in enumerate(length_N):
         np.testing.assert_allclose(hidden[row, 0], wanted[row, n], atol=1e-5)
+
+
+def test_rows_that_share_pages_go_on_each_by_itself():
+    network, params = make_random(QWEN3)
+    tokens_NL, _ = tokens_and_pulls(QWEN3)
+    tokens_NL[:, :PAGE] = tokens_NL[0, :PAGE]
+    wanted, _ = full_pass(network, params, tokens_NL)
+    pages, reach = new_cache(QWEN3)
+    position_L = np.arange(LENGTH, dtype=np.int32)[None, :]
+    first = np.full((ROWS, PAGE), NOWHERE, np.int32)
+    first[0] = np.arange(PAGE)  # one row reads what all begin with
+    _, pages = extend(network, params, tokens_NL[:, :PAGE], first, pages, reach)
+    reach = reach._replace(table_RP=reach.table_RP.at[:, 0].set(reach.table_RP[0, 0]))
+    rest = np.broadcast_to(position_L[:, PAGE:], (ROWS, LENGTH - PAGE))
+    hidden, _ = extend(network, params, tokens_NL[:, PAGE:], rest, pages, reach)
+    np.testing.assert_allclose(hidden, wanted[:, PAGE:], atol=1e-5)
+
+
+def test_how_a_cache_is_read_is_the_callers_choice():
+    network, params = make(QWEN3)
+    tokens_NL, _ = tokens_and_pulls(QWEN3)
+    position_NL = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH))
+    pages, reach = new_cache(QWEN3)
+    read = functools.partial(extend, network, params, tokens_NL, position_NL, pages, reach)
+    loops = [str(jax.make_jaxpr(functools.partial(read, block=b))()) for b in (PAGE, None)]
+    assert ["while" in program for program in loops] == [True, False]
+    with pytest.raises(ValueError, match="kernel 'paged' got 11 tokens a row"):
+        read(kernel="paged")
 
 
 @pytest.mark.parametrize("way", ["window", "experts"])
@@ -266,7 +323,10 @@ def test_bfloat16_is_of_the_activations_only():
     # Float32 logits of bfloat16 factors do not all fit into bfloat16.
     assert not np.array_equal(logits, logits.astype(jnp.bfloat16).astype(jnp.float32))
     hidden, keys = jax.eval_shape(functools.partial(full_pass, network), params, tokens_NL)
-    assert hidden.dtype == keys[0].k.dtype == new_cache(arch, 1, 1)[0].v.dtype == jnp.bfloat16
+    assert hidden.dtype == keys[0].k.dtype == jnp.bfloat16
+    position_NL = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH))
+    extended, pages = extend(network, params, tokens_NL, position_NL, *new_cache(arch))
+    assert extended.dtype == pages[0].k.dtype == pages[1].v.dtype == jnp.bfloat16
     wanted = evaluate(*make(QWEN3), tokens_NL, pull_NL)
     assert np.abs(logp - wanted[1]).mean() < 0.05
 

@@ -1,0 +1,68 @@
+"""What several processes share: rows of global arrays, small agreements, and whole objects."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+
+from seeupo_jax.parallel.mesh import row_shards, sharding
+
+
+def own_row_shards(mesh: jax.sharding.Mesh) -> list[int]:
+    """Which of the parts that rows are cut into lie on this process's devices.
+
+    Raises:
+      ValueError: a part lies on devices of several processes.
+    """
+    shards = row_shards(mesh)
+    placed = sharding(mesh, ("rows",)).devices_indices_map((shards,))
+    owners: dict[int, set[int]] = {}
+    for device, (part,) in placed.items():
+        owners.setdefault(part.start or 0, set()).add(device.process_index)
+    split = [shard for shard, processes in owners.items() if len(processes) > 1]
+    if split:
+        raise ValueError(
+            f"config.mesh.tensor: got {mesh.shape['tensor']}, which spreads rows' devices over"
+            f" several processes; allowed: a size within the {jax.local_device_count()} devices of"
+            " one."
+        )
+    return sorted(shard for shard, (owner,) in owners.items() if owner == jax.process_index())
+
+
+def spread(x: np.ndarray, where: NamedSharding | None) -> jax.Array:
+    """A global array out of each process's own part; None: this process's only device."""
+    if where is None or jax.process_count() == 1:
+        return jax.device_put(x, where)
+    return jax.make_array_from_process_local_data(where, x)
+
+
+def own_rows(x: jax.Array) -> np.ndarray:
+    """This process's part of an array whose first axis is cut over processes."""
+    if jax.process_count() == 1:
+        return np.asarray(x)
+    parts = {shard.index[0].start or 0: shard.data for shard in x.addressable_shards}
+    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
+
+
+def agree(wants: Sequence[int]) -> list[int]:
+    """The largest that any process wants, number by number; one small collective."""
+    if jax.process_count() == 1:
+        return list(wants)
+    return multihost_utils.process_allgather(np.array(wants, np.int32)).max(axis=0).tolist()
+
+
+def gather(x: Any) -> list[Any]:
+    """Every process's object, in the order of the processes, to all of them."""
+    if jax.process_count() == 1:
+        return [x]
+    data = np.frombuffer(pickle.dumps(x), np.uint8)
+    lengths = multihost_utils.process_allgather(np.array([len(data)]))[:, 0]
+    padded = np.pad(data, (0, int(lengths.max()) - len(data)))
+    every = multihost_utils.process_allgather(padded)
+    return [pickle.loads(row[:n].tobytes()) for row, n in zip(every, lengths, strict=True)]
