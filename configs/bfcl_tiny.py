@@ -46,6 +46,7 @@ def get_config() -> ConfigDict:
         "max_action_tokens": 160,
         "max_context": 1536,
         "temperature": 1.0,
+        "deterministic": True,  # its environments answer at once
     }
     config.batching = {"microbatch_rows": 8, "buckets": (384, 640, 896, 1152, 1536)}
     config.optimizer = {"name": "adam", "learning_rate": 3e-5}

@@ -31,6 +31,7 @@ def get_config() -> ConfigDict:
         "max_turns": 6,
         "max_action_tokens": 16,
         "max_context": 128,
+        "deterministic": True,
     }
     config.warm_start = {
         "batch_size": 32,

@@ -22,6 +22,7 @@ def get_config() -> ConfigDict:
         "max_action_tokens": 16,
         "max_context": 128,
         "temperature": 1.0,
+        "deterministic": True,  # its environments answer at once
     }
     config.batching = {"microbatch_rows": 32, "buckets": (32, 48, 64, 80, 96, 128)}
     config.optimizer = {"name": "adam", "learning_rate": 2e-4}

@@ -32,7 +32,10 @@ from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.tokenizer import Tokenizer, train_tokenizer
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.policy.weights import inspect, read_tokenizer
-from seeupo_jax.rollout.engine import Engine
+from seeupo_jax.rollout.grammar import Grammars
+from seeupo_jax.rollout.memory import free_memory, plan_cache
+from seeupo_jax.rollout.sampling import Sampling
+from seeupo_jax.rollout.slots import SlotEngine, choose_reading
 from seeupo_jax.telemetry.metrics import check_trackers
 from seeupo_jax.types import TrainState
 
@@ -79,6 +82,11 @@ def check(config: Config) -> None:
                 f"{name}: got {value}; allowed: a multiple of the {spread} devices that rows are"
                 f" spread over (mesh axes {' x '.join(ROW_AXES)})."
             )
+    if config.rollout_ahead and jax.process_count() > 1:
+        raise ValueError(
+            f"config.rollout_ahead: got 1 with {jax.process_count()} processes; allowed: 0, since"
+            " all of them must run their programs in one order."
+        )
     environment = envs.make(config.env.name, **config.env.options)
     splits = ("train", config.evaluation.split, *config.evaluation.extra_splits)
     for split in dict.fromkeys(splits):
@@ -188,6 +196,7 @@ def _check_model(config: Config, mesh: jax.sharding.Mesh) -> None:
             f"config.mesh.tensor: got {parts}; allowed: a divisor of the model's {arch.heads} heads"
             f" and {arch.kv_heads} key-value heads."
         )
+    plan_cache(arch, config.rollout, shards=row_shards(mesh), tensor=parts)
 
 
 def _check_tokenizer(config: Config) -> None:
@@ -201,11 +210,11 @@ def _check_tokenizer(config: Config) -> None:
     tokenizer.begin([{"role": "user", "content": "?"}], ())
 
 
-def build_pool(config: Config) -> EnvPool:
-    """As many environments as an iteration has trajectories."""
+def build_pool(config: Config, size: int) -> EnvPool:
+    """`size` environments, a conversation each."""
     return EnvPool(
         lambda: envs.make(config.env.name, **config.env.options),
-        config.rollout.tasks * config.rollout.group_size,
+        size,
         workers=config.env.workers,
         timeout_s=config.env.timeout_s,
         retries=config.env.retries,
@@ -213,17 +222,45 @@ def build_pool(config: Config) -> EnvPool:
     )
 
 
-def build_engine(config: Config, made: Policy, *, temperature: float | None = None) -> Engine:
-    """The sampler; `temperature` replaces the training temperature (for evaluation)."""
-    rollout = config.rollout
-    if temperature is not None:
-        rollout = dataclasses.replace(rollout, temperature=temperature)
-    return Engine(
+def build_engine(config: Config, made: Policy) -> SlotEngine:
+    """The sampler.
+
+    Raises:
+      ValueError: its cache does not fit into what memory is free.
+    """
+    rollout, arch = config.rollout, made.network.arch
+    device = made.mesh.local_devices[0]
+    grammars = None
+    if rollout.grammar is not None:
+        grammars = Grammars(rollout.grammar, made.tokenizer, arch.vocab_size)
+    return SlotEngine(
         made.network,
-        rollout,
-        made.tokenizer.end_ids,
-        rows=rollout.tasks * rollout.group_size,
-        cache_sharding=sharding(made.mesh, ("rows", "length", "kv_heads", "head_dim")),
+        build_sampling(config, made.tokenizer),
+        plan_cache(
+            arch,
+            rollout,
+            shards=row_shards(made.mesh),
+            tensor=made.mesh.shape["tensor"],
+            free_bytes=free_memory(device),
+        ),
+        mesh=made.mesh,
+        group_size=rollout.group_size,
+        steps=rollout.decode_steps,
+        prefill_tokens=rollout.prefill_tokens,
+        reading=choose_reading(arch, rollout.page_size, device.platform),
+        grammars=grammars,
+    )
+
+
+def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
+    """How tokens are drawn in training."""
+    rollout = config.rollout
+    return Sampling(
+        rollout.temperature,
+        rollout.top_k,
+        rollout.top_p,
+        rollout.max_action_tokens,
+        tokenizer.end_ids,
     )
 
 

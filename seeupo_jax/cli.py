@@ -1,12 +1,10 @@
-"""What the commands share: `--config` with overrides, `--workdir`, and errors as sentences."""
+"""What commands that run a configuration share: `--config` with overrides, and `--workdir`."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -15,6 +13,9 @@ from absl import flags, logging
 from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.checkpoint import check_writable
 from seeupo_jax.config import Config, load_config
+from seeupo_jax.errors import sentence_errors
+
+__all__ = ["parse_flags", "read_config", "sentence_errors", "use_compilation_cache"]
 
 _CONFIG = flags.DEFINE_string("config", None, "A Python file with get_config().", required=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
@@ -38,16 +39,6 @@ def read_config() -> tuple[Config, Path]:
     config = load_config(_CONFIG.value, _OVERRIDES.value, recipes=RECIPES)
     check_writable(_WORKDIR.value)
     return config, Path(_WORKDIR.value).absolute()
-
-
-@contextlib.contextmanager
-def sentence_errors() -> Iterator[None]:
-    """Ends the command with a user's mistake as one sentence instead of a traceback."""
-    try:
-        yield
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def use_compilation_cache() -> None:

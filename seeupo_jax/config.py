@@ -135,6 +135,14 @@ class Rollout:
     temperature: float = above(0, 1.0)
     top_k: int | None = at_least(1, None)
     top_p: float | None = within(0, 1, None)
+    deterministic: bool = False  # wait for all environments between dispatches: equal to the bit
+    grammar: str | None = None  # tool_calls, or a .json, .regex or .lark file: what may be said
+    concurrency: int | None = at_least(1, None)  # conversations open at once; none: all
+    slots: int | None = at_least(1, None)  # those that decode together; none: all open ones
+    cache_gib: float | None = above(0, None)  # KV cache a device; none: all open ones whole
+    page_size: int = at_least(1, 16)  # tokens of a page of the KV cache
+    decode_steps: int = at_least(1, 8)  # tokens a dispatch decodes at most
+    prefill_tokens: int = at_least(16, 1024)  # tokens a dispatch prefills at most
 
 
 @dataclass(frozen=True)
@@ -192,6 +200,7 @@ class Config:
     seed: int = within(0, 2**32 - 1, 0)
     recipe: str = "seeupo"
     log_checksum: bool = False
+    rollout_ahead: int = within(0, 1, 0)  # 1: sample the next iteration while one is swept
     model: Model = Model()
     lora: Lora = Lora()
     chat: Chat = Chat()
@@ -305,6 +314,12 @@ def _check_together(config: Config) -> None:
         raise ValueError(
             f"config.model.kv_heads: got {model.kv_heads}; allowed: a divisor of"
             f" heads={model.heads}."
+        )
+    if config.rollout_ahead and (algorithm.old_policy != "iteration" or algorithm.tis_clip):
+        raise ValueError(
+            f"config.rollout_ahead: got {config.rollout_ahead}; allowed: 0 unless"
+            " algorithm.old_policy=iteration and algorithm.tis_clip=none, since its ratios are"
+            " against the policy that sampled."
         )
     buckets = config.batching.buckets
     rising = list(buckets) == sorted(set(buckets)) and min(buckets, default=1) > 0

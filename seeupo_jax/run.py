@@ -8,24 +8,26 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grain
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax import build, envs
 from seeupo_jax.checkpoint import Checkpoints
-from seeupo_jax.cli import sentence_errors
 from seeupo_jax.config import Config, to_dict
+from seeupo_jax.errors import sentence_errors
 from seeupo_jax.evaluate import evaluate
 from seeupo_jax.learner.learner import compile_programs
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.warm_start import Batches, train_stage
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.lora import merge, save_adapters
-from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.rollout.collect import Collected, collect, group_requests
 from seeupo_jax.telemetry.checksum import checksum
 from seeupo_jax.telemetry.compilation import Compilations
 from seeupo_jax.telemetry.metrics import MetricsWriter
@@ -44,12 +46,10 @@ class Run:
         optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
         self._fresh: TrainState | None = build.new_state(policy, optimizer, params)
         self.learner = build.build_learner(config, policy, optimizer, self._fresh)
-        self.pool = build.build_pool(config)
         self.engine = build.build_engine(config, policy)
-        temperature = config.evaluation.temperature
-        self._eval_engine = self.engine
-        if temperature is not None:
-            self._eval_engine = build.build_engine(config, policy, temperature=temperature)
+        self.pool = build.build_pool(config, self.engine.concurrency)
+        self._sampler = ThreadPoolExecutor(1, thread_name_prefix="rollout")
+        self._ahead: Future[Collected] | None = None  # the next iteration's trajectories
         self._task_ids = _task_order(config)
         self._progress = progress
         platform = policy.mesh.devices.flat[0].platform
@@ -57,6 +57,7 @@ class Run:
             f"attention: {policy.network.arch.attention}"
             f" (model.attention={config.model.attention} on {platform})"
         )
+        progress.log(str(self.engine.plan))
         self._checkpoints = Checkpoints(
             workdir / "checkpoints", config.checkpoint.keep, log=progress.log
         )
@@ -68,6 +69,7 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._sampler.shutdown()
         self._checkpoints.close()
         self._metrics.close()
         self._compilations.close()
@@ -96,14 +98,53 @@ class Run:
         return state, done
 
     def compile(self, state: TrainState) -> TrainState:
-        """Compiles the sweep's programs ahead; the state comes back bit for bit."""
+        """Compiles all programs ahead; the state comes back bit for bit."""
         rollout = self.config.rollout
         count = rollout.tasks * rollout.group_size
+        with self.phase("rollout"):
+            self.engine.compile(self.policy.whole(state.params))
         with self.phase("sweep"):
             state = compile_programs(self.learner, state, self.ref_params, count)
-        programs, seconds = self._spent["sweep/programs_compiled"], self._spent["time/sweep_s"]
-        self._progress.log(f"compiled the sweep: {programs} programs in {seconds:.0f} s")
+        for part in ("rollout", "sweep"):
+            programs, seconds = (
+                self._spent[f"{part}/programs_compiled"],
+                self._spent[f"time/{part}_s"],
+            )
+            self._progress.log(f"compiled the {part}: {programs} programs in {seconds:.0f} s")
         return state
+
+    def rollout(self, iteration: int, state: TrainState) -> Collected:
+        """The iteration's trajectories; with `rollout_ahead` the next ones are begun meanwhile.
+
+        Those of an iteration after a checkpoint or an evaluation are sampled in their turn, by the
+        policy that is trained on them, so that a resumed run does just what the first one did.
+        """
+        if self._ahead is None:
+            collected = self._sample(iteration, state.params)
+        else:
+            collected, self._ahead = self._ahead.result(), None
+        config = self.config
+        stops = (config.evaluation.every, config.checkpoint.every)
+        if config.rollout_ahead and not any(self.due(iteration, every) for every in stops):
+            copied = jax.tree.map(jnp.copy, state.params)  # the sweep donates the state
+            self._ahead = self._sampler.submit(self._sample, iteration + 1, copied, iteration - 1)
+        return collected
+
+    def _sample(self, iteration: int, params: Any, version: int | None = None) -> Collected:
+        config = self.config
+        with jax.set_mesh(self.policy.mesh):  # of this thread
+            return collect(
+                self.engine,
+                self.pool,
+                self.policy.tokenizer,
+                self.policy.whole(params),
+                group_requests(self.tasks(iteration), config.rollout.group_size),
+                max_turns=config.rollout.max_turns,
+                seed=config.seed,
+                iteration=iteration,
+                policy_version=iteration - 1 if version is None else version,
+                deterministic=config.rollout.deterministic,
+            )
 
     def save(self, iteration: int, state: TrainState) -> None:
         """Saves a checkpoint in the background."""
@@ -154,6 +195,8 @@ class Run:
         """Writes and shows an iteration's metrics."""
         spent, self._spent = self._spent, Counter()
         values = rollout_metrics(collected) | sweep_metrics | spent
+        versions = [t.policy_version for t in collected.trajectories]
+        values["rollout/policy_lag"] = iteration - 1 - min(versions)
         if "sweep/tokens" in values:
             values["sweep/tokens_per_second"] = values["sweep/tokens"] / spent["time/sweep_s"]
         if self.config.log_checksum:
@@ -175,7 +218,7 @@ class Run:
         for split in splits:
             values |= evaluate(
                 self.config,
-                self._eval_engine,
+                self.engine,
                 self.pool,
                 self.policy.tokenizer,
                 self.policy.whole(state.params),
@@ -244,6 +287,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     kept = {trajectories[i].group for i in np.flatnonzero(learnable(trajectories))}
     mean = lambda values: float(np.mean(values)) if good else float("nan")  # noqa: E731
     counts = {f"rollout/stop_{name}": stops.count(name) for name in sorted(set(stops))}
+    usage = {f"rollout/{name}": count for name, count in collected.usage.items()}
     return {
         "rollout/success_rate": mean([t.info["score"] >= 1 for t in good]),
         "rollout/reward_mean": mean([t.reward for t in good]),
@@ -257,6 +301,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
         "rollout/retries": sum(t.info["retries"] for t in trajectories),
         "time/environment_s": collected.environment_s,
         **counts,
+        **usage,
     }
 
 

@@ -15,10 +15,10 @@ import jax
 from absl import app
 
 from seeupo_jax import build
-from seeupo_jax.cli import parse_flags, read_config, sentence_errors, use_compilation_cache
+from seeupo_jax.cli import parse_flags, read_config, use_compilation_cache
 from seeupo_jax.config import Config
+from seeupo_jax.errors import sentence_errors
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.run import Run, warm_start
 from seeupo_jax.telemetry.progress import Progress
 from seeupo_jax.telemetry.report import learning_curve, print_summary
@@ -43,22 +43,13 @@ def train(config: Config, workdir: Path) -> None:
 def iterate(run: Run, state: TrainState, done: int) -> None:
     """Rollout, sweep, evaluation and checkpoint, iteration after iteration."""
     config = run.config
-    if done == 0:
-        run.evaluate(state, 0)
     if done < config.iterations:
         state = run.compile(state)
+    if done == 0:
+        run.evaluate(state, 0)
     for iteration in range(done + 1, config.iterations + 1):
         with run.phase("rollout"):
-            collected = collect(
-                run.engine,
-                run.pool,
-                run.policy.tokenizer,
-                run.policy.whole(state.params),
-                group_requests(run.tasks(iteration), config.rollout.group_size),
-                max_turns=config.rollout.max_turns,
-                seed=config.seed,
-                iteration=iteration,
-            )
+            collected = run.rollout(iteration, state)
         with run.phase("sweep"):
             state, metrics = sweep(
                 run.learner, state, run.ref_params, collected.trajectories, iteration=iteration

@@ -44,6 +44,7 @@ class Trajectory:
     segments: one, unless the context was rewritten between turns; each turn lies in exactly one.
     group: index of the task within the iteration; members of a group start from the same state.
     stop: done | max_turns | max_tokens | env_error | timeout.
+    policy_version: sweeps that the policy which sampled it had behind it; None: nobody said.
     """
 
     segments: tuple[Segment, ...]
@@ -54,6 +55,7 @@ class Trajectory:
     stop: str = "done"
     messages: tuple[dict[str, str], ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
+    policy_version: int | None = None
 
     @property
     def turns(self) -> int:

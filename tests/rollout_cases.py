@@ -1,10 +1,13 @@
 """What the tests of rollouts share."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from seeupo_jax.rollout.engine import Turn
 
 
 def stir(params: Any, seed: int = 0) -> Any:
@@ -16,3 +19,87 @@ def stir(params: Any, seed: int = 0) -> Any:
         return leaf + jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype)
 
     return jax.tree.map(move, params)
+
+
+@dataclass(frozen=True)
+class NumberConversation:
+    tokenizer: "NumberTokenizer"
+    tokens: list
+
+    def extend(self, action, messages):
+        answer = self.tokenizer.observation(messages)
+        return NumberConversation(self.tokenizer, self.tokens + action + answer)
+
+
+class NumberTokenizer:
+    """Texts are numbers, each one token; tokens 20 to 22 head messages, token 3 ends them."""
+
+    vocab_size = 29
+    end_ids = (3, 7, 11)
+    headers = {"system": 19, "user": 20, "tool": 21, "assistant": 22}
+
+    def begin(self, messages, tools):
+        listing = [{"role": "system", "content": tool["name"]} for tool in tools]
+        return NumberConversation(self, self.observation([*listing, *messages]))
+
+    def observation(self, messages):
+        tokens = []
+        for message in messages:
+            tokens += [self.headers[message["role"]], *map(int, message["content"].split()), 3]
+        return [*tokens, self.headers["assistant"]]
+
+    def text(self, tokens):
+        return " ".join(str(token) for token in tokens if token not in self.end_ids)
+
+
+def converse(
+    engine: Any,
+    params: Any,
+    prompts: dict[int, tuple[int, list[int]]],
+    *,
+    turns: int = 3,
+    answer: Any = lambda key, turn: [],
+    seed: int = 1,
+    iteration: int = 2,
+    shuffle: int | None = None,
+    delay: int = 0,
+) -> dict[int, list[tuple[list[int], list[int], list[float]]]]:
+    """Conversations with an engine: a turn each (context, action, log-probabilities).
+
+    Args:
+      prompts: group and first context, by the conversation's key; the member is the key.
+      answer: what follows an action, by key and turn.
+      shuffle: seed of the order in which conversations arrive; delay: their answers take up to so
+        many steps of the engine.
+    """
+    rng = np.random.default_rng(shuffle)
+    engine.begin(params, seed=seed, iteration=iteration)
+    queued = list(prompts) if shuffle is None else rng.permutation(list(prompts)).tolist()
+    played: dict[int, list[Any]] = {key: [] for key in prompts}
+    context = {key: list(tokens) for key, (_, tokens) in prompts.items()}
+    thinking: list[tuple[int, int]] = []  # steps to wait, key
+    live: set[int] = set()
+
+    def submit(key: int) -> None:
+        group, turn = prompts[key][0], len(played[key])
+        engine.submit(Turn(key, list(context[key]), group, 100 + group, key, turn))
+
+    while True:
+        while queued and len(live) < engine.concurrency:
+            live.add(queued[0])
+            submit(queued.pop(0))
+        for _, key in [one for one in thinking if one[0] <= 0]:
+            submit(key)
+        thinking = [(wait - 1, key) for wait, key in thinking if wait > 0]
+        actions = engine.step(bool(live or queued))
+        if actions is None:
+            return played
+        for action in actions:
+            key = action.key
+            played[key].append((list(context[key]), action.tokens, action.logp))
+            context[key] += action.tokens + list(answer(key, len(played[key]) - 1))
+            if len(played[key]) == turns or not engine.fits(context[key]):
+                live.discard(key)
+                engine.retire(key)
+            else:
+                thinking.append((int(rng.integers(0, delay + 1)), key))

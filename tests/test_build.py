@@ -83,6 +83,33 @@ def test_what_does_not_fit_the_model_is_told_before_it_is_loaded(override, reaso
         build.load_policy(config, "package:order_desk")
 
 
+@pytest.mark.parametrize(
+    "override, reason",
+    [
+        # 128 tokens x 3 layers x (key, value) x 1 head a device x 32 numbers: 96 KiB are 9.155e-5.
+        ("cache_gib=9.1e-5", "config.rollout.cache_gib: got 9.1e-05; allowed: at least 9.2e-05"),
+        ("slots=6", r"config.rollout.slots: got 6; allowed: a multiple of the 4 devices"),
+        ("concurrency=10", r"config.rollout.concurrency: got 10; allowed: a multiple of the 4"),
+    ],
+)
+def test_a_cache_that_cannot_be_laid_out_is_told_before_any_work(override, reason):
+    mesh = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]
+    with pytest.raises(ValueError, match=reason):
+        build.check(load_config(CONFIG, [*mesh, f"rollout.{override}"]))
+    build.check(load_config(CONFIG, [*mesh, "rollout.cache_gib=9.16e-5", "rollout.slots=8"]))
+
+
+def test_a_cache_larger_than_what_memory_is_free_is_told_before_it_is_made(monkeypatch):
+    config = load_config(CONFIG, ["mesh.data=8"])
+    policy, _ = build.load_policy(config, "package:order_desk")
+    needed = build.build_engine(config, policy).plan.bytes
+    monkeypatch.setattr(build, "free_memory", lambda device: needed - 1)
+    with pytest.raises(ValueError, match="rollout.cache_gib: got None, which means .*: less"):
+        build.build_engine(config, policy)
+    monkeypatch.setattr(build, "free_memory", lambda device: needed)
+    assert build.build_engine(config, policy).plan.bytes == needed
+
+
 def test_a_model_that_cannot_converse_is_told_before_it_is_loaded(tmp_path):
     model, _ = from_pretrained("package:order_desk")
     save_pretrained(model, tmp_path)

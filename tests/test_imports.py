@@ -12,12 +12,12 @@ import seeupo_jax
 ROOT = Path(seeupo_jax.__path__[0])
 # The package from the ground up; a unit imports itself and units of the rows above it.
 LEVELS = (
-    ("types", "fields"),
+    ("types", "fields", "errors"),
     ("config",),
     ("algorithms", "envs", "parallel"),
     ("policy",),
     ("rollout", "learner", "checkpoint", "telemetry"),
-    ("build", "cli"),
+    ("build", "cli", "bench"),
     ("evaluate",),
     ("run",),
     ("train",),

@@ -34,6 +34,19 @@ def environment() -> dict[str, str]:
     return os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
 
 
+def run_killed_at(checkpoint: int, workdir: Path, *overrides: str) -> None:
+    """A run that is killed as soon as it has left a checkpoint."""
+    process = subprocess.Popen(
+        command(workdir, *overrides), env=environment(), stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not (workdir / "checkpoints" / str(checkpoint) / "manifest.json").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
 def run(workdir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(workdir, *overrides), env=environment(), capture_output=True, text=True, timeout=300
@@ -73,6 +86,9 @@ def test_a_run_leaves_metrics_checkpoints_curve_and_a_summary(finished):
     assert (workdir / "learning_curve.png").stat().st_size > 5000
     assert sorted(p.name for p in (workdir / "checkpoints").iterdir()) == ["3", "4"]
     assert "attention: xla (model.attention=auto on cpu)" in printed
+    # 2 layers x (key, value) x 1 head x 16 numbers of 4 bytes are 256 a token.
+    assert "KV cache: 16 slots for 16 conversations, 512 KiB in 128 pages of 16 tokens" in printed
+    assert "(256 B a token, 32 KiB a conversation of 128 tokens; 16 of them fit at once)" in printed
     assert "iteration 4/4" in printed and "avg@2" in printed and "Where to look next" in printed
 
 
@@ -99,15 +115,28 @@ def test_the_sweep_compiles_nothing_after_the_third_iteration(finished):
 
 def test_killed_and_restarted_gives_the_same_numbers(finished):
     workdir = continue_from(finished[0], "killed")
-    process = subprocess.Popen(command(workdir), env=environment(), stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not (workdir / "checkpoints" / "2" / "manifest.json").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    run_killed_at(2, workdir)
     assert run(workdir).returncode == 0
     assert checksums(workdir) == checksums(finished[0])
+
+
+def test_sampled_ahead_killed_and_restarted_gives_the_same_numbers(finished):
+    # A policy that is rewarded now and then: without advantages no ratio matters.
+    choices = ["--config.model.path=package:order_desk", "--config.warm_start.stages=()"]
+    choices += ["--config.rollout_ahead=1", "--config.iterations=5", "--config.checkpoint.every=3"]
+    choices += ["--config.evaluation.every=0", "--config.checkpoint.export=False"]
+    undisturbed, killed = (finished[0].parent / name for name in ("ahead", "ahead_killed"))
+    done = run(undisturbed, *choices)
+    assert done.returncode == 0, done.stderr
+    run_killed_at(3, killed, *choices)
+    assert run(killed, *choices).returncode == 0
+    assert checksums(killed) == checksums(undisturbed)
+    for workdir in (undisturbed, killed):
+        lines = iterations(workdir)
+        # After a checkpoint an iteration is sampled by the policy that it trains.
+        assert [line["rollout/policy_lag"] for line in lines] == [0, 1, 1, 0, 1]
+        gaps = [line["logp/sampler_trainer_gap"] for line in lines]
+        assert max(gaps[0], gaps[3]) < 1e-4 < 1e-2 < min(gaps[1], gaps[2], gaps[4])
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(finished):

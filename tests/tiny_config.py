@@ -20,7 +20,13 @@ def get_config() -> ConfigDict:
     demonstrations = {"skill": 0.5, "episodes": 400}
     stage = {"steps": 120, "learning_rate": 1e-2, "demonstrations": demonstrations}
     config.warm_start = {"batch_size": 16, "stages": [stage]}
-    config.rollout = {"tasks": 4, "group_size": 4, "max_action_tokens": 16, "max_context": 128}
+    config.rollout = {
+        "tasks": 4,
+        "group_size": 4,
+        "max_action_tokens": 16,
+        "max_context": 128,
+        "deterministic": True,
+    }
     config.batching = {"microbatch_rows": 8, "buckets": (64, 128)}
     config.evaluation = {"every": 2, "tasks": 4, "k": 2}
     config.checkpoint = {"every": 1, "keep": 2}

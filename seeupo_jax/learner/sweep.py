@@ -118,7 +118,8 @@ def sweep(
 
     Args:
       ref_params: parameters of the reference policy of the KL penalty.
-      iteration: seeds the random order and the minibatches.
+      iteration: seeds the random order and the minibatches. Its policy has version iteration - 1:
+        ratios of trajectories that say to be of another one are against what the sampler recorded.
 
     Returns: the state after the last turn's step, and metrics. Without a single sampled turn the
       state is returned as it came.
@@ -137,6 +138,7 @@ def sweep(
         return state, {"sweep/turns": 0}
     current = start_pass(learner, state.params, ref_params, rows, trajectories)
     gap = _sampler_trainer_gap(rows, current.old_logp)
+    _keep_behaviour(current, trajectories, version=iteration - 1)
     factor_N = learner.spread(np.ones(rows.trajectories, np.float32))
     metrics = []
     for turns in order:
@@ -177,6 +179,19 @@ def start_pass(
     return Pass(
         rows, advantage_N, int(valid_N.sum()), old_logp, ref_logp, [], start_logp=start_logp
     )
+
+
+def _keep_behaviour(current: Pass, trajectories: Sequence[Trajectory], *, version: int) -> None:
+    """Makes the policy that sampled the old one where it is not the one that is swept.
+
+    What the sampler recorded is all that is left of it.
+    """
+    rows = current.rows
+    for segment, owner in enumerate(rows.trajectory_S):
+        sampled_by = trajectories[owner].policy_version
+        if sampled_by is not None and sampled_by != version:
+            acted_L = rows.turn[segment] >= 0
+            current.old_logp[segment][acted_L] = rows.logp[segment][acted_L]
 
 
 def update_turn(

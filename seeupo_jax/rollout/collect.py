@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from seeupo_jax.envs.base import Environment, Message, StepResult
+from seeupo_jax.envs.base import Environment, Message, StepResult, Tool
 from seeupo_jax.envs.pool import Call, EnvPool, Failure, Outcome
+from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.policy.tokenizer import Conversation, Tokenizer, Transcript
-from seeupo_jax.rollout.engine import Engine, Streams, task_number
+from seeupo_jax.rollout.engine import Action, Engine, Turn
+from seeupo_jax.rollout.sampling import task_number
 from seeupo_jax.types import Trajectory
 
 
@@ -30,9 +31,12 @@ class _Episode:
     """A trajectory in the making."""
 
     request: Request
+    slot: int  # of the pool: which environment
     conversation: Conversation | None = None  # none until the environment has begun
     transcript: Transcript = field(default_factory=Transcript)
     messages: list[Message] = field(default_factory=list)
+    tools: Sequence[Tool] = ()
+    turn: int = 0  # to be sampled next
     reward: float = 0.0
     score: float = 0.0
     stop: str | None = None
@@ -45,10 +49,13 @@ class _Episode:
         result = outcome.result
         if not isinstance(result, Failure):
             return result
-        self.stop, self.info = result.stop, self.info | {"failure": result.reason}
+        self.fail(result.stop, result.reason)
         return None
 
-    def finish(self, seed: int) -> Trajectory:
+    def fail(self, stop: str, reason: str) -> None:
+        self.stop, self.info = stop, self.info | {"failure": reason}
+
+    def finish(self, seed: int, policy_version: int | None) -> Trajectory:
         request = self.request
         own = {"score": self.score, "member": request.member, "retries": self.retries}
         return Trajectory(
@@ -60,14 +67,19 @@ class _Episode:
             stop="done" if self.stop is None else self.stop,
             messages=tuple(self.messages),
             info=self.info | own,
+            policy_version=policy_version,
         )
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collection brought, and what it took. Times in seconds.
+    """What a collection brought, and what it took.
 
-    Tokens are counted once each; those of a rewritten context once more in its segment.
+    wall_s: seconds. environment_s: those in which all that was left to do was to wait for
+      environments.
+    sampled_tokens, context_tokens: counted once each; those of a rewritten context once more in
+      its segment.
+    usage: the engine's counts.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -75,6 +87,7 @@ class Collected:
     environment_s: float
     sampled_tokens: int
     context_tokens: int
+    usage: Mapping[str, int] = field(default_factory=dict)
 
 
 def group_requests(task_ids: Sequence[str], group_size: int) -> list[Request]:
@@ -96,146 +109,177 @@ def collect(
     max_turns: int,
     seed: int,
     iteration: int,
+    temperature: float | None = None,
+    policy_version: int | None = None,
+    deterministic: bool = False,
 ) -> Collected:
-    """Samples one trajectory a request; more requests than engine rows are done batch by batch."""
-    parts = [
-        _collect_batch(
-            engine,
-            pool,
-            tokenizer,
-            params,
-            requests[start : start + engine.rows],
-            max_turns=max_turns,
-            seed=seed,
-            iteration=iteration,
-        )
-        for start in range(0, len(requests), engine.rows)
-    ]
-    return Collected(
-        tuple(trajectory for part in parts for trajectory in part.trajectories),
-        sum(part.wall_s for part in parts),
-        sum(part.environment_s for part in parts),
-        sum(part.sampled_tokens for part in parts),
-        sum(part.context_tokens for part in parts),
-    )
+    """Samples one trajectory a request, as many at a time as the engine and the pool have room for.
 
+    With several processes each plays the groups that its engine owns; all get all trajectories.
 
-def _collect_batch(
-    engine: Engine,
-    pool: EnvPool,
-    tokenizer: Tokenizer,
-    params: Any,
-    requests: Sequence[Request],
-    *,
-    max_turns: int,
-    seed: int,
-    iteration: int,
-) -> Collected:
+    Args:
+      max_turns: of an episode.
+      seed, iteration: what random numbers derive from; no two collections share both.
+      temperature: None is the training's.
+      policy_version: what the trajectories say of the parameters.
+      deterministic: all environments answer before the engine goes on, so that which rows it runs
+        together, and so the last bit of every number, does not depend on how long they take.
+    """
     began = time.perf_counter()
-    environment_s = 0.0
-    episodes = [_Episode(request) for request in requests]
-    environment_s += _reset(pool, tokenizer, episodes, seed)
-    engine.start()
-    streams = _streams(requests, engine.rows, seed, iteration)
-    for turn in range(max_turns):
-        contexts = [_next_context(engine, row, episode) for row, episode in enumerate(episodes)]
-        contexts += [[]] * (engine.rows - len(episodes))
-        acting = [row for row, context in enumerate(contexts) if context]
-        if not acting:
-            break
-        sampled = engine.turn(params, contexts, streams._replace(turn=np.int32(turn)))
-        actions = []
-        for row in acting:
-            count = int(sampled.count_N[row])
-            tokens = sampled.tokens_NA[row, :count].tolist()
-            logp = sampled.logp_NA[row, :count].tolist()
-            episodes[row].transcript.act(tokens, turn, logp)
-            actions.append((tokens, tokenizer.text(tokens)))
-        environment_s += _step(pool, [episodes[row] for row in acting], acting, actions)
-    for episode in episodes:
-        if episode.stop is None:
-            episode.stop = "max_turns"
-    trajectories = tuple(episode.finish(seed) for episode in episodes)
-    sampled_tokens = sum(int((s.turn_L >= 0).sum()) for t in trajectories for s in t.segments)
-    tokens = sum(len(s.turn_L) for t in trajectories for s in t.segments)
+    engine.begin(params, seed=seed, iteration=iteration, temperature=temperature)
+    collection = _Collection(
+        engine,
+        pool,
+        tokenizer,
+        requests,
+        max_turns=max_turns,
+        seed=seed,
+        policy_version=policy_version,
+        deterministic=deterministic,
+    )
+    collection.run()
+    own = (collection.finished, collection.environment_s, Counter(engine.usage()))
+    finished: dict[int, Trajectory] = {}
+    usage: Counter[str] = Counter()
+    waited = []
+    for trajectories, environment_s, counts in gather(own):
+        finished |= trajectories
+        usage.update(counts)
+        waited.append(environment_s)
+    ordered = tuple(finished[key] for key in range(len(requests)))
+    turns = [s.turn_L for trajectory in ordered for s in trajectory.segments]
+    sampled = sum(int((turn_L >= 0).sum()) for turn_L in turns)
+    context = sum(len(turn_L) for turn_L in turns) - sampled
     wall_s = time.perf_counter() - began
-    return Collected(trajectories, wall_s, environment_s, sampled_tokens, tokens - sampled_tokens)
+    return Collected(ordered, wall_s, max(waited), sampled, context, usage)
 
 
-def _streams(requests: Sequence[Request], rows: int, seed: int, iteration: int) -> Streams:
-    idle = rows - len(requests)
-    task = [task_number(request.task_id) for request in requests]
-    member = [request.member for request in requests]
-    return Streams(
-        np.uint32(seed),
-        np.uint32(iteration),
-        np.array(task + [0] * idle, np.uint32),
-        np.array(member + [0] * idle, np.uint32),
-        np.int32(0),
-    )
+class _Collection:
+    """The loop between an engine and a pool of environments; keys are indices of requests."""
 
+    def __init__(
+        self,
+        engine: Engine,
+        pool: EnvPool,
+        tokenizer: Tokenizer,
+        requests: Sequence[Request],
+        *,
+        max_turns: int,
+        seed: int,
+        policy_version: int | None,
+        deterministic: bool,
+    ):
+        self._engine, self._pool, self._tokenizer = engine, pool, tokenizer
+        self._requests, self._max_turns, self._seed = requests, max_turns, seed
+        self._policy_version, self._deterministic = policy_version, deterministic
+        owned = (key for key, request in enumerate(requests) if engine.owns(request.group))
+        self._queued = deque(owned)
+        self._open: dict[int, _Episode] = {}
+        self._slots = list(range(engine.concurrency))[::-1]  # free ones
+        self._key_of: dict[int, int] = {}  # whose environment a slot's is
+        self.finished: dict[int, Trajectory] = {}
+        self.environment_s = 0.0
 
-def _next_context(engine: Engine, row: int, episode: _Episode) -> list[int]:
-    """What the row is to read before its next action; nothing once the episode has stopped."""
-    if episode.stop is not None:
-        return []
-    context = episode.conversation.tokens
-    known = episode.transcript.shared(context)
-    engine.rewind(row, known)  # beyond, a rewritten context says something else
-    unread = list(context[known:])
-    if not engine.fits(row, unread):
-        episode.stop = "max_tokens"
-        return []
-    episode.transcript.read(context)
-    return unread
+    def run(self) -> None:
+        """Plays every episode; an answer is acted on as soon as it is there."""
+        while True:
+            while self._queued and self._slots:
+                self._reset(self._queued.popleft())
+            self._hear_environments()
+            actions = self._engine.step(bool(self._open or self._queued))
+            if actions is None:
+                return
+            for action in actions:
+                self._act(action)
 
+    def _hear_environments(self) -> None:
+        idle = not self._engine.busy
+        began = time.perf_counter()
+        answers = self._pool.poll(self._engine.patience_s if idle else 0.0)
+        while self._deterministic and self._pool.open:
+            answers += self._pool.poll(None)
+        self.environment_s += time.perf_counter() - began if idle else 0.0
+        for call, outcome in sorted(answers, key=lambda answer: answer[0].slot):
+            key = self._key_of[call.slot]
+            episode = self._open[key]
+            if (heard := episode.hear(outcome)) is not None:
+                (self._begin if episode.conversation is None else self._answer)(episode, *heard)
+            self._go_on(key, episode)
 
-def _reset(pool: EnvPool, tokenizer: Tokenizer, episodes: Sequence[_Episode], seed: int) -> float:
-    """Lets the environments begin; returns the seconds it took."""
-    began = time.perf_counter()
+    def _reset(self, key: int) -> None:
+        """Lets a new episode's environment begin."""
+        request, slot = self._requests[key], self._slots.pop()
+        self._open[key] = _Episode(request, slot)
+        self._key_of[slot] = key
 
-    # Tokenised in the worker: a malformed message is the environment's failure, not the run's.
-    def begin(_: Environment, answer: Any) -> Any:
-        messages, tools = answer
-        return messages, tokenizer.begin(messages, tools)
+        # Tokenised in the worker: a malformed message is the environment's failure, not the run's.
+        def begin(_: Environment, answer: Any) -> Any:
+            messages, tools = answer
+            return messages, tools, self._tokenizer.begin(messages, tools)
 
-    def start(slot: int, task_id: str) -> Call:
-        return Call(slot, lambda env: env.reset(task_id, seed), begin, fresh=True)
+        def ask(env: Environment) -> Any:
+            return env.reset(request.task_id, self._seed)
 
-    calls = [start(slot, episode.request.task_id) for slot, episode in enumerate(episodes)]
-    for episode, outcome in zip(episodes, pool.call(calls), strict=True):
-        if (begun := episode.hear(outcome)) is not None:
-            messages, episode.conversation = begun
-            episode.messages += messages
-    return time.perf_counter() - began
+        self._pool.submit(Call(slot, ask, begin, fresh=True))
 
+    def _begin(
+        self,
+        episode: _Episode,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        conversation: Conversation,
+    ) -> None:
+        episode.messages += messages
+        episode.tools, episode.conversation = tools, conversation
 
-def _step(
-    pool: EnvPool,
-    episodes: Sequence[_Episode],
-    slots: Sequence[int],
-    actions: Sequence[tuple[list[int], str]],
-) -> float:
-    """Lets the environments answer actions (tokens and text); returns the seconds it took."""
-    began = time.perf_counter()
+    def _act(self, action: Action) -> None:
+        """Brings a sampled action to its environment."""
+        episode = self._open[action.key]
+        if action.failure:
+            episode.fail("env_error", action.failure)
+            return self._go_on(action.key, episode)
+        episode.transcript.act(action.tokens, episode.turn, action.logp)
+        episode.turn += 1
+        text = self._tokenizer.text(action.tokens)
+        episode.messages.append({"role": "assistant", "content": text})
+        conversation = episode.conversation
 
-    def answer(slot: int, conversation: Conversation, tokens: list[int], text: str) -> Call:
         def extend(env: Environment, step: StepResult) -> Any:
-            after = None if step.done else conversation.extend(tokens, step.observation)
+            after = None if step.done else conversation.extend(action.tokens, step.observation)
             return step, float(step.reward), env.score(), after
 
-        return Call(slot, lambda env: env.step(text), extend)
+        self._pool.submit(Call(episode.slot, lambda env: env.step(text), extend))
 
-    acted = zip(slots, episodes, actions, strict=True)
-    outcomes = pool.call([answer(slot, e.conversation, *action) for slot, e, action in acted])
-    for episode, (_, text), outcome in zip(episodes, actions, outcomes, strict=True):
-        episode.messages.append({"role": "assistant", "content": text})
-        if (answered := episode.hear(outcome)) is None:
-            continue
-        step, reward, episode.score, episode.conversation = answered
+    def _answer(
+        self,
+        episode: _Episode,
+        step: StepResult,
+        reward: float,
+        score: float,
+        conversation: Conversation | None,
+    ) -> None:
         episode.reward += reward
+        episode.score, episode.conversation = score, conversation
         episode.messages += step.observation
         episode.info = episode.info | step.info
         if step.done:
             episode.stop = "done"
-    return time.perf_counter() - began
+
+    def _go_on(self, key: int, episode: _Episode) -> None:
+        """Asks for the next action, or ends the episode."""
+        if episode.stop is None and episode.turn == self._max_turns:
+            episode.stop = "max_turns"
+        if episode.stop is None and not self._engine.fits(episode.conversation.tokens):
+            episode.stop = "max_tokens"
+        if episode.stop is not None:
+            del self._open[key]
+            self._slots.append(episode.slot)
+            self._engine.retire(key)
+            self.finished[key] = episode.finish(self._seed, self._policy_version)
+            return
+        context = episode.conversation.tokens
+        episode.transcript.read(context)
+        request = episode.request
+        task = task_number(request.task_id)
+        turn = Turn(key, context, request.group, task, request.member, episode.turn, episode.tools)
+        self._engine.submit(turn)

@@ -24,7 +24,7 @@ from seeupo_jax.policy.network import split
 from seeupo_jax.policy.tokenizer import train_tokenizer
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.collect import collect, group_requests
-from seeupo_jax.rollout.engine import Sampled
+from seeupo_jax.rollout.engine import Action
 from seeupo_jax.types import CONTEXT
 
 WORDS = ("red", "green", "blue", "find", "take")
@@ -90,18 +90,31 @@ class Recital:
     def __init__(self, actions):
         self._actions = actions
 
-    def start(self):
-        pass
+    concurrency, busy, patience_s = 1, False, None
 
-    def rewind(self, row, length):
-        pass
+    def begin(self, params, **numbers):
+        self._asked = []
 
-    def fits(self, row, context):
+    def owns(self, group):
         return True
 
-    def turn(self, params, contexts, streams):
-        tokens = np.array([tokenizer().action(self._actions[int(streams.turn)])], np.int32)
-        return Sampled(tokens, np.zeros(tokens.shape, np.float32), np.array([tokens.size]))
+    def fits(self, context):
+        return True
+
+    def submit(self, turn):
+        self._asked.append(turn)
+
+    def step(self, unfinished):
+        asked, self._asked = self._asked, []
+        actions = [(turn.key, tokenizer().action(self._actions[turn.turn])) for turn in asked]
+        done = [Action(key, tokens, [0.0] * len(tokens)) for key, tokens in actions]
+        return done if unfinished else None
+
+    def retire(self, key):
+        pass
+
+    def usage(self):
+        return {}
 
 
 @pytest.mark.parametrize("last", [len(MESSAGES), len(MESSAGES) - 1], ids=["answered", "unanswered"])

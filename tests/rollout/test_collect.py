@@ -1,10 +1,10 @@
 """Trajectories hold what was sampled and read, and a bad environment costs only its own."""
 
+import dataclasses
 import functools
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
 
 import chat_cases
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import rollout_cases
 from flax import nnx
+from rollout_cases import NumberConversation, NumberTokenizer
 
 from seeupo_jax import config
 from seeupo_jax.envs.base import StepResult, TransientError
@@ -21,45 +22,19 @@ from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.chat_template import HuggingFaceTokenizer
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.collect import Request, collect, group_requests
-from seeupo_jax.rollout.engine import Engine
+from seeupo_jax.rollout.engine import Action, Turn
+from seeupo_jax.rollout.memory import plan_cache
+from seeupo_jax.rollout.sampling import Sampling, task_number
+from seeupo_jax.rollout.slots import SlotEngine
 from seeupo_jax.types import CONTEXT
 
 SIZES = {"vocab_size": 29, "width": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8}
-ROLLOUT = config.Rollout(max_action_tokens=4, max_context=40, temperature=0.9)
+ROLLOUT = config.Rollout(
+    concurrency=4, page_size=8, max_action_tokens=4, max_context=40, temperature=0.9
+)
 TIMEOUT_S = 1.0
 RETRIES = 2
 TOOL = {"name": "17 18"}
-
-
-@dataclass(frozen=True)
-class NumberConversation:
-    tokenizer: "NumberTokenizer"
-    tokens: list
-
-    def extend(self, action, messages):
-        answer = self.tokenizer.observation(messages)
-        return NumberConversation(self.tokenizer, self.tokens + action + answer)
-
-
-class NumberTokenizer:
-    """Texts are numbers, each one token; tokens 20 to 22 head messages, token 3 ends them."""
-
-    vocab_size = 29
-    end_ids = (3, 7, 11)
-    headers = {"system": 19, "user": 20, "tool": 21, "assistant": 22}
-
-    def begin(self, messages, tools):
-        listing = [{"role": "system", "content": tool["name"]} for tool in tools]
-        return NumberConversation(self, self.observation([*listing, *messages]))
-
-    def observation(self, messages):
-        tokens = []
-        for message in messages:
-            tokens += [self.headers[message["role"]], *map(int, message["content"].split()), 3]
-        return [*tokens, self.headers["assistant"]]
-
-    def text(self, tokens):
-        return " ".join(str(token) for token in tokens if token not in self.end_ids)
 
 
 class Script:
@@ -113,36 +88,42 @@ class Script:
             raise self.errors[self._event]
         if self._event == "hang":
             self.released.wait(30)
+        if self._event == "sleep":
+            time.sleep(0.1)
+
+
+def engine_of(network, rollout, end_ids):
+    sampling = Sampling(rollout.temperature, None, None, rollout.max_action_tokens, end_ids)
+    plan = plan_cache(network.arch, rollout)
+    return SlotEngine(network, sampling, plan, group_size=2, steps=3, prefill_tokens=64)
 
 
 @functools.cache
 def make():
     arch = Architecture(**SIZES, mlp_width=24)
     network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
-    engine = Engine(network, ROLLOUT, NumberTokenizer.end_ids, rows=4)
-    return engine, rollout_cases.stir(params)
+    return engine_of(network, ROLLOUT, NumberTokenizer.end_ids), rollout_cases.stir(params)
+
+
+def collect_with(engine, pool, requests, *, max_turns=3, seed=5, iteration=1, **options):
+    Script.happened.clear()
+    numbers = {"max_turns": max_turns, "seed": seed, "iteration": iteration}
+    return collect(engine, pool, NumberTokenizer(), make()[1], requests, **numbers, **options)
 
 
 @pytest.fixture(scope="module")
 def run():
     """Collects requests on the scripted environment; all tests share one engine and pool."""
-    engine, params = make()
-    pool = EnvPool(Script, 4, workers=3, timeout_s=TIMEOUT_S, retries=RETRIES, retry_wait_s=0.01)
-
-    def collect_requests(requests, *, max_turns=3, seed=5, iteration=1):
-        Script.happened.clear()
-        return collect(
-            engine,
-            pool,
-            NumberTokenizer(),
-            params,
-            requests,
-            max_turns=max_turns,
-            seed=seed,
-            iteration=iteration,
-        )
-
-    yield collect_requests
+    engine, _ = make()
+    pool = EnvPool(
+        Script,
+        engine.concurrency,
+        workers=3,
+        timeout_s=TIMEOUT_S,
+        retries=RETRIES,
+        retry_wait_s=0.01,
+    )
+    yield functools.partial(collect_with, engine, pool)
     Script.released.set()
     pool.close()
 
@@ -294,7 +275,7 @@ def test_members_of_a_group_start_alike_and_act_differently(run):
     assert [t.info["member"] for t in trajectories] == [0, 1, 2, 3]
 
 
-def test_more_requests_than_rows_are_done_in_order_and_give_the_same_trajectories(run):
+def test_more_requests_than_the_engine_holds_come_in_order_and_are_the_same_in_any(run):
     requests = group_requests(["done@3", "done@1", "done@2"], 2)
     assert [(r.group, r.member) for r in requests] == [
         (0, 0),
@@ -304,6 +285,7 @@ def test_more_requests_than_rows_are_done_in_order_and_give_the_same_trajectorie
         (2, 0),
         (2, 1),
     ]
+    assert len(requests) > make()[0].concurrency
     together = run(requests)
     backwards = run(requests[::-1])
     for request, got, again in zip(
@@ -328,6 +310,132 @@ def test_tokens_are_counted_once_and_times_are_of_the_parts(run):
     assert collected.sampled_tokens == (turn_L >= 0).sum() > 0
     assert collected.context_tokens == (turn_L == CONTEXT).sum() > 0
     assert 0 < collected.environment_s < collected.wall_s
+
+
+def test_trajectories_say_which_policy_sampled_them(run):
+    requests = group_requests(["done@1", "raise@1"], 2)
+    for version in (7, 0, None):
+        collected = run(requests, policy_version=version)
+        assert {t.policy_version for t in collected.trajectories} == {version}
+    assert one(run, "done@1").policy_version is None
+
+
+class LastToAnswer(Script):
+    """Its task `last@1` answers once nine other episodes are over."""
+
+    over = threading.Semaphore(0)
+
+    def step(self, text):
+        if self._event == "last" and self._step == 0:
+            assert all(self.over.acquire(timeout=30) for _ in range(9))
+        result = super().step(text)
+        if result.done:
+            self.over.release()
+        return result
+
+
+def test_a_slow_environment_delays_only_itself(run):
+    others = group_requests(["done@3"], 9)
+    wanted = run(others).trajectories
+    pool = EnvPool(LastToAnswer, 4, workers=4, timeout_s=60)
+    slow, *rest = collect_with(make()[0], pool, [Request("last@1", 1, 0), *others]).trajectories
+    pool.close()
+    assert (slow.stop, slow.turns) == ("max_turns", 3)
+    for got, trajectory in zip(rest, wanted, strict=True):
+        assert_same_tokens(got, trajectory)
+
+
+class Refusing:
+    """Samples the same first action for all, and refuses every other."""
+
+    concurrency, patience_s = 2, None
+
+    def __init__(self, busy=False):
+        self._always, self._open = busy, []
+        self.begun, self.turns, self.retired = [], [], []
+
+    @property
+    def busy(self):
+        return self._always or bool(self._open)
+
+    def begin(self, params, **numbers):
+        self.begun.append(numbers)
+
+    def owns(self, group):
+        return True
+
+    def fits(self, context):
+        return True
+
+    def submit(self, turn):
+        self._open.append(turn)
+        self.turns.append(turn)
+
+    def step(self, unfinished):
+        answered, self._open = self._open, []
+        if not unfinished:
+            return None
+        return [
+            Action(turn.key, [5, 3], [-1.0, -2.0])
+            if turn.turn == 0
+            else Action(turn.key, [], [], failure=f"no server for turn {turn.turn}")
+            for turn in answered
+        ]
+
+    def retire(self, key):
+        self.retired.append(key)
+
+    def usage(self):
+        return {"asked": len(self.turns)}
+
+
+@pytest.fixture
+def pair():
+    """A pool of two scripted environments."""
+    pool = EnvPool(Script, 2, workers=2, timeout_s=60)
+    yield pool
+    pool.close()
+
+
+def test_an_engine_that_gives_no_action_is_an_env_error_with_its_reason(pair):
+    engine = Refusing()
+    requests = group_requests(["done@1", "done@2", "done@3"], 2)  # three times the concurrency
+    collected = collect_with(engine, pair, requests)
+    assert [t.stop for t in collected.trajectories[:2]] == ["done", "done"]
+    for failed in collected.trajectories[2:]:
+        assert (failed.stop, failed.turns, failed.failed) == ("env_error", 1, True)
+        assert failed.info["failure"] == "no server for turn 1"
+        (segment,) = failed.segments
+        assert segment.tokens_L[segment.turn_L == 0].tolist() == [5, 3]
+        assert segment.logp_L[segment.turn_L == 0].tolist() == [-1, -2]
+        assert failed.reward == 0.25
+    assert sorted(engine.retired) == [0, 1, 2, 3, 4, 5]
+    assert collected.usage == {"asked": 10}
+
+
+def test_an_engine_is_told_whose_turn_it_is_and_what_is_known_of_it(pair):
+    engine, tokenizer = Refusing(), NumberTokenizer()
+    requests = [Request("done@1", 4, 6), Request("done@2", 2, 3)]
+    collected = collect_with(engine, pair, requests, seed=8, iteration=9, temperature=0.4)
+    assert engine.begun == [{"seed": 8, "iteration": 9, "temperature": 0.4}]
+    user, action, reply, *_ = collected.trajectories[1].messages
+    first = tokenizer.begin([user], (TOOL,)).tokens
+    later = [*first, 5, 3, *tokenizer.observation([reply])]
+    number = task_number("done@2")
+    assert [turn for turn in engine.turns if turn.key == 1] == [
+        Turn(1, first, 2, number, 3, 0, (TOOL,)),
+        Turn(1, later, 2, number, 3, 1, (TOOL,)),
+    ]
+    (other,) = [turn for turn in engine.turns if turn.key == 0]
+    assert (other.group, other.task, other.member) == (4, task_number("done@1"), 6)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_environments_are_waited_for_only_while_nothing_is_sampled(pair, busy):
+    collected = collect_with(Refusing(busy), pair, [Request("sleep@1", 0, 0)])
+    assert collected.wall_s > 0.1
+    assert (0.1 < collected.environment_s < collected.wall_s) != busy
+    assert (collected.environment_s == 0) == busy
 
 
 def test_a_prompt_that_leaves_no_room_gives_a_trajectory_without_turns(run, monkeypatch):
@@ -372,8 +480,8 @@ def converse(**template_kwargs):
     arch = Architecture(**sizes, mlp_width=24)
     network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
     params = rollout_cases.stir(params)
-    rollout = config.Rollout(max_action_tokens=5, max_context=LIMIT, temperature=0.9)
-    engine = Engine(network, rollout, tokenizer.end_ids, rows=4)
+    rollout = dataclasses.replace(ROLLOUT, max_action_tokens=5, max_context=LIMIT)
+    engine = engine_of(network, rollout, tokenizer.end_ids)
     pool = EnvPool(Desk, 4, workers=4, timeout_s=60)
     requests = group_requests(["1", "22"], 2)
     collected = collect(engine, pool, tokenizer, params, requests, max_turns=4, seed=0, iteration=0)
@@ -421,3 +529,43 @@ def test_the_limit_on_context_is_one_of_each_segment(rewritten):
     for trajectory in rewritten[0].trajectories:
         lengths = [len(segment.tokens_L) for segment in trajectory.segments]
         assert max(lengths) <= LIMIT < sum(lengths)
+
+
+def test_a_deterministic_collection_is_the_same_to_the_last_bit_however_long_answers_take(
+    monkeypatch,
+):
+    engine, params = make()
+    requests = group_requests(["done@3", "done@1", "raise@2", "done@2"], 3)
+    collected = []
+    for delays in (None, 1, 2):
+        rng = np.random.default_rng(delays)
+
+        class Slow(Script):
+            wait = functools.partial(rng.choice, [0, 0.003, 0.02])
+
+            def step(self, text):
+                time.sleep(self.wait())
+                return super().step(text)
+
+        pool = EnvPool(Script if delays is None else Slow, 4, workers=4, timeout_s=TIMEOUT_S)
+        collected.append(
+            collect(
+                engine,
+                pool,
+                NumberTokenizer(),
+                params,
+                requests,
+                max_turns=3,
+                seed=5,
+                iteration=1,
+                deterministic=True,
+            )
+        )
+        pool.close()
+    first, *others = collected
+    for other in others:
+        assert other.usage == first.usage
+        for got, wanted in zip(other.trajectories, first.trajectories, strict=True):
+            for segment, same in zip(got.segments, wanted.segments, strict=True):
+                np.testing.assert_array_equal(segment.logp_L, same.logp_L)
+            assert (got.messages, got.info) == (wanted.messages, wanted.info)

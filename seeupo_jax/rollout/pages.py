@@ -1,0 +1,380 @@
+"""Which pages of the KV cache hold which tokens: a radix tree over a static pool of pages.
+
+A page holds the keys and values of `page_size` consecutive positions. A node of the tree is one
+page, the tokens whose keys and values it holds, and the node of the page before it; so what is
+cached is found by its tokens, whoever computed it: an earlier turn, a sibling, another task.
+
+The device runs programs in the order in which they are dispatched, and this order is all that the
+bookkeeping relies on. What keeps a position from being overwritten while it may still be read:
+  - a page with all its tokens is shared and never written again;
+  - a page with fewer has one writer at most, which writes after those tokens only; whoever else
+    wants its tokens copies the page, and holds it until the copy has been dispatched;
+  - a page is given to another only when no open lease holds its node or a node below it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Refusal(enum.Enum):
+    """Why a lease could not start now."""
+
+    PENDING = "tokens it shares are about to be computed by another lease"
+    PAGES = "too few pages are free or evictable"
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """What one turn needs of the cache, from before its prefill until its action is finished.
+
+    pages: page numbers for all positions of context and action, `page_size` positions each.
+    cached: how many leading tokens need no prefill; at most the context's length - 1.
+    copy: (source, own) pages: the source is to be copied whole before this lease's prefill.
+    shared: how many leading pages hold context tokens only; nothing writes them once computed.
+    pending: its copy or prefill has still to be dispatched.
+    open: neither released nor cancelled.
+    path: the tree's nodes of its leading pages; for `PageTree` only.
+    source: the node it copies, until the copy has been dispatched; for `PageTree` only.
+    """
+
+    pages: list[int]
+    cached: int
+    copy: tuple[int, int] | None
+    shared: int
+    pending: bool
+    path: list[_Node] = field(repr=False)
+    source: _Node | None = field(repr=False)
+    open: bool = True
+
+
+class _Node:
+    """A page and the tokens in it. Only one that has all its tokens may have children.
+
+    ready: how many of its tokens have been dispatched; the others are announced by its writer.
+    references: open leases that use it; a lease that uses a node uses its ancestors too.
+    writing: an open lease writes after its tokens.
+    children: by tokens if they have all of them, else by page.
+    """
+
+    __slots__ = ("parent", "page", "tokens", "ready", "references", "writing", "children")
+
+    def __init__(self, parent: _Node | None, page: int, tokens: tuple[int, ...]):
+        self.parent = parent
+        self.page = page
+        self.tokens = tokens
+        self.ready = 0
+        self.references = 0
+        self.writing = False
+        self.children: dict[tuple[int, ...] | int, _Node] = {}
+
+
+class _Match(NamedTuple):
+    """The child that gives most tokens of a page which no child has whole."""
+
+    node: _Node | None = None
+    tokens: int = 0
+    in_place: bool = False  # the page can be written on; else it has to be copied
+
+
+class PageTree:
+    """The pages of one row shard: leases them to turns and remembers what they hold.
+
+    refusal: why the last `lease` returned None; None where it did not.
+    hits: tokens that leases found in the cache.
+    evicted: cached pages given to others.
+    """
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        """Takes the pool's size in pages and a page's in positions, each >= 1."""
+        if pages < 1 or page_size < 1:
+            raise ValueError(
+                f"A cache of {pages} pages of {page_size} positions; allowed: at least 1 of each."
+            )
+        self.pages = pages
+        self.page_size = page_size
+        self.refusal: Refusal | None = None
+        self.hits = 0
+        self.evicted = 0
+        self.open_leases = 0
+        self._forget_all()
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that hold nothing."""
+        return len(self._free)
+
+    @property
+    def cached_pages(self) -> int:
+        """Pages with tokens that can be found, in use or not."""
+        return self._nodes
+
+    @property
+    def evictable_pages(self) -> int:
+        """Cached pages that no open lease uses."""
+        return len(self._idle)
+
+    def lease(self, context: Sequence[int], reserve: int) -> Lease | None:
+        """Pages for a context and an action; what the lease will compute is announced at once.
+
+        Args:
+          context: every token before the action, at least one; all but the last get prefilled.
+          reserve: tokens that the action may have, at least one.
+
+        Returns:
+          The lease, or None (see `refusal`), which leaves everything as it was.
+
+        Raises:
+          ValueError: an empty context or action, or more positions than the pool has.
+        """
+        tokens = tuple(context)
+        self._check_size(len(tokens), reserve)
+        size, known = self.page_size, len(tokens) - 1
+        total = -(-(known + reserve) // size)
+        path = self._match_pages(tokens, known)
+        if path is None:
+            return self._refuse(Refusal.PENDING)
+        full = len(path)
+        rest = tokens[full * size : min(full * size + size, known)]
+        match = self._match_part(self._end(path), rest)
+        if match is None:
+            return self._refuse(Refusal.PENDING)
+        if match.node is not None and not match.in_place:
+            # The source is needed besides the lease's own pages: without room, compute it again.
+            match = match if self._has_room(total - full, [*path, match.node]) else _Match()
+        source = None if match.in_place else match.node
+        path += [match.node] if match.in_place else []
+        if not self._has_room(total - len(path), path):
+            return self._refuse(Refusal.PAGES)
+
+        for node in path if source is None else [*path, source]:
+            self._hold(node)
+        pages = [node.page for node in path]
+        pages += [self._take() for _ in range(total - len(path))]
+        if match.in_place:
+            self._set_tokens(match.node, rest)
+        for start in range(len(path) * size, known, size):
+            chunk = tokens[start : min(start + size, known)]
+            path.append(self._add(self._end(path), pages[len(path)], chunk))
+        if known % size:
+            path[-1].writing = True
+        cached = full * size + match.tokens
+        self.refusal = None
+        self.hits += cached
+        self.open_leases += 1
+        return Lease(
+            pages=pages,
+            cached=cached,
+            copy=None if source is None else (source.page, pages[full]),
+            shared=known // size,
+            pending=source is not None or cached < known,
+            path=path,
+            source=source,
+        )
+
+    def computed(self, lease: Lease) -> None:
+        """The lease's copy and prefill have been dispatched: later programs may read them."""
+        assert lease.open, "the lease is closed"
+        self._let_go_of_source(lease)
+        first = lease.cached // self.page_size
+        for node in lease.path[first:]:
+            node.ready = len(node.tokens)
+        lease.pending = False
+
+    def release(self, lease: Lease, tokens: Sequence[int]) -> None:
+        """The action is finished; its pages stay in the cache until they are evicted.
+
+        Args:
+          tokens: those written after context[:-1]: the context's last one and the action's, its
+            last one left out. Nothing dispatched from now on may write for this lease.
+        """
+        assert lease.open and not lease.pending, "the lease is closed, or was never computed"
+        path, size = lease.path, self.page_size
+        private = len(path)
+        tip = path[-1] if path and len(path[-1].tokens) < size else None
+        first = private if tip is None else private - 1
+        written = (() if tip is None else tip.tokens) + tuple(tokens)
+        assert len(written) <= (len(lease.pages) - first) * size, "more than was reserved"
+        del path[first:]
+        for start in range(0, len(written), size):
+            chunk = written[start : start + size]
+            twin = self._end(path).children.get(chunk)
+            if twin is not None and twin.ready < size:
+                break  # another lease may yet cancel it: nothing can be kept below
+            if twin is not None:
+                self._hold(twin)
+                path.append(twin)
+            elif tip is not None and start == 0:
+                self._set_tokens(tip, chunk)
+                path.append(tip)
+            else:
+                path.append(self._add(self._end(path), lease.pages[len(path)], chunk))
+            path[-1].ready = len(chunk)
+        if tip is not None:
+            tip.writing = False
+        if tip is not None and tip not in path[first:private]:
+            self._drop([tip])  # a twin has its tokens and more
+            self._evict_first([tip] if tip in self._idle else [])
+        used = {node.page for node in path[private:]}
+        self._close(lease, [page for page in lease.pages[private:] if page not in used])
+
+    def cancel(self, lease: Lease) -> None:
+        """Ends a lease whose turn failed: only what it had computed of its context stays cached."""
+        assert lease.open, "the lease is closed"
+        self._let_go_of_source(lease)
+        private = len(lease.path)
+        unused = lease.pages[private:]
+        for node in reversed(lease.path[lease.cached // self.page_size :]):
+            node.writing = False
+            if node.ready:  # computed, or extended in place: then what it held before is left
+                self._set_tokens(node, node.tokens[: node.ready])
+            else:
+                self._remove(lease.path.pop())
+                unused.append(node.page)
+        self._close(lease, unused)
+
+    def retire(self, lease: Lease) -> None:
+        """The conversation of a closed lease is over: what only it needed is evicted first."""
+        assert not lease.open, "the lease is open"
+        chain: list[_Node] = []
+        for node in reversed(lease.path):
+            if len(node.children) > len(chain[-1:]):
+                break  # others go on from here
+            chain += [node] if node in self._idle else []  # not what is in use or evicted already
+        self._evict_first(chain)
+
+    def clear(self) -> None:
+        """Forgets everything, for new weights. No lease may be open."""
+        assert not self.open_leases, f"{self.open_leases} leases are open"
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._root = _Node(None, -1, ())
+        self._free = list(range(self.pages))[::-1]
+        self._nodes = 0
+        # Nodes without references in the order of their eviction. Closing a lease appends deepest
+        # first, and a child is never used without its parent: children always precede parents.
+        self._idle: OrderedDict[_Node, None] = OrderedDict()
+
+    def _check_size(self, context: int, reserve: int) -> None:
+        positions = context - 1 + reserve
+        if context < 1 or reserve < 1 or positions > self.pages * self.page_size:
+            raise ValueError(
+                f"A lease for a context of {context} tokens and an action of {reserve}; allowed: at"
+                f" least 1 of each, and together at most {self.pages * self.page_size + 1},"
+                f" what {self.pages} pages of {self.page_size} positions can hold."
+            )
+
+    def _match_pages(self, tokens: tuple[int, ...], known: int) -> list[_Node] | None:
+        """The nodes of the leading whole pages in the cache; None if one is to be computed."""
+        size, node, path = self.page_size, self._root, []
+        for start in range(0, known - size + 1, size):
+            node = node.children.get(tokens[start : start + size])
+            if node is None:
+                break
+            if node.ready < size:
+                return None
+            path.append(node)
+        return path
+
+    def _match_part(self, parent: _Node, rest: tuple[int, ...]) -> _Match | None:
+        """The child that begins most like `rest`; None if one that gives more is to be computed.
+
+        Only a child that begins with `rest`, or that `rest` begins with, is waited for: contexts
+        that part within this page would wait for one another in turn, to save less than a page.
+        """
+        best, awaited = _Match(), 0
+        head = rest[:0]
+        for child in parent.children.values():
+            if child.tokens[: len(head)] != head:
+                continue
+            common = _common(child.tokens, rest, len(head))
+            if common > child.ready and common in (len(child.tokens), len(rest)):
+                awaited = max(awaited, common)
+            common = min(common, child.ready)
+            in_place = common == len(child.tokens) and not child.writing
+            if (common, in_place) > (best.tokens, best.in_place):
+                best, head = _Match(child, common, in_place), rest[:common]
+        return best if best.tokens >= awaited else None
+
+    def _end(self, path: list[_Node]) -> _Node:
+        return path[-1] if path else self._root
+
+    def _has_room(self, pages: int, kept: list[_Node]) -> bool:
+        """Whether so many pages can be had without evicting the nodes to be kept."""
+        idle = len(self._idle) - sum(not node.references for node in kept)
+        return pages <= len(self._free) + idle
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """The answer of a `lease` that cannot start now."""
+        self.refusal = refusal
+
+    def _take(self) -> int:
+        """A free page, or that of the node to be evicted next."""
+        if self._free:
+            return self._free.pop()
+        node, _ = self._idle.popitem(last=False)
+        self._remove(node)
+        self.evicted += 1
+        return node.page
+
+    def _key(self, node: _Node) -> tuple[int, ...] | int:
+        return node.tokens if len(node.tokens) == self.page_size else node.page
+
+    def _add(self, parent: _Node, page: int, tokens: tuple[int, ...]) -> _Node:
+        """A new node, which the lease that adds it holds."""
+        node = _Node(parent, page, tokens)
+        node.references = 1
+        parent.children[self._key(node)] = node
+        self._nodes += 1
+        return node
+
+    def _remove(self, node: _Node) -> None:
+        del node.parent.children[self._key(node)]
+        self._nodes -= 1
+
+    def _set_tokens(self, node: _Node, tokens: tuple[int, ...]) -> None:
+        del node.parent.children[self._key(node)]
+        node.tokens = tokens
+        node.parent.children[self._key(node)] = node
+
+    def _hold(self, node: _Node) -> None:
+        if not node.references:
+            del self._idle[node]
+        node.references += 1
+
+    def _drop(self, path: list[_Node]) -> None:
+        """Gives up a reference to each node, the deepest one last in `path`."""
+        for node in reversed(path):
+            node.references -= 1
+            if not node.references:
+                self._idle[node] = None
+
+    def _let_go_of_source(self, lease: Lease) -> None:
+        if lease.source is not None:
+            self._drop([lease.source])
+            lease.source = None
+
+    def _evict_first(self, chain: list[_Node]) -> None:
+        """Moves idle nodes to the front, `chain[0]` to the very front."""
+        for node in reversed(chain):
+            self._idle.move_to_end(node, last=False)
+
+    def _close(self, lease: Lease, unused: list[int]) -> None:
+        self._drop(lease.path)
+        self._free += unused
+        lease.open = False
+        self.open_leases -= 1
+
+
+def _common(tokens: tuple[int, ...], rest: tuple[int, ...], start: int) -> int:
+    """How many leading tokens are equal, the first `start` being so."""
+    end = min(len(tokens), len(rest))
+    for index in range(start, end):
+        if tokens[index] != rest[index]:
+            return index
+    return end

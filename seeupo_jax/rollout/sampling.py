@@ -1,0 +1,83 @@
+"""How a token is drawn: temperature, top-k, top-p, and each conversation's own random numbers."""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Sampling(NamedTuple):
+    """What is fixed about sampling; hashable."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    max_tokens: int
+    end_ids: tuple[int, ...]
+
+
+class Streams(NamedTuple):
+    """What an action's random numbers derive from: nothing that its batch shares or shifts.
+
+    seed: of the run. iteration: or any other number that keeps two collections apart.
+    task_R, member_R, turn_R: whose action it is, and which.
+    """
+
+    seed: jax.Array
+    iteration: jax.Array
+    task_R: jax.Array
+    member_R: jax.Array
+    turn_R: jax.Array
+
+
+def task_number(task_id: str) -> int:
+    """A task's number for `Streams`; the same on every machine."""
+    return zlib.crc32(task_id.encode())
+
+
+def stream_keys(streams: Streams, step_R: jax.Array) -> jax.Array:
+    """One random key a row, for the token of this number of its action."""
+
+    def key(task: jax.Array, member: jax.Array, turn: jax.Array, step: jax.Array) -> jax.Array:
+        key = jax.random.key(streams.seed)
+        for number in (streams.iteration, task, member, turn, step):
+            key = jax.random.fold_in(key, number)
+        return key
+
+    return jax.vmap(key)(streams.task_R, streams.member_R, streams.turn_R, step_R)
+
+
+def filter_logits(logits_NV: jax.Array, *, top_k: int | None, top_p: float | None) -> jax.Array:
+    """Logits with -inf outside the k likeliest tokens and outside the nucleus of mass p.
+
+    The nucleus is the smallest set of likeliest tokens whose mass reaches p; it is taken after
+    top-k and always holds the likeliest token (Holtzman et al., arXiv:1904.09751).
+    """
+    V = logits_NV.shape[1]
+    if top_k is not None and top_k < V:
+        kth = jax.lax.top_k(logits_NV, top_k)[0][:, -1:]
+        logits_NV = jnp.where(logits_NV >= kth, logits_NV, -jnp.inf)
+    if top_p is not None and top_p < 1:
+        order = jnp.argsort(-logits_NV, axis=1)
+        p = jax.nn.softmax(jnp.take_along_axis(logits_NV, order, axis=1), axis=1)
+        before = jnp.cumsum(p, axis=1) - p
+        kept = (before < top_p).at[:, 0].set(True)
+        rows = jnp.arange(logits_NV.shape[0])[:, None]
+        keep_NV = jnp.zeros_like(kept).at[rows, order].set(kept)
+        logits_NV = jnp.where(keep_NV, logits_NV, -jnp.inf)
+    return logits_NV
+
+
+def draw(
+    logits_NV: jax.Array, keys_N: jax.Array, sampling: Sampling
+) -> tuple[jax.Array, jax.Array]:
+    """A token a row and its log-probability under the distribution that it was drawn from."""
+    logits = filter_logits(
+        logits_NV / sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
+    )
+    token_N = jax.vmap(jax.random.categorical)(keys_N, logits)
+    chosen = jnp.take_along_axis(logits, token_N[:, None], axis=1)[:, 0]
+    return token_N, chosen - jax.nn.logsumexp(logits, axis=1)

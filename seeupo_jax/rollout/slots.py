@@ -1,0 +1,289 @@
+"""Our engine: slots that decode together over a paged KV cache, and a host that keeps them full.
+
+One step: turns that can begin take a slot and pages; all actions under way decode a few tokens in
+one dispatch; contexts that are not in the cache yet are prefilled in tiles. Results are fetched
+once the next dispatch is on its way, so the device never waits for Python between tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from seeupo_jax.parallel.distributed import agree, own_row_shards, own_rows, spread
+from seeupo_jax.parallel.mesh import sharding
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.network import Network, for_sampling
+from seeupo_jax.policy.paged import BLOCK, decode_kernel
+from seeupo_jax.rollout import sampler
+from seeupo_jax.rollout.engine import Action, Turn
+from seeupo_jax.rollout.grammar import Grammars
+from seeupo_jax.rollout.jobs import LONG, SHORT, Job, Shard
+from seeupo_jax.rollout.memory import CachePlan
+from seeupo_jax.rollout.sampling import Sampling, Streams
+
+
+class Reading(NamedTuple):
+    """How decoding reads the cache. kernel: see `paged.attend`.
+
+    block: tokens gathered at a time; None: all that a table holds, whose widths are then few sizes.
+    """
+
+    kernel: str = "xla"
+    block: int | None = BLOCK
+
+
+ANYWHERE = Reading()
+
+
+def choose_reading(arch: Architecture, page_size: int, platform: str) -> Reading:
+    """What suits a platform: a loop over blocks costs a GPU a round trip to the host for each."""
+    kernel, _ = decode_kernel(
+        platform,
+        head_dim=arch.head_dim,
+        page_size=page_size,
+        dtype=arch.dtype,
+        window=next((window for window in arch.windows if window is not None), None),
+    )
+    return Reading(kernel, None if platform in ("cuda", "gpu", "rocm") else BLOCK)
+
+
+class _Flight(NamedTuple):
+    """A decode dispatch whose results are not fetched yet: the jobs of each shard's rows."""
+
+    jobs: list[list[Job]]
+    sampled: sampler.Sampled
+
+
+class SlotEngine:
+    """The sampler inside the trainer's process, on the trainer's mesh; see `Engine`.
+
+    Args:
+      plan: what memory holds.
+      mesh: None is one device.
+      group_size: how many conversations are likely to begin alike.
+      steps: tokens that a dispatch decodes at most; with grammars it is one, since the host makes a
+        mask after every token.
+      prefill_tokens: that a dispatch prefills at most, on each shard of the rows.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        sampling: Sampling,
+        plan: CachePlan,
+        *,
+        mesh: jax.sharding.Mesh | None = None,
+        group_size: int = 1,
+        steps: int = 8,
+        prefill_tokens: int = 1024,
+        reading: Reading = ANYWHERE,
+        grammars: Grammars | None = None,
+    ):
+        self._network, self._sampling, self.plan = network, sampling, plan
+        self._training = sampling.temperature
+        self._mesh, self._reading, self._grammars = mesh, reading, grammars
+        self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
+        self._group_size = group_size if reading.kernel == "xla" else 1
+        own = [0] if mesh is None else own_row_shards(mesh)
+        self._shards = {number: Shard(plan, sampling.max_tokens) for number in own}
+        self._row_sizes = _sizes(plan.slots, halvings=3, least=8)
+        self._tile_sizes = {
+            length: _sizes(max(1, prefill_tokens // length), halvings=4, least=2)[::-2][::-1]
+            for length in (LONG, SHORT)
+        }
+        parts = 1 if reading.block is not None else 4
+        self._widths = sorted({-(-plan.row_pages * i // parts) for i in range(1, parts + 1)})
+        self._sampler: tuple[Network, Any] | None = None
+        self._numbers = (np.uint32(0), np.uint32(0))
+        self._flights: deque[_Flight] = deque()
+        self._pages: Any = None
+        self._slots: Any = None
+
+    @property
+    def concurrency(self) -> int:
+        return self.plan.concurrency * len(self._shards)
+
+    @property
+    def busy(self) -> bool:
+        return any(s.jobs or s.waiting or s.failed for s in self._shards.values())
+
+    @property
+    def patience_s(self) -> float | None:
+        return None if jax.process_count() == 1 else 0.005
+
+    def owns(self, group: int) -> bool:
+        return group % self.plan.shards in self._shards
+
+    def fits(self, context: Sequence[int]) -> bool:
+        return len(context) + self._sampling.max_tokens <= self.plan.max_context
+
+    def begin(
+        self, params: Any, *, seed: int, iteration: int, temperature: float | None = None
+    ) -> None:
+        """Starts a collection with an empty cache, which only these parameters will fill."""
+        self._flights.clear()
+        for shard in self._shards.values():
+            shard.reset()
+        self._sampler = None  # one copy at a time
+        self._sampler = for_sampling(self._network, params)
+        if self._pages is None:
+            self._allocate()
+        self._numbers = (np.uint32(seed), np.uint32(iteration))
+        chosen = self._training if temperature is None else temperature
+        self._sampling = self._sampling._replace(temperature=chosen)
+
+    def submit(self, turn: Turn) -> None:
+        self._shards[turn.group % self.plan.shards].waiting.append(turn)
+
+    def retire(self, key: int) -> None:
+        for shard in self._shards.values():
+            shard.retire(key)
+
+    def step(self, unfinished: bool) -> list[Action] | None:
+        shards = self._shards.values()
+        copies = [shard.admit(self._grammars) for shard in shards]
+        ready = [shard.decodable(landed=self._grammars is not None) for shard in shards]
+        wants = [
+            int(unfinished or self.busy),
+            max(map(len, copies)),
+            max(map(len, ready)),
+            max((len(job.lease.pages) for jobs in ready for job in jobs), default=0),
+            *(max(shard.tiles(length) for shard in shards) for length in (LONG, SHORT)),
+        ]
+        more, copying, rows, width, *tiles = agree(wants)
+        if not more:
+            return None
+        if copying:
+            self._copy(copies)
+        for shard in shards:
+            shard.copied()
+        if rows:
+            self._decode(ready, _at_least(self._row_sizes, rows), _at_least(self._widths, width))
+        for length, count in zip((LONG, SHORT), tiles, strict=True):
+            for size in _cover(count, self._tile_sizes[length]):
+                self._prefill(length, size)
+        actions = [action for shard in shards for action in shard.take_failed()]
+        while len(self._flights) > (1 if rows and self._grammars is None else 0):
+            actions += self._land()
+        return actions
+
+    def compile(self, params: Any) -> None:
+        """Compiles every program ahead, by running each on rows that nobody owns."""
+        self.begin(params, seed=0, iteration=0)
+        nobody: list[list[Any]] = [[] for _ in self._shards]
+        self._copy(nobody)
+        for length, sizes in self._tile_sizes.items():
+            for rows in sizes:
+                self._prefill(length, rows)
+        for rows in self._row_sizes:
+            for width in self._widths:
+                self._decode(nobody, rows, width)
+                self._land()
+        jax.block_until_ready(self._pages)
+
+    def usage(self) -> Mapping[str, int]:
+        return sum((shard.usage() for shard in self._shards.values()), Counter())
+
+    def _allocate(self) -> None:
+        """The cache on the devices."""
+        plan = self.plan
+        self._pages, self._slots = sampler.allocate(
+            self._network.arch, plan.shards * plan.pages, plan.page_size, plan.shards * plan.slots
+        )
+
+    def _where(self, *logical: str | None) -> Any:
+        return None if self._mesh is None else sharding(self._mesh, logical)
+
+    def _spread(self, parts: Sequence[Any]) -> Any:
+        """Trees of arrays, one a shard, as one tree of global arrays."""
+        join = lambda *leaves: spread(np.concatenate(leaves), self._where("rows"))  # noqa: E731
+        return jax.tree.map(join, *parts)
+
+    def _copy(self, copies: Sequence[Sequence[tuple[int, int]]]) -> None:
+        def pad(pairs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+            missing = [(0, self.plan.pages)] * (self.plan.slots - len(pairs))
+            source_X, target_X = np.array([*pairs, *missing], np.int32).T
+            return source_X, target_X
+
+        self._pages = sampler.copy_pages(self._pages, *self._spread([*map(pad, copies)]))
+
+    def _prefill(self, length: int, rows: int) -> None:
+        tiles = [shard.take_tiles(rows, length) for shard in self._shards.values()]
+        network, params = self._sampler
+        self._pages = sampler.prefill(network, params, self._pages, *self._spread(tiles))
+
+    def _decode(self, jobs: Sequence[list[Job]], rows: int, width: int) -> None:
+        taken = [each[:rows] for each in jobs]
+        parts = [
+            shard.take_rows(
+                each,
+                rows,
+                width,
+                group_size=self._group_size,
+                steps=self._steps,
+                mask_words=None if self._grammars is None else self._grammars.words,
+            )
+            for shard, each in zip(self._shards.values(), taken, strict=True)
+        ]
+        who, reach, own = self._spread(parts)
+        network, params = self._sampler
+        sampled, self._pages, self._slots = sampler.decode(
+            network,
+            self._sampling,
+            params,
+            self._pages,
+            self._slots,
+            who,
+            reach,
+            Streams(*self._numbers, *own),
+            steps=self._steps,
+            kernel=self._reading.kernel,
+            block=self._reading.block,
+        )
+        for leaf in sampled:
+            leaf.copy_to_host_async()
+        self._flights.append(_Flight(taken, sampled))
+
+    def _land(self) -> list[Action]:
+        """Fetches the oldest dispatch; the actions that it finished."""
+        flight = self._flights.popleft()
+        tokens_RK, logp_RK, count_R, alive_R, (steps,) = map(own_rows, flight.sampled)
+        rows = len(count_R) // len(self._shards)
+        actions = []
+        for index, (shard, jobs) in enumerate(zip(self._shards.values(), flight.jobs, strict=True)):
+            shard.counts["decode_positions"] += rows * int(steps)
+            for row, job in enumerate(jobs, index * rows):
+                count = int(count_R[row])
+                sampled = tokens_RK[row, :count].tolist(), logp_RK[row, :count].tolist()
+                actions += shard.hear(job, *sampled, alive=bool(alive_R[row]))
+        return actions
+
+
+def _sizes(most: int, *, halvings: int, least: int) -> list[int]:
+    """Numbers of rows that programs are compiled for: the most, and halves of it."""
+    return sorted({max(min(least, most), -(-most // 2**i)) for i in range(halvings + 1)})
+
+
+def _at_least(sizes: Sequence[int], wanted: int) -> int:
+    """The smallest size that holds so many; the largest where none does."""
+    return next((size for size in sizes if size >= wanted), sizes[-1])
+
+
+def _cover(count: int, sizes: Sequence[int]) -> list[int]:
+    """The dispatches for `count` rows, no more than the largest size holds of them.
+
+    A size that would be less than three quarters full gives way to smaller ones.
+    """
+    left, chosen = min(count, sizes[-1]), []
+    while left > 0:
+        size = _at_least(sizes, left)
+        if 4 * left < 3 * size:
+            size = max((smaller for smaller in sizes if smaller <= left), default=size)
+        chosen.append(size)
+        left -= size
+    return chosen

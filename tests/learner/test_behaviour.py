@@ -1,0 +1,99 @@
+"""Ratios are against the policy that sampled, also where it is not the one that is swept."""
+
+import dataclasses
+import functools
+from unittest import mock
+
+import learner_cases as cases
+import numpy as np
+import numpy_twin as twin
+import pytest
+from learner_cases import quick_compilation  # noqa: F401
+
+REVERSE = [(3,), (2,), (1,), (0,)]
+SWEPT = 2  # the version of the policy that `cases.observe` sweeps: its iteration is 3
+# Of the ragged trajectories: the fifth failed, the third and the seventh have two segments.
+VERSIONS = (1, None, 0, SWEPT, 1, SWEPT, 5, None)
+
+
+def sampled_by(*versions):
+    """The ragged trajectories, recorded by a sampler that is not the policy that is swept."""
+    trajectories = cases.as_sampled(cases.ragged(), spread=0.4)
+    pairs = zip(trajectories, versions, strict=True)
+    return [dataclasses.replace(t, policy_version=version) for t, version in pairs]
+
+
+@functools.cache
+def reference():
+    return cases.jittered(cases.policy()[1], 0.02)
+
+
+def observe(trajectories, **choices):
+    return cases.observe(cases.learner(**choices), trajectories, ref_params=reference())
+
+
+def twin_sweep(trajectories, **choices):
+    """The twin's sweep with the recorded log-probabilities as the old policy's where one is behind.
+
+    A sweep asks for those of the parameters that it begins with first.
+    """
+    behind = {
+        id(segment)
+        for trajectory in trajectories
+        if trajectory.policy_version not in (None, SWEPT)
+        for segment in trajectory.segments
+    }
+    real, asked = twin.piece_logps, []
+
+    def piece_logps(weights, pieces, arch, options):
+        asked.append(weights)
+        exact = real(weights, pieces, arch, options)
+        if weights is not asked[0]:
+            return exact
+        said = [piece.segment.logp_L[piece.position_A].astype(np.float64) for piece in pieces]
+        triples = zip(pieces, said, exact, strict=True)
+        return [said_A if id(p.segment) in behind else exact_A for p, said_A, exact_A in triples]
+
+    with mock.patch.object(twin, "piece_logps", piece_logps):
+        learner = cases.learner(**choices)
+        return cases.twin_sweep(learner, trajectories, REVERSE, ref_params=reference())
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"refresh": "separate"},
+        {"ratio": "product", "weight_clip": None},
+        {"ratio": "token"},
+        {"inner_epochs": 2},
+    ],
+    ids=str,
+)
+def test_a_sweep_with_trajectories_of_other_policies_is_the_twins_with_what_they_recorded(choices):
+    trajectories = sampled_by(*VERSIONS)
+    observed, wanted = observe(trajectories, **choices), twin_sweep(trajectories, **choices)
+    losses = [step.loss for step in wanted.steps]
+    np.testing.assert_allclose(observed.losses, losses, rtol=1e-5, atol=1e-5)
+    if choices.get("refresh") == "separate":
+        for update, step in zip(observed.updates[:-1], wanted.steps, strict=False):
+            np.testing.assert_allclose(update.factor_N, step.factor_N, atol=1e-5)
+    params = cases.weights_of(observed.state.params)
+    for name, weight in wanted.weights.items():
+        np.testing.assert_allclose(params[name], weight, atol=1e-5, rtol=1e-5, err_msg=name)
+    on_policy = cases.weights_of(observe(cases.ragged(), **choices).state.params)
+    assert max(abs(on_policy[name] - weight).max() for name, weight in params.items()) > 1e-4
+
+
+@pytest.mark.parametrize("version", [None, SWEPT])
+def test_trajectories_of_the_policy_that_is_swept_owe_nothing_to_what_was_recorded(version):
+    observed = observe(sampled_by(*[version] * 8))
+    cases.assert_trees_equal(observed.state, observe(cases.ragged()).state)
+
+
+def test_the_gap_between_sampler_and_trainer_is_told_of_every_policy():
+    gaps = []
+    for versions in (VERSIONS, [None] * 8):
+        metrics = observe(sampled_by(*versions)).metrics
+        gaps.append((metrics["logp/sampler_trainer_gap"], metrics["logp/sampler_trainer_gap_mean"]))
+    assert gaps[0] == gaps[1] and min(gaps[0]) > 0.05

@@ -1,0 +1,99 @@
+"""One process of a collection over several: `rollout_process.py RANK COUNT PORT DEVICES OUT`."""
+
+import os
+import pickle
+import random
+import sys
+import time
+
+RANK, COUNT, PORT, DEVICES = map(int, sys.argv[1:5])
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import rollout_cases  # noqa: E402
+from flax import nnx  # noqa: E402
+
+from seeupo_jax import config  # noqa: E402
+from seeupo_jax.envs.base import StepResult  # noqa: E402
+from seeupo_jax.envs.pool import EnvPool  # noqa: E402
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings, row_shards  # noqa: E402
+from seeupo_jax.policy import network as policy  # noqa: E402
+from seeupo_jax.policy.architecture import Architecture  # noqa: E402
+from seeupo_jax.policy.transformer import Transformer  # noqa: E402
+from seeupo_jax.rollout.collect import collect, group_requests  # noqa: E402
+from seeupo_jax.rollout.memory import plan_cache  # noqa: E402
+from seeupo_jax.rollout.sampling import Sampling  # noqa: E402
+from seeupo_jax.rollout.slots import SlotEngine  # noqa: E402
+
+SIZES = {"vocab_size": 30, "width": 16, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8}
+TASKS = ["4", "2", "3!", "5", "2!", "4", "1", "3"]  # turns; "!": its environment fails then
+
+
+class Slow:
+    """Answers after a random while, in every process another one."""
+
+    wait = random.Random(RANK)
+
+    def reset(self, task_id, seed):
+        self._turns, self._fails, self._step = int(task_id[0]), "!" in task_id, 0
+        return ({"role": "user", "content": " ".join("123456789" * (1 + int(task_id[0])))},), ()
+
+    def step(self, text):
+        time.sleep(self.wait.choice([0, 0.001, 0.02]))
+        self._step += 1
+        done = self._step == self._turns
+        if done and self._fails:
+            raise RuntimeError("it fails")
+        answer = () if done else ({"role": "tool", "content": f"{self._step} {len(text)}"},)
+        return StepResult(answer, float(len(text)), done)
+
+    def score(self):
+        return self._step / 5
+
+    def close(self):
+        pass
+
+
+def main() -> None:
+    if COUNT > 1:
+        jax.distributed.initialize(f"localhost:{PORT}", COUNT, RANK)
+    tensor = 2 if jax.device_count() > 2 and DEVICES > 1 else 1
+    mesh = make_mesh(config.Mesh(tensor=tensor))
+    arch = Architecture(**SIZES, mlp_width=24)
+    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    params = jax.tree.map(np.asarray, rollout_cases.stir(params))
+    params = jax.tree.map(
+        lambda x, where: jax.make_array_from_callback(x.shape, where, lambda index: x[index]),
+        params,
+        param_shardings(mesh, network.logical_axes(), params),
+    )
+    rollout = config.Rollout(
+        tasks=8, group_size=3, max_action_tokens=6, max_context=96, concurrency=16, slots=8
+    )
+    plan = plan_cache(arch, rollout, shards=row_shards(mesh), tensor=tensor)
+    sampling = Sampling(0.8, None, None, 6, (3, 7, 11))
+    with jax.set_mesh(mesh):
+        engine = SlotEngine(network, sampling, plan, mesh=mesh, group_size=3, steps=2)
+        pool = EnvPool(Slow, engine.concurrency, workers=4, timeout_s=60)
+        requests = group_requests(TASKS, 3)
+        collected = [
+            collect(
+                engine,
+                pool,
+                rollout_cases.NumberTokenizer(),
+                params,
+                requests,
+                max_turns=4,
+                seed=1,
+                iteration=iteration,
+            )
+            for iteration in (1, 2)
+        ]
+        pool.close()
+    with open(sys.argv[5], "wb") as file:
+        pickle.dump([c.trajectories for c in collected], file)
+
+
+main()
