@@ -1,0 +1,1 @@
+"""Throughput, side by side with PyTorch."""

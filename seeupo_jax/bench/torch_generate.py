@@ -1,0 +1,289 @@
+"""The same conversations sampled by `transformers`' `generate` on PyTorch, as agent loops use it.
+
+A batch of conversations goes through its turns in lock step: all of them act, all of them hear
+their observations. Before each turn the batch is padded on the left; what is finished leaves it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from seeupo_jax.bench.workload import Conversation, Workload
+
+
+@dataclass(frozen=True)
+class Result:
+    """What sampling a workload took and brought.
+
+    seconds: wall time from the first prompt to the last token, warm; without `logp_seconds`.
+    logp_seconds: wall time that the log-probabilities took, which agent RL needs besides.
+    sampled: tokens of the actions, those that the workload cuts off not counted.
+    computed: token positions that went through the network, counted there.
+    computed_tokens: of these, the ones that held a token of a conversation: neither padding nor
+      what a row goes on sampling after its action's end.
+    actions: [conversation][turn], token ids, in the workload's order.
+    logp: [conversation][turn], their log-probabilities, of the distribution sampled from.
+    """
+
+    seconds: float
+    logp_seconds: float
+    sampled: int
+    computed: int
+    computed_tokens: int
+    actions: tuple[tuple[list[int], ...], ...]
+    logp: tuple[tuple[list[float], ...], ...]
+
+
+def load(folder: str, device: str, dtype: str) -> Any:
+    """A model folder as a PyTorch model that generates.
+
+    What the folder says about sampling (end tokens, top-k) is left out, since a later setting of
+    `None` would fall back to it.
+
+    Args:
+      device, dtype: PyTorch's names, such as `cpu` and `float32`.
+
+    Raises:
+      ValueError: PyTorch is not installed.
+    """
+    torch, transformers = _libraries()
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+    )
+    model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    return model.to(device).eval()
+
+
+def run(
+    model: Any, workload: Workload, *, kept: bool, temperature: float, seed: int, batch: int
+) -> Result:
+    """Samples every conversation of a workload, after a warm-up that is not timed.
+
+    A turn takes as many decode steps as the batch's longest action, and shorter ones are cut off:
+    the same work, since `generate` runs rows that have ended on as padding. A prompt is computed
+    for each member of its group: `generate` knows no shared prefixes. Layers with a sliding window
+    see too little in `kept` where actions of one turn differ in length.
+
+    Args:
+      model: from `load`.
+      kept: the KV cache is kept from turn to turn and only new tokens are computed; otherwise each
+        turn sends the whole conversation again.
+      temperature: nothing else changes the distribution; 0 takes the likeliest token.
+      batch: conversations that are sampled together, at least 1.
+
+    Raises:
+      ValueError: the model's vocabulary is too small for the workload; no batch; no PyTorch.
+    """
+    torch, _ = _libraries()
+    if model.config.vocab_size < workload.vocab_size:
+        raise ValueError(
+            f"workload {workload.name}: got a model of {model.config.vocab_size} tokens; allowed:"
+            f" at least {workload.vocab_size}."
+        )
+    if batch < 1:
+        raise ValueError(f"batch: got {batch}; allowed: a number >= 1.")
+    everything = workload.conversations
+    batches = [everything[start : start + batch] for start in range(0, len(everything), batch)]
+    meter = _Meter()
+    with torch.inference_mode(), _counted(model, meter):
+        warm = [_Row(c, list(c.prompt)) for c in batches[0]]
+        _generate(model, _resend(warm, model.device), steps=2, temperature=temperature)
+        meter.positions = 0
+        torch.manual_seed(seed)
+        began = time.perf_counter()
+        rows = [row for part in batches for row in _converse(model, part, kept, temperature, meter)]
+        seconds = time.perf_counter() - began
+    return Result(
+        seconds=seconds - meter.logp_seconds,
+        logp_seconds=meter.logp_seconds,
+        sampled=workload.sampled,
+        computed=meter.positions,
+        computed_tokens=meter.tokens,
+        actions=tuple(row.actions for row in rows),
+        logp=tuple(row.logp for row in rows),
+    )
+
+
+@dataclass
+class _Meter:
+    positions: int = 0
+    tokens: int = 0
+    logp_seconds: float = 0.0
+
+
+@dataclass
+class _Row:
+    """A conversation under way."""
+
+    conversation: Conversation
+    context: list[int]
+    actions: tuple[list[int], ...] = ()
+    logp: tuple[list[float], ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        return len(self.actions) == len(self.conversation.lengths)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the next action."""
+        return self.conversation.lengths[len(self.actions)]
+
+    @property
+    def observation(self) -> Sequence[int]:
+        """What answered the last action."""
+        return self.conversation.observations[len(self.actions) - 1]
+
+    def act(self, tokens: Sequence[int], logp: Sequence[float]) -> None:
+        """Takes the next action from what was sampled, and hears what answers it."""
+        length = self.length
+        self.actions += (list(tokens[:length]),)
+        self.logp += (list(logp[:length]),)
+        self.context += self.actions[-1]
+        if not self.finished:
+            self.context += self.observation
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a turn is sampled after: [row, position] tensors, the row's end at the right.
+
+    ids: token ids, of padding any. mask: 1 at tokens, 0 at padding.
+    cache: keys and values of the first positions; None: of none.
+    """
+
+    ids: Any
+    mask: Any
+    cache: Any = None
+
+
+def _converse(
+    model: Any, conversations: Sequence[Conversation], kept: bool, temperature: float, meter: _Meter
+) -> list[_Row]:
+    """Takes one batch through all its turns."""
+    rows = [_Row(conversation, list(conversation.prompt)) for conversation in conversations]
+    active, given = rows, _resend(rows, model.device)
+    while active:
+        lengths = [row.length for row in active]
+        steps = max(lengths)
+        meter.tokens += _tokens_to_compute(given, lengths)
+        output = _generate(model, given, steps=steps, temperature=temperature)
+        sampled = output.sequences[:, -steps:]
+        tokens = sampled.tolist()
+        began = time.perf_counter()
+        logp = _logp(output.scores, sampled)
+        meter.logp_seconds += time.perf_counter() - began
+        for row, its_tokens, its_logp in zip(active, tokens, logp, strict=True):
+            row.act(its_tokens, its_logp)
+        left = [index for index, row in enumerate(active) if not row.finished]
+        active = [active[index] for index in left]
+        if active and kept:
+            given = _keep(output, given, lengths, left, active)
+        elif active:
+            given = _resend(active, model.device)
+    return rows
+
+
+def _tokens_to_compute(given: _Given, lengths: Sequence[int]) -> int:
+    """Tokens of the conversations that a turn puts through the network; its last step does not."""
+    past = 0 if given.cache is None else given.cache.get_seq_length()
+    acted = sum(min(length, max(lengths) - 1) for length in lengths)
+    return int(given.mask[:, past:].sum()) + acted
+
+
+def _generate(model: Any, given: _Given, *, steps: int, temperature: float) -> Any:
+    """`steps` tokens a row: `sequences` with what was given, `scores` and `past_key_values`."""
+    _, transformers = _libraries()
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    return model.generate(
+        given.ids,
+        attention_mask=given.mask,
+        past_key_values=given.cache,
+        generation_config=transformers.GenerationConfig(
+            max_new_tokens=steps,
+            return_dict_in_generate=True,
+            output_scores=True,  # references to what sampling makes anyway
+            **(sampling if temperature > 0 else {"do_sample": False}),
+        ),
+    )
+
+
+def _resend(rows: Sequence[_Row], device: Any) -> _Given:
+    """Whole conversations, nothing of them computed."""
+    return _Given(*_pad_left([row.context for row in rows], device))
+
+
+def _keep(
+    output: Any, given: _Given, lengths: Sequence[int], left: Sequence[int], active: Sequence[_Row]
+) -> _Given:
+    """What was computed, and the observations after it.
+
+    What a row sampled beyond its action stays in the cache as padding. Positions are counted from
+    the mask, so padding in the middle of a row shifts nothing.
+
+    Args:
+      left: indices of the rows that go on, which are `active`.
+    """
+    torch, _ = _libraries()
+    device = given.ids.device
+    steps = torch.arange(max(lengths), device=device)
+    acted = steps[None, :] < torch.tensor(lengths, device=device)[:, None]
+    mask = torch.cat([given.mask, acted.to(given.mask.dtype)], 1)
+    ids, cache = output.sequences, output.past_key_values
+    if len(left) < len(lengths):
+        rows = torch.tensor(left, device=device)
+        ids, mask = ids[rows], mask[rows]
+        cache.batch_select_indices(rows)
+    new_ids, new_mask = _pad_left([row.observation for row in active], device)
+    return _Given(torch.cat([ids, new_ids], 1), torch.cat([mask, new_mask], 1), cache)
+
+
+def _pad_left(texts: Sequence[Sequence[int]], device: Any) -> tuple[Any, Any]:
+    """Token ids and mask, [row, position], every text at the right end of its row."""
+    torch, _ = _libraries()
+    longest = max(map(len, texts))
+    ids = [[0] * (longest - len(text)) + list(text) for text in texts]
+    mask = [[0] * (longest - len(text)) + [1] * len(text) for text in texts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+def _logp(scores: Sequence[Any], sampled: Any) -> list[list[float]]:
+    """Log-probabilities [row][step] of the tokens that were sampled from a step's scores."""
+    torch, _ = _libraries()
+    chosen = [
+        score.gather(1, token[:, None])[:, 0] - score.logsumexp(1)
+        for score, token in zip(scores, sampled.T, strict=True)
+    ]
+    return torch.stack(chosen, 1).tolist()
+
+
+@contextmanager
+def _counted(model: Any, meter: _Meter) -> Iterator[None]:
+    """Counts the positions that go through the network."""
+
+    def count(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        meter.positions += kwargs["input_ids"].numel()
+
+    hook = model.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _libraries() -> tuple[Any, Any]:
+    """PyTorch and `transformers`, which training does without."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise ValueError(
+            f"bench rollout: {error}; allowed: both installed, by"
+            " pip install torch==2.13.0 transformers."
+        ) from None
+    return torch, transformers
