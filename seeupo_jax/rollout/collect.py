@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,6 +112,7 @@ def collect(
     temperature: float | None = None,
     policy_version: int | None = None,
     deterministic: bool = False,
+    on_finished: Callable[[Request, Trajectory], None] | None = None,
 ) -> Collected:
     """Samples one trajectory a request, as many at a time as the engine and the pool have room for.
 
@@ -124,6 +125,7 @@ def collect(
       policy_version: what the trajectories say of the parameters.
       deterministic: all environments answer before the engine goes on, so that which rows it runs
         together, and so the last bit of every number, does not depend on how long they take.
+      on_finished: hears of every trajectory of this process as soon as it is over.
     """
     began = time.perf_counter()
     engine.begin(params, seed=seed, iteration=iteration, temperature=temperature)
@@ -136,6 +138,7 @@ def collect(
         seed=seed,
         policy_version=policy_version,
         deterministic=deterministic,
+        on_finished=on_finished,
     )
     collection.run()
     own = (collection.finished, collection.environment_s, Counter(engine.usage()))
@@ -168,10 +171,12 @@ class _Collection:
         seed: int,
         policy_version: int | None,
         deterministic: bool,
+        on_finished: Callable[[Request, Trajectory], None] | None,
     ):
         self._engine, self._pool, self._tokenizer = engine, pool, tokenizer
         self._requests, self._max_turns, self._seed = requests, max_turns, seed
         self._policy_version, self._deterministic = policy_version, deterministic
+        self._on_finished = on_finished
         owned = (key for key, request in enumerate(requests) if engine.owns(request.group))
         self._queued = deque(owned)
         self._open: dict[int, _Episode] = {}
@@ -276,6 +281,8 @@ class _Collection:
             self._slots.append(episode.slot)
             self._engine.retire(key)
             self.finished[key] = episode.finish(self._seed, self._policy_version)
+            if self._on_finished is not None:
+                self._on_finished(self._requests[key], self.finished[key])
             return
         context = episode.conversation.tokens
         episode.transcript.read(context)

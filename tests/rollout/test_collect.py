@@ -569,3 +569,24 @@ def test_a_deterministic_collection_is_the_same_to_the_last_bit_however_long_ans
             for segment, same in zip(got.segments, wanted.segments, strict=True):
                 np.testing.assert_array_equal(segment.logp_L, same.logp_L)
             assert (got.messages, got.info) == (wanted.messages, wanted.info)
+
+
+def test_every_trajectory_is_told_of_when_it_is_over():
+    engine, params = make()
+    requests, heard = group_requests(["done@1", "raise@1", "done@3"], 2), []
+    pool = EnvPool(Script, 4, workers=4, timeout_s=TIMEOUT_S)
+    collected = collect(
+        engine,
+        pool,
+        NumberTokenizer(),
+        params,
+        requests,
+        max_turns=3,
+        seed=5,
+        iteration=1,
+        on_finished=lambda *told: heard.append(told),
+    )
+    pool.close()
+    told = {id(trajectory): request for request, trajectory in heard}
+    assert [told[id(t)] for t in collected.trajectories] == requests
+    assert heard[-1][0].task_id == "done@3"
