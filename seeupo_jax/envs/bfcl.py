@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.resources
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool
-from seeupo_jax.envs.bfcl_world import Task, Verdict, World, official
-from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, parse_hermes, render_hermes
-
-CATEGORIES = ("multi_turn_base",)
-SPLITS = {"train": range(100), "test": range(100, 200)}
-
-SYSTEM = (
-    "Do what the user asks with the tools. To call one, write"
-    ' <tool_call>{"name": NAME, "arguments": {...}}</tool_call>; calls run in order.'
-    " When the request is done, write a message without a call."
+from seeupo_jax.envs.bfcl_data import (
+    CATEGORIES,
+    SPLITS,
+    added_docs,
+    listed_docs,
+    load_tasks,
+    read_docs,
+    split_ids,
 )
-CLOSING = "Done."  # how the oracle ends a user's turn
+from seeupo_jax.envs.bfcl_formats import FORMATS, to_tool
+from seeupo_jax.envs.bfcl_rewards import REWARDS, is_degenerate
+from seeupo_jax.envs.bfcl_world import Task, Verdict, World
+from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError
 
-# The official docs name types in Python's words; the others are JSON schema's already.
-_SCHEMA_TYPES = {"dict": "object", "float": "number"}
+CLOSING = "Done."  # how the oracle ends a user's turn
 
 
 @dataclass
 class Bfcl:
     """The environment: a user asks in turns, the policy calls tools, the official checkers judge.
 
-    A message without a call ends the user's turn. The reward is `score()`, given when the episode
-    is done. The tools and messages that `reset` returns are shared: do not change them.
+    A message without a call ends the user's turn. The tools and messages that `reset` returns are
+    shared: do not change them.
 
-    category: one of `CATEGORIES`.
+    category: one of `CATEGORIES`. In `multi_turn_miss_func` a user turn may bring new tools, in the
+      user's message; in `multi_turn_miss_param` a request may lack a detail that the next one has.
+    format: how calls are written, one of `FORMATS`. `hermes`: `<tool_call>` blocks, the tools are
+      the chat template's. `python`: the leaderboard's `[f(x=1), g()]` and its system message, which
+      holds the tools, so that `reset` returns none and `config.chat.system` must be left on.
+    reward: what an episode earns, one of `REWARDS`; each step gives what it adds.
+      `official`: `score()`, so nothing before the end. `fraction`: the share of user turns passed.
+      `shaped`: 1 + 0.5·share when all passed (1.5), 0.5·share otherwise; but −1 once a message
+      repeats itself or holds a control token (`bfcl_rewards.is_degenerate`), whatever follows.
     max_calls: messages of the policy in an episode; the last of them ends it.
     max_calls_per_user_turn: messages with calls in one user turn; one more ends the episode.
     max_observation_chars: longer answers of a tool are cut, for the policy only; None: never.
     compact: leave out the sentence about the tool's family that the official docs put before the
-      description of each tool.
+      description of each tool; in `python` also what it returns, a hint that it is Python, and
+      white space, without which the prompt is the official one to the letter.
     """
 
     category: str = "multi_turn_base"
+    format: str = "hermes"
+    reward: str = "official"
     max_calls: int = 10
     max_calls_per_user_turn: int = 20
     max_observation_chars: int | None = None
@@ -50,17 +59,19 @@ class Bfcl:
 
     def __post_init__(self) -> None:
         _check_choice("category", self.category, CATEGORIES)
+        _check_choice("format", self.format, FORMATS)
+        _check_choice("reward", self.reward, REWARDS)
         _check_bound("max_calls", self.max_calls)
         _check_bound("max_calls_per_user_turn", self.max_calls_per_user_turn)
         if self.max_observation_chars is not None:
             _check_bound("max_observation_chars", self.max_observation_chars)
-        self._tasks = _load(self.category)
+        self._tasks = load_tasks(self.category)
         self._episode: _Episode | None = None
 
     def task_ids(self, split: str) -> Sequence[str]:
-        """The official ids; a split holds the first or the second hundred."""
+        """The official ids of a hundred tasks; `bfcl_data.split_ids` says which."""
         _check_choice("split", split, SPLITS)
-        return [f"{self.category}_{index}" for index in SPLITS[split]]
+        return split_ids(self.category, split)
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """Starts an episode with the user's first question. Nothing is random: `seed` is unused."""
@@ -68,15 +79,16 @@ class Bfcl:
             raise ValueError(f"bfcl task: got {task_id!r}; allowed: {self.category}_NUMBER.")
         task = self._tasks[task_id]
         self._episode = _Episode(task, self)
-        tools = (tool for name in task.classes for tool in _read_tools(name, self.compact))
-        return ({"role": "system", "content": SYSTEM}, *task.questions[0]), tuple(tools)
+        system, tools = FORMATS[self.format].begin(listed_docs(task), self.compact)
+        return ({"role": "system", "content": system}, *_begin_user_turn(task, 0, self)), tools
 
     def step(self, text: str) -> StepResult:
         """Runs a message's calls, each answered by one `tool` message, or ends the user's turn.
 
         info: `user_turns` that ended, `user_turns_passed` before the first that failed,
-        `observations_cut` so far, `bad_call` when this message's calls could not be read (none of
-        them is run then), `out_of_calls` when a bound ended the episode.
+        `user_turns_of_task`, `observations_cut` so far, `degenerate` when a message so far was,
+        `bad_call` when this message's calls could not be read (none of them is run then),
+        `out_of_calls` when a bound ended the episode.
         """
         return self._running().step(text)
 
@@ -101,18 +113,17 @@ class Bfcl:
     def vocabulary(self) -> Sequence[str]:
         """Names of tools and parameters, except plain words, which other text may hold."""
         classes = dict.fromkeys(name for task in self._tasks.values() for name in task.classes)
-        tools = [tool for name in classes for tool in _read_tools(name, self.compact)]
+        tools = [to_tool(doc, self.compact) for name in classes for doc in read_docs(name)]
         names = [n for tool in tools for n in (tool["name"], *tool["parameters"]["properties"])]
         return tuple(dict.fromkeys(name for name in names if "_" in name or not name.islower()))
 
     def oracle(self, task_id: str, calls_per_message: str = "turn") -> Iterator[tuple[str, ...]]:
         """The reference solution: for each user turn, the messages that solve and end it."""
-        task = self._tasks[task_id]
+        task, form = self._tasks[task_id], FORMATS[self.format]
         world = World(task)
         for turn in task.reference:
-            calls = [world.read(source) for source in turn]
-            texts = [render_hermes(call.name, **call.arguments) for call in calls]
-            yield (*_CALLS_PER_MESSAGE[calls_per_message](texts), CLOSING)
+            calls = [form.solve(world, source) for source in turn]
+            yield (*map(form.render, _CALLS_PER_MESSAGE[calls_per_message](calls)), CLOSING)
 
     def _oracle_fits(self, task_id: str, calls_per_message: str) -> bool:
         pack = _CALLS_PER_MESSAGE[calls_per_message]
@@ -157,15 +168,17 @@ class _Episode:
         self._world, self._verdict = World(task), Verdict(task)
         self._responses: list[str] = []  # of this user turn's calls
         self._user_turns = self._calls = self._calls_in_user_turn = self._observations_cut = 0
-        self._done = False
+        self._done = self._degenerate = False
+        self._rewarded = 0.0  # so far
 
     def step(self, text: str) -> StepResult:
         if self._done:
             raise ValueError("bfcl: the episode is done; reset() must come before step().")
         self._calls += 1
         self._calls_in_user_turn += 1
+        self._degenerate = self._degenerate or is_degenerate(text)
         try:
-            calls, bad_call = parse_hermes(text), False
+            calls, bad_call = FORMATS[self._options.format].parse(text), False
         except ToolCallError as error:
             observation, bad_call = (self._answer(json.dumps({"error": str(error)})),), True
         else:
@@ -175,15 +188,21 @@ class _Episode:
         info = {
             "user_turns": self._user_turns,
             "user_turns_passed": self._verdict.turns_passed,
+            "user_turns_of_task": len(self._task.questions),
             "observations_cut": self._observations_cut,
+            "degenerate": self._degenerate,
             "bad_call": bad_call,
             "out_of_calls": self._done and not ended,
         }
-        # The score stays 0 until the last user turn ends, so it is given once.
-        return StepResult(observation, self.score(), self._done, info)
+        return StepResult(observation, self._new_reward(), self._done, info)
 
     def score(self) -> float:
         return float(self._verdict.valid)
+
+    def _new_reward(self) -> float:
+        before, reward = self._rewarded, REWARDS[self._options.reward]
+        self._rewarded = reward(self._verdict, self._degenerate)
+        return self._rewarded - before
 
     def _run(self, calls: Sequence[ToolCall]) -> tuple[Message, ...]:
         responses = [self._world.call(call) for call in calls]
@@ -195,8 +214,9 @@ class _Episode:
         self._responses = []
         self._calls_in_user_turn = 0
         self._user_turns += 1
-        later = self._task.questions[self._user_turns :]
-        return later[0] if later else ()
+        if self._user_turns == len(self._task.questions):
+            return ()
+        return _begin_user_turn(self._task, self._user_turns, self._options)
 
     def _out_of_calls(self) -> bool:
         options = self._options
@@ -213,14 +233,23 @@ class _Episode:
         return {"role": "tool", "content": text}
 
 
+def _begin_user_turn(task: Task, turn: int, options: Bfcl) -> tuple[Message, ...]:
+    """The messages that open a user turn; tools that were held out until then come last."""
+    docs = added_docs(task, turn)
+    if not docs:
+        return task.questions[turn]
+    text = FORMATS[options.format].add(docs, options.compact)
+    return (*task.questions[turn], {"role": "user", "content": text})
+
+
 # How the oracle packs the calls of a user turn into messages.
-_CALLS_PER_MESSAGE: dict[str, Callable[[Sequence[str]], Sequence[str]]] = {
-    "turn": lambda calls: ["\n".join(calls)] if calls else [],
-    "one": lambda calls: calls,
+_CALLS_PER_MESSAGE: dict[str, Callable[[Sequence[Any]], Sequence[Sequence[Any]]]] = {
+    "turn": lambda calls: [calls] if calls else [],
+    "one": lambda calls: [[call] for call in calls],
 }
 
 
-def _check_choice(option: str, value: str, allowed: Sequence[str] | dict[str, Any]) -> None:
+def _check_choice(option: str, value: str, allowed: Iterable[str]) -> None:
     if value not in allowed:
         raise ValueError(f"bfcl {option}: got {value!r}; allowed: {', '.join(allowed)}.")
 
@@ -228,51 +257,3 @@ def _check_choice(option: str, value: str, allowed: Sequence[str] | dict[str, An
 def _check_bound(option: str, value: int) -> None:
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"bfcl {option}: got {value!r}; allowed: an integer >= 1.")
-
-
-@functools.cache
-def _load(category: str) -> dict[str, Task]:
-    """The tasks of a category by id."""
-    name = f"BFCL_v4_{category}.json"
-    answers = {row["id"]: row["ground_truth"] for row in _read_lines(f"possible_answer/{name}")}
-    return {
-        row["id"]: Task(
-            task_id=row["id"],
-            questions=tuple(tuple(messages) for messages in row["question"]),
-            classes=tuple(row["involved_classes"]),
-            scenario=row["initial_config"],
-            reference=tuple(tuple(turn) for turn in answers[row["id"]]),
-        )
-        for row in _read_lines(name)
-    }
-
-
-@functools.cache
-def _read_tools(class_name: str, compact: bool) -> tuple[Tool, ...]:
-    """The official docs of a simulator's tools as JSON schema; what they return is left out."""
-    config = official("bfcl_eval.constants.executable_backend_config")
-    file = config.MULTI_TURN_FUNC_DOC_FILE_MAPPING[class_name]
-    tools = []
-    for row in _read_lines(f"multi_turn_func_doc/{file}"):
-        text = row["description"]
-        if compact:
-            text = text.rpartition("Tool description: ")[2]
-        parameters = _to_schema(row["parameters"])
-        tools.append({"name": row["name"], "description": text, "parameters": parameters})
-    return tuple(tools)
-
-
-def _to_schema(doc: dict[str, Any]) -> dict[str, Any]:
-    """A parameter's official description as JSON schema, its parts included."""
-    schema = {**doc, "type": _SCHEMA_TYPES.get(doc["type"], doc["type"])}
-    if "properties" in doc:
-        schema["properties"] = {key: _to_schema(part) for key, part in doc["properties"].items()}
-    if "items" in doc:
-        schema["items"] = _to_schema(doc["items"])
-    return schema
-
-
-def _read_lines(path: str) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file in the official package's data folder."""
-    text = (importlib.resources.files(official("bfcl_eval")) / "data" / path).read_text("utf-8")
-    return [json.loads(line) for line in text.split("\n") if line.strip()]

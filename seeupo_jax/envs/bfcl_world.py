@@ -6,7 +6,6 @@ episode has simulators of its own and a call is data: a name to look up, and arg
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import decimal
@@ -15,19 +14,16 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from seeupo_jax.envs.base import Message
-from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.envs.tool_calls import ToolCall, parse_python
 
 MAX_DIGITS = 1000  # of a number that a call computes: mpmath takes 5 ms for these, 0.8 s for 30,000
 MAX_PATHS = 100_000  # characters of all the paths that a file system may list
-
-# mpmath's precision belongs to the process, so calls that set it go one at a time.
-_PRECISION = threading.Lock()
-_SETS_PRECISION = ("logarithm", "square_root")
 
 
 @dataclass(frozen=True)
@@ -38,6 +34,8 @@ class Task:
     classes: names of the simulators, in the official order.
     scenario: the state that each simulator starts from.
     reference: the calls that solve each user turn, as Python source.
+    held_out: names of the tools that the policy is told of only when a user turn begins, by turn.
+    long_context: the simulators pad files, listings and answers with material of no use.
     """
 
     task_id: str
@@ -45,6 +43,8 @@ class Task:
     classes: tuple[str, ...]
     scenario: Mapping[str, Any]
     reference: tuple[tuple[str, ...], ...]
+    held_out: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    long_context: bool = False
 
 
 def official(module: str) -> ModuleType:
@@ -75,40 +75,53 @@ class World:
         for name in task.classes:
             instance = getattr(official(config.CLASS_FILE_PATH_MAPPING[name]), name)()
             if name not in config.STATELESS_CLASSES:
-                instance._load_scenario(copy.deepcopy(task.scenario.get(name, {})))
+                scenario = copy.deepcopy(task.scenario.get(name, {}))
+                instance._load_scenario(scenario, long_context=task.long_context)
+            if task.long_context:
+                # The padding (credit cards, say) is the module's own until it is copied.
+                vars(instance).update(copy.deepcopy(vars(instance)))
             self.instances[name] = instance
             methods = inspect.getmembers(instance, inspect.ismethod)
             self._methods |= {key: method for key, method in methods if not key.startswith("_")}
-        self._defaults = {name: _own_defaults(method) for name, method in self._methods.items()}
+        self._signatures = {name: inspect.signature(m) for name, m in self._methods.items()}
+        self._defaults = {name: _own_defaults(s) for name, s in self._signatures.items()}
 
     def call(self, call: ToolCall) -> str:
         """Carries a call out; returns the official executor's text, errors included. Never raises.
 
         A call is refused with an error text where the official executor would run for minutes or
-        fill the memory (see `_FITS`), and where an argument holds NaN or an infinity.
+        fill the memory (see `_FITS`), and where an argument holds NaN or an infinity. Tools that
+        are held out answer too: officially they do, and one reference solution calls one early.
         """
         try:
-            if call.name not in self._methods:
-                raise NameError(f"name '{call.name}' is not defined")
-            method = self._methods[call.name]
-            # A NaN in the state would not even equal itself when the verdict compares states.
-            json.dumps(call.arguments, allow_nan=False)
-            if call.name in _FITS and not _FITS[call.name](method.__self__, call.arguments):
-                raise ValueError(f"{call.name} refused: the result would be too large")
-            arguments = {**self._defaults[call.name], **call.arguments}
-            with _own_precision() if call.name in _SETS_PRECISION else contextlib.nullcontext():
-                return _as_text(method(**arguments))
+            return self._run(call)
         except Exception as error:
             return f"Error during execution: {error}"
 
     def read(self, source: str) -> ToolCall:
-        """A reference call from its Python source; arguments are literals and get their names."""
-        node = ast.parse(source, mode="eval").body
-        assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        values = [ast.literal_eval(argument) for argument in node.args]
-        named = {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
-        signature = inspect.signature(self._methods[node.func.id])
-        return ToolCall(node.func.id, dict(signature.bind(*values, **named).arguments))
+        """A reference call from its Python source, every argument with its name."""
+        (call,) = parse_python(f"[{source}]")
+        return ToolCall(call.name, self._name_arguments(call))
+
+    def _run(self, call: ToolCall) -> str:
+        if call.name not in self._methods:
+            raise NameError(f"name '{call.name}' is not defined")
+        method = self._methods[call.name]
+        # A NaN in the state would not even equal itself when the verdict compares states.
+        json.dumps([call.positional, call.arguments], allow_nan=False)
+        try:
+            arguments = self._defaults[call.name] | self._name_arguments(call)
+        except TypeError:
+            # Nothing runs: Python refuses the arguments too, in the words of the executor's answer.
+            return _as_text(method(*call.positional, **call.arguments))
+        if call.name in _FITS and not _FITS[call.name](method.__self__, arguments):
+            raise ValueError(f"{call.name} refused: the result would be too large")
+        with _ALONE.get(call.name, contextlib.nullcontext)():
+            return _as_text(method(**arguments))
+
+    def _name_arguments(self, call: ToolCall) -> dict[str, Any]:
+        bound = self._signatures[call.name].bind(*call.positional, **call.arguments)
+        return dict(bound.arguments)
 
 
 class Verdict:
@@ -125,6 +138,11 @@ class Verdict:
         self._responses: list[str] = []
         self._ended = 0
         self.turns_passed = 0
+
+    @property
+    def share(self) -> float:
+        """The user turns that have passed, of all; 1 is `valid`."""
+        return self.turns_passed / len(self._reference)
 
     @property
     def valid(self) -> bool:
@@ -153,10 +171,10 @@ class Verdict:
         return state["valid"] and response["valid"]
 
 
-def _own_defaults(method: Callable[..., Any]) -> dict[str, Any]:
+def _own_defaults(signature: inspect.Signature) -> dict[str, Any]:
     # `post_tweet` has lists as defaults and `mention` appends to them: without a copy for each
     # world, an episode would read what another one wrote.
-    parameters = inspect.signature(method).parameters.values()
+    parameters = signature.parameters.values()
     return {p.name: copy.copy(p.default) for p in parameters if isinstance(p.default, list)}
 
 
@@ -169,11 +187,24 @@ def _as_text(result: Any) -> str:
     return str(result)
 
 
+# What belongs to the process, so that calls that change it go one at a time.
+_PRECISION = threading.Lock()
+_WEATHER = threading.Lock()
+
+
 @contextlib.contextmanager
 def _own_precision() -> Iterator[None]:
     """Gives a call the precision to itself, and takes back what it set."""
     with _PRECISION, decimal.localcontext(), official("mpmath").workdps(15):
         yield
+
+
+# Calls that change something of the process, and what they hold until their answer is a text.
+_ALONE: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "logarithm": _own_precision,
+    "square_root": _own_precision,
+    "get_outside_temperature_from_google": lambda: _WEATHER,  # a module's dict, in long contexts
+}
 
 
 def _power_fits(_: Any, arguments: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ import ast
 import json
 import math
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -48,13 +49,15 @@ def parse_hermes(text: str) -> tuple[ToolCall, ...]:
     """The calls of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks, in order.
 
     Text before and between the blocks is allowed (reasoning); an unclosed block, text after the
-    last block, keys other than the two, duplicate keys and NaN or Infinity are not. Half a
-    character (`\\ud800`) is JSON and passes. No block at all: ().
+    last block, keys other than the two, duplicate keys and NaN or Infinity are not.
+    `<think>...</think>` at the start is skipped, blocks inside it too. Half a character
+    (`\\ud800`) is JSON and passes. No block at all: ().
 
     Raises:
-      ToolCallError: a block that breaks the form or the bounds above.
+      ToolCallError: a block that breaks the form or the bounds above, or a `<think>` that is not
+        closed.
     """
-    calls, rest = [], text
+    calls, rest = [], _skip_thoughts(text)
     while _OPEN in rest:
         before, _, rest = rest.partition(_OPEN)
         block, closed, rest = rest.partition(_CLOSE)
@@ -140,7 +143,7 @@ def _read_list(source: str) -> list[ast.expr]:
     opening, closing = "[" * (source[:1] != "["), "]" * (source[-1:] != "]")
     form = "the calls must be one list [name(argument=value), ...] and nothing else"
     try:
-        tree = ast.parse(_STRING.sub(_keep_backslashes, opening + source + closing), mode="eval")
+        tree = _parse(_STRING.sub(_keep_backslashes, opening + source + closing))
     except SyntaxError as error:
         # Python's words would be about a bracket that the model did not write.
         raise ToolCallError(form if opening or closing else f"{form}: {error.msg}") from None
@@ -152,6 +155,15 @@ def _read_list(source: str) -> list[ast.expr]:
         raise ToolCallError(form)
     return tree.body.elts
 
+
+def _parse(source: str) -> ast.Expression:
+    # Python 3.11 counts the depth of a tree for all threads together: two that build trees at once
+    # get a SystemError where the garbage collector runs (python/cpython#106905).
+    with _PARSING:
+        return ast.parse(source, mode="eval")
+
+
+_PARSING = threading.Lock()
 
 # A comment (its quotes begin nothing) or a string; an unclosed one ends where Python gives up, so
 # that no end is looked for twice.

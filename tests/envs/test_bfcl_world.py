@@ -1,5 +1,6 @@
 """Our calls of the official simulators against the official executor; bounds; isolation."""
 
+import dataclasses
 import decimal
 import functools
 import itertools
@@ -11,14 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 import mpmath
 import pytest
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
+from bfcl_eval.eval_checker.multi_turn_eval.func_source_code.long_context import (
+    CREDIT_CARD_EXTENSION,
+)
 from bfcl_eval.eval_checker.multi_turn_eval.func_source_code.posting_api import TwitterAPI
 
-from seeupo_jax.envs.bfcl import Bfcl
+from seeupo_jax.envs import bfcl_world
+from seeupo_jax.envs.bfcl_data import CATEGORIES, load_tasks
 from seeupo_jax.envs.bfcl_world import MAX_DIGITS, Task, Verdict, World, official
-from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.envs.tool_calls import ToolCall, parse_python
 
-ENV = Bfcl()
-TASKS = [ENV._tasks[task_id] for split in ("train", "test") for task_id in ENV.task_ids(split)]
+TASKS = [task for category in CATEGORIES for task in load_tasks(category).values()]
+UNNAMED = 160  # reference calls with arguments that have no name
 EMPTY = {"MathAPI": {}, "GorillaFileSystem": {}, "TwitterAPI": {"authenticated": True}}
 _NUMBER = itertools.count()
 
@@ -31,21 +36,83 @@ def call(world, name, /, **arguments):
     return world.call(ToolCall(name, arguments))
 
 
-def official_answers(calls, scenario, classes):
+def official_answers(calls, scenario, classes, task_id="multi_turn_base_0"):
     """What the official executor says to Python source, in simulators that it just made."""
     tag = f"world{next(_NUMBER)}"
     run = functools.partial(multi_turn_utils.execute_multi_turn_func_call, model_name=tag)
-    answers, _ = run(list(calls), scenario, list(classes), test_entry_id="multi_turn_base_0")
+    long_context = "long_context" in task_id
+    answers, _ = run(
+        list(calls), scenario, list(classes), test_entry_id=task_id, long_context=long_context
+    )
     for key in [key for key in vars(multi_turn_utils) if key.startswith(f"{tag}_")]:
         delattr(multi_turn_utils, key)
     return answers
 
 
-def test_reference_calls_get_the_official_executors_answers_in_all_tasks():
+def test_arguments_without_a_name_are_bound_as_officially():
+    """Reference calls have 160 of them; `read` names them, so here they are passed as written."""
+    unnamed = 0
     for task in TASKS:
         world, calls = World(task), [source for turn in task.reference for source in turn]
-        answers = official_answers(calls, task.scenario, task.classes)
-        assert [world.call(world.read(source)) for source in calls] == answers, task.task_id
+        written = [call for source in calls for call in parse_python(f"[{source}]")]
+        unnamed += sum(bool(call.positional) for call in written)
+        answers = official_answers(calls, task.scenario, task.classes, task.task_id)
+        assert [world.call(call) for call in written] == answers, task.task_id
+    assert unnamed == UNNAMED
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "tail('a.txt', 3, 4)",
+        "tail('a.txt', file_name='b.txt')",
+        "tail()",
+        "ls(True)",
+        "power(9, exponent=2)",
+        "mean([1, 2], numbers=[3])",
+        "post_tweet('a', ['#b'], mentions=['@c'])",
+    ],
+)
+def test_arguments_are_counted_in_the_official_words(source):
+    (call,) = parse_python(source)
+    assert [world_of(*EMPTY).call(call)] == official_answers([source], EMPTY, EMPTY)
+
+
+def test_an_unnamed_argument_is_bounded_like_a_named_one():
+    for source in ("power(9, 387420489)", "square_root(2, 1000000000)"):
+        (call,) = parse_python(source)
+        assert world_of("MathAPI").call(call).endswith("refused: the result would be too large")
+    (call,) = parse_python("post_tweet(['a'])")
+    infinite = dataclasses.replace(call, positional=([float("inf")],))
+    assert world_of("TwitterAPI").call(infinite).startswith("Error during execution: Out of range")
+
+
+def test_a_long_contexts_padding_belongs_to_one_world():
+    task = TASKS[600 + 187]
+    assert task.long_context and "TravelAPI" in task.classes
+    card = next(iter(CREDIT_CARD_EXTENSION))
+    before = CREDIT_CARD_EXTENSION[card]["balance"]
+    first, second = World(task).instances["TravelAPI"], World(task).instances["TravelAPI"]
+    first.credit_card_list[card]["balance"] -= 1
+    assert second.credit_card_list[card]["balance"] == CREDIT_CARD_EXTENSION[card]["balance"]
+    assert CREDIT_CARD_EXTENSION[card]["balance"] == before
+
+
+def test_the_weather_of_a_long_context_is_read_by_one_thread_at_a_time(monkeypatch):
+    def run(seed):
+        scenario = {"VehicleControlAPI": {"random_seed": seed}}
+        task = Task("x_0", (), ("VehicleControlAPI",), scenario, (), long_context=True)
+        return call(World(task), "get_outside_temperature_from_google")
+
+    def let_others_run(result, as_text=bfcl_world._as_text):
+        time.sleep(1e-3)
+        return as_text(result)
+
+    serial = [run(seed) for seed in range(40)]
+    assert len(set(serial)) == 40 and "humidity" in serial[0]
+    monkeypatch.setattr(bfcl_world, "_as_text", let_others_run)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(run, range(40))) == serial
 
 
 @pytest.mark.parametrize(
@@ -196,7 +263,7 @@ def test_positional_arguments_of_a_reference_call_get_their_names():
     assert world.read("tail('a.txt', lines=3)") == ToolCall(
         "tail", {"file_name": "a.txt", "lines": 3}
     )
-    with pytest.raises(ValueError, match="malformed"):
+    with pytest.raises(ValueError, match="instead of the call"):
         world.read("cat(open('a.txt'))")
 
 

@@ -1,9 +1,11 @@
 """Each reader of tool calls takes exactly its form, and says what is wrong with all else."""
 
 import ast
+import gc
 import json
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 
 import bfcl_eval
@@ -90,6 +92,16 @@ def test_white_space_and_key_order_inside_a_block_are_free():
 @pytest.mark.parametrize("text", ["", "Done.", '{"name": "a", "arguments": {}}', "<tool>a</tool>"])
 def test_a_text_without_a_block_holds_no_call(text):
     assert parse_hermes(text) == ()
+
+
+def test_thoughts_at_the_start_hold_no_hermes_call():
+    thoughts = f"<think>\n{render_hermes('g')} or <tool_call>?\n</think>\n\n"
+    assert parse_hermes(f"{thoughts}Done.") == ()
+    assert parse_hermes(thoughts + render_hermes("f")) == (ToolCall("f", {}),)
+    later = render_hermes("f", x="<think>") + render_hermes("g")
+    assert [call.name for call in parse_hermes(later)] == ["f", "g"]
+    with pytest.raises(ToolCallError, match="needs its </think>"):
+        parse_hermes("<think>" + render_hermes("f"))
 
 
 CALL = '{"name": "a", "arguments": {}}'
@@ -289,6 +301,22 @@ def test_every_official_answer_is_read():
             assert parse_python(f"[{', '.join(turn)}]") == expected
             assert parse_python(turn[0]) == expected[:1]
             assert parse_python(render_python(expected)) == expected
+
+
+def test_threads_read_at_once_while_garbage_is_collected():
+    def let_others_run(phase, info):
+        time.sleep(0)
+
+    text = f"[f(x={'[' * 40}1{']' * 40}, y={{'a': 1}})]"
+    expected, threshold = parse_python(text), gc.get_threshold()
+    gc.callbacks.append(let_others_run)
+    gc.set_threshold(20)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(parse_python, [text] * 100)) == [expected] * 100
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(let_others_run)
 
 
 def test_python_values_survive_a_round_trip():
