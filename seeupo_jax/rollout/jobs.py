@@ -285,6 +285,8 @@ def _common(lists: Sequence[list[int]]) -> list[int]:
     """What all lists begin with."""
     first, *others = lists
     for other in others:
+        if other[: len(first)] == first:
+            continue
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, other, strict=False))
         first = [page for page, _ in same]
     return first

@@ -91,13 +91,13 @@ class SlotEngine:
         self._group_size = group_size if reading.kernel == "xla" else 1
         own = [0] if mesh is None else own_row_shards(mesh)
         self._shards = {number: Shard(plan, sampling.max_tokens) for number in own}
-        self._row_sizes = _sizes(plan.slots, halvings=3, least=8)
+        parts = 1 if reading.block is not None else 4
+        self._widths = sorted({-(-plan.row_pages * i // parts) for i in range(1, parts + 1)})
+        self._row_sizes = _sizes(plan.slots, halvings=3 if parts == 1 else 1, least=8)
         self._tile_sizes = {
             length: _sizes(max(1, prefill_tokens // length), halvings=4, least=2)[::-2][::-1]
             for length in (LONG, SHORT)
         }
-        parts = 1 if reading.block is not None else 4
-        self._widths = sorted({-(-plan.row_pages * i // parts) for i in range(1, parts + 1)})
         self._sampler: tuple[Network, Any] | None = None
         self._numbers = (np.uint32(0), np.uint32(0))
         self._flights: deque[_Flight] = deque()
