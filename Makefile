@@ -18,13 +18,15 @@ $(VENV)/runtime: requirements.txt pyproject.toml
 	$(RUN) -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-$(VENV)/development: $(VENV)/runtime third_party/bfcl/setup.sh third_party/models/setup.sh
+$(VENV)/development: $(VENV)/runtime third_party/bfcl/setup.sh third_party/models/setup.sh \
+		third_party/appworld/setup.sh
 	@echo "Adding what the tests need ..."
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --retries 1 \
 		--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[test]"
 	sh third_party/bfcl/setup.sh $(RUN)
 	sh third_party/models/setup.sh $(RUN)
+	sh third_party/appworld/setup.sh $(RUN)
 	@touch $@
 
 setup: $(VENV)/development

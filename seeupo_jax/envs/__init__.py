@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from typing import Any
 
 from seeupo_jax.envs.base import (
     Demonstration,
     Demonstrator,
     Environment,
+    Labelled,
     Message,
     StepResult,
     Tool,
@@ -27,21 +30,83 @@ def _bfcl(**options: Any) -> Environment:
     return Bfcl(**options)
 
 
-ENVIRONMENTS = {"order_desk": _order_desk, "bfcl": _bfcl}
+def _appworld(**options: Any) -> Environment:
+    from seeupo_jax.envs.appworld import AppWorld
+
+    return AppWorld(**options)
+
+
+def _remote(**options: Any) -> Environment:
+    from seeupo_jax.envs.remote import Remote
+
+    return Remote(**options)
+
+
+def _gymnasium_text(**options: Any) -> Environment:
+    from seeupo_jax.envs.gymnasium_text import GymnasiumText
+
+    return GymnasiumText(**options)
+
+
+def _openenv(**options: Any) -> Environment:
+    from seeupo_jax.envs.openenv import OpenEnv
+
+    return OpenEnv(**options)
+
+
+def _textworld_express(**options: Any) -> Environment:
+    from seeupo_jax.envs.textworld_express import TextWorldExpress
+
+    return TextWorldExpress(**options)
+
+
+ENVIRONMENTS = {
+    "order_desk": _order_desk,
+    "bfcl": _bfcl,
+    "appworld": _appworld,
+    "remote": _remote,
+    "gymnasium_text": _gymnasium_text,
+    "openenv": _openenv,
+    "textworld_express": _textworld_express,
+}
+_METHODS = ("task_ids", "reset", "step", "score", "close")
 
 
 def make(name: str, **options: Any) -> Environment:
-    """An environment by name.
+    """An environment by name, or by `module:Class` where its code lies.
 
     Raises:
-      ValueError: an unknown name or option.
+      ValueError: an unknown name or option; a class that is not there or lacks a method.
     """
+    if ":" in name:
+        return _from_module(name, options)
     if name not in ENVIRONMENTS:
-        raise ValueError(f"env.name: got {name!r}; allowed: {', '.join(ENVIRONMENTS)}.")
+        allowed = ", ".join(ENVIRONMENTS)
+        raise ValueError(f"env.name: got {name!r}; allowed: {allowed}, or module:Class.")
     try:
         return ENVIRONMENTS[name](**options)
     except TypeError as error:
         raise ValueError(f"env.options: {name} refused {options}: {error}.") from None
+
+
+def _from_module(name: str, options: dict[str, Any]) -> Environment:
+    module_name, _, class_name = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except Exception as error:  # the module is run by this, so anything may come up
+        text = f"{type(error).__name__}: {error}"
+        raise ValueError(f"env.name: {name!r} cannot be imported: {text}.") from error
+    if not callable(found):
+        raise ValueError(f"env.name: {name!r} is a {type(found).__name__}; allowed: a class.")
+    try:
+        inspect.signature(found).bind(**options)
+    except TypeError as error:
+        raise ValueError(f"env.options: {name} refused {options}: {error}.") from None
+    made = found(**options)
+    missing = [method for method in _METHODS if not callable(getattr(made, method, None))]
+    if missing:
+        raise ValueError(f"env.name: {name!r} has no {', no '.join(missing)}.")
+    return made
 
 
 __all__ = [
@@ -49,6 +114,7 @@ __all__ = [
     "Demonstration",
     "Demonstrator",
     "Environment",
+    "Labelled",
     "Message",
     "StepResult",
     "Tool",

@@ -18,8 +18,9 @@ from seeupo_jax.envs.bfcl_data import (
     split_ids,
 )
 from seeupo_jax.envs.bfcl_formats import FORMATS, to_tool
-from seeupo_jax.envs.bfcl_rewards import REWARDS, is_degenerate
+from seeupo_jax.envs.bfcl_rewards import REWARDS
 from seeupo_jax.envs.bfcl_world import Task, Verdict, World
+from seeupo_jax.envs.degenerate import is_degenerate
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError
 
 CLOSING = "Done."  # how the oracle ends a user's turn
@@ -40,7 +41,7 @@ class Bfcl:
     reward: what an episode earns, one of `REWARDS`; each step gives what it adds.
       `official`: `score()`, so nothing before the end. `fraction`: the share of user turns passed.
       `shaped`: 1 + 0.5·share when all passed (1.5), 0.5·share otherwise; but −1 once a message
-      repeats itself or holds a control token (`bfcl_rewards.is_degenerate`), whatever follows.
+      repeats itself or holds a control token (`degenerate.is_degenerate`), whatever follows.
     max_calls: messages of the policy in an episode; the last of them ends it.
     max_calls_per_user_turn: messages with calls in one user turn; one more ends the episode.
     max_observation_chars: longer answers of a tool are cut, for the policy only; None: never.

@@ -1,0 +1,265 @@
+"""AppWorld servers, asked over HTTP on loopback: one of our own, or one of a pool."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import secrets
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MAX_REPLY = 64 * 2**20  # bytes
+_LAST = 2000  # characters of a server's log that are looked at for its last line
+_GRACE_S = 10.0  # a server ends itself when a request takes too long; this much later we give up
+_RETRY_S = 0.2  # between two rounds through a pool with no server free
+
+
+class ServerError(RuntimeError):
+    """A server ended, did not answer or could not do what it was asked; its world is lost."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is, and what it wants to know of who asks.
+
+    token: what every request must bring. client: whose world it is.
+    """
+
+    port: int
+    token: str
+    client: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def ask(self, method: str, body: dict[str, Any], timeout_s: float) -> Any:
+        """The output of one of AppWorld's methods; without a body it is a GET.
+
+        Raises:
+          ServerError: there was no answer in time, or a refusal.
+        """
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        headers = {
+            "authorization": f"Bearer {self.token}",
+            "x-client": self.client,
+            "content-type": "application/json",
+        }
+        try:
+            with contextlib.closing(connection):
+                data = json.dumps(body).encode() if body else None
+                connection.request("POST" if body else "GET", f"/{method}", data, headers)
+                response = connection.getresponse()
+                reply = response.read(MAX_REPLY + 1)
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"{method} had no answer ({type(error).__name__})") from None
+        if response.status != 200:
+            text = reply[:200].decode(errors="replace")
+            raise ServerError(f"{method} was answered with {response.status}, {text}")
+        if len(reply) > MAX_REPLY:
+            raise ServerError(f"{method} was answered with more than {MAX_REPLY} bytes")
+        return json.loads(reply)["output"]
+
+
+class OwnServer:
+    """A server that is started when it is first needed, and again when it has died.
+
+    Its process ends with this one, however this one ends: it watches a pipe. What it writes is in
+    a private folder that goes with it. Only this object knows the token that it asks for.
+
+    Args:
+      home: the folder of AppWorld's `.venv` and `server.py`.
+      data: the data folder that its tasks are in.
+      start_s: it must answer that soon.
+      request_s: it ends itself if it takes longer for a request.
+      memory_mb: resident memory beyond which it starts no further episode but ends itself.
+    """
+
+    def __init__(self, home: Path, data: Path, *, start_s: float, request_s: float, memory_mb: int):
+        self._home, self._data = home, data
+        self._start_s, self._request_s, self._memory_mb = start_s, request_s, memory_mb
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder, self._address = Path(), Address(0, "")
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs; None without one."""
+        running = self._process is not None and self._process.poll() is None
+        return self._process.pid if running else None
+
+    @property
+    def port(self) -> int:
+        return self._address.port
+
+    def begin(self, **body: Any) -> Any:
+        """Opens a world, the last one being closed, on a server started for it if there is none.
+
+        Raises:
+          ServerError: no server could be started, or it refused.
+        """
+        if self.pid is not None:
+            # One that has grown too large, or is dead without anyone knowing, is replaced.
+            with contextlib.suppress(ServerError):
+                return self.call("initialize", **body)
+        self.stop()
+        self._start()
+        return self.call("initialize", **body)
+
+    def call(self, method: str, **body: Any) -> Any:
+        """The output of one of AppWorld's methods.
+
+        Raises:
+          ServerError: and the server has been ended, for its world can no longer be trusted.
+        """
+        if self.pid is None:
+            raise self._failed(f"the server was gone before {method}")
+        try:
+            return self._address.ask(method, body, self._request_s + _GRACE_S)
+        except ServerError as error:
+            raise self._failed(str(error)) from None
+
+    def stop(self) -> None:
+        """Ends the server, if there is one, and removes its folder."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        self._process = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="appworld-"))
+        (self._folder / "data").symlink_to(self._data)
+        token = secrets.token_hex(16)
+        command = [
+            str(python_of(self._home)),
+            str(self._home / "server.py"),
+            str(self._folder),
+            f"--request_s={self._request_s}",
+            f"--memory_mb={self._memory_mb}",
+        ]
+        with open(self._folder / "log", "wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=self._folder,
+                env=_environment(self._folder),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        with contextlib.suppress(BrokenPipeError):  # it is dead, which its port tells
+            self._process.stdin.write(f"{token}\n".encode())
+            self._process.stdin.flush()
+        self._address = Address(self._read_port(), token)
+
+    def _read_port(self) -> int:
+        pipe = self._process.stdout
+        until, line = time.monotonic() + self._start_s, b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([pipe], [], [], max(0.0, until - time.monotonic()))
+            if not ready:
+                raise self._failed(f"no server within {self._start_s:g} s")
+            if not (part := os.read(pipe.fileno(), 100)):
+                raise self._failed("the server did not start")
+            line += part
+        return int(line)
+
+    def _failed(self, what: str) -> ServerError:
+        """Ends the server; the error says what happened and the last line of its log."""
+        try:
+            lines = (self._folder / "log").read_text(errors="replace")[-_LAST:].splitlines()
+        except OSError:
+            lines = []
+        self.stop()
+        return ServerError(f"appworld: {what}; its log ends: {lines[-1] if lines else 'empty'}")
+
+
+class PoolServer:
+    """Whichever server of a pool is free, from the first `begin` on until it dies or `stop`.
+
+    Args:
+      file: what third_party/appworld/serve.py has written.
+      start_s: a server must be free that soon.
+      request_s: the servers end themselves if they take longer for a request.
+    """
+
+    def __init__(self, file: Path, *, start_s: float, request_s: float):
+        self._file, self._start_s, self._request_s = file, start_s, request_s
+        self._address: Address | None = None
+        self._client = secrets.token_hex(8)
+
+    @property
+    def port(self) -> int | None:
+        return None if self._address is None else self._address.port
+
+    def begin(self, **body: Any) -> Any:
+        """Opens a world on the server held so far, or else on one that is free.
+
+        Raises:
+          ServerError: none was free in time, or all refused; the last refusal is told.
+        """
+        until = time.monotonic() + self._start_s
+        while True:
+            for address in self._candidates():
+                try:
+                    output = address.ask("initialize", body, self._start_s)
+                except ServerError as error:
+                    refusal = error
+                    continue
+                self._address = address
+                return output
+            self._address = None
+            if time.monotonic() > until:
+                raise ServerError(f"appworld: no server of {self._file} took the task: {refusal}")
+            time.sleep(_RETRY_S)
+
+    def call(self, method: str, **body: Any) -> Any:
+        """The output of one of AppWorld's methods.
+
+        Raises:
+          ServerError: and the server is no longer held.
+        """
+        if self._address is None:
+            raise ServerError(f"appworld: the server was gone before {method}")
+        try:
+            return self._address.ask(method, body, self._request_s + _GRACE_S)
+        except ServerError as error:
+            self.stop()
+            raise ServerError(f"appworld: {error}") from None
+
+    def stop(self) -> None:
+        """Leaves the server to others."""
+        if self._address is not None:
+            with contextlib.suppress(ServerError):
+                self._address.ask("release", {}, _GRACE_S)
+        self._address = None
+
+    def _candidates(self) -> list[Address]:
+        """The server held, then the others in random order; the file may have changed."""
+        try:
+            pool = json.loads(self._file.read_text())
+        except OSError as error:
+            raise ServerError(f"appworld: {self._file} cannot be read: {error}") from None
+        ports = random.sample(pool["ports"], len(pool["ports"]))
+        ports.sort(key=lambda port: port != self.port)
+        return [Address(port, pool["token"], self._client) for port in ports]
+
+
+def python_of(home: Path) -> Path:
+    """AppWorld's interpreter in its folder."""
+    return home / ".venv" / "bin" / "python"
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The server's environment variables: nothing secret, for it runs the policy's code."""
+    places = dict.fromkeys(("HOME", "APPWORLD_ROOT", "APPWORLD_CACHE"), str(folder))
+    path = os.environ["PATH"]
+    return {"PATH": path, "LANG": "C.UTF-8", "PYTHON_DOTENV_DISABLED": "1"} | places

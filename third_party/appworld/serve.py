@@ -1,0 +1,121 @@
+"""Runs a pool of AppWorld servers on loopback ports, for `env.options.servers`.
+
+Usage: third_party/appworld/.venv/bin/python third_party/appworld/serve.py --servers=8 --file=FILE
+
+AppWorld is loaded once and every server is a fork of it, so that they share what they do not
+change and one that dies (over its memory ceiling, stuck, or killed) is back at once, on its port.
+FILE, readable for its owner only, says the ports and the token. The servers end with this process.
+"""
+
+import argparse
+import gc
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from server import Limits, load, serve, watch_parent
+
+HOME = Path(__file__).resolve().parent
+RESTART_S = 0.2  # servers that cannot run at all must not keep the machine busy
+IDLE_S = 600.0  # a client that has gone without a word frees its server after that
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--servers", type=int, required=True)
+    parser.add_argument("--file", type=Path, required=True, help="written: ports and token")
+    parser.add_argument("--root", type=Path, default=HOME, help="the folder that holds data")
+    parser.add_argument("--port", type=int, default=0, help="of the first server; 0: any free ones")
+    parser.add_argument("--request_s", type=float, default=50.0)
+    parser.add_argument("--memory_mb", type=int, default=2000)
+    options = parser.parse_args()
+    data = options.root.resolve() / "data"
+    if not (data / "tasks").is_dir():
+        sys.exit(f"serve.py: --root: got {options.root}, which has no data/tasks.")
+    os.environ["PYTHON_DOTENV_DISABLED"] = "1"
+    Pool(options, data).run()
+
+
+class Pool:
+    """The servers by port, and the processes that they are now."""
+
+    def __init__(self, options: argparse.Namespace, data: Path):
+        self._options, self._data = options, data
+        self._token = secrets.token_hex(16)
+        ports = [options.port and options.port + i for i in range(options.servers)]
+        # Kept by this process: while a server is restarted, requests wait instead of failing.
+        self._listeners = [socket.create_server(("127.0.0.1", port)) for port in ports]
+        self._folder = Path(tempfile.mkdtemp(prefix="appworld-pool-"))
+        self._pipe, self._end = os.pipe()
+        self._processes: dict[int, int] = {}  # number by process id
+
+    def run(self) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        app = load()
+        gc.freeze()  # a collection in a fork would write on every object, and so unshare it
+        try:
+            for number in range(len(self._listeners)):
+                self._fork(app, number)
+            self._announce()
+            while True:
+                pid, status = os.wait()
+                number = self._processes.pop(pid)
+                print(f"server {number} ended ({status}) and is started again", flush=True)
+                time.sleep(RESTART_S)
+                self._fork(app, number)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self._options.file.unlink(missing_ok=True)
+            for pid in self._processes:
+                os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _announce(self) -> None:
+        ports = [listener.getsockname()[1] for listener in self._listeners]
+        part = self._options.file.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            json.dump({"token": self._token, "ports": ports}, file)
+        part.rename(self._options.file)
+        print(
+            f"{len(ports)} servers; --config.env.options.servers={self._options.file}", flush=True
+        )
+
+    def _fork(self, app, number: int) -> None:
+        folder = self._folder / str(number)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        (folder / "data").symlink_to(self._data)
+        pid = os.fork()
+        if pid:
+            self._processes[pid] = number
+            return
+        try:
+            self._become(app, number, str(folder))
+        finally:
+            os._exit(1)
+
+    def _become(self, app, number: int, folder: str) -> None:
+        """In the fork: the server of a number."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.close(self._end)  # else the servers would keep each other alive
+        watch_parent(self._pipe, str(self._folder))
+        os.chdir(folder)
+        path = os.environ["PATH"]
+        os.environ.clear()  # nothing secret, for the server runs the policy's code
+        places = dict.fromkeys(("HOME", "APPWORLD_ROOT", "APPWORLD_CACHE"), folder)
+        os.environ.update(places, PATH=path, LANG="C.UTF-8")
+        limits = Limits(self._options.request_s, self._options.memory_mb, IDLE_S)
+        serve(app, self._listeners[number], self._token, folder, limits)
+
+
+if __name__ == "__main__":
+    main()

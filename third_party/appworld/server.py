@@ -1,0 +1,162 @@
+"""One AppWorld server, for one world at a time; it runs in AppWorld's own virtual environment.
+
+It listens on a port of 127.0.0.1 and writes the port to its output once it answers. The first line
+of its input is the token that every request must bring, for a request runs code. When the input
+ends, its starter has gone: it removes its folder and ends.
+"""
+
+import argparse
+import asyncio
+import faulthandler
+import hmac
+import os
+import resource
+import shutil
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server keeps to.
+
+    request_s: a request that takes longer ends the process (opening a world does not).
+    memory_mb: resident memory beyond which no episode is started: the process ends instead. In the
+      middle of an episode, twice that is a MemoryError in the policy's code.
+    idle_s: a client that has asked for nothing that long may be followed by another.
+    """
+
+    request_s: float
+    memory_mb: int
+    idle_s: float = float("inf")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", help="a folder of its own, in which `data` is a link to the data")
+    parser.add_argument("--request_s", type=float, required=True)
+    parser.add_argument("--memory_mb", type=int, required=True)
+    options = parser.parse_args()
+    token = sys.stdin.readline().strip()
+    watch_parent(os.dup(0), options.folder)
+    listener = socket.create_server(("127.0.0.1", 0))
+    app = load()
+    print(listener.getsockname()[1], flush=True)
+    os.dup2(2, 1)  # whatever is written from here on goes to the log
+    serve(app, listener, token, options.folder, Limits(options.request_s, options.memory_mb))
+
+
+def watch_parent(pipe: int, folder: str) -> None:
+    """From now on, the end of a pipe ends this process and removes its folder."""
+    # AppWorld takes functions out of `os` while it runs the policy's code: bound here, before.
+    read, execute = os.read, os.execvp
+
+    def wait() -> None:
+        while read(pipe, 1):
+            pass
+        execute("rm", ["rm", "-rf", folder])  # in this process's place
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def load():
+    """AppWorld's own server application, and what the environment asks for besides."""
+    from appworld.apps import APP_TO_DESCRIPTION, get_all_apps, import_apis_module
+    from appworld.serve.environment import app
+    from starlette.responses import PlainTextResponse
+
+    for name in get_all_apps():
+        import_apis_module(name)  # here, for all forks of a pool, rather than with the first world
+
+    @app.get("/app_descriptions")
+    async def app_descriptions() -> dict:
+        return {
+            "output": {name: APP_TO_DESCRIPTION[name] for name in get_all_apps(skip_admin=True)}
+        }
+
+    @app.get("/health")
+    async def health() -> dict:
+        return {"output": {"memory_mb": _resident_mb(), "pid": os.getpid()}}
+
+    @app.exception_handler(Exception)
+    async def failed(request, error: Exception) -> PlainTextResponse:
+        return PlainTextResponse(f"{type(error).__name__}: {error}", status_code=500)
+
+    return app
+
+
+def serve(app, listener: socket.socket, token: str, folder: str, limits: Limits) -> None:
+    """Answers until the process ends."""
+    import uvicorn
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (2 * limits.memory_mb * MIB, hard))
+    guard = Guard(app, token, folder, limits)
+    server = uvicorn.Server(uvicorn.Config(guard, log_level="warning", access_log=False))
+    asyncio.run(server.serve(sockets=[listener]))
+
+
+class Guard:
+    """The ASGI application behind a token, for one client at a time, within limits."""
+
+    def __init__(self, app, token: str, folder: str, limits: Limits):
+        self._app, self._folder, self._limits, self._exit = app, folder, limits, os._exit
+        self._secret = f"Bearer {token}".encode()
+        self._client, self._asked = b"", 0.0
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        path, headers = scope["path"], dict(scope["headers"])
+        if not hmac.compare_digest(headers.get(b"authorization", b""), self._secret):
+            return await _answer(send, 401, "a request must bring the server's token")
+        if path != "/health" and not self._take(headers.get(b"x-client", b"")):
+            return await _answer(send, 409, "another client has this server")
+        if path == "/release":
+            self._client = b""
+            return await _answer(send, 200, '{"output": null}')
+        if path == "/initialize":
+            if _resident_mb() > self._limits.memory_mb:
+                await _answer(send, 503, "the server has grown too large and ends")
+                self._exit(1)
+            shutil.rmtree(Path(self._folder) / "experiments", ignore_errors=True)
+            return await self._app(scope, receive, send)
+        # Ends the process from outside of Python, whatever its code is stuck in.
+        faulthandler.dump_traceback_later(self._limits.request_s, exit=True)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _take(self, client: bytes) -> bool:
+        """Whether the server is this client's, or is from now on."""
+        now = time.clock_gettime(time.CLOCK_MONOTONIC)  # AppWorld stops the other clocks
+        if self._client not in (b"", client) and now - self._asked < self._limits.idle_s:
+            return False
+        self._client, self._asked = client, now
+        return True
+
+
+async def _answer(send, status: int, text: str) -> None:
+    headers = [(b"content-type", b"text/plain")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": text.encode()})
+
+
+def _resident_mb() -> float:
+    """Resident memory now, in MiB; 0 where the system does not say (the ceiling is off there)."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0.0
+    return pages * resource.getpagesize() / MIB
+
+
+if __name__ == "__main__":
+    main()
