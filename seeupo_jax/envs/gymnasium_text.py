@@ -1,0 +1,111 @@
+"""`gymnasium_text`: an environment of Gymnasium whose observations are or can be shown as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from seeupo_jax.envs import seeded
+from seeupo_jax.envs.base import Message, StepResult, Tool
+
+
+@dataclass
+class GymnasiumText:
+    """Plays `gymnasium.make(id, **kwargs)`; a response's last line is the action.
+
+    Args:
+      id: as in Gymnasium's registry; `module:Id` imports the module first.
+      kwargs: of `gymnasium.make`. With `render_mode='ansi'` the policy sees the rendering (as of
+        FrozenLake-v1 and Taxi-v4), else the observation, which must be text.
+      actions: names of the actions of a Discrete space, from its first; empty for a Text space.
+      instruction: the system message.
+      train_tasks, test_tasks: each task is one seed of `reset`.
+      full_reward: the sum of rewards that scores 1; nothing scores 0.
+    """
+
+    id: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    actions: Sequence[str] = ()
+    instruction: str | None = None
+    train_tasks: int = 1000
+    test_tasks: int = 100
+    full_reward: float = 1.0
+
+    def __post_init__(self) -> None:
+        gymnasium = _gymnasium()
+        split = self.train_tasks, self.train_tasks + self.test_tasks
+        seeds = {"train": range(split[0]), "test": range(*split)}
+        self._tasks = seeded.SeedTasks("gymnasium_text", seeds)
+        try:
+            self._env = gymnasium.make(self.id, **self.kwargs)
+        except gymnasium.error.Error as error:
+            raise ValueError(f"gymnasium_text id: got {self.id!r}: {error}") from None
+        self._rendered = self._env.render_mode == "ansi"
+        spaces = gymnasium.spaces
+        if not self._rendered and not isinstance(self._env.observation_space, spaces.Text):
+            raise ValueError(
+                f"gymnasium_text: {self.id} shows {self._env.observation_space}; allowed: a Text"
+                " space, or kwargs={'render_mode': 'ansi'} where it has that."
+            )
+        space, names = self._env.action_space, self.actions
+        if isinstance(space, spaces.Discrete):
+            known = len(names) == space.n and len(set(names)) == space.n
+        else:
+            known = isinstance(space, spaces.Text) and not names
+        if not known:
+            raise ValueError(
+                f"gymnasium_text actions: got {list(names)} for {space}; allowed: a name for each"
+                " action of a Discrete space, none for a Text space."
+            )
+        self._total: float | None = None
+        self._done = False
+
+    def task_ids(self, split: str) -> Sequence[str]:
+        return self._tasks.ids(split)
+
+    def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+        """Starts the task's game; its own seed decides everything."""
+        observation, _ = self._env.reset(seed=self._tasks.seed(task_id))
+        self._total, self._done = 0.0, False
+        return seeded.opening(self.instruction, self._shown(observation)), ()
+
+    def step(self, text: str) -> StepResult:
+        """Carries out the action; one that does not exist changes nothing and is answered so."""
+        if self._total is None or self._done:
+            raise ValueError("gymnasium_text: reset() must come before step().")
+        command, space = seeded.last_line(text), self._env.action_space
+        if self.actions and command not in self.actions:
+            return _answer(f"No action {command!r}. Actions: {', '.join(self.actions)}.")
+        if not self.actions and not space.contains(command):
+            return _answer(f"The last line must be an action: {space}.")
+        action = self.actions.index(command) + int(space.start) if self.actions else command
+        observation, reward, terminated, truncated, _ = self._env.step(action)
+        self._total += float(reward)
+        self._done = bool(terminated or truncated)
+        return _answer(self._shown(observation), float(reward), self._done)
+
+    def score(self) -> float:
+        if self._total is None:
+            raise ValueError("gymnasium_text: reset() must come before score().")
+        return seeded.score_of(self._total, self.full_reward)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _shown(self, observation: Any) -> str:
+        return str(self._env.render() if self._rendered else observation)
+
+
+def _answer(text: str, reward: float = 0.0, done: bool = False) -> StepResult:
+    return StepResult(({"role": "user", "content": text},), reward, done)
+
+
+def _gymnasium() -> Any:
+    try:
+        import gymnasium
+    except ImportError:
+        raise ValueError(
+            "env gymnasium_text needs Gymnasium: pip install 'seeupo_jax[gymnasium]'."
+        ) from None
+    return gymnasium

@@ -1,0 +1,214 @@
+"""`openenv`: a client of environments that OpenEnv serves, and of plain HTTP reset/step servers.
+
+OpenEnv keeps an episode as long as a WebSocket, at `/ws`; its HTTP `/reset` and `/step` make a new
+environment for every request. Servers written by hand often keep one episode behind the latter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import urllib3
+
+from seeupo_jax.envs import seeded
+from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
+
+MAX_ANSWER_BYTES = 64 * 2**20
+_CONNECT_S = 10.0
+_Data = dict[str, Any]
+
+
+class _InvalidAction(Exception):
+    """The server does not take the action; nothing has happened."""
+
+
+class _WebSocket:
+    """One connection is one episode's environment, so what breaks it ends the episode."""
+
+    def __init__(self, url: str, timeout_s: float):
+        self._url, self._timeout_s = f"{url}/ws", timeout_s
+        self._connect = _websockets()
+        self._socket: Any = None
+        self._opened = contextlib.ExitStack()
+
+    def reset(self, options: _Data) -> _Data:
+        if self._socket is None:
+            connection = self._connect(
+                self._url, open_timeout=_CONNECT_S, close_timeout=1.0, max_size=MAX_ANSWER_BYTES
+            )
+            self._socket = self._opened.enter_context(connection)
+        return self._ask({"type": "reset", "data": options})
+
+    def step(self, action: _Data) -> _Data:
+        return self._ask({"type": "step", "data": action})
+
+    def close(self) -> None:
+        socket, self._socket = self._socket, None
+        if socket is None:
+            return
+        with contextlib.suppress(Exception):  # gone already, whatever the reason
+            socket.send(json.dumps({"type": "close"}))
+        with contextlib.suppress(Exception):
+            self._opened.close()
+
+    def _ask(self, message: _Data) -> _Data:
+        if self._socket is None:
+            raise ConnectionError(f"{self._url}: the connection is gone, and its episode with it")
+        try:
+            self._socket.send(json.dumps(message))
+            answer = json.loads(self._socket.recv(timeout=self._timeout_s))
+        except Exception:
+            self.close()  # a late answer would be taken for that of the next message
+            raise
+        data = answer["data"]
+        if answer["type"] != "error":
+            return data
+        text = f"{data['code']}: {data['message']}"
+        if data["code"] == "VALIDATION_ERROR":
+            raise _InvalidAction(f"{text}: {json.dumps(data.get('errors', []))}")
+        self.close()
+        raise RuntimeError(f"{self._url}: {text}")
+
+
+class _Http:
+    """POST /reset and /step, as far as the server keeps the episode between them."""
+
+    def __init__(self, url: str, timeout_s: float):
+        self._url = url
+        timeout = urllib3.Timeout(connect=min(_CONNECT_S, timeout_s), read=timeout_s)
+        self._pool = urllib3.PoolManager(maxsize=1, retries=False, timeout=timeout)
+
+    def reset(self, options: _Data) -> _Data:
+        return self._post("reset", options)
+
+    def step(self, action: _Data) -> _Data:
+        return self._post("step", {"action": action})
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    def _post(self, operation: str, body: _Data) -> _Data:
+        url = f"{self._url}/{operation}"
+        try:
+            response = self._pool.request("POST", url, json=body, preload_content=False)
+        except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as e:
+            raise TransientError(f"{url}: {e}") from None  # nothing was sent
+        payload = response.read(MAX_ANSWER_BYTES + 1)
+        response.release_conn()
+        if response.status == 422:
+            raise _InvalidAction(payload[:500].decode(errors="replace"))
+        if response.status != 200 or len(payload) > MAX_ANSWER_BYTES:
+            text = payload[:500].decode(errors="replace")
+            raise RuntimeError(f"{url}: status {response.status}, {len(payload)} bytes: {text}")
+        return json.loads(payload)
+
+
+_TRANSPORTS = {"ws": _WebSocket, "wss": _WebSocket, "http": _Http, "https": _Http}
+
+
+@dataclass
+class OpenEnv:
+    """Plays what a server serves; its seeds are the tasks.
+
+    Args:
+      url: ws:// or wss:// for OpenEnv's sessions; http:// or https:// for a server that keeps one
+        episode behind /reset and /step: then only one conversation may be open at once.
+      action_field: the field of the action that a response's text becomes (OpenEnv lists them at
+        /schema); None: the last line is the whole action as a JSON object.
+      whole_response: with `action_field`, the text is all of the response, not its last line.
+      observation_field: what the policy sees of an observation; None: all of it, as JSON.
+      reset_options: sent with every reset beside the seed.
+      instruction: the system message.
+      train_tasks, test_tasks: each task is one seed of `reset`.
+      full_reward: the sum of rewards that scores 1; nothing scores 0.
+      timeout_s: without an answer; then the episode fails.
+    """
+
+    url: str
+    action_field: str | None = None
+    whole_response: bool = False
+    observation_field: str | None = None
+    reset_options: Mapping[str, Any] = field(default_factory=dict)
+    instruction: str | None = None
+    train_tasks: int = 1000
+    test_tasks: int = 100
+    full_reward: float = 1.0
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        scheme = self.url.partition("://")[0]
+        if scheme not in _TRANSPORTS:
+            allowed = ", ".join(f"{name}://..." for name in _TRANSPORTS)
+            raise ValueError(f"openenv url: got {self.url!r}; allowed: {allowed}.")
+        self._server = _TRANSPORTS[scheme](self.url.rstrip("/"), self.timeout_s)
+        split = self.train_tasks, self.train_tasks + self.test_tasks
+        seeds = {"train": range(split[0]), "test": range(*split)}
+        self._tasks = seeded.SeedTasks("openenv", seeds)
+        self._total: float | None = None
+        self._done = True
+
+    def task_ids(self, split: str) -> Sequence[str]:
+        return self._tasks.ids(split)
+
+    def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+        """Starts the task's episode; its own seed decides everything."""
+        options = {**self.reset_options, "seed": self._tasks.seed(task_id)}
+        answer = self._server.reset(options)
+        self._total, self._done = 0.0, bool(answer["done"])
+        return seeded.opening(self.instruction, self._shown(answer)), ()
+
+    def step(self, text: str) -> StepResult:
+        """Sends the action; one that the server does not take is answered with what it says."""
+        if self._done:
+            raise ValueError("openenv: reset() must come before step().")
+        try:
+            answer = self._server.step(self._action(text))
+        except _InvalidAction as error:
+            return StepResult(
+                ({"role": "user", "content": f"Invalid action: {error}"},), 0.0, False
+            )
+        reward = 0.0 if answer["reward"] is None else float(answer["reward"])
+        self._total += reward
+        self._done = bool(answer["done"])
+        return StepResult(({"role": "user", "content": self._shown(answer)},), reward, self._done)
+
+    def score(self) -> float:
+        if self._total is None:
+            raise ValueError("openenv: reset() must come before score().")
+        return seeded.score_of(self._total, self.full_reward)
+
+    def close(self) -> None:
+        self._done = True
+        self._server.close()
+
+    def _action(self, text: str) -> _Data:
+        if self.action_field is not None:
+            content = text.strip() if self.whole_response else seeded.last_line(text)
+            return {self.action_field: content}
+        try:
+            action = json.loads(seeded.last_line(text))
+        except (ValueError, RecursionError):
+            action = None
+        if not isinstance(action, dict):
+            raise _InvalidAction("the last line must be a JSON object")
+        return action
+
+    def _shown(self, answer: _Data) -> str:
+        observation = answer["observation"]
+        if self.observation_field is None:
+            return json.dumps(observation, ensure_ascii=False)
+        return str(observation[self.observation_field])
+
+
+def _websockets() -> Any:
+    try:
+        from websockets.sync.client import connect
+    except ImportError:
+        raise ValueError(
+            "env openenv needs websockets for ws:// and wss://: pip install 'seeupo_jax[openenv]'."
+        ) from None
+    return connect

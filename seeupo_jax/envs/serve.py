@@ -1,0 +1,357 @@
+"""Environments served over HTTP: one class for any environment, many episodes at once.
+
+    python -m seeupo_jax.envs.serve --env=order_desk --port=8700
+
+The client is `seeupo_jax.envs.remote`; both are described in docs/environments.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hmac
+import json
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from seeupo_jax import envs
+from seeupo_jax.envs import wire
+from seeupo_jax.envs.base import Environment, TransientError
+
+_log = logging.getLogger(__name__)
+
+
+class _Refusal(Exception):
+    """A request that reaches no environment."""
+
+    def __init__(self, status: int, text: str):
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(eq=False)
+class _Session:
+    """One environment and the last request that it has answered.
+
+    used: when a request last began or ended, by the monotonic clock.
+    retired: no request finds it any more; whoever holds the lock last closes the environment.
+    """
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    environment: Environment | None = None
+    number: int = -1
+    request: tuple[str, dict[str, Any]] | None = None
+    answer: bytes = b""
+    used: float = field(default_factory=time.monotonic)
+    retired: bool = False
+
+
+def _reset(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
+    messages, tools = environment.reset(request["task_id"], request["seed"])
+    return {"messages": messages, "tools": tools, "score": float(environment.score())}
+
+
+def _step(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
+    step = environment.step(request["text"])
+    return {
+        "observation": step.observation,
+        "reward": float(step.reward),
+        "done": bool(step.done),
+        "info": step.info,
+        "score": float(environment.score()),
+    }
+
+
+_PLAYS = {"reset": (_reset, {"task_id": str, "seed": int}), "step": (_step, {"text": str})}
+_SESSION = {"session": str, "number": int}
+
+
+class EnvServer:
+    """Serves the environments that `make` makes, one a session, at `url`.
+
+    Requests are POSTs of JSON with the header `Authorization: Bearer TOKEN`. Each session's are
+    numbered from 0; a request that comes again with its number gets its first answer again and is
+    not carried out twice.
+
+    Args:
+      make: makes an environment; called for every session, and once for the list of tasks.
+      token: what clients must show.
+      host, port: where to listen; port 0 is a free one.
+      max_sessions: open at once.
+      idle_s: a session without a request for longer is closed.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Environment],
+        *,
+        token: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        max_sessions: int = 256,
+        idle_s: float = 3600.0,
+    ):
+        self._make, self._token = make, token.encode()
+        self._max_sessions, self._idle_s = max_sessions, idle_s
+        self._catalogue, self._catalogue_lock = make(), threading.Lock()
+        self._sessions: dict[str, _Session] = {}
+        self._lock = threading.Lock()  # of the dict
+        self._stopped = threading.Event()
+        self._http = _Http((host, port), _Handler)
+        self._http.environments = self
+        self.url = "http://{}:{}".format(*self._http.server_address[:2])
+
+    @property
+    def sessions(self) -> int:
+        """How many are open."""
+        with self._lock:
+            return len(self._sessions)
+
+    def serve_forever(self) -> None:
+        """Answers requests, each connection in a thread of its own, until `stop` or an interrupt.
+
+        Then stops listening and closes every environment that is not at work.
+        """
+        threading.Thread(target=self._expire, daemon=True).start()
+        try:
+            self._http.serve_forever(poll_interval=0.1)
+        finally:
+            self._stopped.set()
+            self._http.server_close()
+            self._retire_if(lambda session: True)
+            self._catalogue.close()
+
+    def stop(self) -> None:
+        """Lets `serve_forever`, which must have begun in another thread, return."""
+        self._http.shutdown()
+
+    def knows(self, authorization: str | None) -> bool:
+        """Whether a request shows the token; takes as long for a nearly right one as for others."""
+        shown = "" if authorization is None else authorization
+        return hmac.compare_digest(shown.encode("latin-1"), b"Bearer " + self._token)
+
+    def answer(self, operation: str, request: Any) -> bytes:
+        """Carries out a request; JSON with `result`, `error` or `transient` in it.
+
+        Raises:
+          _Refusal: the request reaches no environment.
+        """
+        if operation == "task_ids":
+            _check(request, {"split": str})
+            with self._catalogue_lock:
+                return _ask(lambda: list(self._catalogue.task_ids(request["split"])))[0]
+        if operation == "close":
+            _check(request, {"session": str})
+            with self._lock:
+                session = self._sessions.pop(request["session"], None)
+            if session is not None:
+                _retire(session)
+            return json.dumps({"result": None}).encode()
+        if operation not in _PLAYS:
+            allowed = ", ".join(["task_ids", *_PLAYS, "close"])
+            raise _Refusal(404, f"path: got {operation!r}; allowed: {allowed}.")
+        play, arguments = _PLAYS[operation]
+        _check(request, _SESSION | arguments)
+        session = self._session(operation, request)
+        try:
+            with session.lock:
+                session.used = time.monotonic()
+                return self._play(session, (operation, request), play)
+        finally:
+            session.used = time.monotonic()
+            if session.retired:
+                _retire(session)
+
+    def _session(self, operation: str, request: dict[str, Any]) -> _Session:
+        name = request["session"]
+        with self._lock:
+            if name in self._sessions:
+                return self._sessions[name]
+            if operation != "reset" or request["number"] != 0:
+                raise _Refusal(wire.GONE, "the session is over, or the server was started anew.")
+            if len(self._sessions) >= self._max_sessions:
+                raise _Refusal(wire.BUSY, f"all {self._max_sessions} sessions are open.")
+            self._sessions[name] = _Session()
+            return self._sessions[name]
+
+    def _play(
+        self,
+        session: _Session,
+        asked: tuple[str, dict[str, Any]],
+        play: Callable[[Environment, dict[str, Any]], Any],
+    ) -> bytes:
+        """Under the session's lock: the answer of the environment, now or as it was before."""
+        if asked == session.request:
+            return session.answer
+        if session.retired:
+            raise _Refusal(wire.GONE, "the session is over.")
+        if asked[1]["number"] != session.number + 1:
+            text = f"number: got {asked[1]['number']}; allowed: {session.number + 1}."
+            raise _Refusal(wire.OUT_OF_ORDER, text)
+
+        def ask() -> Any:
+            if session.environment is None:
+                session.environment = self._make()
+            return play(session.environment, asked[1])
+
+        answer, happened = _ask(ask)
+        if happened:
+            session.number, session.request, session.answer = asked[1]["number"], asked, answer
+        return answer
+
+    def _expire(self) -> None:
+        while not self._stopped.wait(min(self._idle_s / 4, 30.0)):
+            limit = time.monotonic() - self._idle_s
+            self._retire_if(lambda session, limit=limit: session.used < limit)
+
+    def _retire_if(self, condition: Callable[[_Session], bool]) -> None:
+        with self._lock:
+            chosen = {name: s for name, s in self._sessions.items() if condition(s)}
+            for name in chosen:
+                del self._sessions[name]
+        for session in chosen.values():
+            _retire(session)
+
+
+def _retire(session: _Session) -> None:
+    """Closes the environment, or leaves that to the request that is at work in it.
+
+    The mark is set before the lock is tried, and looked at after the lock is given back, so one of
+    the two threads closes the environment.
+    """
+    session.retired = True
+    if not session.lock.acquire(blocking=False):
+        return
+    try:
+        environment, session.environment = session.environment, None
+        if environment is not None:
+            environment.close()
+    except Exception:
+        _log.exception("an environment could not be closed")
+    finally:
+        session.lock.release()
+
+
+def _ask(question: Callable[[], Any]) -> tuple[bytes, bool]:
+    """The answer in JSON, and whether anything has happened that must not happen again."""
+    try:
+        answer = json.dumps({"result": question()}, allow_nan=False).encode()
+        if len(answer) > wire.MAX_ANSWER_BYTES:
+            raise OverflowError(
+                f"an answer of {len(answer)} bytes; {wire.MAX_ANSWER_BYTES} allowed"
+            )
+        return answer, True
+    except TransientError as error:
+        return json.dumps({"transient": str(error)}).encode(), False
+    except BaseException as error:  # even SystemExit ends this episode and no other
+        _log.warning("an environment failed", exc_info=True)
+        return json.dumps(
+            {"error": {"type": type(error).__name__, "text": str(error)}}
+        ).encode(), True
+
+
+def _check(request: Any, fields: dict[str, type]) -> None:
+    # bool is an int to isinstance, and no number to a client.
+    if (
+        not isinstance(request, dict)
+        or request.keys() != fields.keys()
+        or any(type(request[key]) is not kind for key, kind in fields.items())
+    ):
+        wanted = ", ".join(f"{key} ({kind.__name__})" for key, kind in fields.items())
+        raise _Refusal(400, f"body: allowed: a JSON object with exactly {wanted}.")
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    environments: EnvServer
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news; it asks again if it wants the answer."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # connections are kept open
+    timeout = 300.0  # seconds that a connection may say nothing; clients connect anew
+    wbufsize = -1  # headers and body in one packet: two would wait for each other's receipt
+    disable_nagle_algorithm = True
+    server: _Http
+
+    def do_POST(self) -> None:
+        try:
+            status, answer = 200, self._answer()
+        except _Refusal as refusal:
+            # What it sent may not have been read, so nothing further on this connection is.
+            status, answer = refusal.status, json.dumps({"refused": str(refusal)}).encode()
+            self.close_connection = True
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def _answer(self) -> bytes:
+        served = self.server.environments
+        if not served.knows(self.headers["Authorization"]):
+            raise _Refusal(wire.UNAUTHORIZED, "the token is missing or wrong.")
+        length = self.headers["Content-Length"]
+        chunked = "Transfer-Encoding" in self.headers
+        if chunked or length is None or not (length.isascii() and length.isdigit()):
+            raise _Refusal(411, "Content-Length is missing.")
+        if len(length) > 12 or int(length) > wire.MAX_REQUEST_BYTES:
+            raise _Refusal(413, f"body: at most {wire.MAX_REQUEST_BYTES} bytes.")
+        try:
+            request = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError):
+            raise _Refusal(400, "body: allowed: JSON.") from None
+        return served.answer(self.path.removeprefix("/"), request)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing: a line a request would hide the failures of environments."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m seeupo_jax.envs.serve", description=__doc__)
+    parser.add_argument("--env", required=True, help="a name of the table, or module:Class")
+    parser.add_argument("--options", default="{}", help="its options as a JSON object")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen; this machine only")
+    parser.add_argument("--port", type=int, default=8700, help="0 is a free one")
+    parser.add_argument("--token-file", help="made with a new token where there is none")
+    parser.add_argument("--max-sessions", type=int, default=256, help="episodes open at once")
+    parser.add_argument("--idle-s", type=float, default=3600.0, help="then a session is closed")
+    flags = parser.parse_args(arguments)
+    try:
+        options = json.loads(flags.options)
+        if not isinstance(options, dict):
+            raise ValueError(f"--options: got {flags.options}; allowed: a JSON object.")
+        token_file = wire.ensure_token(flags.token_file)
+        server = EnvServer(
+            lambda: envs.make(flags.env, **options),
+            token=wire.read_token(str(token_file)),
+            host=flags.host,
+            port=flags.port,
+            max_sessions=flags.max_sessions,
+            idle_s=flags.idle_s,
+        )
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    print(f"serving {flags.env} at {server.url} (token in {token_file})", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

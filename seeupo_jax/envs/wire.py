@@ -1,0 +1,54 @@
+"""What a client and a server of environments agree on: paths, sizes, and where the token lies."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+# A response of a model, and the longest answers of an environment (50,000 task ids take 1 MB).
+MAX_REQUEST_BYTES = 4 * 2**20
+MAX_ANSWER_BYTES = 64 * 2**20
+
+UNAUTHORIZED = 401
+OUT_OF_ORDER = 409  # the sequence number is neither the next one nor that of a repeated request
+GONE = 410  # no such session: it ended, was idle for too long, or the server started anew
+BUSY = 503  # no room for a further session
+MAY_PASS = (502, BUSY, 504)  # the same request may be answered later
+
+
+def default_token_file() -> Path:
+    """Where client and server on one machine find their token, if they are told no other place."""
+    return Path.home() / ".config" / "seeupo_jax" / "env_token"
+
+
+def read_token(path: str | None) -> str:
+    """The token in a file.
+
+    Args:
+      path: None is `default_token_file()`.
+
+    Raises:
+      ValueError: no such file, or nothing in it that can be sent in a header.
+    """
+    file = default_token_file() if path is None else Path(path)
+    try:
+        token = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"token_file: got {str(file)!r}, which cannot be read: {error}.") from None
+    if not token or not token.isprintable():
+        raise ValueError(f"token_file: got {str(file)!r}; allowed: a file with one line of text.")
+    return token
+
+
+def ensure_token(path: str | None) -> Path:
+    """The token's file, made with a new random token where there is none, for its owner only."""
+    file = default_token_file() if path is None else Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return file
+    with os.fdopen(descriptor, "w") as opened:
+        opened.write(secrets.token_urlsafe(32) + "\n")
+    return file

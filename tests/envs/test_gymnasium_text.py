@@ -1,0 +1,110 @@
+"""Gymnasium's own environments, and one with texts, play as environments of ours."""
+
+import pytest
+
+from seeupo_jax import envs
+
+gymnasium = pytest.importorskip("gymnasium")
+
+LAKE = {
+    "id": "FrozenLake-v1",
+    "kwargs": {"render_mode": "ansi", "is_slippery": False},
+    "actions": ["left", "down", "right", "up"],
+}
+
+
+class Parrot(gymnasium.Env):
+    """Shows a word drawn from the seed; repeating it in lower case ends the episode."""
+
+    observation_space = gymnasium.spaces.Text(20)
+    action_space = gymnasium.spaces.Text(5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.word = "".join(chr(97 + letter) for letter in self.np_random.integers(26, size=5))
+        return self.word.upper(), {}
+
+    def step(self, action):
+        return (
+            f"YouSaid{action.title()}",
+            3.0 * (action == self.word),
+            action == self.word,
+            False,
+            {},
+        )
+
+
+gymnasium.register("Parrot-v0", entry_point=Parrot)
+
+
+def lake(**options):
+    return envs.make("gymnasium_text", **(LAKE | options))
+
+
+def test_frozen_lake_is_crossed_by_names_of_actions():
+    env = lake(instruction="Reach G.")
+    messages, tools = env.reset("train/0", seed=0)
+    assert [m["role"] for m in messages] == ["system", "user"] and tools == ()
+    assert "FFFH" in messages[1]["content"] and env.score() == 0.0
+    for move in ("down", "down", "right", "right", "down"):
+        step = env.step(f"I go {move}.\n{move}")
+        assert (step.reward, step.done) == (0.0, False)
+    assert "(Down)" in step.observation[0]["content"]
+    step = env.step("right")
+    assert (step.reward, step.done, env.score()) == (1.0, True, 1.0)
+    with pytest.raises(ValueError, match=r"reset\(\) must come before step"):
+        env.step("right")
+    env.close()
+
+
+def test_falling_in_ends_the_episode_without_a_reward():
+    env = lake()
+    env.reset("train/0", seed=0)
+    env.step("down")
+    step = env.step("right")
+    assert (step.reward, step.done, env.score()) == (0.0, True, 0.0)
+
+
+def test_an_unknown_action_is_told_and_changes_nothing():
+    env = lake()
+    env.reset("train/0", seed=0)
+    told = env.step("jump").observation[0]["content"]
+    assert told == "No action 'jump'. Actions: left, down, right, up."
+    for move in ("down", "down", "right", "right", "down", "right"):
+        step = env.step(move)
+    assert env.score() == 1.0 and step.done
+
+
+def test_a_time_limit_ends_the_episode():
+    env = lake(kwargs=LAKE["kwargs"] | {"max_episode_steps": 2})
+    env.reset("train/0", seed=0)
+    assert [env.step("up").done, env.step("up").done] == [False, True]
+
+
+def test_texts_are_played_as_they_are_and_the_task_is_the_seed():
+    env = envs.make("gymnasium_text", id="Parrot-v0", train_tasks=3, test_tasks=2, full_reward=4.0)
+    assert env.task_ids("test") == ["test/0", "test/1"]
+    words = [env.reset(task, seed=9)[0][0]["content"] for task in ("train/2", "test/0", "train/2")]
+    parrot = Parrot()
+    assert words[:2] == [parrot.reset(seed=2)[0], parrot.reset(seed=3)[0]]
+    assert words[2] == words[0]
+    assert "Text(" in env.step("too long").observation[0]["content"]
+    assert env.step("nope").observation[0]["content"] == "YouSaidNope"
+    step = env.step(words[0].lower())
+    assert (step.reward, step.done, env.score()) == (3.0, True, 0.75)
+
+
+@pytest.mark.parametrize(
+    "options, wanted",
+    [
+        (LAKE | {"kwargs": {}}, "FrozenLake-v1 shows Discrete.16.; allowed: a Text space, or"),
+        (LAKE | {"actions": ["left"]}, "a name for each action of a Discrete space"),
+        (LAKE | {"actions": ["left"] * 4}, "a name for each action of a Discrete space"),
+        (LAKE | {"actions": [*LAKE["actions"], "up"]}, "a name for each action of a Discrete"),
+        ({"id": "Parrot-v0", "actions": ["a"]}, "none for a Text space"),
+        ({"id": "Nothing-v0"}, "gymnasium_text id: got 'Nothing-v0'"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(options, wanted):
+    with pytest.raises(ValueError, match=wanted):
+        envs.make("gymnasium_text", **options)

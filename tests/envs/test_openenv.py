@@ -1,0 +1,232 @@
+"""OpenEnv's protocol over a WebSocket, and reset/step over HTTP, each with a real server.
+
+The WebSocket server says what OpenEnv 0.3 says: {"type": "observation", "data": {"observation",
+"reward", "done"}} or {"type": "error", "data": {"code", "message"}}; a connection is an episode.
+"""
+
+import contextlib
+import http.server
+import json
+import socket
+import threading
+
+import pytest
+
+from seeupo_jax import envs
+from seeupo_jax.envs.base import TransientError
+
+websockets_server = pytest.importorskip("websockets.sync.server")
+
+
+class Guess:
+    """A number to guess; the seed decides."""
+
+    def reset(self, options):
+        self.number = str(options["seed"] % 10)
+        return {
+            "observation": {"text": "guess 0-9", "options": options},
+            "reward": None,
+            "done": False,
+        }
+
+    def step(self, action):
+        right = action["message"] == self.number
+        return {
+            "observation": {"text": "right" if right else "wrong"},
+            "reward": 2.0 if right else None,
+            "done": right,
+        }
+
+
+def answer_of(game, message):
+    """The whole answer to a message, as OpenEnv's server gives it."""
+    if message["type"] == "reset":
+        return {"type": "observation", "data": game.reset(message["data"])}
+    action = message["data"]
+    if set(action) != {"message"}:
+        errors = [{"loc": ["message"], "msg": "Field required"}]
+        data = {"code": "VALIDATION_ERROR", "message": "Invalid message", "errors": errors}
+        return {"type": "error", "data": data}
+    if action["message"] == "boom":
+        return {"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "it broke"}}
+    return {"type": "observation", "data": game.step(action)}
+
+
+def session(connection):
+    game = Guess()
+    for text in connection:
+        message = json.loads(text)
+        if message["type"] == "close":
+            return
+        if message == {"type": "step", "data": {"message": "hang up"}}:
+            connection.socket.shutdown(socket.SHUT_RDWR)
+            return
+        if message == {"type": "step", "data": {"message": "silence"}}:
+            continue
+        connection.send(json.dumps(answer_of(game, message)))
+
+
+@pytest.fixture
+def ws_url():
+    with websockets_server.serve(session, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        server.shutdown()
+        thread.join(10)
+
+
+class _OneEpisode(http.server.BaseHTTPRequestHandler):
+    """What many a hand-made server is: one game behind /reset and /step."""
+
+    game = Guess()
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/reset":
+            return self._say(200, self.game.reset(body))
+        if set(body["action"]) != {"message"}:
+            return self._say(422, {"detail": "message: Field required"})
+        if body["action"]["message"] == "boom":
+            return self._say(500, {"detail": "it broke"})
+        return self._say(200, self.game.step(body["action"]))
+
+    def _say(self, status, content):
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def http_server(port=0):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), _OneEpisode) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(10)
+
+
+@pytest.fixture
+def http_url():
+    with http_server() as url:
+        yield url
+
+
+@pytest.fixture(params=["ws_url", "http_url"])
+def url(request):
+    return request.getfixturevalue(request.param)
+
+
+def make(url, **options):
+    options = {"action_field": "message", "observation_field": "text"} | options
+    return envs.make("openenv", url=url, **options)
+
+
+def test_an_episode_is_played_to_its_end(url):
+    env = make(url, instruction="Guess.", train_tasks=25, full_reward=4.0)
+    messages, tools = env.reset("train/17", seed=0)
+    assert messages == (
+        {"role": "system", "content": "Guess."},
+        {"role": "user", "content": "guess 0-9"},
+    )
+    assert tools == () and env.score() == 0.0
+    step = env.step("Perhaps three?\n3")
+    assert (step.observation[0]["content"], step.reward, step.done) == ("wrong", 0.0, False)
+    step = env.step("7")
+    assert (step.observation[0]["content"], step.reward, step.done) == ("right", 2.0, True)
+    assert env.score() == 0.5
+    with pytest.raises(ValueError, match=r"reset\(\) must come before step"):
+        env.step("7")
+    assert env.reset("test/3", seed=0)[0][1]["content"] == "guess 0-9"
+    assert env.score() == 0.0 and env.step("8").done  # seed 28
+    env.close()
+
+
+def test_whole_observations_and_actions_are_json(url):
+    env = make(url, action_field=None, observation_field=None, reset_options={"level": 2})
+    ((user,), _) = env.reset("train/4", seed=0)
+    assert json.loads(user["content"])["options"] == {"level": 2, "seed": 4}
+    assert env.step('So:\n{"message": "4"}').done
+    env.close()
+
+
+def test_an_invalid_action_is_told_and_changes_nothing(url):
+    env = make(url, action_field=None)
+    env.reset("train/4", seed=0)
+    for text in ("no JSON", "[1]", '{"nope": 1}', "[" * 100_000):
+        step = env.step(text)
+        assert step.observation[0]["content"].startswith("Invalid action: ") and not step.done
+    assert "Field required" in env.step('{"nope": 1}').observation[0]["content"]
+    assert env.step('{"message": "4"}').done
+    env.close()
+
+
+def test_a_response_may_be_the_action_as_a_whole(url):
+    env = make(url, whole_response=True)
+    env.reset("train/4", seed=0)
+    assert not env.step("so\n4").done
+    assert env.step("\n4\n").done
+    env.close()
+
+
+def test_an_exception_of_the_environment_fails_the_step(url):
+    env = make(url)
+    env.reset("train/4", seed=0)
+    with pytest.raises(RuntimeError, match="it broke"):
+        env.step("boom")
+    env.reset("train/4", seed=0)
+    assert env.step("4").done
+    env.close()
+
+
+@pytest.mark.parametrize("text", ["hang up", "silence"])
+def test_a_lost_connection_is_a_lost_episode_and_no_other(ws_url, text):
+    env = make(ws_url, timeout_s=0.3)
+    env.reset("train/4", seed=0)
+    with pytest.raises(Exception) as caught:
+        env.step(text)
+    assert not isinstance(caught.value, TransientError)
+    with pytest.raises(ConnectionError, match="the connection is gone, and its episode with it"):
+        env.step("4")
+    env.reset("train/5", seed=0)
+    assert env.step("5").done
+    env.close()
+
+
+def test_nothing_more_is_asked_of_an_environment_that_failed(ws_url):
+    env = make(ws_url)
+    env.reset("train/4", seed=0)
+    with pytest.raises(RuntimeError, match="EXECUTION_ERROR: it broke"):
+        env.step("boom")
+    with pytest.raises(ConnectionError, match="the connection is gone"):
+        env.step("4")
+
+
+def test_sessions_do_not_share_a_game(ws_url):
+    first, second = make(ws_url), make(ws_url)
+    first.reset("train/1", seed=0)
+    second.reset("train/2", seed=0)
+    assert first.step("1").done and second.step("2").done
+    first.close()
+    second.close()
+
+
+def test_a_refused_http_connection_has_had_no_effect_and_is_tried_again():
+    with http_server() as url:
+        env = make(url)
+        env.reset("train/4", seed=0)
+    with pytest.raises(TransientError, match=url):
+        env.step("4")
+    with http_server(int(url.rpartition(":")[2])):
+        assert env.step("4").done
+
+
+def test_unknown_urls_are_refused():
+    with pytest.raises(ValueError, match="openenv url: got 'localhost'; allowed: ws://..., wss"):
+        envs.make("openenv", url="localhost")

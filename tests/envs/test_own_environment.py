@@ -1,0 +1,84 @@
+"""The example of docs/environments.md runs, here and behind the server, and is the one shown."""
+
+import re
+import types
+from pathlib import Path
+
+import pytest
+from remote_cases import Process, remote
+
+from seeupo_jax import envs
+
+ROOT = Path(__file__).parents[2]
+NAME = "docs.examples.guess_number:GuessNumber"
+
+
+@pytest.fixture(autouse=True)
+def repository_on_the_path(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+
+
+def bisect(env, task_id):
+    """The guesses of halving, and the score."""
+    env.reset(task_id, seed=0)
+    low, high, guesses, done = 1, 100, [], False
+    while not done:
+        guesses.append((low + high) // 2)
+        step = env.step(f"I say {guesses[-1]}.")
+        done = step.done
+        if "higher" in step.observation[0]["content"]:
+            low = guesses[-1] + 1
+        else:
+            high = guesses[-1] - 1
+    return guesses, env.score()
+
+
+def test_the_page_shows_the_file():
+    text = (ROOT / "docs" / "examples" / "guess_number.py").read_text()
+    assert f"```python\n{text}```" in (ROOT / "docs" / "environments.md").read_text()
+    assert len(text.splitlines()) <= 45
+
+
+def settings_on_the_page():
+    """The code blocks that set `config.env`."""
+    text = (ROOT / "docs" / "environments.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return [block for block in blocks if block.startswith("config.env.name")]
+
+
+def test_every_environment_with_options_is_shown():
+    assert len(settings_on_the_page()) == 3
+
+
+@pytest.mark.parametrize("block", settings_on_the_page())
+def test_the_options_shown_make_an_environment(block):
+    for package in ("gymnasium", "websockets", "textworld_express"):
+        pytest.importorskip(package)
+    config = types.SimpleNamespace(env=types.SimpleNamespace())
+    exec(block, {"config": config})
+    env = envs.make(config.env.name, **config.env.options)
+    assert env.task_ids("train")[0] == "train/0"
+    env.close()
+
+
+def test_halving_finds_every_number_and_the_same_guess_does_not():
+    env = envs.make(NAME)
+    found = [bisect(env, task_id) for task_id in env.task_ids("test")]
+    assert {score for _, score in found} == {1.0}
+    assert max(len(guesses) for guesses, _ in found) <= 7
+    env.reset("test/0", seed=0)
+    results = [env.step("a hundred and one: 101") for _ in range(7)]
+    assert [r.done for r in results] == [False] * 6 + [True] and env.score() == 0.0
+    env.reset("test/0", seed=0)
+    assert env.step("no idea").observation == ({"role": "user", "content": "Write a number."},)
+    with pytest.raises(ValueError, match="guess_number split: got 'dev'; allowed: train, test"):
+        env.task_ids("dev")
+
+
+def test_a_server_plays_it_just_so(tmp_path):
+    with Process(tmp_path / "token", env=NAME, flags=['--options={"max_turns": 9}']) as server:
+        there, here = remote(server.url, tmp_path / "token"), envs.make(NAME, max_turns=9)
+        assert there.task_ids("train") == here.task_ids("train")
+        for task_id in here.task_ids("train")[:20]:
+            assert bisect(there, task_id) == bisect(here, task_id)
+        there.close()

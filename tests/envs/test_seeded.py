@@ -1,0 +1,47 @@
+"""Tasks made of seeds, commands on the last line, and rewards as a score."""
+
+import pytest
+
+from seeupo_jax.envs import seeded
+
+
+def test_a_task_is_a_seed_of_its_split():
+    tasks = seeded.SeedTasks("world", {"train": range(3), "test": range(3, 5)})
+    assert tasks.ids("train") == ["train/0", "train/1", "train/2"]
+    assert [tasks.seed(task) for split in ("train", "test") for task in tasks.ids(split)] == [
+        0, 1, 2, 3, 4,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("task", ["train/3", "test/2", "dev/0", "train", "train/-1", "train/²", ""])
+def test_a_task_that_does_not_exist_is_refused(task):
+    tasks = seeded.SeedTasks("world", {"train": range(3), "test": range(3, 5)})
+    with pytest.raises(ValueError, match="world task: got .* allowed: train/0 to 2, test/0 to 1"):
+        tasks.seed(task)
+    with pytest.raises(ValueError, match="world split: got 'dev'; allowed: train, test"):
+        tasks.ids("dev")
+
+
+@pytest.mark.parametrize(
+    "text, command",
+    [
+        ("go north", "go north"),
+        ("I think.\n\n  go north \n\n", "go north"),
+        ("<think>hm</think>\r\nlook", "look"),
+        ("", ""),
+        (" \n ", ""),
+    ],
+)
+def test_the_last_line_that_is_not_empty_is_the_command(text, command):
+    assert seeded.last_line(text) == command
+
+
+def test_the_instruction_is_the_system_message():
+    user = {"role": "user", "content": "A room."}
+    assert seeded.opening(None, "A room.") == (user,)
+    assert seeded.opening("Play.", "A room.") == ({"role": "system", "content": "Play."}, user)
+
+
+def test_rewards_become_a_score_between_nothing_and_one():
+    scores = [seeded.score_of(total, 20.0) for total in (-200.0, 0.0, 5.0, 20.0, 21.0)]
+    assert scores == [0.0, 0.0, 0.25, 1.0, 1.0]

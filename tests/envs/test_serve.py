@@ -1,0 +1,190 @@
+"""The server lets in who has the token, keeps sessions apart, and bounds what it is sent."""
+
+import json
+import re
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import urllib3
+from remote_cases import Echo, Process, remote, served
+
+from seeupo_jax.envs import serve
+from seeupo_jax.envs.base import TransientError
+from seeupo_jax.envs.remote import RemoteError
+from seeupo_jax.envs.wire import MAX_REQUEST_BYTES
+
+TOKEN = {"Authorization": "Bearer secret-token"}
+
+
+@pytest.fixture
+def token_file(tmp_path):
+    return tmp_path / "token"
+
+
+def until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def post(server, path, body, headers=TOKEN):
+    """Status and JSON of a request of our own making."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with urllib3.PoolManager() as pool:
+        answer = pool.request("POST", f"{server.url}/{path}", body=data, headers=headers)
+        return answer.status, json.loads(answer.data)
+
+
+@pytest.mark.parametrize("shown", [None, "", "Bearer", "Bearer secret-toke", "Bearer \xff", "x"])
+def test_nothing_is_told_without_the_token(token_file, shown):
+    with served(Echo, token_file) as server:
+        headers = {} if shown is None else {"Authorization": shown}
+        for path in ("task_ids", "nothing"):
+            status, answer = post(server, path, {"split": "train"}, headers)
+            assert (status, answer) == (401, {"refused": "the token is missing or wrong."})
+        assert post(server, "task_ids", {"split": "train"})[0] == 200
+
+
+PLAY = {"session": "a", "number": 0}
+
+
+@pytest.mark.parametrize(
+    "path, body, status, text",
+    [
+        ("nothing", {}, 404, "allowed: task_ids, reset, step, close"),
+        ("__init__", {}, 404, "allowed: task_ids, reset, step, close"),
+        ("reset", b"{", 400, "allowed: JSON"),
+        ("reset", b"[" * 100_000, 400, "allowed: JSON"),
+        ("reset", b"\xff", 400, "allowed: JSON"),
+        ("reset", [], 400, "exactly session"),
+        ("reset", PLAY, 400, "task_id .str., seed .int."),
+        ("reset", PLAY | {"task_id": "train/0", "seed": True}, 400, "seed .int."),
+        ("reset", PLAY | {"task_id": "train/0", "seed": 0, "more": 1}, 400, "exactly"),
+        ("step", PLAY | {"text": 5}, 400, "text .str."),
+        ("step", PLAY | {"text": "hi"}, 410, "the session is over"),
+        ("close", {"session": ["a"]}, 400, "exactly session"),
+    ],
+)
+def test_a_malformed_request_reaches_no_environment(token_file, path, body, status, text):
+    with served(Echo, token_file) as server:
+        got, answer = post(server, path, body)
+        assert got == status and re.search(text, answer["refused"])
+        assert server.sessions == 0
+
+
+def raw(server, head):
+    """The first line that a server answers to these bytes."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as wire:
+        wire.sendall(head.encode())
+        return wire.makefile("rb").readline().decode()
+
+
+def test_sizes_are_bounded_before_anything_is_read(token_file):
+    with served(Echo, token_file) as server:
+        head = "POST /step HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret-token\r\n"
+        too_long = f"Content-Length: {MAX_REQUEST_BYTES + 1}\r\n\r\n"
+        assert " 413 " in raw(server, head + too_long)
+        assert " 413 " in raw(server, head + f"Content-Length: {'9' * 5000}\r\n\r\n")
+        assert " 411 " in raw(server, head + "\r\n")
+        assert " 411 " in raw(server, head + "Content-Length: -1\r\n\r\n")
+        chunked = "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}"
+        assert " 411 " in raw(server, head + chunked)
+        assert " 401 " in raw(server, f"POST /step HTTP/1.1\r\n{too_long}")
+        assert " 501 " in raw(server, "GET / HTTP/1.1\r\n\r\n")
+
+
+def test_a_number_is_played_once_and_in_its_turn(token_file):
+    with served(Echo, token_file) as server:
+        reset = PLAY | {"task_id": "train/0", "seed": 3}
+        first = post(server, "reset", reset)
+        assert first == post(server, "reset", reset) and first[0] == 200
+        step = {"session": "a", "number": 1, "text": "one"}
+        answers = [post(server, "step", step) for _ in range(3)]
+        assert [a["result"]["info"] for _, a in answers] == [{"steps": 1}] * 3
+        for wrong in (0, 1, 3, -1):  # with another text, 1 is no repeat either
+            status, answer = post(server, "step", step | {"number": wrong, "text": "two"})
+            assert (status, answer) == (409, {"refused": f"number: got {wrong}; allowed: 2."})
+
+
+def test_sessions_are_bounded_and_a_closed_one_makes_room(token_file):
+    with served(Echo, token_file, max_sessions=2) as server:
+        one, two, three = (remote(server.url, token_file) for _ in range(3))
+        one.reset("train/0", 0)
+        two.reset("train/0", 0)
+        with pytest.raises(TransientError, match="all 2 sessions are open"):
+            three.reset("train/0", 0)
+        one.close()
+        three.reset("train/0", 0)
+        assert two.step("on").info == three.step("on").info == {"steps": 1}
+
+
+def test_an_idle_session_expires_and_its_environment_is_closed(token_file):
+    made = []
+    with served(lambda: made.append(Echo()) or made[-1], token_file, idle_s=0.2) as server:
+        env = remote(server.url, token_file)
+        env.reset("train/0", 0)
+        until(lambda: server.sessions == 0 and made[1].closed)
+        with pytest.raises(RemoteError, match="the session is over"):
+            env.step("one")
+        env.reset("train/0", 0)
+        assert env.step("one").info == {"steps": 1}
+        until(lambda: server.sessions == 0)  # between episodes, as while the policy is trained
+        env.reset("train/1", 0)
+        assert env.step("one").info == {"steps": 1}
+    assert [one.closed for one in made] == [1, 1, 1, 1]
+
+
+def test_an_environment_is_closed_once_and_not_while_it_is_at_work(token_file):
+    made = []
+    with served(lambda: made.append(Echo()) or made[-1], token_file) as server:
+        env = remote(server.url, token_file, timeout_s=20)
+        env.reset("train/0", 0)
+        stepping = threading.Thread(target=env.step, args=("wait",))
+        stepping.start()
+        assert made[1].entered.wait(10)
+        began = time.monotonic()
+        assert post(server, "close", {"session": env._session})[0] == 200
+        assert time.monotonic() - began < 5 and made[1].closed == 0
+        made[1].go_on.set()
+        stepping.join(10)
+        until(lambda: made[1].closed == 1)
+
+
+def test_a_connection_that_the_server_gave_up_is_replaced_unnoticed(token_file, monkeypatch):
+    monkeypatch.setattr(serve._Handler, "timeout", 0.2)
+    with served(Echo, token_file) as server:
+        env = remote(server.url, token_file)
+        env.reset("train/0", 0)
+        time.sleep(0.5)
+        assert env.step("one").info == {"steps": 1}
+
+
+def test_the_command_makes_a_private_token_and_listens_on_this_machine_only(token_file):
+    with Process(token_file) as server:
+        assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
+        assert server.url.startswith("http://127.0.0.1:") and str(token_file) in server.said
+        token = token_file.read_text()
+        assert len(token.strip()) >= 40
+        assert remote(server.url, token_file).task_ids("train") == ["train/0", "train/1"]
+        with Process(token_file, flags=['--options={"tasks": 3}']) as other:
+            assert token_file.read_text() == token
+            assert len(remote(other.url, token_file).task_ids("train")) == 3
+            assert other.end(other.process.terminate) == 0
+
+
+def test_the_command_starts_without_jax_and_tells_mistakes_in_a_sentence(tmp_path):
+    program = (
+        "import sys, seeupo_jax.envs.serve as s\n"
+        "try: s.main(['--env=order_desk', '--port=0', '--token-file={}', '--options={}'])\n"
+        "finally: print('jax' in sys.modules)"
+    ).format(tmp_path / "token", '{"nope": 1}')
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout.strip() == "False"
+    assert "env.options: order_desk refused {'nope': 1}" in done.stderr

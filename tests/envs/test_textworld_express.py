@@ -1,0 +1,106 @@
+"""The games are won by their own solutions, side by side in one Java process."""
+
+import json
+import shutil
+import threading
+
+import pytest
+
+from seeupo_jax import envs
+from seeupo_jax.envs import textworld_express
+
+pytest.importorskip("textworld_express")
+pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
+
+GAMES = "cookingworld twc coin mapreader arithmetic sorting simonsays peckingorder".split()
+SMALL = {"game": "coin", "params": "numLocations=3,includeDoors=1"}
+
+
+def make(**options):
+    return envs.make("textworld_express", **options)
+
+
+def play(env, task_id, commands):
+    """Everything that is said and given on the way, to the end of the game or of the commands."""
+    said = [env.reset(task_id, seed=0)]
+    for command in commands:
+        said.append(env.step(f"Let me see.\n{command}"))
+        if said[-1].done:
+            break
+    return said, env.score()
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_the_oracle_wins_and_idleness_does_not(game):
+    env = make(game=game, max_turns=100)
+    for task_id in ("train/0", "train/1", "test/0"):
+        commands = env.solution(task_id)
+        said, score = play(env, task_id, commands)
+        assert score == 1.0 and said[-1].done
+        assert sum(step.reward for step in said[1:]) == pytest.approx(1.0)
+        said, score = play(env, task_id, commands[: len(said) - 2])
+        assert score < 1.0 and not said[-1].done
+        assert play(env, task_id, ["inventory"] * 3)[1] < 1.0
+
+
+def test_episodes_side_by_side_are_what_they_are_alone():
+    env = make(**SMALL)
+    tasks = [f"train/{index}" for index in range(12)]
+    solutions = {task: env.solution(task) for task in tasks}
+    alone = {task: play(env, task, solutions[task]) for task in tasks}
+    together = {}
+
+    def run(task):
+        together[task] = play(make(**SMALL), task, solutions[task])
+
+    threads = [threading.Thread(target=run, args=(task,)) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == alone
+    assert len({json.dumps(said[0]) for said, _ in alone.values()}) > 6  # tasks differ
+
+
+def test_the_opening_says_the_task_and_the_commands():
+    env = make(**SMALL)
+    (system, user), tools = env.reset("train/0", seed=0)
+    assert "find the coin" in system["content"] and tools == ()
+    shown, commands = user["content"].split("\nCommands: ")
+    assert shown.startswith("You are in the") and "look around" in commands.split(", ")
+    bare = make(**SMALL, show_commands=False).reset("train/0", seed=0)[0][1]["content"]
+    assert bare == shown
+
+
+def test_nonsense_is_answered_and_costs_a_turn():
+    env = make(**SMALL, max_turns=3)
+    env.reset("train/0", seed=0)
+    first = env.step("\ud7ff \x00\n" + "dance " * 10_000)
+    assert "I'm not sure what you mean" in first.observation[0]["content"]
+    assert (first.reward, first.done, first.info) == (0.0, False, {"commands": 1})
+    assert not env.step("").done
+    last = env.step("inventory")
+    assert last.done and last.observation == () and env.score() == 0.0
+    with pytest.raises(ValueError, match=r"reset\(\) must come before step"):
+        env.step("inventory")
+
+
+def test_wrong_options_and_tasks_are_refused():
+    with pytest.raises(ValueError, match="Unknown game .chess.*cookingworld"):
+        make(game="chess").reset("train/0", seed=0)
+    with pytest.raises(ValueError, match="less than or equal to 11"):
+        make(params="numLocations=999").reset("train/0", seed=0)
+    with pytest.raises(ValueError, match="allowed: train/0 to 999, test/0 to 999"):
+        make().reset("train/1000", seed=0)
+
+
+def test_a_killed_java_process_is_replaced_at_the_next_reset():
+    env = make(**SMALL)
+    env.reset("train/0", seed=0)
+    protocol = pytest.importorskip("py4j.protocol")
+    java = textworld_express._JAVA._gateway.java_process
+    java.kill()
+    java.wait()
+    with pytest.raises(protocol.Py4JError):
+        env.step("look around")
+    assert play(env, "train/0", env.solution("train/0"))[1] == 1.0
