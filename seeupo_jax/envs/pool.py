@@ -54,6 +54,7 @@ class _Try:
 
     environment: None is one that the worker makes.
     due: when it is to be queued; None once it has been.
+    worker: the thread that is at it, from `started` on.
     answered: what was asked has happened, so nothing of it may be repeated.
     """
 
@@ -62,6 +63,7 @@ class _Try:
     number: int = 0  # tries before this one
     due: float | None = None
     started: float | None = None
+    worker: threading.Thread | None = None
     answered: bool = False
     transient: bool = False
 
@@ -101,8 +103,8 @@ class EnvPool:
         self._trying: dict[int, _Try] = {}  # by slot, each call's latest try
         self._finished: dict[int, tuple[Call, Outcome]] = {}  # by slot, the first to finish first
         self.abandoned = 0  # tries given up so far
-        self._workers = min(workers, size)
-        for _ in range(self._workers):
+        self._threads: set[threading.Thread] = set()  # those that are not given up
+        for _ in range(min(workers, size)):
             self._add_worker()
 
     @property
@@ -164,8 +166,10 @@ class EnvPool:
             ended = [call.slot for call, _ in self.poll(None) if call.ask is not _close]
             self._close_environments(ended)
         self._envs = []
-        for _ in range(self._workers):
+        for _ in self._threads:
             self._waiting.put(None)
+        for thread in self._threads:  # none may be left at work when the interpreter shuts down
+            thread.join(self._timeout_s)
 
     def _close_environments(self, slots: Iterable[int]) -> None:
         for slot in slots:
@@ -186,6 +190,7 @@ class EnvPool:
                 self._waiting.put(one)
                 continue
             self.abandoned += 1
+            self._threads.discard(one.worker)
             self._add_worker()
             self._end(one, None, Failure("timeout", f"no answer in {self._timeout_s:g} s"))
 
@@ -205,14 +210,16 @@ class EnvPool:
         # Daemon: one that hangs must not keep the process alive. Should it come back while the
         # interpreter shuts down, Python before 3.14 ends it by unwinding its stack, and C++ code
         # there (a collected jax array's destructor, say) then aborts the process.
-        threading.Thread(target=self._work, daemon=True).start()
+        thread = threading.Thread(target=self._work, daemon=True)
+        self._threads.add(thread)
+        thread.start()
 
     def _work(self) -> None:
         while (one := self._waiting.get()) is not None:
             with self._changed:
                 if self._trying.get(one.call.slot) is not one:
                     continue  # the pool was closed before its turn
-                one.started = time.monotonic()
+                one.worker, one.started = threading.current_thread(), time.monotonic()
             result = self._attempt(one)
             with self._changed:
                 if self._trying.get(one.call.slot) is one:

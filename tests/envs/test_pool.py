@@ -537,3 +537,17 @@ def test_an_environment_that_cannot_be_made_again_costs_its_own_call(make):
     assert outcomes == [Outcome(Failure("env_error", "OSError: no port left"), 1), Outcome(1, 0)]
     broken.clear()
     assert ask(pool, [(0, count), (1, count)]) == [1, 2]
+
+
+def test_a_closed_pool_leaves_no_thread_but_those_that_hang():
+    before = set(threading.enumerate())
+    gate = threading.Event()
+    pool = EnvPool(Counter, 3, workers=3, timeout_s=0.2)
+    pool.submit(Call(0, lambda env: gate.wait(30)))
+    while not pool.poll(None):
+        pass
+    pool.close()
+    (hung,) = set(threading.enumerate()) - before
+    gate.set()
+    hung.join(10)
+    assert not hung.is_alive()
