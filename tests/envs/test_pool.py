@@ -542,8 +542,8 @@ def test_an_environment_that_cannot_be_made_again_costs_its_own_call(make):
 def test_a_closed_pool_leaves_no_thread_but_those_that_hang():
     before = set(threading.enumerate())
     gate = threading.Event()
-    pool = EnvPool(Counter, 3, workers=3, timeout_s=0.2)
-    pool.submit(Call(0, lambda env: gate.wait(30)))
+    pool = EnvPool(lambda: Counter(gate), 3, workers=3, timeout_s=0.2)
+    pool.submit(Call(0, Counter.hang))
     while not pool.poll(None):
         pass
     pool.close()
