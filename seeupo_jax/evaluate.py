@@ -1,17 +1,24 @@
 """Evaluation: avg@k and pass@k of a policy on a split, with 95% intervals.
 
-python -m seeupo_jax.evaluate --config=FILE.py --workdir=DIR [--split=test] [--k=4] [--json=OUT]
+python -m seeupo_jax.evaluate --config=FILE.py --workdir=DIR [--split=test] [--k=4] [--greedy]
+    [--json=OUT] [--bfcl_results=FOLDER]
     [--server=http://HOST:PORT [--server_model=NAME] [--server_dialect=auto|vllm|sglang]
     [--server_seeded=True] [--server_timeout_s=600]]
 
 The policy is the run's; with a server, the one that the server holds, whose tokenizer must be the
 run's. Nothing is loaded or computed here then.
+
+Every episode is in DIR/evaluation as soon as it is over (`telemetry/episodes.py`). The same command
+plays only what is not there: what it was stopped before, and what an environment's failure cost.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import math
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,17 +32,28 @@ from seeupo_jax import build, envs
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.cli import parse_flags, read_config
 from seeupo_jax.config import Config
+from seeupo_jax.envs import Labelled
+from seeupo_jax.envs.bfcl_export import export_results
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.policy.tokenizer import Tokenizer
 from seeupo_jax.policy.weights import read_tokenizer
-from seeupo_jax.rollout.collect import collect, group_requests
+from seeupo_jax.rollout.collect import Request, collect, group_requests
 from seeupo_jax.rollout.engine import Engine
 from seeupo_jax.rollout.openai_server import OpenAIServer
-from seeupo_jax.telemetry.statistics import evaluation_metrics
+from seeupo_jax.telemetry.checksum import checksum
+from seeupo_jax.telemetry.episodes import Episode, EpisodeFile, to_episode
+from seeupo_jax.telemetry.statistics import evaluation_metrics, evaluation_table
+from seeupo_jax.types import Trajectory
 
 _SPLIT = flags.DEFINE_string("split", None, "Split to evaluate; default: config.evaluation.split.")
-_K = flags.DEFINE_integer("k", None, "Episodes a task; default: config.evaluation.k.")
+_K = flags.DEFINE_integer(
+    "k", None, "Episodes a task; default: config.evaluation.k, and 1 with --greedy.", 1
+)
+_GREEDY = flags.DEFINE_bool("greedy", False, "Always take the likeliest token.")
+_BFCL_RESULTS = flags.DEFINE_string(
+    "bfcl_results", None, "Also write result files for `bfcl evaluate` into this folder."
+)
 _JSON = flags.DEFINE_string("json", None, "Also write the metrics to this file.")
 _SERVER = flags.DEFINE_string("server", None, "Play with the policy that this server holds.")
 _SERVER_MODEL = flags.DEFINE_string(
@@ -66,39 +84,62 @@ def evaluate(
     split: str,
     k: int,
     iteration: int = 0,
+    file: EpisodeFile | None = None,
 ) -> dict[str, float]:
     """Plays the first `config.evaluation.tasks` tasks of a split k times each.
 
-    Returns: `eval/avg@k` and `eval/pass@k` with `_low` and `_high`, of success (score 1) among the
-      episodes whose environment did not fail; `eval_SPLIT/` for another split than the config's.
+    Args:
+      file: what is in it is not played; what is played goes there. In one process only.
+
+    Returns: `evaluation_metrics` of success (score 1) among the episodes whose environment did not
+      fail, by `eval/`; by `eval_SPLIT/` for another split than the config's.
     """
-    task_ids = envs.make(config.env.name, **config.env.options).task_ids(split)
-    requests = group_requests(task_ids[: config.evaluation.tasks], k)
+    environment = envs.make(config.env.name, **config.env.options)
+    task_ids = environment.task_ids(split)[: config.evaluation.tasks]
+    labelled = isinstance(environment, Labelled)
+    labels = {task_id: environment.labels(task_id) if labelled else {} for task_id in task_ids}
+    played: dict[tuple[str, int], Episode] = {} if file is None else dict(file.played)
+    requests = group_requests(task_ids, k)
+    missing = [request for request in requests if (request.task_id, request.member) not in played]
+
+    def keep(request: Request, trajectory: Trajectory) -> None:
+        if file is not None:
+            file.add(to_episode(trajectory, labels[request.task_id]))
+
     collected = collect(
         engine,
         pool,
         tokenizer,
         params,
-        requests,
+        missing,
         max_turns=config.rollout.max_turns,
         seed=config.seed,
         iteration=_STREAM + iteration,
         temperature=config.evaluation.temperature,
         deterministic=config.rollout.deterministic,
+        on_finished=keep,
     )
-    success = [np.nan if t.failed else float(t.info["score"] >= 1) for t in collected.trajectories]
+    for trajectory in collected.trajectories:
+        episode = to_episode(trajectory, labels[trajectory.task_id])
+        played[episode.key] = episode
+    success = [played[request.task_id, request.member].success for request in requests]
     prefix = "eval" if split == config.evaluation.split else f"eval_{split}"
-    return evaluation_metrics(prefix, np.array(success).reshape(-1, k))
+    kinds = [labels[task_id] for task_id in task_ids]
+    return evaluation_metrics(prefix, np.array(success).reshape(-1, k), kinds)
 
 
 class _Player(NamedTuple):
-    """A policy that can be played with; `about` is what the JSON says of it."""
+    """A policy that can be played with.
+
+    about: what the JSON says of it. same: what must not change while its episodes are played.
+    """
 
     engine: Engine
     tokenizer: Tokenizer
     params: Any
     iteration: int
     about: dict[str, Any]
+    same: dict[str, Any]
 
 
 @contextlib.contextmanager
@@ -115,8 +156,9 @@ def _own_policy(config: Config, workdir: Path) -> Iterator[_Player]:
         params = state["params"]
     engine = build.build_engine(config, made)
     with jax.set_mesh(made.mesh):
-        about = {"iteration": iteration}
-        yield _Player(engine, made.tokenizer, made.whole(params), iteration, about)
+        about, whole = {"iteration": iteration}, made.whole(params)
+        same = about | {"policy": checksum(whole), "config.model.dtype": config.model.dtype}
+        yield _Player(engine, made.tokenizer, whole, iteration, about, same)
 
 
 @contextlib.contextmanager
@@ -150,7 +192,8 @@ def _served_policy(config: Config, workdir: Path) -> Iterator[_Player]:
         seeded=_SERVER_SEEDED.value,
     )
     with contextlib.closing(engine):
-        yield _Player(engine, tokenizer, None, 0, {"server": url, "model": engine.model})
+        about = {"server": url, "model": engine.model}
+        yield _Player(engine, tokenizer, None, 0, about, about)
         usage = engine.usage()
     if any(usage.values()):
         print(
@@ -167,29 +210,101 @@ def _folder(config: Config, workdir: Path) -> str:
     return folder
 
 
+def _settings(config: Config, split: str, k: int, player: _Player) -> dict[str, Any]:
+    """All that decides how an episode goes."""
+    ours = {
+        "env": ("name", "options"),
+        "chat": ("system", "tools", "template", "template_kwargs"),
+        "rollout": ("max_turns", "max_action_tokens", "max_context", "top_k", "top_p", "grammar"),
+        "evaluation": ("temperature",),
+    }
+    values = {
+        f"config.{part}.{name}": getattr(getattr(config, part), name)
+        for part, names in ours.items()
+        for name in names
+    }
+    temperature = config.evaluation.temperature
+    if temperature is None:
+        values["config.evaluation.temperature"] = config.rollout.temperature
+    return {"split": split, "k": k, "config.seed": config.seed, **values, **player.same}
+
+
+def _file_name(settings: dict[str, Any]) -> str:
+    """Such as `test-k4-temperature0.9-iteration60.jsonl`."""
+    limits = {name: settings[f"config.rollout.{name}"] for name in ("top_k", "top_p")}
+    parts = [settings["split"], f"k{settings['k']}"]
+    if limits["top_k"] == 1:
+        parts.append("greedy")
+    else:
+        parts.append(f"temperature{settings['config.evaluation.temperature']}")
+        parts += [f"{name}{limit}" for name, limit in limits.items() if limit is not None]
+    if "server" in settings:
+        parts += [settings["server"].partition("://")[2], settings["model"]]
+    else:
+        parts.append(f"iteration{settings['iteration']}")
+    return re.sub(r"[^\w.-]+", "_", "-".join(parts))[:200] + ".jsonl"
+
+
+def _choices(config: Config) -> tuple[Config, str, int]:
+    """The configuration as the flags have it, the split, and k."""
+    split = config.evaluation.split if _SPLIT.value is None else _SPLIT.value
+    k = config.evaluation.k if _K.value is None else _K.value
+    if _GREEDY.value:
+        rollout = dataclasses.replace(config.rollout, top_k=1)
+        config = dataclasses.replace(config, rollout=rollout)
+        k = 1 if _K.value is None else _K.value
+    if _GREEDY.value and k > 1:
+        print(
+            f"--greedy: the {k} episodes of a task are alike, unless its environment is random.",
+            file=sys.stderr,
+        )
+    if _BFCL_RESULTS.value is not None and config.env.name != "bfcl":
+        raise ValueError(
+            f"--bfcl_results: got env {config.env.name!r}; allowed: config.env.name=bfcl."
+        )
+    return config, split, k
+
+
 def main(_: Sequence[str]) -> None:
-    with sentence_errors():
+    with sentence_errors(), contextlib.ExitStack() as opened:
         config, workdir = read_config()
-        split = config.evaluation.split if _SPLIT.value is None else _SPLIT.value
-        k = config.evaluation.k if _K.value is None else _K.value
+        config, split, k = _choices(config)
         policy = _own_policy if _SERVER.value is None else _served_policy
-        with policy(config, workdir) as player:
-            engine = player.engine
-            with contextlib.closing(build.build_pool(config, engine.concurrency)) as pool:
-                metrics = evaluate(
-                    config,
-                    engine,
-                    pool,
-                    player.tokenizer,
-                    player.params,
-                    split=split,
-                    k=k,
-                    iteration=player.iteration,
-                )
-    for name, value in metrics.items():
-        print(f"{name} {value:.3f}")
+        player = opened.enter_context(policy(config, workdir))
+        engine, tokenizer, params, iteration, about, _ = player
+        settings = _settings(config, split, k, player)
+        path = workdir / "evaluation" / _file_name(settings)
+        file = opened.enter_context(EpisodeFile(path, settings))
+        pool = build.build_pool(config, engine.concurrency)
+        opened.enter_context(contextlib.closing(pool))
+        metrics = evaluate(
+            config,
+            engine,
+            pool,
+            tokenizer,
+            params,
+            split=split,
+            k=k,
+            iteration=iteration,
+            file=file,
+        )
+        _report(config, file, about, metrics)
+
+
+def _report(
+    config: Config, file: EpisodeFile, about: dict[str, Any], metrics: dict[str, float]
+) -> None:
+    """Prints what the evaluation came to, and writes what else was asked for."""
+    print(f"{evaluation_table(metrics)}\n\nEvery episode: {file.path}")
+    if _BFCL_RESULTS.value is not None:
+        environment = envs.make(config.env.name, **config.env.options)
+        played = ((e.task_id, e.member, e.messages) for e in file.played.values())
+        for command in export_results(environment, played, Path(_BFCL_RESULTS.value)):
+            print(command)
     if _JSON.value is not None:
-        Path(_JSON.value).write_text(json.dumps(player.about | metrics) + "\n")
+        numbers = {name: None if math.isnan(value) else value for name, value in metrics.items()}
+        result = about | {"episodes": str(file.path)} | numbers
+        Path(_JSON.value).write_text(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ import collections
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -36,6 +38,7 @@ GREEDY = (
     "--k=2",
 )
 SHORT = ("--config.evaluation.tasks=1", "--k=1")
+MODULE = [sys.executable, "-m", "seeupo_jax.evaluate"]
 AVG, PASS = "eval/avg@2", "eval/pass@2"
 
 
@@ -68,20 +71,26 @@ def serve(logits):
     )
 
 
-def arguments(folder, *more):
-    workdir = folder.parent / "run"
+def arguments(folder, *more, workdir):
     paths = [f"--config={CONFIG}", f"--workdir={workdir}", f"--config.model.path={folder}"]
-    return [*paths, f"--json={workdir / 'out.json'}", *GREEDY, *more]
+    return [*paths, f"--json={Path(workdir) / 'out.json'}", *GREEDY, *more]
 
 
-def play(folder, *more):
-    """The JSON of an evaluation in this process."""
-    out = folder.parent / "run" / "out.json"
-    out.unlink(missing_ok=True)
+def play(folder, *more, workdir=None):
+    """The JSON of an evaluation in this process, without the path of the episodes."""
+    workdir = tempfile.mkdtemp(dir=folder.parent) if workdir is None else workdir
     with flagsaver.flagsaver():
-        flags.FLAGS(parse_flags(["evaluate", *arguments(folder, *more)]))
+        flags.FLAGS(parse_flags(["evaluate", *arguments(folder, *more, workdir=workdir)]))
         evaluate.main([])
-    return json.loads(out.read_text())
+    result = json.loads((Path(workdir) / "out.json").read_text())
+    assert Path(result.pop("episodes")).parent == Path(workdir) / "evaluation"
+    return result
+
+
+def episodes(workdir):
+    """The lines of the only file of episodes, without its settings."""
+    (file,) = (workdir / "evaluation").iterdir()
+    return file.read_text().splitlines()[1:]
 
 
 def refusal(folder, capsys, *more):
@@ -111,21 +120,21 @@ def test_a_servers_greedy_policy_scores_as_our_engines(folder, serve, own, capsy
     assert metrics == about | {name: own[name] for name in own if name != "iteration"}
     assert {asked[0] for asked in server.asked} == {path}
     printed = capsys.readouterr()
-    assert f"{AVG} {own[AVG]:.3f}" in printed.out and not printed.err
+    row = printed.out.splitlines()[1].split()
+    assert row[:4] == ["all", "8", "0", f"{own[AVG]:.2f}"] and not printed.err
 
 
-def test_the_command_needs_no_accelerator_and_ends(folder, serve):
-    module = [sys.executable, "-m", "seeupo_jax.evaluate"]
+def test_the_command_needs_no_accelerator_and_ends(folder, serve, tmp_path):
     with serve() as server:
         done = subprocess.run(
-            [*module, *arguments(folder, *SHORT, f"--server={server.url}")],
+            [*MODULE, *arguments(folder, *SHORT, f"--server={server.url}", workdir=tmp_path)],
             env=os.environ | {"JAX_PLATFORMS": "rocm"},  # that of the server, say: not there
             capture_output=True,
             text=True,
             timeout=120,
         )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("eval/avg@1 ")
+    assert done.stdout.splitlines()[0].split() == ["tasks", "failed", "avg@1", "pass@1"]
 
 
 def bodies(server):
@@ -282,3 +291,168 @@ def test_a_folder_without_the_served_models_tokenizer_is_told(folder, serve, cap
         other = f"--config.model.path={tmp_path}"
         told = refusal(folder, capsys, f"--server={server.url}", other)
     assert told == f"error: {tmp_path}: got no tokenizer; allowed: that of the model served.\n"
+
+
+CHANCE = ("--config.rollout.top_k=none", "--k=3")  # 24 episodes
+
+
+def test_an_evaluation_that_was_killed_goes_on_to_the_same_numbers(folder, serve, tmp_path):
+    def slow(reply):
+        time.sleep(0.2)
+        return cases.right(reply)
+
+    with serve() as server:
+        choices = (f"--server={server.url}", *CHANCE)
+        whole = play(folder, *choices)
+        asked = len(server.asked)
+        server.usual = slow
+        command = [*MODULE, *arguments(folder, *choices, workdir=tmp_path)]
+        killed = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        place = tmp_path / "evaluation"
+        deadline = time.monotonic() + 60
+        while not (place.is_dir() and len(episodes(tmp_path)) >= 4):
+            assert killed.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
+        (file,) = place.iterdir()
+        file.write_bytes(file.read_bytes().rpartition(b"\n")[0] + b'\n{"task_id": "te')
+        kept = episodes(tmp_path)[:-1]
+        assert 4 <= len(kept) < 24
+        server.usual = cases.right
+        server.asked.clear()
+        assert play(folder, *choices, workdir=tmp_path) == whole
+        left = sum(json.loads(line)["turns"] for line in episodes(tmp_path)[len(kept) :])
+        assert len(server.asked) == left + 1 < asked  # and one that tries the server
+        server.asked.clear()
+        assert play(folder, *choices, workdir=tmp_path) == whole
+        assert len(server.asked) == 1
+    assert episodes(tmp_path)[: len(kept)] == kept
+    found = [json.loads(line) for line in episodes(tmp_path)]
+    assert len({(e["task_id"], e["member"]) for e in found}) == len(found) == 24
+
+
+def test_more_tasks_later_are_added_to_those_that_were_played(folder, own, tmp_path):
+    play(folder, "--config.evaluation.tasks=3", workdir=tmp_path)
+    first = episodes(tmp_path)
+    assert len(first) == 6
+    assert play(folder, workdir=tmp_path) == own
+    assert episodes(tmp_path)[:6] == first and len(episodes(tmp_path)) == 16
+
+
+def test_every_episode_is_kept_with_its_messages_and_labels(folder, tmp_path):
+    metrics = play(folder, workdir=tmp_path)
+    found = [json.loads(line) for line in episodes(tmp_path)]
+    desk = envs.make("order_desk")
+    for episode in found:
+        assert episode["labels"] == desk.labels(episode["task_id"])
+        opening, _ = desk.reset(episode["task_id"], 0)
+        assert episode["messages"][: len(opening)] == list(opening)
+        said = [m["content"] for m in episode["messages"] if m["role"] == "assistant"]
+        assert len(said) == episode["turns"] > 0
+        for text in said:
+            desk.step(text)
+        assert desk.score() == episode["score"]
+        assert episode["info"]["retries"] == 0
+    for request in ("cancel", "status"):
+        scores = [e["score"] for e in found if e["labels"] == {"request": request}]
+        assert metrics[f"{AVG}/request={request}"] == sum(scores) / len(scores)
+
+
+FLAKY = """
+from pathlib import Path
+from seeupo_jax.envs.order_desk import OrderDesk
+
+class Flaky(OrderDesk):
+    def step(self, text):
+        if Path({mark!r}).exists() and self.task_id.endswith(("1", "2")):
+            raise RuntimeError("broken")
+        return super().step(text)
+
+    def reset(self, task_id, seed):
+        self.task_id = task_id
+        return super().reset(task_id, seed)
+"""
+
+
+def test_what_an_environments_failure_cost_is_played_again(
+    folder, own, tmp_path, monkeypatch, capsys
+):
+    mark = tmp_path / "mark"
+    mark.touch()
+    (tmp_path / "flaky_desk.py").write_text(FLAKY.format(mark=str(mark)))
+    monkeypatch.syspath_prepend(tmp_path)
+    flaky, workdir = "--config.env.name=flaky_desk:Flaky", tmp_path / "run"
+    broken = play(folder, flaky, workdir=workdir)
+    assert (broken["eval/tasks"], broken["eval/failed"]) == (6, 4)
+    failed = [e for e in map(json.loads, episodes(workdir)) if e["failed"]]
+    assert len(failed) == 4 and all("broken" in e["info"]["failure"] for e in failed)
+    mark.unlink()
+    assert play(folder, flaky, workdir=workdir) == own
+    assert len(episodes(workdir)) == 16 + 4
+
+
+def test_greedy_is_one_episode_a_task_unless_more_are_asked_for(folder, own, tmp_path, capsys):
+    choices = ("--config.rollout.top_k=none", "--greedy")
+    flag = GREEDY.index("--k=2")
+    default = [*GREEDY[:flag], *GREEDY[flag + 1 :], *choices]
+    with flagsaver.flagsaver():
+        paths = [f"--config={CONFIG}", f"--workdir={tmp_path}", f"--config.model.path={folder}"]
+        flags.FLAGS(parse_flags(["evaluate", *paths, *default]))
+        evaluate.main([])
+    (file,) = (tmp_path / "evaluation").iterdir()
+    assert file.name == "test-k1-greedy-iteration0.jsonl" and len(episodes(tmp_path)) == 8
+    assert not capsys.readouterr().err
+    assert play(folder, *choices) == own
+    assert capsys.readouterr().err == (
+        "--greedy: the 2 episodes of a task are alike, unless its environment is random.\n"
+    )
+
+
+def test_different_settings_have_different_files_or_are_refused(folder, tmp_path, capsys):
+    for more in (
+        (),
+        ("--split=train",),
+        ("--k=1",),
+        ("--config.rollout.top_k=3",),
+        ("--config.rollout.top_k=none", "--config.evaluation.temperature=0.5"),
+    ):
+        play(folder, "--config.evaluation.tasks=1", *more, workdir=tmp_path)
+    assert sorted(file.name for file in (tmp_path / "evaluation").iterdir()) == [
+        "test-k1-greedy-iteration0.jsonl",
+        "test-k2-greedy-iteration0.jsonl",
+        "test-k2-temperature0.5-iteration0.jsonl",
+        "test-k2-temperature1.0-top_k3-iteration0.jsonl",
+        "train-k2-greedy-iteration0.jsonl",
+    ]
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        play(folder, "--config.rollout.max_turns=2", workdir=tmp_path)
+    told = capsys.readouterr().err
+    assert told.startswith("error: config.rollout.max_turns: got 2; allowed: 4, with which the")
+
+
+def test_another_policy_of_the_same_name_is_refused(folder, tmp_path, capsys):
+    play(folder, *SHORT, workdir=tmp_path)
+    with pytest.raises(SystemExit):
+        play(folder, *SHORT, "--config.lora.rank=1", workdir=tmp_path)
+    assert capsys.readouterr().err.startswith("error: policy: got ")
+
+
+def test_episodes_of_bfcl_are_exported_for_its_scorer(folder, serve, tmp_path, logits, capsys):
+    out = tmp_path / "results"
+    told = refusal(folder, capsys, f"--bfcl_results={out}")
+    assert told == "error: --bfcl_results: got env 'order_desk'; allowed: config.env.name=bfcl.\n"
+    length = ("--config.rollout.max_context=60000", "--config.batching.buckets=()")
+    choices = ("--config.env.name=bfcl", "--config.evaluation.tasks=2", *length, "--k=1")
+    with serve(max_model_len=60_000) as server:
+        short = {"prompt": [1]}  # what it answers does not matter
+        server.routes["/v1/completions"] = lambda body: cases.completions(
+            body | short, True, logits
+        )
+        metrics = play(folder, f"--server={server.url}", *choices, f"--bfcl_results={out}")
+    assert metrics["eval/tasks"] == 2
+    (file,) = out.rglob("*_result.json")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["id"] for row in rows] == ["multi_turn_base_100", "multi_turn_base_101"]
+    assert f"BFCL_PROJECT_ROOT={out}/member_0 bfcl evaluate" in capsys.readouterr().out

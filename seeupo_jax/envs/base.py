@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -87,4 +87,13 @@ class Demonstrator(Protocol):
 
     def vocabulary(self) -> Sequence[str]:
         """Words that a tokenizer made for this environment keeps whole."""
+        ...
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """An environment that says of what kind its tasks are (for statistics of each kind)."""
+
+    def labels(self, task_id: str) -> Mapping[str, str]:
+        """A task's kind in each respect, such as {"category": "refunds", "steps": "3"}."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,6 +99,11 @@ class Bfcl:
 
     def close(self) -> None:
         self._episode = None
+
+    def labels(self, task_id: str) -> Mapping[str, str]:
+        """The category, and how many turns the user takes."""
+        turns = len(self._tasks[task_id].questions)
+        return {"category": self.category, "user_turns": str(turns)}
 
     def demonstrations(self, split: str, *, calls_per_message: str = "turn") -> Demonstrations:
         """The reference solutions as conversations with this environment.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,10 +144,7 @@ class OrderDesk:
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """Starts a case. The desk is deterministic: `seed` changes nothing."""
-        split, _, index = task_id.partition("/")
-        if not index.isdigit():
-            raise ValueError(f"order_desk task: got {task_id!r}; allowed: SPLIT/NUMBER.")
-        task = world.make_task(split, int(index))
+        task = _find_task(task_id)
         self._desk, self._turns, self._bad_calls = Desk(task), 0, 0
         return opening(task), TOOLS
 
@@ -173,6 +170,10 @@ class OrderDesk:
     def close(self) -> None:
         self._desk = None
 
+    def labels(self, task_id: str) -> Mapping[str, str]:
+        """What the customer wants: cancel, return, address or status."""
+        return {"request": _find_task(task_id).request}
+
     def demonstrations(self, split: str, **options: Any) -> Sequence[Demonstration]:
         """Cases played by the demonstrator; options as of `order_desk_dataset.load`."""
         from seeupo_jax.envs import order_desk_dataset
@@ -190,6 +191,13 @@ class OrderDesk:
         if self._desk is None:
             raise ValueError("order_desk: reset() must come before step() and score().")
         return self._desk
+
+
+def _find_task(task_id: str) -> world.Task:
+    split, _, index = task_id.partition("/")
+    if not index.isdigit():
+        raise ValueError(f"order_desk task: got {task_id!r}; allowed: SPLIT/NUMBER.")
+    return world.make_task(split, int(index))
 
 
 def opening(task: world.Task) -> tuple[Message, ...]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 _Z = 1.959964  # the normal distribution's 97.5% point
 _KEY = re.compile(r"(eval(?:_[^/]+)?/(?:avg|pass)@[0-9]+)(_low|_high)?")
+_ROW = re.compile(r"(?P<prefix>eval(?:_[^/]+)?)/(?P<metric>(?:avg|pass)@[0-9]+)(?P<kind>(?:/.*)?)")
 
 
 @dataclass(frozen=True)
@@ -63,25 +64,81 @@ def pass_at_k(success: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> E
     return _over_tasks(solved[ran.any(axis=1)], resamples, seed)
 
 
-def evaluation_metrics(prefix: str, success: np.ndarray) -> dict[str, float]:
-    """The metrics of one evaluation: avg@k and pass@k, each with `_low` and `_high`.
+def evaluation_metrics(
+    prefix: str, success: np.ndarray, labels: Sequence[Mapping[str, str]] = ()
+) -> dict[str, float]:
+    """The metrics of one evaluation, and of each kind of its tasks.
+
+    `eval/avg@4` and `eval/pass@4`, with `_low` and `_high`; `eval/tasks`, how many tasks they are
+    of; `eval/failed`, how many episodes are left out. Then the same of the tasks that have a label,
+    such as `eval/avg@4_low/category=refunds`.
 
     Args:
       prefix: `eval`, or `eval_SPLIT` for a further split.
       success: [tasks, k] as in `avg_at_k`.
+      labels: of each task; () where there are none.
     """
-    estimates = {"avg": avg_at_k(success), "pass": pass_at_k(success)}
-    k = np.shape(success)[1]
-    metrics = {}
-    for name, estimate in estimates.items():
-        metrics[f"{prefix}/{name}@{k}"] = estimate.value
-        metrics[f"{prefix}/{name}@{k}_low"] = estimate.low
-        metrics[f"{prefix}/{name}@{k}_high"] = estimate.high
+    success, ran = _checked(success)
+    metrics: dict[str, float] = {}
+    for kind, rows in {"": slice(None), **_kinds(labels)}.items():
+        estimates = {"avg": avg_at_k(success[rows]), "pass": pass_at_k(success[rows])}
+        for name, estimate in estimates.items():
+            metric = f"{prefix}/{name}@{success.shape[1]}"
+            metrics[f"{metric}{kind}"] = estimate.value
+            metrics[f"{metric}_low{kind}"] = estimate.low
+            metrics[f"{metric}_high{kind}"] = estimate.high
+        metrics[f"{prefix}/tasks{kind}"] = int(ran[rows].any(axis=1).sum())
+        metrics[f"{prefix}/failed{kind}"] = int((~ran[rows]).sum())
     return metrics
 
 
+def _kinds(labels: Sequence[Mapping[str, str]]) -> dict[str, list[int]]:
+    """The tasks of each kind by `/label=value`; labels as they come, values in order."""
+    rows: dict[str, dict[str, list[int]]] = {}
+    for row, own in enumerate(labels):
+        for label, value in own.items():
+            rows.setdefault(label, {}).setdefault(value, []).append(row)
+    return {
+        f"/{label}={value}": rows[label][value]
+        for label in rows
+        for value in sorted(rows[label], key=_by_number)
+    }
+
+
+def _by_number(value: str) -> tuple[int, str]:
+    return (int(value) if value.isdecimal() else -1), value
+
+
+def evaluation_table(metrics: Mapping[str, float]) -> str:
+    """The metrics of one evaluation as aligned text: a line for all tasks, and one for each kind.
+
+    Raises:
+      ValueError: there is not one evaluation in these metrics.
+    """
+    found = [match for key in metrics if (match := _ROW.fullmatch(key))]
+    names = list(dict.fromkeys(match["metric"] for match in found))
+    if len({match["prefix"] for match in found}) != 1:
+        raise ValueError(f"metrics: got {len(metrics)}; allowed: those of one evaluation.")
+    rows = [("", "tasks", "failed", *names)]
+    for kind in dict.fromkeys(match["kind"] for match in found):
+        prefix = found[0]["prefix"]
+        estimates = (
+            Estimate(*(metrics[f"{prefix}/{name}{end}{kind}"] for end in ("", "_low", "_high")))
+            for name in names
+        )
+        counts = (metrics[f"{prefix}/{name}{kind}"] for name in ("tasks", "failed"))
+        rows.append((kind[1:] if kind else "all", *map(str, counts), *map(str, estimates)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
 def read_estimates(metrics: Mapping[str, object]) -> dict[str, Estimate]:
-    """The estimates among metrics, keyed like `eval/avg@4`; a missing bound or a null is NaN."""
+    """The estimates of all tasks among metrics, keyed like `eval/avg@4`; a missing bound or a null
+    is NaN. Those of single kinds of tasks are left out.
+    """
     names = [key for key in metrics if (match := _KEY.fullmatch(key)) and match.group(2) is None]
     return {
         name: Estimate(*(_number(metrics.get(name + end)) for end in ("", "_low", "_high")))

@@ -15,6 +15,7 @@ import pytest
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 
+from seeupo_jax.envs.base import Labelled
 from seeupo_jax.envs.bfcl import CATEGORIES, CLOSING, FORMATS, Bfcl
 from seeupo_jax.envs.tool_calls import parse_hermes, render_hermes
 
@@ -363,3 +364,10 @@ def test_whole_words_are_names_that_no_sentence_holds():
 def test_a_users_mistake_is_answered_with_what_is_allowed(action, sentence):
     with pytest.raises(ValueError, match=sentence):
         action()
+
+
+def test_a_tasks_labels_are_its_category_and_its_user_turns():
+    env = Bfcl()
+    assert isinstance(env, Labelled)
+    labels = env.labels("multi_turn_base_0")
+    assert labels == {"category": "multi_turn_base", "user_turns": "4"}

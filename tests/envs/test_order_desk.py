@@ -303,3 +303,13 @@ def test_the_vocabulary_names_each_word_once_and_all_that_ids_are_made_of():
                 assert order.item in words
                 assert order.order_id.removeprefix(order.item) in words
     assert set(OUTCOMES) <= set(words)
+
+
+def test_a_task_is_labelled_with_what_its_customer_wants():
+    desk = OrderDesk()
+    assert isinstance(desk, envs.Labelled)
+    for request in world.REQUESTS:
+        task_id, _ = case(request, "shipped")
+        assert desk.labels(task_id) == {"request": request}
+    with pytest.raises(ValueError, match="order_desk task: got 'test'; allowed: SPLIT/NUMBER"):
+        desk.labels("test")

@@ -11,6 +11,7 @@ from seeupo_jax.telemetry.statistics import (
     Estimate,
     avg_at_k,
     evaluation_metrics,
+    evaluation_table,
     pass_at_k,
     read_estimates,
     split_and_metric,
@@ -117,3 +118,53 @@ def test_the_main_split_takes_the_name_it_is_given():
 
 def test_an_estimate_prints_with_its_interval():
     assert str(Estimate(0.523, 0.46, 0.581)) == "0.52 [0.46, 0.58]"
+
+
+LABELS = [
+    {"kind": "a", "steps": "10"},
+    {"kind": "b", "steps": "9"},
+    {"kind": "a", "steps": "9"},
+    {"kind": "a"},
+]
+KINDS = np.array([[1, 0], [0, NAN], [1, 1], [NAN, NAN]])
+
+
+def test_each_kind_of_task_has_the_metrics_of_its_tasks_alone():
+    metrics = evaluation_metrics("eval", KINDS, LABELS)
+    assert metrics["eval/avg@2"] == pytest.approx((0.5 + 0 + 1) / 3)
+    assert metrics["eval/avg@2/kind=a"] == 0.75
+    assert metrics["eval/pass@2/kind=b"] == metrics["eval/avg@2/kind=b"] == 0
+    assert metrics["eval/avg@2/steps=9"] == 0.5
+    for rows, kind in (([0, 2, 3], "kind=a"), ([1], "kind=b"), ([0], "steps=10")):
+        alone = evaluation_metrics("eval", KINDS[rows])
+        assert {name: metrics[f"{name}/{kind}"] for name in alone} == alone
+    assert (metrics["eval/tasks"], metrics["eval/failed"]) == (3, 3)
+    assert (metrics["eval/tasks/kind=a"], metrics["eval/failed/kind=a"]) == (2, 2)
+
+
+def test_kinds_leave_the_metrics_of_all_tasks_as_they_are():
+    alone, metrics = (evaluation_metrics("eval", KINDS, labels) for labels in ((), LABELS))
+    assert {name: metrics[name] for name in alone} == alone
+    assert read_estimates(metrics) == read_estimates(alone)
+    assert list(read_estimates(alone)) == ["eval/avg@2", "eval/pass@2"]
+
+
+def test_the_table_has_a_line_for_all_tasks_and_for_each_kind_numbers_in_order():
+    metrics = evaluation_metrics("eval_dev", KINDS, LABELS)
+    lines = evaluation_table(metrics).splitlines()
+    assert lines[0].split() == ["tasks", "failed", "avg@2", "pass@2"]
+    assert [line.split()[0] for line in lines[1:]] == "all kind=a kind=b steps=9 steps=10".split()
+    assert lines[1].split()[1:3] == ["3", "3"]
+    assert (
+        str(Estimate(0.75, *(metrics[f"eval_dev/avg@2_{e}/kind=a"] for e in ("low", "high"))))
+        in lines[2]
+    )
+    assert len({line.index("[") for line in lines[1:]}) == 1
+
+
+def test_a_table_is_of_one_evaluation():
+    metrics = evaluation_metrics("eval", KINDS)
+    assert len(evaluation_table(metrics).splitlines()) == 2
+    for wrong in ({}, metrics | evaluation_metrics("eval_dev", KINDS)):
+        with pytest.raises(ValueError, match="allowed: those of one evaluation"):
+            evaluation_table(wrong)
