@@ -6,7 +6,8 @@
 
 The official tasks, tools, simulators and verdict, with a published chat model: prompts of three
 thousand tokens, tools listed in the system message. A model of this size writes no readable call;
-the run shows that the real benchmark goes through the loop on a laptop, in half an hour: docs/bfcl.md.
+the run shows that the real benchmark goes through the loop on a laptop, in half an hour
+(docs/bfcl.md).
 """
 
 from pathlib import Path
