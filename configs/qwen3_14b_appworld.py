@@ -19,10 +19,10 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.iterations = 150  # [code] 75 epochs of 90 tasks, two batches each
     config.model = {
-        "path": "models/Qwen3-14B",  # [paper] its first model
-        "dtype": "bfloat16",  # [code] mixed precision: float32 parameters
+        "path": "models/Qwen3-14B",  # [paper]
+        "dtype": "bfloat16",  # ours: of activations; parameters are float32
         "scan_layers": True,  # ours: one layer is compiled, not 40
-        "remat": "full",  # [code] gradient checkpointing
+        "remat": "full",  # ours
     }
     config.mesh = {"data": 1, "fsdp": -1, "tensor": 4}  # ours: a slice of 64 chips as 16 x 4
     config.env = {
@@ -37,7 +37,7 @@ def get_config() -> ConfigDict:
     }
     config.algorithm = {
         "order": "reverse",  # [paper] eq. 6 to 8
-        "ratio": "geometric",  # [paper] sequence level, as GSPO
+        "ratio": "geometric",  # [code] exp of the mean, as GSPO
         "scale": "batch",  # [code] batch standardisation; never the group's deviation [paper]
         "advantage_clip": 3.0,  # [code]
         "weight_clip": 0.2,  # [code] M and its factors in [0.8, 1.2]
@@ -46,8 +46,8 @@ def get_config() -> ConfigDict:
         "kl_coef": 0.002,  # [code] k3
     }
     config.optimizer = {
-        "name": "adamw",  # [code]
-        "learning_rate": 1e-6,  # [code] constant, one step a turn
+        "name": "adamw",  # ours
+        "learning_rate": 1e-6,  # [code] one step a turn
         "max_grad_norm": 1.0,  # ours
     }
     config.rollout = {
@@ -57,13 +57,14 @@ def get_config() -> ConfigDict:
         "max_action_tokens": 3000,  # [code] the response length
         "max_context": 16000,  # [code] 13000 of prompt and 3000 of response
         "temperature": 0.9,  # [code]
+        "concurrency": 64,  # ours: AppWorld servers that run at once
     }
     config.batching = {"microbatch_rows": 16}  # ours: a row for each of 16 parts
     config.evaluation = {
         "every": 5,  # [code]
         "split": "test",
-        "tasks": 57,  # [paper] all of dev
-        "k": 4,  # [paper] avg@4 and pass@4
+        "tasks": 57,  # [code] all of dev
+        "k": 4,  # [code] four runs a task
     }
     config.checkpoint = {"every": 5, "keep": 2}  # ours
     return config

@@ -19,10 +19,10 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.iterations = 150  # [code] 50 epochs of 100 tasks, three batches each
     config.model = {
-        "path": "models/Qwen3-14B",  # [paper] its first model
-        "dtype": "bfloat16",  # [code] mixed precision: float32 parameters
+        "path": "models/Qwen3-14B",  # [paper]
+        "dtype": "bfloat16",  # ours: of activations; parameters are float32
         "scan_layers": True,  # ours: one layer is compiled, not 40
-        "remat": "full",  # [code] gradient checkpointing
+        "remat": "full",  # ours
     }
     config.mesh = {"data": 1, "fsdp": -1, "tensor": 4}  # ours: a slice of 64 chips as 16 x 4
     config.env = {
@@ -32,13 +32,14 @@ def get_config() -> ConfigDict:
             "format": "hermes",  # [code] tools in the chat template, <tool_call> blocks
             "reward": "shaped",  # [code] 1 + 0.5 score when solved, 0.5 score else, -1 degenerate
             "max_calls": 10,  # [code]
+            "max_observation_chars": 12_000,  # ours, for the 3000 tokens of [code]
         },
         "workers": 64,  # ours: threads that step environments
         "timeout_s": 120.0,  # ours
     }
     config.algorithm = {
         "order": "reverse",  # [paper] eq. 6 to 8
-        "ratio": "geometric",  # [paper] sequence level, as GSPO
+        "ratio": "geometric",  # [code] exp of the mean, as GSPO
         "scale": "batch",  # [code] batch standardisation; never the group's deviation [paper]
         "advantage_clip": 3.0,  # [code]
         "weight_clip": 0.2,  # [code] M and its factors in [0.8, 1.2]
@@ -47,8 +48,8 @@ def get_config() -> ConfigDict:
         "kl_coef": 0.002,  # [code] k3
     }
     config.optimizer = {
-        "name": "adamw",  # [code]
-        "learning_rate": 1e-6,  # [code] constant, one step a turn
+        "name": "adamw",  # ours
+        "learning_rate": 1e-6,  # [code] one step a turn
         "max_grad_norm": 1.0,  # ours
     }
     config.rollout = {
@@ -63,8 +64,8 @@ def get_config() -> ConfigDict:
     config.evaluation = {
         "every": 5,  # [code]
         "split": "test",
-        "tasks": 100,  # [paper] ids 100 to 199
-        "k": 4,  # [paper] avg@4 and pass@4
+        "tasks": 100,  # [code] ids 100 to 199
+        "k": 4,  # [code] four runs a task
     }
     config.checkpoint = {"every": 5, "keep": 2}  # ours
     return config

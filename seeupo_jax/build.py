@@ -180,9 +180,9 @@ def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, A
 
 def _check_model(config: Config, mesh: jax.sharding.Mesh) -> None:
     """A conversation fits into the model, a head with its KV cache onto one device."""
-    if config.model.path is not None:
-        _check_tokenizer(config)
     arch, lora = _architecture(config, mesh), _lora(config)
+    if config.model.path is not None:
+        _check_tokenizer(config, arch.vocab_size)
     if lora is not None:
         with_adapters(arch, lora)
     if config.rollout.max_context > arch.max_positions:
@@ -199,8 +199,8 @@ def _check_model(config: Config, mesh: jax.sharding.Mesh) -> None:
     plan_cache(arch, config.rollout, shards=row_shards(mesh), tensor=parts)
 
 
-def _check_tokenizer(config: Config) -> None:
-    """The model's tokenizer can begin a conversation."""
+def _check_tokenizer(config: Config, vocab_size: int) -> None:
+    """The model's tokenizer can begin a conversation, and say what a grammar wants."""
     tokenizer = read_tokenizer(config.model.path, config.chat)
     if tokenizer is None:
         raise ValueError(
@@ -208,6 +208,7 @@ def _check_tokenizer(config: Config) -> None:
             " tokenizer.json, or a SentencePiece tokenizer.model and its tokenizer_config.json."
         )
     tokenizer.begin([{"role": "user", "content": "?"}], ())
+    build_grammars(config, tokenizer, vocab_size)
 
 
 def build_pool(config: Config, size: int) -> EnvPool:
@@ -230,9 +231,6 @@ def build_engine(config: Config, made: Policy) -> SlotEngine:
     """
     rollout, arch = config.rollout, made.network.arch
     device = made.mesh.local_devices[0]
-    grammars = None
-    if rollout.grammar is not None:
-        grammars = Grammars(rollout.grammar, made.tokenizer, arch.vocab_size)
     return SlotEngine(
         made.network,
         build_sampling(config, made.tokenizer),
@@ -248,8 +246,14 @@ def build_engine(config: Config, made: Policy) -> SlotEngine:
         steps=rollout.decode_steps,
         prefill_tokens=rollout.prefill_tokens,
         reading=choose_reading(arch, rollout.page_size, device.platform),
-        grammars=grammars,
+        grammars=build_grammars(config, made.tokenizer, arch.vocab_size),
     )
+
+
+def build_grammars(config: Config, tokenizer: Tokenizer, vocab_size: int) -> Grammars | None:
+    """What constrains actions; None where nothing does."""
+    source = config.rollout.grammar
+    return None if source is None else Grammars(source, tokenizer, vocab_size)
 
 
 def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:

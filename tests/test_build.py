@@ -142,3 +142,12 @@ def test_a_warm_start_needs_an_environment_that_demonstrates(monkeypatch):
     monkeypatch.setitem(envs.ENVIRONMENTS, "order_desk", lambda **_: Silent())
     with pytest.raises(ValueError, match="env order_desk has no demonstrations"):
         build.check(load_config(CONFIG, ["warm_start.stages=({'steps': 1},)"]))
+
+
+@pytest.mark.parametrize(
+    "source, reason", [("calls", "allowed: none, 'tool_calls'"), ("no.json", "no file")]
+)
+def test_a_grammar_that_is_not_there_is_told_before_any_weights_are_read(source, reason):
+    config = load_config(CONFIG, [f"rollout.grammar={source}"])
+    with pytest.raises(ValueError, match=f"config.rollout.grammar: .*{reason}"):
+        build.check(config)

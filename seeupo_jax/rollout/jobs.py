@@ -17,6 +17,13 @@ from seeupo_jax.rollout.memory import CachePlan
 from seeupo_jax.rollout.pages import Lease, PageTree, Refusal
 from seeupo_jax.rollout.sampler import Rows
 
+COUNTS = (
+    "prefilled_tokens",
+    "prefill_positions",
+    "decoded_tokens",
+    "decode_positions",
+    "memory_waits",
+)
 LONG, SHORT = 128, 16  # tokens of a prefilled row
 # Attention reads what rows have in common once, from this many tokens on.
 PREFIX_AT_LEAST = 128
@@ -261,11 +268,10 @@ class Shard:
         failed, self.failed = self.failed, []
         return failed
 
-    def usage(self) -> Counter[str]:
+    def usage(self) -> dict[str, int]:
         """Counts since the last reset."""
-        return self.counts + Counter(
-            cached_tokens=self._tree.hits, evicted_pages=self._tree.evicted
-        )
+        own = {name: self.counts[name] for name in COUNTS}
+        return own | {"cached_tokens": self._tree.hits, "evicted_pages": self._tree.evicted}
 
     def retire(self, key: int) -> None:
         """Lets go of a conversation that is over."""

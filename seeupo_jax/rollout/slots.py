@@ -157,6 +157,7 @@ class SlotEngine:
         ]
         more, copying, rows, width, *tiles = agree(wants)
         if not more:
+            self._sampler = None  # its copy of the policy, if it is one, is not needed in the sweep
             return None
         if copying:
             self._copy(copies)
@@ -185,9 +186,13 @@ class SlotEngine:
                 self._decode(nobody, rows, width)
                 self._land()
         jax.block_until_ready(self._pages)
+        self._sampler = None
 
     def usage(self) -> Mapping[str, int]:
-        return sum((shard.usage() for shard in self._shards.values()), Counter())
+        usage: Counter[str] = Counter()
+        for shard in self._shards.values():
+            usage.update(shard.usage())  # unlike +, it keeps zeros
+        return usage
 
     def _allocate(self) -> None:
         """The cache on the devices."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -245,6 +246,24 @@ def test_every_program_is_compiled_ahead():
     play(engine, make()[1], shuffle=2, delay=3)
     compilations.close()
     assert compilations.programs == 0
+
+
+def test_between_collections_no_copy_of_the_policy_is_held():
+    arch = dataclasses.replace(ARCH, scan_layers=True)  # whose layers are copied out of their stack
+    engine, params = make_engine(arch=arch), make(arch)[1]
+    engine.begin(params, seed=1, iteration=2)
+    leaf = weakref.ref(jax.tree.leaves(engine._sampler[1])[0])
+    assert all(leaf() is not own for own in jax.tree.leaves(params))
+    assert engine.step(False) is None
+    assert leaf() is None
+
+
+def test_every_count_is_told_also_where_there_was_nothing():
+    engine = make_engine()
+    engine.begin(make()[1], seed=1, iteration=2)
+    usage = engine.usage()
+    assert set(usage) >= {"prefilled_tokens", "decoded_tokens", "evicted_pages", "memory_waits"}
+    assert not any(usage.values())
 
 
 def test_another_temperature_is_of_one_collection_only():
