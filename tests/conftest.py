@@ -1,11 +1,15 @@
 """Settings of every test: CPU with eight devices, and no silent rank promotion."""
 
 import os
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
+LIBTPU = Path(__file__).parent.parent / "third_party" / "libtpu" / "lib" / "libtpu" / "libtpu.so"
+if LIBTPU.exists():
+    os.environ.setdefault("TPU_LIBRARY_PATH", str(LIBTPU))
 
 import jax  # noqa: E402
 

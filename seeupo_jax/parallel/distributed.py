@@ -66,3 +66,21 @@ def gather(x: Any) -> list[Any]:
     padded = np.pad(data, (0, int(lengths.max()) - len(data)))
     every = multihost_utils.process_allgather(padded)
     return [pickle.loads(row[:n].tobytes()) for row, n in zip(every, lengths, strict=True)]
+
+
+def from_first(x: Any) -> Any:
+    """Process 0's object, to all of them; what the others give is not looked at."""
+    if jax.process_count() == 1:
+        return x
+    first = jax.process_index() == 0
+    data = np.frombuffer(pickle.dumps(x if first else None), np.uint8)
+    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
+    own = data if first else np.zeros(length, np.uint8)
+    return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes())
+
+
+def to_host(x: Any) -> np.ndarray:
+    """An array whole on the host; where processes hold parts of it, all of them must call."""
+    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        x = multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from seeupo_jax import config
+from seeupo_jax.parallel.devices import arrange
 
-AXES = ("data", "fsdp", "expert", "tensor")
+AXES = ("data", "fsdp", "expert", "context", "tensor")  # outermost first, most traffic last
 ROW_AXES = ("data", "fsdp", "expert")  # outside of the experts, their axis is one more for rows
 
 # Logical axis -> mesh axes. Parameters and activations name logical axes only.
@@ -21,10 +23,11 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
     "pages": ROW_AXES,
     "prefixes": ROW_AXES,
     "microbatches": None,
-    "length": None,
+    "length": "context",  # of whole rows; keys and values are gathered over it
+    "blocks": "context",  # of a row's queries
     "layers": None,
     "vocab": "tensor",
-    "embed": "fsdp",
+    "embed": ("fsdp", "context"),
     "heads": "tensor",
     "kv_heads": "tensor",
     "head_dim": None,
@@ -39,23 +42,76 @@ ACTIVATION_RULES = RULES | {"embed": None}
 def make_mesh(sizes: config.Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
     """A mesh over all devices with axes `AXES`; a size of -1 takes what the others leave.
 
+    `parallel.devices` says which device comes where.
+
     Raises:
-      ValueError: two sizes of -1, or sizes whose product is not the number of devices.
+      ValueError: two sizes of -1, sizes whose product is not the number of devices, or TPU slices
+        that data x fsdp cannot be spread over.
     """
     devices = jax.devices() if devices is None else devices
-    named = {axis: vars(sizes)[axis] for axis in AXES}
-    shape = list(named.values())
-    known = math.prod(size for size in shape if size != -1)
-    if shape.count(-1) > 1:
-        raise ValueError(f"config.mesh: got {named}; allowed: -1 at one axis at most.")
-    if len(devices) % known or (-1 not in shape and known != len(devices)):
+    whole = _whole_sizes(sizes, len(devices), "config.mesh")
+    return _mesh(arrange(whole, devices))
+
+
+def sampler_mesh(training: jax.sharding.Mesh, sizes: config.Mesh | None) -> jax.sharding.Mesh:
+    """The sampler's layout of the trainer's devices, which one program can share with it.
+
+    Its devices are in the same order, read row by row.
+
+    Args:
+      sizes: `config.rollout.mesh`; None: the trainer's, with `context` as a part of `data`, since
+        a few new tokens a row are nothing to cut.
+
+    Raises:
+      ValueError: sizes that do not fit the devices, or a `context` above 1.
+    """
+    if sizes is None:
+        shape = dict(training.shape)
+        shape["data"] *= shape["context"]
+        shape["context"] = 1
+    else:
+        shape = _whole_sizes(sizes, training.size, "config.rollout.mesh")
+    if shape["context"] > 1:
         raise ValueError(
-            f"config.mesh: got {named}, a product of {known}; allowed: a product of"
-            f" {len(devices)}, the devices here, or -1 at one axis, which takes what is left."
+            f"config.rollout.mesh.context: got {shape['context']}; allowed: 1, since a decode pass"
+            " has one new token a row."
         )
-    shape = [len(devices) // known if size == -1 else size for size in shape]
-    auto = (AxisType.Auto,) * len(AXES)
-    return jax.make_mesh(shape, AXES, axis_types=auto, devices=list(devices))
+    return _mesh(training.devices.reshape(tuple(shape.values())))
+
+
+def _whole_sizes(sizes: config.Mesh, devices: int, key: str) -> dict[str, int]:
+    """The sizes of all axes, -1 replaced; `key` names them in messages."""
+    named = {axis: vars(sizes)[axis] for axis in AXES}
+    known = math.prod(size for size in named.values() if size != -1)
+    free = [axis for axis, size in named.items() if size == -1]
+    if len(free) > 1:
+        raise ValueError(f"{key}: got {named}; allowed: -1 at one axis at most.")
+    if devices % known or (not free and known != devices):
+        raise ValueError(
+            f"{key}: got {named}, a product of {known}; allowed: a product of {devices}, the"
+            " devices here, or -1 at one axis, which takes what is left."
+        )
+    return named | dict.fromkeys(free, devices // known)
+
+
+def _mesh(devices: np.ndarray) -> jax.sharding.Mesh:
+    return jax.sharding.Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def check_lengths(mesh: jax.sharding.Mesh, lengths: Sequence[int]) -> None:
+    """Refuses lengths of training rows that cannot be cut evenly over `context`.
+
+    Raises:
+      ValueError: with the lengths that its size does not divide.
+    """
+    parts = mesh.shape["context"]
+    wrong = [length for length in lengths if length % parts]
+    if wrong:
+        raise ValueError(
+            f"config.mesh.context: got {parts}, which does not divide the row lengths"
+            f" {', '.join(map(str, wrong))}; allowed: a divisor of every length in"
+            " config.batching.buckets, or without them of an eighth of config.rollout.max_context."
+        )
 
 
 def partition(logical: Sequence[str | None], rules: dict[str, Any] = RULES) -> PartitionSpec:
@@ -68,12 +124,15 @@ def sharding(mesh: jax.sharding.Mesh, logical: Sequence[str | None]) -> NamedSha
     return NamedSharding(mesh, partition(logical))
 
 
-def param_shardings(mesh: jax.sharding.Mesh, logical_axes: Any, shapes: Any) -> Any:
+def param_shardings(
+    mesh: jax.sharding.Mesh, logical_axes: Any, shapes: Any, key: str = "config.mesh"
+) -> Any:
     """Shardings of a parameter tree.
 
     Args:
       logical_axes: tree of tuples of logical names, shaped as the parameters.
       shapes: tree of arrays or shape structs, to check that every sharded axis divides.
+      key: the field that the mesh is of.
 
     Raises:
       ValueError: an axis that its mesh axis does not divide, with the arithmetic.
@@ -82,16 +141,37 @@ def param_shardings(mesh: jax.sharding.Mesh, logical_axes: Any, shapes: Any) -> 
     def place(path: Any, logical: tuple[str, ...], leaf: Any) -> NamedSharding:
         spec = partition(logical)
         for name, axis, size in zip(logical, spec, leaf.shape, strict=True):
-            parts = 1 if axis is None else mesh.shape[axis]
-            if size % parts:
+            cut = _cut(mesh.shape, axis)
+            if size % math.prod(cut.values()):
+                sizes = " x ".join(f"{axis}={n}" for axis, n in cut.items())
                 raise ValueError(
-                    f"config.mesh: {jax.tree_util.keystr(path)} has {name}={size}, which mesh axis"
-                    f" {axis}={parts} does not divide; allowed: a divisor of {size}."
+                    f"{key}: {jax.tree_util.keystr(path)} has {name}={size}, which mesh axis"
+                    f" {sizes} does not divide; allowed: a divisor of {size}."
                 )
         return NamedSharding(mesh, spec)
 
     is_leaf = lambda node: isinstance(node, tuple)  # noqa: E731
     return jax.tree_util.tree_map_with_path(place, logical_axes, shapes, is_leaf=is_leaf)
+
+
+def _cut(shape: Mapping[str, int], axis: str | tuple[str, ...] | None) -> dict[str, int]:
+    """The mesh axes above 1 among those of one array axis, with their sizes."""
+    axes = () if axis is None else (axis,) if isinstance(axis, str) else axis
+    return {axis: shape[axis] for axis in axes if shape[axis] > 1}
+
+
+def parts(name: str) -> int:
+    """Into how many parts the mesh in force cuts an activation's axis; 1 where none is set."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.prod(_cut(mesh.shape, ACTIVATION_RULES[name]).values())
+
+
+def head_axes(kv_heads: int) -> tuple[str | None, str | None]:
+    """Logical axes of key-value heads and of heads; whole on every device where they do not divide.
+
+    Devices of the tensor axis then do the same work, as nothing smaller than a head can be split.
+    """
+    return (None, None) if kv_heads % parts("kv_heads") else ("kv_heads", "heads")
 
 
 def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
@@ -115,7 +195,7 @@ def per_shard(
     """`f` run on every device's own part of its arguments; `f` itself where no mesh is set.
 
     Rows that their devices do not divide (a few prompts to decode) are filled up with zeros, and
-    the result is cut back to them.
+    the result is cut back to them; so are lengths.
 
     Args:
       f: of arrays, one an entry of `inputs`; it sees local shapes and may reduce over mesh axes.
@@ -133,15 +213,20 @@ def per_shard(
     )
 
     def run(*arguments: jax.Array) -> jax.Array:
-        named = [(x, tuple(names)) for x, names in zip(arguments, inputs, strict=True)]
-        rows = max(
-            (x.shape[names.index("rows")] for x, names in named if "rows" in names), default=0
-        )
-        missing = -rows % row_shards(mesh)
-        if not missing:
+        sizes = {
+            name: size
+            for x, names in zip(arguments, inputs, strict=True)
+            for name, size in zip(names, x.shape, strict=True)
+            if name in ("rows", "length")
+        }
+        missing = {name: -size % parts(name) for name, size in sizes.items()}
+        if not any(missing.values()):
             return sharded(*arguments)
-        ends = lambda names: [(0, missing if name == "rows" else 0) for name in names]  # noqa: E731
-        y = sharded(*(jnp.pad(x, ends(names)) for x, names in named))
-        return jax.lax.slice_in_dim(y, 0, rows, axis=tuple(output).index("rows"))
+        filled = (
+            jnp.pad(x, [(0, missing.get(name, 0)) for name in names])
+            for x, names in zip(arguments, inputs, strict=True)
+        )
+        y = sharded(*filled)
+        return y[tuple(slice(sizes.get(name)) for name in output)]
 
     return run

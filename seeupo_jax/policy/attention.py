@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.parallel.mesh import head_axes, per_shard
 from seeupo_jax.policy import kernels
 
-# Scores that a plain pass holds at once: 2**24 float32 are 64 MiB. But no fewer queries than these,
+# Scores that a device holds at once: 2**24 float32 are 64 MiB. But no fewer queries than these,
 # which keep the matrix products large.
 SCORES_AT_ONCE, QUERIES_AT_LEAST = 2**24, 256
 NOWHERE = jnp.iinfo(jnp.int32).max  # the position of a key that no query may see
@@ -39,7 +41,8 @@ def attend(
 ) -> jax.Array:
     """Softmax attention; a query sees the keys at its own position and before.
 
-    Heads are grouped over the key-value heads (GQA). Scores and softmax are float32.
+    Heads are grouped over the key-value heads (GQA). Scores and softmax are float32. On a mesh each
+    device has its own rows, heads and queries; keys and values are gathered over `context`.
 
     Args:
       q_NLHd: [N, L, H, head_dim].
@@ -59,12 +62,14 @@ def attend(
     if (segment_NL is None) != (key_segment_NC is None):
         raise ValueError("attend: segment_NL and key_segment_NC must be given both or neither.")
     if kernel == "xla":
-
-        def plain(q: jax.Array, position: jax.Array, segment: jax.Array | None) -> jax.Array:
-            seen = _visible(position, key_position_NC, window, segment, key_segment_NC)
-            return _attend(q, keys, seen)
-
-        return _in_chunks(plain, q_NLHd, position_NL, segment_NL, slots=keys.k.shape[1])
+        kv_heads, heads = head_axes(keys.k.shape[2])
+        queries, whole = ("rows", "length", heads, "head_dim"), ("rows", None, kv_heads, "head_dim")
+        layouts = [queries, whole, whole, ("rows", "length"), ("rows", None)]
+        arrays = [q_NLHd, *keys, position_NL, key_position_NC]
+        if segment_NL is not None:
+            layouts += [("rows", "length"), ("rows", None)]
+            arrays += [segment_NL, key_segment_NC]
+        return per_shard(functools.partial(_plain, window=window), layouts, queries)(*arrays)
     if kernel not in _FUSED:
         raise ValueError(f"attend: got kernel {kernel!r}; allowed: {', '.join(('xla', *_FUSED))}.")
     if key_position_NC is not position_NL or key_segment_NC is not segment_NL:
@@ -76,6 +81,24 @@ def attend(
 
 
 _FUSED = {"splash": kernels.splash, "cudnn": kernels.cudnn}
+
+
+def _plain(
+    q_NLHd: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    position_NL: jax.Array,
+    key_position_NC: jax.Array,
+    segment_NL: jax.Array | None = None,
+    key_segment_NC: jax.Array | None = None,
+    *,
+    window: int | None,
+) -> jax.Array:
+    def attend(q: jax.Array, position: jax.Array, segment: jax.Array | None) -> jax.Array:
+        seen = _visible(position, key_position_NC, window, segment, key_segment_NC)
+        return _attend(q, KeyValues(k, v), seen)
+
+    return _in_chunks(attend, q_NLHd, position_NL, segment_NL, slots=k.shape[1])
 
 
 def _in_chunks(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_lib
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as mask_lib
 
-from seeupo_jax.parallel.mesh import RULES, per_shard
+from seeupo_jax.parallel.mesh import RULES, parts, per_shard
 
 _LOGGER = logging.getLogger(__name__)
 _LANES = 128  # a block of keys fills the lanes of a TPU register, or several
@@ -23,8 +23,8 @@ _LANES = 128  # a block of keys fills the lanes of a TPU register, or several
 _PLATFORMS = {"splash": ("tpu", "cpu"), "cudnn": ("gpu", "cuda")}  # xla runs on all
 _PREFERRED = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn"}
 _QUERIES = ("rows", "length", "heads", "head_dim")
-_KEYS = ("rows", "length", "kv_heads", "head_dim")
-_ROWS = ("rows", "length")
+_KEYS = ("rows", None, "kv_heads", "head_dim")  # all that a row's queries may see
+_SEGMENTS = (("rows", "length"), ("rows", None))  # of queries, of keys
 
 
 def splash(
@@ -35,7 +35,7 @@ def splash(
     *,
     window: int | None = None,
 ) -> jax.Array:
-    """Attention by Pallas's splash kernel, each device on its own rows and heads.
+    """Attention by Pallas's splash kernel, each device on its own rows, queries and heads.
 
     Which platform the program is lowered for decides: TPU compiles the kernel, CPU interprets it.
 
@@ -47,7 +47,28 @@ def splash(
 
     Returns: [N, L, H, head_dim] in the dtype of q.
     """
-    return _per_shard(functools.partial(_splash, window=window), q_NLHd, k_NLHd, v_NLHd, segment_NL)
+    L, H = q_NLHd.shape[1:3]
+    seen = (
+        mask_lib.CausalMask((L, L))
+        if window is None
+        else mask_lib.LocalMask((L, L), window_size=(window - 1, 0), offset=0)
+    )
+    kernel = splash_lib.make_splash_mha(
+        mask_lib.MultiHeadMask([seen] * H),
+        block_sizes=_blocks(L, parts("length")),
+        head_shards=1,  # all heads see alike
+        q_seq_shards=parts("length"),
+    )
+    # Which blocks a query sees: arrays that are cut as the queries are.
+    seen_by, structure = jax.tree.flatten(kernel)
+    cut = [("length",) if x.ndim == 1 else (None, "blocks", None) for x in seen_by]
+    segments = () if segment_NL is None else (segment_NL, segment_NL)
+    run = per_shard(
+        functools.partial(_splash, structure),
+        (_QUERIES, _KEYS, _KEYS, *cut, *_SEGMENTS[: len(segments)]),
+        _QUERIES,
+    )
+    return run(q_NLHd, k_NLHd, v_NLHd, *seen_by, *segments)
 
 
 def cudnn(
@@ -65,58 +86,59 @@ def cudnn(
     are those of `splash`.
     """
     f = functools.partial(_dot_product, window=window, implementation=_implementation)
-    return _per_shard(f, q_NLHd, k_NLHd, v_NLHd, segment_NL)
-
-
-def _per_shard(f: Callable[..., jax.Array], *arrays: jax.Array | None) -> jax.Array:
-    """`f` of the arrays that are there, on every device's rows and heads."""
-    given = [x for x in arrays if x is not None]
-    layouts = (_QUERIES, _KEYS, _KEYS, _ROWS)[: len(given)]
-    return per_shard(f, layouts, _QUERIES)(*given)
+    segments = () if segment_NL is None else (segment_NL,)
+    layouts = (_QUERIES, _KEYS, _KEYS, *_SEGMENTS[: len(segments)])
+    return per_shard(f, layouts, _QUERIES)(q_NLHd, k_NLHd, v_NLHd, *segments)
 
 
 def _splash(
-    q_NLHd: jax.Array,
+    structure: jax.tree_util.PyTreeDef,
+    q_NQHd: jax.Array,
     k_NLHd: jax.Array,
     v_NLHd: jax.Array,
-    segment_NL: jax.Array | None = None,
-    *,
-    window: int | None,
+    *rest: jax.Array,
 ) -> jax.Array:
-    L, H, d = q_NLHd.shape[1:]
-    seen = (
-        mask_lib.CausalMask((L, L))
-        if window is None
-        else mask_lib.LocalMask((L, L), window_size=(window - 1, 0), offset=0)
-    )
-    segment = () if segment_NL is None else (segment_NL,)
-    scaled = q_NLHd * d**-0.5  # the kernel does not scale
+    """Some of the queries over all keys; `rest`: the kernel's arrays, then segments of both."""
+    seen_by, segments = rest[: structure.num_leaves], rest[structure.num_leaves :]
+    scaled = q_NQHd * q_NQHd.shape[-1] ** -0.5  # the kernel does not scale
     heads_first = [x.transpose(0, 2, 1, 3) for x in (scaled, k_NLHd, v_NLHd)]
 
-    def run(*arrays: jax.Array, interpret: bool) -> jax.Array:
-        kernel = splash_lib.make_splash_mha_single_device(
-            mask_lib.MultiHeadMask([seen] * H), block_sizes=_blocks(L), interpret=interpret
+    def run(seen_by: Sequence[jax.Array], *arrays: jax.Array, interpret: bool) -> jax.Array:
+        made = jax.tree.unflatten(structure, seen_by)
+        kernel = splash_lib.SplashAttentionKernel(
+            made.fwd_mask_info,
+            made.dq_mask_info,
+            made.dkv_mask_info,
+            **made.kwargs | {"interpret": interpret},
         )
 
-        def row(q: jax.Array, k: jax.Array, v: jax.Array, *segment: jax.Array) -> jax.Array:
-            return kernel(q, k, v, *(splash_lib.SegmentIds(s, s) for s in segment))
+        def row(q: jax.Array, k: jax.Array, v: jax.Array, *segments: jax.Array) -> jax.Array:
+            return kernel(q, k, v, splash_lib.SegmentIds(*segments) if segments else None)
 
         return jax.vmap(row)(*arrays)
 
     out = jax.lax.platform_dependent(
+        seen_by,
         *heads_first,
-        *segment,
+        *segments,
         tpu=functools.partial(run, interpret=False),
         cpu=functools.partial(run, interpret=True),
     )
     return out.transpose(0, 2, 1, 3)
 
 
-def _blocks(length: int) -> splash_lib.BlockSizes:
-    """Blocks of queries and keys, in all passes: the largest that divide the length, up to 512."""
-    size = max(n for n in range(_LANES, 512 + 1, _LANES) if length % n == 0)
-    names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
-    return splash_lib.BlockSizes(**{f"block_{name}": size for name in names})
+def _blocks(length: int, parts: int = 1) -> splash_lib.BlockSizes:
+    """Blocks of keys, and of queries that are cut into parts, in all passes.
+
+    Each is the largest that divides its length, up to 512.
+    """
+
+    def largest(length: int) -> int:
+        return max(n for n in range(_LANES, 512 + 1, _LANES) if length % n == 0)
+
+    keys = dict.fromkeys(("kv", "kv_compute", "kv_dkv", "kv_dkv_compute", "kv_dq"), largest(length))
+    queries = dict.fromkeys(("q", "q_dkv", "q_dq"), largest(length // parts))
+    return splash_lib.BlockSizes(**{f"block_{k}": v for k, v in (keys | queries).items()})
 
 
 def _dot_product(
@@ -143,8 +165,10 @@ def _dot_product(
 
 
 def _splash_refuses(length: int, head_dim: int, _dtype: str) -> str | None:
-    if length % _LANES:
-        return f"splash needs a length that {_LANES} divides: got {length}"
+    shards = parts("length")
+    if length % (_LANES * shards):
+        each = f", on each of context={shards} devices" if shards > 1 else ""
+        return f"splash needs a length that {_LANES} divides{each}: got {length}"
     if head_dim % 8:
         return f"splash needs a head_dim that 8 divides: got {head_dim}"
     return None
@@ -157,6 +181,8 @@ def _cudnn_refuses(length: int, head_dim: int, dtype: str) -> str | None:
         return f"cudnn needs a head_dim up to 128 that 8 divides: got {head_dim}"
     if length % 2:
         return f"cudnn needs an even length: got {length}"
+    if parts("length") > 1:  # its causal mask begins at the first key
+        return f"cudnn needs whole rows: got mesh axis context={parts('length')}"
     return None
 
 
@@ -192,13 +218,10 @@ def select_kernel(
 
 def _shards_refuse(wanted: str, **heads: int) -> str | None:
     """Why the mesh in force cannot give every device whole heads."""
-    mesh = jax.sharding.get_abstract_mesh()
     for name, count in heads.items():
-        parts = 1 if mesh.empty else mesh.shape[RULES[name]]
-        if count % parts:
-            return (
-                f"{wanted} needs {name} that mesh axis {RULES[name]}={parts} divides: got {count}"
-            )
+        if count % parts(name):
+            axis = f"{RULES[name]}={parts(name)}"
+            return f"{wanted} needs {name} that mesh axis {axis} divides: got {count}"
     return None
 
 

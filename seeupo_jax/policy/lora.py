@@ -16,6 +16,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from seeupo_jax import config
+from seeupo_jax.parallel.distributed import to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import Architecture, Lora
 from seeupo_jax.policy.network import ADAPTER, Network, abstract, join, split, trainable
@@ -97,7 +98,7 @@ def merge(model: Transformer) -> Transformer:
 
 
 def save_adapters(model: Transformer, path: str | Path, base: str) -> None:
-    """Writes a model's adapters as PEFT does.
+    """Writes a model's adapters as PEFT does; with several processes all call it, 0 writes.
 
     Args:
       base: the folder or name of the model that they belong to.
@@ -108,15 +109,17 @@ def save_adapters(model: Transformer, path: str | Path, base: str) -> None:
     lora = model.arch.lora
     if lora is None:
         raise ValueError("save_adapters: got a model without adapters; allowed: one with them.")
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
     network, params = split(model)
     adapters, _ = trainable(network, params)
     tensors = {}
     for stored in stored_tensors(model.arch, adapters):
         leaf = at(adapters, stored.path)
         leaf = leaf if stored.layer is None else leaf[stored.layer]
-        tensors[PREFIX + stored.names[0]] = np.ascontiguousarray(np.asarray(leaf).T)
+        tensors[PREFIX + stored.names[0]] = np.ascontiguousarray(to_host(leaf).T)
+    if jax.process_index() != 0:
+        return
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     values = {
         "peft_type": "LORA",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +11,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from seeupo_jax.parallel.mesh import RULES, parts, per_shard
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.attention import KeyValues
 from seeupo_jax.policy.transformer import Transformer
 
-# Logits held at once: 2**24 float32 are 64 MiB. Larger heads work through the tokens in chunks.
+# Logits that a device holds at once: 2**24 float32 are 64 MiB. With more, tokens come in chunks.
 LOGITS_AT_ONCE = 2**24
+VOCAB, LENGTH = RULES["vocab"], RULES["length"]
 ADAPTER = "lora_"  # how the names of adapters' parameters begin
 
 
@@ -75,34 +76,6 @@ def _part(tree: Any) -> tuple[Any, Any]:
     return adapters, rest
 
 
-def for_sampling(network: Network, params: Any) -> tuple[Network, Any]:
-    """The same policy as a sampler wants it: layers side by side, matrices of the compute dtype.
-
-    Decoding reads every matrix once a token: from a stack of layers it would first copy each out,
-    and float32 ones of a bfloat16 policy would be read at twice the size. No value changes, since
-    every use converts to the compute dtype first; norms, which compute in float32, stay as they
-    are. The parameters come back themselves where nothing is to be done.
-    """
-    arch = network.arch
-    if arch.scan_layers:
-        network, _ = abstract(dataclasses.replace(arch, scan_layers=False))
-    elif jax.tree.all(jax.tree.map(lambda x: x.dtype == arch.dtype, params)):
-        return network, params
-    return network, _for_sampling(arch, params)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _for_sampling(arch: Architecture, params: Any) -> Any:
-    def convert(path: Any, x: jax.Array) -> jax.Array:
-        return x if path[-1].key == "scale" else x.astype(arch.dtype)
-
-    params = jax.tree_util.tree_map_with_path(convert, params)
-    if not arch.scan_layers:
-        return params
-    layer = lambda i: jax.tree.map(lambda x: x[i], params["layers"])  # noqa: E731
-    return params | {"layers": {i: layer(i) for i in range(arch.layers)}}
-
-
 def split(model: Transformer) -> tuple[Network, Any]:
     """A module as its network and its parameters (a nested dict of arrays)."""
     graph, state = nnx.split(model)
@@ -130,19 +103,41 @@ def token_logp(
 ) -> jax.Array:
     """log π(target | hidden), float32 [R, A], of the softmax of logits / temperature.
 
-    The logits of all tokens are never held at once: chunks of tokens are computed one after the
-    other and again in the backward pass.
+    Every device works on its own rows and its own part of the vocabulary, and never holds the
+    logits of all its tokens at once: chunks of tokens are computed one after the other and again in
+    the backward pass.
     """
-    R, A, D = hidden_RAD.shape
-    head_VD = network.bind(params).head_VD(hidden_RAD.dtype)
+    local = functools.partial(_token_logp, temperature=temperature, cut=parts("vocab") > 1)
+    tokens = ("rows", "length")
+    run = per_shard(local, [(*tokens, "embed"), tokens, ("vocab", "embed")], tokens)
+    return run(hidden_RAD, target_RA, network.bind(params).head_VD(hidden_RAD.dtype))
+
+
+def _token_logp(
+    hidden_RAD: jax.Array,
+    target_RA: jax.Array,
+    head_VD: jax.Array,
+    *,
+    temperature: float,
+    cut: bool,
+) -> jax.Array:
+    """`token_logp` on one device; `cut`: others have the rest of the vocabulary."""
+    (R, A, D), V = hidden_RAD.shape, head_VD.shape[0]
+    word_V = jnp.arange(V) + (jax.lax.axis_index(VOCAB) * V if cut else 0)
+    over_parts = lambda reduce, x: reduce(x, VOCAB) if cut else x  # noqa: E731
+    # The chunks' gradients are added up in float32, whatever the products are computed in.
+    wide_VD = head_VD.astype(jnp.float32)
 
     def logp(hidden_XD: jax.Array, target_X: jax.Array) -> jax.Array:
+        head_VD = wide_VD.astype(hidden_XD.dtype)
         logits = jnp.einsum("xd,vd->xv", hidden_XD, head_VD, preferred_element_type=jnp.float32)
         logits = logits / temperature
-        chosen = jnp.take_along_axis(logits, target_X[:, None], axis=1)[:, 0]
-        return chosen - jax.nn.logsumexp(logits, axis=1)
+        chosen = jnp.where(target_X[:, None] == word_V[None, :], logits, 0).sum(axis=1)
+        peak = over_parts(jax.lax.pmax, jax.lax.stop_gradient(logits.max(axis=1)))
+        total = over_parts(jax.lax.psum, jnp.exp(logits - peak[:, None]).sum(axis=1))
+        return over_parts(jax.lax.psum, chosen) - peak - jnp.log(total)
 
-    chunk = max(1, LOGITS_AT_ONCE // head_VD.shape[0])
+    chunk = max(1, LOGITS_AT_ONCE // V)
     flat_hidden, flat_target = hidden_RAD.reshape(R * A, D), target_RA.reshape(R * A)
     if R * A <= chunk:
         return logp(flat_hidden, flat_target).reshape(R, A)
@@ -155,5 +150,25 @@ def token_logp(
 
 
 def pick(x_RLD: jax.Array, position_RA: jax.Array) -> jax.Array:
-    """Rows' entries at positions: [R, A, D]."""
+    """Rows' entries at positions: [R, A, D], with A cut over the devices that L is cut over."""
+    cut, A = parts("length"), position_RA.shape[1]
+    position_RA = jnp.pad(position_RA, ((0, 0), (0, -A % cut)))
+    run = per_shard(
+        _pick if cut == 1 else _pick_from_parts,
+        [("rows", "blocks", "embed"), ("rows", None)],
+        ("rows", "length", "embed"),
+    )
+    return run(x_RLD, position_RA)[:, :A]
+
+
+def _pick(x_RLD: jax.Array, position_RA: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x_RLD, position_RA[:, :, None], axis=1)
+
+
+def _pick_from_parts(x_RLD: jax.Array, position_RA: jax.Array) -> jax.Array:
+    """Each device gives what its part of the rows has, and receives its part of the positions."""
+    L = x_RLD.shape[1]
+    own_RA = position_RA - jax.lax.axis_index(LENGTH) * L
+    inside_RA = (own_RA >= 0) & (own_RA < L)
+    found = jnp.where(inside_RA[:, :, None], _pick(x_RLD, own_RA.clip(0, L - 1)), 0)
+    return jax.lax.psum_scatter(found, LENGTH, scatter_dimension=1, tiled=True)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 
-from seeupo_jax.parallel.mesh import RULES, constrain, per_shard
+from seeupo_jax.parallel.mesh import constrain, head_axes, per_shard
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.attention import NOWHERE, KeyValues
 
@@ -77,17 +77,7 @@ def new_pages(arch: Architecture, pages: int, page_size: int) -> list[Pages]:
 
 def page_axes(kv_heads: int) -> tuple[str | None, ...]:
     """Logical axes of `Pages.k` and `Pages.v` on the mesh in force."""
-    return (_heads_axes(kv_heads)[0], "pages", None, "head_dim")
-
-
-def _heads_axes(kv_heads: int) -> tuple[str | None, str | None]:
-    """Logical axes of key-value heads and of heads; whole on every device where they do not divide.
-
-    Devices of the tensor axis then do the same work, as nothing smaller than a head can be split.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    parts = 1 if mesh.empty else mesh.shape[RULES["kv_heads"]]
-    return ("kv_heads", "heads") if kv_heads % parts == 0 else (None, None)
+    return (head_axes(kv_heads)[0], "pages", None, "head_dim")
 
 
 def write(pages: Pages, new: KeyValues, position_RL: jax.Array, reach: Reach) -> Pages:
@@ -99,8 +89,8 @@ def write(pages: Pages, new: KeyValues, position_RL: jax.Array, reach: Reach) ->
     """
     kv_heads = pages.k.shape[0]
     axes = page_axes(kv_heads)
-    tokens = ("rows", "length", _heads_axes(kv_heads)[0], "head_dim")
-    rows = (("rows", "length"), ("rows", None), ("rows",))
+    tokens = ("rows", None, head_axes(kv_heads)[0], "head_dim")
+    rows = (("rows", None), ("rows", None), ("rows",))
     put = per_shard(_write, (axes, tokens, *rows), axes)
     return Pages(
         *(
@@ -122,10 +112,15 @@ def _write(
     column_RL = offset_RL // page_size
     page_RL = jnp.take_along_axis(table_RP, column_RL, axis=1, mode="clip")
     held = (column_RL >= 0) & (column_RL < table_RP.shape[1]) & (page_RL >= 0) & (page_RL < pages)
-    slot_RL = jnp.where(held, page_RL * page_size + offset_RL % page_size, pages * page_size)
-    new = new_RLKd.transpose(2, 0, 1, 3).reshape(kv_heads, -1, d).astype(x_KPSd.dtype)
-    flat = x_KPSd.reshape(kv_heads, pages * page_size, d)
-    return flat.at[:, slot_RL.reshape(-1)].set(new, mode="drop").reshape(x_KPSd.shape)
+    pool = pages * page_size
+    slot_1X = (page_RL * page_size + offset_RL % page_size).reshape(1, -1)
+    # Heads' pools one after the other: a scatter along a middle axis would make TPU copy all pages
+    # into a layout of its own and back.
+    first_K1 = pool * jnp.arange(kv_heads)[:, None]
+    row_KX = jnp.where(held.reshape(1, -1), first_K1 + slot_1X, kv_heads * pool)
+    new = new_RLKd.transpose(2, 0, 1, 3).reshape(-1, d).astype(x_KPSd.dtype)
+    flat = x_KPSd.reshape(kv_heads * pool, d)
+    return flat.at[row_KX.reshape(-1)].set(new, mode="drop").reshape(x_KPSd.shape)
 
 
 def copy_pages(pages: Pages, source_X: jax.Array, target_X: jax.Array) -> Pages:
@@ -175,8 +170,8 @@ def attend(
     if kernel not in _KERNELS:
         raise ValueError(f"attend: got kernel {kernel!r}; allowed: {', '.join(_KERNELS)}.")
     kv_heads = pages.k.shape[0]
-    queries, keys = ("rows", "length", _heads_axes(kv_heads)[1], "head_dim"), page_axes(kv_heads)
-    layouts = [queries, keys, keys, ("rows", "length"), ("rows", None), ("rows",)]
+    queries, keys = ("rows", None, head_axes(kv_heads)[1], "head_dim"), page_axes(kv_heads)
+    layouts = [queries, keys, keys, ("rows", None), ("rows", None), ("rows",)]
     arrays = [q_RLHd, *pages, position_RL, reach.table_RP, reach.start_R]
     if reach.prefixes is not None:
         layouts += [("prefixes", None), ("prefixes",), ("prefixes", None)]

@@ -105,14 +105,21 @@ def write_tensors(
     sizes: Mapping[str, int],
     read: Callable[[str], np.ndarray],
     max_file_bytes: int,
+    *,
+    writes: bool = True,
 ) -> None:
     """Writes tensors into a folder as `transformers` lays them out; older files of its go.
 
     Args:
       sizes: bytes of each tensor. read: gives it; one file's tensors are held at a time.
       max_file_bytes: of a file that holds more than one tensor.
+      writes: False where another process writes and this one only takes part in reading.
     """
     parts = _split(sizes, max_file_bytes)
+    if not writes:
+        for name in sizes:
+            read(name)
+        return
     for old in [*folder.glob("model*.safetensors"), folder / INDEX_FILE]:
         old.unlink(missing_ok=True)
     weight_map = {}

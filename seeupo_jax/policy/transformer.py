@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seeupo_jax.parallel.mesh import constrain
+from seeupo_jax.parallel.mesh import constrain, head_axes
 from seeupo_jax.policy import attention, paged
 from seeupo_jax.policy.architecture import Architecture, Lora
 from seeupo_jax.policy.attention import NOWHERE, KeyValues
@@ -205,9 +205,11 @@ class Transformer(nnx.Module):
                 dtype=arch.dtype,
             )
             if segment_NL is not None:
+                segment_NL = constrain(segment_NL, "rows", None)
                 position_NL = position_NL - _starts(segment_NL)
 
             def attend(_: None, q: jax.Array, new: KeyValues, window: int | None) -> Any:
+                new = _by_rows(new)
                 y = attention.attend(
                     q,
                     new,
@@ -228,6 +230,7 @@ class Transformer(nnx.Module):
         key_position = jnp.concatenate([seen_NC, position_NL], axis=1)
 
         def attend_past(old: KeyValues, q: jax.Array, new: KeyValues, window: int | None) -> Any:
+            new = _by_rows(new)
             keys = attention.join(old, new)
             return attention.attend(q, keys, position_NL, key_position, window=window), new
 
@@ -259,7 +262,8 @@ class Transformer(nnx.Module):
             y = paged.attend(q, kept, position_RL, reach, window=window, kernel=kernel, block=block)
             return y, kept
 
-        return self._run(tokens_RL, position_RL, pages, attend)
+        # Unrolled: a scan would copy the cache into its stack and out of it.
+        return self._run(tokens_RL, position_RL, pages, attend, unroll=True)
 
     def _run(
         self,
@@ -267,19 +271,24 @@ class Transformer(nnx.Module):
         position_NL: jax.Array,
         past: Sequence[Any],
         attend: Callable[[Any, jax.Array, KeyValues, int | None], tuple[jax.Array, Any]],
+        *,
+        unroll: bool = False,
     ) -> tuple[jax.Array, Sequence[Any]]:
         # Whole in width before the look-up: XLA could only replicate its result to spread the rows.
         table_VD = constrain(self.embedding[...].astype(self.arch.dtype), "vocab", "embed")
+        # Small and whole: what comes into a program must be cut evenly, and lengths may not be.
+        tokens_NL = constrain(tokens_NL, "rows", None)
         x = constrain(table_VD[tokens_NL], "rows", "length", "embed")
         remat = _REMAT[self.arch.remat]
 
         def run(layer: Layer, x: jax.Array, old: Any) -> tuple[jax.Array, Any]:
             return layer(x, position_NL, functools.partial(attend, old))
 
-        if self.arch.scan_layers and not past:
+        if self.arch.scan_layers and not unroll:
             graph, stacked = nnx.split(self.layers)
-            body = remat(lambda x, state: run(nnx.merge(graph, state), x, None))
-            x, kept = jax.lax.scan(body, x, stacked)
+            old = jax.tree.map(lambda *layers: jnp.stack(layers), *past) if past else None
+            body = remat(lambda x, layer: run(nnx.merge(graph, layer[0]), x, layer[1]))
+            x, kept = jax.lax.scan(body, x, (stacked, old))
             kept = [jax.tree.map(lambda y, i=i: y[i], kept) for i in range(self.arch.layers)]
         else:
             kept = []
@@ -301,6 +310,12 @@ class Transformer(nnx.Module):
         graph, stacked = nnx.split(self.layers)
         slices = (jax.tree.map(lambda y, i=i: y[i], stacked) for i in range(self.arch.layers))
         return [nnx.merge(graph, state) for state in slices]
+
+
+def _by_rows(keys: KeyValues) -> KeyValues:
+    """Keys and values of whole rows, on the devices of their rows, lengths and heads."""
+    axes = ("rows", "length", head_axes(keys.k.shape[2])[0], "head_dim")
+    return KeyValues(*(constrain(x, *axes) for x in keys))
 
 
 def _starts(segment_NL: jax.Array) -> jax.Array:

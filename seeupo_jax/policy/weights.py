@@ -14,6 +14,7 @@ import numpy as np
 
 import seeupo_jax
 from seeupo_jax import config
+from seeupo_jax.parallel.distributed import to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.chat_template import gguf_tokenizer
@@ -130,6 +131,8 @@ def save_pretrained(
 ) -> None:
     """Writes a model folder that `transformers` loads; the tokenizer too where one is given.
 
+    With several processes all of them call it, and process 0 writes.
+
     Args:
       dtype: of the tensors in the files. max_file_bytes: above it there are several, and an index.
 
@@ -142,7 +145,9 @@ def save_pretrained(
     end_ids = () if tokenizer is None else tokenizer.end_ids
     values = config_json(model.arch, end_ids, dtype)
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
+    writes = jax.process_index() == 0
+    if writes:
+        folder.mkdir(parents=True, exist_ok=True)
     _, params = split(model)
     kind = jnp.dtype(dtype)
     parts = {
@@ -156,14 +161,16 @@ def save_pretrained(
         leaf = at(params, stored.path)
         leaf = leaf if stored.layer is None else leaf[stored.layer]
         leaf = leaf[number] if stored.grouped else leaf
-        tensor = np.asarray(leaf.astype(kind))
+        tensor = to_host(leaf.astype(kind))
         return np.ascontiguousarray(tensor.T if stored.transposed else tensor)
 
     sizes = {
         name: math.prod(shape_in_file(params, stored)) * kind.itemsize
         for name, (stored, _) in parts.items()
     }
-    write_tensors(folder, sizes, read, max_file_bytes)
+    write_tensors(folder, sizes, read, max_file_bytes, writes=writes)
+    if not writes:
+        return
     (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
     if tokenizer is not None:
         tokenizer.save(folder)

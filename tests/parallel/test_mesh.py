@@ -14,12 +14,15 @@ from seeupo_jax.parallel.mesh import (
     ACTIVATION_RULES,
     AXES,
     RULES,
+    check_lengths,
     constrain,
     make_mesh,
     param_shardings,
     partition,
+    parts,
     per_shard,
     row_shards,
+    sampler_mesh,
     sharding,
 )
 from seeupo_jax.policy import network as policy
@@ -39,20 +42,21 @@ ARCH = Architecture(
 )
 
 
-def mesh_of(data=1, fsdp=1, expert=1, tensor=1, devices=None):
-    return make_mesh(config.Mesh(data=data, fsdp=fsdp, expert=expert, tensor=tensor), devices)
+def mesh_of(devices=None, **sizes):
+    return make_mesh(config.Mesh(**{"data": 1, **sizes}), devices)
 
 
 @pytest.mark.parametrize(
     "sizes, shape",
     [
-        ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 1, 2)),
-        ({"data": -1}, (8, 1, 1, 1)),
-        ({"data": -1, "fsdp": 4}, (2, 4, 1, 1)),
-        ({"data": 2, "fsdp": 4, "tensor": -1}, (2, 4, 1, 1)),
-        ({"fsdp": -1, "tensor": 2}, (1, 4, 1, 2)),
-        ({"expert": -1, "tensor": 2}, (1, 1, 4, 2)),
-        ({"data": -1, "expert": 4}, (2, 1, 4, 1)),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 1, 1, 2)),
+        ({"data": -1}, (8, 1, 1, 1, 1)),
+        ({"data": -1, "fsdp": 4}, (2, 4, 1, 1, 1)),
+        ({"data": 2, "fsdp": 4, "tensor": -1}, (2, 4, 1, 1, 1)),
+        ({"fsdp": -1, "tensor": 2}, (1, 4, 1, 1, 2)),
+        ({"expert": -1, "tensor": 2}, (1, 1, 4, 1, 2)),
+        ({"data": -1, "expert": 4}, (2, 1, 4, 1, 1)),
+        ({"fsdp": 2, "context": -1, "tensor": 2}, (1, 2, 1, 2, 2)),
     ],
 )
 def test_minus_one_takes_the_devices_that_are_left(sizes, shape):
@@ -74,6 +78,7 @@ def test_a_mesh_may_use_some_devices_only():
         ({"data": 2, "fsdp": 2}, "a product of 4; allowed: a product of 8, the devices here"),
         ({"data": -1, "tensor": 3}, "'tensor': 3.*a product of 3;"),
         ({"data": -1, "expert": 5}, "'expert': 5.*a product of 5;"),
+        ({"data": -1, "context": 3}, "'context': 3.*a product of 3;"),
         ({"data": -1, "tensor": 16}, "a product of 16;"),
         ({"data": 16}, "a product of 16;"),
     ],
@@ -131,12 +136,60 @@ def test_experts_are_cut_by_their_own_axis_which_also_spreads_rows():
     assert row_shards(mesh_of(data=2, expert=4)) == 8
 
 
+def test_context_cuts_the_length_of_activations_and_the_width_of_parameters():
+    mesh = mesh_of(fsdp=2, context=2, tensor=2)
+    kernel = jax.ShapeDtypeStruct((16, 24), jnp.float32)
+    placed = param_shardings(mesh, {"up": ("embed", "mlp")}, {"up": kernel})
+    assert placed["up"].shard_shape(kernel.shape) == (4, 12)
+    assert row_shards(mesh) == 2
+    with jax.set_mesh(mesh):
+        spread = jax.jit(lambda x: constrain(x, "rows", "length", "embed"))(jnp.ones((4, 6, 16)))
+        assert [parts(name) for name in ("rows", "length", "heads", "embed")] == [2, 2, 2, 1]
+    assert spread.sharding.shard_shape((4, 6, 16)) == (2, 3, 16)
+
+
+def test_row_lengths_that_context_does_not_divide_are_named():
+    mesh = mesh_of(data=2, context=4)
+    check_lengths(mesh, (32, 64, 100))
+    with pytest.raises(
+        ValueError, match="config.mesh.context: got 4, .* row lengths 30, 90; allow"
+    ):
+        check_lengths(mesh, (30, 60, 90))
+
+
+def test_the_sampler_uses_the_same_devices_in_the_same_order():
+    training = mesh_of(fsdp=2, context=2, tensor=2)
+    assert sampler_mesh(mesh_of(data=4, tensor=2), None) == mesh_of(data=4, tensor=2)
+    folded = sampler_mesh(training, None)
+    own = sampler_mesh(training, config.Mesh(data=-1, tensor=4))
+    assert folded.devices.shape == (2, 2, 1, 1, 2) and own.devices.shape == (2, 1, 1, 1, 4)
+    for mesh in (folded, own):
+        assert mesh.axis_names == AXES and mesh.axis_types == training.axis_types
+        assert list(mesh.devices.flat) == list(training.devices.flat)
+
+
+@pytest.mark.parametrize(
+    "sizes, reason",
+    [
+        ({"data": 2, "tensor": 2}, "config.rollout.mesh: got .* a product of 4; allowed: a prod"),
+        ({"data": -1, "context": 2}, "config.rollout.mesh.context: got 2; allowed: 1, since a dec"),
+    ],
+)
+def test_a_layout_that_the_sampler_cannot_have_is_named(sizes, reason):
+    with pytest.raises(ValueError, match=reason):
+        sampler_mesh(mesh_of(data=8), config.Mesh(**sizes))
+
+
 @pytest.mark.parametrize(
     "sizes, reason",
     [
         ({"tensor": 8}, r"\['down'\]\['kernel'\] has mlp=12, which mesh axis tensor=8 does not"),
         ({"fsdp": 8}, r"\['norm'\]\['scale'\] has embed=20, which mesh axis fsdp=8 does not"),
         ({"expert": 8}, r"\['moe'\]\['up'\] has experts=4, which mesh axis expert=8 does not"),
+        (
+            {"fsdp": 4, "context": 2},
+            r"\['norm'\]\['scale'\] has embed=20, which mesh axis fsdp=4 x context=2 does not",
+        ),
     ],
 )
 def test_an_axis_that_does_not_divide_is_named(sizes, reason):

@@ -1,5 +1,6 @@
 """The network's functions: log-probabilities of chosen tokens without all logits at once."""
 
+import dataclasses
 import functools
 import re
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from seeupo_jax import config
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
@@ -87,6 +90,64 @@ def test_pick_takes_each_rows_own_positions():
     x_RLD = jnp.arange(12.0).reshape(2, 3, 2)
     picked = policy.pick(x_RLD, jnp.asarray([[2, 0], [1, 1]]))
     np.testing.assert_array_equal(picked, [[[4, 5], [0, 1]], [[8, 9], [8, 9]]])
+
+
+def logp_and_grads(network, params, tokens_RL, position_RA):
+    """On whatever mesh is in force."""
+
+    def loss(params, tokens_RL, position_RA):
+        hidden_RLD, _ = policy.hidden(network, params, tokens_RL)
+        hidden_RAD = policy.pick(hidden_RLD, position_RA - 1)
+        target_RA = jnp.take_along_axis(tokens_RL, position_RA, axis=1)
+        logp_RA = policy.token_logp(network, params, hidden_RAD, target_RA, temperature=0.7)
+        return jnp.sum(logp_RA * jnp.linspace(-1, 1, position_RA.shape[1])[None, :]), logp_RA
+
+    jitted = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    compiled = jitted.lower(params, tokens_RL, position_RA).compile()
+    return compiled(params, tokens_RL, position_RA), compiled.as_text()
+
+
+def test_a_device_holds_the_logits_of_its_own_tokens_and_words_only(monkeypatch):
+    words, local = 58, 29  # no other size is either
+    arch = dataclasses.replace(ARCH, vocab_size=words, kv_heads=2, tied=False)
+    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    rng = np.random.default_rng(0)
+    tokens_RL = rng.integers(0, words, (4, 12)).astype(np.int32)
+    position_RA = np.sort(rng.integers(1, 12, (4, 7)), axis=1).astype(np.int32)
+    wanted, _ = logp_and_grads(network, params, tokens_RL, position_RA)
+    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", 3 * local)
+    mesh = make_mesh(config.Mesh(data=1, fsdp=2, context=2, tensor=2))
+    placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
+    with jax.set_mesh(mesh):
+        rows = jax.device_put((tokens_RL, position_RA), sharding(mesh, ("rows",)))
+        got, text = logp_and_grads(network, placed, *rows)
+    for mine, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(mine, other, atol=2e-5)
+    shapes = {tuple(map(int, dims.split(","))) for dims in re.findall(r"\w\[(\d[\d,]*)\]", text)}
+    assert (3, local) in shapes
+    assert not [shape for shape in shapes if words in shape]
+    held = {int(np.prod(shape)) // local for shape in shapes if local in shape}
+    assert max(held - {D, D // 2}) <= 3 * 2  # nothing but head and embedding is larger
+
+
+@pytest.mark.parametrize("positions", [4, 5])
+def test_pick_takes_from_rows_that_are_cut_over_devices_without_gathering_them(positions):
+    mesh = make_mesh(config.Mesh(data=2, context=4))
+    rng = np.random.default_rng(0)
+    x_RLD = rng.normal(size=(2, 12, 3)).astype(np.float32)
+    position_RA = rng.integers(0, 12, (2, positions)).astype(np.int32)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x_RLD, sharding(mesh, ("rows", "length", None)))
+        compiled = jax.jit(policy.pick).lower(x, position_RA).compile()
+        picked = compiled(x, position_RA)
+        grad = jax.jit(jax.grad(lambda x: (policy.pick(x, position_RA) ** 2).sum()))(x)
+    wanted = np.take_along_axis(x_RLD, position_RA[:, :, None], axis=1)
+    np.testing.assert_array_equal(picked, wanted)
+    wanted_grad = np.zeros_like(x_RLD)
+    for row in range(2):
+        np.add.at(wanted_grad[row], position_RA[row], 2 * wanted[row])
+    np.testing.assert_allclose(grad, wanted_grad, rtol=1e-6)
+    assert "f32[1,12,3]" not in compiled.as_text()
 
 
 def test_networks_of_one_architecture_are_one_compiled_program():

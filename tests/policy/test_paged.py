@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import topologies
+import tpu_cases
 from jax.experimental.pallas import tpu as pltpu
 
 from seeupo_jax import config
@@ -336,18 +336,8 @@ def test_the_tpu_kernel_lowers_from_a_machine_without_one():
 
 
 @pytest.mark.parametrize("kernel", ["xla", "paged"])
-def test_decode_compiles_for_tpu_without_a_copy_of_the_pages(kernel, monkeypatch):
-    pytest.importorskip("libtpu", reason="compiles by libtpu, which needs no TPU")
-    settings = {
-        "ACCELERATOR_TYPE": "v5litepod-8",
-        "WORKER_HOSTNAMES": "localhost",
-        "WORKER_ID": "0",
-    }
-    for name, value in (settings | {"SKIP_MDS_QUERY": "1"}).items():
-        monkeypatch.setenv(f"TPU_{name}", value)
-    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
-    place = jax.sharding.SingleDeviceSharding(topology.devices[0])
+def test_decode_compiles_for_tpu_without_a_copy_of_the_pages(kernel):
+    place = jax.sharding.SingleDeviceSharding(tpu_cases.devices("v5e:2x2")[0])
     q, pages, position, reach = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), decode_case(width=512)
     )

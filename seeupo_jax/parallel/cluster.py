@@ -1,0 +1,256 @@
+"""Several processes as one run: where a process finds its place, and a start that never hangs.
+
+`jax.distributed.initialize` aborts a process that waits in vain. So the processes first meet at the
+coordinator's port on their own: process 0 waits for all the others, compares what they say of
+themselves, and tells all of them the verdict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Set
+from typing import Any, NamedTuple
+
+import jax
+from jax._src.clusters import ClusterEnv  # what jax.distributed.initialize itself looks with
+
+HEARTBEAT_S = 60  # a process that is not heard of for so long is dead, and the others end
+_MESSAGE_S = 10.0  # for one message between two processes that are connected
+_RETRY_S = 0.2
+
+
+class Place(NamedTuple):
+    """A process's place among `num_processes`; coordinator: HOST:PORT of process 0.
+
+    local_device_ids: the devices of its machine that are its own; None: all.
+    """
+
+    coordinator: str
+    process_id: int
+    num_processes: int
+    local_device_ids: tuple[int, ...] | None = None
+
+
+def find_place(
+    coordinator: str | None,
+    process_id: int | None,
+    num_processes: int | None,
+    *,
+    timeout_s: int,
+) -> Place | None:
+    """The place that the flags give, or else Cloud TPU, GKE, Slurm or Open MPI; None: alone.
+
+    Raises:
+      ValueError: flags that do not fit together, or a cluster that does not say who is in it.
+    """
+    given = {
+        "--coordinator": coordinator,
+        "--process_id": process_id,
+        "--num_processes": num_processes,
+    }
+    missing = [name for name, value in given.items() if value is None]
+    if coordinator is None or process_id is None or num_processes is None:
+        if len(missing) < len(given):
+            raise ValueError(
+                f"{missing[0]}: got none; allowed: all of {', '.join(given)}, or none."
+            )
+        return _detect(timeout_s)
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError(f"--coordinator: got {coordinator!r}; allowed: HOST:PORT of process 0.")
+    if not 0 <= process_id < num_processes:
+        raise ValueError(
+            f"--process_id: got {process_id}; allowed: a number from 0 to {num_processes - 1}, with"
+            f" --num_processes={num_processes}."
+        )
+    return None if num_processes == 1 else Place(coordinator, process_id, num_processes)
+
+
+def _detect(timeout_s: int) -> Place | None:
+    """What the environment says of this process."""
+    try:
+        coordinator, count, number, devices = ClusterEnv.auto_detect_unset_distributed_params(
+            None, None, None, None, None, timeout_s
+        )
+    except Exception as error:  # metadata servers and name services fail in many ways
+        raise ValueError(
+            f"this is one of several processes, but the environment does not say which ({error});"
+            " allowed: --coordinator, --process_id and --num_processes."
+        ) from error
+    if coordinator is None or count is None or number is None or count == 1:
+        return None
+    return Place(coordinator, number, count, None if devices is None else tuple(devices))
+
+
+def join(place: Place, about: Mapping[str, str], *, timeout_s: int) -> None:
+    """Makes this process one of the run's; call it before anything touches a device.
+
+    Args:
+      about: what must be the same in all processes, by name.
+      timeout_s: until all have come.
+
+    Raises:
+      ValueError: processes that did not come, that came twice, or that differ.
+    """
+    deadline = time.monotonic() + timeout_s
+    meet = _welcome if place.process_id == 0 else _arrive
+    meet(place, dict(about), deadline, timeout_s)
+    # Ours is the handler of SIGTERM: the service's own would only take note of it.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        place.coordinator,
+        place.num_processes,
+        place.process_id,
+        local_device_ids=place.local_device_ids,
+        cluster_detection_method="deactivate",
+        initialization_timeout=max(10, int(deadline - time.monotonic())),
+        heartbeat_timeout_seconds=HEARTBEAT_S,
+        shutdown_timeout_seconds=HEARTBEAT_S,
+    )
+
+
+@contextlib.contextmanager
+def errors_end_at_once() -> Iterator[None]:
+    """Lets an error end this process although others are in the middle of something with it.
+
+    At a usual exit each waits for all, while the others wait for it in a collective.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not jax.distributed.is_initialized():
+            raise
+        code = error.code if isinstance(error, SystemExit) else 1
+        if not isinstance(error, SystemExit):
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def _welcome(place: Place, about: dict[str, str], deadline: float, timeout_s: int) -> None:
+    """Process 0: waits for all the others, and tells them whether the run can begin."""
+    port = int(place.coordinator.rpartition(":")[2])
+    came: set[int] = set()
+    connections: list[socket.socket] = []
+    problem = None
+    both = socket.has_dualstack_ipv6()
+    try:
+        server = socket.create_server(
+            ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
+        )
+    except OSError as error:
+        raise ValueError(
+            f"--coordinator: port {port} of this machine cannot be listened to ({error.strerror});"
+            " allowed: a free one."
+        ) from None
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(server)
+        while problem is None and len(came) < place.num_processes - 1:
+            connection = _accept(server, deadline)
+            if connection is None:
+                problem = _absent(place, came, timeout_s)
+                break
+            opened.enter_context(connection)
+            message = _hear(connection)
+            if message is not None and isinstance(message.get("process_id"), int):
+                problem = _difference(place, about, came, message)
+                came.add(message["process_id"])
+                connections.append(connection)
+        for connection in connections:
+            _say(connection, {"problem": problem})
+        for connection in connections:
+            _hear(connection)  # it closes first, so that this port is free again at once
+    if problem is not None:
+        raise ValueError(problem)
+
+
+def _arrive(place: Place, about: dict[str, str], deadline: float, timeout_s: int) -> None:
+    """Any other process: says who it is, and hears from process 0 whether the run can begin."""
+    host, _, port = place.coordinator.rpartition(":")
+    reason = "no answer"
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=left)
+        except OSError as error:
+            reason = str(error)
+            time.sleep(_RETRY_S)
+            continue
+        with connection:
+            me = {"process_id": place.process_id, "num_processes": place.num_processes}
+            _say(connection, me | {"about": about})
+            verdict = _hear(connection, max(left, _MESSAGE_S))
+        if verdict is not None:
+            if verdict["problem"] is not None:
+                raise ValueError(verdict["problem"])
+            return
+        reason = "it hung up"
+        time.sleep(_RETRY_S)
+    raise ValueError(
+        f"process {place.process_id} of {place.num_processes} did not reach process 0 at"
+        f" {place.coordinator} within {timeout_s} s ({reason}); allowed: a process 0 that runs,"
+        " and a port that is open."
+    )
+
+
+def _accept(server: socket.socket, deadline: float) -> socket.socket | None:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return None
+    server.settimeout(left)
+    try:
+        return server.accept()[0]
+    except TimeoutError:
+        return None
+
+
+def _say(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # who has gone does not hear it
+        connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _hear(connection: socket.socket, timeout_s: float = _MESSAGE_S) -> dict[str, Any] | None:
+    """One line of JSON; None from whoever says something else, or nothing."""
+    connection.settimeout(timeout_s)
+    try:
+        with connection.makefile("rb") as lines:
+            message = json.loads(lines.readline(2**16))
+    except (OSError, ValueError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def _absent(place: Place, came: Set[int], timeout_s: int) -> str:
+    missing = [str(i) for i in range(1, place.num_processes) if i not in came]
+    return (
+        f"{len(missing)} of {place.num_processes} processes did not come to {place.coordinator}"
+        f" within {timeout_s} s: {', '.join(missing)}."
+    )
+
+
+def _difference(
+    place: Place, about: Mapping[str, str], came: Set[int], message: Mapping[str, Any]
+) -> str | None:
+    """What is wrong with a process that came; None: nothing."""
+    number, count = message["process_id"], message.get("num_processes")
+    if count != place.num_processes:
+        return (
+            f"--num_processes: got {count} in process {number} and {place.num_processes} in process"
+            " 0; allowed: the same."
+        )
+    if number in came or not 0 < number < place.num_processes:
+        return f"--process_id: got {number} twice; allowed: each number once."
+    theirs = message.get("about", {})
+    for name, mine in about.items():
+        if theirs.get(name) != mine:
+            return (
+                f"{name}: got {theirs.get(name)} in process {number} and {mine} in process 0;"
+                " allowed: the same."
+            )
+    return None

@@ -1,0 +1,191 @@
+"""Processes meet before they begin, or are told why not; none waits for ever."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from seeupo_jax.parallel import cluster
+from seeupo_jax.parallel.cluster import Place, find_place, join
+
+TESTS = Path(__file__).parents[1]
+ABOUT = {"jax": "0.10.2", "config.seed": "0"}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """The processes, here threads, that got as far as to begin."""
+    numbers = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda _, n, i, **k: numbers.append((i, n)))
+    return numbers
+
+
+def meet(*processes, timeout_s=20):
+    """Runs each (process_id, num_processes, about) in a thread; what each was told, None: begin."""
+    port, told = free_port(), {}
+
+    def run(index, number, count, about):
+        try:
+            join(Place(f"localhost:{port}", number, count), about, timeout_s=timeout_s)
+            told[index] = None
+        except ValueError as error:
+            told[index] = str(error)
+
+    threads = [threading.Thread(target=run, args=(i, *p)) for i, p in enumerate(processes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return [told[index] for index in range(len(processes))]
+
+
+def test_all_begin_once_all_have_come(begun):
+    assert meet((2, 3, ABOUT), (0, 3, ABOUT), (1, 3, ABOUT)) == [None] * 3
+    assert sorted(begun) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_the_coordinator_names_the_processes_that_did_not_come(begun):
+    told = meet((0, 4, ABOUT), (2, 4, ABOUT), timeout_s=2)
+    assert told[0] == told[1] and not begun
+    assert told[0].startswith("2 of 4 processes did not come to localhost:")
+    assert told[0].endswith(" within 2 s: 1, 3.")
+
+
+def test_a_process_without_a_coordinator_gives_up_in_time(begun):
+    started = time.monotonic()
+    (told,) = meet((1, 2, ABOUT), timeout_s=1)
+    assert "process 1 of 2 did not reach process 0 at localhost:" in told
+    assert time.monotonic() - started < 10 and not begun
+
+
+@pytest.mark.parametrize(
+    "others, wanted",
+    [
+        ([(1, 3, ABOUT)], "--num_processes: got 3 in process 1 and 2 in process 0"),
+        ([(1, 2, ABOUT | {"jax": "0.11"})], "jax: got 0.11 in process 1 and 0.10.2 in process 0"),
+        ([(1, 2, {"jax": "0.10.2"})], "config.seed: got None in process 1 and 0 in process 0"),
+    ],
+)
+def test_processes_that_differ_are_all_told_how(begun, others, wanted):
+    told = meet((0, 2, ABOUT), *others)
+    assert len(set(told)) == 1 and told[0].startswith(wanted) and not begun
+
+
+def test_a_number_that_comes_twice_is_told(begun):
+    told = meet((0, 3, ABOUT), (1, 3, ABOUT), (1, 3, ABOUT))
+    assert len(set(told)) == 1 and told[0].startswith("--process_id: got 1 twice") and not begun
+
+
+def test_a_port_that_is_in_use_is_told(begun):
+    with socket.create_server(("", 0)) as taken:
+        place = Place(f"localhost:{taken.getsockname()[1]}", 0, 2)
+        with pytest.raises(ValueError, match="cannot be listened to .* allowed: a free one"):
+            join(place, ABOUT, timeout_s=1)
+
+
+def test_who_says_something_else_is_not_counted(begun):
+    port, told = free_port(), []
+
+    def welcome():
+        try:
+            join(Place(f"localhost:{port}", 0, 2), ABOUT, timeout_s=2)
+        except ValueError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=welcome)
+    thread.start()
+    for line in (b"GET / HTTP/1.1\r\n", b'{"process_id": "1"}\n', b"[1]\n"):
+        for _ in range(100):
+            try:
+                with socket.create_connection(("localhost", port)) as stranger:
+                    stranger.sendall(line)
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.02)
+    thread.join(60)
+    assert len(told) == 1 and told[0].startswith("1 of 2 processes did not come")
+
+
+@pytest.mark.parametrize(
+    "flags, told",
+    [
+        (("host:1", None, 2), "--process_id: got none; allowed: all of --coordinator"),
+        (("host", 0, 2), "--coordinator: got 'host'; allowed: HOST:PORT"),
+        (("host:0", 0, 2), "--coordinator: got 'host:0'"),
+        (("host:1", 2, 2), "--process_id: got 2; allowed: a number from 0 to 1"),
+    ],
+)
+def test_flags_that_do_not_fit_together_are_told(flags, told):
+    with pytest.raises(ValueError) as error:
+        find_place(*flags, timeout_s=1)
+    assert str(error.value).startswith(told)
+
+
+def test_a_process_finds_its_place_in_flags_and_in_slurm(monkeypatch):
+    assert find_place("host:12", 1, 4, timeout_s=1) == Place("host:12", 1, 4)
+    assert find_place("host:12", 0, 1, timeout_s=1) is None
+    assert find_place(None, None, None, timeout_s=1) is None
+    for name, value in {
+        "SLURM_JOB_ID": "4097",
+        "SLURM_STEP_NODELIST": "node[007-009]",
+        "SLURM_NTASKS": "6",
+        "SLURM_PROCID": "5",
+        "SLURM_LOCALID": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert find_place(None, None, None, timeout_s=1) == Place("node007:61441", 5, 6, (1,))
+
+
+def test_a_cluster_that_does_not_answer_is_told(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no metadata")
+
+    monkeypatch.setattr(cluster.ClusterEnv, "auto_detect_unset_distributed_params", fail)
+    with pytest.raises(ValueError, match=r"does not say which \(no metadata\); allowed: --coord"):
+        find_place(None, None, None, timeout_s=1)
+
+
+PROGRAM = """
+import sys
+from seeupo_jax.parallel import cluster, distributed
+port, number = sys.argv[1:]
+with cluster.errors_end_at_once():
+    cluster.join(cluster.Place(f"localhost:{port}", int(number), 2), {}, timeout_s=60)
+    print(distributed.gather("of " + number), distributed.from_first(number), flush=True)
+    if number == "0":
+        raise SystemExit(7)
+    distributed.gather(0)  # in the middle of something with process 0
+"""
+
+
+def test_real_processes_begin_and_the_end_of_one_is_no_hang_of_the_other():
+    port = free_port()
+    environment = os.environ | {"PYTHONPATH": str(TESTS.parent), "XLA_FLAGS": ""}
+    started = time.monotonic()
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(port), number],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for number in "01"
+    ]
+    printed = [process.communicate(timeout=120)[0] for process in both]
+    assert [text.splitlines()[-1] for text in printed] == ["['of 0', 'of 1'] 0"] * 2
+    assert both[0].returncode == 7 and both[1].returncode != 0
+    assert time.monotonic() - started < 100

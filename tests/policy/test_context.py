@@ -1,0 +1,183 @@
+"""Rows cut over the mesh axis `context` give what whole rows on one device give."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tpu_cases
+from flax import nnx
+
+from seeupo_jax import config
+from seeupo_jax.parallel.mesh import constrain, make_mesh, param_shardings, sharding
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.architecture import Architecture, Moe
+from seeupo_jax.policy.attention import KeyValues, attend
+from seeupo_jax.policy.kernels import select_kernel
+from seeupo_jax.policy.transformer import Transformer
+
+ARCH = Architecture(
+    vocab_size=32,
+    width=16,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    mlp_width=24,
+    tied=False,
+    remat="full",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """Compiling takes most of these tests' time, and half of that with LLVM's optimizations off."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def mesh_of(**sizes):
+    return make_mesh(config.Mesh(**{"data": 1, **sizes}))
+
+
+def random_pass(N, L, H, kv_heads, d):
+    rng = np.random.default_rng(0)
+    q, k = (rng.normal(size=(N, L, heads, d)).astype(np.float32) for heads in (H, kv_heads))
+    v, pull = (rng.uniform(-1, 1, size=x.shape).astype(np.float32) for x in (k, q))
+    return (q, k, v), pull
+
+
+def output_and_gradients(qkv, pull, *, kernel="xla", window=None, packed=False):
+    """Of attention over whole rows; where packed, two sequences a row, cut between devices."""
+    N, L = pull.shape[:2]
+    index_NL = jnp.broadcast_to(jnp.arange(L), (N, L))
+    start_N = jnp.arange(N) * 3 + L // 2 + 5
+    segment_NL = (index_NL >= start_N[:, None]).astype(jnp.int32) if packed else None
+    position_NL = index_NL - segment_NL * start_N[:, None] if packed else index_NL
+
+    def loss(q, k, v):
+        out = attend(
+            q,
+            KeyValues(k, v),
+            position_NL,
+            position_NL,
+            window=window,
+            segment_NL=segment_NL,
+            key_segment_NC=segment_NL,
+            kernel=kernel,
+        )
+        return jnp.sum(out * pull), out
+
+    (_, out), grads = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(*qkv)
+    return out, *grads
+
+
+@pytest.mark.parametrize(
+    "kernel, L, sizes, case",
+    [
+        ("xla", 16, {"fsdp": 2, "context": 2, "tensor": 2}, {"packed": True, "window": 5}),
+        ("xla", 13, {"fsdp": 2, "context": 4}, {"packed": True}),
+        ("splash", 256, {"fsdp": 2, "context": 2, "tensor": 2}, {"packed": True, "window": 70}),
+        ("splash", 512, {"context": 4, "tensor": 2}, {}),
+    ],
+)
+def test_queries_on_several_devices_see_the_keys_of_all(kernel, L, sizes, case):
+    qkv, pull = random_pass(2, L, 4, 2, 8)
+    wanted = output_and_gradients(qkv, pull, **case)
+    mesh = mesh_of(**sizes)
+    with jax.set_mesh(mesh):
+        got = output_and_gradients(qkv, pull, kernel=kernel, **case)
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
+    if L % sizes["context"] == 0:
+        cut = sharding(mesh, ("rows", "length", "heads", "head_dim"))
+        assert got[0].sharding.is_equivalent_to(cut, 4)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logp_and_gradients(network, params, tokens_NL, segment_NL):
+    """Log-probabilities of whole rows, and the gradient of their mean."""
+
+    def loss(params):
+        hidden_NLD, keys = network.bind(params).hidden(tokens_NL, segment_NL=segment_NL)
+        hidden_NAD, target_NA = hidden_NLD[:, :-1], tokens_NL[:, 1:]
+        logp_NA = policy.token_logp(network, params, hidden_NAD, target_NA, temperature=0.8)
+        return logp_NA.mean(), (constrain(logp_NA, "rows", None), keys)
+
+    grads, (logp_NA, keys) = jax.grad(loss, has_aux=True)(params)
+    return logp_NA, grads, keys
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def continued(network, params, tokens_NL, keys, length_N):
+    hidden_NLD, _ = policy.hidden(network, params, tokens_NL, keys, length_N)
+    return constrain(hidden_NLD, "rows", None, "embed")
+
+
+@pytest.mark.parametrize(
+    "sizes, L, changes",
+    [
+        ({"fsdp": 2, "context": 2, "tensor": 2}, 8, {"windows": (3, 3), "scan_layers": True}),
+        ({"fsdp": 2, "context": 4}, 10, {"layers": 1}),  # of lengths that do not divide
+        ({"expert": 2, "context": 2, "tensor": 2}, 8, {"layers": 1, "moe": Moe(4, 2, 24, True)}),
+    ],
+)
+def test_a_policy_computes_the_same_with_its_rows_cut(capfd, sizes, L, changes):
+    arch = dataclasses.replace(ARCH, **changes)
+    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    rng = np.random.default_rng(0)
+    tokens_NL, more_NL = (rng.integers(0, 32, (4, n)).astype(np.int32) for n in (L, 6))
+    segment_NL = np.sort(rng.integers(0, 2, (4, L)), axis=1).astype(np.int32)
+    length_N = np.asarray([L, 1, 5, 3], np.int32)
+    wanted = logp_and_gradients(network, params, tokens_NL, segment_NL)
+    wanted_more = continued(network, params, more_NL, wanted[2], length_N)
+    mesh = mesh_of(**sizes)
+    placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
+    capfd.readouterr()
+    with jax.set_mesh(mesh):
+        got = logp_and_gradients(network, placed, tokens_NL, segment_NL)
+        more = continued(network, placed, more_NL, got[2], length_N)
+    assert "rematerialization" not in capfd.readouterr().err
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, wanted)
+    np.testing.assert_allclose(more, wanted_more, atol=1e-5)
+    if L % sizes["context"] == 0:
+        k = got[2][0].k
+        assert k.sharding.shard_shape(k.shape)[1] == L // sizes["context"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_splash_over_cut_rows_compiles_for_tpu_without_scores_of_whole_rows(packed):
+    devices = tpu_cases.devices("v5e:2x4")
+    N, L, H, kv_heads, d = 2, 512, 4, 2, 128
+    mesh = make_mesh(config.Mesh(data=1, fsdp=2, context=2, tensor=2), devices)
+    place = sharding(mesh, ("rows", "length", "heads", "head_dim"))
+    qkv = [
+        jax.ShapeDtypeStruct((N, L, heads, d), jnp.bfloat16, sharding=place)
+        for heads in (H, kv_heads, kv_heads)
+    ]
+    options = {"kernel": "splash", "packed": packed, "window": 200}
+    f = functools.partial(output_and_gradients, pull=jnp.ones((N, L, H, d)), **options)
+    with jax.set_mesh(mesh):
+        program = jax.jit(f).trace(qkv).lower(lowering_platforms=("tpu",)).compile().as_text()
+    # Forward, queries' gradient, keys' gradient.
+    assert program.count('custom_call_target="tpu_custom_call"') == 3
+    assert re.search(r"bf16\[1,512,1,128\]", program)  # all keys of the device's row and head
+    for dims in re.findall(r"\[([\d,]+)\]", program):
+        sizes = [int(size) for size in dims.split(",")]
+        assert not (512 in sizes and sizes.count(512) + sizes.count(256) > 1)
+
+
+def test_kernels_that_cannot_take_cut_rows_fall_back_with_the_reason():
+    shape = {"length": 256, "head_dim": 64, "kv_heads": 2, "heads": 4, "dtype": "bfloat16"}
+    with jax.set_mesh(mesh_of(data=4, context=2)):
+        assert select_kernel("splash", **shape) == ("splash", "as wanted")
+        reason = "cudnn needs whole rows: got mesh axis context=2"
+        assert select_kernel("cudnn", **shape) == ("xla", reason)
+    with jax.set_mesh(mesh_of(data=2, context=4)):
+        reason = "splash needs a length that 128 divides, on each of context=4 devices: got 256"
+        assert select_kernel("splash", **shape) == ("xla", reason)
