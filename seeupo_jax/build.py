@@ -8,20 +8,32 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import NamedSharding
 
 from seeupo_jax import envs
 from seeupo_jax.config import Config
 from seeupo_jax.envs import Demonstrator
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.layout import (
+    abstract_state,
+    check_offload,
+    make_state,
+    state_layout,
+    to_host,
+)
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
-from seeupo_jax.parallel.mesh import ROW_AXES, make_mesh, param_shardings, row_shards, sharding
+from seeupo_jax.parallel.mesh import (
+    ROW_AXES,
+    check_lengths,
+    make_mesh,
+    param_shardings,
+    row_shards,
+    sampler_mesh,
+    sharding,
+)
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, Lora
@@ -33,6 +45,7 @@ from seeupo_jax.policy.tokenizer import Tokenizer, train_tokenizer
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.policy.weights import inspect, read_tokenizer
 from seeupo_jax.rollout.grammar import Grammars
+from seeupo_jax.rollout.layout import Layout
 from seeupo_jax.rollout.memory import free_memory, plan_cache
 from seeupo_jax.rollout.sampling import Sampling
 from seeupo_jax.rollout.slots import SlotEngine, choose_reading
@@ -71,17 +84,12 @@ def check(config: Config) -> None:
     make_optimizer(config.optimizer, total_steps=total_steps(config))
     check_trackers(config.telemetry.trackers)
     mesh = make_mesh(config.mesh)
-    spread = row_shards(mesh)
-    rows = {
-        "config.batching.microbatch_rows": config.batching.microbatch_rows,
-        "config.rollout.tasks x group_size": config.rollout.tasks * config.rollout.group_size,
-    }
-    for name, value in rows.items():
-        if value % spread:
-            raise ValueError(
-                f"{name}: got {value}; allowed: a multiple of the {spread} devices that rows are"
-                f" spread over (mesh axes {' x '.join(ROW_AXES)})."
-            )
+    check_offload(config.offload, mesh.local_devices[0])
+    if max(config.profile.steps, default=0) > config.iterations:
+        raise ValueError(
+            f"config.profile.steps: got {config.profile.steps}; allowed: iterations from 1 to"
+            f" {config.iterations}."
+        )
     if config.rollout_ahead and jax.process_count() > 1:
         raise ValueError(
             f"config.rollout_ahead: got 1 with {jax.process_count()} processes; allowed: 0, since"
@@ -102,7 +110,45 @@ def check(config: Config) -> None:
             f"config.warm_start.stages: got {len(config.warm_start.stages)}; allowed: none, since"
             f" env {config.env.name} has no demonstrations() and vocabulary()."
         )
+    check_layout(config, mesh)
     _check_model(config, mesh)
+
+
+def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
+    """Whether rows, lengths, heads and a conversation's KV cache go with a mesh and a model.
+
+    Args:
+      mesh: its devices need not be here.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    check_lengths(mesh, build_shapes(config, 1).lengths)
+    spread, arch = row_shards(mesh), _architecture(config, mesh)
+    rows = {
+        "config.batching.microbatch_rows": config.batching.microbatch_rows,
+        "config.rollout.tasks x group_size": config.rollout.tasks * config.rollout.group_size,
+    }
+    for name, value in rows.items():
+        if value % spread:
+            raise ValueError(
+                f"{name}: got {value}; allowed: a multiple of the {spread} devices that rows are"
+                f" spread over (mesh axes {' x '.join(ROW_AXES)})."
+            )
+    if config.rollout.max_context > arch.max_positions:
+        raise ValueError(
+            f"config.rollout.max_context: got {config.rollout.max_context}; allowed: at most the"
+            f" {arch.max_positions} positions that the model was made for."
+        )
+    sampler = sampler_mesh(mesh, config.rollout.mesh)
+    for name, each in (("config.mesh", mesh), ("config.rollout.mesh", sampler)):
+        parts = each.shape["tensor"]
+        if arch.heads % parts or arch.kv_heads % parts:
+            raise ValueError(
+                f"{name}.tensor: got {parts}; allowed: a divisor of the model's {arch.heads} heads"
+                f" and {arch.kv_heads} key-value heads."
+            )
+    plan_cache(arch, config.rollout, shards=row_shards(sampler), tensor=sampler.shape["tensor"])
 
 
 def total_steps(config: Config) -> int:
@@ -179,24 +225,12 @@ def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, A
 
 
 def _check_model(config: Config, mesh: jax.sharding.Mesh) -> None:
-    """A conversation fits into the model, a head with its KV cache onto one device."""
+    """The model has a tokenizer that can talk, and the projections that adapters are for."""
     arch, lora = _architecture(config, mesh), _lora(config)
     if config.model.path is not None:
         _check_tokenizer(config, arch.vocab_size)
     if lora is not None:
         with_adapters(arch, lora)
-    if config.rollout.max_context > arch.max_positions:
-        raise ValueError(
-            f"config.rollout.max_context: got {config.rollout.max_context}; allowed: at most the"
-            f" {arch.max_positions} positions that the model was made for."
-        )
-    parts = mesh.shape["tensor"]
-    if arch.heads % parts or arch.kv_heads % parts:
-        raise ValueError(
-            f"config.mesh.tensor: got {parts}; allowed: a divisor of the model's {arch.heads} heads"
-            f" and {arch.kv_heads} key-value heads."
-        )
-    plan_cache(arch, config.rollout, shards=row_shards(mesh), tensor=parts)
 
 
 def _check_tokenizer(config: Config, vocab_size: int) -> None:
@@ -224,30 +258,41 @@ def build_pool(config: Config, size: int) -> EnvPool:
 
 
 def build_engine(config: Config, made: Policy) -> SlotEngine:
-    """The sampler.
+    """The sampler, on a layout of its own of the policy's devices.
 
     Raises:
-      ValueError: its cache does not fit into what memory is free.
+      ValueError: its cache and its copy of the policy do not fit into what memory is free.
     """
     rollout, arch = config.rollout, made.network.arch
-    device = made.mesh.local_devices[0]
+    mesh = sampler_mesh(made.mesh, rollout.mesh)
+    device = mesh.local_devices[0]
     return SlotEngine(
         made.network,
         build_sampling(config, made.tokenizer),
         plan_cache(
             arch,
             rollout,
-            shards=row_shards(made.mesh),
-            tensor=made.mesh.shape["tensor"],
+            shards=row_shards(mesh),
+            tensor=mesh.shape["tensor"],
+            reshard=Layout(made.network, mesh).reshard(_held(made)),
             free_bytes=free_memory(device),
         ),
-        mesh=made.mesh,
+        mesh=mesh,
         group_size=rollout.group_size,
         steps=rollout.decode_steps,
         prefill_tokens=rollout.prefill_tokens,
         reading=choose_reading(arch, rollout.page_size, device.platform),
         grammars=build_grammars(config, made.tokenizer, arch.vocab_size),
     )
+
+
+def _held(made: Policy) -> Any:
+    """Shape structs of all parameters, as the trainer holds them."""
+    network, shapes = policy.abstract(made.network.arch)
+    shapes = made.whole(policy.trainable(network, shapes)[0])
+    where = param_shardings(made.mesh, network.logical_axes(), shapes)
+    struct = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)  # noqa: E731
+    return jax.tree.map(struct, shapes, where)
 
 
 def build_grammars(config: Config, tokenizer: Tokenizer, vocab_size: int) -> Grammars | None:
@@ -280,18 +325,42 @@ def build_shapes(config: Config, rows: int) -> Shapes:
     )
 
 
-def new_state(policy: Policy, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
-    """The state before the first step: a copy of the parameters, since the state is donated."""
-    everywhere = sharding(policy.mesh, ())
+def new_state(
+    config: Config, policy: Policy, optimizer: optax.GradientTransformation, params: Any
+) -> TrainState:
+    """The state before the first step: a copy of the parameters, since the state is donated.
 
-    def settle(leaf: jax.Array) -> jax.Array:
-        on_mesh = isinstance(leaf.sharding, NamedSharding)
-        return leaf if on_mesh else jax.device_put(leaf, everywhere)
+    Parameters that are shape structs (of `abstract_policy`) make a state of shape structs.
+    """
+    layout = state_layout(policy.mesh, optimizer, params, config.offload)
+    is_struct = isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
+    return (abstract_state if is_struct else make_state)(optimizer, params, layout)
 
-    params = jax.tree.map(jnp.copy, params)
-    zero = np.zeros((), np.int32)
-    state = TrainState(params, optimizer.init(params), *jax.device_put((zero, zero)))
-    return jax.tree.map(settle, state)
+
+def place_reference(config: Config, params: Any) -> Any:
+    """The reference policy's parameters where they wait: these very ones, or a copy on the host."""
+    return to_host(params) if config.offload.reference else params
+
+
+def abstract_policy(config: Config, mesh: jax.sharding.Mesh) -> tuple[Policy, Any]:
+    """What `load_policy` gives, with shapes and shardings for parameters: no weights are read.
+
+    The tokenizer is None where the model's folder has none.
+    """
+    arch, lora = _architecture(config, mesh), _lora(config)
+    network, params = policy.abstract(arch) if lora is None else with_adapters(arch, lora)
+    where = param_shardings(mesh, network.logical_axes(), params)
+    dtype = config.model.param_dtype
+
+    def place(path: Any, leaf: Any, where: Any) -> jax.ShapeDtypeStruct:
+        adapter = str(path[-1].key).startswith(policy.ADAPTER)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if adapter else dtype, sharding=where)
+
+    params = jax.tree_util.tree_map_with_path(place, params, where)
+    params, frozen = policy.trainable(network, params)
+    path = config.model.path
+    tokenizer = None if path is None else read_tokenizer(path, config.chat)
+    return Policy(network, tokenizer, mesh, frozen), params
 
 
 def build_learner(

@@ -85,7 +85,16 @@ class Mesh:
     data: int = checked(-1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
     fsdp: int = checked(1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
     expert: int = checked(1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
+    context: int = checked(1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
     tensor: int = checked(1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
+
+
+@dataclass(frozen=True)
+class Offload:
+    """What waits in the host's memory while the devices do not need it."""
+
+    optimizer: bool = False  # the optimizer's state, between steps
+    reference: bool = False  # the reference policy of the KL penalty, between sweeps
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,7 @@ class Rollout:
     page_size: int = at_least(1, 16)  # tokens of a page of the KV cache
     decode_steps: int = at_least(1, 8)  # tokens a dispatch decodes at most
     prefill_tokens: int = at_least(16, 1024)  # tokens a dispatch prefills at most
+    mesh: Mesh | None = None  # the sampler's layout of the same devices; none: the trainer's
 
 
 @dataclass(frozen=True)
@@ -184,8 +194,19 @@ class Evaluation:
 @dataclass(frozen=True)
 class Checkpoint:
     every: int = at_least(0, 10)  # iterations between checkpoints; 0: only the last
-    keep: int = at_least(1, 2)
+    keep: int = at_least(1, 2)  # the newest so many
+    keep_best: int = at_least(0, 1)  # and of the others those with the best evaluations
+    directory: str | None = None  # a folder that all hosts see, or gs://...; none: in the workdir
     export: bool = True  # after the last iteration, write WORKDIR/policy in Hugging Face's format
+
+
+@dataclass(frozen=True)
+class Profile:
+    steps: tuple[int, ...] = checked(
+        (),
+        "iterations from 1 on, each once",
+        lambda v: min(v, default=1) > 0 and len(set(v)) == len(v),
+    )  # iterations whose trace is written to WORKDIR/profile
 
 
 @dataclass(frozen=True)
@@ -206,6 +227,7 @@ class Config:
     chat: Chat = Chat()
     env: Env = Env()
     mesh: Mesh = Mesh()
+    offload: Offload = Offload()
     algorithm: Algorithm = Algorithm()
     optimizer: Optimizer = Optimizer()
     rollout: Rollout = Rollout()
@@ -213,6 +235,7 @@ class Config:
     warm_start: WarmStart = WarmStart()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    profile: Profile = Profile()
     telemetry: Telemetry = Telemetry()
 
 

@@ -206,12 +206,13 @@ def observe(
     ref_params = jax.device_put(policy()[1]) if ref_params is None else ref_params
     updates, real = [], sweep_module.update_turn
 
-    def update_turn(learner, current, state, factor_N, turns, **rest):
-        state, factor_N, metrics = real(learner, current, state, factor_N, turns, **rest)
+    def update_turn(learner, current, state, turns, **rest):
+        before = len(current.metrics)
+        state = real(learner, current, state, turns, **rest)
         gradients = weights_of(host(state.opt_state[0]))
-        copies = host((factor_N, metrics))
+        copies = host((current.factor_N, current.metrics[before:]))
         updates.append(Update(turns, host(state.params), gradients, *copies))
-        return state, factor_N, metrics
+        return state
 
     with mock.patch.object(sweep_module, "update_turn", update_turn):
         state, metrics = sweep_module.sweep(learner, state, ref_params, trajectories, iteration=3)

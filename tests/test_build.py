@@ -47,7 +47,7 @@ def test_a_new_state_is_a_copy_on_the_mesh():
     config = load_config(CONFIG, ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"])
     policy, params = build.load_policy(config, "package:order_desk")
     optimizer = build.make_optimizer(config.optimizer, total_steps=1)
-    state = build.new_state(policy, optimizer, params)
+    state = build.new_state(config, policy, optimizer, params)
     gate = state.params["layers"][0]["mlp"]["gate"]["kernel"]
     assert gate.sharding.shard_shape(gate.shape) == (64, 192)  # width over fsdp, mlp over tensor
     for leaf in jax.tree.leaves(state):

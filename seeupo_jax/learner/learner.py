@@ -14,9 +14,11 @@ import optax
 from seeupo_jax import config
 from seeupo_jax.algorithms.advantage import group_relative_advantage
 from seeupo_jax.learner import update
-from seeupo_jax.learner.batching import Rows, Shapes, empty_batch, refresh_batch
+from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.layout import on_device
+from seeupo_jax.parallel import distributed
 from seeupo_jax.policy.network import Network, join
-from seeupo_jax.types import TrainState
+from seeupo_jax.types import TrainState, TurnBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,27 +41,31 @@ class Learner:
     everywhere: jax.sharding.Sharding | None = None
 
     @functools.cached_property
-    def turn_step(self) -> Callable[..., Any]:
+    def turn_step(self) -> functools.partial[Any]:
         """`update.turn_step` from the state on; see there."""
         step = functools.partial(
-            update.turn_step, self.network, self.optimizer, self.step_objective
+            update.turn_step, self.network, self.optimizer, self.step_objective, self.layout
         )
-        out = (self.layout, self.everywhere, None, None)
+        out = (self.layout, self.everywhere, self.everywhere, self.everywhere)
         jitted = jax.jit(step, donate_argnums=(1, 5), out_shardings=out)
         return functools.partial(jitted, self.frozen)
 
     @functools.cached_property
-    def refresh(self) -> Callable[..., jax.Array]:
+    def refresh(self) -> functools.partial[Any]:
         """`update.refresh` from the trained parameters on; see there."""
-        refresh = functools.partial(update.refresh, self.network, self.step_objective)
-        jitted = jax.jit(refresh, donate_argnums=2, out_shardings=self.everywhere)
-        return lambda params, *rest: jitted(join(params, self.frozen), *rest)
+        objective = self.step_objective
+
+        def refresh(frozen: Any, params: Any, batch: TurnBatch, factor_N: jax.Array) -> jax.Array:
+            return update.refresh(self.network, objective, join(params, frozen), batch, factor_N)
+
+        jitted = jax.jit(refresh, donate_argnums=3, out_shardings=self.everywhere)
+        return functools.partial(jitted, self.frozen)
 
     @functools.cached_property
-    def score(self) -> Callable[..., jax.Array]:
-        """`update.score` from the trained parameters on; see there."""
-        score = functools.partial(update.score, self.network, temperature=self.temperature)
-        return lambda params, batch: score(join(params, self.frozen), batch)
+    def score(self) -> functools.partial[Any]:
+        """`update.score` from the trained parameters on, which may lie in the host's memory."""
+        jitted = _score(self.network, self.temperature, self.everywhere)
+        return functools.partial(jitted, self.frozen)
 
     def advantage(
         self, reward_N: np.ndarray, group_N: np.ndarray, valid_N: np.ndarray
@@ -77,8 +83,8 @@ class Learner:
         return self.spread(advantage_N)
 
     def spread(self, x_N: Any) -> jax.Array:
-        """A small array on every device."""
-        return jax.device_put(x_N, self.everywhere)
+        """A small array, the same in all processes, on every device."""
+        return distributed.spread(np.asarray(x_N), self.everywhere)
 
     @property
     def step_objective(self) -> update.Objective:
@@ -103,42 +109,14 @@ class Learner:
         return chosen.refresh != "separate" and config.fused_refresh_applies(chosen)
 
 
-def compile_programs(
-    learner: Learner, state: TrainState, ref_params: Any, trajectories: int
-) -> TrainState:
-    """Compiles every program of the sweeps to come, by running each on a batch without rows.
+@functools.cache
+def _score(
+    network: Network, temperature: float, everywhere: jax.sharding.Sharding | None
+) -> Callable[..., jax.Array]:
+    """One program for all learners of a network: the algorithm's choices do not matter to it."""
 
-    Args:
-      trajectories: N of every sweep.
+    def score(frozen: Any, params: Any, batch: TurnBatch) -> jax.Array:
+        whole = join(on_device(params), frozen)
+        return update.score(network, whole, batch, temperature=temperature)
 
-    Returns: the state, which was donated and comes back bit for bit.
-    """
-    shapes = learner.shapes
-    rows = Rows((), (), (), np.zeros(0, np.int32), trajectories, 0)
-    zeros_N = np.zeros(trajectories, np.float32)
-    learner.advantage(zeros_N, zeros_N.astype(np.int32), zeros_N > 0)
-    for length in sorted({shapes.long(1), shapes.long(shapes.lengths[-1])}):
-        batch = empty_batch(rows, shapes, length=length, action=length)
-        for params in (state.params, ref_params):
-            learner.score(params, batch)
-    importance = learner.algorithm.tis_clip is not None
-    for length in shapes.lengths:
-        batch = empty_batch(
-            rows, shapes, length=length, action=shapes.action, importance=importance
-        )
-        continued = None
-        if learner.fused:
-            continued, _ = refresh_batch(rows, batch, [], [], shapes, [])
-        elif learner.algorithm.old_policy == "turn":
-            learner.score(state.params, batch)
-        state, *_ = learner.turn_step(
-            state,
-            batch,
-            continued,
-            learner.spread(zeros_N),
-            learner.spread(zeros_N),
-            np.float32(1),
-        )
-        if not learner.fused or length == shapes.lengths[-1]:
-            learner.refresh(state.params, batch, learner.spread(zeros_N))
-    return state
+    return jax.jit(score, out_shardings=everywhere)

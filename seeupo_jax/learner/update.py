@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from seeupo_jax.algorithms.surrogate import (
     update_weight,
 )
 from seeupo_jax.learner.batching import RefreshBatch
+from seeupo_jax.learner.layout import on_device
 from seeupo_jax.learner.optimizer import apply_update
 from seeupo_jax.parallel.mesh import constrain
 from seeupo_jax.policy import network as policy
@@ -85,7 +85,6 @@ def microbatch(batch: Any, index: jax.Array) -> Any:
     return jax.tree.map(lambda x: take(x) if x.ndim else x, batch)
 
 
-@functools.partial(jax.jit, static_argnames=("network", "temperature"))
 def score(network: Network, params: Any, batch: TurnBatch, *, temperature: float) -> jax.Array:
     """log π of every action token of a batch under `params`: float32 [M, R, A], 0 in empty rows."""
 
@@ -97,7 +96,6 @@ def score(network: Network, params: Any, batch: TurnBatch, *, temperature: float
         return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_MRA))
 
 
-@functools.partial(jax.jit, static_argnames=("network", "objective"), donate_argnames="factor_N")
 def refresh(
     network: Network, objective: Objective, params: Any, batch: TurnBatch, factor_N: jax.Array
 ) -> jax.Array:
@@ -229,15 +227,11 @@ def _refresh_rows(
         return jax.lax.cond(continued.mask_MRA.any(), refreshed, lambda: factor_R)
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("network", "optimizer", "objective"),
-    donate_argnames=("state", "factor_N"),
-)
 def turn_step(
     network: Network,
     optimizer: optax.GradientTransformation,
     objective: Objective,
+    layout: TrainState | None,
     frozen: Any,
     state: TrainState,
     batch: TurnBatch,
@@ -249,6 +243,7 @@ def turn_step(
     """One optimizer step on one turn: one program a bucket shape, microbatches accumulated inside.
 
     Args:
+      layout: shardings of the state: gradients lie as the parameters do. None: one device.
       frozen: the parameters that training leaves alone; empty where all train.
       continued: the refresh of the step before, or None.
       advantage_N, factor_N: float32 [N]; a trajectory's weight is M = advantage x factor.
@@ -258,6 +253,9 @@ def turn_step(
       log-probabilities before the step; metrics (float32 scalars).
     """
     grad = jax.value_and_grad(turn_loss, has_aux=True)
+
+    def place(grads: Any) -> Any:
+        return grads if layout is None else jax.lax.with_sharding_constraint(grads, layout.params)
 
     def body(index: jax.Array, carry: Any) -> Any:
         grads, factor_N, logp_MRA, total = carry
@@ -275,18 +273,20 @@ def turn_step(
             factor_N[who_R],
             advantage_N[who_R] * real_R,
         )
-        grads = jax.tree.map(jnp.add, grads, new)
+        # Placed before they are added: each device receives its own part of the sum over rows only.
+        grads = jax.tree.map(jnp.add, grads, place(new))
         if continued is not None:
             factor_N = factor_N.at[row.trajectory_MR].set(factor_R, mode="drop")
         logp_MRA = jax.lax.dynamic_update_index_in_dim(logp_MRA, logp_RA, index, 0)
         return grads, factor_N, logp_MRA, _accumulate(total, sums | {"loss": loss})
 
     with jax.named_scope("sweep/turn"):
-        zeros = jax.tree.map(jnp.zeros_like, state.params)
+        zeros = place(jax.tree.map(jnp.zeros_like, state.params))
         total = {name: jnp.zeros(()) for name in (*objective.sums, "loss")}
         start = (zeros, factor_N, jnp.zeros_like(batch.mask_MRA), total)
         grads, factor_N, logp_MRA, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
         grads = jax.tree.map(lambda g: g / denominator, grads)
+        state = state._replace(opt_state=on_device(state.opt_state))
         state, metrics = jax.lax.cond(
             batch.microbatches > 0,
             lambda: apply_update(optimizer, grads, state),

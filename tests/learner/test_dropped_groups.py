@@ -9,7 +9,8 @@ import pytest
 from learner_cases import quick_compilation  # noqa: F401
 
 from seeupo_jax.learner.batching import Rows
-from seeupo_jax.learner.sweep import start_pass, sweep
+from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.learner.sweep_pass import start_pass
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.run import rollout_metrics
 from seeupo_jax.types import Trajectory, learnable

@@ -13,7 +13,7 @@ from learner_cases import quick_compilation  # noqa: F401
 
 from seeupo_jax import config
 from seeupo_jax.learner.batching import Shapes
-from seeupo_jax.learner.learner import compile_programs
+from seeupo_jax.learner.programs import compile_programs
 from seeupo_jax.learner.sweep import sweep, update_order
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 from seeupo_jax.telemetry.compilation import Compilations

@@ -1,0 +1,114 @@
+"""The programs of the sweeps to come, by name: to run them ahead, or only to compile them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seeupo_jax.learner.batching import Rows, empty_batch, refresh_batch
+from seeupo_jax.learner.learner import Learner
+from seeupo_jax.types import TrainState
+
+
+@dataclass(frozen=True)
+class Program:
+    """One compiled program, and a call of it that does nothing.
+
+    function: what `jax.jit` returned.
+    arguments: from the state and the reference policy's parameters (arrays, or shape structs with
+      shardings) to its arguments; those that change are shape structs.
+    returns_state: its results begin with the state, which was donated.
+    """
+
+    name: str
+    function: Any
+    arguments: Callable[[TrainState, Any], tuple[Any, ...]]
+    returns_state: bool = False
+
+    def lower(self, state: TrainState, ref_params: Any) -> jax.stages.Lowered:
+        """The program before compilation, for the devices that the arguments lie on."""
+        return self.function.lower(*self.arguments(state, ref_params))
+
+
+def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
+    """Every program that sweeps over so many trajectories may run, shortest rows first."""
+    rows = Rows((), (), (), np.zeros(0, np.int32), trajectories, 0)
+    shapes = learner.shapes
+    for length in sorted({shapes.long(1), shapes.long(shapes.lengths[-1])}):
+        yield from _score_programs(learner, rows, length)
+    for length in shapes.lengths:
+        yield from _turn_programs(learner, rows, length)
+
+
+def compile_programs(
+    learner: Learner, state: TrainState, ref_params: Any, trajectories: int
+) -> TrainState:
+    """Compiles every program of the sweeps to come, by running each on a batch without rows.
+
+    Returns: the state, which was donated and comes back bit for bit.
+    """
+    zeros_N = np.zeros(trajectories, np.float32)
+    learner.advantage(zeros_N, zeros_N.astype(np.int32), zeros_N > 0)
+
+    def fill(x: Any) -> Any:
+        is_struct = isinstance(x, jax.ShapeDtypeStruct)
+        return learner.spread(np.zeros(x.shape, x.dtype)) if is_struct else x
+
+    for program in sweep_programs(learner, trajectories):
+        out = program.function(*jax.tree.map(fill, program.arguments(state, ref_params)))
+        state = out[0] if program.returns_state else state
+    return state
+
+
+def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
+    """Of the whole trajectories, under the old and under the reference policy."""
+    batch = empty_batch(rows, learner.shapes, length=length, action=length)
+    yield _call(f"sweep/score {length}", learner.score, lambda state, _: (state.params, batch))
+    # Mostly the same program again, which compiles nothing; not where it lies in other memory.
+    yield _call(f"sweep/reference {length}", learner.score, lambda _, params: (params, batch))
+
+
+def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
+    """One turn's step, and what comes before or after it for some choices of the algorithm."""
+    shapes, chosen = learner.shapes, learner.algorithm
+    batch = empty_batch(
+        rows,
+        shapes,
+        length=length,
+        action=shapes.action,
+        importance=chosen.tis_clip is not None,
+    )
+    numbers_N = jax.ShapeDtypeStruct((rows.trajectories,), jnp.float32, sharding=learner.everywhere)
+    continued = None
+    if learner.fused:
+        continued, _ = refresh_batch(rows, batch, [], [], shapes, [])
+    elif chosen.old_policy == "turn":
+        yield _call(f"sweep/old {length}", learner.score, lambda state, _: (state.params, batch))
+    yield _call(
+        f"sweep/turn {length}",
+        learner.turn_step,
+        lambda state, _: (state, batch, continued, numbers_N, numbers_N, np.float32(1)),
+        returns_state=True,
+    )
+    if not learner.fused or length == shapes.lengths[-1]:
+        yield _call(
+            f"sweep/refresh {length}",
+            learner.refresh,
+            lambda state, _: (state.params, batch, numbers_N),
+        )
+
+
+def _call(
+    name: str,
+    program: functools.partial[Any],
+    rest: Callable[[TrainState, Any], tuple[Any, ...]],
+    returns_state: bool = False,
+) -> Program:
+    """A learner's program, whose first arguments it has bound itself."""
+    return Program(name, program.func, lambda *given: (*program.args, *rest(*given)), returns_state)

@@ -1,0 +1,42 @@
+"""A request to stop: a signal that is heard where a run can stop and go on later."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class Stopped(Exception):
+    """The run was asked to stop and did, between two steps; nothing is lost."""
+
+
+class StopRequest:
+    """Takes SIGTERM (preemption) and SIGINT while it is open; a second SIGINT acts as ever.
+
+    A second SIGTERM does not: Slurm sends one at both ends of the grace period, and a launcher
+    passes one on that its whole process group got.
+
+    asked: whether one has come.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before = {}
+
+    def _hear(self, number: int, _: FrameType | None) -> None:
+        self.asked = True
+        if number == signal.SIGINT:
+            signal.signal(number, self._before[number])

@@ -1,0 +1,77 @@
+"""A sweep that is stopped between two turns goes on, from files, to the same numbers."""
+
+import json
+
+import jax
+import learner_cases as cases
+import pytest
+from learner_cases import quick_compilation  # noqa: F401
+
+from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.learner.sweep_pass import SweepStopped, stopped_arrays
+from seeupo_jax.stop import Stopped
+
+CASES = {
+    "fused": {},
+    "separate, old_policy=turn": {"inner_epochs": 2, "old_policy": "turn"},
+    "fused, tis_clip, old_policy=turn": {"tis_clip": 1.1, "old_policy": "turn"},
+    "order=random": {"order": "random"},
+}
+
+
+def trajectories():
+    return cases.as_sampled(cases.ragged(), spread=1.0)
+
+
+def run(learner, state=None, **rest):
+    state = cases.new_state(learner.optimizer) if state is None else state
+    reference = cases.jittered(cases.policy()[1], 0.02)
+    return sweep(learner, state, reference, trajectories(), iteration=3, **rest)
+
+
+def stop_after(turns):
+    """Asks to stop before the turn that comes after so many."""
+    asked = iter([False] * turns)
+    return lambda: next(asked, True)
+
+
+@pytest.mark.parametrize("choices", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("turns", [0, 1, 3])
+def test_a_stopped_sweep_goes_on_from_files_to_the_same_bits(tmp_path, choices, turns):
+    learner = cases.learner(**choices)
+    state, metrics = run(learner)
+    with pytest.raises(Stopped) as stopped:
+        run(learner, stop=stop_after(turns))
+    assert stopped.value.notes["done"] == turns
+    files = Checkpoints(tmp_path, 1)
+    files.save(3, stopped.value.arrays, json.loads(json.dumps(stopped.value.notes)))
+    example = stopped_arrays(learner, cases.new_state(learner.optimizer), trajectories())
+    _, arrays, notes = files.restore(example)
+    files.close()
+    resumed, resumed_metrics = run(learner, arrays["state"], resume=(arrays, notes))
+    cases.assert_trees_equal(resumed, state)
+    assert resumed_metrics == metrics
+
+
+def test_it_can_be_stopped_again_and_again():
+    learner = cases.learner()
+    state, metrics = run(learner)
+    resume, given = None, None
+    for done in (1, 2, 3):
+        with pytest.raises(SweepStopped) as stopped:
+            run(learner, given, stop=stop_after(1), resume=resume)
+        assert stopped.value.notes["done"] == done
+        resume = stopped.value.arrays, stopped.value.notes
+        given = stopped.value.arrays["state"]
+    resumed, resumed_metrics = run(learner, given, resume=resume)
+    cases.assert_trees_equal(resumed, state)
+    assert resumed_metrics == metrics
+
+
+def test_the_host_is_never_far_ahead_of_the_device(monkeypatch):
+    waited = []
+    block = jax.block_until_ready
+    monkeypatch.setattr(jax, "block_until_ready", lambda x: waited.append(len(x)) or block(x))
+    run(cases.learner())
+    assert waited == [1, 1]  # of four turns' steps, before the third and before the fourth

@@ -1,0 +1,75 @@
+"""One process of a sweep over several: `learner_process.py RANK COUNT PORT DEVICES OUT`."""
+
+import functools
+import os
+import pickle
+import sys
+
+if __name__ == "__main__":
+    RANK, COUNT, PORT, DEVICES = map(int, sys.argv[1:5])
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+
+import jax  # noqa: E402
+import learner_cases as cases  # noqa: E402
+
+from seeupo_jax import config  # noqa: E402
+from seeupo_jax.learner.batching import Shapes  # noqa: E402
+from seeupo_jax.learner.layout import make_state, state_layout, to_host  # noqa: E402
+from seeupo_jax.learner.learner import Learner  # noqa: E402
+from seeupo_jax.learner.optimizer import make_optimizer  # noqa: E402
+from seeupo_jax.learner.sweep import sweep  # noqa: E402
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding  # noqa: E402
+from seeupo_jax.telemetry.checksum import checksum  # noqa: E402
+
+KEEP, OFFLOAD = config.Offload(), config.Offload(optimizer=True, reference=True)
+
+
+def placed(mesh, network, params):
+    """Host arrays as global arrays on the mesh."""
+    where = param_shardings(mesh, network.logical_axes(), params)
+    make = lambda x, there: jax.make_array_from_callback(x.shape, there, lambda i: x[i])  # noqa: E731
+    return jax.tree.map(make, params, where)
+
+
+def learner_on(mesh, offload=KEEP):
+    """A learner with Adam, its fresh state and a reference policy that differs."""
+    network, params = cases.policy(layers=1)
+    optimizer = make_optimizer(config.Optimizer(name="adam", learning_rate=0.02), total_steps=9)
+    start = placed(mesh, network, params)
+    layout = state_layout(mesh, optimizer, start, offload)
+    learner = Learner(
+        network,
+        optimizer,
+        config.Algorithm(),
+        Shapes((32,), action=8, rows=4, microbatches=2),
+        temperature=1.0,
+        layout=layout,
+        everywhere=sharding(mesh, ()),
+    )
+    reference = placed(mesh, network, cases.jittered(params, 0.1))
+    reference = to_host(reference) if offload.reference else reference
+    return learner, make_state(optimizer, start, layout), reference
+
+
+def swept(devices, offload=KEEP):
+    """A sweep's metrics, the fingerprint of the state after it, and that state."""
+    mesh = make_mesh(config.Mesh(data=1, fsdp=2, tensor=2), devices)
+    with jax.set_mesh(mesh):
+        learner, state, reference = learner_on(mesh, offload)
+        state, metrics = sweep(learner, state, reference, cases.ragged(), iteration=1)
+        return metrics, checksum(state), state
+
+
+@functools.cache
+def swept_alone(offload=KEEP):
+    """`swept` over four devices of this process, once for all tests."""
+    return swept(jax.devices()[:4], offload)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.distributed.initialize(f"localhost:{PORT}", COUNT, RANK)
+    told = swept(jax.devices(), OFFLOAD)[:2]
+    with open(sys.argv[5], "wb") as file:
+        pickle.dump(told, file)
