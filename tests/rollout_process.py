@@ -18,7 +18,12 @@ from flax import nnx  # noqa: E402
 from seeupo_jax import config  # noqa: E402
 from seeupo_jax.envs.base import StepResult  # noqa: E402
 from seeupo_jax.envs.pool import EnvPool  # noqa: E402
-from seeupo_jax.parallel.mesh import make_mesh, param_shardings, row_shards  # noqa: E402
+from seeupo_jax.parallel.mesh import (  # noqa: E402
+    make_mesh,
+    param_shardings,
+    row_shards,
+    sampler_mesh,
+)
 from seeupo_jax.policy import network as policy  # noqa: E402
 from seeupo_jax.policy.architecture import Architecture  # noqa: E402
 from seeupo_jax.policy.transformer import Transformer  # noqa: E402
@@ -60,7 +65,8 @@ def main() -> None:
     if COUNT > 1:
         jax.distributed.initialize(f"localhost:{PORT}", COUNT, RANK)
     tensor = 2 if jax.device_count() > 2 and DEVICES > 1 else 1
-    mesh = make_mesh(config.Mesh(tensor=tensor))
+    mesh = make_mesh(config.Mesh(data=1, fsdp=-1, tensor=tensor))
+    own = sampler_mesh(mesh, config.Mesh(data=-1, tensor=tensor))
     arch = Architecture(**SIZES, mlp_width=24)
     network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
     params = jax.tree.map(np.asarray, rollout_cases.stir(params))
@@ -72,10 +78,10 @@ def main() -> None:
     rollout = config.Rollout(
         tasks=8, group_size=3, max_action_tokens=6, max_context=96, concurrency=16, slots=8
     )
-    plan = plan_cache(arch, rollout, shards=row_shards(mesh), tensor=tensor)
+    plan = plan_cache(arch, rollout, shards=row_shards(own), tensor=tensor)
     sampling = Sampling(0.8, None, None, 6, (3, 7, 11))
     with jax.set_mesh(mesh):
-        engine = SlotEngine(network, sampling, plan, mesh=mesh, group_size=3, steps=2)
+        engine = SlotEngine(network, sampling, plan, mesh=own, group_size=3, steps=2)
         pool = EnvPool(Slow, engine.concurrency, workers=4, timeout_s=60)
         requests = group_requests(TASKS, 3)
         collected = [

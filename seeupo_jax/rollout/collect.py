@@ -16,6 +16,8 @@ from seeupo_jax.rollout.engine import Action, Engine, Turn
 from seeupo_jax.rollout.sampling import task_number
 from seeupo_jax.types import Trajectory
 
+HEAR_S = 0.5  # how long it may take to hear that the run shall stop
+
 
 @dataclass(frozen=True)
 class Request:
@@ -113,6 +115,7 @@ def collect(
     policy_version: int | None = None,
     deterministic: bool = False,
     on_finished: Callable[[Request, Trajectory], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Collected:
     """Samples one trajectory a request, as many at a time as the engine and the pool have room for.
 
@@ -126,6 +129,10 @@ def collect(
       deterministic: all environments answer before the engine goes on, so that which rows it runs
         together, and so the last bit of every number, does not depend on how long they take.
       on_finished: hears of every trajectory of this process as soon as it is over.
+      stop: whether this process was asked to stop.
+
+    Raises:
+      Stopped: a process was asked to.
     """
     began = time.perf_counter()
     engine.begin(params, seed=seed, iteration=iteration, temperature=temperature)
@@ -139,6 +146,7 @@ def collect(
         policy_version=policy_version,
         deterministic=deterministic,
         on_finished=on_finished,
+        stop=stop,
     )
     collection.run()
     own = (collection.finished, collection.environment_s, Counter(engine.usage()))
@@ -172,11 +180,12 @@ class _Collection:
         policy_version: int | None,
         deterministic: bool,
         on_finished: Callable[[Request, Trajectory], None] | None,
+        stop: Callable[[], bool],
     ):
         self._engine, self._pool, self._tokenizer = engine, pool, tokenizer
         self._requests, self._max_turns, self._seed = requests, max_turns, seed
         self._policy_version, self._deterministic = policy_version, deterministic
-        self._on_finished = on_finished
+        self._on_finished, self._stop = on_finished, stop
         owned = (key for key, request in enumerate(requests) if engine.owns(request.group))
         self._queued = deque(owned)
         self._open: dict[int, _Episode] = {}
@@ -191,7 +200,7 @@ class _Collection:
             while self._queued and self._slots:
                 self._reset(self._queued.popleft())
             self._hear_environments()
-            actions = self._engine.step(bool(self._open or self._queued))
+            actions = self._engine.step(bool(self._open or self._queued), self._stop())
             if actions is None:
                 return
             for action in actions:
@@ -200,9 +209,11 @@ class _Collection:
     def _hear_environments(self) -> None:
         idle = not self._engine.busy
         began = time.perf_counter()
-        answers = self._pool.poll(self._engine.patience_s if idle else 0.0)
-        while self._deterministic and self._pool.open:
-            answers += self._pool.poll(None)
+        patience_s = self._engine.patience_s
+        waits_s = HEAR_S if patience_s is None else min(HEAR_S, patience_s)
+        answers = self._pool.poll(waits_s if idle else 0.0)
+        while self._deterministic and self._pool.open and not self._stop():
+            answers += self._pool.poll(HEAR_S)
         self.environment_s += time.perf_counter() - began if idle else 0.0
         for call, outcome in sorted(answers, key=lambda answer: answer[0].slot):
             key = self._key_of[call.slot]

@@ -81,13 +81,17 @@ class Engine(Protocol):
         """Asks for an action; its context must `fits`."""
         ...
 
-    def step(self, unfinished: bool) -> list[Action] | None:
+    def step(self, unfinished: bool, stop: bool = False) -> list[Action] | None:
         """Goes on for a little while; the actions finished meanwhile.
 
         Args:
           unfinished: whether this process has conversations that are not over.
+          stop: whether this process was asked to stop.
 
         Returns: None once no process has any; with several of them, all call it equally often.
+
+        Raises:
+          Stopped: a process was asked to stop; all of them hear it in the same step.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""How much memory the KV cache takes, decided before anything runs."""
+"""How much memory the sampler takes, decided before anything runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,37 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
+class Reshard:
+    """How the policy comes to the sampler before each rollout, and what that costs.
+
+    axes: the sampler's layout of the devices, in words.
+    held_bytes: the sampler's own copy, on one device; 0: it reads the trainer's parameters.
+    received_bytes: of these from other devices, on the device that gets most.
+    own_bytes: what the devices of this process get from others, all together.
+    """
+
+    axes: str
+    held_bytes: int
+    received_bytes: int
+    own_bytes: int
+
+    def __str__(self) -> str:
+        if not self.held_bytes:
+            return f"sampler's layout: {self.axes}; it reads the trainer's parameters"
+        return (
+            f"sampler's layout: {self.axes}; {in_units(self.held_bytes)} a device for its copy of"
+            f" the policy, {in_units(self.received_bytes)} of it from other devices before each"
+            " rollout"
+        )
+
+
+@dataclass(frozen=True)
 class CachePlan:
     """Sizes of the cache. slots, concurrency and pages are of one shard of the rows.
 
     slots: actions in the making. concurrency: open conversations. pages: of page_size tokens each.
     token_bytes: keys and values of one token in all layers, on one device.
+    reshard: how the policy comes to the sampler; None: nobody said.
     """
 
     shards: int
@@ -29,6 +55,7 @@ class CachePlan:
     page_size: int
     max_context: int
     token_bytes: int
+    reshard: Reshard | None = None
 
     @property
     def row_pages(self) -> int:
@@ -40,15 +67,21 @@ class CachePlan:
         """Of the whole cache, on one device."""
         return self.pages * self.page_size * self.token_bytes
 
+    @property
+    def policy_bytes(self) -> int:
+        """Of the sampler's own copy of the policy, on one device."""
+        return 0 if self.reshard is None else self.reshard.held_bytes
+
     def __str__(self) -> str:
         whole = self.row_pages * self.page_size * self.token_bytes
         fit = self.pages // self.row_pages
         cut = f" on each of {self.shards} shards" if self.shards > 1 else ""
+        way = "" if self.reshard is None else f"; {self.reshard}"
         return (
             f"KV cache: {self.slots} slots{cut} for {self.concurrency} conversations,"
-            f" {_size(self.bytes)} in {self.pages} pages of {self.page_size} tokens"
-            f" ({_size(self.token_bytes)} a token, {_size(whole)} a conversation of"
-            f" {self.max_context} tokens; {fit} of them fit at once)"
+            f" {in_units(self.bytes)} in {self.pages} pages of {self.page_size} tokens"
+            f" ({in_units(self.token_bytes)} a token, {in_units(whole)} a conversation of"
+            f" {self.max_context} tokens; {fit} of them fit at once){way}"
         )
 
 
@@ -58,12 +91,14 @@ def plan_cache(
     *,
     shards: int = 1,
     tensor: int = 1,
+    reshard: Reshard | None = None,
     free_bytes: int | None = None,
 ) -> CachePlan:
     """The cache of a run: every open conversation at full length, or what `cache_gib` allows.
 
     Args:
       shards: parts that rows are cut into. tensor: devices that share a row's heads.
+      reshard: how the policy comes to the sampler, whose copy of it lies beside the cache.
       free_bytes: what a device has left; None: unknown.
 
     Raises:
@@ -78,7 +113,7 @@ def plan_cache(
         if size % shards:
             raise ValueError(
                 f"config.rollout.{name}: got {size}; allowed: a multiple of the {shards} devices"
-                " that rows are spread over."
+                f" that rows are spread over ({_whose_mesh(rollout)})."
             )
     heads = arch.kv_heads // tensor if arch.kv_heads % tensor == 0 else arch.kv_heads
     token_bytes = arch.layers * 2 * heads * arch.head_dim * jnp.dtype(arch.dtype).itemsize
@@ -101,14 +136,24 @@ def plan_cache(
         page_size=rollout.page_size,
         max_context=rollout.max_context,
         token_bytes=token_bytes,
+        reshard=reshard,
     )
-    if free_bytes is not None and plan.bytes > free_bytes:
+    if free_bytes is not None and plan.bytes + plan.policy_bytes > free_bytes:
+        free = f"less than the {in_units(free_bytes)} that are free"
+        if plan.policy_bytes:
+            copy = f"{in_units(plan.policy_bytes)} of the sampler's policy ({_whose_mesh(rollout)})"
+            free = f"with {copy} together {free}"
         raise ValueError(
-            f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {_size(plan.bytes)} a"
-            f" device for {plan.concurrency} conversations of {plan.max_context} tokens; allowed:"
-            f" less than the {_size(free_bytes)} that are free."
+            f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {in_units(plan.bytes)}"
+            f" a device for {plan.concurrency} conversations of {plan.max_context} tokens;"
+            f" allowed: {free}."
         )
     return plan
+
+
+def _whose_mesh(rollout: config.Rollout) -> str:
+    """The field that lays the sampler out."""
+    return "config.mesh" if rollout.mesh is None else "config.rollout.mesh"
 
 
 def free_memory(device: jax.Device) -> int | None:
@@ -116,6 +161,8 @@ def free_memory(device: jax.Device) -> int | None:
     if device.platform == "cpu":
         available = _available_on_host()
         return None if available is None else available // jax.local_device_count()
+    if device not in device.client.local_devices():  # of a machine that is only compiled for
+        return None
     stats = device.memory_stats()
     if not stats or "bytes_limit" not in stats:
         return None
@@ -131,7 +178,8 @@ def _available_on_host() -> int | None:
         return None
 
 
-def _size(count: float) -> str:
+def in_units(count: float) -> str:
+    """Bytes as they are told."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

@@ -28,6 +28,7 @@ import urllib3
 
 from seeupo_jax.rollout.engine import Action, Turn
 from seeupo_jax.rollout.sampling import Sampling
+from seeupo_jax.stop import Stopped
 
 STEP_S = 0.02  # how long a step waits for an action; environments may answer meanwhile
 SHOWN = 300  # characters of a reply that a sentence about it quotes
@@ -213,12 +214,15 @@ class OpenAIServer:
         """Asks for an action; a grammar of the turn's tools is not applied."""
         self._pending.add(self._threads.submit(self._sample, turn, self._numbers, self._drawn))
 
-    def step(self, unfinished: bool) -> list[Action] | None:
+    def step(self, unfinished: bool, stop: bool = False) -> list[Action] | None:
         """The actions that have come; waits a moment for one if any is asked for.
 
         Raises:
           ValueError: the server refuses a request as wrong.
+          Stopped: as asked.
         """
+        if stop:
+            raise Stopped
         if not unfinished and not self._pending:
             return None
         done, self._pending = wait(self._pending, STEP_S, FIRST_COMPLETED)

@@ -75,7 +75,7 @@ def allocate(
     return paged.new_pages(arch, pages, page_size), Slots(make(), make(), make(), make() > 0)
 
 
-@functools.partial(jax.jit, static_argnames="network", donate_argnames="pages")
+@functools.partial(jax.jit, static_argnames=("network", "block"), donate_argnames="pages")
 def prefill(
     network: Network,
     params: Any,
@@ -83,13 +83,15 @@ def prefill(
     tokens_RL: jax.Array,
     position_RL: jax.Array,
     reach: Reach,
+    block: int | None,
 ) -> Sequence[Pages]:
     """Puts keys and values of context tokens into the cache.
 
     Rows are tiles: several of them may continue one conversation. Position `NOWHERE` is padding.
     """
     with jax.named_scope("rollout/prefill"):
-        _, pages = network.bind(params).extend(tokens_RL, position_RL, pages, reach)
+        model = network.bind(params)
+        _, pages = model.extend(tokens_RL, position_RL, pages, reach, block=block)
     return pages
 
 
@@ -113,7 +115,6 @@ def decode(
     rows: Rows,
     reach: Reach,
     streams: Streams,
-    *,
     steps: int,
     kernel: str,
     block: int | None,

@@ -3,12 +3,15 @@
 One step: turns that can begin take a slot and pages; all actions under way decode a few tokens in
 one dispatch; contexts that are not in the cache yet are prefilled in tiles. Results are fetched
 once the next dispatch is on its way, so the device never waits for Python between tokens.
+
+All programs run under the sampler's own mesh, whatever mesh is set around them.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,20 +20,23 @@ import numpy as np
 from seeupo_jax.parallel.distributed import agree, own_row_shards, own_rows, spread
 from seeupo_jax.parallel.mesh import sharding
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.network import Network, for_sampling
-from seeupo_jax.policy.paged import BLOCK, decode_kernel
+from seeupo_jax.policy.network import Network
+from seeupo_jax.policy.paged import BLOCK, decode_kernel, page_axes
 from seeupo_jax.rollout import sampler
 from seeupo_jax.rollout.engine import Action, Turn
 from seeupo_jax.rollout.grammar import Grammars
 from seeupo_jax.rollout.jobs import LONG, SHORT, Job, Shard
+from seeupo_jax.rollout.layout import Layout
 from seeupo_jax.rollout.memory import CachePlan
 from seeupo_jax.rollout.sampling import Sampling, Streams
+from seeupo_jax.stop import Stopped
 
 
 class Reading(NamedTuple):
-    """How decoding reads the cache. kernel: see `paged.attend`.
+    """How the cache is read. kernel: in decoding; see `paged.attend`.
 
-    block: tokens gathered at a time; None: all that a table holds, whose widths are then few sizes.
+    block: tokens gathered at a time; None: all that a table holds, whose widths are then few sizes
+      in decoding.
     """
 
     kernel: str = "xla"
@@ -52,6 +58,17 @@ def choose_reading(arch: Architecture, page_size: int, platform: str) -> Reading
     return Reading(kernel, None if platform in ("cuda", "gpu", "rocm") else BLOCK)
 
 
+class Program(NamedTuple):
+    """A program of a collection: `function.lower(*arguments)`, under the sampler's mesh.
+
+    function: jitted. arguments: shape structs with shardings, and what is static.
+    """
+
+    name: str
+    function: Any
+    arguments: tuple[Any, ...]
+
+
 class _Flight(NamedTuple):
     """A decode dispatch whose results are not fetched yet: the jobs of each shard's rows."""
 
@@ -60,11 +77,12 @@ class _Flight(NamedTuple):
 
 
 class SlotEngine:
-    """The sampler inside the trainer's process, on the trainer's mesh; see `Engine`.
+    """The sampler inside the trainer's process, on the trainer's devices; see `Engine`.
 
     Args:
+      network: as the trainer has it.
       plan: what memory holds.
-      mesh: None is one device.
+      mesh: the sampler's, over the trainer's devices in their order; None is one device.
       group_size: how many conversations are likely to begin alike.
       steps: tokens that a dispatch decodes at most; with grammars it is one, since the host makes a
         mask after every token.
@@ -84,7 +102,8 @@ class SlotEngine:
         reading: Reading = ANYWHERE,
         grammars: Grammars | None = None,
     ):
-        self._network, self._sampling, self.plan = network, sampling, plan
+        self._arch, self._sampling, self.plan = network.arch, sampling, plan
+        self._layout, self._reshard_bytes = Layout(network, mesh), 0
         self._training = sampling.temperature
         self._mesh, self._reading, self._grammars = mesh, reading, grammars
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
@@ -98,7 +117,7 @@ class SlotEngine:
             length: _sizes(max(1, prefill_tokens // length), halvings=4, least=2)[::-2][::-1]
             for length in (LONG, SHORT)
         }
-        self._sampler: tuple[Network, Any] | None = None
+        self._params: Any = None
         self._numbers = (np.uint32(0), np.uint32(0))
         self._flights: deque[_Flight] = deque()
         self._pages: Any = None
@@ -129,10 +148,12 @@ class SlotEngine:
         self._flights.clear()
         for shard in self._shards.values():
             shard.reset()
-        self._sampler = None  # one copy at a time
-        self._sampler = for_sampling(self._network, params)
-        if self._pages is None:
-            self._allocate()
+        self._params = None  # one copy at a time
+        with self.mesh_in_force():
+            self._params = self._layout.place(params)
+            if self._pages is None:
+                self._pages, self._slots = self._empty()
+        self._reshard_bytes = self._layout.reshard(params).own_bytes
         self._numbers = (np.uint32(seed), np.uint32(iteration))
         chosen = self._training if temperature is None else temperature
         self._sampling = self._sampling._replace(temperature=chosen)
@@ -144,7 +165,7 @@ class SlotEngine:
         for shard in self._shards.values():
             shard.retire(key)
 
-    def step(self, unfinished: bool) -> list[Action] | None:
+    def step(self, unfinished: bool, stop: bool = False) -> list[Action] | None:
         shards = self._shards.values()
         copies = [shard.admit(self._grammars) for shard in shards]
         ready = [shard.decodable(landed=self._grammars is not None) for shard in shards]
@@ -154,20 +175,26 @@ class SlotEngine:
             max(map(len, ready)),
             max((len(job.lease.pages) for jobs in ready for job in jobs), default=0),
             *(max(shard.tiles(length) for shard in shards) for length in (LONG, SHORT)),
+            int(stop),
         ]
-        more, copying, rows, width, *tiles = agree(wants)
+        more, copying, rows, width, *tiles, stopping = agree(wants)
+        if stopping:
+            self._params = None
+            raise Stopped
         if not more:
-            self._sampler = None  # its copy of the policy, if it is one, is not needed in the sweep
+            self._params = None  # its copy of the policy, if it is one, is not needed in the sweep
             return None
-        if copying:
-            self._copy(copies)
-        for shard in shards:
-            shard.copied()
-        if rows:
-            self._decode(ready, _at_least(self._row_sizes, rows), _at_least(self._widths, width))
-        for length, count in zip((LONG, SHORT), tiles, strict=True):
-            for size in _cover(count, self._tile_sizes[length]):
-                self._prefill(length, size)
+        with self.mesh_in_force():
+            if copying:
+                self._copy(copies)
+            for shard in shards:
+                shard.copied()
+            if rows:
+                rows, width = _at_least(self._row_sizes, rows), _at_least(self._widths, width)
+                self._decode(ready, rows, width)
+            for length, count in zip((LONG, SHORT), tiles, strict=True):
+                for size in _cover(count, self._tile_sizes[length]):
+                    self._prefill(length, size)
         actions = [action for shard in shards for action in shard.take_failed()]
         while len(self._flights) > (1 if rows and self._grammars is None else 0):
             actions += self._land()
@@ -177,78 +204,141 @@ class SlotEngine:
         """Compiles every program ahead, by running each on rows that nobody owns."""
         self.begin(params, seed=0, iteration=0)
         nobody: list[list[Any]] = [[] for _ in self._shards]
-        self._copy(nobody)
-        for length, sizes in self._tile_sizes.items():
-            for rows in sizes:
+        with self.mesh_in_force():
+            self._copy(nobody)
+            for length, rows in self._tiles():
                 self._prefill(length, rows)
-        for rows in self._row_sizes:
-            for width in self._widths:
+            for rows, width in self._tables():
                 self._decode(nobody, rows, width)
                 self._land()
         jax.block_until_ready(self._pages)
-        self._sampler = None
+        self._params = None
+
+    def programs(self, params: Any) -> Iterator[Program]:
+        """Every program that `compile` runs, by the shapes of its arguments; nothing is allocated.
+
+        Their names have the sizes of all devices together: rows x tokens of what is prefilled, rows
+        x pages of their tables in decoding.
+
+        Args:
+          params: all of the policy's, as the trainer holds them: arrays, or shape structs with
+            shardings. The meshes may be of devices that are not here.
+        """
+        if (program := self._layout.program(params)) is not None:
+            function, changed = program
+            yield Program("rollout/reshard", function, (changed,))
+        shards, idle = self.plan.shards, Shard(self.plan, self._sampling.max_tokens)
+        params = self._layout.shapes(params)
+        with self.mesh_in_force():
+            cache, slots = jax.eval_shape(self._empty)
+            axes = page_axes(self._arch.kv_heads)
+        pages = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, *axes), cache)
+        slots = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, "rows"), slots)
+        yield Program(
+            "rollout/copy", sampler.copy_pages, (pages, *self._everywhere(self._pairs([])))
+        )
+        for length, rows in self._tiles():
+            tiles = self._everywhere(idle.take_tiles(rows, length))
+            arguments = self._layout.network, params, pages, *tiles, self._reading.block
+            yield Program(f"rollout/prefill {rows * shards}x{length}", sampler.prefill, arguments)
+        for rows, width in self._tables():
+            part = self._everywhere(self._rows(idle, [], rows, width))
+            arguments = self._decode_arguments(params, pages, slots, *part)
+            yield Program(f"rollout/decode {rows * shards}x{width}", sampler.decode, arguments)
 
     def usage(self) -> Mapping[str, int]:
-        usage: Counter[str] = Counter()
+        usage: Counter[str] = Counter(reshard_bytes=self._reshard_bytes)
         for shard in self._shards.values():
             usage.update(shard.usage())  # unlike +, it keeps zeros
         return usage
 
-    def _allocate(self) -> None:
-        """The cache on the devices."""
+    def mesh_in_force(self) -> contextlib.AbstractContextManager[Any]:
+        """Where the engine's programs run and compile."""
+        return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
+
+    def _empty(self) -> tuple[Any, Any]:
+        """The cache and the slots, with nothing in them."""
         plan = self.plan
-        self._pages, self._slots = sampler.allocate(
-            self._network.arch, plan.shards * plan.pages, plan.page_size, plan.shards * plan.slots
+        return sampler.allocate(
+            self._arch, plan.shards * plan.pages, plan.page_size, plan.shards * plan.slots
         )
+
+    def _tiles(self) -> Iterator[tuple[int, int]]:
+        """Lengths and numbers of rows that prefill is compiled for."""
+        return ((length, rows) for length, sizes in self._tile_sizes.items() for rows in sizes)
+
+    def _tables(self) -> Iterator[tuple[int, int]]:
+        """Numbers of rows and pages of their tables that decoding is compiled for."""
+        return ((rows, width) for rows in self._row_sizes for width in self._widths)
 
     def _where(self, *logical: str | None) -> Any:
         return None if self._mesh is None else sharding(self._mesh, logical)
 
     def _spread(self, parts: Sequence[Any]) -> Any:
-        """Trees of arrays, one a shard, as one tree of global arrays."""
+        """Trees of arrays, one a shard of this process, as one tree of global arrays."""
         join = lambda *leaves: spread(np.concatenate(leaves), self._where("rows"))  # noqa: E731
         return jax.tree.map(join, *parts)
 
-    def _copy(self, copies: Sequence[Sequence[tuple[int, int]]]) -> None:
-        def pad(pairs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-            missing = [(0, self.plan.pages)] * (self.plan.slots - len(pairs))
-            source_X, target_X = np.array([*pairs, *missing], np.int32).T
-            return source_X, target_X
+    def _everywhere(self, part: Any) -> Any:
+        """What `_spread` gives where every shard has such a part, as shape structs."""
+        shape = lambda x: (self.plan.shards * x.shape[0], *x.shape[1:])  # noqa: E731
+        return jax.tree.map(lambda x: self._struct(shape(x), x.dtype, "rows"), part)
 
-        self._pages = sampler.copy_pages(self._pages, *self._spread([*map(pad, copies)]))
+    def _struct(self, shape: Any, dtype: Any, *logical: str | None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._where(*logical))
+
+    def _pairs(self, pairs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        missing = [(0, self.plan.pages)] * (self.plan.slots - len(pairs))
+        source_X, target_X = np.array([*pairs, *missing], np.int32).T
+        return source_X, target_X
+
+    def _copy(self, copies: Sequence[Sequence[tuple[int, int]]]) -> None:
+        self._pages = sampler.copy_pages(self._pages, *self._spread([*map(self._pairs, copies)]))
 
     def _prefill(self, length: int, rows: int) -> None:
         tiles = [shard.take_tiles(rows, length) for shard in self._shards.values()]
-        network, params = self._sampler
-        self._pages = sampler.prefill(network, params, self._pages, *self._spread(tiles))
+        self._pages = sampler.prefill(
+            self._layout.network,
+            self._params,
+            self._pages,
+            *self._spread(tiles),
+            self._reading.block,
+        )
+
+    def _rows(self, shard: Shard, jobs: Sequence[Job], rows: int, width: int) -> Any:
+        return shard.take_rows(
+            jobs,
+            rows,
+            width,
+            group_size=self._group_size,
+            steps=self._steps,
+            mask_words=None if self._grammars is None else self._grammars.words,
+        )
+
+    def _decode_arguments(
+        self, params: Any, pages: Any, slots: Any, who: Any, reach: Any, own: Any
+    ) -> tuple[Any, ...]:
+        return (
+            self._layout.network,
+            self._sampling,
+            params,
+            pages,
+            slots,
+            who,
+            reach,
+            Streams(*self._numbers, *own),
+            self._steps,
+            *self._reading,
+        )
 
     def _decode(self, jobs: Sequence[list[Job]], rows: int, width: int) -> None:
         taken = [each[:rows] for each in jobs]
         parts = [
-            shard.take_rows(
-                each,
-                rows,
-                width,
-                group_size=self._group_size,
-                steps=self._steps,
-                mask_words=None if self._grammars is None else self._grammars.words,
-            )
+            self._rows(shard, each, rows, width)
             for shard, each in zip(self._shards.values(), taken, strict=True)
         ]
-        who, reach, own = self._spread(parts)
-        network, params = self._sampler
         sampled, self._pages, self._slots = sampler.decode(
-            network,
-            self._sampling,
-            params,
-            self._pages,
-            self._slots,
-            who,
-            reach,
-            Streams(*self._numbers, *own),
-            steps=self._steps,
-            kernel=self._reading.kernel,
-            block=self._reading.block,
+            *self._decode_arguments(self._params, self._pages, self._slots, *self._spread(parts))
         )
         for leaf in sampled:
             leaf.copy_to_host_async()

@@ -65,7 +65,14 @@ def test_decoding_holds_no_second_cache():
 def test_prefill_holds_no_second_cache():
     network, params, pages, _, reach, tokens_RL = shapes_of(ROWS, 128)
     memory = memory_of(
-        sampler.prefill, network, params, pages, tokens_RL, tokens_RL, reach._replace(prefixes=None)
+        sampler.prefill,
+        network,
+        params,
+        pages,
+        tokens_RL,
+        tokens_RL,
+        reach._replace(prefixes=None),
+        block=256,
     )
     assert_in_place(memory)
 

@@ -252,7 +252,7 @@ def test_between_collections_no_copy_of_the_policy_is_held():
     arch = dataclasses.replace(ARCH, scan_layers=True)  # whose layers are copied out of their stack
     engine, params = make_engine(arch=arch), make(arch)[1]
     engine.begin(params, seed=1, iteration=2)
-    leaf = weakref.ref(jax.tree.leaves(engine._sampler[1])[0])
+    leaf = weakref.ref(jax.tree.leaves(engine._params["layers"])[0])
     assert all(leaf() is not own for own in jax.tree.leaves(params))
     assert engine.step(False) is None
     assert leaf() is None

@@ -1,0 +1,194 @@
+"""The trajectories of an iteration in a file, so that a killed sweep is repeated on the same ones.
+
+A file is the SHA-256 of what follows, then zlib's compression of an `.npz`: the tokens, turns and
+log-probabilities of all segments end to end, the rewards, and as JSON whatever is text or counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import logging
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from seeupo_jax.parallel.distributed import from_first
+from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.types import Segment, Trajectory
+
+_LOGGER = logging.getLogger(__name__)
+_DIGEST_BYTES = 32
+_COMPRESSION = 1  # of zlib: log-probabilities hardly compress, and the rest does at any level
+_ARRAYS = {"tokens_L": np.int32, "turn_L": np.int32, "logp_L": np.float32}  # of a segment
+_OTHER = ("segments", "reward")  # fields of a trajectory that are not kept as JSON
+
+
+class RolloutStore:
+    """Collections by iteration, in a folder that only process 0 needs to see.
+
+    Every process of a multi-process run calls every method.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, log: Callable[[str], None] = _LOGGER.warning
+    ):
+        """Opens a folder, which need not exist yet.
+
+        Args:
+          log: takes one sentence for every collection that cannot be written or read.
+        """
+        self._folder = Path(folder)
+        self._log = log
+
+    def save(self, iteration: int, collected: Collected, made_by: str = "") -> None:
+        """Keeps a collection; it is on the disk when this returns.
+
+        A collection that cannot be written is told and not kept: all that it costs is that a killed
+        sweep samples again.
+
+        Args:
+          made_by: names the policy that sampled, for instance by a checksum of its parameters.
+        """
+        if jax.process_index() != 0:
+            return
+        file = self._file(iteration)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _write(file, _pack(iteration, collected, made_by))
+        except (OSError, ValueError, RecursionError) as error:
+            file.with_suffix(".unfinished").unlink(missing_ok=True)
+            self._log(
+                f"{file} could not be written ({error}): a sweep that is killed will sample again."
+            )
+
+    def load(self, iteration: int, made_by: str = "") -> Collected | None:
+        """The iteration's collection, bit for bit; None where there is none that can be used.
+
+        Of `info` and messages what JSON cannot hold has become text, and tuples lists.
+        """
+        first = jax.process_index() == 0
+        return from_first(self._load(iteration, made_by) if first else None)
+
+    def forget(self, up_to_iteration: int) -> None:
+        """Removes the collections of all iterations up to this one: a checkpoint covers them."""
+        if jax.process_index() != 0 or not self._folder.is_dir():
+            return
+        for file in self._folder.iterdir():
+            if file.stem.isdecimal() and int(file.stem) <= up_to_iteration:
+                file.unlink(missing_ok=True)
+
+    def _file(self, iteration: int) -> Path:
+        return self._folder / f"{iteration}.rollouts"
+
+    def _load(self, iteration: int, made_by: str) -> Collected | None:
+        file = self._file(iteration)
+        try:
+            data = file.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return self._pass_over(file, f"cannot be read ({error.strerror})")
+        if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
+            return self._pass_over(file, "changed after it was written")
+        try:
+            notes, arrays = _unpack(data)
+            if (notes["iteration"], notes["made_by"]) != (iteration, made_by):
+                return self._pass_over(file, "was sampled by another policy")
+            return _collected(notes, arrays)
+        except (LookupError, TypeError, ValueError):  # whole, and yet of another form
+            return self._pass_over(file, "was written by another version of this program")
+
+    def _pass_over(self, file: Path, reason: str) -> None:
+        self._log(f"{file} {reason}; its trajectories are sampled again.")
+
+
+def _pack(iteration: int, collected: Collected, made_by: str) -> bytes:
+    trajectories = collected.trajectories
+    segments = [segment for trajectory in trajectories for segment in trajectory.segments]
+    arrays = {name: _join(segments, name, kind) for name, kind in _ARRAYS.items()}
+    arrays["lengths"] = np.array([len(segment.tokens_L) for segment in segments], np.int64)
+    arrays["rewards"] = np.array([trajectory.reward for trajectory in trajectories], np.float64)
+    notes = {
+        "iteration": iteration,
+        "made_by": made_by,
+        "collected": _fields(collected, without=("trajectories",)),
+        "trajectories": [_fields(trajectory, without=_OTHER) for trajectory in trajectories],
+        "segments": [len(trajectory.segments) for trajectory in trajectories],
+    }
+    arrays["notes"] = np.frombuffer(json.dumps(_plain(notes)).encode(), np.uint8)
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    body = zlib.compress(file.getbuffer(), _COMPRESSION)
+    return hashlib.sha256(body).digest() + body
+
+
+def _unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    file = io.BytesIO(zlib.decompress(memoryview(data)[_DIGEST_BYTES:]))
+    with np.load(file, allow_pickle=False) as stored:
+        arrays = dict(stored)
+    return json.loads(arrays.pop("notes").tobytes()), arrays
+
+
+def _collected(notes: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Collected:
+    ends = np.cumsum(arrays["lengths"])[:-1]
+    parts = (np.split(arrays[name], ends) for name in _ARRAYS)
+    segments = (Segment(*part) for part in zip(*parts, strict=True))
+    trajectories = []
+    for index, fields in enumerate(notes["trajectories"]):
+        own = tuple(next(segments) for _ in range(notes["segments"][index]))
+        fields = fields | {"messages": tuple(fields["messages"])}
+        reward = float(arrays["rewards"][index])
+        trajectories.append(Trajectory(segments=own, reward=reward, **fields))
+    return Collected(trajectories=tuple(trajectories), **notes["collected"])
+
+
+def _join(segments: Sequence[Segment], name: str, kind: type[np.generic]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, kind), *(vars(segment)[name] for segment in segments)])
+
+
+def _fields(value: Any, without: Sequence[str]) -> dict[str, Any]:
+    names = (field.name for field in dataclasses.fields(value))
+    return {name: vars(value)[name] for name in names if name not in without}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON holds it; what an environment says may be anything, then its text is kept."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, np.generic):
+        value = value.item()
+    return value if value is None or isinstance(value, str | int | float) else _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception:  # of a user's class
+        return f"a {type(value).__name__}"
+
+
+def _write(file: Path, data: bytes) -> None:
+    """All of it or nothing, also when the machine stops."""
+    unfinished = file.with_suffix(".unfinished")
+    with unfinished.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    unfinished.replace(file)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
