@@ -1,12 +1,11 @@
 """Checkpoints come back bit for bit, or are passed over with one sentence that says why."""
 
+import itertools
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -15,8 +14,8 @@ import numpy as np
 import optax
 import pytest
 
-from seeupo_jax import checkpoint
-from seeupo_jax.checkpoint import Checkpoints, check_writable
+import seeupo_jax
+from seeupo_jax.checkpoint import Checkpoints, SaveError, check_writable
 from seeupo_jax.types import TrainState
 
 
@@ -117,6 +116,81 @@ def test_the_newest_checkpoints_are_kept(tmp_path, keep, kept):
         checkpoints.save(step, {"x": jnp.full((2,), float(step))}, {})
     checkpoints.close()
     assert _steps(tmp_path) == kept
+    assert checkpoints.best() is None
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "scores, keep, keep_best, kept, best",
+    [
+        ([0.1, 0.9, 0.3, 0.2], 1, 1, [1, 3], 1),  # the best of the others
+        ([0.1, 0.3, 0.2, 0.9], 1, 1, [1, 3], 3),  # the newest is the best, one more is kept
+        ([0.5, 0.5, 0.5, 0.5], 1, 1, [2, 3], 3),  # of equals the newer
+        ([0.9, 0.1, 0.8, 0.2, 0.3], 2, 2, [0, 2, 3, 4], 0),
+        ([None, NAN, -1.0, None, NAN], 1, 3, [2, 4], 2),  # none and NaN are never the best
+        ([0.9, 0.1, 0.2], 2, 0, [1, 2], 2),
+    ],
+)
+def test_the_best_of_the_others_are_kept(tmp_path, scores, keep, keep_best, kept, best):
+    checkpoints, _ = _open(tmp_path, keep, keep_best=keep_best)
+    for step, score in enumerate(scores):
+        checkpoints.save(step, {"x": jnp.full((2,), float(step))}, {}, score)
+    checkpoints.close()
+    assert _steps(tmp_path) == kept and checkpoints.best() == best
+
+
+def test_a_best_checkpoint_that_is_damaged_is_none(tmp_path):
+    checkpoints, log = _open(tmp_path, 3)
+    for step, score in enumerate([0.5, 0.9, 0.7]):
+        checkpoints.save(step, _state(float(step)), {}, score)
+    checkpoints.wait()
+    manifest = tmp_path / "1" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("0.9", "1.0"))
+    assert checkpoints.best() == 2
+    (tmp_path / "2" / "state" / "_CHECKPOINT_METADATA").unlink()
+    assert checkpoints.restore(_state())[0] == 0 and len(log) == 2
+    assert checkpoints.best() == 0
+
+
+def test_a_given_step_is_restored(saved):
+    checkpoints, log = _open(saved)
+    step, state, extra = checkpoints.restore(_state(), step=10)
+    assert (step, extra, log) == (10, {"iteration": 1}, [])
+    _assert_same_bits(state, _state(1.0))
+    with pytest.raises(ValueError, match="step: got 15; allowed: those in .*copy: 10, 20"):
+        checkpoints.restore(_state(), step=15)
+    with pytest.raises(ValueError, match="step: got 1; allowed: those in .*nothing: none"):
+        _open(saved / "nothing")[0].restore(_state(), step=1)
+    (saved / "10" / "state" / "_CHECKPOINT_METADATA").unlink()
+    with pytest.raises(
+        ValueError, match="checkpoint 10 lacks .*_CHECKPOINT_METADATA; allowed: one that"
+    ):
+        checkpoints.restore(_state(), step=10)
+    assert checkpoints.restore(_state())[0] == 20
+
+
+def test_a_step_saved_again_is_there_at_every_moment(saved, monkeypatch):
+    checkpoints, log = _open(saved)
+
+    def full(folder, verify):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("seeupo_jax.checkpoint.checkpoints.list_files", full)
+        checkpoints.save(20, _state(9.0), {"iteration": 9})
+        with pytest.raises(SaveError, match="checkpoint 20 there is whole"):
+            checkpoints.wait()
+    assert checkpoints.restore(_state())[2] == {"iteration": 2}
+    for fill in (3.0, 4.0):
+        checkpoints.save(20, _state(fill), {"iteration": fill})
+    checkpoints.close()
+    assert checkpoints.latest() == 20 and log == []
+    step, state, extra = checkpoints.restore(_state())
+    assert (step, extra) == (20, {"iteration": 4.0})
+    _assert_same_bits(state, _state(4.0))
+    assert sorted(path.name for path in saved.iterdir()) == ["10", "20.2"]
 
 
 _DAMAGE = {
@@ -162,14 +236,14 @@ def test_a_failure_to_load_files_that_are_whole_is_not_damage(saved, monkeypatch
 
     checkpoints, log = _open(saved)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.ocp, "load", out_of_memory)
+        patch.setattr("seeupo_jax.checkpoint.checkpoints.ocp.load", out_of_memory)
         with pytest.raises(MemoryError):
             checkpoints.restore(_state())
     assert log == [] and checkpoints.restore(_state())[0] == 20
 
 
 def test_without_verification_nothing_is_hashed(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_digest", lambda path: pytest.fail("hashed"))
+    monkeypatch.setattr("seeupo_jax.checkpoint.manifest.digest", lambda path: pytest.fail("hashed"))
     checkpoints, _ = _open(tmp_path, verify=False)
     checkpoints.save(1, _state(), {})
     _assert_same_bits(checkpoints.restore(_state())[1], _state())
@@ -316,9 +390,11 @@ def test_a_failed_save_is_reported_by_the_next_call_and_is_no_checkpoint(tmp_pat
     checkpoints.save(1, _state(1.0), {})
     checkpoints.wait()
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_list_files", full)
+        patch.setattr("seeupo_jax.checkpoint.checkpoints.list_files", full)
         checkpoints.save(2, _state(2.0), {})
-        with pytest.raises(OSError, match="checkpoint 2 could not be written .*No space left"):
+        with pytest.raises(
+            SaveError, match="checkpoint 2 could not be written .*No space left.* 1 there is whole"
+        ):
             checkpoints.save(3, _state(3.0), {})
     assert checkpoints.latest() == 1
     checkpoints.save(2, _state(4.0), {})
@@ -341,32 +417,58 @@ def test_what_an_interrupted_orbax_save_leaves_is_passed_over_and_overwritten(sa
     _assert_same_bits(_open(saved)[0].restore(_state())[1], _state(3.0))
 
 
-_SAVE_FOREVER = """
-import itertools, sys
-import jax.numpy as jnp
+_SAVE_AND_BE_KILLED = """
+import os, random, signal, sys, time
+from pathlib import Path
+import jax.numpy as jnp, numpy as np
 from seeupo_jax.checkpoint import Checkpoints
-checkpoints = Checkpoints(sys.argv[1], keep=2)
-for step in itertools.count():
-    checkpoints.save(step, {"w": jnp.full((2_000_000,), float(step))}, {"step": step})
+
+directory, moments = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
+
+def save_forever():
+    checkpoints = Checkpoints(directory, keep=2, log=lambda _: None)
+    step = 0
+    if (found := checkpoints.restore({"w": jnp.zeros(2_000_000)})) is not None:
+        step, state, extra = found
+        assert extra == {"step": step} and (np.asarray(state["w"]) == step).all()
+    print(step, flush=True)
+    while True:
+        step += 1
+        checkpoints.save(step, {"w": jnp.full((2_000_000,), float(step))}, {"step": step})
+
+def newest():
+    return max((int(path.name) for path in directory.iterdir()), default=0)
+
+for _ in range(8):
+    goal = newest() + 3
+    child = os.fork()  # before jax has started anything
+    if child == 0:
+        save_forever()
+    while newest() < goal and os.waitpid(child, os.WNOHANG) == (0, 0):
+        time.sleep(0.001)
+    time.sleep(moments.random() * 0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 """
 
 
-def test_a_run_killed_while_saving_resumes_from_a_whole_checkpoint(tmp_path):
-    root = Path(checkpoint.__file__).parents[1]
-    child = subprocess.Popen([sys.executable, "-c", _SAVE_FOREVER, str(tmp_path)], cwd=root)
-    try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "3").exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
-    finally:
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
-    assert (tmp_path / "3").exists()
+def test_runs_killed_while_saving_go_on_from_a_whole_checkpoint(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", _SAVE_AND_BE_KILLED, str(tmp_path), "0"],
+        cwd=Path(seeupo_jax.__path__[0]).parent,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    restored = [int(line) for line in done.stdout.split()]
+    assert len(restored) == 8 and restored[0] == 0
+    # Each got three saves further; at most the one under way and the one before it were lost.
+    assert all(later > earlier for earlier, later in itertools.pairwise(restored))
     checkpoints, _ = _open(tmp_path)
-    example = {"w": jnp.zeros(2_000_000)}
-    step, state, extra = checkpoints.restore(example)
-    assert step >= 1 and extra == {"step": step}
-    np.testing.assert_array_equal(state["w"], np.full((2_000_000,), float(step)))
+    step, state, _ = checkpoints.restore({"w": jnp.zeros(2_000_000)})
+    assert step > restored[-1]
     for later in (step + 1, step + 2):
         checkpoints.save(later, state, {})
     checkpoints.close()
@@ -390,3 +492,87 @@ def test_a_workdir_that_is_or_lies_below_a_file_is_refused(tmp_path, below):
     file.write_text("")
     with pytest.raises(ValueError, match="--workdir: got .*file.* allowed: a folder"):
         check_writable(file / below)
+
+
+_FILL_THE_DISK = """
+import resource, sys
+import jax.numpy as jnp, numpy as np
+from seeupo_jax.checkpoint import Checkpoints, SaveError
+checkpoints = Checkpoints(sys.argv[1], keep=2)
+noise = np.random.default_rng(0).random(1_000_000, np.float32)  # which does not compress
+checkpoints.save(1, {"w": jnp.asarray(noise[:1000])}, {})
+checkpoints.wait()
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+try:
+    checkpoints.save(2, {"w": jnp.asarray(noise)}, {})
+    checkpoints.wait()
+except SaveError as error:
+    print(error)
+checkpoints.save(3, {"w": jnp.asarray(noise[:1000])}, {})
+checkpoints.close()
+"""
+_NO_LIMIT = 2**40
+
+
+def _fill(directory, limit):
+    """What a run prints that cannot write its second checkpoint; its third is a small one."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FILL_THE_DISK, str(directory), str(limit)],
+        cwd=Path(seeupo_jax.__path__[0]).parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr[-3000:]
+    return done.stdout
+
+
+def _assert_only_the_second_is_missing(directory):
+    assert _steps(directory) == [1, 3]
+    checkpoints, log = _open(directory)
+    for step in (1, 3):
+        assert checkpoints.restore({"w": jnp.zeros(1000)}, step=step)[0] == step
+    assert log == []
+
+
+def test_a_file_that_grows_too_large_is_told_in_a_sentence_and_cleaned_up(tmp_path):
+    assert _fill(tmp_path, 1_000_000) == (
+        f"checkpoint 2 could not be written to {tmp_path}: File too large;"
+        " checkpoint 1 there is whole.\n"
+    )
+    _assert_only_the_second_is_missing(tmp_path)
+
+
+def test_a_full_disk_is_told_in_a_sentence_and_cleaned_up(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk])
+    if made.returncode:
+        pytest.skip("only root can make a disk of 2 MB here")
+    try:
+        assert _fill(disk, _NO_LIMIT) == (
+            f"checkpoint 2 could not be written to {disk}: No space left on device;"
+            " checkpoint 1 there is whole.\n"
+        )
+        _assert_only_the_second_is_missing(disk)
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_directory_that_cannot_be_made_is_told_in_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    checkpoints, _ = _open(tmp_path / "file")
+    with pytest.raises(SaveError, match="checkpoint 1 could not .*: Not a directory; no other is"):
+        checkpoints.save(1, _state(), {})
+
+
+@pytest.mark.parametrize("bucket", ["gs://", "gs://ab", "gs://Bad_Bucket!/x", "gs:///x"])
+def test_what_names_no_bucket_is_refused(bucket):
+    with pytest.raises(ValueError, match=f"directory: got {bucket}; allowed: gs://BUCKET/PATH"):
+        check_writable(bucket, "config.checkpoint.directory")
+
+
+def test_a_bucket_without_gcsfs_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ValueError, match=r"--workdir: got gs://ours/run, but gcsfs is not .*\[gcs"):
+        check_writable("gs://ours/run")

@@ -1,0 +1,340 @@
+"""Checkpoints: the training state and its JSON notes, found whole or not at all.
+
+A checkpoint is a folder named by its step: `state/`, written by Orbax, and `manifest.json`, which
+lists the notes, every leaf's shape and every file's size and SHA-256. The manifest is written last:
+a folder without one is a save that was interrupted, and counts for nothing. A step that is saved
+again goes to `STEP.1`, `STEP.2` and so on, so that it is there at every moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+from etils import epath
+from orbax.checkpoint import v1 as ocp
+
+from seeupo_jax.checkpoint.leaves import (
+    abstract,
+    check_leaves,
+    commit_like,
+    describe,
+    named_leaves,
+)
+from seeupo_jax.checkpoint.manifest import (
+    MANIFEST,
+    STATE,
+    Damaged,
+    check_files,
+    list_files,
+    read_manifest,
+    read_score,
+    write_manifest,
+)
+from seeupo_jax.checkpoint.storage import quiet_threads, reason
+from seeupo_jax.checkpoint.together import lead, together, wait_for
+from seeupo_jax.parallel.distributed import gather
+
+_LOGGER = logging.getLogger(__name__)
+_NAME = re.compile(r"(\d+)(?:\.(\d+))?")  # a step, and how often it had been saved before
+
+
+class SaveError(OSError):
+    """A checkpoint could not be written; the text is a sentence that says which one is left."""
+
+
+class Checkpoints:
+    """The checkpoints of one run: saved while training goes on, restored after a check.
+
+    Every process of a multi-process run calls every method, on a directory that all of them see.
+    Process 0 writes manifests, removes what is not kept, and decides what is restored.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep: int,
+        keep_best: int = 1,
+        *,
+        log: Callable[[str], None] = _LOGGER.warning,
+        verify: bool = True,
+    ):
+        """Opens a directory, which need not exist yet.
+
+        Args:
+          directory: where the checkpoints are, or will be: a folder, or gs://BUCKET/PATH.
+          keep: how many of the newest to keep, at least 1.
+          keep_best: how many of the others to keep, those with the best scores.
+          log: takes one sentence for every checkpoint that is passed over, on process 0.
+          verify: hash the files when saving (in the background) and again when restoring. It reads
+            the whole checkpoint once more each time; without it only missing files and wrong sizes
+            are found.
+        """
+        quiet_threads()
+        self._directory = epath.Path(directory)
+        self._keep, self._keep_best = keep, keep_best
+        self._log = log
+        self._verify = verify
+        self._damaged: set[str] = set()  # names of folders
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[tuple[float, str] | None] | None = None
+
+    def save(
+        self, step: int, state: Any, extra: Mapping[str, Any], score: float | None = None
+    ) -> None:
+        """Saves a checkpoint in the background, after the one before it has finished.
+
+        When it returns, `state` has been read and its buffers may be donated. When this checkpoint
+        is whole, one of the same step, those beyond `keep` and `keep_best`, interrupted ones and
+        those that `restore` found damaged are removed.
+
+        Args:
+          step: its number, >= 0.
+          state: a pytree of jax arrays, typed random keys included.
+          extra: notes that JSON can hold: configuration, iteration, position in the data.
+          score: larger is better; None and NaN are never the best.
+
+        Raises:
+          SaveError: this save or the one before it failed, on whichever process.
+          TypeError: JSON cannot hold `extra`.
+        """
+        leaves = named_leaves(state)
+        manifest = {
+            "step": step,
+            "score": None if score is None or math.isnan(score) else float(score),
+            # Through text, so that what is sealed is what a reader gets (tuples become lists).
+            "extra": json.loads(json.dumps(extra)),
+            "leaves": {name: describe(leaf) for name, leaf in leaves.items()},
+        }
+        self.wait()
+        began = time.monotonic()
+        try:
+            folder = self._directory / lead(lambda: self._make_folder(step))
+            written = together(lambda: ocp.save_async(folder / STATE, leaves, overwrite=True))
+        except (OSError, ValueError) as error:
+            raise SaveError(self._sentence(step, error)) from error
+        self._pending = self._writer.submit(self._finish, folder, written, manifest, began)
+
+    def wait(self) -> None:
+        """Returns when the save under way is on disk.
+
+        Raises:
+          SaveError: it failed, on whichever process.
+        """
+        if self._pending is not None:
+            failures = [failure for failure in gather(self._settle()) if failure is not None]
+            if failures:
+                _, sentence = min(failures)  # the first: others failed for want of that process
+                raise SaveError(sentence)
+
+    def close(self) -> None:
+        """Finishes the save under way and ends the background thread.
+
+        It waits for no other process, so that one that has failed can call it alone.
+
+        Raises:
+          SaveError: the save failed on this process.
+        """
+        try:
+            failure = self._settle()
+        finally:
+            self._writer.shutdown()
+        if failure is not None:
+            raise SaveError(failure[1])
+
+    def latest(self) -> int | None:
+        """The newest step whose save was finished, or None."""
+        return lead(lambda: max(self._finished(), default=None))
+
+    def best(self) -> int | None:
+        """The finished step with the best score, of equals the newer; None where none has one."""
+        return lead(lambda: next(iter(self._best_first(self._good())), None))
+
+    def restore(
+        self, example: Any, *, step: int | None = None, partial: bool = False
+    ) -> tuple[int, Any, dict[str, Any]] | None:
+        """Loads the newest checkpoint that is whole, or a given one.
+
+        Args:
+          example: a tree like the state that was saved, of arrays or `jax.ShapeDtypeStruct`; what
+            is loaded gets its shardings (without one: the first device).
+          step: which one; None: the newest that is whole.
+          partial: load only the leaves that `example` has, for instance {"params": ...}.
+
+        Returns:
+          (step, state, extra), or None when there is no checkpoint.
+
+        Raises:
+          ValueError: the newest checkpoint is of another model or optimizer, all are damaged, or
+            there is none of the given step.
+        """
+        self.wait()
+        reasons = []
+        for number, name in lead(lambda: self._candidates(step)):
+            try:
+                return self._load(number, name, example, partial)
+            except Damaged as damage:
+                self._damaged.add(name)
+                reasons.append(f"checkpoint {number} {damage}")
+                passed = "it is passed over" if step is None else "it cannot be used"
+                self._tell(f"{self._directory}: {reasons[-1]}; {passed}.")
+        if reasons and step is None:
+            raise ValueError(
+                f"{self._directory}: all checkpoints are damaged: {'; '.join(reasons)}; remove them"
+                " to start again, or choose a new workdir."
+            )
+        if reasons:
+            raise ValueError(f"{self._directory}: {reasons[0]}; allowed: one that is whole.")
+        return None
+
+    def _make_folder(self, step: int) -> str:
+        """Makes the folder of a new checkpoint beside a finished one of the same step."""
+        finished = self._finished()
+        name = str(step)
+        if step in finished:
+            name = f"{step}.{_attempt(finished[step]) + 1}"
+        self._remove(name)
+        (self._directory / name).mkdir(parents=True)
+        return name
+
+    def _finish(
+        self,
+        folder: epath.Path,
+        written: ocp.AsyncResponse,
+        manifest: dict[str, Any],
+        began: float,
+    ) -> tuple[float, str] | None:
+        """Waits for Orbax, then makes the folder a checkpoint and removes old ones.
+
+        Returns: after how many seconds it failed, and a sentence that says why; None: it did not.
+        """
+        try:
+            wait_for(written)
+            if jax.process_index() == 0:
+                manifest["files"] = list_files(folder, self._verify)
+                write_manifest(folder, manifest)
+                self._prune(manifest["step"])
+        except Exception as error:
+            sentence = self._sentence(manifest["step"], error)
+            if jax.process_index() == 0:
+                with contextlib.suppress(Exception):  # what is left of it counts for nothing
+                    self._remove(folder.name)
+            return time.monotonic() - began, sentence
+        return None
+
+    def _settle(self) -> tuple[float, str] | None:
+        pending, self._pending = self._pending, None
+        return None if pending is None else pending.result()
+
+    def _sentence(self, step: int, error: Exception) -> str:
+        try:
+            left = max(self._good(), default=None)
+            intact = "no other is there" if left is None else f"checkpoint {left} there is whole"
+        except Exception:  # nothing can be said of a directory that cannot be read
+            intact = "what is there cannot be read either"
+        return (
+            f"checkpoint {step} could not be written to {self._directory}: {reason(error)};"
+            f" {intact}."
+        )
+
+    def _prune(self, newest: int) -> None:
+        finished, good = self._finished(), self._good()
+        older = sorted(set(good) - {newest}, reverse=True)
+        others = {step: good[step] for step in older[self._keep - 1 :]}
+        best = self._best_first(others)[: self._keep_best]
+        keep = {finished[step] for step in (newest, *older[: self._keep - 1], *best)}
+        for name in self._names() - keep:
+            self._remove(name)
+        self._damaged.clear()
+
+    def _remove(self, name: str) -> None:
+        """Removes a checkpoint so that it never counts while it is only half there."""
+        folder = self._directory / name
+        if folder.is_dir():
+            (folder / MANIFEST).unlink(missing_ok=True)
+            folder.rmtree()
+
+    def _names(self) -> set[str]:
+        """Folders of checkpoints, finished or not."""
+        if not self._directory.is_dir():
+            return set()
+        return {path.name for path in self._directory.iterdir() if _NAME.fullmatch(path.name)}
+
+    def _finished(self) -> dict[int, str]:
+        """The finished steps, and in which folder the last save of each is."""
+        finished = {n for n in self._names() if (self._directory / n / MANIFEST).exists()}
+        return {_step(name): name for name in sorted(finished, key=_attempt)}
+
+    def _good(self) -> dict[int, str]:
+        """The finished steps that nobody found damaged."""
+        return {k: name for k, name in self._finished().items() if name not in self._damaged}
+
+    def _best_first(self, steps: Mapping[int, str]) -> list[int]:
+        """Those that have a score, the best first."""
+        scores = {step: read_score(self._directory / name) for step, name in steps.items()}
+        scored = [(score, step) for step, score in scores.items() if score is not None]
+        return [step for _, step in sorted(scored, reverse=True)]
+
+    def _candidates(self, step: int | None) -> list[tuple[int, str]]:
+        """The finished steps, newest first; says which newer saves were interrupted."""
+        finished = self._finished()
+        if step is not None and step not in finished:
+            there = ", ".join(map(str, sorted(finished))) or "none"
+            raise ValueError(f"step: got {step}; allowed: those in {self._directory}: {there}.")
+        if step is not None:
+            return [(step, finished[step])]
+        unfinished = {_step(name) for name in self._names()}.difference(finished)
+        for number in sorted(unfinished, reverse=True):
+            self._tell(
+                f"{self._directory}: checkpoint {number} was not finished; it is passed over."
+            )
+        return sorted(finished.items(), reverse=True)
+
+    def _load(
+        self, step: int, name: str, example: Any, partial: bool
+    ) -> tuple[int, Any, dict[str, Any]]:
+        folder = self._directory / name
+        manifest = lead(lambda: read_manifest(folder))
+        wanted = named_leaves(example)
+        check_leaves(step, manifest["leaves"], wanted, partial)
+        files = manifest["files"]
+        own = sorted(files)[jax.process_index() :: jax.process_count()]
+        together(lambda: check_files(folder, {key: files[key] for key in own}, self._verify))
+        verified = self._verify and all(file["sha256"] is not None for file in files.values())
+        context = ocp.Context()
+        context.pytree.loading.partial_load = partial
+
+        def load() -> dict[str, jax.Array]:
+            try:
+                with context:
+                    return ocp.load(folder / STATE, {k: abstract(v) for k, v in wanted.items()})
+            except Exception as error:
+                if verified:  # the files are as they were written: whatever failed, it is no damage
+                    raise
+                raise Damaged(f"cannot be read ({reason(error)})") from error
+
+        leaves = together(load)
+        placed = [commit_like(leaf, leaves[key]) for key, leaf in wanted.items()]
+        state = jax.tree.unflatten(jax.tree.structure(example), placed)
+        return step, state, manifest["extra"]
+
+    def _tell(self, sentence: str) -> None:
+        if jax.process_index() == 0:
+            self._log(sentence)
+
+
+def _step(name: str) -> int:
+    return int(_NAME.fullmatch(name)[1])
+
+
+def _attempt(name: str) -> int:
+    return int(_NAME.fullmatch(name)[2] or 0)

@@ -1,0 +1,109 @@
+"""The manifest of a checkpoint: its notes, its leaves, and every file's size and SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from etils import epath
+
+from seeupo_jax.checkpoint.storage import is_bucket
+
+MANIFEST = "manifest.json"
+STATE = "state"
+_READERS = min(8, os.cpu_count() or 1)  # hashing lets other threads run
+
+
+class Damaged(Exception):
+    """Why a checkpoint cannot be used, as the end of a sentence that starts with its name."""
+
+
+def list_files(folder: epath.Path, verify: bool) -> dict[str, dict[str, Any]]:
+    """Every file of a state with its size, and with its digest where `verify` asks for it."""
+    paths = list(_walk(folder / STATE))
+
+    def describe(path: epath.Path) -> dict[str, Any]:
+        return {"bytes": path.stat().length, "sha256": digest(path) if verify else None}
+
+    with ThreadPoolExecutor(_READERS) as readers:
+        described = list(readers.map(describe, paths))
+    names = (path.relative_to(folder).as_posix() for path in paths)
+    return dict(zip(names, described, strict=True))
+
+
+def _walk(folder: epath.Path) -> Iterator[epath.Path]:
+    """All files below a folder; epath's own walk leaves the scheme out of a bucket's paths."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _walk(path)
+        else:
+            yield path
+
+
+def check_files(folder: epath.Path, files: Mapping[str, Mapping[str, Any]], verify: bool) -> None:
+    """Compares files with what was written.
+
+    Raises:
+      Damaged: one of them is missing or has changed.
+    """
+    with ThreadPoolExecutor(_READERS) as readers:
+        for _ in readers.map(lambda name: _check_file(folder, name, files[name], verify), files):
+            pass
+
+
+def _check_file(folder: epath.Path, name: str, file: Mapping[str, Any], verify: bool) -> None:
+    path = folder / name
+    if not path.is_file():
+        raise Damaged(f"lacks its file {name}")
+    size = path.stat().length
+    if size != file["bytes"]:
+        raise Damaged(f"has {size} bytes in {name} where {file['bytes']} were written")
+    if verify and file["sha256"] is not None and digest(path) != file["sha256"]:
+        raise Damaged(f"has a file {name} that changed after it was written")
+
+
+def digest(path: epath.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(folder: epath.Path, manifest: Mapping[str, Any]) -> None:
+    """Makes the folder a checkpoint, at one moment."""
+    text = json.dumps({"sha256": _seal(manifest), "manifest": manifest}, indent=1)
+    if is_bucket(folder):  # an object is there whole or not at all
+        (folder / MANIFEST).write_text(text)
+        return
+    unfinished = folder / f"{MANIFEST}.unfinished"
+    unfinished.write_text(text)
+    unfinished.replace(folder / MANIFEST)
+
+
+def read_manifest(folder: epath.Path) -> dict[str, Any]:
+    """What `write_manifest` wrote.
+
+    Raises:
+      Damaged: it is not as it was written.
+    """
+    try:
+        sealed = json.loads((folder / MANIFEST).read_text())
+        if sealed["sha256"] == _seal(sealed["manifest"]):
+            return sealed["manifest"]
+    except (ValueError, TypeError, LookupError):
+        pass  # not JSON, or JSON of another form: damaged just as a broken seal is
+    raise Damaged(f"has a {MANIFEST} that changed after it was written")
+
+
+def read_score(folder: epath.Path) -> float | None:
+    """A checkpoint's score; None where it has none or its manifest is damaged."""
+    try:
+        return read_manifest(folder).get("score")
+    except Damaged:
+        return None
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

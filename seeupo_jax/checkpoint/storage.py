@@ -1,0 +1,99 @@
+"""Where checkpoints lie: whether it can be written, and what went wrong, in one sentence."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import textwrap
+
+import tensorstore
+from etils import epath
+
+from seeupo_jax import config
+
+_BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
+_CODE = re.compile(r"os_error_code='(\d+)'")  # as TensorStore tells the system's errors
+_MOUNT = "a folder (gcsfuse mounts a bucket as one)"
+_TIMEOUT_S = 60  # of an answer from a bucket
+
+
+def find_directory(chosen: config.Checkpoint, workdir: str | os.PathLike[str]) -> str:
+    """Where the checkpoints of a run are."""
+    inside = os.path.join(workdir, "checkpoints")
+    return inside if chosen.directory is None else chosen.directory
+
+
+def is_bucket(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder lies in a bucket of Google Cloud Storage."""
+    return os.fspath(folder).startswith("gs://")
+
+
+def check_writable(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
+    """Makes the folder where it is missing and writes a file there for a moment.
+
+    Args:
+      folder: may be gs://BUCKET/PATH.
+      name: of the setting that names the folder.
+
+    Raises:
+      ValueError: this user cannot write there.
+    """
+    if is_bucket(folder):
+        return _check_bucket(os.fspath(folder), name)
+    path = epath.Path(folder)
+    probe = path / f".writable.{os.getpid()}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"{name}: got {os.fspath(folder)} ({reason(error)}); allowed: a folder that can be"
+            " made and written to."
+        ) from error
+
+
+def _check_bucket(folder: str, name: str) -> None:
+    """Writes as arrays are written, and reads, lists and removes as manifests are."""
+    if not _BUCKET.fullmatch(folder):
+        raise ValueError(f"{name}: got {folder}; allowed: gs://BUCKET/PATH, or {_MOUNT}.")
+    probe = f".writable.{os.getpid()}"
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it raises all that it logs
+    try:
+        path = epath.Path(folder) / probe
+        path.exists()
+        store = tensorstore.KvStore.open(f"{folder.rstrip('/')}/").result(timeout=_TIMEOUT_S)
+        store.write(probe, b"1").result(timeout=_TIMEOUT_S)
+        path.read_text()
+        path.unlink()
+    except ImportError:
+        raise ValueError(
+            f"{name}: got {folder}, but gcsfs is not installed; allowed: pip install"
+            f" 'seeupo_jax[gcs]', or {_MOUNT}."
+        ) from None
+    except Exception as error:  # of whichever of the libraries that talk to it
+        raise ValueError(
+            f"{name}: got {folder} ({reason(error)}); allowed: a bucket that exists and whose"
+            f" objects this account may create, get, list and delete, or {_MOUNT}."
+        ) from error
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in the system's words where it was the system, and in short."""
+    if (code := _CODE.search(str(error))) is not None:
+        return os.strerror(int(code[1]))
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error) or type(error).__name__
+    # TensorStore appends its whole specification, addresses and all.
+    return textwrap.shorten(text.partition(" [")[0], 200, placeholder=" ...")
+
+
+def quiet_threads() -> None:
+    """Orbax logs the trace of every error in its threads, though it raises them as well."""
+    logging.getLogger("absl").addFilter(_is_new)
+
+
+def _is_new(record: logging.LogRecord) -> bool:
+    return "_SignalingThread.run()" not in str(record.msg)

@@ -1,0 +1,125 @@
+"""Steps that several processes take alike: what fails on one of them fails on all."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+from etils import epath
+from jax._src import distributed  # the processes' common notes, which need no device
+from orbax.checkpoint import v1 as ocp
+
+from seeupo_jax.checkpoint.manifest import Damaged
+from seeupo_jax.checkpoint.storage import is_bucket, reason
+from seeupo_jax.parallel.distributed import from_first, gather
+
+T = TypeVar("T")
+_POLL_S = 1.0  # how often a process asks whether another one has failed
+_PATIENCE_S = 10.0  # until a new file is seen by hosts that share a folder
+
+_waits = itertools.count()
+
+
+def lead(action: Callable[[], T]) -> T:
+    """What an action gives on process 0, to all; what it raises there, all raise.
+
+    Raises:
+      ValueError, Damaged: as process 0 did. OSError: whatever else it raised.
+    """
+    if jax.process_count() == 1:
+        return action()
+    result = error = None
+    if jax.process_index() == 0:
+        try:
+            result = action()
+        except (ValueError, Damaged) as known:
+            error = known
+        except Exception as unknown:  # it may not be one that can be sent
+            error = OSError(reason(unknown))
+    result, error = from_first((result, error))
+    if error is not None:
+        raise error
+    return result
+
+
+def together(action: Callable[[], T]) -> T:
+    """What an action gives on this process, once it has ended on all.
+
+    Raises:
+      Damaged: where it raised that on any. OSError: where it raised anything else on another.
+    """
+    result = error = None
+    try:
+        result = action()
+    except Exception as raised:
+        error = raised
+    sent = None if error is None else (isinstance(error, Damaged), reason(error))
+    failures = [failure for failure in gather(sent) if failure is not None]
+    if failures and (jax.process_count() == 1 or error is not None):
+        raise error
+    if failures:
+        damaged, text = failures[0]
+        raise Damaged(text) if damaged else OSError(text)
+    return result
+
+
+def wait_for(written: ocp.AsyncResponse) -> None:
+    """Waits until what all processes write is written; every process calls it as often.
+
+    Orbax lets the others wait for minutes where one has failed; here they hear of it.
+
+    Raises:
+      Exception: whatever failed on this process. OSError: what failed on another.
+    """
+    if jax.process_count() == 1:
+        return written.result()
+    client = distributed.global_state.client
+    prefix = f"seeupo_jax/checkpoint/{next(_waits)}/"
+    while True:
+        began = time.monotonic()
+        try:
+            return written.result(timeout=_POLL_S)
+        except Exception as error:
+            waited = isinstance(error, TimeoutError) and time.monotonic() - began > _POLL_S / 2
+            if not waited:
+                client.key_value_set(f"{prefix}{jax.process_index()}", reason(error))
+                raise
+        for _, text in client.key_value_dir_get(prefix):
+            raise OSError(text)
+
+
+def check_shared(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
+    """Lets every process look for a file of process 0; every process calls it.
+
+    Args:
+      name: of the setting that names the folder, which is there.
+
+    Raises:
+      ValueError: some process does not see it.
+    """
+    if jax.process_count() == 1 or is_bucket(folder):
+        return
+    probe = epath.Path(folder) / lead(lambda: f".shared.{os.getpid()}")
+    lead(lambda: probe.write_text(""))
+    sees = gather(_appears(probe))
+    lead(lambda: probe.unlink())
+    blind = [str(process) for process, seen in enumerate(sees) if not seen]
+    if blind:
+        raise ValueError(
+            f"{name}: got {os.fspath(folder)}, which is another one on process"
+            f" {', '.join(blind)} than on process 0; allowed: a folder that all hosts share, or"
+            " gs://BUCKET/PATH."
+        )
+
+
+def _appears(file: epath.Path) -> bool:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not file.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True

@@ -1,0 +1,126 @@
+"""Several processes save and restore what one does, and fail alike."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import checkpoint_cases
+import jax
+import numpy as np
+import pytest
+
+from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.telemetry.checksum import checksum
+
+TESTS = Path(__file__).parents[1]
+
+
+def run(part, directory, out):
+    """What each of two processes with two devices tells of its part."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    files = [out / f"{part}_{rank}.json" for rank in range(2)]
+    started = [
+        subprocess.Popen(
+            [sys.executable, TESTS / "checkpoint_process.py", *map(str, (rank, 2, port, 2))]
+            + [directory, part, file],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, file in enumerate(files)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in started]
+    for process, output in zip(started, outputs, strict=True):
+        assert process.returncode == 0, output[-3000:]
+        assert "Traceback" not in output
+    return [json.loads(file.read_text()) for file in files]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Where two processes with a mesh of 2 x 2 saved, and what they told."""
+    directory = tmp_path_factory.mktemp("shared")
+    return directory, run("save", directory, tmp_path_factory.mktemp("told"))
+
+
+def alike(told, *names):
+    """What all processes say of some things."""
+    said = [{name: one[name] for name in names} for one in told]
+    assert said[0] == said[1]
+    return said[0]
+
+
+def test_all_processes_see_the_same_and_only_the_first_keeps_the_books(saved):
+    directory, told = saved
+    assert alike(told, "latest", "best", "log") == {"latest": 3, "best": 1, "log": []}
+    assert sorted(path.name for path in directory.iterdir()) == ["1", "2", "3"]
+    assert told[0]["hashed"] and not told[1]["hashed"]
+
+
+def test_a_host_that_cannot_write_ends_the_save_on_all(saved):
+    directory, told = saved
+    assert alike(told, "full")["full"] == (
+        f"checkpoint 4 could not be written to {directory}: File too large;"
+        " checkpoint 3 there is whole."
+    )
+    assert max(one["full_s"] for one in told) < 20  # Orbax alone would wait for 300
+
+
+def test_a_folder_that_hosts_do_not_share_is_refused_by_all(saved):
+    for sentence in (one["blind"] for one in saved[1]):
+        assert sentence.startswith("config.checkpoint.directory: got ")
+        assert "which is another one on process 1 than on process 0; allowed:" in sentence
+
+
+@pytest.mark.parametrize("shape", [None, (4, 1), (1, 8)])
+def test_one_process_restores_what_two_saved(saved, shape):
+    where = None if shape is None else checkpoint_cases.mesh(*shape)
+    example = checkpoint_cases.state(where, 0)
+    _, state, extra = Checkpoints(saved[0], keep=2).restore(example)
+    assert checksum(state) == checksum(checkpoint_cases.state(None, 3))
+    assert extra == {"step": 3}
+    for got, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(example), strict=True):
+        assert got.sharding == wanted.sharding
+
+
+def test_two_processes_pass_over_the_same_damage_and_go_on(saved, tmp_path):
+    directory, _ = saved
+    (file,) = (directory / "3" / "state" / "state" / "ocdbt.process_1" / "d").iterdir()
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    told = run("restore", directory, tmp_path)
+    wanted = {
+        "latest": 3,
+        "step": 2,
+        "extra": {"step": 2},
+        "checksum": checksum(checkpoint_cases.state(None, 2)),
+        "same_layout": True,
+        "other": "checkpoint 3 is of another model or optimizer: params/w is float32[512,64] in it"
+        " and float32[3] in this run; allowed: the configuration it was saved with, or a new"
+        " workdir.",
+        "unknown": f"step: got 9; allowed: those in {directory}: 1, 2, 3.",
+        "saved": 5,
+        "rollouts": [0.0, np.full(3, np.float32(0.1)).tobytes().hex(), None],
+    }
+    assert alike(told, *wanted) == wanted
+    (sentence,) = told[0]["log"]
+    assert "checkpoint 3 has a file state/state/ocdbt.process_1/d/" in sentence
+    assert told[1]["log"] == []
+    stored = [path.name for path in tmp_path.iterdir() if path.name.endswith(".rollouts")]
+    assert stored == ["restore_0.json.rollouts"]  # only process 0 writes
+    hashed = [{path for path in one["hashed"] if "/2/" in path} for one in told]
+    every = {str(path) for path in (directory / "2" / "state").rglob("*") if path.is_file()}
+    assert hashed[0] | hashed[1] == every and not hashed[0] & hashed[1]
+    assert sorted(path.name for path in directory.iterdir()) == ["1", "2", "5"]
+    newest = Checkpoints(directory, keep=2).restore(checkpoint_cases.state(None, 0))
+    np.testing.assert_array_equal(
+        newest[1]["params"]["w"], checkpoint_cases.state(None, 2)["params"]["w"]
+    )

@@ -1,0 +1,107 @@
+"""One process of several that share checkpoints: `RANK COUNT PORT DEVICES DIRECTORY PART OUT`."""
+
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+RANK, COUNT, PORT, DEVICES = map(int, sys.argv[1:5])
+DIRECTORY, PART, OUT = sys.argv[5:8]
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+
+import checkpoint_cases  # noqa: E402
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+
+from seeupo_jax.checkpoint import Checkpoints, SaveError, check_shared, manifest, together  # noqa: E402
+from seeupo_jax.rollout.collect import Collected  # noqa: E402
+from seeupo_jax.rollout.store import RolloutStore  # noqa: E402
+from seeupo_jax.telemetry.checksum import checksum  # noqa: E402
+from seeupo_jax.types import Segment, Trajectory  # noqa: E402
+
+log, hashed = [], []
+digest = manifest.digest
+
+
+def count(path):
+    hashed.append(str(path))
+    return digest(path)
+
+
+def refused(action, error):
+    """What an action is refused with."""
+    try:
+        action()
+    except error as told:
+        return str(told)
+    raise AssertionError("it was not refused")
+
+
+def save(checkpoints):
+    """Three checkpoints, and a fourth that one of the hosts cannot write."""
+    check_shared(DIRECTORY)
+    own = Path(f"{OUT}.folder")
+    own.mkdir()
+    together._PATIENCE_S = 0.3
+    blind = refused(lambda: check_shared(own, "config.checkpoint.directory"), ValueError)
+    mesh = checkpoint_cases.mesh(2, 2)
+    for step, score in ((1, 0.9), (2, 0.5), (3, 0.1)):
+        checkpoints.save(step, checkpoint_cases.state(mesh, step), {"step": step}, score)
+    checkpoints.wait()
+    told = {"blind": blind, "latest": checkpoints.latest(), "best": checkpoints.best()}
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if RANK == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    began = time.monotonic()
+    checkpoints.save(4, checkpoint_cases.state(mesh, 4), {})
+    told["full"] = refused(checkpoints.wait, SaveError)
+    told["full_s"] = time.monotonic() - began
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    return told
+
+
+def restore(checkpoints):
+    """Onto other devices; the newest checkpoint is damaged."""
+    mesh = checkpoint_cases.mesh(1, 4)
+    example = checkpoint_cases.state(mesh, 0)
+    told = {"latest": checkpoints.latest()}
+    step, state, extra = checkpoints.restore(example)
+    told |= {"step": step, "extra": extra, "checksum": checksum(state)}
+    told["same_layout"] = all(
+        a.sharding == b.sharding
+        for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(example), strict=True)
+    )
+    other = {"params": {"w": jax.ShapeDtypeStruct((3,), "float32")}}
+    told["other"] = refused(lambda: checkpoints.restore(other, partial=True), ValueError)
+    told["unknown"] = refused(lambda: checkpoints.restore(example, step=9), ValueError)
+    checkpoints.save(5, state, {})
+    checkpoints.wait()
+    return told | {"saved": checkpoints.latest(), "rollouts": rollouts()}
+
+
+def rollouts():
+    """What comes back of a collection where no process sees another one's folder."""
+    segment = Segment(
+        np.arange(3, dtype=np.int32), np.zeros(3, np.int32), np.full(3, np.float32(0.1))
+    )
+    trajectory = Trajectory((segment,), reward=float(RANK), group=RANK)
+    store = RolloutStore(f"{OUT}.rollouts", log=log.append)
+    store.save(1, Collected((trajectory,), 1.0, 0.5, 3, 0))
+    (loaded,) = store.load(1).trajectories
+    return [loaded.reward, loaded.segments[0].logp_L.tobytes().hex(), store.load(2)]
+
+
+def main() -> None:
+    jax.distributed.initialize(f"localhost:{PORT}", COUNT, RANK)
+    manifest.digest = count
+    checkpoints = Checkpoints(DIRECTORY, keep=2, log=log.append)
+    told = {"save": save, "restore": restore}[PART](checkpoints)
+    checkpoints.close()
+    Path(OUT).write_text(json.dumps(told | {"log": log, "hashed": sorted(set(hashed))}))
+    os._exit(0)  # what Orbax began and could not end would keep it waiting
+
+
+main()

@@ -1,0 +1,122 @@
+"""What is exported is the checkpoint's policy, and nothing else of it is read."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from seeupo_jax import build
+from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.checkpoint import checkpoints as module
+from seeupo_jax.config import from_dict
+from seeupo_jax.export import export
+from seeupo_jax.policy import from_pretrained
+from seeupo_jax.policy.lora import load_adapters, merge
+from seeupo_jax.policy.network import split
+from seeupo_jax.telemetry.checksum import checksum
+from seeupo_jax.types import TrainState
+
+BASE = "package:order_desk"
+
+
+def a_run(workdir, **fields):
+    """A configuration and its run: checkpoints 1, the best, and 2, and the parameters of each."""
+    config = from_dict({"model": {"path": BASE}, **fields})
+    made, params = build.load_policy(config, BASE)
+    checkpoints = Checkpoints(workdir / "checkpoints", keep=2)
+    saved = {}
+    for step, score in ((1, 0.9), (2, 0.5)):
+        params = jax.tree.map(lambda leaf: leaf + 0.25, params)
+        zero = jnp.int32(0)
+        state = TrainState(params, optax.adam(1e-3).init(params), zero, zero)
+        checkpoints.save(step, state, {}, score)
+        saved[step] = made.whole(params)
+    checkpoints.close()
+    return config, saved
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run")
+    return workdir, *a_run(workdir)
+
+
+@pytest.mark.parametrize("step, wanted", [("latest", 2), ("best", 1), ("1", 1)])
+def test_the_folder_holds_the_policy_of_the_step(run, tmp_path, step, wanted):
+    workdir, config, saved = run
+    assert export(config, workdir, step, tmp_path / "out") == wanted
+    model, tokenizer = from_pretrained(str(tmp_path / "out"))
+    assert checksum(split(model)[1]) == checksum(saved[wanted])
+    assert tokenizer is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_only_parameters_are_read_and_they_are_cut_over_all_devices(run, tmp_path, monkeypatch):
+    workdir, config, _ = run
+    asked = {}
+    load = module.ocp.load
+    monkeypatch.setattr(
+        module.ocp, "load", lambda path, leaves: asked.update(leaves) or load(path, leaves)
+    )
+    monkeypatch.setattr(build, "load_policy", lambda *_: pytest.fail("weights were read"))
+    export(config, workdir, "latest", tmp_path / "out")
+    assert asked and all(name.startswith("params/") for name in asked)
+    embedding = asked["params/embedding"]
+    assert (
+        embedding.sharding.shard_shape(embedding.shape)[1]
+        == embedding.shape[1] // jax.device_count()
+    )
+
+
+def test_a_layout_of_other_machines_does_not_matter(run, tmp_path):
+    workdir, config, saved = run
+    model = replace(config.model, attention="splash", remat="full")
+    elsewhere = replace(config, model=model, mesh=replace(config.mesh, fsdp=64, data=1))
+    export(elsewhere, workdir, "latest", tmp_path / "out")
+    model, _ = from_pretrained(str(tmp_path / "out"))
+    assert checksum(split(model)[1]) == checksum(saved[2])
+
+
+def test_adapters_are_exported_alone_or_merged(tmp_path):
+    config, saved = a_run(tmp_path, lora={"rank": 2, "targets": ("q_proj",)})
+    export(config, tmp_path, "latest", tmp_path / "alone")
+    names = {path.name for path in (tmp_path / "alone").iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors"}
+    trained = load_adapters(from_pretrained(BASE)[0], tmp_path / "alone")
+    assert checksum(split(trained)[1]) == checksum(saved[2])
+    merging = replace(config, lora=replace(config.lora, merge=True))
+    export(merging, tmp_path, "latest", tmp_path / "merged")
+    model, _ = from_pretrained(str(tmp_path / "merged"))
+    assert checksum(split(model)[1]) == checksum(split(merge(trained))[1])
+
+
+@pytest.mark.parametrize(
+    "step, sentence",
+    [
+        ("newest", "--step: got 'newest'; allowed: latest, best, or a number"),
+        ("3", "step: got 3; allowed: those in .*: 1, 2"),
+    ],
+)
+def test_a_step_that_is_not_there_is_refused(run, tmp_path, step, sentence):
+    workdir, config, _ = run
+    with pytest.raises(ValueError, match=sentence):
+        export(config, workdir, step, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_workdir_without_checkpoints_is_refused(run, tmp_path):
+    _, config, _ = run
+    for step, sentence in (("latest", "one that has a checkpoint"), ("best", "none has a score")):
+        with pytest.raises(ValueError, match=sentence):
+            export(config, tmp_path, step, tmp_path / "out")
+
+
+def test_a_folder_with_something_in_it_is_left_alone(run, tmp_path):
+    workdir, config, _ = run
+    (tmp_path / "mine.txt").write_text("mine")
+    for folder in (tmp_path, tmp_path / "mine.txt"):
+        with pytest.raises(ValueError, match="--output: got .*; allowed: a new or empty folder"):
+            export(config, workdir, "latest", folder)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
