@@ -10,7 +10,7 @@ help:
 	@echo "make quickstart   train the embedded agent and show its learning curve (about 5 minutes)"
 	@echo "make bfcl         the same loop on the real BFCL v4 tasks (about 20 minutes)"
 	@echo "make test         every test"
-	@echo "make lint         ruff format and ruff check"
+	@echo "make lint         ruff format, ruff check and shellcheck"
 
 $(VENV)/runtime: requirements.txt pyproject.toml
 	@echo "Setting up $(VENV) with what requirements.txt names ..."
@@ -19,7 +19,7 @@ $(VENV)/runtime: requirements.txt pyproject.toml
 	@touch $@
 
 $(VENV)/development: $(VENV)/runtime third_party/bfcl/setup.sh third_party/models/setup.sh \
-		third_party/appworld/setup.sh
+		third_party/appworld/setup.sh third_party/libtpu/setup.sh
 	@echo "Adding what the tests need ..."
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --retries 1 \
 		--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
@@ -27,6 +27,7 @@ $(VENV)/development: $(VENV)/runtime third_party/bfcl/setup.sh third_party/model
 	sh third_party/bfcl/setup.sh $(RUN)
 	sh third_party/models/setup.sh $(RUN)
 	sh third_party/appworld/setup.sh $(RUN)
+	sh third_party/libtpu/setup.sh $(RUN)
 	@touch $@
 
 setup: $(VENV)/development
@@ -41,11 +42,12 @@ bfcl: $(VENV)/development
 
 test: $(VENV)/development
 	@echo "Running every test ..."
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/development
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
+	$(VENV)/bin/shellcheck -x launch/*.sh third_party/*/*.sh
 
 clean:
 	rm -rf $(VENV) runs

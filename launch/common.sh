@@ -1,0 +1,168 @@
+# shellcheck shell=sh
+# What the launch scripts share: options, checks, dry runs. Sourced by them; runs nothing itself.
+# A script that sources it has a function `usage`, and `dry_run` and `module` set.
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+
+fail() {
+    printf 'error: %s\n' "$1" >&2 # echo would read backslashes
+    exit 2
+}
+
+# say WORD...: to whoever watches; a dry run prints commands alone.
+say() {
+    [ -n "$dry_run" ] || printf '%s: %s\n' "$(basename "$0" .sh)" "$*" >&2
+}
+
+# quote WORD...: one line that a shell reads as exactly these words.
+quote() {
+    (
+        LC_ALL=C
+        line=
+        for word in "$@"; do
+            case $word in
+                '' | *[!A-Za-z0-9_./:=@%+,-]*)
+                    word="'$(printf '%s\n' "$word" | sed "s/'/'\\\\''/g")'"
+                    ;;
+            esac
+            line="$line${line:+ }$word"
+        done
+        printf '%s\n' "$line"
+    )
+}
+
+# run COMMAND...: runs it, or only prints it in a dry run.
+run() {
+    if [ -n "$dry_run" ]; then
+        quote "$@"
+    else
+        "$@"
+    fi
+}
+
+# parse FLAGS OPTIONS ARGUMENT...: sets the variable of each (--node-count=2: node_count=2) until
+# the first argument for the module, and `parsed` to the number of arguments that this took.
+parse() {
+    flags=$1 options=$2 parsed=0
+    shift 2
+    while [ $# -gt 0 ]; do
+        case $1 in
+            -h | --help)
+                usage
+                exit 0
+                ;;
+            --config* | --workdir*) return 0 ;;
+            --)
+                parsed=$((parsed + 1))
+                return 0
+                ;;
+            -n)
+                shift
+                set -- --processes "$@"
+                ;;
+        esac
+        given=${1%%=*}
+        variable=$(printf '%s' "${given#--}" | tr - _)
+        case $given in
+            --*[!a-z-]* | [!-]* | -[!-]*) given='?' ;;
+        esac
+        case " $flags " in
+            *" $given "*)
+                [ "$1" = "$given" ] || fail "$given: got a value, '${1#*=}'; allowed: none."
+                eval "$variable=1"
+                shift
+                parsed=$((parsed + 1))
+                continue
+                ;;
+        esac
+        case " $options " in
+            *" $given "*) ;;
+            *) fail "got '$1'; allowed: $flags $options, and then --config=... --workdir=..." ;;
+        esac
+        value=
+        case $1 in
+            *=*) value=${1#*=} ;;
+            *)
+                value=${2-}
+                shift $(($# > 1))
+                parsed=$((parsed + 1))
+                ;;
+        esac
+        [ -n "$value" ] || fail "$given: got nothing; allowed: a value."
+        eval "$variable=\$value"
+        shift
+        parsed=$((parsed + 1))
+    done
+}
+
+# whole_number NAME VALUE
+whole_number() {
+    case $2 in
+        '' | *[!0-9]* | 0*) fail "$1: got '$2'; allowed: a whole number >= 1." ;;
+    esac
+}
+
+# required NAME VALUE EXAMPLE
+required() {
+    [ -n "$2" ] || fail "$1: got nothing; allowed: a value such as $3."
+}
+
+# cloud_name NAME VALUE: what Google Cloud and Kubernetes take for a name.
+cloud_name() {
+    case $2 in
+        *[!a-z0-9-]* | [!a-z]* | *-)
+            fail "$1: got '$2'; allowed: small letters, digits and '-', from a letter on."
+            ;;
+    esac
+    [ ${#2} -le 40 ] || fail "$1: got ${#2} letters; allowed: at most 40."
+}
+
+# need TOOL...: a dry run needs none.
+need() {
+    [ -z "$dry_run" ] || return 0
+    for tool in "$@"; do
+        command -v "$tool" >/dev/null || fail "'$tool' is not installed, or not on PATH."
+    done
+}
+
+# check_module_arguments ARGUMENT...: what is known of them before anything is started.
+check_module_arguments() {
+    config='' workdir='' checkpoints=''
+    for argument in "$@"; do
+        case $argument in
+            *'
+'*) fail "got an argument of several lines; allowed: one line each." ;;
+            --config=?*) config=${argument#--config=} ;;
+            --workdir=?*) workdir=${argument#--workdir=} ;;
+            --config.checkpoint.directory=*) checkpoints=${argument#*=} ;;
+            --help | -h | --dry-run)
+                fail "$argument: got it after --config or --workdir; allowed: before them."
+                ;;
+        esac
+    done
+    required --config "$config" "--config=configs/quickstart.py"
+    required --workdir "$workdir" "--workdir=runs/quickstart"
+}
+
+# check_kept: for machines that can be taken away; what goes on is in a bucket.
+check_kept() {
+    case $workdir:$checkpoints in
+        /mnt/?* | *:gs://?*) ;;
+        *) fail "--workdir: got '$workdir', which is lost with the machine; allowed: a folder of a \
+bucket, /mnt/BUCKET/DIR, or --config.checkpoint.directory=gs://BUCKET/DIR." ;;
+    esac
+}
+
+# check_config_file: for scripts that run this checkout; paths are from its top.
+check_config_file() {
+    case $config in
+        /*) [ -f "$config" ] ;;
+        *) [ -f "$root/$config" ] ;;
+    esac || fail "--config: got '$config'; allowed: a file, its path from $root on."
+}
+
+# local_python: the interpreter that has this package.
+local_python() {
+    python=.venv/bin/python
+    [ -x "$root/$python" ] || python=python3
+}

@@ -1,0 +1,149 @@
+#!/bin/sh
+# Trains with several processes on this machine's CPUs: what a cluster does, tried at home.
+set -eu
+dry_run='' module=seeupo_jax.train processes=1 devices='' port='' grace=60
+# shellcheck source=launch/common.sh
+. "$(dirname "$0")/common.sh"
+
+usage() {
+    cat <<END
+usage: launch/cpu_processes.sh [OPTION...] --config=FILE.py --workdir=DIR [--config.FIELD=VALUE ...]
+
+Starts processes that train together, as hosts of a cluster do. SIGTERM and SIGINT (Ctrl-C) reach
+all of them as SIGTERM: they save and end. When one fails, the others are ended.
+
+  -n N            processes (default: $processes)
+  --devices M     pretend to M devices in each
+  --port P        where they meet (default: a free one)
+  --grace S       seconds from SIGTERM to SIGKILL (default: $grace)
+  --module NAME   what to run (default: $module)
+  --dry-run       print the commands, run none
+END
+}
+
+parse "--dry-run" "--processes --devices --port --grace --module" "$@"
+shift "$parsed"
+check_module_arguments "$@"
+check_config_file
+whole_number -n "$processes"
+whole_number --grace "$grace"
+[ -z "$devices" ] || whole_number --devices "$devices"
+[ -z "$port" ] || whole_number --port "$port"
+local_python
+cd "$root"
+need "$python" mkfifo
+
+# set_variables COMMAND...: runs it once for each environment variable to set.
+set_variables() {
+    "$@" JAX_PLATFORMS=cpu
+    [ -z "$devices" ] || "$@" \
+        XLA_FLAGS="${XLA_FLAGS:+$XLA_FLAGS }--xla_force_host_platform_device_count=$devices"
+}
+
+if [ "$processes" -gt 1 ] && [ -z "$port" ]; then
+    port=PORT
+    [ -n "$dry_run" ] ||
+        port=$("$python" -c 'import socket
+with socket.create_server(("", 0)) as server:
+    print(server.getsockname()[1])')
+fi
+
+if [ -n "$dry_run" ]; then
+    set_variables quote export
+else
+    set_variables export
+fi
+if [ "$processes" -eq 1 ]; then
+    [ -n "$dry_run" ] || exec "$python" -m "$module" "$@"
+    quote "$python" -m "$module" "$@"
+    exit 0
+fi
+set -- "$python" -m "$module" "$@" \
+    "--coordinator=localhost:$port" "--num_processes=$processes"
+if [ -n "$dry_run" ]; then
+    number=0
+    while [ "$number" -lt "$processes" ]; do
+        printf '%s &\n' "$(quote "$@" "--process_id=$number")"
+        number=$((number + 1))
+    done
+    echo wait
+    exit 0
+fi
+
+running='' readers='' signalled='' deadline='' # running: NUMBER:PID of each process
+
+send() {
+    for process in $running; do
+        kill "-$1" "${process#*:}" 2>/dev/null || true
+    done
+}
+
+# The first signal lets them save; the second does not wait.
+# shellcheck disable=SC2329  # it is invoked by the trap
+on_signal() {
+    if [ -n "$signalled" ]; then
+        send KILL
+    else
+        signalled=1
+        say "stopping; a second signal does not wait for them to save"
+        end_all
+    fi
+}
+
+end_all() {
+    [ -n "$deadline" ] || deadline=$(($(date +%s) + grace))
+    send TERM
+}
+
+# prefix NUMBER: tells whose line it is; a process that has no line end yet is waited for.
+prefix() {
+    while IFS= read -r line || [ -n "$line" ]; do
+        printf '[%s] %s\n' "$1" "$line"
+    done
+}
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+trap on_signal TERM INT HUP
+number=0
+while [ "$number" -lt "$processes" ]; do
+    mkfifo "$folder/$number"
+    (
+        trap '' TERM INT HUP # what a process says while it stops is read too
+        prefix "$number" <"$folder/$number"
+    ) &
+    readers="$readers $!"
+    "$@" "--process_id=$number" >"$folder/$number" 2>&1 &
+    running="$running $number:$!"
+    number=$((number + 1))
+done
+[ -z "$signalled" ] || send TERM # to those that were started since
+
+code=0
+while [ -n "$running" ]; do
+    still=''
+    for process in $running; do
+        if kill -0 "${process#*:}" 2>/dev/null; then
+            still="$still $process"
+            continue
+        fi
+        ended=0
+        wait "${process#*:}" || ended=$?
+        if [ "$ended" -ne 0 ] && [ "$code" -eq 0 ]; then
+            code=$ended
+            say "process ${process%%:*} ended with exit code $code"
+            end_all
+        fi
+    done
+    running=$still
+    [ -n "$running" ] || break
+    if [ -n "$deadline" ] && [ "$(date +%s)" -gt "$deadline" ]; then
+        send KILL
+    fi
+    sleep 0.2 &
+    wait $! || true
+done
+for reader in $readers; do
+    wait "$reader" || true
+done
+exit "$code"

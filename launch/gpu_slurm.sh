@@ -1,0 +1,100 @@
+#!/bin/sh
+# Trains on GPU nodes of a Slurm cluster: one process a node, which has all GPUs of it.
+set -eu
+dry_run='' module=seeupo_jax.train nodes=1 gpus_per_node=8 cpus_per_node='' time='' partition=''
+account='' job_name=seeupo_jax logs=runs/slurm grace=120 job=''
+# shellcheck source=launch/common.sh
+. "$(dirname "$0")/common.sh"
+
+usage() {
+    cat <<END
+usage: launch/gpu_slurm.sh COMMAND [OPTION...]
+           [--config=FILE.py --workdir=DIR [--config.FIELD=VALUE ...]]
+
+  submit   put the job into the queue, and say its number and where its log is
+  logs     follow the log of --job
+  stop     let --job save; it goes back into the queue
+  cancel   end --job for good; what it has saved stays
+
+The checkout, with its .venv, and DIR are on a disk that all nodes see. Near the end of its time,
+or preempted, the job saves, goes back into the queue and later goes on.
+
+  --nodes N             (default: $nodes)
+  --gpus-per-node N     (default: $gpus_per_node)
+  --cpus-per-node N     (default: 8 for each GPU)
+  --time T              such as 12:00:00; --partition P, --account A (default: Slurm's)
+  --job-name NAME       (default: $job_name)
+  --logs DIR            (default: $logs)
+  --grace S             seconds to save in, before the time is over (default: $grace)
+  --job NUMBER          for logs, stop and cancel
+  --module NAME         what to run (default: $module)
+  --dry-run             print the commands, run none
+
+Any other option of sbatch can be set in its environment variables, such as SBATCH_QOS.
+END
+}
+
+case ${1-} in
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    submit | logs | stop | cancel) command=$1 ;;
+    *) fail "got '${1-}'; allowed: submit, logs, stop, cancel." ;;
+esac
+shift
+parse "--dry-run" "--nodes --gpus-per-node --cpus-per-node --time --partition --account \
+--job-name --logs --grace --job --module" "$@"
+shift "$parsed"
+whole_number --nodes "$nodes"
+whole_number --gpus-per-node "$gpus_per_node"
+whole_number --grace "$grace"
+[ -n "$cpus_per_node" ] || cpus_per_node=$((8 * gpus_per_node))
+whole_number --cpus-per-node "$cpus_per_node"
+case $job_name in
+    *[!A-Za-z0-9._-]*) fail "--job-name: got '$job_name'; allowed: letters, digits and '._-'." ;;
+esac
+case $command in
+    submit)
+        check_module_arguments "$@"
+        check_config_file
+        ;;
+    *) whole_number --job "$job" ;;
+esac
+local_python
+cd "$root"
+
+submit() {
+    run mkdir -p "$logs"
+    set -- launch/slurm_job.sh "$logs/$job_name" "$python" -m "$module" "$@"
+    [ -n "$dry_run" ] || say "submitting to Slurm"
+    number=$(run sbatch --parsable "--job-name=$job_name" "--nodes=$nodes" --ntasks-per-node=1 \
+        "--gpus-per-node=$gpus_per_node" "--cpus-per-task=$cpus_per_node" --requeue \
+        "--signal=B:TERM@$grace" --open-mode=append "--output=$logs/%x-%j.log" "--chdir=$root" \
+        ${time:+"--time=$time"} ${partition:+"--partition=$partition"} \
+        ${account:+"--account=$account"} "$@") || {
+        say "error: Slurm did not take the job; why is above."
+        exit 1
+    }
+    if [ -n "$dry_run" ]; then
+        printf '%s\n' "$number"
+    else
+        echo "job ${number%%;*}; log: $logs/$job_name-${number%%;*}.log"
+    fi
+}
+
+case $command in
+    submit)
+        need sbatch "$python"
+        submit "$@"
+        ;;
+    logs) run tail -n +1 -F "$logs/$job_name-$job.log" ;;
+    stop)
+        need scancel
+        run scancel --batch --signal=TERM "$job"
+        ;;
+    cancel)
+        need scancel
+        run scancel "$job"
+        ;;
+esac

@@ -1,0 +1,135 @@
+#!/bin/sh
+# What the launch scripts do on a host of a cluster: set it up, run a command, watch and stop it.
+set -eu
+state=${HOME:-/tmp}/seeupo_jax_run # log, pid and exit code of the run that `start` has begun
+stopped_code=143           # a run that saved and ended because SIGTERM asked it to
+
+usage() {
+    cat <<END
+usage: launch/on_host.sh run [--code FILE] COMMAND...   run it, and pass SIGTERM on to it
+       launch/on_host.sh start COMMAND...   the same in the background; its log: $state/log
+       launch/on_host.sh follow [LINES]     show the log (its last LINES) until the run ends
+       launch/on_host.sh code               its exit code, or: running, lost, none
+       launch/on_host.sh stop [SECONDS]     SIGTERM, and wait for the end
+       launch/on_host.sh install REQUIREMENT   .venv with this package and, such as, jax[tpu]
+       launch/on_host.sh mount BUCKET       a Cloud Storage bucket as /mnt/BUCKET
+
+A command that ends with 0 after SIGTERM was only stopped: the exit code is then $stopped_code, so
+that the platform starts it again. With --code that number goes into FILE, and run ends with 0.
+END
+}
+
+fail() {
+    printf 'error: %s\n' "$1" >&2
+    exit 2
+}
+
+run() {
+    file='' stopped=''
+    if [ "${1-}" = --code ]; then
+        file=${2:?}
+        shift 2
+    fi
+    [ $# -gt 0 ] || fail "run: got no command; allowed: one."
+    pid=''
+    trap 'stopped=1; test -z "$pid" || kill -TERM "$pid" 2>/dev/null || true' TERM INT HUP
+    "$@" &
+    pid=$!
+    [ -z "$stopped" ] || kill -TERM "$pid"
+    code=0
+    wait "$pid" || code=$?
+    # A signal ends the wait, not the command.
+    while [ "$code" -gt 128 ] && kill -0 "$pid" 2>/dev/null; do
+        code=0
+        wait "$pid" || code=$?
+    done
+    told=$code
+    if [ -n "$stopped" ] && [ "$code" -eq 0 ]; then
+        told=$stopped_code
+    fi
+    [ -n "$file" ] || exit "$told"
+    echo "$told" >"$file.new"
+    mv "$file.new" "$file"
+    exit "$code"
+}
+
+code() {
+    if [ -f "$state/code" ]; then
+        cat "$state/code"
+    elif [ ! -f "$state/pid" ]; then
+        echo none
+    elif kill -0 "$(cat "$state/pid")" 2>/dev/null; then
+        echo running
+    else
+        echo lost
+    fi
+}
+
+start() {
+    [ $# -gt 0 ] || fail "start: got no command; allowed: one."
+    [ "$(code)" != running ] || fail "a run is under way on this host; stop it first."
+    mkdir -p "$state"
+    rm -f "$state/code"
+    (run --code "$state/code" "$@") </dev/null >>"$state/log" 2>&1 &
+    echo $! >"$state/pid"
+}
+
+follow() {
+    [ -f "$state/log" ] || fail "no run was started on this host."
+    tail -n "${1-+1}" -f "$state/log" &
+    tail=$!
+    trap 'kill "$tail" 2>/dev/null || true' EXIT
+    trap 'exit 1' TERM INT HUP
+    while [ "$(code)" = running ]; do
+        sleep 1
+    done
+    sleep 1 # for the last lines
+}
+
+stop() {
+    [ "$(code)" = running ] || return 0
+    kill -TERM "$(cat "$state/pid")"
+    left=${1-300}
+    while [ "$(code)" = running ]; do
+        [ "$left" -gt 0 ] || fail "the run did not end within ${1-300} s of SIGTERM."
+        sleep 1
+        left=$((left - 1))
+    done
+}
+
+# The Python of a TPU VM may be older than the 3.11 that is needed: uv brings its own.
+install() {
+    cd "$(dirname "$0")/.."
+    export PIP_BREAK_SYSTEM_PACKAGES=1 # uv alone goes beside the system's packages
+    python3 -m pip install --user --quiet --disable-pip-version-check uv
+    [ -x .venv/bin/python ] || python3 -m uv venv --quiet --python 3.12 .venv
+    python3 -m uv pip install --quiet --python .venv/bin/python --editable . "${1:?}"
+}
+
+mount_bucket() {
+    mountpoint -q "/mnt/$1" && return 0
+    if ! command -v gcsfuse >/dev/null; then
+        key=/usr/share/keyrings/cloud.google.asc
+        curl -fsSL https://packages.cloud.google.com/apt/doc/apt-key.gpg | sudo tee "$key" >/dev/null
+        echo "deb [signed-by=$key] https://packages.cloud.google.com/apt" \
+            "gcsfuse-$(lsb_release -cs) main" |
+            sudo tee /etc/apt/sources.list.d/gcsfuse.list >/dev/null
+        sudo apt-get update -qq
+        sudo apt-get install -qq -y gcsfuse
+    fi
+    sudo mkdir -p "/mnt/$1"
+    sudo chown "$(id -u):$(id -g)" "/mnt/$1"
+    gcsfuse --implicit-dirs "$1" "/mnt/$1"
+}
+
+what=${1-}
+[ $# -eq 0 ] || shift
+case $what in
+    run | start | follow | code | stop | install) "$what" "$@" ;;
+    mount) mount_bucket "${1:?}" ;;
+    -h | --help) usage ;;
+    *)
+        usage >&2
+        exit 2
+        ;;
+esac

@@ -1,0 +1,344 @@
+#!/bin/sh
+# Trains on Cloud TPU VMs that are asked for as a queued resource; one slice or several.
+set -eu
+dry_run='' module=seeupo_jax.train name='' zone='' project='' accelerator_type=''
+runtime_version='' spot='' slices=1 bucket='' git='' ref=main keep_alive='' max_restarts=50
+wait_limit=21600 poll=30 delete_when_done=''
+# shellcheck source=launch/common.sh
+. "$(dirname "$0")/common.sh"
+
+usage() {
+    cat <<END
+usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [OPTION...]
+           [--config=FILE.py --workdir=DIR [--config.FIELD=VALUE ...]]
+
+  all      create, install and run, each as far as it is still to be done
+  create   ask for the TPU and wait until it is there
+  install  copy this checkout to every host and make its .venv there; mount the bucket
+  run      start training on every host, show the log of the first until it ends
+  logs     show that log (the run goes on when this ends)
+  status   the TPU's state, and every host's exit code
+  stop     let training save and end
+  resume   after a preemption: delete, create, install, run; training goes on from its checkpoint
+  delete   give the TPU back
+
+  --name NAME               of the queued resource and its TPU
+  --zone ZONE               such as us-east5-a
+  --project PROJECT         (default: gcloud's)
+  --accelerator-type TYPE   such as v5p-64; for create
+  --runtime-version VERSION such as v2-alpha-tpuv5; for create
+  --spot                    cheaper, and taken away at any time
+  --slices N                as many TPUs that train as one (default: $slices)
+  --bucket BUCKET           a Cloud Storage bucket, /mnt/BUCKET on every host
+  --git URL, --ref REF      install what is there instead of this checkout (default: $ref)
+  --keep-alive              resume by itself when the TPU is taken away
+  --max-restarts N          how often (default: $max_restarts)
+  --wait-limit S            seconds in the queue (default: $wait_limit); --poll S between looks
+  --delete-when-done        give the TPU back when training has ended, well or not
+  --module NAME             what to run (default: $module)
+  --dry-run                 print the commands, run none
+END
+}
+
+case ${1-} in
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    all | create | install | run | logs | status | stop | resume | delete) command=$1 ;;
+    *) fail "got '${1-}'; allowed: all, create, install, run, logs, status, stop, resume, delete." ;;
+esac
+shift
+parse "--spot --keep-alive --delete-when-done --dry-run" "--name --zone --project \
+--accelerator-type --runtime-version --slices --bucket --git --ref --max-restarts --wait-limit \
+--poll --module" "$@"
+shift "$parsed"
+
+required --name "$name" my-tpu
+cloud_name --name "$name"
+required --zone "$zone" us-east5-a
+whole_number --slices "$slices"
+whole_number --max-restarts "$max_restarts"
+whole_number --wait-limit "$wait_limit"
+whole_number --poll "$poll"
+case $bucket in
+    *[!a-z0-9._-]*) fail "--bucket: got '$bucket'; allowed: the name alone, as in my-bucket." ;;
+esac
+case $command in
+    all | create | resume)
+        required --accelerator-type "$accelerator_type" v5p-64
+        required --runtime-version "$runtime_version" v2-alpha-tpuv5
+        ;;
+esac
+case $command in
+    all | run | resume)
+        check_module_arguments "$@"
+        case $config in
+            /*) fail "--config: got '$config'; allowed: a path from the top of the checkout on." ;;
+        esac
+        [ -n "$git" ] || check_config_file
+        [ -z "$spot$keep_alive" ] || check_kept
+        ;;
+    *) [ $# -eq 0 ] || fail "$command: got '$1'; allowed: no arguments for the training." ;;
+esac
+need gcloud
+case $command in
+    all | install | resume) [ -n "$git" ] || need git tar ;;
+esac
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+# tpu VERB ARGUMENT...: gcloud on the queued resource.
+tpu() {
+    verb=$1
+    shift
+    run gcloud compute tpus queued-resources "$verb" "$@" "--zone=$zone" \
+        ${project:+"--project=$project"} --quiet
+}
+
+on_all() {
+    tpu ssh "$name" --node=all --worker=all "--command=$1"
+}
+
+on_first() {
+    tpu ssh "$name" --node=0 --worker=0 "--command=$1"
+}
+
+# ask_state EXPECTED: sets `state`; a dry run takes the expected one.
+ask_state() {
+    if [ -n "$dry_run" ]; then
+        tpu describe "$name" '--format=value(state.state)'
+        state=$1
+    elif state=$(tpu describe "$name" '--format=value(state.state)' 2>"$scratch/error"); then
+        :
+    elif grep -q NOT_FOUND "$scratch/error"; then
+        state=ABSENT
+    else
+        cat "$scratch/error" >&2
+        state=UNKNOWN
+    fi
+}
+
+wait_until_active() {
+    end=$(($(date +%s) + wait_limit)) last=''
+    while :; do
+        ask_state ACTIVE
+        [ "$state" = "$last" ] || say "$name is $state"
+        last=$state
+        case $state in
+            ACTIVE) return 0 ;;
+            FAILED | SUSPENDING | SUSPENDED | DELETING | ABSENT)
+                tpu describe "$name" '--format=yaml(state)' >&2 || true
+                say "error: $name became $state instead of ACTIVE; why is above. Give it back with" \
+                    "'$0 delete', then ask again, for another zone or type."
+                return 1
+                ;;
+        esac
+        if [ "$(date +%s)" -ge "$end" ]; then
+            say "error: $name is $state after $wait_limit s (--wait-limit); it stays in the queue" \
+                "until '$0 delete'."
+            return 1
+        fi
+        sleep "$poll"
+    done
+}
+
+request() {
+    if [ "$slices" -eq 1 ]; then
+        set -- "--node-id=$name"
+    else
+        set -- "--node-count=$slices" "--node-prefix=$name"
+    fi
+    tpu create "$name" "--accelerator-type=$accelerator_type" \
+        "--runtime-version=$runtime_version" "$@" ${spot:+--spot} || {
+        say "error: the TPU was refused; why is above."
+        return 1
+    }
+}
+
+create() {
+    ask_state ABSENT
+    case $state in
+        ABSENT) request || return 1 ;;
+        UNKNOWN)
+            say "error: gcloud does not tell the state of $name; why is above."
+            return 1
+            ;;
+        *) say "$name is there already" ;;
+    esac
+    wait_until_active
+}
+
+install_checkout() {
+    here='seeupo_jax/launch/on_host.sh install '$(quote 'jax[tpu]')
+    if [ -n "$git" ]; then
+        on_all "test -d seeupo_jax || git clone --quiet $(quote "$git") seeupo_jax; cd seeupo_jax &&\
+ git fetch --quiet origin $(quote "$ref") && git checkout --quiet --detach FETCH_HEAD && cd .. &&\
+ $here" || return 1
+    else
+        archive=$scratch/seeupo_jax.tar.gz
+        pack "$archive" || return 1
+        tpu scp "$archive" "$name:seeupo_jax.tar.gz" --node=all --worker=all || return 1
+        # What another checkout left there goes; the environment and local runs stay.
+        on_all "mkdir -p seeupo_jax && find seeupo_jax -mindepth 1 -maxdepth 1 ! -name .venv\
+ ! -name runs -exec rm -rf {} + && tar -xzf seeupo_jax.tar.gz -C seeupo_jax && $here" || return 1
+    fi
+    [ -z "$bucket" ] || on_all "seeupo_jax/launch/on_host.sh mount $bucket"
+}
+
+# pack FILE: this checkout as it is, without what git ignores.
+pack() {
+    # shellcheck disable=SC2016  # the inner shell expands it
+    existing='for file; do [ ! -e "$file" ] || printf "%s\0" "$file"; done'
+    if [ -n "$dry_run" ]; then
+        printf 'cd %s && %s | xargs -0 sh -c %s sh | tar --null -T - -czf %s\n' "$(quote "$root")" \
+            'git ls-files -z --cached --others --exclude-standard' \
+            "$(quote "$existing")" "$(quote "$1")"
+        return 0
+    fi
+    (
+        cd "$root"
+        git ls-files -z --cached --others --exclude-standard | xargs -0 sh -c "$existing" sh |
+            tar --null -T - -czf "$1"
+    )
+}
+
+start() {
+    on_all "cd seeupo_jax && launch/on_host.sh start $(quote .venv/bin/python -m "$module" "$@")"
+}
+
+# follow LINES: the first host's log until its run or the connection ends; sets `outcome`.
+follow() {
+    on_first "seeupo_jax/launch/on_host.sh follow $1" || true
+    if [ -n "$dry_run" ]; then
+        on_first 'seeupo_jax/launch/on_host.sh code'
+        outcome=0
+    else
+        outcome=$(on_first 'seeupo_jax/launch/on_host.sh code' 2>/dev/null | tail -n 1)
+    fi
+}
+
+# give_back: whatever state it is in.
+give_back() {
+    ask_state ACTIVE
+    [ "$state" = ABSENT ] || tpu delete "$name" --force
+}
+
+# again ARGUMENT...: another start on a TPU like the one that was taken away.
+again() {
+    while [ "$restarts" -lt "$max_restarts" ]; do
+        restarts=$((restarts + 1))
+        say "restart $restarts of $max_restarts"
+        if give_back && request && wait_until_active && install_checkout &&
+            start "$@"; then
+            return 0
+        fi
+        sleep "$poll"
+    done
+    say "error: training was not started again within --max-restarts=$max_restarts."
+    return 1
+}
+
+# supervise ARGUMENT...: the log until training ends, over lost connections and lost TPUs.
+supervise() {
+    restarts=0 lines=+1 looks=0
+    while :; do
+        follow "$lines"
+        lines=20
+        case $outcome in
+            0)
+                say "training has ended"
+                return 0
+                ;;
+            143 | lost | running | none | '') ;;
+            *)
+                say "error: training failed with exit code $outcome; the last lines of every host:"
+                on_all 'tail -n 20 seeupo_jax_run/log' || true
+                return "$outcome"
+                ;;
+        esac
+        ask_state ACTIVE
+        case $state in
+            ACTIVE) look_again "$@" || return $? ;;
+            UNKNOWN) sleep "$poll" ;;
+            *)
+                say "$name is $state: it was taken away"
+                [ -n "$keep_alive" ] || {
+                    say "'$0 resume' with the same arguments goes on from the last checkpoint"
+                    return 1
+                }
+                again "$@" || return 1
+                lines=+1 looks=0
+                ;;
+        esac
+    done
+}
+
+# look_again ARGUMENT...: a TPU that is there although the first host's run or answer is not. The
+# state may follow within minutes.
+look_again() {
+    looks=$((looks + 1))
+    sleep "$poll"
+    [ "$looks" -gt 4 ] || return 0
+    case $outcome in
+        143)
+            say "training was stopped and has saved; 'run' goes on"
+            return 143
+            ;;
+        lost | none)
+            [ -n "$keep_alive" ] && [ "$restarts" -lt "$max_restarts" ] || {
+                say "error: a host has restarted; 'run' goes on from the last checkpoint"
+                return 1
+            }
+            restarts=$((restarts + 1)) looks=0 lines=+1
+            say "a host has restarted; restart $restarts of $max_restarts"
+            start "$@"
+            ;;
+    esac
+}
+
+# under_way: whether the first host trains already, as after a `run` whose terminal was closed.
+under_way() {
+    [ -z "$dry_run" ] || return 1
+    outcome=$(on_first 'seeupo_jax/launch/on_host.sh code' 2>/dev/null | tail -n 1)
+    [ "$outcome" = running ] || return 1
+    say "training is under way; this shows its log"
+}
+
+# begin INSTALL ARGUMENT...: starts training, unless it is under way, and sees it to its end.
+begin() {
+    install=$1
+    shift
+    if ! under_way; then
+        [ -z "$install" ] || install_checkout || {
+            say "error: the hosts could not be set up; why is above."
+            return 1
+        }
+        start "$@" || {
+            say "error: training was not started on every host; why is above."
+            return 1
+        }
+    fi
+    code=0
+    supervise "$@" || code=$?
+    if [ -n "$delete_when_done" ] && [ "$code" -ne 143 ]; then
+        tpu delete "$name" --force
+    fi
+    return "$code"
+}
+
+case $command in
+    create) create ;;
+    install) install_checkout ;;
+    run) begin '' "$@" ;;
+    all) create && begin yes "$@" ;;
+    resume) give_back && create && begin yes "$@" ;;
+    logs) on_first 'seeupo_jax/launch/on_host.sh follow' ;;
+    status)
+        tpu describe "$name" '--format=value(state.state)'
+        on_all 'seeupo_jax/launch/on_host.sh code'
+        ;;
+    stop) on_all 'seeupo_jax/launch/on_host.sh stop' ;;
+    delete) tpu delete "$name" --force ;;
+esac

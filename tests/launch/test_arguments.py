@@ -1,0 +1,139 @@
+"""What all launch scripts have in common: help, checks of arguments and tools, dry runs."""
+
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch_cases import ROOT, TRAINING
+
+TPU = ["--name=q", "--zone=us-east5-a"]
+MORE = ["--accelerator-type=v5p-64", "--runtime-version=v2-alpha-tpuv5"]
+XPK = ["--cluster=c", "--workload=w"]
+
+SCRIPTS = {  # a whole command of each
+    "tpu_vm.sh": ["all", *TPU, *MORE],
+    "gke_xpk.sh": ["run", *XPK, "--tpu-type=v5p-64", "--image=i"],
+    "gpu_slurm.sh": ["submit"],
+    "gpu_local.sh": [],
+    "cpu_processes.sh": [],
+}
+
+WRONG = [
+    ("tpu_vm.sh", [], "got ''; allowed: all, create"),
+    ("tpu_vm.sh", ["start"], "got 'start'; allowed: all, create"),
+    ("tpu_vm.sh", ["create", "--zone=z"], "--name: got nothing"),
+    ("tpu_vm.sh", ["create", "--name=My_TPU", "--zone=z"], "--name: got 'My_TPU'; allowed: small"),
+    ("tpu_vm.sh", ["create", "--name=" + "a" * 41, "--zone=z"], "--name: got 41 letters"),
+    ("tpu_vm.sh", ["create", "--name=q"], "--zone: got nothing"),
+    ("tpu_vm.sh", ["create", *TPU], "--accelerator-type: got nothing"),
+    ("tpu_vm.sh", ["create", *TPU, *MORE, "--slices=0"], "--slices: got '0'; allowed: a whole"),
+    ("tpu_vm.sh", ["create", *TPU, *MORE, "--spot=yes"], "--spot: got a value, 'yes'"),
+    ("tpu_vm.sh", ["create", *TPU, "--runtime-version"], "--runtime-version: got nothing"),
+    ("tpu_vm.sh", ["create", *TPU, "--sppot"], "got '--sppot'; allowed: --spot --keep-alive"),
+    ("tpu_vm.sh", ["create", *TPU, "--x$(id)=1"], "got '--x$(id)=1'; allowed: --spot"),
+    ("tpu_vm.sh", ["create", *TPU, "spot"], "got 'spot'; allowed: --spot"),
+    ("tpu_vm.sh", ["delete", *TPU, *TRAINING], "delete: got '--config=configs/quickstart.py'"),
+    ("tpu_vm.sh", ["run", *TPU, "--bucket=gs://b"], "--bucket: got 'gs://b'; allowed: the name"),
+    ("tpu_vm.sh", ["run", *TPU], "--config: got nothing"),
+    ("tpu_vm.sh", ["run", *TPU, "--config=configs/no.py", "--workdir=d"], "got 'configs/no.py'"),
+    ("tpu_vm.sh", ["run", *TPU, "--config=/a.py", "--workdir=d"], "allowed: a path from the top"),
+    ("tpu_vm.sh", ["run", *TPU, *TRAINING[:1]], "--workdir: got nothing"),
+    ("tpu_vm.sh", ["run", *TPU, *TRAINING, "--dry-run"], "--dry-run: got it after --config"),
+    ("tpu_vm.sh", ["run", *TPU, *TRAINING, "--a=b\nc"], "got an argument of several lines"),
+    (
+        "tpu_vm.sh",
+        ["run", *TPU, "--spot", *TRAINING[:1], "--workdir=runs/x"],
+        "--workdir: got 'runs/x', which is lost with the machine; allowed: a folder of a bucket",
+    ),
+    ("gke_xpk.sh", ["submit"], "got 'submit'; allowed: run, logs"),
+    ("gke_xpk.sh", ["run", "--cluster=c"], "--workload: got nothing"),
+    ("gke_xpk.sh", ["run", *XPK], "--tpu-type: got nothing"),
+    ("gke_xpk.sh", ["run", *XPK, "--tpu-type=t"], "--image: got nothing"),
+    ("gke_xpk.sh", ["run", *XPK, "--priority=top"], "--priority: got 'top'; allowed: very-low"),
+    ("gke_xpk.sh", ["logs", *XPK], "--zone: got nothing"),
+    (
+        "gke_xpk.sh",
+        ["run", *XPK, "--tpu-type=t", "--image=i", *TRAINING[:1], "--workdir=gs://b/x"],
+        "--workdir: got 'gs://b/x', which is lost",
+    ),
+    ("gpu_slurm.sh", ["submit", "--nodes=two"], "--nodes: got 'two'; allowed: a whole number"),
+    ("gpu_slurm.sh", ["submit", "--job-name=a b"], "--job-name: got 'a b'"),
+    ("gpu_slurm.sh", ["logs"], "--job: got ''; allowed: a whole number"),
+    ("gpu_local.sh", [], "--config: got nothing"),
+    ("gpu_local.sh", ["--gpus=0-3", *TRAINING], "--gpus: got '0-3'; allowed: numbers"),
+    ("cpu_processes.sh", ["-n", "08", *TRAINING], "-n: got '08'; allowed: a whole number"),
+    ("cpu_processes.sh", ["--devices", "two", *TRAINING], "--devices: got 'two'"),
+    ("cpu_processes.sh", ["-n"], "--processes: got nothing; allowed: a value"),
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_tells_how_it_is_used(stage, script):
+    done = stage.run(script, "--help")
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: launch/{script}")
+
+
+@pytest.mark.parametrize("script, arguments, words", WRONG)
+def test_a_mistake_is_one_sentence_before_anything_runs(stage, script, arguments, words):
+    for name in ("gcloud", "xpk", "sbatch"):
+        stage.tool(name)
+    done = stage.run(script, *arguments)
+    assert done.returncode == 2 and not stage.calls()
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert words in done.stderr and "; allowed: " in done.stderr or "at most" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "script, tool", {"tpu_vm.sh": "gcloud", "gke_xpk.sh": "xpk", "gpu_slurm.sh": "sbatch"}.items()
+)
+def test_a_missing_tool_is_told(stage, script, tool):
+    stage.python()
+    done = stage.run(script, *SCRIPTS[script], *TRAINING)
+    assert done.returncode == 2
+    assert done.stderr == f"error: '{tool}' is not installed, or not on PATH.\n"
+
+
+@pytest.mark.parametrize("script, arguments", SCRIPTS.items())
+def test_a_dry_run_needs_no_tools_and_runs_none(stage, script, arguments):
+    before = sorted(path for path in stage.folder.rglob("*"))
+    done = stage.run(script, *arguments, "--dry-run", *TRAINING)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr and not stage.calls()
+    assert sorted(path for path in stage.folder.rglob("*")) == before
+    assert done.stdout
+
+
+@pytest.mark.parametrize("script, arguments", SCRIPTS.items())
+def test_arguments_of_the_training_arrive_unchanged(stage, script, arguments):
+    """Through one shell in a dry run, and through a second one on another machine."""
+    done = stage.run(script, *arguments, "--dry-run", "--module=my.module", *TRAINING)
+    found = []
+    for line in done.stdout.splitlines():
+        for word in shlex.split(line):
+            found.append(word)
+            if word.startswith("--command="):
+                found += shlex.split(word.removeprefix("--command="))
+    start = found.index("my.module")
+    assert found[start + 1 : start + 4] == TRAINING
+
+
+def test_a_new_line_of_shell_is_never_made_of_an_argument(stage):
+    done = stage.run("cpu_processes.sh", "--dry-run", *TRAINING[:2], "--x='; touch made; '")
+    assert subprocess.run(["sh", "-n"], input=done.stdout, text=True).returncode == 0
+    assert shlex.split(done.stdout.splitlines()[-1])[-1] == "--x='; touch made; '"
+
+
+def test_scripts_are_plain_posix_shell_and_shellcheck_finds_nothing():
+    scripts = sorted((ROOT / "launch").glob("*.sh"))
+    for path in scripts:
+        runnable = bool(path.stat().st_mode & stat.S_IXUSR)
+        assert path.read_text().startswith("#!/bin/sh\n" if runnable else "# shellcheck shell=sh\n")
+    checker = shutil.which("shellcheck", path=Path(sys.executable).parent)
+    if checker is None:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run([checker, "-x", *scripts], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,111 @@
+"""gpu_local.sh and cpu_processes.sh: the latter for real, with JAX in every process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from launch_cases import ROOT, TRAINING
+
+SMALL = ["--module=small_process"]
+
+
+@pytest.fixture
+def here(stage, tmp_path):
+    """The stage with this interpreter, and configurations that name what small_process does."""
+    stage.python(f'exec {sys.executable} "$@"')
+    for name in ("sum", "fail", "wait"):
+        (stage.checkout / f"{name}.py").touch()
+    stage.env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests" / "launch"), str(ROOT)])
+    return stage
+
+
+def begin(stage, *arguments):
+    return subprocess.Popen(
+        stage.command("cpu_processes.sh", *arguments),
+        env=stage.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_processes_find_each_other_and_tell_whose_line_it_is(here):
+    flags = ["-n", "2", "--devices=3", *SMALL, "--config=sum.py", "--workdir=a  b's"]
+    done = here.run("cpu_processes.sh", *flags)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "Gloo" not in line]
+    said = ["devices 3 of 6, sum 6", "workdir a  b's"]
+    assert sorted(lines) == [f"[{number}] {line}" for number in (0, 1) for line in said]
+
+
+def test_one_process_has_nobody_to_meet(here):
+    done = here.run("cpu_processes.sh", *SMALL, "--devices=2", "--config=sum.py", "--workdir=w")
+    assert done.stdout == "devices 2 of 2, sum 2\nworkdir w"
+    (call,) = [call for call in here.calls("python") if "-m" in call]
+    assert call[1:] == ["-m", "small_process", "--config=sum.py", "--workdir=w"]
+
+
+def test_the_others_end_with_the_one_that_fails(here):
+    done = here.run("cpu_processes.sh", "-n", "3", *SMALL, "--config=fail.py", "--workdir=w")
+    assert done.returncode == 1
+    assert "[1] process 1 cannot go on\n" in done.stdout
+    assert "cpu_processes: process 1 ended with exit code 1\n" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_all_processes_save(here, number):
+    flags = ["-n", "2", *SMALL, "--config=wait.py", "--workdir=w"]
+    with begin(here, *flags) as run:
+        assert sorted(run.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+        run.send_signal(number)
+        output, _ = run.communicate(timeout=20)
+    assert sorted(output.splitlines()) == ["[0] saved", "[1] saved"]
+    assert run.returncode == 0
+
+
+@pytest.mark.parametrize("signals, grace", [(1, 1), (2, 60)])
+def test_processes_that_do_not_end_are_killed_after_the_grace_or_a_second_signal(
+    here, signals, grace
+):
+    flags = ["-n", "2", f"--grace={grace}", *SMALL, "--config=wait.py", "--workdir=stubborn"]
+    with begin(here, *flags) as run:
+        for _ in range(2):
+            run.stdout.readline()
+        for _ in range(signals):
+            run.terminate()
+            time.sleep(0.3)
+        run.communicate(timeout=20)
+    assert run.returncode == 137
+
+
+def test_the_real_training_takes_the_flags_and_counts_the_devices_of_all(tmp_path):
+    """Up to the checks that follow the meeting of the processes; a run itself is in test_train."""
+    flags = ["-n", "2", "--devices=2", "--config=tests/tiny_config.py", f"--workdir={tmp_path}"]
+    script = ROOT / "launch" / "cpu_processes.sh"
+    done = subprocess.run(
+        [script, *flags, "--config.mesh.data=3"], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 2, done.stdout
+    errors = [line for line in done.stdout.splitlines() if "error: " in line]
+    assert errors and all(
+        line[:11] in ("[0] error: ", "[1] error: ") and "allowed: a product of 4" in line
+        for line in errors
+    )
+
+
+def test_the_accelerators_are_told_before_training_starts(stage):
+    stage.python('case $1 in -c) echo "gpu 8" ;; *) echo "trains on $CUDA_VISIBLE_DEVICES" ;; esac')
+    done = stage.run("gpu_local.sh", "--gpus=0,3", *TRAINING)
+    assert (done.returncode, done.stdout) == (0, "trains on 0,3\n")
+    assert done.stderr == "gpu_local: devices: gpu 8\n"
+    assert stage.calls("python")[-1] == ["python", "-m", "seeupo_jax.train", *TRAINING]
+
+
+def test_a_machine_without_accelerators_is_told_what_to_use(stage):
+    stage.python('echo "cpu 1"')
+    done = stage.run("gpu_local.sh", *TRAINING)
+    assert done.returncode == 2 and len(stage.calls()) == 1
+    assert done.stderr.startswith("error: JAX finds no accelerator; allowed: a GPU")

@@ -1,0 +1,130 @@
+"""What a host of a cluster is told to do, done for real."""
+
+import signal
+import subprocess
+import time
+
+import pytest
+
+TRAINING = 'trap "echo saved; exit 0" TERM; echo ready; while :; do sleep 0.05; done'
+
+
+@pytest.fixture
+def host(stage):
+    stage.env["HOME"] = str(stage.folder)
+    return stage
+
+
+def wait_for(what, timeout=10):
+    end = time.monotonic() + timeout
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("code", [0, 3, 143])
+def test_run_ends_as_its_command_does(host, code):
+    done = host.run("on_host.sh", "run", "sh", "-c", f'echo "$1"; exit {code}', "sh", "a  b'c")
+    assert (done.returncode, done.stdout) == (code, "a  b'c\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("with_file, code", [(False, 143), (True, 0)])
+def test_a_run_that_only_saved_is_told_from_one_that_is_done(host, number, with_file, code):
+    file = host.folder / "exit code"
+    arguments = ["--code", str(file)] if with_file else []
+    command = host.command("on_host.sh", "run", *arguments, "sh", "-c", TRAINING)
+    process = subprocess.Popen(command, env=host.env, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.communicate(timeout=10)[0] == "saved\n"
+    assert process.returncode == code
+    assert not with_file or file.read_text() == "143\n"
+
+
+def test_a_command_that_fails_after_the_signal_has_failed(host):
+    command = host.command("on_host.sh", "run", "sh", "-c", TRAINING.replace("exit 0", "exit 5"))
+    process = subprocess.Popen(command, env=host.env, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.communicate(timeout=10)[0] == "saved\n"
+    assert process.returncode == 5
+
+
+def test_a_run_in_the_background_is_followed_stopped_and_asked_for_its_end(host):
+    def code():
+        return host.run("on_host.sh", "code").stdout.strip()
+
+    assert code() == "none"
+    assert host.run("on_host.sh", "follow").returncode == 2
+    done = host.run("on_host.sh", "start", "sh", "-c", TRAINING, "sh", "it's")
+    assert (done.returncode, done.stdout) == (0, "")
+    log = host.folder / "seeupo_jax_run" / "log"
+    wait_for(lambda: log.exists() and log.read_text() == "ready\n")
+    assert code() == "running"
+    twice = host.run("on_host.sh", "start", "true")
+    assert twice.returncode == 2 and "under way" in twice.stderr
+    follower = subprocess.Popen(
+        host.command("on_host.sh", "follow"), env=host.env, stdout=subprocess.PIPE, text=True
+    )
+    assert follower.stdout.readline() == "ready\n"
+    assert host.run("on_host.sh", "stop").returncode == 0
+    assert follower.communicate(timeout=10)[0] == "saved\n" and follower.returncode == 0
+    assert code() == "143"
+    assert host.run("on_host.sh", "start", "sh", "-c", "exit 7").returncode == 0
+    wait_for(lambda: code() == "7")
+
+
+def test_a_run_that_the_host_took_down_is_lost(host):
+    host.run("on_host.sh", "start", "sh", "-c", TRAINING)
+    pid = (host.folder / "seeupo_jax_run" / "pid").read_text().strip()
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", pid], capture_output=True, text=True)
+    subprocess.run(["kill", "-KILL", pid, *children.stdout.split()], check=True)
+    wait_for(lambda: host.run("on_host.sh", "code").stdout == "lost\n")
+
+
+def test_the_environment_is_made_by_uv_once(host):
+    host.tool(
+        "python3",
+        'case "$*" in *venv*) mkdir -p .venv/bin; touch .venv/bin/python;'
+        " chmod +x .venv/bin/python;; esac",
+    )
+    assert host.run("on_host.sh", "install", "jax[tpu]").returncode == 0
+    uv = ["python3", "-m", "uv"]
+    into = ["pip", "install", "--quiet", "--python", ".venv/bin/python", "--editable", "."]
+    pip = ["python3", "-m", "pip", "install", "--user", "--quiet", "--disable-pip-version-check"]
+    made = [*uv, "venv", "--quiet", "--python", "3.12", ".venv"]
+    assert host.calls() == [[*pip, "uv"], made, [*uv, *into, "jax[tpu]"]]
+    assert host.run("on_host.sh", "install", "jax[tpu]").returncode == 0
+    assert host.calls()[3:] == [[*pip, "uv"], [*uv, *into, "jax[tpu]"]]
+
+
+def test_a_bucket_is_mounted_once_with_gcsfuse_fetched_where_it_is_missing(host):
+    host.tool("mountpoint", "exit 1")
+    host.tool(
+        "sudo",
+        'case $1 in tee) cat >/dev/null;; apt-get) [ "$2" = update ] ||'
+        ' { printf "#!/bin/sh\\n" >"$STAGE/bin/gcsfuse"; chmod +x "$STAGE/bin/gcsfuse"; };; esac',
+    )
+    host.tool("curl")
+    host.tool("id", "echo 1000")
+    host.tool("lsb_release", "echo jammy")
+    assert host.run("on_host.sh", "mount", "mine").returncode == 0
+    assert ["sudo", "apt-get", "install", "-qq", "-y", "gcsfuse"] in host.calls("sudo")
+    assert host.calls("sudo")[-2:] == [
+        ["sudo", "mkdir", "-p", "/mnt/mine"],
+        ["sudo", "chown", "1000:1000", "/mnt/mine"],
+    ]
+    host.tool("gcsfuse")
+    before = len(host.calls("sudo"))
+    assert host.run("on_host.sh", "mount", "mine").returncode == 0
+    assert host.calls("gcsfuse") == [["gcsfuse", "--implicit-dirs", "mine", "/mnt/mine"]]
+    assert len(host.calls("sudo")) == before + 2
+    host.tool("mountpoint", "exit 0")
+    assert host.run("on_host.sh", "mount", "mine").returncode == 0
+    assert len(host.calls("gcsfuse")) == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["begin"], ["run"], ["start"]])
+def test_a_host_that_is_told_nonsense_does_nothing(host, arguments):
+    assert host.run("on_host.sh", *arguments).returncode == 2
