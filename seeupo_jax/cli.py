@@ -1,8 +1,11 @@
-"""What commands that run a configuration share: `--config` with overrides, and `--workdir`."""
+"""What commands that run a configuration share: `--config`, `--workdir`, and their processes."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import platform
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,17 +13,24 @@ from pathlib import Path
 import jax
 from absl import flags, logging
 
+import seeupo_jax
 from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.checkpoint import check_writable
-from seeupo_jax.config import Config, load_config
-from seeupo_jax.errors import sentence_errors
-
-__all__ = ["parse_flags", "read_config", "sentence_errors", "use_compilation_cache"]
+from seeupo_jax.config import Config, load_config, to_dict
+from seeupo_jax.parallel import cluster
 
 _CONFIG = flags.DEFINE_string("config", None, "A Python file with get_config().", required=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
 _OVERRIDES = flags.DEFINE_multi_string(
     "override", [], "FIELD.SUB=VALUE on top of the config; --config.FIELD.SUB=VALUE is the same."
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "HOST:PORT of process 0, where the environment does not tell it."
+)
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "This process, from 0 on.", 0)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.", 1)
+_CLUSTER_TIMEOUT_S = flags.DEFINE_integer(
+    "cluster_timeout_s", 300, "How long to wait for all processes at the start.", 1
 )
 
 
@@ -38,7 +48,40 @@ def read_config() -> tuple[Config, Path]:
     """
     config = load_config(_CONFIG.value, _OVERRIDES.value, recipes=RECIPES)
     check_writable(_WORKDIR.value)
+    if config.checkpoint.directory is not None:
+        check_writable(config.checkpoint.directory, "config.checkpoint.directory")
     return config, Path(_WORKDIR.value).absolute()
+
+
+def join_cluster(config: Config) -> None:
+    """Makes this process one of several, where there are several.
+
+    Raises:
+      ValueError: they do not all come in time, or are not of one mind.
+    """
+    timeout_s = _CLUSTER_TIMEOUT_S.value
+    place = cluster.find_place(
+        _COORDINATOR.value, _PROCESS_ID.value, _NUM_PROCESSES.value, timeout_s=timeout_s
+    )
+    if place is None:
+        return
+    about = {
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "seeupo_jax": _fingerprint(),
+    }
+    for name, part in to_dict(config).items():
+        about[f"config.{name}"] = json.dumps(part, sort_keys=True)
+    cluster.join(place, about, timeout_s=timeout_s)
+
+
+def _fingerprint() -> str:
+    """Of the package's source, so that hosts with different copies are told apart."""
+    root = Path(seeupo_jax.__path__[0])
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
+    return f"source {digest.hexdigest()[:12]}"
 
 
 def use_compilation_cache() -> None:
@@ -46,4 +89,5 @@ def use_compilation_cache() -> None:
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(cache / "seeupo_jax" / "xla"))
     jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

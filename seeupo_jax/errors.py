@@ -8,10 +8,13 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def sentence_errors() -> Iterator[None]:
-    """Ends the command with a user's mistake as one sentence instead of a traceback."""
+def sentence_errors(kind: type[Exception] = ValueError, code: int = 2) -> Iterator[None]:
+    """Ends the command with an error of a kind as one sentence instead of a traceback.
+
+    A user's mistake is a ValueError, and ends with 2.
+    """
     try:
         yield
-    except ValueError as error:
+    except kind as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(code)

@@ -10,6 +10,7 @@ run's. Nothing is loaded or computed here then.
 
 Every episode is in DIR/evaluation as soon as it is over (`telemetry/episodes.py`). The same command
 plays only what is not there: what it was stopped before, and what an environment's failure cost.
+With several processes each keeps a file of what it plays; that of process 0 is whole in the end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,13 +30,15 @@ import numpy as np
 from absl import app, flags
 
 from seeupo_jax import build, envs
-from seeupo_jax.checkpoint import Checkpoints
-from seeupo_jax.cli import parse_flags, read_config
+from seeupo_jax.checkpoint import Checkpoints, find_directory
+from seeupo_jax.cli import join_cluster, parse_flags, read_config
 from seeupo_jax.config import Config
 from seeupo_jax.envs import Labelled
 from seeupo_jax.envs.bfcl_export import export_results
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.errors import sentence_errors
+from seeupo_jax.parallel.cluster import errors_end_at_once
+from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.policy.tokenizer import Tokenizer
 from seeupo_jax.policy.weights import read_tokenizer
 from seeupo_jax.rollout.collect import Request, collect, group_requests
@@ -85,20 +88,28 @@ def evaluate(
     k: int,
     iteration: int = 0,
     file: EpisodeFile | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
     """Plays the first `config.evaluation.tasks` tasks of a split k times each.
 
     Args:
-      file: what is in it is not played; what is played goes there. In one process only.
+      file: what is in it is not played; what this process plays goes there. All processes have
+        one, or none has.
+      stop: whether this process was asked to stop.
 
     Returns: `evaluation_metrics` of success (score 1) among the episodes whose environment did not
       fail, by `eval/`; by `eval_SPLIT/` for another split than the config's.
+
+    Raises:
+      Stopped: a process was asked to.
     """
     environment = envs.make(config.env.name, **config.env.options)
     task_ids = environment.task_ids(split)[: config.evaluation.tasks]
     labelled = isinstance(environment, Labelled)
     labels = {task_id: environment.labels(task_id) if labelled else {} for task_id in task_ids}
-    played: dict[tuple[str, int], Episode] = {} if file is None else dict(file.played)
+    played: dict[tuple[str, int], Episode] = {}
+    for part in gather({} if file is None else file.played):
+        played |= part
     requests = group_requests(task_ids, k)
     missing = [request for request in requests if (request.task_id, request.member) not in played]
 
@@ -118,10 +129,15 @@ def evaluate(
         temperature=config.evaluation.temperature,
         deterministic=config.rollout.deterministic,
         on_finished=keep,
+        stop=stop,
     )
     for trajectory in collected.trajectories:
         episode = to_episode(trajectory, labels[trajectory.task_id])
         played[episode.key] = episode
+    if file is not None and jax.process_index() == 0:
+        for key in played.keys() - file.played.keys():
+            if not played[key].failed:
+                file.add(played[key])
     success = [played[request.task_id, request.member].success for request in requests]
     prefix = "eval" if split == config.evaluation.split else f"eval_{split}"
     kinds = [labels[task_id] for task_id in task_ids]
@@ -149,7 +165,8 @@ def _own_policy(config: Config, workdir: Path) -> Iterator[_Player]:
         raise ValueError(f"--{unused[0]}: got a value; allowed: none without --server.")
     build.check(config)
     made, params = build.load_policy(config, _folder(config, workdir))
-    found = Checkpoints(workdir / "checkpoints", 1).restore({"params": params}, partial=True)
+    files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
+    found = files.restore({"params": params}, partial=True)
     iteration = 0
     if found is not None:
         iteration, state, _ = found
@@ -242,6 +259,8 @@ def _file_name(settings: dict[str, Any]) -> str:
         parts += [settings["server"].partition("://")[2], settings["model"]]
     else:
         parts.append(f"iteration{settings['iteration']}")
+    if (number := jax.process_index()) > 0:
+        parts.append(f"process{number}")
     return re.sub(r"[^\w.-]+", "_", "-".join(parts))[:200] + ".jsonl"
 
 
@@ -266,8 +285,10 @@ def _choices(config: Config) -> tuple[Config, str, int]:
 
 
 def main(_: Sequence[str]) -> None:
-    with sentence_errors(), contextlib.ExitStack() as opened:
+    with errors_end_at_once(), sentence_errors(), contextlib.ExitStack() as opened:
         config, workdir = read_config()
+        if _SERVER.value is None:
+            join_cluster(config)
         config, split, k = _choices(config)
         policy = _own_policy if _SERVER.value is None else _served_policy
         player = opened.enter_context(policy(config, workdir))
@@ -288,7 +309,8 @@ def main(_: Sequence[str]) -> None:
             iteration=iteration,
             file=file,
         )
-        _report(config, file, about, metrics)
+        if jax.process_index() == 0:
+            _report(config, file, about, metrics)
 
 
 def _report(

@@ -1,13 +1,13 @@
-"""One training run: its parts, what it records, and how it resumes."""
+"""One training run: its parts, what it records, how it stops and how it goes on."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
-import textwrap
+import hashlib
+import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,61 +15,87 @@ from typing import Any
 import grain
 import jax
 import jax.numpy as jnp
-import numpy as np
+from etils import epath
 
 from seeupo_jax import build, envs
-from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.config import Config, to_dict
-from seeupo_jax.errors import sentence_errors
 from seeupo_jax.evaluate import evaluate
-from seeupo_jax.learner.learner import compile_programs
+from seeupo_jax.export import write_policy
 from seeupo_jax.learner.optimizer import make_optimizer
-from seeupo_jax.learner.warm_start import Batches, train_stage
-from seeupo_jax.policy import save_pretrained
-from seeupo_jax.policy.lora import merge, save_adapters
+from seeupo_jax.learner.programs import compile_programs
+from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.learner.sweep_pass import SweepStopped, stopped_arrays
+from seeupo_jax.parallel.distributed import agree
 from seeupo_jax.rollout.collect import Collected, collect, group_requests
+from seeupo_jax.rollout.metrics import most_frequent_failure, rollout_metrics
+from seeupo_jax.rollout.store import RolloutStore
+from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.checksum import checksum
 from seeupo_jax.telemetry.compilation import Compilations
 from seeupo_jax.telemetry.metrics import MetricsWriter
 from seeupo_jax.telemetry.progress import Progress
-from seeupo_jax.types import TrainState, learnable
+from seeupo_jax.types import TrainState
+
+# Of config.rollout, what changes no number but its rounding: it may change when a run goes on.
+_LAYOUT = (
+    "mesh concurrency slots cache_gib page_size decode_steps prefill_tokens deterministic".split()
+)
 
 
 class Run:
-    """What the training loop works with; a context that closes all of it."""
+    """What the training loop works with; a context that closes all of it.
+
+    With several processes each calls everything, and process 0 writes.
+    """
 
     def __init__(
-        self, config: Config, workdir: Path, progress: Progress, policy: build.Policy, params: Any
+        self,
+        config: Config,
+        workdir: Path,
+        progress: Progress,
+        request: StopRequest,
+        policy: build.Policy,
+        params: Any,
     ):
-        self.config, self.policy, self.ref_params = config, policy, params
-        self._workdir = workdir
+        self.config, self.policy = config, policy
+        self._workdir, self._progress, self._request = workdir, progress, request
+        self._writes = jax.process_index() == 0
         optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
-        self._fresh: TrainState | None = build.new_state(policy, optimizer, params)
+        self._fresh: TrainState | None = build.new_state(config, policy, optimizer, params)
+        self.ref_params = build.place_reference(config, params)
         self.learner = build.build_learner(config, policy, optimizer, self._fresh)
         self.engine = build.build_engine(config, policy)
         self.pool = build.build_pool(config, self.engine.concurrency)
         self._sampler = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         self._ahead: Future[Collected] | None = None  # the next iteration's trajectories
         self._task_ids = _task_order(config)
-        self._progress = progress
         platform = policy.mesh.devices.flat[0].platform
         progress.log(
             f"attention: {policy.network.arch.attention}"
             f" (model.attention={config.model.attention} on {platform})"
         )
         progress.log(str(self.engine.plan))
-        self._checkpoints = Checkpoints(
-            workdir / "checkpoints", config.checkpoint.keep, log=progress.log
-        )
+        kept, folder = config.checkpoint, find_directory(config.checkpoint, workdir)
+        self._checkpoints = Checkpoints(folder, kept.keep, kept.keep_best, log=progress.log)
+        self._stopped_folder = f"{folder}/stopped"  # a sweep that was stopped between two turns
+        self._stopped = Checkpoints(self._stopped_folder, 1, 0, log=progress.log)
+        self._store = RolloutStore(workdir / "rollouts", log=progress.log)
+        self._resume: tuple[int, Mapping[str, Any], Mapping[str, Any]] | None = None
         self._metrics = MetricsWriter(workdir, config.telemetry.trackers)
         self._compilations = Compilations()
         self._spent: Counter[str] = Counter()  # seconds and programs of this iteration
+        # The last iteration whose sweep is over, its state, and whether these are evaluated, saved.
+        self._done, self._state = 0, self._fresh
+        self.evaluated, self._saved = False, True
+        self._score: float | None = None
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._sampler.shutdown()
+        self._stopped.close()
         self._checkpoints.close()
         self._metrics.close()
         self._compilations.close()
@@ -86,16 +112,39 @@ class Run:
         return iteration == self.config.iterations or bool(every and iteration % every == 0)
 
     def restore(self) -> tuple[TrainState, int]:
-        """The state of the last whole checkpoint and its iteration; a fresh one and 0 without."""
+        """The state to go on from and its iteration; a fresh one and 0 without a checkpoint."""
         state, self._fresh = self._fresh, None  # one copy is enough
         found = self._checkpoints.restore(state)
-        done = 0
         if found is not None:
-            done, state, notes = found
+            self._done, state, notes = found
             self._check_same_run(notes)
-            self._progress.log(f"resuming after iteration {done}")
-        self._metrics.resume_from(done + 1 if done else 0)
-        return state, done
+            self._saved, self.evaluated = True, notes["evaluated"]
+            self._progress.log(f"resuming after iteration {self._done}")
+        state = self._restore_stopped(state)
+        self._state = state
+        if self._writes:
+            fresh = found is None and self._resume is None
+            self._metrics.resume_from(0 if fresh else self._done + 1)
+        return state, self._done
+
+    def _restore_stopped(self, state: TrainState) -> TrainState:
+        """The state in the middle of a sweep, where a run was stopped in one; else `state`."""
+        step = self._stopped.latest()
+        if step is None or step <= self._done:
+            return state
+        collected = self._store.load(step, self._made_by)
+        if collected is None:
+            return state
+        example = stopped_arrays(self.learner, state, collected.trajectories)
+        found = self._stopped.restore(example)
+        if found is None:
+            return state
+        _, arrays, notes = found
+        self._check_same_run(notes)
+        self._resume = (step, arrays, notes["sweep"])
+        self._done, self._saved, self.evaluated = step - 1, True, True
+        self._progress.log(f"resuming in the sweep of iteration {step}")
+        return arrays["state"]
 
     def compile(self, state: TrainState) -> TrainState:
         """Compiles all programs ahead; the state comes back bit for bit."""
@@ -111,18 +160,25 @@ class Run:
                 self._spent[f"time/{part}_s"],
             )
             self._progress.log(f"compiled the {part}: {programs} programs in {seconds:.0f} s")
+        self._state = state
         return state
 
     def rollout(self, iteration: int, state: TrainState) -> Collected:
         """The iteration's trajectories; with `rollout_ahead` the next ones are begun meanwhile.
 
-        Those of an iteration after a checkpoint or an evaluation are sampled in their turn, by the
-        policy that is trained on them, so that a resumed run does just what the first one did.
+        They are stored before they are trained on: a run that is killed in a sweep repeats the
+        sweep only. Those of an iteration after a checkpoint or an evaluation are sampled in their
+        turn, by the policy that is trained on them, so that a resumed run does just what the first
+        one did.
+
+        Raises:
+          Stopped: the run was asked to stop.
         """
-        if self._ahead is None:
-            collected = self._sample(iteration, state.params)
-        else:
-            collected, self._ahead = self._ahead.result(), None
+        collected = self._store.load(iteration, self._made_by)
+        if collected is None:
+            ahead, self._ahead = self._ahead, None
+            collected = self._sample(iteration, state.params) if ahead is None else ahead.result()
+            self._store.save(iteration, collected, self._made_by)
         config = self.config
         stops = (config.evaluation.every, config.checkpoint.every)
         if config.rollout_ahead and not any(self.due(iteration, every) for every in stops):
@@ -144,35 +200,63 @@ class Run:
                 iteration=iteration,
                 policy_version=iteration - 1 if version is None else version,
                 deterministic=config.rollout.deterministic,
+                stop=self._asked,
             )
+
+    def sweep(
+        self, iteration: int, state: TrainState, collected: Collected
+    ) -> tuple[TrainState, dict[str, float]]:
+        """Updates the policy turn by turn; goes on where a sweep was stopped.
+
+        Raises:
+          SweepStopped: the run was asked to stop.
+        """
+        resume = None
+        if self._resume is not None and self._resume[0] == iteration:
+            resume, self._resume = self._resume[1:], None
+        state, metrics = sweep(
+            self.learner,
+            state,
+            self.ref_params,
+            collected.trajectories,
+            iteration=iteration,
+            stop=lambda: bool(agree([self._asked()])[0]),
+            resume=resume,
+        )
+        self._done, self._state, self._saved, self._score = iteration, state, False, None
+        self.evaluated = not self.due(iteration, self.config.evaluation.every)
+        return state, metrics
 
     def save(self, iteration: int, state: TrainState) -> None:
         """Saves a checkpoint in the background."""
-        position = iteration * self.config.rollout.tasks
-        self._checkpoints.save(
-            iteration,
-            state,
-            {
-                "config": to_dict(self.config),
-                "random": {"seed": self.config.seed, "iteration": iteration},
-                "data_position": position,
-            },
-        )
+        extra = self._notes() | {"evaluated": self.evaluated}
+        self._checkpoints.save(iteration, state, extra, self._score)
+        self._saved = True
+        # The one before is on disk: what it covers is not needed any more.
+        self._store.forget(self._checkpoints.latest() or 0)
+        if self._writes:
+            epath.Path(self._stopped_folder).rmtree(missing_ok=True)
 
-    def export(self, state: TrainState) -> None:
-        """Leaves the trained policy in WORKDIR/policy, or its adapters, for other software."""
-        folder = self._workdir / "policy"
-        unfinished = self._workdir / "policy.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        model = self.policy.network.bind(self.policy.whole(state.params))
-        if model.arch.lora is not None and not self.config.lora.merge:
-            save_adapters(model, unfinished, str(self.config.model.path))
-        else:
-            dtype = self.config.model.param_dtype
-            save_pretrained(merge(model), unfinished, self.policy.tokenizer, dtype=dtype)
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
-        self._progress.log(f"wrote {folder}")
+    def save_stopped(self, stopped: Stopped) -> None:
+        """Leaves all that the same command needs to go on where this run was stopped."""
+        where = f"after iteration {self._done}"
+        if isinstance(stopped, SweepStopped):
+            where = f"in the sweep of iteration {self._done + 1}, {stopped.notes['done']} turns in"
+            extra = self._notes() | {"sweep": stopped.notes}
+            self._stopped.save(self._done + 1, stopped.arrays, extra)
+            self._stopped.wait()
+        elif not self._saved:
+            self.save(self._done, self._state)
+        self._checkpoints.wait()
+        self._progress.log(f"stopped {where}; the same command goes on from there")
+
+    def finish(self, state: TrainState) -> None:
+        """Waits for the last checkpoint and leaves the trained policy in WORKDIR/policy."""
+        self._checkpoints.wait()
+        if self.config.checkpoint.export:
+            folder = self._workdir / "policy"
+            write_policy(self.config, self.policy, state.params, folder)
+            self._progress.log(f"wrote {folder}")
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -184,6 +268,17 @@ class Run:
         self._spent[f"time/{name}_s"] += time.perf_counter() - began
         self._spent[f"{name}/programs_compiled"] += self._compilations.programs - programs
         self._spent["time/compile_s"] += self._compilations.seconds - compiling
+
+    @contextlib.contextmanager
+    def profiled(self, iteration: int) -> Iterator[None]:
+        """Writes a trace of an iteration that `config.profile.steps` names."""
+        if not self._writes or iteration not in self.config.profile.steps:
+            yield
+            return
+        folder = self._workdir / "profile" / f"iteration{iteration}"
+        with jax.profiler.trace(str(folder)):
+            yield
+        self._progress.log(f"wrote the trace {folder}")
 
     def record(
         self,
@@ -201,7 +296,7 @@ class Run:
             values["sweep/tokens_per_second"] = values["sweep/tokens"] / spent["time/sweep_s"]
         if self.config.log_checksum:
             values["state/checksum"] = checksum(state)
-        self._metrics.write(iteration, values)
+        self._write(iteration, values)
         self._progress.iteration(iteration, values)
         trouble = most_frequent_failure(collected)
         if trouble is not None:
@@ -225,93 +320,51 @@ class Run:
                 split=split,
                 k=config.k,
                 iteration=iteration,
+                stop=self._asked,
             )
-        self._metrics.write(iteration, values)
+        self._write(iteration, values)
         self._progress.evaluation(iteration, values)
+        self.evaluated, self._score = True, values[f"eval/avg@{config.k}"]
 
-    def _check_same_run(self, notes: dict[str, Any]) -> None:
+    def _write(self, iteration: int, values: Mapping[str, Any]) -> None:
+        if self._writes:
+            self._metrics.write(iteration, values)
+
+    def _asked(self) -> bool:
+        """Whether this process was asked to stop; the others may not know."""
+        return self._request.asked
+
+    def _notes(self) -> dict[str, Any]:
+        """What every checkpoint says of its run."""
+        position = self._done * self.config.rollout.tasks
+        random = {"seed": self.config.seed, "iteration": self._done}
+        return {"config": to_dict(self.config), "random": random, "data_position": position}
+
+    @property
+    def _made_by(self) -> str:
+        """Names the policies that this run samples with."""
+        choices = [_same_fields(self.config), str(self.config.model), str(self.config.chat)]
+        return hashlib.sha256(json.dumps(_plain(choices)).encode()).hexdigest()
+
+    def _check_same_run(self, notes: Mapping[str, Any]) -> None:
         """A resumed run must draw the same random numbers and tasks as the one that was stopped."""
-        saved, mine = notes["config"], to_dict(self.config)
-        for field in ("seed", "rollout", "env"):
-            if saved[field] != _plain(mine[field]):
+        saved, mine = notes["config"], _plain(_same_fields(self.config))
+        for field, value in mine.items():
+            theirs = saved[field]
+            if isinstance(value, dict):
+                theirs = {name: theirs[name] for name in value if name in theirs}
+            if theirs != value:
                 raise ValueError(
-                    f"config.{field}: got {mine[field]}; allowed for this workdir, whose checkpoint"
-                    f" has it: {saved[field]}. Choose a new workdir for another run."
+                    f"config.{field}: got {value}; allowed for this workdir, whose checkpoint"
+                    f" has it: {theirs}. Choose a new workdir for another run."
                 )
 
 
-def warm_start(config: Config, workdir: Path, progress: Progress) -> None:
-    """Trains a policy on demonstrations and leaves it in WORKDIR/warm_start as a model folder."""
-    environment = envs.make(config.env.name, **config.env.options)
-    stages = config.warm_start.stages
-    progress.phase("warm start: demonstrations")
-    with sentence_errors():
-        load = environment.demonstrations
-        demonstrations = [load("train", **stage.demonstrations) for stage in stages]
-        if config.model.path is None:
-            policy, params = build.new_policy(config, demonstrations[-1])
-        else:
-            policy, params = build.load_policy(config, config.model.path)
-    shapes = build.build_shapes(config, config.warm_start.batch_size)
-    with jax.set_mesh(policy.mesh):
-        for index, stage in enumerate(stages):
-            progress.phase(f"warm start {index + 1}/{len(stages)}")
-            batches = Batches(
-                demonstrations[index],
-                policy.tokenizer,
-                shapes,
-                config.warm_start.batch_size,
-                seed=config.seed + index,
-            )
-
-            def show(done: int, loss: Any, total: int = stage.steps) -> None:
-                if done % 100 == 0 or done == total:
-                    progress.step(done, total, f"loss {loss():.4f}")
-
-            params = train_stage(policy.network, params, stage, batches, on_step=show)
-            if batches.counts["cut"]:
-                limit = shapes.lengths[-1]
-                progress.log(f"{batches.counts['cut']} demonstrations were cut at {limit} tokens")
-    unfinished = workdir / "warm_start.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    save_pretrained(policy.network.bind(params), unfinished, policy.tokenizer)
-    unfinished.rename(workdir / "warm_start")
-
-
-def rollout_metrics(collected: Collected) -> dict[str, float]:
-    """What a collection says about the policy and about the sampler."""
-    trajectories = collected.trajectories
-    good = [t for t in trajectories if not t.failed]
-    stops = [t.stop for t in trajectories]
-    groups = {t.group for t in trajectories}
-    kept = {trajectories[i].group for i in np.flatnonzero(learnable(trajectories))}
-    mean = lambda values: float(np.mean(values)) if good else float("nan")  # noqa: E731
-    counts = {f"rollout/stop_{name}": stops.count(name) for name in sorted(set(stops))}
-    usage = {f"rollout/{name}": count for name, count in collected.usage.items()}
-    return {
-        "rollout/success_rate": mean([t.info["score"] >= 1 for t in good]),
-        "rollout/reward_mean": mean([t.reward for t in good]),
-        "rollout/turns_mean": mean([t.turns for t in good]),
-        "rollout/segments_mean": mean([len(t.segments) for t in good]),
-        "rollout/action_tokens": collected.sampled_tokens,
-        "rollout/context_tokens": collected.context_tokens,
-        "rollout/tokens_per_second": collected.sampled_tokens / collected.wall_s,
-        "rollout/failed": len(stops) - len(good),
-        "rollout/groups_dropped": len(groups - kept),
-        "rollout/retries": sum(t.info["retries"] for t in trajectories),
-        "time/environment_s": collected.environment_s,
-        **counts,
-        **usage,
-    }
-
-
-def most_frequent_failure(collected: Collected) -> str | None:
-    """Why environments failed, in a sentence; None where none did."""
-    reasons = Counter(t.info["failure"] for t in collected.trajectories if t.failed)
-    if not reasons:
-        return None
-    (reason, times), total = reasons.most_common(1)[0], sum(reasons.values())
-    return f"{total} environments failed, {times} of them so: {textwrap.shorten(reason, 200)}"
+def _same_fields(config: Config) -> dict[str, Any]:
+    """What decides which trajectories are sampled, but for the policy."""
+    values = to_dict(config)
+    rollout = {name: v for name, v in values["rollout"].items() if name not in _LAYOUT}
+    return {"seed": values["seed"], "rollout": rollout, "env": values["env"]}
 
 
 def _task_order(config: Config) -> Sequence[str]:

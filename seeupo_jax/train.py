@@ -7,6 +7,7 @@ A run that was stopped goes on from its last checkpoint, to the same numbers.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,29 +16,41 @@ import jax
 from absl import app
 
 from seeupo_jax import build
-from seeupo_jax.cli import parse_flags, read_config, use_compilation_cache
+from seeupo_jax.checkpoint import SaveError, check_shared
+from seeupo_jax.cli import join_cluster, parse_flags, read_config, use_compilation_cache
 from seeupo_jax.config import Config
 from seeupo_jax.errors import sentence_errors
-from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.run import Run, warm_start
+from seeupo_jax.parallel.cluster import errors_end_at_once
+from seeupo_jax.run import Run
+from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.progress import Progress
 from seeupo_jax.telemetry.report import learning_curve, print_summary
 from seeupo_jax.types import TrainState
+from seeupo_jax.warm_start import start_policy
 
 
 def train(config: Config, workdir: Path) -> None:
-    """Runs a whole training, or what is left of it."""
-    with Progress(config.iterations, display=config.telemetry.display) as progress:
-        if build.policy_folder(config, workdir) is None:
-            warm_start(config, workdir, progress)
+    """Runs a whole training, or what is left of it, or as much as it is let."""
+    shows = jax.process_index() == 0
+    with (
+        StopRequest() as request,
+        open(os.devnull, "w") as nowhere,
+        Progress(
+            config.iterations, config.telemetry.display, stream=None if shows else nowhere
+        ) as progress,
+    ):
         with sentence_errors():
-            policy, params = build.load_policy(config, build.policy_folder(config, workdir))
-            run = Run(config, workdir, progress, policy, params)
+            policy, params = build.load_policy(config, start_policy(config, workdir, progress))
+            run = Run(config, workdir, progress, request, policy, params)
             state, done = run.restore()
         with jax.set_mesh(policy.mesh), run:
-            iterate(run, state, done)
-    learning_curve(workdir, split=config.evaluation.split)
-    print_summary(workdir, split=config.evaluation.split)
+            try:
+                iterate(run, state, done)
+            except Stopped as stopped:
+                return run.save_stopped(stopped)
+    if shows:
+        learning_curve(workdir, split=config.evaluation.split)
+        print_summary(workdir, split=config.evaluation.split)
 
 
 def iterate(run: Run, state: TrainState, done: int) -> None:
@@ -45,30 +58,35 @@ def iterate(run: Run, state: TrainState, done: int) -> None:
     config = run.config
     if done < config.iterations:
         state = run.compile(state)
-    if done == 0:
-        run.evaluate(state, 0)
+    if not run.evaluated:
+        run.evaluate(state, done)
     for iteration in range(done + 1, config.iterations + 1):
-        with run.phase("rollout"):
-            collected = run.rollout(iteration, state)
-        with run.phase("sweep"):
-            state, metrics = sweep(
-                run.learner, state, run.ref_params, collected.trajectories, iteration=iteration
-            )
+        with run.profiled(iteration):
+            with run.phase("rollout"):
+                collected = run.rollout(iteration, state)
+            with run.phase("sweep"):
+                state, metrics = run.sweep(iteration, state, collected)
         run.record(iteration, state, collected, metrics)
         if run.due(iteration, config.evaluation.every):
             run.evaluate(state, iteration)
         if run.due(iteration, config.checkpoint.every):
             run.save(iteration, state)
-    if config.checkpoint.export:
-        run.export(state)
+    run.finish(state)
 
 
 def main(_: Sequence[str]) -> None:
     use_compilation_cache()
-    with sentence_errors():
-        config, workdir = read_config()
-        build.check(config)
-    train(config, workdir)
+    with errors_end_at_once():
+        with sentence_errors():
+            config, workdir = read_config()
+            join_cluster(config)
+            build.check(config)
+            if config.checkpoint.directory is None:
+                check_shared(workdir)
+            else:
+                check_shared(config.checkpoint.directory, "config.checkpoint.directory")
+        with sentence_errors(SaveError, code=1):
+            train(config, workdir)
 
 
 if __name__ == "__main__":

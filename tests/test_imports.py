@@ -12,13 +12,13 @@ import seeupo_jax
 ROOT = Path(seeupo_jax.__path__[0])
 # The package from the ground up; a unit imports itself and units of the rows above it.
 LEVELS = (
-    ("types", "fields", "errors"),
+    ("types", "fields", "errors", "stop"),
     ("config",),
     ("algorithms", "envs", "parallel"),
     ("policy",),
     ("rollout", "learner", "checkpoint", "telemetry"),
     ("build", "cli", "bench"),
-    ("evaluate",),
+    ("evaluate", "export", "aot", "warm_start"),
     ("run",),
     ("train",),
 )

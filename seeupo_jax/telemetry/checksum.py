@@ -6,7 +6,8 @@ import hashlib
 from typing import Any
 
 import jax
-import numpy as np
+
+from seeupo_jax.parallel.distributed import to_host
 
 
 def checksum(tree: Any) -> str:
@@ -25,7 +26,7 @@ def checksum(tree: Any) -> str:
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         kind = str(leaf.dtype) if _is_key(leaf) else ""
-        array = _to_host(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+        array = to_host(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
         name = jax.tree_util.keystr(path)
         # repr delimits the parts, so that no two trees give the same stream of bytes.
         digest.update(repr((name, kind, str(array.dtype), array.shape)).encode())
@@ -35,12 +36,3 @@ def checksum(tree: Any) -> str:
 
 def _is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _to_host(leaf: Any) -> np.ndarray:
-    remote = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-    if remote and not leaf.is_fully_replicated:
-        from jax.experimental import multihost_utils
-
-        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
-    return np.asarray(leaf)

@@ -1,0 +1,113 @@
+"""Training runs as their users start them: in processes of their own, alone or several together."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flax import nnx
+
+from seeupo_jax.policy import from_pretrained, save_pretrained
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.telemetry.metrics import read_metrics
+
+TESTS = Path(__file__).parent
+# A network of one layer with random weights, and rewards that depend on every word it says.
+CHOICES = (
+    "--config.warm_start.stages=()",
+    "--config.env.name=run_environment:Echo",
+    "--config.batching.buckets=(128,)",
+    "--config.rollout.max_action_tokens=8",
+    "--config.rollout.prefill_tokens=128",
+    "--config.evaluation.tasks=6",
+)
+
+
+def save_policy(folder: Path) -> Path:
+    """Writes the policy that `CHOICES` are for."""
+    _, tokenizer = from_pretrained("package:order_desk")
+    arch = Architecture(
+        vocab_size=tokenizer.vocab_size,
+        width=32,
+        layers=1,
+        heads=2,
+        kv_heads=2,
+        head_dim=16,
+        mlp_width=64,
+    )
+    save_pretrained(Transformer(arch, nnx.Rngs(0)), folder, tokenizer)
+    return folder
+
+
+def command(model: Path, workdir: Path, *overrides: str, module: str = "train") -> list[str]:
+    called = [sys.executable, "-m", f"seeupo_jax.{module}", f"--config={TESTS / 'tiny_config.py'}"]
+    return [*called, f"--workdir={workdir}", f"--config.model.path={model}", *CHOICES, *overrides]
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+    flags = f"--xla_force_host_platform_device_count={devices}" if devices > 1 else ""
+    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    # Compiling takes most of such a run's time.
+    quick = {
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    return os.environ | quick | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def start(
+    model: Path,
+    workdir: Path,
+    *overrides: str,
+    processes: int = 1,
+    devices: int = 1,
+    module: str = "train",
+) -> list[subprocess.Popen[str]]:
+    """The processes of a run, with so many devices each."""
+    port = free_port()
+    each = []
+    for number in range(processes):
+        place = [
+            f"--coordinator=localhost:{port}",
+            f"--process_id={number}",
+            f"--num_processes={processes}",
+        ]
+        each.append(
+            subprocess.Popen(
+                command(
+                    model, workdir, *overrides, *(place if processes > 1 else []), module=module
+                ),
+                env=environment(devices),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return each
+
+
+def finish(each: Sequence[subprocess.Popen[str]], code: int = 0) -> list[str]:
+    """Waits for the processes, which all end with this code; what each printed."""
+    printed = [process.communicate(timeout=300) for process in each]
+    for process, (_, errors) in zip(each, printed, strict=True):
+        assert process.returncode == code, errors[-3000:]
+    return [out for out, _ in printed]
+
+
+def iterations(workdir: Path) -> list[dict]:
+    return [line for line in read_metrics(workdir) if "rollout/success_rate" in line]
+
+
+def checksums(workdir: Path) -> list[tuple[int, str]]:
+    return [(line["iteration"], line["state/checksum"]) for line in iterations(workdir)]

@@ -1,0 +1,32 @@
+"""An environment whose rewards depend on every word, for runs of a policy that knows nothing."""
+
+import zlib
+
+from seeupo_jax.envs.base import StepResult
+
+
+class Echo:
+    """Task `tN`: N % 4 + 1 turns; what is said is answered, and rewarded as if by chance."""
+
+    def task_ids(self, split):
+        return [f"t{number}" for number in range(12 if split == "train" else 6)]
+
+    def reset(self, task_id, seed):
+        number = int(task_id[1:])
+        self._turns, self._said = number % 4 + 1, []
+        return ({"role": "user", "content": f"order {number}: " + "again " * (number % 5)},), ()
+
+    def step(self, text):
+        self._said.append(text)
+        done = len(self._said) == self._turns
+        answer = () if done else ({"role": "tool", "content": f"you said {len(text)} signs"},)
+        return StepResult(answer, self._chance(), done)
+
+    def score(self):
+        return float(self._chance() > 0.5)
+
+    def close(self):
+        pass
+
+    def _chance(self):
+        return zlib.crc32(repr(self._said).encode()) / 2**32

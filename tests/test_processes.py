@@ -1,0 +1,59 @@
+"""A training run in several processes is the run of one process on the same mesh."""
+
+import jax
+import numpy as np
+import pytest
+import run_cases as cases
+
+from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.policy import from_pretrained
+from seeupo_jax.policy.network import split
+
+CHOICES = ("--config.iterations=2", "--config.evaluation.every=0", "--config.checkpoint.every=0")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return cases.save_policy(tmp_path_factory.mktemp("processes") / "model")
+
+
+def run(model, processes, devices):
+    """A run of so many processes, and what each of them printed."""
+    workdir = model.parent / f"of_{processes}_with_{devices}"
+    started = cases.start(model, workdir, *CHOICES, processes=processes, devices=devices)
+    return workdir, cases.finish(started)
+
+
+def without_times(line):
+    parts = ("time/", "tokens_per_second", "programs_compiled", "checksum")
+    return {name: x for name, x in line.items() if not any(part in name for part in parts)}
+
+
+def test_two_processes_are_one_with_two_devices_to_the_last_bit(model):
+    alone, _ = run(model, 1, 2)
+    together, (first, second) = run(model, 2, 1)
+    assert "iteration 2/2" in first and "iteration" not in second
+    assert cases.checksums(together) == cases.checksums(alone)
+    lines, wanted = cases.read_metrics(together), cases.read_metrics(alone)
+    assert list(map(without_times, lines)) == list(map(without_times, wanted))
+
+
+def test_four_processes_are_one_with_four_devices_to_rounding(model):
+    # A sum over four devices of one process is made in another order than over four processes.
+    alone, _ = run(model, 1, 4)
+    together, _ = run(model, 4, 1)
+    lines, wanted = cases.read_metrics(together), cases.read_metrics(alone)
+    assert [line["iteration"] for line in lines] == [0, 1, 2, 2]
+    for line, same in zip(map(without_times, lines), map(without_times, wanted), strict=True):
+        assert line.keys() == same.keys()
+        for name in line:
+            np.testing.assert_allclose(line[name], same[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    _, params = split(from_pretrained(str(model), dtype="float32")[0])
+    states = [
+        Checkpoints(folder / "checkpoints", 1).restore({"params": params}, partial=True)
+        for folder in (together, alone)
+    ]
+    (step, state, _), (same_step, same_state, _) = states
+    assert step == same_step == 2
+    difference = jax.tree.map(lambda x, y: abs(x - y).max(), state["params"], same_state["params"])
+    assert 0 <= max(jax.tree.leaves(difference)) < 1e-5

@@ -1,0 +1,138 @@
+"""A run that is stopped or killed loses nothing: the same command ends with the same bits."""
+
+import random
+import signal
+import subprocess
+import traceback
+
+import jax
+import pytest
+import run_cases as cases
+from jax.experimental.compilation_cache import compilation_cache
+
+from seeupo_jax import train as train_module
+from seeupo_jax.config import load_config
+from seeupo_jax.stop import StopRequest
+
+CHOICES = ("--config.iterations=4", "--config.checkpoint.every=3", "--config.evaluation.every=2")
+MANY = (*CHOICES, "--config.iterations=20", "--config.checkpoint.export=False")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return cases.save_policy(tmp_path_factory.mktemp("stop") / "model")
+
+
+def assert_same_run(workdir, undisturbed):
+    """Every iteration and every evaluation is there once, with the same state and success."""
+
+    def told(folder):
+        lines = cases.read_metrics(folder)
+        names = ("iteration", "state/checksum", "eval/avg@2", "rollout/reward_mean", "sweep/kl")
+        return [{name: line[name] for name in names if name in line} for line in lines]
+
+    assert told(workdir) == told(undisturbed)
+
+
+def lives(model, workdir, end):
+    """Starts the run until it is over; `end` ends it soon after its programs are compiled."""
+    for life in range(100):
+        (process,) = cases.start(model, workdir, *MANY)
+        for line in process.stdout:
+            if line.startswith("compiled the sweep") and end(life, process):
+                break
+        process.communicate(timeout=120)
+        yield process.returncode
+        if process.returncode == 0 and (workdir / "learning_curve.png").exists():
+            return
+
+
+def test_killed_at_ten_random_moments_it_ends_with_the_same_bits(model):
+    undisturbed, workdir = model.parent / "undisturbed", model.parent / "killed"
+    cases.finish(cases.start(model, undisturbed, *MANY))
+    moments = random.Random(0)
+
+    def kill(life, process):
+        if life == 10:
+            return False
+        with pytest.raises(subprocess.TimeoutExpired):  # it is not over yet
+            process.wait(moments.uniform(0, 0.8))
+        process.kill()
+        return True
+
+    codes = list(lives(model, workdir, kill))
+    assert codes == [-signal.SIGKILL] * 10 + [0]
+    assert_same_run(workdir, undisturbed)
+
+
+class Asked(StopRequest):
+    """Is asked to stop once a function of this name has looked so often."""
+
+    def __init__(self, function, times):
+        super().__init__()
+        self._function, self._times = function, times
+
+    @property
+    def asked(self):
+        inside = any(self._function == frame.name for frame in traceback.extract_stack())
+        self._times -= inside
+        return self._times < 0
+
+    @asked.setter
+    def asked(self, value):
+        pass
+
+
+@pytest.fixture
+def here(model, monkeypatch):
+    """Trains in this process, on one device, and keeps what it compiles."""
+    cache = {
+        "jax_compilation_cache_dir": str(model.parent / "cache"),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_disable_most_optimizations": True,
+    }
+    before = {name: jax.config.values[name] for name in cache}
+    for name, value in cache.items():
+        jax.config.update(name, value)
+    one = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda: one)
+    overrides = [text.removeprefix("--config.") for text in (*cases.CHOICES, *CHOICES)]
+    config = load_config(cases.TESTS / "tiny_config.py", [*overrides, f"model.path={model}"])
+
+    def train(workdir, request):
+        monkeypatch.setattr(train_module, "StopRequest", lambda: request)
+        train_module.train(config, workdir)
+
+    yield train
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_stopped_anywhere_it_goes_on_from_there(model, here, capsys):
+    undisturbed, workdir = model.parent / "undisturbed_here", model.parent / "stopped"
+    here(undisturbed, StopRequest())
+    told = []
+    for function, times in (
+        ("evaluate", 3),
+        ("_sample", 5),
+        ("sweep", 2),
+        ("sweep", 1),
+        ("evaluate", 2),
+        ("sweep", 3),
+        ("none of all", 0),
+    ):
+        here(workdir, Asked(function, times))
+        told += [line for line in capsys.readouterr().out.splitlines() if "stopped " in line]
+    wanted = [
+        "after iteration 0",
+        "after iteration 0",
+        "in the sweep of iteration 1, 2 turns in",
+        "in the sweep of iteration 1, 3 turns in",
+        "after iteration 2",
+        "in the sweep of iteration 3, 3 turns in",
+    ]
+    assert told == [f"stopped {where}; the same command goes on from there" for where in wanted]
+    assert_same_run(workdir, undisturbed)
+    assert not (workdir / "checkpoints" / "stopped").exists()
+    assert list((workdir / "rollouts").iterdir()) == [workdir / "rollouts" / "4.rollouts"]
