@@ -8,7 +8,8 @@ The model is downloaded by you:
 
     hf download Qwen/Qwen2.5-14B-Instruct --local-dir models/Qwen2.5-14B-Instruct
 
-The sizes are for a slice of 64 TPU chips; nothing of this configuration has been trained here.
+The sizes are for a slice of 64 TPU chips; docs/tpu.md tells what each holds. Nothing of this
+configuration has been trained here.
 Sources: [paper] is arXiv:2602.06554, [code] the authors' code (AgentEvolver, branch `seeupo`).
 """
 
@@ -59,8 +60,13 @@ def get_config() -> ConfigDict:
         "max_action_tokens": 4000,  # [code] the response length
         "max_context": 18000,  # [code] 14000 of prompt and 4000 of response
         "temperature": 0.9,  # [code]
+        "mesh": {"data": -1, "tensor": 4},  # ours: every 4 chips hold the whole policy to decode
     }
-    config.batching = {"microbatch_rows": 16}  # ours: a row for each of 16 parts
+    config.batching = {
+        "microbatch_rows": 16,  # ours: a row for each of 16 parts
+        # ours: lengths that splash attention takes in large blocks
+        "buckets": tuple(range(2_304, 18_433, 2_304)),
+    }
     config.evaluation = {
         "every": 5,  # [code]
         "split": "test",

@@ -109,8 +109,11 @@ def _as_type(value: Any, expected: Any, name: str) -> Any:
     if dataclasses.is_dataclass(expected):
         return build(expected, value, name)
     origin = typing.get_origin(expected) or expected
-    if origin is tuple and isinstance(value, list | tuple):
+    if origin is tuple:
         (item, _) = typing.get_args(expected)
+        if isinstance(value, item) and not isinstance(value, bool):
+            value = (value,)  # `steps=3` as `steps=(3,)`
+    if origin is tuple and isinstance(value, list | tuple):
         return tuple(_as_type(v, item, f"{name}[{i}]") for i, v in enumerate(value))
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

@@ -114,9 +114,9 @@ def test_a_key_like_no_other_gets_the_list_of_fields():
         ("optimizer.name", 3, "a text"),
         ("optimizer.kwargs", [1], "a dict"),
         ("optimizer", "adam", "a group of fields"),
-        ("batching.buckets", 64, "a tuple"),
+        ("batching.buckets", "x", "a tuple"),
         ("batching.buckets", [64.5, 256], "a whole number"),
-        ("telemetry.trackers", "tensorboard", "a tuple"),
+        ("telemetry.trackers", 3, "a tuple"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused(key, value, allowed):
@@ -286,3 +286,8 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(ValueError, match="notes.txt is not a Python file"):
         load_config(tmp_path / "notes.txt")
+
+
+def test_a_single_value_is_a_tuple_of_one():
+    config = from_dict({"profile": {"steps": 3}, "telemetry": {"trackers": "tensorboard"}})
+    assert config.profile.steps == (3,) and config.telemetry.trackers == ("tensorboard",)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import shlex
 import shutil
@@ -13,25 +14,45 @@ import pytest
 
 from seeupo_jax import build, envs
 from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.aot.chips import parse_topology
 from seeupo_jax.cli import parse_flags
-from seeupo_jax.config import Env, load_config
+from seeupo_jax.config import Config, Env, load_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+def raw_commands() -> list[str]:
+    """The command lines of all bash blocks, line continuations resolved."""
+    blocks = [
+        block.replace("\\\n", " ")
+        for page in PAGES
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
 def commands() -> list[str]:
-    """The command lines of all bash blocks, comments and line continuations resolved."""
-    found = []
-    for page in PAGES:
-        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL):
-            lines = block.replace("\\\n", " ").splitlines()
-            found += [" ".join(shlex.split(line, comments=True)) for line in lines if line.strip()]
-    return found
+    """The same without comments and quotes."""
+    return [" ".join(shlex.split(line, comments=True)) for line in raw_commands()]
+
+
+def with_config(*, aot: bool) -> list[str]:
+    """The commands that name a configuration: those that only compile it, or the others."""
+    lines = [line for line in commands() if "--config=" in line]
+    return [line for line in lines if ("seeupo_jax.aot" in line) == aot]
 
 
 def trainings() -> list[str]:
-    return [line for line in commands() if "--config=" in line]
+    return with_config(aot=False)
+
+
+def config_of(line: str) -> Config:
+    """The configuration that a command means."""
+    flags = dict(f.removeprefix("--").split("=", 1) for f in line.split() if f.startswith("--conf"))
+    path = flags.pop("config")
+    overrides = [f"{key.removeprefix('config.')}={value}" for key, value in flags.items()]
+    return load_config(ROOT / path, overrides, recipes=RECIPES)
 
 
 def test_the_readme_is_short_and_its_commands_were_found():
@@ -48,12 +69,18 @@ def with_devices(monkeypatch):
 
 @pytest.mark.parametrize("line", trainings())
 def test_a_command_names_a_config_and_fields_that_pass_every_check(line, with_devices):
-    pretended = re.search(r"--devices (\d+)", line)
-    with_devices(int(pretended[1]) if pretended else 1)
-    flags = dict(f.removeprefix("--").split("=", 1) for f in line.split() if f.startswith("--conf"))
-    path = flags.pop("config")
-    overrides = [f"{key.removeprefix('config.')}={value}" for key, value in flags.items()]
-    build.check(load_config(ROOT / path, overrides, recipes=RECIPES))
+    processes, devices = (re.search(rf" {flag} (\d+)", line) for flag in ("-n", "--devices"))
+    with_devices(int(processes[1] if processes else 1) * int(devices[1] if devices else 1))
+    build.check(config_of(line))
+
+
+@pytest.mark.parametrize("line", with_config(aot=True))
+def test_a_command_that_compiles_names_a_mesh_for_its_slice(line):
+    config = config_of(line)
+    topology = parse_topology(re.search(r"--topology=(\S+)", line)[1])
+    sizes = vars(config.mesh).values()
+    known = math.prod(size for size in sizes if size != -1)
+    assert topology.devices % known == 0 and (-1 in sizes or topology.devices == known)
 
 
 @pytest.mark.parametrize("line", [line for line in commands() if line.startswith("make")])
@@ -71,15 +98,8 @@ def test_every_config_file_passes_every_check_and_is_in_the_readme(with_devices)
             build.check(load_config(path, recipes=RECIPES))
 
 
-# What the folders of the paper's models say of their networks, and whose tokenizer they have.
-LARGE = {"hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8}
-PAPERS_MODELS = {
-    "Qwen3-14B": ("qwen3", LARGE | {"num_hidden_layers": 40, "intermediate_size": 17_408}),
-    "Qwen2.5-14B-Instruct": (
-        "qwen2_5",
-        LARGE | {"num_hidden_layers": 48, "intermediate_size": 13_824},
-    ),
-}
+ARCHITECTURES = ROOT / "seeupo_jax" / "assets" / "architectures"
+TOKENIZERS = {"qwen3": "qwen3", "qwen2": "qwen2_5"}  # of third_party/models, by family
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*14b*.py")), ids=lambda p: p.stem)
@@ -88,11 +108,10 @@ def test_the_papers_configs_pass_every_check_where_their_models_are(path, tmp_pa
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=f"model path: got {config.model.path!r}"):
         build.check(dataclasses.replace(config, env=Env()))
-    tokenizer, sizes = PAPERS_MODELS[Path(config.model.path).name]
+    values = ARCHITECTURES / Path(config.model.path).name / "config.json"
+    tokenizer = TOKENIZERS[json.loads(values.read_text())["model_type"]]
     shutil.copytree(ROOT / "third_party" / "models" / tokenizer, config.model.path)
-    family = {"qwen3": "qwen3", "qwen2_5": "qwen2"}[tokenizer]
-    common = {"model_type": family, "vocab_size": 152_064, "max_position_embeddings": 32_768}
-    (Path(config.model.path) / "config.json").write_text(json.dumps(common | LARGE | sizes))
+    shutil.copy(values, config.model.path)
     build.check(dataclasses.replace(config, env=Env()))
     if config.env.name == "appworld":
         with pytest.raises(ValueError, match="appworld (root|home)"):  # no other complaint
@@ -106,8 +125,15 @@ def test_overrides_reach_the_override_flag():
     assert parse_flags(line) == ["train", "--config=f.py", "--override=seed=1", "--workdir=d"]
 
 
-def test_the_launch_script_helps_and_refuses():
-    script = ROOT / "launch" / "local.sh"
-    assert "usage" in subprocess.run([script, "--help"], capture_output=True, text=True).stdout
-    wrong = subprocess.run([script, "--devices", "two"], capture_output=True, text=True)
-    assert wrong.returncode == 2 and "got 'two'" in wrong.stderr
+def test_a_launch_command_passes_every_check_of_its_script():
+    lines = [line for line in raw_commands() if line.startswith("launch/")]
+    assert {line.split()[0] for line in lines} == {
+        f"launch/{name}.sh"
+        for name in ("tpu_vm", "gke_xpk", "gpu_slurm", "gpu_local", "cpu_processes")
+    }
+    for line in lines:
+        script, *arguments = shlex.split(line, comments=True)
+        where = [i for i, word in enumerate(arguments) if word.startswith("--config")]
+        arguments.insert(where[0] if where else len(arguments), "--dry-run")
+        done = subprocess.run([script, *arguments], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout, f"{line}: {done.stderr}"

@@ -65,7 +65,7 @@ def checksums(workdir: Path) -> list[tuple[int, str]]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A run that nothing disturbed, and what it printed."""
     workdir = tmp_path_factory.mktemp("train") / "finished"
-    done = run(workdir)
+    done = run(workdir, "--config.profile.steps=2")
     assert done.returncode == 0, done.stderr
     return workdir, done.stdout
 
@@ -90,6 +90,16 @@ def test_a_run_leaves_metrics_checkpoints_curve_and_a_summary(finished):
     assert "KV cache: 16 slots for 16 conversations, 512 KiB in 128 pages of 16 tokens" in printed
     assert "(256 B a token, 32 KiB a conversation of 128 tokens; 16 of them fit at once)" in printed
     assert "iteration 4/4" in printed and "avg@2" in printed and "Where to look next" in printed
+
+
+def test_a_trace_of_the_chosen_iteration_names_the_parts_of_the_run(finished):
+    workdir, printed = finished
+    assert f"wrote the trace {workdir / 'profile' / 'iteration2'}" in printed
+    (trace,) = (workdir / "profile").rglob("*.xplane.pb")
+    assert trace.is_relative_to(workdir / "profile" / "iteration2")
+    data = trace.read_bytes()
+    for scope in (b"rollout/decode", b"rollout/prefill", b"sweep/score", b"sweep/turn"):
+        assert scope in data
 
 
 def test_every_promised_metric_is_written(finished):

@@ -145,14 +145,12 @@ class SlotEngine:
         self, params: Any, *, seed: int, iteration: int, temperature: float | None = None
     ) -> None:
         """Starts a collection with an empty cache, which only these parameters will fill."""
-        self._flights.clear()
         for shard in self._shards.values():
             shard.reset()
-        self._params = None  # one copy at a time
+        self._free()
         with self.mesh_in_force():
-            self._params = self._layout.place(params)
-            if self._pages is None:
-                self._pages, self._slots = self._empty()
+            self._params = jax.block_until_ready(self._layout.place(params))  # needs memory itself
+            self._pages, self._slots = self._empty()
         self._reshard_bytes = self._layout.reshard(params).own_bytes
         self._numbers = (np.uint32(seed), np.uint32(iteration))
         chosen = self._training if temperature is None else temperature
@@ -178,11 +176,11 @@ class SlotEngine:
             int(stop),
         ]
         more, copying, rows, width, *tiles, stopping = agree(wants)
+        if stopping or not more:
+            self._free()
         if stopping:
-            self._params = None
             raise Stopped
         if not more:
-            self._params = None  # its copy of the policy, if it is one, is not needed in the sweep
             return None
         with self.mesh_in_force():
             if copying:
@@ -212,7 +210,7 @@ class SlotEngine:
                 self._decode(nobody, rows, width)
                 self._land()
         jax.block_until_ready(self._pages)
-        self._params = None
+        self._free()
 
     def programs(self, params: Any) -> Iterator[Program]:
         """Every program that `compile` runs, by the shapes of its arguments; nothing is allocated.
@@ -255,6 +253,11 @@ class SlotEngine:
     def mesh_in_force(self) -> contextlib.AbstractContextManager[Any]:
         """Where the engine's programs run and compile."""
         return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
+
+    def _free(self) -> None:
+        """Leaves the devices' memory to the sweep: the cache, and the policy's copy if it is one."""
+        self._params = self._pages = self._slots = None
+        self._flights.clear()
 
     def _empty(self) -> tuple[Any, Any]:
         """The cache and the slots, with nothing in them."""

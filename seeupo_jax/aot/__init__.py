@@ -1,0 +1,1 @@
+"""Programs compiled for TPUs that are not here, and what they would need there."""

@@ -1,0 +1,177 @@
+"""TPU chips and the slices that they come in, as their vendor publishes them."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import re
+from dataclasses import dataclass
+
+import jax
+from jax.experimental import topologies
+
+GB, GIB = 10**9, 2**30
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One generation of TPU; figures are of one chip.
+
+    hbm_bytes: its memory. peak_flops: bfloat16 FLOP/s. hbm_bandwidth: bytes/s.
+    ici_bandwidth: bytes/s that it receives from its neighbours over all links together.
+    dcn_bandwidth: its share of the host's network, bytes/s.
+    chips_per_host: of a slice of several hosts, as the compiler lays it out.
+    devices: that jax shows for it.
+    dims: dimensions of the torus. largest: chips of the largest slice.
+    """
+
+    name: str
+    hbm_bytes: int
+    peak_flops: float
+    hbm_bandwidth: float
+    ici_bandwidth: float
+    dcn_bandwidth: float
+    chips_per_host: int
+    devices: int
+    dims: int
+    largest: int
+
+
+# Google Cloud's pages "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x (Ironwood)",
+# docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, as of 2026. They tell the interconnect in
+# both directions (v5e 400, v5p 1200, v6e 800, tpu7x 1200 GB/s); half of it is one direction. For
+# v4 they tell none: 50 GB/s a link, six links (Jouppi et al., arXiv:2304.01433). The data centre
+# network: per chip for v5p, v6e and tpu7x; v5e's 6.4 Tb/s a pod of 256; v4's is not published,
+# taken as v5p's. Where pages differ (v5e 800 or 819, v6e 1600 or 1638 GB/s) the later one counts.
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v4", 32 * GIB, 275e12, 1200 * GB, 300 * GB, 6.25 * GB, 4, 2, 3, 4096),
+        Chip("v5e", 16 * GIB, 197e12, 800 * GB, 200 * GB, 3.125 * GB, 4, 1, 2, 256),
+        Chip("v5p", 95 * GIB, 459e12, 2765 * GB, 600 * GB, 6.25 * GB, 4, 1, 3, 6144),
+        Chip("v6e", 32 * GIB, 918e12, 1638 * GB, 400 * GB, 12.5 * GB, 4, 1, 2, 256),
+        Chip("tpu7x", 192 * GIB, 2307e12, 7380 * GB, 600 * GB, 12.5 * GB, 4, 2, 3, 9216),
+    )
+}
+# Slices of chips with a flat torus; those with a deep one are small, or made of cubes.
+_FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_SMALL = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+CUBE = 4  # chips along each side
+# Without these libtpu asks the cloud which TPUs are here, and lets one process at a time load it.
+_QUIET = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Equal slices of one kind of chip; `slices` of them, joined by the data centre network."""
+
+    chip: Chip
+    shape: tuple[int, ...]
+    slices: int = 1
+
+    def __str__(self) -> str:
+        several = f"*{self.slices}" if self.slices > 1 else ""
+        return f"{self.chip.name}:{'x'.join(map(str, self.shape))}{several}"
+
+    @property
+    def name(self) -> str:
+        """What `parse_topology` reads."""
+        return str(self)
+
+    @property
+    def chips(self) -> int:
+        """Of all slices."""
+        return math.prod(self.shape) * self.slices
+
+    @property
+    def hosts(self) -> int:
+        """Of all slices."""
+        each = math.prod(self.shape)
+        return -(-each // self.chip.chips_per_host) * self.slices
+
+    @property
+    def devices(self) -> int:
+        """That jax shows for all slices."""
+        return self.chips * self.chip.devices
+
+    @property
+    def device_hbm(self) -> int:
+        """Bytes of memory that one device has."""
+        return self.chip.hbm_bytes // self.chip.devices
+
+
+def parse_topology(name: str) -> Topology:
+    """Slices by name: the chip and its shape, `v5p:4x4x4`; several of them as `v5e:16x16*2`.
+
+    Raises:
+      ValueError: an unknown chip, or a shape that it does not come in.
+    """
+    found = re.fullmatch(r"(\w+):(\d+(?:x\d+)*)(?:\*([1-9]\d*))?", name)
+    if found is None or found[1] not in CHIPS:
+        raise ValueError(
+            f"--topology: got {name!r}; allowed: CHIP:SHAPE as in v5p:4x4x4, or CHIP:SHAPE*SLICES,"
+            f" with a chip of {', '.join(CHIPS)}."
+        )
+    chip = CHIPS[found[1]]
+    shape = tuple(int(side) for side in found[2].split("x"))
+    exists = shape in (_FLAT if chip.dims == 2 else _SMALL) or _of_cubes(chip, shape)
+    if not exists:
+        raise ValueError(f"--topology: got {name!r}; allowed for {chip.name}: {_allowed(chip)}.")
+    return Topology(chip, shape, int(found[3] or 1))
+
+
+def _of_cubes(chip: Chip, shape: tuple[int, ...]) -> bool:
+    cubes = all(side >= CUBE and side % CUBE == 0 for side in shape)
+    rising = list(shape) == sorted(shape)
+    return len(shape) == chip.dims == 3 and cubes and rising and math.prod(shape) <= chip.largest
+
+
+def _allowed(chip: Chip) -> str:
+    listed = ", ".join("x".join(map(str, s)) for s in (_FLAT if chip.dims == 2 else _SMALL))
+    if chip.dims == 2:
+        return listed
+    return (
+        f"{listed}, or three rising multiples of {CUBE} with at most {chip.largest} chips, as 4x4x4"
+    )
+
+
+def topology_devices(topology: Topology) -> list[jax.Device]:
+    """The devices of slices that need not exist, to compile for.
+
+    Sets the variables of the environment that keep libtpu from looking for TPUs here, where they
+    are not set; a process that has done this is not one to use this machine's own TPUs.
+
+    Raises:
+      ValueError: libtpu is not installed, or refuses the topology.
+    """
+    for key, value in _QUIET.items():
+        os.environ.setdefault(key, value)
+    options: dict[str, object] = {}
+    if math.prod(topology.shape) == 1:  # less than the four chips of a host
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    if topology.slices > 1:
+        options["num_slices"] = topology.slices
+    one = f"{topology.chip.name}:{'x'.join(map(str, topology.shape))}"
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=one, **options)
+    except RuntimeError as error:
+        raise ValueError(_why_not(topology, error)) from error
+    return list(found.devices)
+
+
+def _why_not(topology: Topology, error: Exception) -> str:
+    if "TPU_LIBRARY_PATH" not in os.environ and importlib.util.find_spec("libtpu") is None:
+        return (
+            "--topology: compiling for TPU needs libtpu, which is not here; allowed:"
+            " TPU_LIBRARY_PATH, the libtpu.so that third_party/libtpu/setup.sh fetches, or pip"
+            " install 'jax[tpu]'."
+        )
+    reason = str(error).partition("\n")[0].rstrip(".")
+    return f"--topology: libtpu does not make {topology}: {reason}."

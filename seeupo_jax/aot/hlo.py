@@ -1,0 +1,272 @@
+"""What a compiled program sends between devices and keeps in memory, read from its HLO text.
+
+The text is `compiled.as_text()`, of one device: shapes in it are each device's own part.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from seeupo_jax.aot.hlo_text import Module, Trips, array_bytes, parse
+
+# Instructions whose result is an array, or a part of one, that another instruction made.
+_ALIASES = ("bitcast", "get-tuple-element", "tuple", "while", "conditional", "call")
+
+# Bytes that a device of a group of g receives, as a share of its operand's bytes. On a ring each
+# part of an all-reduce goes round twice: once to be summed, once to be told.
+_RECEIVED: dict[str, Callable[[int], float]] = {
+    "all-gather": lambda g: g - 1,
+    "reduce-scatter": lambda g: (g - 1) / g,
+    "all-reduce": lambda g: 2 * (g - 1) / g,
+    "all-to-all": lambda g: (g - 1) / g,
+    "collective-permute": lambda g: 1,
+}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective operation of a program.
+
+    kind: all-gather | reduce-scatter | all-reduce | all-to-all | collective-permute.
+    axes: the mesh axes that its groups run along, in the mesh's order.
+    group: devices that these axes hold.
+    bytes: that a device receives each time it runs, on a ring.
+    count: how often it runs in one execution of the program.
+    scope: where in the source it comes from.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    group: int
+    bytes: float
+    count: int
+    scope: str
+
+    @property
+    def total(self) -> float:
+        """Bytes that a device receives in one execution of the program."""
+        return self.bytes * self.count
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """All collectives of a kind along the same axes: how many run, and bytes a device receives."""
+
+    kind: str
+    axes: tuple[str, ...]
+    count: int
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array that a program makes, on one device.
+
+    op: the instruction's kind. scope: where in the source it comes from.
+    fused: it is a value inside of a fusion, which never lies in memory as a whole.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    bytes: int
+    op: str
+    name: str
+    scope: str
+    fused: bool
+
+
+def collectives(
+    text: str, mesh_shape: Mapping[str, int], *, unknown_trips: Trips = 1
+) -> list[Collective]:
+    """Every collective of a program, with how often it runs.
+
+    Both branches of a conditional count. A fusion of an all-reduce with the slicing of its result,
+    as TPU has it, is a reduce-scatter.
+
+    Args:
+      mesh_shape: sizes of the mesh's axes by name, in its order.
+      unknown_trips: of loops whose count is decided while they run; see `unknown_loops`.
+    """
+    module = parse(text)
+    found = []
+    for computation, runs in module.runs(unknown_trips).items():
+        scattered = computation.startswith("all-reduce-scatter")
+        for instruction in module.computations[computation].values():
+            kind = instruction.op.removesuffix("-start")
+            if kind not in _RECEIVED:
+                continue
+            kind = "reduce-scatter" if scattered and kind == "all-reduce" else kind
+            axes, group = _span(_groups(instruction.rest, mesh_shape), mesh_shape)
+            size = module.operand_bytes(computation, instruction)
+            share = _RECEIVED[kind](group)
+            found.append(
+                Collective(
+                    kind, axes, group, size * share, runs, module.scope(computation, instruction)
+                )
+            )
+    return found
+
+
+def by_kind_and_axis(found: list[Collective]) -> list[Traffic]:
+    """The collectives' sums by kind and axes, most bytes first."""
+    keys = dict.fromkeys((c.kind, c.axes) for c in found)
+    same = {key: [c for c in found if (c.kind, c.axes) == key] for key in keys}
+    rows = [
+        Traffic(*key, sum(c.count for c in group), sum(c.total for c in group))
+        for key, group in same.items()
+    ]
+    return sorted(rows, key=lambda row: -row.bytes)
+
+
+def unknown_loops(text: str) -> list[str]:
+    """Names of the loops whose count the program decides while it runs."""
+    module = parse(text)
+    loops = (
+        (computation, instruction)
+        for computation in module.runs(1)
+        for instruction in module.computations[computation].values()
+        if instruction.op == "while"
+    )
+    return [loop.scope for within, loop in loops if module.trips(within, loop) is None]
+
+
+def largest_arrays(text: str, n: int) -> list[Array]:
+    """The n largest arrays that lie in memory, one of each type and shape, largest first."""
+    arrays = (array for array in _arrays(parse(text)) if not array.fused)
+    found = _distinct(array for array in arrays if array.op not in _ALIASES)
+    return sorted(found, key=lambda array: -array.bytes)[:n]
+
+
+def find_shapes(
+    text: str, predicate: Callable[[str, tuple[int, ...]], bool], *, fused: bool = False
+) -> list[Array]:
+    """The arrays whose type and dimensions fulfil a predicate, one of each type and shape.
+
+    Args:
+      predicate: of HLO's name of the type (f32, bf16, s32, ...) and the dimensions.
+      fused: whether to look also at values inside of fusions.
+    """
+    arrays = (array for array in _arrays(parse(text)) if fused or not array.fused)
+    return _distinct(array for array in arrays if predicate(array.dtype, array.dims))
+
+
+def score_matrix(length: int, *, context: int = 1) -> Callable[[str, tuple[int, ...]], bool]:
+    """A predicate of arrays that hold a number for each pair of a row's tokens.
+
+    These have two dimensions made of the row's length: the length itself, a multiple of it (heads
+    or rows merged into it) or, with the length cut over `context` devices, its part. The answer is
+    sure only where no other dimension of the program (width, vocabulary, ...) looks like that.
+    """
+
+    def holds(_: str, dims: tuple[int, ...]) -> bool:
+        return sum(dim > 0 and dim % (length // context) == 0 for dim in dims) >= 2
+
+    return holds
+
+
+def logits(vocab: int, tokens: int, *, tensor: int = 1) -> Callable[[str, tuple[int, ...]], bool]:
+    """A predicate of arrays that hold a number for each of at least `tokens` tokens and each word.
+
+    Args:
+      tokens: of one device. The parameters' tables [V, D] match too unless it is above their D.
+      tensor: devices that the vocabulary may be cut over.
+    """
+
+    def holds(_: str, dims: tuple[int, ...]) -> bool:
+        words = [size for size in (vocab, vocab // tensor) if size in dims]
+        return bool(words) and math.prod(dims) >= tokens * words[0]
+
+    return holds
+
+
+def _distinct(arrays: Iterable[Array]) -> list[Array]:
+    """The first array of each type and shape."""
+    first: dict[tuple[str, tuple[int, ...]], Array] = {}
+    for array in arrays:
+        first.setdefault((array.dtype, array.dims), array)
+    return list(first.values())
+
+
+def _arrays(module: Module) -> Iterator[Array]:
+    inner = {
+        name
+        for computation in module.computations.values()
+        for instruction in computation.values()
+        if instruction.op == "fusion"
+        for name in instruction.called
+    }
+    for computation in module.runs(1):
+        for instruction in module.computations[computation].values():
+            for dtype, dims in instruction.shapes:
+                yield Array(
+                    dtype,
+                    dims,
+                    array_bytes((dtype, dims)),
+                    instruction.op,
+                    instruction.name,
+                    module.scope(computation, instruction),
+                    computation in inner,
+                )
+
+
+def _iota(text: str) -> np.ndarray:
+    """The numbers that a list like `[4,2]T(1,0)` stands for, in the shape before its last step."""
+    dims, order = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
+    shape = [int(dim) for dim in dims.split(",")]
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    return numbers if order is None else numbers.transpose([int(i) for i in order.split(",")])
+
+
+def _groups(rest: str, mesh_shape: Mapping[str, int]) -> np.ndarray:
+    """Devices that exchange data, a row a group: partition numbers, in the mesh's order."""
+    pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", rest)
+    listed = pairs or re.search(r"replica_groups=\{(.+?)\}\}", rest)
+    if listed:
+        rows = re.findall(r"\{([\d,]+)", listed[1])
+        return np.array([[int(number) for number in row.split(",")] for row in rows])
+    counted = re.search(r"replica_groups=\[(\d+),(\d+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", rest)
+    if counted:
+        return _iota(counted[3]).reshape(int(counted[1]), int(counted[2]))
+    named = re.search(
+        r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?\]\S*?)\))? \{(.*?)\}", rest
+    )
+    if named:
+        return _named_groups(*named.groups())
+    return np.arange(math.prod(mesh_shape.values()))[None]  # `{}`: all devices
+
+
+def _named_groups(axes: str, order: str | None, spanned: str) -> np.ndarray:
+    """Groups along some axes of a mesh that the compiler names; `'a':(2)4` is a part of an axis."""
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", axes)}
+    split: list[tuple[int, bool]] = []
+    parts = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", spanned)
+    for name, size in sizes.items():
+        before = 1
+        for _, offset, part in sorted(p for p in parts if p[0] == name):
+            start, width = (int(offset), int(part)) if part else (1, size)
+            split += [(start // before, False), (width, True)]
+            before = start * width
+        split.append((size // before, False))
+    total = math.prod(sizes.values())
+    devices = np.arange(total) if order is None else _iota(order)
+    inside = [i for i, (_, member) in enumerate(split) if member]
+    outside = [i for i, (_, member) in enumerate(split) if not member]
+    members = math.prod(split[i][0] for i in inside)
+    grid = devices.reshape([size for size, _ in split]).transpose(outside + inside)
+    return grid.reshape(-1, members)
+
+
+def _span(groups: np.ndarray, mesh_shape: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+    """The mesh axes along which devices of one group differ, and the size of a group."""
+    places = np.unravel_index(groups, tuple(mesh_shape.values()))
+    axes = tuple(
+        axis
+        for axis, place in zip(mesh_shape, places, strict=True)
+        if (place != place[:, :1]).any()
+    )
+    return axes, groups.shape[1]

@@ -1,0 +1,193 @@
+"""HLO text as instructions, and how often each of its computations runs."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+# How often a loop runs whose count is not in the program: a number, or one for the loop's name.
+Trips = int | Callable[[str], int]
+Shape = tuple[str, tuple[int, ...]]  # HLO's name of a type (f32, bf16, ...), and dimensions
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%(\S+) = (\(.*?\)|\S+) ([a-z][\w-]*)\((.*?)\)(.*)$")
+_SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
+_CALLED = re.compile(r"\b(calls|to_apply|body|branch_computations)=(\{[^}]*\}|%[^\s,]+)")
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_SCOPE = re.compile(r'op_name="([^"]*)"')
+_COPIES = ("copy", "bitcast", "copy-start", "copy-done")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """A line of a computation: `%name = shape op(operands)rest`."""
+
+    name: str
+    shape: str
+    op: str
+    operands: str
+    rest: str
+
+    @functools.cached_property
+    def inputs(self) -> list[str]:
+        """Names of the operands."""
+        return re.findall(r"%([^\s,]+)", self.operands)
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Of the result; several of a tuple."""
+        return [
+            (dtype, tuple(int(dim) for dim in dims.split(",") if dim))
+            for dtype, dims in _SHAPE.findall(self.shape)
+        ]
+
+    @property
+    def scope(self) -> str:
+        """Where in the source it comes from; empty where nothing says so."""
+        found = _SCOPE.search(self.rest)
+        return found[1] if found else ""
+
+    @property
+    def called(self) -> list[str]:
+        """Computations that run when this one does; not what a reduction applies to elements."""
+        return [
+            name
+            for key, names in _CALLED.findall(self.rest)
+            if key != "to_apply" or self.op == "call"
+            for name in re.findall(r"%([^\s,{}]+)", names)
+        ]
+
+    def named(self, key: str) -> str:
+        """The computation that an attribute names."""
+        return re.search(rf"\b{key}=%([^\s,]+)", self.rest)[1]
+
+    @property
+    def index(self) -> int | None:
+        """Which part of a tuple it takes; None where it does not."""
+        found = re.search(r"index=(\d+)", self.rest)
+        return int(found[1]) if found and self.op == "get-tuple-element" else None
+
+
+@dataclass
+class Module:
+    """A program: the instructions of each computation by name, in order.
+
+    roots: the result of each computation. callers: the first one that calls each.
+    """
+
+    computations: dict[str, dict[str, Instruction]] = field(default_factory=dict)
+    roots: dict[str, Instruction] = field(default_factory=dict)
+    callers: dict[str, Instruction] = field(default_factory=dict)
+    entry: str = ""
+
+    def runs(self, unknown_trips: Trips) -> dict[str, int]:
+        """How often each computation runs in one execution; those that never run are left out."""
+        runs: dict[str, int] = {}
+
+        def visit(computation: str, times: int) -> None:
+            runs[computation] = runs.get(computation, 0) + times
+            for instruction in self.computations[computation].values():
+                each = times
+                if instruction.op == "while":
+                    each *= self._count(computation, instruction, unknown_trips)
+                for called in instruction.called:
+                    visit(called, each)
+
+        visit(self.entry, 1)
+        return runs
+
+    def _count(self, computation: str, loop: Instruction, unknown_trips: Trips) -> int:
+        known = self.trips(computation, loop)
+        if known is not None:
+            return known
+        return unknown_trips(loop.scope) if callable(unknown_trips) else unknown_trips
+
+    def trips(self, computation: str, loop: Instruction) -> int | None:
+        """How often the body of a loop in a computation runs; None where the run decides.
+
+        The CPU's compiler says it. The TPU's does not: there it is read off a test for a counter
+        below a constant, the counter's first value and what the body adds to it.
+        """
+        told = _TRIP_COUNT.search(loop.rest)
+        if told:
+            return int(told[1])
+        test = self.roots[loop.named("condition")]
+        start = self._source(computation, loop.inputs[0])
+        if test.op != "compare" or "direction=LT" not in test.rest or start.op != "tuple":
+            return None
+        counter, limit = (self.computations[loop.named("condition")][name] for name in test.inputs)
+        last = self._constant(loop.named("condition"), limit.name)
+        if counter.index is None or last is None:
+            return None
+        first = self._constant(computation, start.inputs[counter.index])
+        step = self._step(loop.named("body"), counter.index)
+        return None if first is None or step is None else max(0, -(-(last - first) // step))
+
+    def _step(self, body: str, index: int) -> int | None:
+        """What a loop's body adds to the part `index` of its state."""
+        after = self._source(body, self.roots[body].inputs[index])
+        if after.op != "add":
+            return None
+        parts = [self._source(body, name).index for name in after.inputs]
+        added = [self._constant(body, name) for name in after.inputs]
+        return next((step for step in added if step), None) if index in parts else None
+
+    def _constant(self, computation: str, name: str) -> int | None:
+        made = self._source(computation, name)
+        whole = made.op == "constant" and re.fullmatch(r"-?\d+", made.operands)
+        return int(made.operands) if whole else None
+
+    def _source(self, computation: str, name: str) -> Instruction:
+        """The instruction that made a value, seen through copies of it."""
+        instruction = self.computations[computation][name]
+        while instruction.op in _COPIES:
+            instruction = self.computations[computation][instruction.inputs[0]]
+        return instruction
+
+    def operand_bytes(self, computation: str, instruction: Instruction) -> int:
+        """Bytes of an instruction's operands."""
+        operands = (self.computations[computation][name] for name in instruction.inputs)
+        return sum(array_bytes(shape) for operand in operands for shape in operand.shapes)
+
+    def scope(self, computation: str, instruction: Instruction) -> str:
+        """Where an instruction comes from; a part of a fusion perhaps as the fusion."""
+        caller = self.callers.get(computation, instruction)
+        return instruction.scope if instruction.scope else caller.scope
+
+
+@functools.lru_cache(maxsize=2)
+def parse(text: str) -> Module:
+    """The instructions of a compiled program, `compiled.as_text()`."""
+    module, here, last = Module(), "", None
+    for line in text.splitlines():
+        header = _COMPUTATION.match(line)
+        found = _INSTRUCTION.match(line) if here else None
+        if header:
+            here = header[2]
+            module.computations[here] = {}
+            module.entry = here if header[1] else module.entry
+        elif found:
+            root, *parts = found.groups()
+            last = Instruction(*parts)
+            module.computations[here][last.name] = last
+            if root:
+                module.roots[here] = last
+        elif line == "}":
+            here = ""
+        elif here and last is not None:  # a kernel's attributes go on over several lines
+            last = Instruction(last.name, last.shape, last.op, last.operands, last.rest + line)
+            module.computations[here][last.name] = last
+    for computation in module.computations.values():
+        for caller in computation.values():
+            module.callers = dict.fromkeys(caller.called, caller) | module.callers
+    return module
+
+
+def array_bytes(shape: Shape) -> int:
+    """Bytes of an array without what a layout adds to it."""
+    dtype, dims = shape
+    bits = re.search(r"\d+", dtype)
+    return math.prod(dims) * (int(bits[0]) if bits else 8) // 8

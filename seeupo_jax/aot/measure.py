@@ -1,0 +1,170 @@
+"""A compiled program's figures: memory by part, FLOPs, traffic, time, and what it must not hold."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from seeupo_jax.aot import flops, hlo, roofline
+from seeupo_jax.aot.hlo import Array, Collective
+from seeupo_jax.aot.programs import Program, Setup
+from seeupo_jax.aot.roofline import Roofline
+from seeupo_jax.policy.attention import SCORES_AT_ONCE
+
+GIB = 2**30
+# Passes that go through queries or tokens in chunks may hold this much of a chunk's; see
+# `SCORES_AT_ONCE` and `LOGITS_AT_ONCE`. Float32.
+CHUNK_BYTES = 4 * SCORES_AT_ONCE
+_TOO_LARGE = 2**40  # bytes that no device has
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a program's compilation says; bytes are of one device.
+
+    inside: memory while it runs, by part. beside: what else a device holds meanwhile.
+    error: why it did not compile; all else but the name is empty then.
+    held: arrays that it must not hold.
+    """
+
+    name: str
+    compile_s: float = 0.0
+    inside: Mapping[str, int] | None = None
+    beside: Mapping[str, int] | None = None
+    needed_flops: float = 0.0
+    executed_flops: float = 0.0
+    yardstick_flops: float = 0.0
+    collectives: tuple[Collective, ...] = ()
+    roofline: Roofline | None = None
+    held: tuple[Array, ...] = ()
+    largest: tuple[Array, ...] = ()
+    error: str | None = None
+
+    @property
+    def peak(self) -> int:
+        """Bytes in use on a device while the program runs."""
+        parts = (self.inside, self.beside)
+        return sum(sum(part.values()) for part in parts if part is not None)
+
+
+def measure(setup: Setup, program: Program) -> Figures:
+    """Compiles a program and reads its figures; a program too large for a device has an error."""
+    lowered = program.lower()
+    began = time.perf_counter()
+    try:
+        with jax.set_mesh(program.mesh):
+            compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return Figures(program.name, time.perf_counter() - began, error=_in_a_sentence(str(error)))
+    compile_s = time.perf_counter() - began
+    text = compiled.as_text()
+    mesh = program.mesh
+    found = hlo.collectives(text, dict(mesh.shape), unknown_trips=_trips(program))
+    work = program.work
+    return Figures(
+        program.name,
+        compile_s,
+        inside=_inside(setup, program, compiled.memory_analysis()),
+        beside=_beside(setup, program),
+        needed_flops=work.needed,
+        executed_flops=work.executed,
+        yardstick_flops=flops.yardstick(setup.arch, work.tokens),
+        collectives=tuple(found),
+        roofline=roofline.estimate(
+            work.executed / mesh.size,
+            program.hbm_bytes,
+            found,
+            setup.topology.chip,
+            roofline.axis_links(mesh),
+        ),
+        held=tuple(forbidden(text, setup, program)),
+        largest=tuple(hlo.largest_arrays(text, 5)),
+    )
+
+
+def forbidden(text: str, setup: Setup, program: Program) -> list[Array]:
+    """Score matrices of whole rows, and logits of whole rows, that lie in a device's memory."""
+    if program.row_length is None:
+        return []
+    cut, parts = program.mesh.shape["context"], program.mesh.shape["tensor"]
+    length, arch = program.row_length, setup.arch
+    widths = {arch.width, arch.mlp_width, arch.heads * arch.head_dim}
+    widths |= {width // parts for width in widths}
+    pairs = hlo.score_matrix(length, context=cut)
+    words = hlo.logits(arch.vocab_size, length // cut, tensor=parts)
+
+    def wrong(dtype: str, dims: tuple[int, ...]) -> bool:
+        # Activations may be as wide as rows are long; tables of token vectors have no tokens.
+        tokens = tuple(dim for dim in dims if dim not in widths)
+        return pairs(dtype, tokens) or words(dtype, tokens)
+
+    return [array for array in hlo.find_shapes(text, wrong) if array.bytes > CHUNK_BYTES]
+
+
+@functools.cache
+def usable_hbm(device: jax.Device) -> int:
+    """Bytes that the compiler lets a program use: it says so where one wants more."""
+    where = jax.sharding.SingleDeviceSharding(device)
+    x = jax.ShapeDtypeStruct((_TOO_LARGE,), jnp.int8, sharding=where)
+    try:
+        jax.jit(lambda x: x + 1).lower(x).compile()
+    except jax.errors.JaxRuntimeError as error:
+        found = re.search(r"available HBM \(([\d.]+)([KMGT]?)\)", str(error))
+        found = found or re.search(r"of ([\d.]+)([KMGT]?) hbm", str(error))
+        if found is not None:
+            return int(float(found[1]) * _UNITS[found[2]])
+        raise
+    raise AssertionError("a TiB fits")
+
+
+def _in_a_sentence(error: str) -> str:
+    """What the compiler says of a program that is too large, without its list of buffers."""
+    line = error.partition("RESOURCE_EXHAUSTED:")[2].strip().partition("\n")[0]
+    return line.rstrip(".") + "."
+
+
+def _trips(program: Program) -> Callable[[str], int]:
+    """Loops whose count the compiler does not know: the outer one has the program's."""
+
+    def count(scope: str) -> int:
+        return program.trips if re.search(r"(turn|score|decode)/while$", scope) else 1
+
+    return count
+
+
+def _inside(setup: Setup, program: Program, memory: jax.stages.CompiledMemoryStats) -> dict:
+    """A program's memory by part: arguments and results by what they are, then the rest."""
+    parts = {name: setup.parts[name] for name in program.uses if name in setup.parts}
+    made = {name: setup.parts[name] for name in program.makes if name in setup.parts}
+    # Parameters that a program does not read (a prefill has no use for the head) are no arguments.
+    rest = max(0, memory.argument_size_in_bytes - sum(parts.values()))
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes - sum(made.values())
+    temporaries = {"temporaries": memory.temp_size_in_bytes}
+    if program.kind == "sweep/turn":  # the loop over microbatches adds gradients up
+        grads = min(setup.parts["parameters"], memory.temp_size_in_bytes)
+        temporaries = {
+            "gradients": grads,
+            "activations": memory.temp_size_in_bytes - grads,
+        }
+    return (
+        parts
+        | made
+        | {"batch, padding": rest + max(0, results)}
+        | temporaries
+        | {"code": memory.generated_code_size_in_bytes}
+    )
+
+
+def _beside(setup: Setup, program: Program) -> dict[str, int]:
+    resident = setup.resident(program.kind)
+    own = (*program.uses, *program.makes)
+    return {name: size for name, size in resident.items() if name not in own}

@@ -1,0 +1,59 @@
+"""The largest batch and cache that a device holds."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Mapping
+
+from seeupo_jax.aot.measure import GIB, Figures, measure, usable_hbm
+from seeupo_jax.aot.programs import Setup, choose_programs, list_programs, prepare
+from seeupo_jax.parallel.mesh import row_shards
+
+
+def search(setup: Setup, figures: Mapping[str, Figures]) -> dict[str, float | None]:
+    """The largest `batching.microbatch_rows` and `rollout.cache_gib` that fit.
+
+    Rows double from one a row shard on, up to an iteration's; about the logarithm of how many such
+    sizes there are is compiled. The cache takes what the measured programs leave.
+
+    Args:
+      figures: of the configuration's own programs, by kind.
+
+    Returns: by field; None where not even the smallest fits.
+    """
+    found: dict[str, float | None] = {"batching.microbatch_rows": _most_rows(setup)}
+    rollout = [f for kind, f in figures.items() if kind.startswith("rollout/")]
+    if rollout and all(each.error is None for each in rollout):
+        found["rollout.cache_gib"] = _most_cache(setup, figures)
+    return found
+
+
+def _most_rows(setup: Setup) -> int | None:
+    least = row_shards(setup.mesh)
+    sizes = [least * 2**i for i in range((setup.rows // least).bit_length())]
+    # The first that does not fit; keys of `bisect` are compiled only where it looks.
+    first = bisect.bisect_left(sizes, True, key=lambda rows: not _rows_fit(setup, rows))
+    return sizes[first - 1] if first else None
+
+
+def _rows_fit(setup: Setup, rows: int) -> bool:
+    batching = dataclasses.replace(setup.config.batching, microbatch_rows=rows)
+    other = prepare(dataclasses.replace(setup.config, batching=batching), setup.topology)
+    (step,) = choose_programs(list_programs(other), ["sweep/turn"])
+    return fits(other, measure(other, step))
+
+
+def _most_cache(setup: Setup, figures: Mapping[str, Figures]) -> float | None:
+    """GiB that are left beside the program that leaves the least."""
+    plan = setup.engine.plan
+    sizes = [each.peak for each in figures.values() if each.error is None]
+    room = usable_hbm(setup.mesh.devices.flat[0]) - max(sizes) + plan.bytes
+    page = plan.page_size * plan.token_bytes
+    most = min(room, plan.concurrency * plan.row_pages * page)
+    return None if most < plan.row_pages * page else int(1000 * most / GIB) / 1000
+
+
+def fits(setup: Setup, figures: Figures) -> bool:
+    """Whether the program and what a device holds beside it are within what programs may use."""
+    return figures.error is None and figures.peak <= usable_hbm(setup.mesh.devices.flat[0])

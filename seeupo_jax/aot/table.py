@@ -1,0 +1,79 @@
+"""A table of reports that were written with `--json`, in Markdown.
+
+python -m seeupo_jax.aot.table REPORT.json ...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+GIB = 2**30
+_HEAD = (
+    "config",
+    "slice",
+    "sweep, GiB",
+    "rollout, GiB",
+    "of GiB",
+    "fits",
+    "FLOPs / 6·P·tokens",
+    "longest turn, s",
+    "bound by",
+    "iteration, s",
+)
+
+
+def table(reports: Sequence[Mapping[str, Any]]) -> str:
+    """A row a report, and the command of each row below."""
+    rows = [_HEAD, ("---",) * len(_HEAD), *map(row, reports)]
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    commands = [f"python -m seeupo_jax.aot {report['command']}" for report in reports]
+    return "\n".join((*lines, "", "```bash", *commands, "```"))
+
+
+def row(report: Mapping[str, Any]) -> tuple[str, ...]:
+    """A report's cells."""
+    programs = report["programs"]
+    turn = programs.get("sweep/turn")
+    done = turn is not None and turn["error"] is None
+    line = turn["roofline"] if done else None
+    made = report["iteration"]
+    return (
+        Path(report["config_file"]).stem,
+        report["topology"],
+        _peak(programs, "sweep"),
+        _peak(programs, "rollout"),
+        f"{report['hbm_bytes'] / GIB:.2f}",
+        "yes" if report["fits"] else "no",
+        f"{turn['executed_flops'] / turn['yardstick_flops']:.2f}" if done else "",
+        _span(line["step_s"], line["serial_s"]) if done else "",
+        line["bound"] if done else "",
+        "" if made is None else _iteration(made["parts"]),
+    )
+
+
+def _peak(programs: Mapping[str, Any], phase: str) -> str:
+    """The most that any program of a phase needs, and which."""
+    mine = {kind: each for kind, each in programs.items() if kind.startswith(phase)}
+    failed = [kind for kind, each in mine.items() if each["error"] is not None]
+    if failed:
+        return f"too much ({failed[0].partition('/')[2]})"
+    if not mine:
+        return ""
+    top = max(mine, key=lambda kind: mine[kind]["peak"])
+    return f"{mine[top]['peak'] / GIB:.1f} ({top.partition('/')[2]})"
+
+
+def _iteration(parts: Sequence[Mapping[str, float]]) -> str:
+    return _span(sum(part["step_s"] for part in parts), sum(part["serial_s"] for part in parts))
+
+
+def _span(least: float, most: float) -> str:
+    return f"{least:,.0f} to {most:,.0f}"
+
+
+if __name__ == "__main__":
+    print(table([json.loads(Path(name).read_text()) for name in sys.argv[1:]]))

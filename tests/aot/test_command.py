@@ -1,0 +1,223 @@
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tpu_cases import needs_libtpu
+
+from seeupo_jax.aot import chips, flops, measure, search
+from seeupo_jax.aot.__main__ import main
+from seeupo_jax.aot.programs import choose_programs, list_programs, prepare
+from seeupo_jax.aot.table import table
+from seeupo_jax.config import load_config
+from seeupo_jax.policy.weights import inspect
+
+SMALL = str(Path(__file__).parent.parent / "aot_config.py")
+COMPILED = "sweep/turn,sweep/score,rollout/reshard,rollout/prefill,rollout/decode"
+MIB = 2**20
+
+
+def run(*flags, config=SMALL, topology="v5e:2x2"):
+    """The command's exit status."""
+    try:
+        return main(["aot", f"--config={config}", f"--topology={topology}", *flags])
+    except SystemExit as stop:
+        return stop.code
+
+
+def sentence(capsys):
+    """What the command says where it refuses: one line."""
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """All that the command writes of the small configuration."""
+    file = tmp_path_factory.mktemp("aot") / "report.json"
+    assert run(f"--programs={COMPILED}", f"--json={file}") == 0
+    return json.loads(file.read_text())
+
+
+@pytest.fixture(scope="module")
+def setup():
+    return prepare(load_config(SMALL), chips.parse_topology("v5e:2x2"))
+
+
+@needs_libtpu
+def test_the_parts_of_memory_are_these_to_the_byte(report):
+    matrices = 2 * (384 * (512 + 2 * 256) + 512 * 384 + 3 * 384 * 640) + 1_024 * 384
+    across_fsdp, everywhere = (2 * 2 + 1) * 384, 2 * 2 * 128  # norms of width; of queries and keys
+    parameters = 4 * (matrices // 4 + across_fsdp // 2 + everywhere)
+    assert report["parameters"] == matrices + across_fsdp + everywhere
+    # Matrices of bfloat16 cut over the two devices of the sampler's tensor axis; norms are float32.
+    copied = 2 * matrices // 2 + 4 * (across_fsdp + everywhere)
+    assert report["parts"] == {
+        "parameters": parameters,
+        "optimizer": 2 * parameters + 4,
+        "reference": parameters,
+        # Four conversations of 512 tokens; in two layers a key and a value of one head of 128.
+        "KV cache": 4 * 512 * 2 * 2 * 128 * 2,
+        "sampler's policy": copied,
+    }
+
+
+@needs_libtpu
+def test_a_program_is_told_with_what_it_works_on_and_what_lies_beside_it(report):
+    parts, turn = report["parts"], report["programs"]["sweep/turn"]
+    assert turn["name"] == "sweep/turn 512"
+    assert {name: turn["inside"][name] for name in ("parameters", "optimizer")} == {
+        name: parts[name] for name in ("parameters", "optimizer")
+    }
+    assert turn["beside"] == {"reference": parts["reference"]}
+    assert 0 < turn["inside"]["batch, padding"] < MIB
+    assert turn["inside"]["gradients"] == parts["parameters"]
+    together = sum(turn["inside"].values()) + sum(turn["beside"].values())
+    assert turn["peak"] == together < 16 * 2**30
+    decode = report["programs"]["rollout/decode"]
+    assert decode["inside"]["KV cache"] == parts["KV cache"]
+    assert decode["beside"].keys() == {"parameters", "optimizer", "reference"}
+
+
+@needs_libtpu
+def test_flops_and_traffic_are_of_all_microbatches_and_of_all_decoded_tokens(report, setup):
+    turn, decode = (report["programs"][kind] for kind in ("sweep/turn", "rollout/decode"))
+    assert turn["yardstick_flops"] == 6 * report["parameters"] * 8 * 512
+    wanted = flops.turn_step_flops(setup.arch, 8, 512, 64, refresh=256, computed=True)
+    assert turn["executed_flops"] == wanted > turn["needed_flops"]
+    # Each of four microbatches gathers each layer's matrices three times: forward, again, backward.
+    gathered = [t for t in turn["traffic"] if (t["kind"], t["axes"]) == ("all-gather", ["fsdp"])]
+    assert gathered[0]["count"] >= 4 * 3 * 2 * 7
+    reduced = [t for t in decode["traffic"] if (t["kind"], t["axes"]) == ("all-reduce", ["tensor"])]
+    assert reduced[0]["count"] >= 8 * 2 * 2  # eight tokens, two layers, two sums each
+    moved = report["programs"]["rollout/reshard"]["traffic"]
+    assert {t["kind"] for t in moved} >= {"all-gather"} and moved[0]["bytes"] > 0.4 * MIB
+
+
+@needs_libtpu
+def test_the_estimate_of_an_iteration_counts_every_program(report):
+    made = report["iteration"]
+    assert made["sampled"] == 64 and made["context"] == 8 * (512 - 4 * 64)
+    assert {part["name"]: part["times"] for part in made["parts"]} == {
+        "rollout/reshard": 1,
+        "rollout/prefill": 8 * 256 / (16 * 128),
+        "rollout/decode": 8 * 256 / (8 * 8),
+        "sweep/score": 2,
+        "sweep/turn": 4,
+    }
+    assert all(0 < part["step_s"] <= part["serial_s"] for part in made["parts"])
+
+
+@needs_libtpu
+def test_reports_become_rows_of_a_table(report):
+    head, _, row, _, _, command, _ = table([report]).splitlines()
+    cells = dict(zip(head.split(" | "), row.split(" | "), strict=True))
+    assert cells["slice"] == "v5e:2x2" and cells["fits"] == "yes" and cells["of GiB"] == "15.75"
+    assert command.startswith(f"python -m seeupo_jax.aot --config={SMALL} --topology=v5e:2x2")
+
+
+@needs_libtpu
+def test_what_does_not_fit_is_told_and_exits_1(capsys):
+    flags = "--config.rollout.tasks=60000", "--programs=rollout/reshard,rollout/decode"
+    assert run(*flags) == 1
+    told = capsys.readouterr().out
+    assert re.search(r"rollout: fits: no: rollout/decode \d+x32: .*exceed.*HBM.*\.\n", told)
+    assert re.search(r"rollout: fits: no: [\d.]+ of 15.75 GiB during rollout/reshard", told)
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    "f",
+    [
+        pytest.param(lambda x, v: jax.nn.softmax(x @ x.T) @ x, id="score matrix"),
+        pytest.param(lambda x, v: jax.nn.softmax(x @ v), id="logits"),
+    ],
+)
+def test_a_score_matrix_and_whole_logits_are_found(f, setup):
+    """65,536 tokens of 1,024 words are 256 MiB of logits; what a chunk may hold is 64."""
+    (turn,) = choose_programs(list_programs(setup), ["sweep/turn"])
+    long = dataclasses.replace(turn, row_length=65_536)
+    where = jax.sharding.SingleDeviceSharding(setup.mesh.devices.flat[0])
+    shapes = [
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=where)
+        for shape in ((65_536, 384), (384, 1_024))
+    ]
+    text = jax.jit(f).lower(*shapes).compile().as_text()
+    assert measure.forbidden(text, setup, long)
+    assert not measure.forbidden(text, setup, dataclasses.replace(turn, row_length=None))
+
+
+@needs_libtpu
+def test_the_search_finds_the_last_size_that_fits(setup, monkeypatch):
+    for most, wanted in ((0, None), (2, 2), (5, 4), (8, 8), (100, 8)):
+        tried = []
+
+        def fit(_, rows, most=most, tried=tried):
+            tried.append(rows)
+            return rows <= most
+
+        monkeypatch.setattr(search, "_rows_fit", fit)
+        assert search.search(setup, {})["batching.microbatch_rows"] == wanted
+        assert len(tried) <= 2  # of 2, 4 and 8
+
+
+@needs_libtpu
+def test_the_cache_takes_what_the_programs_leave(setup):
+    usable = measure.usable_hbm(setup.mesh.devices.flat[0])
+    plan = setup.engine.plan
+
+    def left(room):
+        inside = {"KV cache": plan.bytes, "temporaries": usable - room - plan.bytes}
+        figures = {"rollout/decode": measure.Figures("rollout/decode", inside=inside, beside={})}
+        monkey = search._most_cache(setup, figures)
+        return monkey
+
+    assert left(2**30) == int(1000 * plan.bytes / 2**30) / 1000  # no more than all conversations
+    assert left(-plan.bytes) is None
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--topology=v5e:3x3"], "--topology: got 'v5e:3x3'; allowed for v5e: 1x1, 2x2"),
+        (["--topology=v9:2x2"], "--topology: got 'v9:2x2'; allowed: CHIP:SHAPE as in v5p:4x4x4"),
+        (["--config.mesh.fsdp=3"], "config.mesh: got .* allowed: a product of 4"),
+        (["--config.batching.microbatch_rows=3"], "a multiple of the 2 devices that rows are"),
+        (["--config.model.path=somewhere/GPT-5"], "allowed without its files: .* Qwen3-14B"),
+        (["--config.rollout.grammar=tool_calls"], "none where the model's tokenizer is not here"),
+        (["--programs=sweep/turm"], "--programs: got 'sweep/turm'; allowed: sweep/score, sweep"),
+        (["--config.seed=-1"], "config.seed: got -1"),
+    ],
+)
+def test_a_mistake_is_one_sentence(flags, said, capsys):
+    assert run(*flags) == 2
+    assert re.search(said, sentence(capsys))
+
+
+def test_without_libtpu_the_command_says_what_to_install(capsys, monkeypatch):
+    def missing(**_):
+        raise RuntimeError("no plugin")
+
+    monkeypatch.setattr(chips.topologies, "get_topology_desc", missing)
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    assert run() == 2
+    assert "needs libtpu" in sentence(capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),  # as the safetensors of the model's page on Hugging Face add up
+    [
+        ("Qwen3-14B", 14_768_307_200),
+        ("Qwen3-8B", 8_190_735_360),
+        ("Qwen3-30B-A3B", 30_532_122_624),
+        ("Qwen2.5-14B-Instruct", 14_770_033_664),
+        ("Qwen2.5-7B-Instruct", 7_615_616_512),
+    ],
+)
+def test_the_architectures_in_the_package_have_the_published_parameters(name, parameters):
+    assert flops.parameters(inspect(f"package:architectures/{name}")) == parameters
