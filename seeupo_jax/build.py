@@ -21,7 +21,7 @@ from seeupo_jax.learner.layout import (
     check_offload,
     make_state,
     state_layout,
-    to_host,
+    to_pinned_host,
 )
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
@@ -339,7 +339,7 @@ def new_state(
 
 def place_reference(config: Config, params: Any) -> Any:
     """The reference policy's parameters where they wait: these very ones, or a copy on the host."""
-    return to_host(params) if config.offload.reference else params
+    return to_pinned_host(params) if config.offload.reference else params
 
 
 def abstract_policy(config: Config, mesh: jax.sharding.Mesh) -> tuple[Policy, Any]:

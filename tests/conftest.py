@@ -1,12 +1,16 @@
 """Settings of every test: CPU with eight devices, and no silent rank promotion."""
 
 import os
+import signal
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # As in the background of a shell; what tests start would ignore it too, and could not help it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 LIBTPU = Path(__file__).parent.parent / "third_party" / "libtpu" / "lib" / "libtpu" / "libtpu.so"
 if LIBTPU.exists():
     os.environ.setdefault("TPU_LIBRARY_PATH", str(LIBTPU))

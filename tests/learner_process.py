@@ -15,7 +15,7 @@ import learner_cases as cases  # noqa: E402
 
 from seeupo_jax import config  # noqa: E402
 from seeupo_jax.learner.batching import Shapes  # noqa: E402
-from seeupo_jax.learner.layout import make_state, state_layout, to_host  # noqa: E402
+from seeupo_jax.learner.layout import make_state, state_layout, to_pinned_host  # noqa: E402
 from seeupo_jax.learner.learner import Learner  # noqa: E402
 from seeupo_jax.learner.optimizer import make_optimizer  # noqa: E402
 from seeupo_jax.learner.sweep import sweep  # noqa: E402
@@ -48,7 +48,7 @@ def learner_on(mesh, offload=KEEP):
         everywhere=sharding(mesh, ()),
     )
     reference = placed(mesh, network, cases.jittered(params, 0.1))
-    reference = to_host(reference) if offload.reference else reference
+    reference = to_pinned_host(reference) if offload.reference else reference
     return learner, make_state(optimizer, start, layout), reference
 
 
@@ -69,7 +69,8 @@ def swept_alone(offload=KEEP):
 
 if __name__ == "__main__":
     jax.config.update("jax_disable_most_optimizations", True)
-    jax.distributed.initialize(f"localhost:{PORT}", COUNT, RANK)
-    told = swept(jax.devices(), OFFLOAD)[:2]
+    if COUNT > 1:
+        jax.distributed.initialize(f"localhost:{PORT}", COUNT, RANK)
+    told = swept(jax.devices(), OFFLOAD if COUNT > 1 else KEEP)[:2]
     with open(sys.argv[5], "wb") as file:
         pickle.dump(told, file)

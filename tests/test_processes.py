@@ -1,5 +1,7 @@
 """A training run in several processes is the run of one process on the same mesh."""
 
+import signal
+
 import jax
 import numpy as np
 import pytest
@@ -29,12 +31,19 @@ def without_times(line):
     return {name: x for name, x in line.items() if not any(part in name for part in parts)}
 
 
-def test_two_processes_are_one_with_two_devices_to_the_last_bit(model):
+def test_two_processes_one_of_them_told_to_stop_are_one_to_the_last_bit(model):
     alone, _ = run(model, 1, 2)
-    together, (first, second) = run(model, 2, 1)
-    assert "iteration 2/2" in first and "iteration" not in second
-    assert cases.checksums(together) == cases.checksums(alone)
-    lines, wanted = cases.read_metrics(together), cases.read_metrics(alone)
+    workdir = model.parent / "told_to_stop"
+    first, second = cases.start(model, workdir, *CHOICES, processes=2)
+    while not first.stdout.readline().startswith("compiled the sweep"):
+        assert first.poll() is None
+    second.send_signal(signal.SIGTERM)
+    told, _ = cases.finish([first, second])
+    assert "; the same command goes on from there" in told and "iteration 2/2" not in told
+    told, silent = cases.finish(cases.start(model, workdir, *CHOICES, processes=2))
+    assert "iteration 2/2" in told and "iteration" not in silent
+    assert cases.checksums(workdir) == cases.checksums(alone)
+    lines, wanted = cases.read_metrics(workdir), cases.read_metrics(alone)
     assert list(map(without_times, lines)) == list(map(without_times, wanted))
 
 

@@ -67,7 +67,7 @@ def _fresh(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
     return TrainState(jax.tree.map(jnp.copy, params), optimizer.init(params), zero, zero)
 
 
-def to_host(params: Any) -> Any:
+def to_pinned_host(params: Any) -> Any:
     """The same parameters in the host's memory, each device's part beside that device.
 
     Args:

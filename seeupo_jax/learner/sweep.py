@@ -14,10 +14,10 @@ from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.sweep_pass import (
     Pass,
     SweepStopped,
+    host_metrics,
     keep_behaviour,
     resume_pass,
     start_pass,
-    to_host,
 )
 from seeupo_jax.types import TrainState, Trajectory
 
@@ -210,7 +210,7 @@ def _denominator(learner: Learner, current: Pass, pieces: Sequence[Piece]) -> np
 
 def _summarize(current: Pass, turns: int) -> dict[str, float]:
     """Means over rows and steps."""
-    totals = to_host(current.metrics)
+    totals = host_metrics(current.metrics)
     rows = sum(step["rows"] for step in totals)
     mean = lambda name: sum(step[name] for step in totals) / rows  # noqa: E731
     weights = {"sweep/tis_weight_mean": "tis_weight", "sweep/tis_truncated": "tis_truncated"}

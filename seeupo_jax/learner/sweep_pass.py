@@ -197,7 +197,7 @@ class SweepStopped(Stopped):
             "tokens": current.tokens,
             "padded": current.padded,
             "gap": current.gap,
-            "metrics": to_host(current.metrics),
+            "metrics": host_metrics(current.metrics),
         }
 
 
@@ -215,7 +215,7 @@ def stopped_arrays(learner: Learner, state: Any, trajectories: Sequence[Trajecto
     return {"state": state, "factor_N": shape(rows.trajectories)} | logps
 
 
-def to_host(steps: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+def host_metrics(steps: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     """Scalars as host numbers; this waits for the device once."""
     return [{k: float(v) for k, v in step.items()} for step in jax.device_get(list(steps))]
 

@@ -28,9 +28,9 @@ def own_row_shards(mesh: jax.sharding.Mesh) -> list[int]:
     split = [shard for shard, processes in owners.items() if len(processes) > 1]
     if split:
         raise ValueError(
-            f"config.mesh.tensor: got {mesh.shape['tensor']}, which spreads rows' devices over"
-            f" several processes; allowed: a size within the {jax.local_device_count()} devices of"
-            " one."
+            f"config.mesh.tensor (of config.rollout.mesh, where it is given): got"
+            f" {mesh.shape['tensor']}, which spreads the devices of a row over several processes;"
+            f" allowed: a size within the {jax.local_device_count()} devices of one."
         )
     return sorted(shard for shard, (owner,) in owners.items() if owner == jax.process_index())
 

@@ -255,7 +255,7 @@ class SlotEngine:
         return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
 
     def _free(self) -> None:
-        """Leaves the devices' memory to the sweep: the cache, and the policy's copy if it is one."""
+        """Leaves the devices' memory to the sweep: the cache's and the policy's copy's."""
         self._params = self._pages = self._slots = None
         self._flights.clear()
 

@@ -126,7 +126,6 @@ def test_what_does_not_fit_is_told_and_exits_1(capsys):
     assert run(*flags) == 1
     told = capsys.readouterr().out
     assert re.search(r"rollout: fits: no: rollout/decode \d+x32: .*exceed.*HBM.*\.\n", told)
-    assert re.search(r"rollout: fits: no: [\d.]+ of 15.75 GiB during rollout/reshard", told)
 
 
 @needs_libtpu
@@ -205,6 +204,7 @@ def test_without_libtpu_the_command_says_what_to_install(capsys, monkeypatch):
 
     monkeypatch.setattr(chips.topologies, "get_topology_desc", missing)
     monkeypatch.setitem(sys.modules, "libtpu", None)
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     assert run() == 2
     assert "needs libtpu" in sentence(capsys)
 

@@ -7,10 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from learner_cases import quick_compilation  # noqa: F401
-from learner_process import swept_alone
-
 TESTS = Path(__file__).parents[1]
 
 
@@ -20,15 +16,15 @@ def free_port():
         return probe.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
-def of_two(tmp_path_factory):
-    """What each of two processes of two devices says."""
-    folder, port = tmp_path_factory.mktemp("two"), free_port()
+def swept(folder, processes, devices):
+    """What each of so many processes, of so many devices, says of its sweep."""
+    port = free_port()
     path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-    files = [folder / f"{rank}.pickle" for rank in range(2)]
+    files = [folder / f"{rank}_of_{processes}.pickle" for rank in range(processes)]
+    program = [sys.executable, TESTS / "learner_process.py"]
     started = [
         subprocess.Popen(
-            [sys.executable, TESTS / "learner_process.py", str(rank), "2", str(port), "2", file],
+            [*program, *map(str, (rank, processes, port, devices)), file],
             env=os.environ | {"PYTHONPATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -42,8 +38,9 @@ def of_two(tmp_path_factory):
     return [pickle.loads(file.read_bytes()) for file in files]
 
 
-def test_two_processes_do_bit_for_bit_what_one_does_on_as_many_devices(of_two):
+def test_two_processes_do_bit_for_bit_what_one_does_on_as_many_devices(tmp_path):
     # And with the optimizer and the reference in the hosts' memory what is done without.
-    metrics, checksum, _ = swept_alone()
+    (alone,) = swept(tmp_path, 1, 4)
+    metrics, _ = alone
     assert metrics["sweep/turns"] == 4 and metrics["sweep/kl"] > 0
-    assert of_two == [(metrics, checksum)] * 2
+    assert swept(tmp_path, 2, 2) == [alone] * 2

@@ -104,7 +104,7 @@ class Recital:
     def submit(self, turn):
         self._asked.append(turn)
 
-    def step(self, unfinished):
+    def step(self, unfinished, stop=False):
         asked, self._asked = self._asked, []
         actions = [(turn.key, tokenizer().action(self._actions[turn.turn])) for turn in asked]
         done = [Action(key, tokens, [0.0] * len(tokens)) for key, tokens in actions]

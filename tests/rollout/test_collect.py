@@ -371,7 +371,7 @@ class Refusing:
         self._open.append(turn)
         self.turns.append(turn)
 
-    def step(self, unfinished):
+    def step(self, unfinished, stop=False):
         answered, self._open = self._open, []
         if not unfinished:
             return None
