@@ -1,4 +1,4 @@
-"""One process of several that share checkpoints: `RANK COUNT PORT DEVICES DIRECTORY PART OUT`."""
+"""One process of several that share checkpoints: `RANK COUNT PORT DEVICES OUT DIRECTORY PART`."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 RANK, COUNT, PORT, DEVICES = map(int, sys.argv[1:5])
-DIRECTORY, PART, OUT = sys.argv[5:8]
+OUT, DIRECTORY, PART = sys.argv[5:8]
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
 

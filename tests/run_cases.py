@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from flax import nnx
+from process_cases import PYTHONPATH, TESTS, free_port
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.telemetry.metrics import read_metrics
 
-TESTS = Path(__file__).parent
 # A network of one layer with random weights, and rewards that depend on every word it says.
 CHOICES = (
     "--config.warm_start.stages=()",
@@ -51,19 +50,14 @@ def command(model: Path, workdir: Path, *overrides: str, module: str = "train") 
 
 def environment(devices: int = 1) -> dict[str, str]:
     flags = f"--xla_force_host_platform_device_count={devices}" if devices > 1 else ""
-    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     # Compiling takes most of such a run's time.
     quick = {
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    return os.environ | quick | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
+    return (
+        os.environ | quick | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": PYTHONPATH}
+    )
 
 
 def start(

@@ -1,46 +1,21 @@
 """Several processes save and restore what one does, and fail alike."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import checkpoint_cases
 import jax
 import numpy as np
 import pytest
+from process_cases import run_processes
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.telemetry.checksum import checksum
 
-TESTS = Path(__file__).parents[1]
-
 
 def run(part, directory, out):
     """What each of two processes with two devices tells of its part."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
-    files = [out / f"{part}_{rank}.json" for rank in range(2)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, TESTS / "checkpoint_process.py", *map(str, (rank, 2, port, 2))]
-            + [directory, part, file],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank, file in enumerate(files)
-    ]
-    outputs = [process.communicate(timeout=120)[0] for process in started]
-    for process, output in zip(started, outputs, strict=True):
-        assert process.returncode == 0, output[-3000:]
-        assert "Traceback" not in output
-    return [json.loads(file.read_text()) for file in files]
+    program = "checkpoint_process.py"
+    return run_processes(program, 2, 2, out, directory, part, read=json.loads)
 
 
 @pytest.fixture(scope="module")

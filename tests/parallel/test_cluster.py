@@ -6,22 +6,15 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import jax
 import pytest
+from process_cases import PYTHONPATH, free_port
 
 from seeupo_jax.parallel import cluster
 from seeupo_jax.parallel.cluster import Place, find_place, join
 
-TESTS = Path(__file__).parents[1]
 ABOUT = {"jax": "0.10.2", "config.seed": "0"}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -173,7 +166,7 @@ with cluster.errors_end_at_once():
 
 def test_real_processes_begin_and_the_end_of_one_is_no_hang_of_the_other():
     port = free_port()
-    environment = os.environ | {"PYTHONPATH": str(TESTS.parent), "XLA_FLAGS": ""}
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "XLA_FLAGS": ""}
     started = time.monotonic()
     both = [
         subprocess.Popen(

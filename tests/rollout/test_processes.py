@@ -1,45 +1,15 @@
 """Several processes sample what one does, each with environments of its own."""
 
-import os
 import pickle
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-TESTS = Path(__file__).parents[1]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
+from process_cases import run_processes
 
 
 def collect(folder, processes, devices):
     """Trajectories of two collections, as each of the processes has them."""
-    port = free_port()
-    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-    environment = os.environ | {"PYTHONPATH": path}
-    files = [folder / f"{processes}_{devices}_{rank}.pickle" for rank in range(processes)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, TESTS / "rollout_process.py", *map(str, (rank, processes, port))]
-            + [str(devices), file],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank, file in enumerate(files)
-    ]
-    outputs = [process.communicate(timeout=300)[0] for process in started]
-    for process, output in zip(started, outputs, strict=True):
-        assert process.returncode == 0, output[-3000:]
-    return [pickle.loads(file.read_bytes()) for file in files]
+    return run_processes("rollout_process.py", processes, devices, folder, read=pickle.loads)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,53 @@
+"""Test programs that run in several processes which find each other, as on several hosts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parent
+PYTHONPATH = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def run_processes(
+    program: str,
+    processes: int,
+    devices: int,
+    folder: Path,
+    *arguments: object,
+    read: Callable[[bytes], Any],
+) -> list[Any]:
+    """What each process leaves in its file of `folder`, as `read` has it.
+
+    Args:
+      program: a file of the tests; its arguments are RANK COUNT PORT DEVICES OUT and the rest.
+    """
+    port = free_port()
+    name = "_".join([Path(program).stem, *map(str, (processes, devices)), "{}"])
+    files = [folder / name.format(rank) for rank in range(processes)]
+    started = [
+        subprocess.Popen(
+            [sys.executable, TESTS / program]
+            + [str(x) for x in (rank, processes, port, devices, file, *arguments)],
+            env=os.environ | {"PYTHONPATH": PYTHONPATH},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, file in enumerate(files)
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in started]
+    for process, output in zip(started, outputs, strict=True):
+        assert process.returncode == 0 and "Traceback" not in output, output[-3000:]
+    return [read(file.read_bytes()) for file in files]
