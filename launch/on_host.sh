@@ -76,14 +76,8 @@ start() {
 
 follow() {
     [ -f "$state/log" ] || fail "no run was started on this host."
-    tail -n "${1-+1}" -f "$state/log" &
-    tail=$!
-    trap 'kill "$tail" 2>/dev/null || true' EXIT
-    trap 'exit 1' TERM INT HUP
-    while [ "$(code)" = running ]; do
-        sleep 1
-    done
-    sleep 1 # for the last lines
+    # It ends with the run, and reads the log once more then.
+    exec tail -n "${1-+1}" -f --pid="$(cat "$state/pid")" "$state/log"
 }
 
 stop() {

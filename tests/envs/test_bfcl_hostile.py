@@ -1,5 +1,6 @@
 """Whatever a policy writes: no exception, no hang, nothing outside the simulators is touched."""
 
+import importlib
 import random
 import sys
 import threading
@@ -29,6 +30,13 @@ def _watch(event, arguments):
 
 
 sys.addaudithook(_watch)
+# What is imported when it is first needed: by datetime, by a regular expression, by a verdict.
+for lazily in (
+    "_strptime",
+    "encodings.utf_32_le",
+    "bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker",
+):
+    importlib.import_module(lazily)
 
 
 class Watched:
