@@ -25,6 +25,7 @@ from seeupo_jax.learner.layout import (
 )
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.parallel.distributed import place
 from seeupo_jax.parallel.mesh import (
     ROW_AXES,
     check_lengths,
@@ -70,9 +71,8 @@ class Policy:
 
     def place(self, params: Any) -> Any:
         """Parameters on the mesh, by the table in `parallel/mesh.py`."""
-        return jax.device_put(
-            params, param_shardings(self.mesh, self.network.logical_axes(), params)
-        )
+        where = param_shardings(self.mesh, self.network.logical_axes(), params)
+        return jax.tree.map(place, params, where)
 
 
 def check(config: Config) -> None:

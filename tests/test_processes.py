@@ -9,6 +9,7 @@ import run_cases as cases
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.policy import from_pretrained
+from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split
 
 CHOICES = ("--config.iterations=2", "--config.evaluation.every=0", "--config.checkpoint.every=0")
@@ -66,3 +67,23 @@ def test_four_processes_are_one_with_four_devices_to_rounding(model):
     assert step == same_step == 2
     difference = jax.tree.map(lambda x, y: abs(x - y).max(), state["params"], same_state["params"])
     assert 0 <= max(jax.tree.leaves(difference)) < 1e-5
+
+
+def test_two_processes_make_a_policy_from_nothing_and_train_adapters_of_it(model, tmp_path):
+    short = ("--config.iterations=1", "--config.evaluation.every=0", "--config.evaluation.tasks=2")
+    demonstrations = {"skill": 0.5, "episodes": 100}
+    stage = {"steps": 20, "learning_rate": 0.01, "demonstrations": demonstrations}
+    desk = (
+        "--config.model.path=none",
+        "--config.env.name=order_desk",
+        f"--config.env.options={{'data_dir': '{tmp_path / 'data'}'}}",
+        f"--config.warm_start.stages=({stage},)",
+    )
+    cases.finish(cases.start(model, tmp_path / "warm", *short, *desk, processes=2))
+    made = from_pretrained(str(tmp_path / "warm" / "policy"), dtype="float32")[0]
+    warm = from_pretrained(str(tmp_path / "warm" / "warm_start"), dtype="float32")[0]
+    assert made.arch == warm.arch
+    workdir = tmp_path / "adapters"
+    cases.finish(cases.start(model, workdir, *short, "--config.lora.rank=2", processes=2))
+    adapted = load_adapters(from_pretrained(str(model), dtype="float32")[0], workdir / "policy")
+    assert (adapted.layers[0].mlp.down.lora_b[...] != 0).any()

@@ -98,8 +98,11 @@ def builder(
 def load(split: str, *, data_dir: str | None = None, **options: Any) -> Demonstrations:
     """A split's demonstrations, generated on first use; options as of `builder`."""
     dataset = builder(data_dir=data_dir, **options)
-    with _quietly():
-        dataset.download_and_prepare()
+    try:
+        with _quietly():
+            dataset.download_and_prepare()
+    except FileExistsError:  # another process was quicker, with the same demonstrations
+        dataset = builder(data_dir=data_dir, **options)
     return Demonstrations(dataset.as_data_source(split=split))
 
 

@@ -157,7 +157,7 @@ def train_stage(
       steps: stop after so many of the stage's steps (to look at a run's beginning); None: all.
     """
     optimizer = stage_optimizer(stage)
-    opt_state = optimizer.init(params)
+    opt_state = jax.jit(optimizer.init)(params)
     stop = stage.steps if steps is None else min(steps, stage.steps)
     for step, batch in zip(range(stop), batches.from_step(0), strict=False):
         params, opt_state, loss = imitate(network, optimizer, params, opt_state, batch)

@@ -42,6 +42,12 @@ def spread(x: np.ndarray, where: NamedSharding | None) -> jax.Array:
     return jax.make_array_from_process_local_data(where, x)
 
 
+def place(x: Any, where: NamedSharding) -> jax.Array:
+    """An array that every process has whole, laid out over the devices of all of them."""
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
+
+
 def own_rows(x: jax.Array) -> np.ndarray:
     """This process's part of an array whose first axis is cut over processes."""
     if jax.process_count() == 1:

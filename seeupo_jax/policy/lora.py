@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from seeupo_jax import config
-from seeupo_jax.parallel.distributed import to_host
+from seeupo_jax.parallel.distributed import place, to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import Architecture, Lora
 from seeupo_jax.policy.network import ADAPTER, Network, abstract, join, split, trainable
@@ -74,7 +74,7 @@ def attach(
         node[leaf] = node[leaf].at[stored.layer].set(layer)
     if mesh is not None:
         logical_axes, _ = trainable(network, network.logical_axes())
-        new = jax.device_put(new, param_shardings(mesh, logical_axes, new))
+        new = jax.tree.map(place, new, param_shardings(mesh, logical_axes, new))
     return network.bind(join(new, split(model)[1]))
 
 

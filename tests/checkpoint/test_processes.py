@@ -90,7 +90,7 @@ def test_two_processes_pass_over_the_same_damage_and_go_on(saved, tmp_path):
     assert "checkpoint 3 has a file state/state/ocdbt.process_1/d/" in sentence
     assert told[1]["log"] == []
     stored = [path.name for path in tmp_path.iterdir() if path.name.endswith(".rollouts")]
-    assert stored == ["restore_0.json.rollouts"]  # only process 0 writes
+    assert stored == ["checkpoint_process_2_2_0.rollouts"]  # only process 0 writes
     hashed = [{path for path in one["hashed"] if "/2/" in path} for one in told]
     every = {str(path) for path in (directory / "2" / "state").rglob("*") if path.is_file()}
     assert hashed[0] | hashed[1] == every and not hashed[0] & hashed[1]
