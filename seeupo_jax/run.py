@@ -118,7 +118,8 @@ class Run:
         if found is not None:
             self._done, state, notes = found
             self._check_same_run(notes)
-            self._saved, self.evaluated = True, notes["evaluated"]
+            # Older versions saved after they evaluated, and did not say so.
+            self._saved, self.evaluated = True, notes.get("evaluated", True)
             self._progress.log(f"resuming after iteration {self._done}")
         state = self._restore_stopped(state)
         self._state = state
@@ -232,10 +233,16 @@ class Run:
         extra = self._notes() | {"evaluated": self.evaluated}
         self._checkpoints.save(iteration, state, extra, self._score)
         self._saved = True
-        # The one before is on disk: what it covers is not needed any more.
-        self._store.forget(self._checkpoints.latest() or 0)
-        if self._writes:
-            epath.Path(self._stopped_folder).rmtree(missing_ok=True)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Removes what the newest checkpoint that is on disk covers."""
+        covered, stopped = self._checkpoints.latest(), self._stopped.latest()
+        if covered is None:
+            return
+        self._store.forget(covered)
+        if stopped is not None and stopped <= covered and self._writes:
+            epath.Path(self._stopped_folder).rmtree()
 
     def save_stopped(self, stopped: Stopped) -> None:
         """Leaves all that the same command needs to go on where this run was stopped."""
@@ -253,6 +260,7 @@ class Run:
     def finish(self, state: TrainState) -> None:
         """Waits for the last checkpoint and leaves the trained policy in WORKDIR/policy."""
         self._checkpoints.wait()
+        self._forget()
         if self.config.checkpoint.export:
             folder = self._workdir / "policy"
             write_policy(self.config, self.policy, state.params, folder)
