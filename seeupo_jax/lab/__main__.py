@@ -1,0 +1,132 @@
+"""Which algorithm reaches the optimum, on problems small enough to know it.
+
+    python -m seeupo_jax.lab [--problem=NAME | --problem_file=P.npz] [--recipes=a,b] [--seeds=16]
+      [--iterations=150] [--groups=16] [--group_size=16] [--lr=3.0] [--clip=0.2] [--inner_epochs=4]
+      [--weight_clip=none] [--advantage_clip=none] [--optimizer=sgd] [--policy=tables|shared]
+      [--exact] [--json=OUT] [--plot=OUT.svg|OUT.png]
+
+Prints a table a problem with a line a recipe: the final value over the optimum (mean over the seeds
+and its 95% interval), the share of seeds that end at 95% of it or above, the iterations to get
+there (the median over all seeds), the share of iterations in which the value fell, and by how much
+at most. A recipe is a name or, with choices changed, `seeupo:ratio=product:order=forward`.
+Values are exact, whatever the updates saw. With --exact the updates see expectations instead of
+samples. A wrong value ends with 2 and one sentence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from absl import app, flags
+from rich.console import Console
+from rich.progress import track
+
+from seeupo_jax.errors import sentence_errors
+from seeupo_jax.fields import build, parse
+from seeupo_jax.lab import report
+from seeupo_jax.lab.laboratory import Result, Settings, compile_experiment, experiment
+from seeupo_jax.lab.problems import PROBLEMS, Problem, load_problem
+
+_RECIPES = "seeupo,seeupo_forward,seeupo_random,seeupo_unweighted,seeupo_group_std,grpo,gspo"
+_HELP = {
+    "seeds": "Runs of each recipe, of which each draws its own trajectories.",
+    "iterations": "Of each run.",
+    "groups": "Groups an iteration.",
+    "group_size": "Trajectories a group.",
+    "lr": "Learning rate of the logits.",
+    "clip": "The surrogate's ratio counts within [1 - clip, 1 + clip]; none: no bound.",
+    "inner_epochs": "Full-batch optimizer steps on each turn.",
+    "weight_clip": "M's factors stay in [1 - it, 1 + it]; none: Eq. 8 as it is.",
+    "advantage_clip": "Bound on standardised advantages; none: Eq. 9 as it is.",
+    "optimizer": "sgd is plain gradient ascent; any other of optax by name.",
+    "policy": "tables: logits of their own for each turn; shared: one small network for all.",
+}
+_PROBLEM = flags.DEFINE_string("problem", None, "Names, with commas; default: all of them.")
+_PROBLEM_FILE = flags.DEFINE_string("problem_file", None, "An .npz with mean and probability.")
+_CHOSEN = flags.DEFINE_string("recipes", _RECIPES, "Names, with commas.")
+_EXACT = flags.DEFINE_bool("exact", False, "Expectations instead of samples.")
+_JSON = flags.DEFINE_string("json", None, "Also write the figures to this file.")
+_PLOT = flags.DEFINE_string("plot", None, "Also draw the curves: .svg or .png.")
+# Read as text and checked with the settings, so that every wrong value is told in the same way.
+_SETTINGS = {
+    field.name: flags.DEFINE_string(field.name, str(field.default).lower(), _HELP[field.name])
+    for field in dataclasses.fields(Settings)
+    if field.name in _HELP
+}
+
+
+def main(argv: Sequence[str]) -> None:
+    with sentence_errors():
+        if argv[1:]:
+            raise ValueError(f"lab: got {argv[1]!r}; allowed: flags only.")
+        values = {name: parse(flag.value) for name, flag in _SETTINGS.items()}
+        settings = build(Settings, values | {"exact": _EXACT.value}, "lab")
+        settings.make_optimizer()
+        recipes = _CHOSEN.value.split(",")
+        for recipe in recipes:
+            settings.algorithm(recipe)
+        problems = _problems()
+        if _PLOT.value is not None:
+            report.check_output("--plot", _PLOT.value, report.PLOT_SUFFIXES)
+        if _JSON.value is not None:
+            report.check_output("--json", _JSON.value)
+    console = Console()
+    results, compile_s, run_s = _run(problems, recipes, settings)
+    console.print(report.tables(results))
+    console.print(f"compiled in {compile_s:.1f} s, ran in {run_s:.1f} s")
+    if _JSON.value is not None:
+        Path(_JSON.value).write_text(json.dumps(report.json_values(results)) + "\n")
+    if _PLOT.value is not None:
+        report.draw(results, _PLOT.value)
+
+
+def _run(
+    problems: Sequence[Problem], recipes: Sequence[str], settings: Settings
+) -> tuple[dict[str, dict[str, Result]], float, float]:
+    """The results by problem and recipe, seconds of compilation and seconds of all runs.
+
+    A run keeps one core busy, so there are as many at a time as there are cores.
+    """
+    programs = [(shape, name) for shape in {p.mean.shape for p in problems} for name in recipes]
+    pairs = [(problem, name) for problem in problems for name in recipes]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        start = time.perf_counter()
+        compiling = pool.map(lambda each: compile_experiment(*each, settings), programs)
+        for _ in track(compiling, "compiling", len(programs), console=Console(stderr=True)):
+            pass
+        compiled = time.perf_counter()
+        running = pool.map(lambda each: experiment(*each, settings), pairs)
+        done = list(track(running, "running", len(pairs), console=Console(stderr=True)))
+        end = time.perf_counter()
+    results: dict[str, dict[str, Result]] = {problem.name: {} for problem in problems}
+    for (problem, name), result in zip(pairs, done, strict=True):
+        results[problem.name][name] = result
+    return results, compiled - start, end - compiled
+
+
+def _problems() -> list[Problem]:
+    """The problems that the flags ask for.
+
+    Raises:
+      ValueError: both flags, an unknown name, or a file that holds no problem.
+    """
+    if _PROBLEM_FILE.value is not None:
+        if _PROBLEM.value is not None:
+            raise ValueError("--problem: got --problem_file too; allowed: one of the two.")
+        return [load_problem(_PROBLEM_FILE.value)]
+    names = list(PROBLEMS) if _PROBLEM.value is None else _PROBLEM.value.split(",")
+    for name in names:
+        if name not in PROBLEMS:
+            raise ValueError(f"--problem: got {name!r}; allowed: {', '.join(PROBLEMS)}.")
+    return [PROBLEMS[name]() for name in names]
+
+
+if __name__ == "__main__":
+    app.run(main, argv=sys.argv)

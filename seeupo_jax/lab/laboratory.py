@@ -1,0 +1,251 @@
+"""Experiments: a recipe on a problem, for many seeds at once, its exact value every iteration."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.choices import Algorithm, check_choices
+from seeupo_jax.config import Optimizer
+from seeupo_jax.fields import above, at_least, build, checked, parse
+from seeupo_jax.lab.credit import expected_credit, sampled_credit
+from seeupo_jax.lab.policies import (
+    POLICIES,
+    Policy,
+    all_probabilities,
+    exact_value,
+    first_context,
+)
+from seeupo_jax.lab.problems import Problem
+from seeupo_jax.lab.sweep import Learned, sweep, values_of
+from seeupo_jax.lab.trajectories import expected_batch, sampled_batch
+from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.types import TrainState
+
+SOLVED = 0.95  # of the optimum
+_FALL = 1e-6  # of the optimum, or of a reward of 1 where that is more: less is float32's rounding
+
+
+# Fields of an algorithm that nothing in the laboratory reads.
+_WITHOUT_MEANING = (
+    "custom_order",
+    "pool_mean",
+    "kl_coef",
+    "kl_in",
+    "tis_clip",
+    "critic_learning_rate",
+    "minibatches_per_turn",
+    "refresh",
+    "dynamic_sampling",
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all recipes of an experiment have in common; the defaults are the laboratory's."""
+
+    seeds: int = at_least(1, 16)
+    iterations: int = at_least(1, 150)
+    groups: int = at_least(1, 16)
+    group_size: int = at_least(2, 16)
+    lr: float = above(0, 3.0)
+    clip: float | None = at_least(0, 0.2)
+    inner_epochs: int = at_least(1, 4)
+    weight_clip: float | None = above(0, None)
+    advantage_clip: float | None = above(0, None)
+    optimizer: str = "sgd"
+    policy: str = checked(
+        "tables", "one of " + ", ".join(POLICIES), lambda value: value in POLICIES
+    )
+    exact: bool = False
+
+    def algorithm(self, recipe: str) -> Algorithm:
+        """A recipe's choices in the laboratory.
+
+        Args:
+          recipe: `NAME` or, with some choices changed, `NAME:field=value:field=value`. `clip`
+            bounds the ratio of those that set no bounds of their own.
+
+        Raises:
+          ValueError: an unknown recipe, field or value, or one that has no meaning here.
+        """
+        name, *changes = recipe.split(":")
+        if name not in RECIPES:
+            raise ValueError(f"--recipes: got {name!r}; allowed: {', '.join(RECIPES)}.")
+        common = {
+            "clip_low": self.clip,
+            "clip_high": self.clip,
+            "weight_clip": self.weight_clip,
+            "advantage_clip": self.advantage_clip,
+        }
+        fixed = {"inner_epochs": self.inner_epochs, "kl_coef": 0.0}
+        changed = dict(_change(text) for text in changes)
+        algorithm = build(Algorithm, {**common, **RECIPES[name], **fixed, **changed}, "--recipes")
+        check_choices(algorithm, max_turns=1)
+        if self.exact and algorithm.advantage != "grae":
+            raise ValueError(
+                f"--exact: got {recipe!r}, with advantage={algorithm.advantage}; allowed: recipes"
+                " with advantage=grae."
+            )
+        return algorithm
+
+    def make_optimizer(self) -> optax.GradientTransformation:
+        """The optax optimizer: plain gradient ascent is `sgd`.
+
+        Raises:
+          ValueError: an unknown name, or one that needs more than a learning rate.
+        """
+        chosen = Optimizer(name=self.optimizer, learning_rate=self.lr, max_grad_norm=None)
+        try:
+            return make_optimizer(chosen, total_steps=1)
+        except ValueError as error:
+            reason = str(error).removeprefix("config.optimizer").removeprefix(".name")
+            raise ValueError(f"--optimizer{reason}") from error
+
+
+def _change(text: str) -> tuple[str, Any]:
+    field, separator, value = text.partition("=")
+    if not separator or field in _WITHOUT_MEANING:
+        raise ValueError(
+            f"--recipes: got {text!r} after a recipe's name; allowed: field=value, with a field of"
+            f" config.algorithm that is not {', '.join(_WITHOUT_MEANING)}."
+        )
+    return field, parse(value)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a recipe did on a problem.
+
+    `value_SI`: float [seeds, iterations + 1], the policy's exact value in units of reward, before
+    the first iteration and after each. `optimum`: that of the best policy.
+    """
+
+    optimum: float
+    value_SI: np.ndarray
+
+    @property
+    def final_over_optimum(self) -> np.ndarray:
+        """[S]."""
+        return self.value_SI[:, -1] / self.optimum
+
+    @property
+    def solved(self) -> float:
+        """Share of the seeds that end at 95% of the optimum or above."""
+        return float(np.mean(self.final_over_optimum >= SOLVED))
+
+    @property
+    def iterations_to_solve(self) -> float:
+        """Median over the seeds of the first iteration with 95% of the optimum; inf: never."""
+        there_SI = self.value_SI >= SOLVED * self.optimum
+        first_S = np.where(there_SI.any(axis=1), there_SI.argmax(axis=1), np.inf)
+        return float(np.median(first_S))
+
+    @property
+    def fall_SI(self) -> np.ndarray:
+        """How much lower each iteration ended than it began, units of reward; [S, I]."""
+        return -np.diff(self.value_SI, axis=1)
+
+    @property
+    def drops(self) -> float:
+        """Share of the iterations, over all seeds, in which the value fell by more than 1e-6."""
+        return float(np.mean(self.fall_SI > _FALL * max(1.0, abs(self.optimum))))
+
+
+def experiment(problem: Problem, recipe: str, settings: Settings) -> Result:
+    """Runs a recipe on a problem for all seeds.
+
+    Args:
+      recipe: as for `Settings.algorithm`.
+    """
+    run = compile_experiment(problem.mean.shape, recipe, settings)
+    arrays = (np.asarray(x, np.float32) for x in (problem.mean, problem.probability))
+    regret_SI = run(*arrays, np.arange(settings.seeds, dtype=np.int32))
+    return Result(problem.optimum, problem.optimum - np.asarray(regret_SI, np.float64))
+
+
+def compile_experiment(
+    shape: tuple[int, ...], recipe: str, settings: Settings
+) -> Callable[..., jax.Array]:
+    """`regrets` for all problems of a shape; the same call again compiles nothing."""
+    return _compile(shape, settings.algorithm(recipe), settings)
+
+
+@functools.cache
+def _compile(shape, algorithm, settings):
+    array = jax.ShapeDtypeStruct(shape, jnp.float32)
+    seed_S = jax.ShapeDtypeStruct((settings.seeds,), jnp.int32)
+    run = functools.partial(regrets, algorithm=algorithm, settings=settings)
+    return jax.jit(run).lower(array, array, seed_S).compile()
+
+
+def regrets(
+    mean: jax.Array,
+    probability: jax.Array,
+    seed_S: jax.Array,
+    *,
+    algorithm: Algorithm,
+    settings: Settings,
+) -> jax.Array:
+    """What the policy's exact value lacks to the optimum, at the start and after each iteration.
+
+    Not the value itself: near the optimum float32 rounds it by more than an iteration changes it.
+
+    Returns:
+      float32 [S, iterations + 1], units of reward, >= 0.
+    """
+    turns, actions = mean.ndim, mean.shape[0]
+    policy, optimizer = POLICIES[settings.policy](turns, actions), settings.make_optimizer()
+
+    def regret(state: TrainState) -> jax.Array:
+        probability_CA = all_probabilities(policy, state.params.policy, turns, actions)
+        return exact_value(probability_CA, jnp.max(mean) - mean)
+
+    def run(seed: jax.Array) -> jax.Array:
+        key_init, key_run = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
+        has_critic = algorithm.advantage == "gae"
+        value_C = jnp.zeros(first_context(turns, actions)) if has_critic else None
+        params = Learned(policy.init(key_init), value_C)
+        zero = jnp.zeros((), jnp.int32)
+        state = TrainState(params, optimizer.init(params), zero, zero)
+
+        def iterate(state: TrainState, number: jax.Array) -> tuple[TrainState, jax.Array]:
+            key = jax.random.fold_in(key_run, number)
+            state = iteration(policy, optimizer, algorithm, settings, mean, probability, state, key)
+            return state, regret(state)
+
+        _, regret_I = jax.lax.scan(iterate, state, jnp.arange(settings.iterations))
+        return jnp.concatenate([regret(state)[None], regret_I])
+
+    return jax.vmap(run)(seed_S)
+
+
+def iteration(
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    algorithm: Algorithm,
+    settings: Settings,
+    mean: jax.Array,
+    probability: jax.Array,
+    state: TrainState,
+    key: jax.Array,
+) -> TrainState:
+    """Trajectories of the policy, what they are credited with, and a sweep over their turns."""
+    params = state.params
+    if settings.exact:
+        batch = expected_batch(policy, params.policy, mean)
+        credit = expected_credit(algorithm, batch)
+    else:
+        count = settings.groups * settings.group_size
+        batch = sampled_batch(policy, params.policy, mean, probability, key, trajectories=count)
+        value_NK = values_of(params, batch.context_NK)
+        credit = sampled_credit(algorithm, batch, value_NK, group_size=settings.group_size)
+    return sweep(policy, optimizer, algorithm, state, batch, credit, key)

@@ -1,0 +1,194 @@
+"""Tabular problems of several turns: what every action sequence pays, and the best that can be had.
+
+A policy sees all its earlier actions and nothing else; the reward comes after the last turn.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A jackpot for each sequence of K actions, of A each: its mean, and how often it pays.
+
+    A sequence pays mean / probability with its probability, else 0.
+
+    Args:
+      name: what tables and plots call it.
+      mean: shape (A,) x K, A >= 2 and K >= 1, reward units; the largest is > 0.
+      probability: the same shape, in (0, 1]; 1 where the reward has no noise.
+
+    Raises:
+      ValueError: arrays that are not so.
+    """
+
+    name: str
+    mean: np.ndarray
+    probability: np.ndarray
+
+    def __post_init__(self) -> None:
+        shape = np.shape(self.mean)
+        for array in ("mean", "probability"):
+            object.__setattr__(self, array, self._numbers(array))
+        if not shape or len(set(shape)) != 1 or shape[0] < 2:
+            raise ValueError(
+                f"{self.name}: got mean of shape {shape}; allowed: one axis a turn, at least one,"
+                " all of the same length, which is the number of actions, at least 2."
+            )
+        if self.probability.shape != shape:
+            raise ValueError(
+                f"{self.name}: got probability of shape {self.probability.shape}; allowed: that of"
+                f" mean, {shape}."
+            )
+        wrong = self.probability[~((self.probability > 0) & (self.probability <= 1))]
+        if wrong.size:
+            raise ValueError(f"{self.name}: got a probability of {wrong[0]:g}; allowed: (0, 1].")
+        if self.optimum <= 0:
+            raise ValueError(
+                f"{self.name}: got no mean above {self.optimum:g}; allowed: an optimum > 0, of"
+                " which results are shares."
+            )
+
+    @property
+    def turns(self) -> int:
+        """K."""
+        return self.mean.ndim
+
+    @property
+    def actions(self) -> int:
+        """A, in each turn."""
+        return self.mean.shape[0]
+
+    @property
+    def optimum(self) -> float:
+        """Expected reward of the best policy, by backward induction."""
+        value = self.mean
+        for _ in range(self.turns):
+            value = value.max(axis=-1)
+        return float(value)
+
+    def _numbers(self, array: str) -> np.ndarray:
+        values = np.asarray(vars(self)[array])
+        if values.dtype.kind not in "biuf":
+            raise ValueError(f"{self.name}: got {array} of {values.dtype}; allowed: numbers.")
+        values = values.astype(np.float64)
+        wrong = values[~np.isfinite(values)]
+        if wrong.size:
+            raise ValueError(f"{self.name}: got {wrong[0]} in {array}; allowed: finite numbers.")
+        return values
+
+
+def load_problem(path: str | Path) -> Problem:
+    """The problem of an `.npz` file, named like the file.
+
+    Args:
+      path: holds the array `mean` and, unless no reward has noise, `probability`.
+
+    Raises:
+      ValueError: no such file, not an `.npz` file, no `mean`, or arrays that are no problem.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"--problem_file: got {path}, which is no file; allowed: an .npz file.")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"--problem_file: got {path}, which is not in the .npz format.")
+    try:
+        with np.load(path) as file:
+            arrays = {key: file[key] for key in ("mean", "probability") if key in file}
+            found = ", ".join(file.files)
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"--problem_file: got {path}, which numpy cannot read: {error}.") from None
+    if "mean" not in arrays:
+        raise ValueError(f"--problem_file: got {path} with {found or 'no array'}; allowed: mean.")
+    mean = arrays["mean"]
+    return Problem(path.stem, mean, arrays.get("probability", np.ones(mean.shape)))
+
+
+def coordination() -> Problem:
+    """Turns must agree: alike they pay 1, 0.7 or 0.4 by what they agree on, and else nothing.
+
+    Isolates credit among turns: what an action is worth is up to those that follow, and at first
+    most of them spoil it.
+    """
+    mean = np.zeros((3, 3, 3, 3))
+    np.einsum("aaaa->a", mean)[:] = 1.0, 0.7, 0.4  # a view of the diagonal
+    return _without_noise("coordination", mean)
+
+
+def lottery() -> Problem:
+    """First action 0 pays 0.5 for sure, others are tickets: 8 one time in eight, so 1 on average.
+
+    Isolates the scale of the advantages: no turn depends on another. In a group of 16 without a win
+    every ticket lost; divided by their own standard deviation, such groups weigh as much as those
+    with a win, where that is larger.
+    """
+    mean, probability = np.ones((3, 3, 3)), np.full((3, 3, 3), 1 / 8)
+    mean[0], probability[0] = 0.5, 1.0
+    return Problem("lottery", mean, probability)
+
+
+def deceptive() -> Problem:
+    """First action 0 pays 0.5 for sure, a chain of four actions 1 pays 1, all else nothing.
+
+    Isolates the schedule of updates: the chain's first action is worth 1/8 as long as the later
+    turns are what they were, and 1 after their update. A policy that turns to the safe action in
+    one large step does not see the chain again.
+    """
+    mean = np.zeros((2,) * 4)
+    mean[0] = 0.5
+    mean[1, 1, 1, 1] = 1.0
+    return _without_noise("deceptive", mean)
+
+
+def delayed() -> Problem:
+    """The last of six actions must repeat the first: that pays 1 after action 1, 0.5 after 0.
+
+    Isolates credit over time: the four turns between change nothing, and must not count.
+    """
+    mean = np.zeros((2,) * 6)
+    mean[0, ..., 0] = 0.5
+    mean[1, ..., 1] = 1.0
+    return _without_noise("delayed", mean)
+
+
+def stochastic() -> Problem:
+    """Each of three actions adds its share, but one reward in four is paid, four times as large.
+
+    Isolates noise: rewards vary more than what they depend on.
+    """
+    share_A = np.array([0.0, 1.0, 2.0]) / 6
+    mean = share_A[:, None, None] + share_A[None, :, None] + share_A[None, None, :]
+    return Problem("stochastic", mean, np.full(mean.shape, 1 / 4))
+
+
+def random() -> Problem:
+    """Each of 64 sequences pays what was once drawn from [0, 1].
+
+    Isolates nothing: no structure that a recipe could be lucky with.
+    """
+    return _without_noise("random", np.random.default_rng(7).uniform(size=(4, 4, 4)))
+
+
+def long() -> Problem:
+    """Eight turns of two actions, paid by the square of how many of them were action 1.
+
+    Isolates length: M is a product of seven ratios, and half of the last turn's 128 contexts get no
+    trajectory at all in an iteration's 256.
+    """
+    count = np.indices((2,) * 8).sum(axis=0)
+    return _without_noise("long", (count / 8) ** 2)
+
+
+def _without_noise(name: str, mean: np.ndarray) -> Problem:
+    return Problem(name, mean, np.ones_like(mean))
+
+
+_ALL = (coordination, lottery, deceptive, delayed, stochastic, random, long)
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {problem.__name__: problem for problem in _ALL}

@@ -1,0 +1,111 @@
+"""Experiments: settings, seeds and summaries."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.lab.laboratory import Result, Settings, experiment, regrets
+from seeupo_jax.lab.problems import Problem
+
+RNG = np.random.default_rng(2)
+PROBLEM = Problem("small", RNG.uniform(0, 1, (2, 2, 2)), RNG.uniform(0.2, 1, (2, 2, 2)))
+SMALL = Settings(seeds=3, iterations=6, groups=2, group_size=4)
+
+
+def test_the_same_seed_gives_the_same_numbers_alone_and_among_others():
+    together = experiment(PROBLEM, "seeupo", SMALL)
+    again = experiment(PROBLEM, "seeupo", SMALL)
+    np.testing.assert_array_equal(again.value_SI, together.value_SI)
+    assert np.ptp(together.value_SI[:, -1]) > 1e-3
+    np.testing.assert_allclose(together.value_SI[:, 0], PROBLEM.mean.mean(), rtol=1e-5)
+    arrays = [jnp.asarray(x, jnp.float32) for x in (PROBLEM.mean, PROBLEM.probability)]
+    chosen = {"algorithm": SMALL.algorithm("seeupo"), "settings": SMALL}
+    alone = jax.jit(functools.partial(regrets, **chosen))
+    for seed in (0, 2):
+        value_I = PROBLEM.optimum - alone(*arrays, jnp.array([seed]))[0]
+        np.testing.assert_allclose(value_I, together.value_SI[seed], rtol=1e-4, atol=1e-6)
+
+
+def test_exact_values_never_fall_with_seeupo():
+    settings = Settings(seeds=1, iterations=150, exact=True)
+    result = experiment(PROBLEM, "seeupo", settings)
+    assert result.fall_SI.max() <= 1e-6
+    assert result.drops == 0
+    assert result.final_over_optimum[0] > 0.99
+
+
+def test_the_shared_network_climbs_with_a_critic_and_another_optimizer():
+    settings = Settings(seeds=2, iterations=30, policy="shared", optimizer="adam", lr=0.01)
+    value_SI = experiment(PROBLEM, "ppo", settings).value_SI
+    assert np.all(value_SI[:, -1] > value_SI[:, 0] + 0.05)
+
+
+def test_results_are_summed_up():
+    value_SI = np.array([[0.5, 1.0, 1.9, 2.0], [0.5, 0.4, 0.5, 1.8]])
+    result = Result(2.0, value_SI)
+    np.testing.assert_allclose(result.final_over_optimum, [1.0, 0.9])
+    assert result.solved == 0.5
+    assert result.drops == pytest.approx(1 / 6)
+    assert result.fall_SI.max() == pytest.approx(0.1)
+    assert result.iterations_to_solve == np.inf
+    assert Result(2.0, value_SI[:1]).iterations_to_solve == 2
+    rounding = Result(2.0, np.array([[1.0, 1.0 - 1e-6, 2.0]]))
+    assert rounding.drops == 0
+
+
+def test_clips_are_the_laboratorys_unless_the_recipe_has_its_own():
+    seeupo, dapo = (Settings(clip=0.1).algorithm(name) for name in ("seeupo", "dapo"))
+    assert (seeupo.clip_low, seeupo.clip_high) == (0.1, 0.1)
+    assert (dapo.clip_low, dapo.clip_high) == (0.2, 0.28)
+    assert seeupo.weight_clip is None and seeupo.advantage_clip is None
+    assert seeupo.kl_coef == 0 and seeupo.inner_epochs == 4
+    assert Settings(weight_clip=0.3).algorithm("seeupo").weight_clip == 0.3
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_what_training_has_but_for_the_penalty_and_the_clips(recipe):
+    ours = dataclasses.asdict(Settings().algorithm(recipe))
+    assert {field: ours[field] for field in RECIPES[recipe]} == RECIPES[recipe] | {
+        field: value for field, value in {"kl_coef": 0.0}.items() if field in RECIPES[recipe]
+    }
+
+
+def test_a_recipes_choices_can_be_changed():
+    changed = Settings().algorithm("seeupo:ratio=product:clip_high=none:advantage=gigpo")
+    assert (changed.ratio, changed.clip_high, changed.advantage) == ("product", None, "gigpo")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("sepo", "--recipes: got 'sepo'; allowed: seeupo, "),
+        ("seeupo:ratio=x", "--recipes.ratio: got 'x'; allowed: one of geometric"),
+        ("seeupo:ration=token", "--recipes.ration: no such field; Did you mean ratio"),
+        ("seeupo:kl_coef=0.1", "got 'kl_coef=0.1' after a recipe's name"),
+        ("seeupo:token", "got 'token' after a recipe's name; allowed: field=value"),
+        ("seeupo:critic=head", "critic: got 'head' with advantage=grae"),
+    ],
+)
+def test_what_is_no_recipe_is_told(recipe, said):
+    with pytest.raises(ValueError) as error:
+        Settings().algorithm(recipe)
+    assert said in str(error.value)
+
+
+def test_expectations_are_of_group_relative_advantages_alone():
+    with pytest.raises(ValueError, match="--exact: got 'ppo', with advantage=gae"):
+        Settings(exact=True).algorithm("ppo")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("sgdd", "--optimizer: got 'sgdd'"), ("lbfgs", "--optimizer: lbfgs")]
+)
+def test_what_is_no_optimizer_is_told(name, said):
+    with pytest.raises(ValueError) as error:
+        Settings(optimizer=name).make_optimizer()
+    assert str(error.value).startswith(said)

@@ -1,0 +1,61 @@
+"""`python -m seeupo_jax.lab`."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+
+def lab(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "seeupo_jax.lab", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+
+
+@pytest.fixture
+def problem(tmp_path):
+    path = tmp_path / "mine.npz"
+    mean = np.arange(1.0, 5.0).reshape(2, 2)
+    np.savez(path, mean=mean, probability=np.full((2, 2), 0.5))
+    return str(path)
+
+
+def test_the_command_runs_recipes_on_a_file_and_writes_what_it_found(problem, tmp_path):
+    done = lab(
+        f"--problem_file={problem}",
+        "--recipes=seeupo,grpo",
+        "--seeds=3",
+        "--iterations=4",
+        "--exact",
+        f"--json={tmp_path / 'out.json'}",
+        f"--plot={tmp_path / 'out.svg'}",
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert set(found) == {"problem", "optimum", "recipes"}
+    assert found["optimum"] == 4 and list(found["recipes"]) == ["seeupo", "grpo"]
+    for values in found["recipes"].values():
+        assert list(values) == ["final_over_optimum", "curve_mean", "solved", "drops"]
+        assert len(values["final_over_optimum"]) == 3 and len(values["curve_mean"]) == 4
+        assert values["curve_mean"][-1] / 4 == pytest.approx(np.mean(values["final_over_optimum"]))
+    assert "seeupo" in done.stdout and "ran in" in done.stdout
+    assert (tmp_path / "out.svg").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--problem=lotery"], "--problem: got 'lotery'; allowed: "),
+        (["--seeds=many"], "lab.seeds: got 'many' (str); allowed: a whole number."),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(flags, said):
+    done = lab(*flags)
+    assert done.returncode == 2
+    assert said in done.stderr and "Traceback" not in done.stderr
