@@ -1,0 +1,1 @@
+"""Recipes side by side: each trained with several seeds on one budget, then drawn and tabulated."""

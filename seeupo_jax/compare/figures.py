@@ -1,0 +1,248 @@
+"""What a comparison came to: success against sampled tokens, a line a recipe, and a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from seeupo_jax.compare.runs import PlannedRun, finished, read_run
+from seeupo_jax.telemetry.statistics import Estimate
+from seeupo_jax.telemetry.terminal import format_count
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PLOT_SUFFIXES = (".svg", ".png", ".pdf")
+SHARES = (0.25, 0.5, 1.0)  # of the budget
+_INK, _FAINT = "#333333", "#dddddd"
+
+
+@dataclass(frozen=True)
+class History:
+    """One run. I iterations that have a success rate."""
+
+    seed: int
+    done: bool
+    tokens_I: np.ndarray  # actions' tokens sampled, and trained on, before each of its rollouts
+    success_I: np.ndarray  # of the rollouts of each
+    before: float  # avg@k on the evaluation split; NaN where it was not measured
+    after: float
+    steps: int  # optimizer steps
+
+    def at(self, tokens: np.ndarray) -> np.ndarray:
+        """Success after so many tokens, between rollouts as on a straight line; NaN beyond."""
+        return np.interp(tokens, self.tokens_I, self.success_I, right=math.nan)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A recipe: its finished runs, or those under way as long as none is finished."""
+
+    recipe: str
+    planned: int
+    histories: tuple[History, ...]
+
+    @property
+    def done(self) -> bool:
+        return any(history.done for history in self.histories)
+
+    @property
+    def reach(self) -> float:
+        """The tokens that all of its runs have got to."""
+        return min((float(h.tokens_I[-1]) for h in self.histories), default=0.0)
+
+    def curve(self) -> tuple[np.ndarray, list[Estimate]]:
+        """Sampled tokens, and the mean success of the runs there with its interval."""
+        if not self.histories:
+            return np.zeros(0), []
+        points = max(len(h.tokens_I) for h in self.histories)
+        grid = np.linspace(0, self.reach, points)
+        values = np.stack([h.at(grid) for h in self.histories])
+        return grid, [seed_interval(column) for column in values.T]
+
+
+def read_lines(runs: Sequence[PlannedRun]) -> list[Line]:
+    """What the runs of each recipe have recorded so far; recipes in the order of the runs."""
+    lines = []
+    for recipe in dict.fromkeys(run.recipe for run in runs):
+        own = [run for run in runs if run.recipe == recipe]
+        read = [history for run in own if (history := read_history(run)) is not None]
+        ended = [history for history in read if history.done]
+        lines.append(Line(recipe, len(own), tuple(ended if ended else read)))
+    return lines
+
+
+def read_history(run: PlannedRun) -> History | None:
+    """A run's record; None before its first iteration."""
+    records = read_run(run)
+    tokens, success, sampled, steps = [], [], 0, 0
+    for record in records:
+        if "rollout/action_tokens" not in record:
+            continue
+        if record["rollout/success_rate"] is not None:
+            tokens.append(sampled)
+            success.append(record["rollout/success_rate"])
+        sampled += record["rollout/action_tokens"]
+        steps += record.get("sweep/steps", 0)  # none where every environment failed
+    if not tokens:
+        return None
+    scores = {r["iteration"]: r[run.metric] for r in records if r.get(run.metric) is not None}
+    return History(
+        seed=run.seed,
+        done=finished(run, records),
+        tokens_I=np.array(tokens, np.float64),
+        success_I=np.array(success, np.float64),
+        before=scores.get(0, math.nan),
+        after=scores.get(run.config.iterations, math.nan),
+        steps=int(steps),
+    )
+
+
+def seed_interval(values: Sequence[float] | np.ndarray) -> Estimate:
+    """The mean over seeds and its 95% interval by Student's t, within [0, 1].
+
+    Values that are NaN are left out; of one value there is no interval, of none no mean.
+    """
+    values = np.asarray(values, np.float64)
+    values = values[~np.isnan(values)]
+    if values.size == 0:
+        return Estimate(math.nan, math.nan, math.nan)
+    mean = float(values.mean())
+    if values.size == 1:
+        return Estimate(mean, math.nan, math.nan)
+    error = float(values.std(ddof=1)) / math.sqrt(values.size)
+    half = float(stdtrit(values.size - 1, 0.975)) * error
+    return Estimate(mean, max(0.0, mean - half), min(1.0, mean + half))
+
+
+def token_budget(lines: Sequence[Line]) -> float:
+    """The most tokens that all lines have got to; lines without a finished run do not count, as
+    long as another has one. 0 where nothing was recorded."""
+    drawn = [line for line in lines if line.histories]
+    ended = [line for line in drawn if line.done]
+    return min((line.reach for line in (ended if ended else drawn)), default=0.0)
+
+
+def table(lines: Sequence[Line], *, k: int) -> Table:
+    """A `rich` table, a row a recipe: means over seeds with 95% intervals.
+
+    Args:
+      k: episodes a task of the evaluations.
+    """
+    import rich.box
+    from rich.table import Table
+
+    budget = token_budget(lines)
+    at = [f"at {format_count(share * budget)} tokens" for share in SHARES]
+    columns = ("recipe", "finished", "steps", f"avg@{k} before", "after", *at)
+    result = Table(
+        *columns,
+        title="Means over seeds, 95% intervals; the last three: success of the rollouts",
+        title_justify="left",
+        box=rich.box.SIMPLE,
+    )
+    for line in lines:
+        histories = line.histories
+        steps = f"{np.mean([h.steps for h in histories]):.0f}" if histories else "-"
+        series = [[h.before for h in histories], [h.after for h in histories]]
+        series += [[float(h.at(share * budget)) for h in histories] for share in SHARES]
+        cells = [_cell(seed_interval(values)) for values in series]
+        ended = sum(h.done for h in histories)
+        result.add_row(line.recipe, f"{ended} of {line.planned}", steps, *cells)
+    return result
+
+
+def figures(lines: Sequence[Line]) -> dict[str, Any]:
+    """The comparison as plain values for JSON; what was not measured is None."""
+    budget = token_budget(lines)
+    recipes = {}
+    for line in lines:
+        tokens, estimates = line.curve()
+        recipes[line.recipe] = {
+            "runs_planned": line.planned,
+            "runs_finished": sum(h.done for h in line.histories),
+            "seeds": [h.seed for h in line.histories],
+            "steps": [h.steps for h in line.histories],
+            "before": [_plain(h.before) for h in line.histories],
+            "after": [_plain(h.after) for h in line.histories],
+            "success_at_share_of_budget": {
+                f"{share:g}": [_plain(float(h.at(share * budget))) for h in line.histories]
+                for share in SHARES
+            },
+            "tokens": tokens.tolist(),
+            "success_mean": [_plain(e.value) for e in estimates],
+            "success_low": [_plain(e.low) for e in estimates],
+            "success_high": [_plain(e.high) for e in estimates],
+        }
+    return {"budget_tokens": budget, "recipes": recipes}
+
+
+def draw(lines: Sequence[Line], path: Path) -> None:
+    """Draws success of the rollouts against sampled tokens: means over seeds, not smoothed, with a
+    95% band where a recipe has several runs.
+
+    Args:
+      path: its suffix, one of `PLOT_SUFFIXES`, is the format.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for number, line in enumerate(lines):
+        _draw_line(axes, line, f"C{number % 10}", ("-", "--")[number // 10 % 2])
+    _style(axes)
+    svg = path.suffix == ".svg"
+    # Without a date and with a salt of its own, the same figures give the same file.
+    with matplotlib.rc_context({"svg.hashsalt": "seeupo_jax"}):
+        figure.savefig(path, metadata={"Date": None} if svg else None)
+
+
+def _draw_line(axes: Any, line: Line, color: str, style: str) -> None:
+    tokens, estimates = line.curve()
+    if not estimates:
+        return
+    count = len(line.histories)
+    runs = f"{count} run{'s' if count > 1 else ''}{'' if line.done else ', not finished'}"
+    means = [estimate.value for estimate in estimates]
+    axes.plot(tokens, means, style, color=color, linewidth=1.8, label=f"{line.recipe} ({runs})")
+    if count > 1:
+        low, high = [e.low for e in estimates], [e.high for e in estimates]
+        axes.fill_between(tokens, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def _style(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    axes.set_xlabel("sampled tokens", color=_INK)
+    axes.set_ylabel("success of the rollouts (mean over seeds, band: 95%)", color=_INK)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
+    axes.grid(color=_FAINT, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_INK, length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(_FAINT)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=9)
+    else:
+        axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center")
+
+
+def _cell(estimate: Estimate) -> str:
+    if math.isnan(estimate.value):
+        return "-"
+    return f"{estimate.value:.2f}" if math.isnan(estimate.low) else str(estimate)
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,225 @@
+"""The runs of a comparison: each a training command of its own, which goes on where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.choices import Algorithm
+from seeupo_jax.config import Config, load_config, to_dict
+from seeupo_jax.stop import Stopped, StopRequest
+from seeupo_jax.telemetry.metrics import read_metrics
+
+LOG_FILE = "log.txt"
+CONFIG_FILE = "config.json"
+_POLL_S = 0.2
+_LAST_LINES = 12
+# Fields of the configuration that may change while a comparison goes on.
+_MAY_CHANGE = ("iterations", "checkpoint", "profile", "telemetry")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedRun:
+    """One recipe with one seed, in a folder of its own."""
+
+    recipe: str
+    seed: int
+    folder: Path
+    config: Config
+    command: list[str]
+
+    def __str__(self) -> str:
+        return f"{self.recipe} seed {self.seed}"
+
+    @property
+    def metric(self) -> str:
+        return f"eval/avg@{self.config.evaluation.k}"
+
+
+class RunFailed(Exception):
+    """A run that ended without its last evaluation; the message says how."""
+
+
+def plan(
+    config_file: Path,
+    overrides: Sequence[str],
+    workdir: Path,
+    *,
+    recipes: Sequence[str],
+    seeds: int,
+    equal_steps: bool,
+) -> list[PlannedRun]:
+    """All runs of a comparison, every recipe with seed 0 first.
+
+    Args:
+      overrides: `field.sub=value`, for every run.
+      recipes: names out of `RECIPES`, each once.
+      seeds: how many; they count from 0.
+      equal_steps: whether recipes that update all turns at once make as many optimizer steps an
+        iteration as there are turns.
+
+    Raises:
+      ValueError: an unknown recipe, a field that is not allowed, or a folder whose run has
+        another configuration.
+    """
+    for number, recipe in enumerate(recipes):
+        if recipe not in RECIPES or recipe in recipes[:number]:
+            allowed = ", ".join(RECIPES)
+            raise ValueError(f"--recipes: got {recipe!r}; allowed, each once: {allowed}.")
+    for field, flag in (("recipe", "--recipes"), ("seed", "--seeds")):
+        if any(text.partition("=")[0] == field for text in overrides):
+            raise ValueError(f"--config.{field}: each run has its own; use {flag}.")
+    runs = []
+    for seed in range(seeds):
+        for recipe in recipes:
+            own = [*overrides, f"recipe={recipe}", f"seed={seed}"]
+            config = load_config(config_file, own, recipes=RECIPES)
+            if equal_steps and updates_at_once(config.algorithm):
+                parts = config.algorithm.minibatches_per_turn * config.rollout.max_turns
+                own.append(f"algorithm.minibatches_per_turn={parts}")
+                config = load_config(config_file, own, recipes=RECIPES)
+            folder = workdir / recipe / f"seed{seed}"
+            command = [sys.executable, "-m", "seeupo_jax.train", f"--config={config_file}"]
+            command += [f"--workdir={folder}", *(f"--config.{text}" for text in own)]
+            runs.append(PlannedRun(recipe, seed, folder, config, command))
+            _check_same(runs[-1])
+    return runs
+
+
+def updates_at_once(algorithm: Algorithm) -> bool:
+    """Whether an iteration is one update of all turns."""
+    return algorithm.order == "parallel" or algorithm.turns_per_update is None
+
+
+def read_run(run: PlannedRun) -> list[dict[str, Any]]:
+    """The lines of its metrics; [] before it has any."""
+    return read_metrics(run.folder)
+
+
+def finished(run: PlannedRun, lines: Sequence[dict[str, Any]]) -> bool:
+    """Whether these lines hold the evaluation after the last iteration."""
+    last = run.config.iterations
+    return any(line["iteration"] == last and run.metric in line for line in lines)
+
+
+def train_all(runs: Sequence[PlannedRun]) -> int:
+    """Trains what is not finished, one run after the other, and tells each in a line.
+
+    Returns:
+      How many failed.
+
+    Raises:
+      Stopped: SIGTERM or Ctrl-C; the run under way has saved what it needs to go on.
+    """
+    failed = 0
+    with StopRequest() as request:
+        for number, run in enumerate(runs, 1):
+            if request.asked:
+                raise Stopped(f"stopped before {run}; the same command goes on from there")
+            try:
+                outcome = _train_unless_finished(run, request)
+            except RunFailed as error:
+                failed += 1
+                outcome = str(error)
+            print(f"[{number}/{len(runs)}] {run}: {outcome}", flush=True)
+    return failed
+
+
+def _train_unless_finished(run: PlannedRun, request: StopRequest) -> str:
+    """What the run came to, in words."""
+    took = "finished before"
+    if not finished(run, read_run(run)):
+        began = time.monotonic()
+        train(run, request)
+        took = f"{time.monotonic() - began:.0f} s"
+    scores = [line[run.metric] for line in read_run(run) if run.metric in line]
+    return f"success {_score(scores[0])} -> {_score(scores[-1])}, {took}"
+
+
+def train(run: PlannedRun, request: StopRequest) -> None:
+    """Trains one run, or what is left of it; its output goes to log.txt in its folder.
+
+    Raises:
+      RunFailed: it ended, but not with its last evaluation.
+      Stopped: it was asked to stop and did.
+    """
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with (run.folder / LOG_FILE).open("ab") as log:
+        try:
+            # The run inherits the lock with the file, so it outlives this process if need be.
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFailed("another process trains it") from None
+        (run.folder / CONFIG_FILE).write_text(json.dumps(to_dict(run.config), indent=2) + "\n")
+        before = log.tell()
+        # In a session of its own, Ctrl-C reaches it once: from here.
+        process = subprocess.Popen(
+            run.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        code = _wait(process, request)
+    if finished(run, read_run(run)):
+        return
+    if request.asked:
+        raise Stopped(f"stopped in {run}; the same command goes on from there")
+    path = run.folder / LOG_FILE
+    last = path.read_bytes()[before:].decode(errors="replace").splitlines()[-_LAST_LINES:]
+    raise RunFailed(
+        f"failed with exit code {code}; {path} ends with\n" + "\n".join(f"    {t}" for t in last)
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], request: StopRequest) -> int:
+    """The exit code; a request to stop is passed on once."""
+    told = False
+    try:
+        while process.poll() is None:
+            if request.asked and not told:
+                process.send_signal(signal.SIGTERM)
+                told = True
+            time.sleep(_POLL_S)
+    finally:
+        if process.poll() is None:  # a second Ctrl-C
+            process.kill()
+            process.wait()
+    return process.returncode
+
+
+def _check_same(run: PlannedRun) -> None:
+    """A folder's run goes on, or counts as finished, with its own configuration only."""
+    path = run.folder / CONFIG_FILE
+    if not path.exists():
+        return
+    saved, mine = json.loads(path.read_text()), json.loads(json.dumps(to_dict(run.config)))
+    for field, value in _leaves(mine):
+        theirs = dict(_leaves(saved)).get(field, value)  # a field may be newer than the run
+        if theirs != value and field.partition(".")[0] not in _MAY_CHANGE:
+            raise ValueError(
+                f"config.{field}: got {value!r}; allowed for {run.folder}, which has a run with it:"
+                f" {theirs!r}. Choose a new workdir for another comparison."
+            )
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted names and values of nested fields."""
+    found = []
+    for name, value in values.items():
+        inner = _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else []
+        found += inner if inner else [(prefix + name, value)]
+    return found
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,321 @@
+"""Comparing recipes: what is trained, what is skipped, how it stops, and what is drawn of it."""
+
+import fcntl
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from process_cases import PYTHONPATH
+from rich.console import Console
+from run_cases import iterations, save_policy
+
+from seeupo_jax.choices import Algorithm
+from seeupo_jax.compare import figures
+from seeupo_jax.compare.runs import RunFailed, plan, read_run, train, train_all, updates_at_once
+from seeupo_jax.stop import StopRequest
+
+ROOT = Path(__file__).parent.parent
+TINY = ROOT / "tests" / "tiny_config.py"
+ORDER_DESK = ROOT / "configs" / "compare_order_desk.py"
+
+
+def planned(folder, *overrides, recipes=("seeupo", "grpo"), seeds=2, equal_steps=True, config=TINY):
+    return plan(config, overrides, folder, recipes=recipes, seeds=seeds, equal_steps=equal_steps)
+
+
+def record(run, success, *, tokens=100, before=0.25, after=None):
+    """Writes the metrics of a run with these success rates, and its last evaluation if it has."""
+    lines = [{"iteration": 0, run.metric: before}]
+    for number, rate in enumerate(success, 1):
+        values = {"rollout/success_rate": rate, "rollout/action_tokens": tokens, "sweep/steps": 6}
+        lines.append({"iteration": number, **values})
+    if after is not None:
+        lines.append({"iteration": len(success), run.metric: after})
+    run.folder.mkdir(parents=True)
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def replaced(run, program):
+    """The run with another program in place of the training."""
+    return type(run)(run.recipe, run.seed, run.folder, run.config, [sys.executable, "-c", program])
+
+
+def test_every_recipe_has_its_run_with_one_seed_before_any_has_the_next(tmp_path):
+    runs = planned(tmp_path, "iterations=7")
+    assert [str(run) for run in runs] == [
+        "seeupo seed 0",
+        "grpo seed 0",
+        "seeupo seed 1",
+        "grpo seed 1",
+    ]
+    assert [run.config.seed for run in runs] == [0, 0, 1, 1]
+    assert [run.config.recipe for run in runs] == ["seeupo", "grpo", "seeupo", "grpo"]
+    assert {run.config.iterations for run in runs} == {7}
+    assert len({run.folder for run in runs}) == 4
+
+
+def test_recipes_that_update_all_turns_at_once_make_as_many_steps_as_there_are_turns(tmp_path):
+    recipes = ("seeupo", "seeupo_forward", "grpo", "parallel")
+    at_once = [r.config for r in planned(tmp_path, recipes=recipes, seeds=1)]
+    assert [c.algorithm.minibatches_per_turn for c in at_once] == [1, 1, 6, 6]
+    two = planned(tmp_path, "algorithm.minibatches_per_turn=2", recipes=recipes, seeds=1)
+    assert [r.config.algorithm.minibatches_per_turn for r in two] == [2, 2, 12, 12]
+    own = planned(tmp_path, recipes=recipes, seeds=1, equal_steps=False)
+    assert {r.config.algorithm.minibatches_per_turn for r in own} == {1}
+    assert not updates_at_once(Algorithm(turns_per_update=2))
+
+
+def test_a_command_says_all_that_its_run_was_planned_with(tmp_path):
+    run = planned(tmp_path, "optimizer.name=lion", recipes=["grpo"], seeds=1)[0]
+    assert run.command[1:] == [
+        "-m",
+        "seeupo_jax.train",
+        f"--config={TINY}",
+        f"--workdir={tmp_path / 'grpo' / 'seed0'}",
+        "--config.optimizer.name=lion",
+        "--config.recipe=grpo",
+        "--config.seed=0",
+        "--config.algorithm.minibatches_per_turn=6",
+    ]
+
+
+@pytest.mark.parametrize("recipes", [["seeupo", "sepo"], ["seeupo", "seeupo"]])
+def test_an_unknown_or_repeated_recipe_is_refused_with_those_there_are(tmp_path, recipes):
+    with pytest.raises(ValueError, match=f"--recipes: got '{recipes[1]}'; allowed.*grpo"):
+        planned(tmp_path, recipes=recipes)
+
+
+@pytest.mark.parametrize("override", ["recipe=grpo", "seed=3"])
+def test_what_each_run_has_of_its_own_is_refused_for_all(tmp_path, override):
+    with pytest.raises(ValueError, match=f"--config.{override.partition('=')[0]}: each run has"):
+        planned(tmp_path, override)
+
+
+def test_the_order_desk_is_compared_on_one_budget(tmp_path):
+    recipes = ("seeupo", "grpo", "gspo", "rloo", "seeupo_forward")
+    configs = [r.config for r in planned(tmp_path, recipes=recipes, seeds=1, config=ORDER_DESK)]
+    assert len({(c.rollout, c.iterations, c.optimizer.learning_rate) for c in configs}) == 1
+    assert [c.algorithm.minibatches_per_turn for c in configs] == [1, 6, 6, 6, 1]
+
+
+def test_finished_runs_are_not_started_and_a_failed_one_does_not_stop_the_others(tmp_path, capsys):
+    runs = planned(tmp_path, "iterations=2", seeds=1, recipes=("seeupo", "grpo", "gspo"))
+    record(runs[0], [0.5, 0.5], after=0.75)
+    record(runs[1], [0.5, 0.5])
+    leaves = "open({!r}, 'w').close()".format
+    programs = [
+        leaves(str(tmp_path / "first")),
+        "print('early', flush=True); raise SystemExit('out of luck')",
+        leaves(str(tmp_path / "third")),
+    ]
+    assert train_all([replaced(*pair) for pair in zip(runs, programs, strict=True)]) == 2
+    printed = capsys.readouterr().out
+    assert "[1/3] seeupo seed 0: success 0.25 -> 0.75, finished before\n" in printed
+    log = runs[1].folder / "log.txt"
+    assert f"[2/3] grpo seed 0: failed with exit code 1; {log} ends with\n" in printed
+    assert "    early\n    out of luck\n" in printed
+    # It ended well, but without a last evaluation.
+    assert "[3/3] gspo seed 0: failed with exit code 0" in printed
+    assert not (tmp_path / "first").exists() and (tmp_path / "third").exists()
+
+
+def test_only_the_last_evaluation_finishes_a_run(tmp_path):
+    run = planned(tmp_path, "iterations=3", seeds=1)[0]
+    record(run, [0.5, 0.5], after=0.75)
+    assert not figures.finished(run, read_run(run))
+
+
+def test_the_log_of_an_earlier_try_is_kept_and_not_told_again(tmp_path):
+    run = replaced(planned(tmp_path, seeds=1)[0], "print('second')")
+    run.folder.mkdir(parents=True)
+    (run.folder / "log.txt").write_text("first\n")
+    with StopRequest() as request, pytest.raises(RunFailed) as failed:
+        train(run, request)
+    assert "second" in str(failed.value) and "first" not in str(failed.value)
+    assert (run.folder / "log.txt").read_text() == "first\nsecond\n"
+
+
+def test_two_comparisons_do_not_train_one_run(tmp_path):
+    run = replaced(planned(tmp_path, seeds=1)[0], "")
+    run.folder.mkdir(parents=True)
+    with (run.folder / "log.txt").open("ab") as log, StopRequest() as request:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        with pytest.raises(RunFailed, match="another process trains it"):
+            train(run, request)
+
+
+def test_a_folder_with_another_configuration_is_refused(tmp_path):
+    run = replaced(planned(tmp_path, seeds=1)[0], "")
+    with StopRequest() as request, pytest.raises(RunFailed):
+        train(run, request)
+    planned(tmp_path, "iterations=9", "checkpoint.every=3", "telemetry.display=rich")
+    with pytest.raises(ValueError, match=r"config.optimizer.learning_rate: got 0.1; allowed for"):
+        planned(tmp_path, "optimizer.learning_rate=0.1")
+
+
+def test_a_folder_of_a_version_without_a_field_goes_on(tmp_path):
+    run = planned(tmp_path, seeds=1)[0]
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.json").write_text(json.dumps({"optimizer": {"name": "adam"}}))
+    planned(tmp_path)
+
+
+def test_the_interval_over_seeds_is_students():
+    # Mean 0.5, standard deviation 0.1, t(2 degrees, 97.5%) = 4.302653: half a width of 0.248414.
+    estimate = figures.seed_interval([0.4, 0.5, 0.6, math.nan])
+    np.testing.assert_allclose(
+        [estimate.value, estimate.low, estimate.high], [0.5, 0.251586, 0.748414], atol=1e-6
+    )
+    assert figures.seed_interval([0.0, 1.0]).high == 1.0
+    one = figures.seed_interval([0.5])
+    assert one.value == 0.5 and math.isnan(one.low)
+    assert math.isnan(figures.seed_interval([]).value)
+
+
+def test_success_lies_at_the_tokens_that_its_policy_was_trained_on(tmp_path):
+    runs = planned(tmp_path, "iterations=3", recipes=["seeupo"])
+    record(runs[0], [0.2, 0.4, 0.6], after=0.7)
+    record(runs[1], [0.4, None, 0.8], after=0.9)  # in one iteration every environment failed
+    (line,) = figures.read_lines(runs)
+    tokens, estimates = line.curve()
+    np.testing.assert_allclose(tokens, [0, 100, 200])
+    np.testing.assert_allclose([e.value for e in estimates], [0.3, 0.5, 0.7])
+    assert [h.steps for h in line.histories] == [18, 18]
+    assert [h.after for h in line.histories] == [0.7, 0.9]
+
+
+def test_unfinished_runs_count_only_while_their_recipe_has_no_finished_one(tmp_path):
+    runs = planned(tmp_path, "iterations=3")
+    seeupo0, grpo0, seeupo1, _ = runs
+    record(seeupo0, [0.2, 0.4, 0.6], after=0.7)
+    record(seeupo1, [0.2])
+    record(grpo0, [0.1, 0.3])
+    lines = figures.read_lines(runs)
+    assert [[h.seed for h in line.histories] for line in lines] == [[0], [0]]
+    assert [line.done for line in lines] == [True, False]
+    assert figures.token_budget(lines) == 200
+    assert figures.token_budget(lines[1:]) == 100
+
+
+def test_the_table_says_what_there_is_at_equal_token_budgets(tmp_path):
+    runs = planned(tmp_path, "iterations=3")
+    record(runs[0], [0.2, 0.4, 0.6], after=0.7)
+    record(runs[1], [0.1, 0.3, 0.5], tokens=50, after=0.6)
+    record(runs[2], [0.4, 0.6, 0.8], after=0.7)
+    printed = io.StringIO()
+    Console(width=160, file=printed).print(figures.table(figures.read_lines(runs), k=2))
+    rows = {line.split()[0]: line for line in printed.getvalue().splitlines() if line.strip()}
+    heads, seeupo, grpo = rows["recipe"], rows["seeupo"], rows["grpo"]
+    for words in ("avg@2 before", "at 25 tokens", "at 50 tokens", "at 100 tokens"):
+        assert words in heads
+    assert seeupo.split()[:4] == ["seeupo", "2", "of", "2"]
+    assert "0.70 [0.70, 0.70]" in seeupo and "0.50 [" in seeupo
+    assert grpo.split() == "grpo 1 of 2 18 0.25 0.60 0.20 0.30 0.50".split()
+
+
+def test_the_plot_has_a_line_and_a_count_a_recipe_and_is_the_same_twice(tmp_path):
+    runs = planned(tmp_path / "runs", "iterations=2")
+    lines = figures.read_lines(runs)
+    figures.draw(lines, tmp_path / "none.png")
+    for run in runs[:3]:
+        record(run, [0.2, 0.4], after=0.5)
+    lines = figures.read_lines(runs)
+    figures.draw(lines, tmp_path / "a.svg")
+    figures.draw(lines, tmp_path / "new" / "b.svg")
+    drawn = (tmp_path / "a.svg").read_text()
+    assert "seeupo (2 runs)" in drawn and "grpo (1 run)" in drawn
+    assert (tmp_path / "new" / "b.svg").read_text() == drawn
+
+
+def test_figures_are_json_without_nan(tmp_path):
+    runs = planned(tmp_path, "iterations=2")
+    record(runs[0], [0.2, 0.4], after=0.5)
+    values = json.loads(json.dumps(figures.figures(figures.read_lines(runs)), allow_nan=False))
+    assert values["budget_tokens"] == 100
+    seeupo, grpo = values["recipes"]["seeupo"], values["recipes"]["grpo"]
+    assert seeupo["success_mean"] == [0.2, 0.4] and seeupo["success_low"] == [None, None]
+    assert seeupo["after"] == [0.5] and seeupo["success_at_share_of_budget"]["1"] == [0.4]
+    assert grpo["runs_planned"] == 2 and grpo["runs_finished"] == 0 and grpo["tokens"] == []
+
+
+def command(workdir, model, *arguments):
+    choices = (
+        "env.name=run_environment:Echo",
+        "warm_start.stages=()",
+        f"model.path={model}",
+        "rollout.tasks=2",
+        "rollout.group_size=2",
+        "rollout.max_action_tokens=8",
+        "rollout.prefill_tokens=128",
+        "batching.buckets=(128,)",
+        "evaluation.tasks=2",
+        "iterations=6",
+        "checkpoint.export=False",
+    )
+    called = [sys.executable, "-m", "seeupo_jax.compare", f"--config={TINY}"]
+    called += [f"--workdir={workdir}", *(f"--config.{choice}" for choice in choices)]
+    return [*called, "--recipes=seeupo", "--seeds=1", *arguments]
+
+
+def environment():
+    quick = {
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    return os.environ | quick | {"XLA_FLAGS": "", "PYTHONPATH": PYTHONPATH}
+
+
+def test_a_stopped_comparison_goes_on_with_the_same_command(tmp_path):
+    called = command(tmp_path / "runs", save_policy(tmp_path / "policy"))
+    first = tmp_path / "runs" / "seeupo" / "seed0"
+    process = subprocess.Popen(called, env=environment(), stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 200
+    while not iterations(first):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=100)
+    assert process.returncode == 0
+    assert printed == "stopped in seeupo seed 0; the same command goes on from there\n"
+    assert "stopped" in (first / "log.txt").read_text()
+
+    done = subprocess.run(
+        [*called, f"--json={tmp_path / 'out.json'}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[1/1] seeupo seed 0: success" in done.stdout
+    assert "resuming" in (first / "log.txt").read_text()
+    found = json.loads((tmp_path / "out.json").read_text())["recipes"]["seeupo"]
+    assert found["runs_finished"] == 1
+    assert [line["iteration"] for line in iterations(first)] == [1, 2, 3, 4, 5, 6]
+    assert (tmp_path / "runs" / "comparison.svg").exists()
+
+
+def test_nothing_is_trained_to_draw_only(tmp_path):
+    called = command(tmp_path / "runs", "package:order_desk", "--draw_only")
+    plot = tmp_path / "plot.png"
+    done = subprocess.run(
+        [*called, f"--plot={plot}"], env=environment(), capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert "0 of 1" in done.stdout and plot.exists()
+    assert not (tmp_path / "runs" / "seeupo").exists()
+
+
+def test_a_users_mistake_is_one_sentence(tmp_path):
+    called = command(tmp_path / "runs", "package:order_desk", "--plot=curve.jpeg")
+    done = subprocess.run(called, env=environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: --plot: got 'curve.jpeg'; allowed")
