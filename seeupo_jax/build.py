@@ -16,6 +16,7 @@ from seeupo_jax.config import Config
 from seeupo_jax.envs import Demonstrator
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.critic import critic_optimizer, make_critic
 from seeupo_jax.learner.layout import (
     abstract_state,
     check_offload,
@@ -153,8 +154,8 @@ def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
 
 def total_steps(config: Config) -> int:
     """Optimizer steps of a whole run in which every iteration uses all its turns."""
-    algorithm = config.algorithm
-    updates = -(-config.rollout.max_turns // algorithm.turns_per_update)
+    algorithm, max_turns = config.algorithm, config.rollout.max_turns
+    updates = 1 if algorithm.order == "parallel" else -(-max_turns // algorithm.span(max_turns))
     each = algorithm.inner_epochs * algorithm.minibatches_per_turn
     return max(1, config.iterations * updates * each)
 
@@ -317,11 +318,14 @@ def build_shapes(config: Config, rows: int) -> Shapes:
     """The sweep's shapes for iterations of so many rows."""
     rollout, batching = config.rollout, config.batching
     eighth = -(-rollout.max_context // 8)
+    algorithm, turns = config.algorithm, rollout.max_turns
+    turns = turns if algorithm.order == "parallel" else algorithm.span(turns)
     return Shapes(
         lengths=batching.buckets or tuple(eighth * i for i in range(1, 9)),
-        action=rollout.max_action_tokens * config.algorithm.turns_per_update,
+        action=min(rollout.max_action_tokens * turns, rollout.max_context),
         rows=batching.microbatch_rows,
         microbatches=-(-rows // batching.microbatch_rows),
+        turns=rollout.max_turns,
     )
 
 
@@ -332,9 +336,11 @@ def new_state(
 
     Parameters that are shape structs (of `abstract_policy`) make a state of shape structs.
     """
-    layout = state_layout(policy.mesh, optimizer, params, config.offload)
+    stepped_by = critic_optimizer(config, total_steps=total_steps(config))
+    critic = make_critic(config.algorithm, policy.network.arch.width, stepped_by)
+    layout = state_layout(policy.mesh, optimizer, params, config.offload, critic)
     is_struct = isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
-    return (abstract_state if is_struct else make_state)(optimizer, params, layout)
+    return (abstract_state if is_struct else make_state)(optimizer, params, layout, critic)
 
 
 def place_reference(config: Config, params: Any) -> Any:
@@ -377,6 +383,7 @@ def build_learner(
         shapes=build_shapes(config, config.rollout.tasks * config.rollout.group_size),
         temperature=config.rollout.temperature,
         seed=config.seed,
+        critic_optimizer=critic_optimizer(config, total_steps=total_steps(config)),
         frozen=policy.frozen,
         layout=jax.tree.map(lambda leaf: leaf.sharding, state),
         everywhere=sharding(policy.mesh, ()),

@@ -15,6 +15,7 @@ from typing import Any
 
 import ml_collections
 
+from seeupo_jax.choices import Algorithm, check_choices
 from seeupo_jax.fields import above, assign, at_least, build, checked, choice, parse, within
 
 
@@ -95,31 +96,6 @@ class Offload:
 
     optimizer: bool = False  # the optimizer's state, between steps
     reference: bool = False  # the reference policy of the KL penalty, between sweeps
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """SeeUPO's choices (design of the paper's §4; defaults are its practice)."""
-
-    order: str = choice("reverse", "forward", "random", "custom")
-    custom_order: tuple[int, ...] = ()  # for order=custom: turns, first to be updated first
-    baseline: str = choice("mean", "leave_one_out")
-    scale: str = choice("batch", "none", "group")
-    advantage_clip: float | None = above(0, 3.0)
-    ratio: str = choice("geometric", "product", "token")
-    old_policy: str = choice("iteration", "turn")
-    pool_mean: str = choice(
-        "all", "active"
-    )  # divide by N, or by the trajectories that have the turn
-    weight_clip: float | None = above(0, 0.2)  # M's factors stay in [1 - it, 1 + it]; none: Eq. 8
-    clip_low: float | None = at_least(0, 0.2)
-    clip_high: float | None = at_least(0, 0.2)
-    kl_coef: float = at_least(0, 0.002)
-    tis_clip: float | None = above(0, None)  # weigh surrogates by trainer / sampler, at most this
-    inner_epochs: int = at_least(1, 1)
-    minibatches_per_turn: int = at_least(1, 1)
-    turns_per_update: int = at_least(1, 1)
-    refresh: str = choice("auto", "fused", "separate")
 
 
 @dataclass(frozen=True)
@@ -248,23 +224,31 @@ def load_config(
     """Reads a config file's `get_config()` and applies `field.sub=value` overrides.
 
     Args:
-      recipes: the table of recipes; the chosen one's fields of `algorithm` go below the file's.
+      recipes: the table of recipes. The fields of `algorithm` that the chosen one sets go below
+        the file's, and above them where an override chose it.
 
     Raises:
       ValueError: no such file, no `get_config`, or a key or value that is not allowed.
     """
     values = _read_file(Path(path))
-    for override in overrides:
-        key, separator, text = override.partition("=")
-        if not separator:
-            raise ValueError(f"--config.{override}: expected --config.KEY=VALUE.")
-        assign(values, key, parse(text))
-    recipe = values.get("recipe", Config.recipe)
-    if recipes is not None and recipe not in recipes:
-        raise ValueError(f"config.recipe: got {recipe!r}; allowed: {', '.join(recipes)}.")
+    chosen = dict(_override(text) for text in overrides)
     if recipes is not None:
-        values["algorithm"] = {**recipes[recipe], **values.get("algorithm", {})}
+        recipe = chosen.get("recipe", values.get("recipe", Config.recipe))
+        if recipe not in recipes:
+            raise ValueError(f"config.recipe: got {recipe!r}; allowed: {', '.join(recipes)}.")
+        parts = [recipes[recipe], values.get("algorithm", {})]
+        below, above = parts[::-1] if "recipe" in chosen else parts
+        values["algorithm"] = {**below, **above}
+    for key, value in chosen.items():
+        assign(values, key, value)
     return from_dict(values)
+
+
+def _override(text: str) -> tuple[str, Any]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise ValueError(f"--config.{text}: expected --config.KEY=VALUE.")
+    return key, parse(value)
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
@@ -296,27 +280,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _check_together(config: Config) -> None:
     """Checks that no single field can make."""
     algorithm, rollout, model = config.algorithm, config.rollout, config.model
-    turns = rollout.max_turns
-    if algorithm.order == "custom" and sorted(algorithm.custom_order) != list(range(turns)):
-        raise ValueError(
-            f"config.algorithm.custom_order: got {algorithm.custom_order}; allowed for"
-            f" order=custom: every turn from 0 to {turns - 1} once (rollout.max_turns={turns})."
-        )
-    if algorithm.order != "custom" and algorithm.custom_order:
-        raise ValueError(
-            f"config.algorithm.custom_order: got {algorithm.custom_order} with"
-            f" order={algorithm.order}; allowed: () unless order=custom."
-        )
-    if algorithm.order == "custom" and algorithm.turns_per_update > 1:
-        raise ValueError(
-            f"config.algorithm.turns_per_update: got {algorithm.turns_per_update} with"
-            " order=custom; allowed: 1."
-        )
-    if algorithm.refresh == "fused" and not fused_refresh_applies(algorithm):
-        raise ValueError(
-            "config.algorithm.refresh: got 'fused'; allowed with order=reverse, inner_epochs=1 and"
-            " minibatches_per_turn=1 only: use 'auto' or 'separate'."
-        )
+    check_choices(algorithm, max_turns=rollout.max_turns)
     if rollout.max_action_tokens >= rollout.max_context:
         raise ValueError(
             f"config.rollout.max_action_tokens: got {rollout.max_action_tokens}; allowed: a number"
@@ -351,9 +315,3 @@ def _check_together(config: Config) -> None:
             f"config.batching.buckets: got {buckets}; allowed: rising lengths > 0, the last at"
             f" least rollout.max_context={rollout.max_context}."
         )
-
-
-def fused_refresh_applies(algorithm: Algorithm) -> bool:
-    """Whether turn t's step can also refresh the weight of turn t+1 (one step a turn, reverse)."""
-    single = algorithm.inner_epochs == 1 and algorithm.minibatches_per_turn == 1
-    return algorithm.order == "reverse" and single

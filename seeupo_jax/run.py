@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grain
 import jax
 import jax.numpy as jnp
 from etils import epath
@@ -29,7 +28,9 @@ from seeupo_jax.learner.sweep_pass import SweepStopped, stopped_arrays
 from seeupo_jax.parallel.distributed import agree
 from seeupo_jax.rollout.collect import Collected, collect, group_requests
 from seeupo_jax.rollout.metrics import most_frequent_failure, rollout_metrics
+from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.store import RolloutStore
+from seeupo_jax.rollout.tasks import TrainingTasks
 from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.checksum import checksum
 from seeupo_jax.telemetry.compilation import Compilations
@@ -69,7 +70,8 @@ class Run:
         self.pool = build.build_pool(config, self.engine.concurrency)
         self._sampler = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         self._ahead: Future[Collected] | None = None  # the next iteration's trajectories
-        self._task_ids = _task_order(config)
+        every = envs.make(config.env.name, **config.env.options).task_ids("train")
+        self._tasks = TrainingTasks(every, count=config.rollout.tasks, seed=config.seed)
         platform = policy.mesh.devices.flat[0].platform
         progress.log(
             f"attention: {policy.network.arch.attention}"
@@ -100,12 +102,6 @@ class Run:
         self._metrics.close()
         self._compilations.close()
         self.pool.close()
-
-    def tasks(self, iteration: int) -> list[str]:
-        """The tasks of an iteration: a seeded order, shuffled anew every epoch."""
-        count = self.config.rollout.tasks
-        first = (iteration - 1) * count
-        return [self._task_ids[i] for i in range(first, first + count)]
 
     def due(self, iteration: int, every: int) -> bool:
         """Whether something done `every` so many iterations, and after the last, is due."""
@@ -189,20 +185,25 @@ class Run:
 
     def _sample(self, iteration: int, params: Any, version: int | None = None) -> Collected:
         config = self.config
-        with jax.set_mesh(self.policy.mesh):  # of this thread
+
+        def sample(round: int, tasks: Sequence[str]) -> Collected:
             return collect(
                 self.engine,
                 self.pool,
                 self.policy.tokenizer,
                 self.policy.whole(params),
-                group_requests(self.tasks(iteration), config.rollout.group_size),
+                group_requests(tasks, config.rollout.group_size),
                 max_turns=config.rollout.max_turns,
                 seed=config.seed,
-                iteration=iteration,
+                iteration=collection_number(iteration, round),
                 policy_version=iteration - 1 if version is None else version,
                 deterministic=config.rollout.deterministic,
                 stop=self._asked,
             )
+
+        tasks, others = self._tasks.of(iteration), self._tasks.others(iteration)
+        with jax.set_mesh(self.policy.mesh):  # of this thread
+            return resample(sample, tasks, others, rounds=config.algorithm.dynamic_sampling)
 
     def sweep(
         self, iteration: int, state: TrainState, collected: Collected
@@ -351,7 +352,9 @@ class Run:
     @property
     def _made_by(self) -> str:
         """Names the policies that this run samples with."""
-        choices = [_same_fields(self.config), str(self.config.model), str(self.config.chat)]
+        config = self.config
+        choices = [_same_fields(config), str(config.model), str(config.chat)]
+        choices.append(config.algorithm.dynamic_sampling)
         return hashlib.sha256(json.dumps(_plain(choices)).encode()).hexdigest()
 
     def _check_same_run(self, notes: Mapping[str, Any]) -> None:
@@ -373,11 +376,6 @@ def _same_fields(config: Config) -> dict[str, Any]:
     values = to_dict(config)
     rollout = {name: v for name, v in values["rollout"].items() if name not in _LAYOUT}
     return {"seed": values["seed"], "rollout": rollout, "env": values["env"]}
-
-
-def _task_order(config: Config) -> Sequence[str]:
-    task_ids = envs.make(config.env.name, **config.env.options).task_ids("train")
-    return grain.MapDataset.source(task_ids).shuffle(seed=config.seed).repeat()
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,8 @@ Axes, as suffixes of array names:
   S  segments: append-only token sequences; one a trajectory unless its context is rewritten
   K  turns
   L  tokens of a sequence
-  A  tokens of one turn's action
+  A  tokens of the action, or the actions, that a row is updated at
+  J  actions of a row
   R  rows of one microbatch          M  microbatches
   V  vocabulary    D  model width    H  attention heads    C  slots of a KV cache
 """
@@ -45,6 +46,7 @@ class Trajectory:
     group: index of the task within the iteration; members of a group start from the same state.
     stop: done | max_turns | max_tokens | env_error | timeout.
     policy_version: sweeps that the policy which sampled it had behind it; None: nobody said.
+    turn_rewards: of each turn, in order; empty: all of `reward` came with the last one.
     """
 
     segments: tuple[Segment, ...]
@@ -56,6 +58,7 @@ class Trajectory:
     messages: tuple[dict[str, str], ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
     policy_version: int | None = None
+    turn_rewards: tuple[float, ...] = ()
 
     @property
     def turns(self) -> int:
@@ -66,6 +69,21 @@ class Trajectory:
     def failed(self) -> bool:
         """The environment failed: left out of every statistic and of every update."""
         return self.stop in ("env_error", "timeout")
+
+
+def rewards_of(trajectory: Trajectory) -> list[float]:
+    """The reward of each turn, in order.
+
+    Raises:
+      ValueError: `turn_rewards` is of another number of turns.
+    """
+    turns, given = trajectory.turns, trajectory.turn_rewards
+    if given and len(given) != turns:
+        raise ValueError(
+            f"turn_rewards of task {trajectory.task_id!r}: got {len(given)}; allowed: none, or one"
+            f" for each of its {turns} turns."
+        )
+    return list(given) if given else [0.0] * (turns - 1) + [trajectory.reward] * (turns > 0)
 
 
 def learnable(trajectories: Sequence[Trajectory]) -> np.ndarray:
@@ -86,22 +104,39 @@ class TurnBatch(NamedTuple):
     tokens_MRL: int32, padded with 0 after the row's end.
     position_MRA: int32, where in the row each action token stands (>= 1).
     mask_MRA: float32, 1 at real action tokens.
-    old_logp_MRA, ref_logp_MRA: float32, log-probabilities under the old and the reference policy.
     trajectory_MR: int32 index into [N]; N (one past the end) marks an empty row.
     microbatches: int32 scalar, how many microbatches hold rows.
+
+    What is known of every action token, each None where the program does not read it:
+    old_logp_MRA, ref_logp_MRA: float32, log-probabilities under the old and the reference policy.
+    advantage_MRA: float32.
     start_logp_MRA, sampler_logp_MRA: float32, log-probabilities under the parameters that sampled,
-      by the trainer's pass and as the sampler recorded them; None without `tis_clip`.
+      by the trainer's pass and as the sampler recorded them; with `tis_clip`.
+    action_MRA: int32, which of the row's actions it belongs to; with order=parallel.
+    value_MRA, returns_MRA: float32, the critic's estimate when the sweep began, and what it is to
+      be; with a critic.
     """
 
     tokens_MRL: jax.Array
     position_MRA: jax.Array
     mask_MRA: jax.Array
-    old_logp_MRA: jax.Array
-    ref_logp_MRA: jax.Array
     trajectory_MR: jax.Array
     microbatches: jax.Array
+    old_logp_MRA: jax.Array | None = None
+    ref_logp_MRA: jax.Array | None = None
+    advantage_MRA: jax.Array | None = None
     start_logp_MRA: jax.Array | None = None
     sampler_logp_MRA: jax.Array | None = None
+    action_MRA: jax.Array | None = None
+    value_MRA: jax.Array | None = None
+    returns_MRA: jax.Array | None = None
+
+
+class CriticState(NamedTuple):
+    """A value function's parameters, and the optax state of what steps them."""
+
+    params: Any
+    opt_state: Any
 
 
 class TrainState(NamedTuple):
@@ -111,9 +146,11 @@ class TrainState(NamedTuple):
     opt_state: the optax state.
     step: int32 scalar, optimizer steps applied.
     skipped: int32 scalar, steps skipped because a gradient was not finite.
+    critic: the value function; None, which has no leaves, where there is none.
     """
 
     params: Any
     opt_state: Any
     step: jax.Array
     skipped: jax.Array
+    critic: CriticState | None = None

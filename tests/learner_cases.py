@@ -29,7 +29,7 @@ from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Transformer
-from seeupo_jax.types import CONTEXT, Segment, TrainState, Trajectory
+from seeupo_jax.types import CONTEXT, Segment, TrainState, Trajectory, learnable
 
 VOCAB = 20
 RATE = 0.02  # steps so large that ratios leave the clip range
@@ -93,8 +93,8 @@ def learner(
     chosen = recording() if optimizer is None else optimizer
     algorithm = config.Algorithm(**choices)
     made = Learner(policy()[0], chosen, algorithm, shapes, temperature, seed=5)
-    first = _LEARNERS.setdefault((made.step_objective, shapes, chosen), made)
-    vars(made).update(turn_step=first.turn_step, refresh=first.refresh)
+    first = _LEARNERS.setdefault((made.step_objective, made.critic, shapes, chosen), made)
+    vars(made).update(turn_step=first.turn_step, refresh=first.refresh, value=first.value)
     return made
 
 
@@ -183,11 +183,15 @@ class Update:
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-    """A sweep, and what each of its updates did."""
+    """A sweep, and what each of its updates did.
+
+    advantage: of every token of what is learned from, one array a segment; anything at context.
+    """
 
     state: TrainState
     metrics: dict[str, float]
     updates: list[Update]
+    advantage: list[np.ndarray]
 
     @property
     def losses(self) -> list[float]:
@@ -203,10 +207,13 @@ def observe(
 ) -> Observed:
     """Runs a real sweep and copies what passes between its updates."""
     state = new_state(learner.optimizer) if state is None else state
+    if learner.critic is not None and state.critic is None:
+        state = state._replace(critic=learner.critic.init(state.params))
     ref_params = jax.device_put(policy()[1]) if ref_params is None else ref_params
-    updates, real = [], sweep_module.update_turn
+    updates, real, advantage = [], sweep_module.update_turn, []
 
     def update_turn(learner, current, state, turns, **rest):
+        advantage[:] = current.known["advantage"]
         before = len(current.metrics)
         state = real(learner, current, state, turns, **rest)
         gradients = weights_of(host(state.opt_state[0]))
@@ -216,7 +223,7 @@ def observe(
 
     with mock.patch.object(sweep_module, "update_turn", update_turn):
         state, metrics = sweep_module.sweep(learner, state, ref_params, trajectories, iteration=3)
-    return Observed(host(state), metrics, updates)
+    return Observed(host(state), metrics, updates, advantage)
 
 
 def twin_sweep(
@@ -225,13 +232,17 @@ def twin_sweep(
     order: Sequence[Sequence[int]],
     *,
     ref_params: Any = None,
-    **optimizer: Any,
+    **rest: Any,
 ) -> twin.Sweep:
-    """The same sweep by the NumPy twin, with the learner's choices."""
+    """The same sweep by the NumPy twin, with the learner's choices.
+
+    Args:
+      rest: further fields of the twin's options.
+    """
     known = {field.name for field in dataclasses.fields(twin.Options)} - {"order"}
     choices = {name: value for name, value in vars(learner.algorithm).items() if name in known}
-    rate = {"learning_rate": RATE} | optimizer
-    options = twin.Options(order, temperature=learner.temperature, **choices, **rate)
+    choices |= {"learning_rate": RATE, "longest": learner.shapes.action} | rest
+    options = twin.Options(order, temperature=learner.temperature, **choices)
     return twin.sweep(
         weights_of(policy()[1]),
         trajectories,
@@ -239,6 +250,57 @@ def twin_sweep(
         NUMPY_ARCH,
         ref_weights=None if ref_params is None else weights_of(ref_params),
     )
+
+
+def assert_equal_to_the_twin(
+    learner: Learner,
+    trajectories: Sequence[Trajectory],
+    order: Sequence[Sequence[int]] | None,
+    *,
+    ref_params: Any = None,
+    **rest: Any,
+) -> tuple[Observed, twin.Sweep]:
+    """Advantages, losses, gradients and factors of every step, final parameters: agree to 1e-5.
+
+    Args:
+      order: the turns of each step; None: whatever the sweep drew.
+      rest: further fields of the twin's options.
+    """
+    observed = observe(learner, trajectories, ref_params=ref_params)
+    order = [update.turns for update in observed.updates] if order is None else order
+    assert [update.turns for update in observed.updates] == order
+    wanted = twin_sweep(learner, trajectories, order, ref_params=ref_params, **rest)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
+    kept = np.flatnonzero(learnable(trajectories))
+    credit_S = [credit_L for i in kept for credit_L in wanted.credit[i]]
+    segments = [segment for i in kept for segment in trajectories[i].segments]
+    for advantage_L, credit_L, segment in zip(observed.advantage, credit_S, segments, strict=True):
+        acted_L = segment.turn_L >= 0
+        close(advantage_L[acted_L], credit_L[acted_L], atol=1e-5)
+    close(observed.losses, [step.loss for step in wanted.steps], atol=1e-5)
+
+    epochs = learner.algorithm.inner_epochs
+    before_N = np.ones(len(trajectories))
+    for update, step in zip(observed.updates, wanted.steps[epochs - 1 :: epochs], strict=True):
+        norm = np.sqrt(sum((g**2).sum() for g in step.gradients.values()))
+        # Sums over tokens and rows: their rounding goes with the whole gradient's size.
+        atol = 1e-5 * max(1.0, norm)
+        close(update.metrics[-1]["grad_norm"], norm, atol=atol)
+        for name, gradient in step.gradients.items():
+            close(update.gradients[name], gradient, atol=atol, err_msg=f"{step.turns} {name}")
+        # A fused step holds the refresh of the step before; the last step's refresh is nobody's.
+        last = update is observed.updates[-1]
+        factor_N = before_N if learner.fused or last else step.factor_N
+        close(update.factor_N, factor_N, atol=1e-5)
+        before_N = step.factor_N
+
+    params = weights_of(observed.state.params)
+    assert params.keys() == wanted.weights.keys()
+    for name, weight in wanted.weights.items():
+        close(params[name], weight, atol=1e-5, err_msg=name)
+    assert observed.state.step == observed.metrics["sweep/steps"] == len(wanted.steps)
+    assert observed.metrics["sweep/updates_skipped"] == observed.state.skipped == 0
+    return observed, wanted
 
 
 def assert_trees_equal(left: Any, right: Any) -> None:

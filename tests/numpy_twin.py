@@ -1,15 +1,16 @@
-"""An independent float64 NumPy twin of one SeeUPO iteration, to test against.
+"""An independent float64 NumPy twin of one iteration's updates, to test against.
 
 Plain loops over trajectories, no batching, no padding; it imports nothing of the package. The
-policy is `numpy_model`, its weights a dict of Hugging Face names.
+policy is `numpy_model`, its weights a dict of Hugging Face names; advantages are `numpy_credit`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy_credit import learnable, token_advantages
 from numpy_model import Architecture, Weights, token_logps
 
 
@@ -30,6 +31,9 @@ class Trajectory:
     reward: float
     group: int
     failed: bool = False
+    turn_rewards: Sequence[float] = ()  # of each turn; empty: `reward` is the last turn's
+    # "states": the one that each turn began from; needed by gigpo and hgpo
+    info: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -37,19 +41,33 @@ class Options:
     """Choices of the sweep, named as in the package's configuration.
 
     order: the turns of each step, e.g. [[2], [1], [0]]; several turns in one list are one step.
+    actions: the turns of each of a step's actions, e.g. [[0], [1], [2]]; None: a step is one.
+    longest: tokens of an action at the most; read by loss_mean=constant alone.
     """
 
     order: Sequence[Sequence[int]]
+    actions: Sequence[Sequence[int]] | None = None
+    weight: str = "on"
+    advantage: str = "grae"
     baseline: str = "mean"
     scale: str = "batch"
     advantage_clip: float | None = 3.0
+    discount: float = 1.0
+    step_coef: float = 1.0
+    history: int = 2
+    history_power: float = 1.0
+    gae_lambda: float = 0.95
+    objective: str = "clipped"
     ratio: str = "geometric"
     old_policy: str = "iteration"
     pool_mean: str = "all"
+    loss_mean: str = "action"
+    longest: int | None = None
     weight_clip: float | None = 0.2
     clip_low: float | None = 0.2
     clip_high: float | None = 0.2
     kl_coef: float = 0.002
+    kl_in: str = "loss"
     tis_clip: float | None = None
     inner_epochs: int = 1
     temperature: float = 1.0
@@ -73,9 +91,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Sweep:
-    advantage_N: np.ndarray
+    """credit: per trajectory and segment, the advantage of each token [L], 0 at context."""
+
+    credit: list[list[np.ndarray]]
     steps: list[Step]
     weights: Weights
+
+    @property
+    def advantage_N(self) -> np.ndarray:
+        """Each trajectory's advantage, where all its tokens have the same."""
+        return np.array(
+            [max((a for a_L in own for a in a_L), key=abs, default=0.0) for own in self.credit]
+        )
 
 
 @dataclass(frozen=True)
@@ -83,6 +110,7 @@ class Piece:
     """A step's part of one segment: one action, however many of the step's turns it spans."""
 
     trajectory: int
+    place: int  # of the segment among its trajectory's
     segment: Segment
     position_A: np.ndarray
 
@@ -98,86 +126,68 @@ def sweep(
     arch: Architecture,
     *,
     ref_weights: Weights | None = None,
+    values: Sequence[Sequence[np.ndarray]] | None = None,
 ) -> Sweep:
     """One iteration: advantages, then a step per entry of `options.order`, then new weights.
 
     Args:
       weights: the parameters that sampled; not changed.
       ref_weights: of the reference policy; None: `weights`.
+      values: per trajectory and segment, the critic's value of each token [L], for gae.
     """
     start, reference = (
         {name: np.asarray(value, np.float64) for name, value in w.items()}
         for w in (weights, weights if ref_weights is None else ref_weights)
     )
-    advantage_N = group_relative_advantages(
-        [t.reward for t in trajectories],
-        [t.group for t in trajectories],
-        [not t.failed for t in trajectories],
-        baseline=options.baseline,
-        scale=options.scale,
-        clip=options.advantage_clip,
-    )
+    whole = step_pieces(trajectories, range(100))
+    penalty = [np.zeros(len(piece.position_A)) for piece in whole]
+    if options.kl_in == "reward":
+        logps = (piece_logps(w, whole, arch, options) for w in (start, reference))
+        penalty = [options.kl_coef * (old - ref) for old, ref in zip(*logps, strict=True)]
+    credit = token_advantages(trajectories, whole, penalty, options, values)
     factor_N = np.ones(len(trajectories))
     current, optimizer, steps = start, Optimizer(options), []
     for turns in options.order:
-        pieces = step_pieces(trajectories, turns)
+        pieces = step_pieces(trajectories, turns, options.actions)
         if not pieces:
             continue
         old = piece_logps(current if options.old_policy == "turn" else start, pieces, arch, options)
         ref = piece_logps(reference, pieces, arch, options)
-        pool = len({piece.trajectory for piece in pieces})
-        counted = pool if options.pool_mean == "active" else sum(not t.failed for t in trajectories)
-        weight_N = advantage_N * factor_N
         importance = importances(piece_logps(start, pieces, arch, options), pieces, options)
-        rest = (pieces, old, ref, weight_N, counted, arch, options, importance)
+        weight = [
+            credit[p.trajectory][p.place][p.position_A] * factor_N[p.trajectory] * importance_A
+            for p, importance_A in zip(pieces, importance, strict=True)
+        ]
+        share = shares(pieces, sum(learnable(trajectories)), options)
         losses = []
         for _ in range(options.inner_epochs):
-            loss, grads = turn_loss(current, *rest)
+            loss, grads = turn_loss(current, pieces, old, ref, weight, share, arch, options)
             current = optimizer.step(current, grads)
             losses.append((loss, grads))
         before_N, factor_N = factor_N, factor_N.copy()
-        new = piece_logps(current, pieces, arch, options)
-        ratios: dict[int, float] = {}
-        for piece, new_A, old_A in zip(pieces, new, old, strict=True):
-            ratio = _weight_ratio(new_A - old_A, options)
-            ratios[piece.trajectory] = ratios.get(piece.trajectory, 1.0) * ratio
-        for i, ratio in ratios.items():
-            factor_N[i] = _updated_factor(factor_N[i], ratio, options.weight_clip)
+        if options.weight == "on":
+            new = piece_logps(current, pieces, arch, options)
+            _refresh(factor_N, pieces, old, new, options)
         for epoch, (loss, grads) in enumerate(losses, start=1):
             after_N = factor_N if epoch == options.inner_epochs else before_N
             steps.append(Step(tuple(turns), loss, grads, after_N))
-    return Sweep(advantage_N, steps, current)
+    return Sweep(credit, steps, current)
 
 
-def group_relative_advantages(
-    rewards: Sequence[float],
-    groups: Sequence[int],
-    valid: Sequence[bool],
-    *,
-    baseline: str,
-    scale: str,
-    clip: float | None,
-) -> np.ndarray:
-    """Advantages [N]; 0 for invalid trajectories and for groups with one valid member."""
-    advantage_N, group_std_N = np.zeros(len(rewards)), np.zeros(len(rewards))
-    kept = [i for i in range(len(rewards)) if valid[i]]
-    for i in kept:
-        members = [rewards[j] for j in kept if groups[j] == groups[i]]
-        others = [rewards[j] for j in kept if groups[j] == groups[i] and j != i]
-        if not others:
-            continue
-        advantage_N[i] = rewards[i] - np.mean({"mean": members, "leave_one_out": others}[baseline])
-        group_std_N[i] = np.std(members, ddof=1)
-    if scale == "group":
-        return advantage_N / (group_std_N + 1e-6)
-    if scale == "none" or not kept:
-        return advantage_N
-    assert scale == "batch", scale
-    advantage_N[kept] -= advantage_N[kept].mean()
-    std = advantage_N[kept].std(ddof=1) if len(kept) > 1 else 0.0
-    if std > 1e-6:
-        advantage_N = advantage_N / std
-    return advantage_N if clip is None else np.clip(advantage_N, -clip, clip)
+def _refresh(
+    factor_N: np.ndarray,
+    pieces: Sequence[Piece],
+    old: Sequence[np.ndarray],
+    new: Sequence[np.ndarray],
+    options: Options,
+) -> None:
+    """Multiplies the ratios of the actions just updated into their trajectories' factors."""
+    ratios: dict[int, float] = {}
+    for piece, new_A, old_A in zip(pieces, new, old, strict=True):
+        ratio = _action_ratio(new_A - old_A, options)
+        ratios[piece.trajectory] = ratios.get(piece.trajectory, 1.0) * ratio
+    for i, ratio in ratios.items():
+        factor_N[i] = _updated_factor(factor_N[i], ratio, options.weight_clip)
 
 
 def turn_loss(
@@ -185,41 +195,65 @@ def turn_loss(
     pieces: Sequence[Piece],
     old: Sequence[np.ndarray],
     ref: Sequence[np.ndarray],
-    weight_N: np.ndarray,
-    counted: int,
+    weight: Sequence[np.ndarray],
+    share: Sequence[float],
     arch: Architecture,
     options: Options,
-    importance: Sequence[np.ndarray] | None = None,
 ) -> tuple[float, Weights]:
     """The negative objective of one step, and its gradients.
 
     Args:
       old, ref: per piece, log-probabilities [A] under the old and the reference policy.
-      counted: how many trajectories the mean is over.
-      importance: per piece, what each token's surrogate [A] weighs; None: 1.
+      weight: per piece, M of each token [A].
+      share: per piece, what its objective counts in the mean.
     """
     loss, grads = 0.0, {}
-    if importance is None:
-        importance = [np.ones(len(old_A)) for old_A in old]
-    for piece, old_A, ref_A, importance_A in zip(pieces, old, ref, importance, strict=True):
+    for piece, old_A, ref_A, weight_A, part in zip(pieces, old, ref, weight, share, strict=True):
         logp_L, backward = token_logps(weights, piece.tokens_L, arch, options.temperature)
-        weight_A = weight_N[piece.trajectory] * importance_A
         value, slope_A = piece_objective(logp_L[piece.position_A], old_A, ref_A, weight_A, options)
-        loss -= value / counted
+        loss -= value * part
         dlogp_L = np.zeros_like(logp_L)
-        dlogp_L[piece.position_A] = -slope_A / counted
+        dlogp_L[piece.position_A] = -slope_A * part
         backward(dlogp_L, grads)
     return loss, grads
 
 
-def step_pieces(trajectories: Sequence[Trajectory], turns: Sequence[int]) -> list[Piece]:
-    """The actions that a step on `turns` updates: one a segment that has any of them."""
+def shares(pieces: Sequence[Piece], valid: int, options: Options) -> list[float]:
+    """Per piece, what its objective (a mean over its tokens) counts in a step's mean.
+
+    Args:
+      valid: trajectories that are learned from, those without the step's turns included.
+    """
+    active = len({piece.trajectory for piece in pieces})
+    counted = {"all": valid, "active": active}[options.pool_mean]
+    sizes = [len(piece.position_A) for piece in pieces]
+    if options.loss_mean == "action":
+        return [1 / counted for _ in pieces]
+    if options.loss_mean == "token":
+        return [size / sum(sizes) for size in sizes]
+    assert options.loss_mean == "constant", options.loss_mean
+    return [size / (counted * options.longest) for size in sizes]
+
+
+def step_pieces(
+    trajectories: Sequence[Trajectory],
+    turns: Sequence[int],
+    actions: Sequence[Sequence[int]] | None = None,
+) -> list[Piece]:
+    """The actions that a step on `turns` updates: one a segment that has any of them.
+
+    Args:
+      actions: as for `Options`.
+    """
     pieces = []
+    kept = learnable(trajectories)
     for i, trajectory in enumerate(trajectories):
-        for segment in () if trajectory.failed else trajectory.segments:
-            position_A = np.flatnonzero(np.isin(segment.turn_L, turns))
-            if len(position_A):
-                pieces.append(Piece(i, segment, position_A))
+        for place, segment in enumerate(trajectory.segments if kept[i] else ()):
+            for action in [turns] if actions is None else actions:
+                wanted = [turn for turn in action if turn in turns]
+                position_A = np.flatnonzero(np.isin(segment.turn_L, wanted))
+                if len(position_A):
+                    pieces.append(Piece(i, place, segment, position_A))
     return pieces
 
 
@@ -260,34 +294,49 @@ def piece_objective(
     """One action's objective, to maximise, and its derivative by each token's log-probability.
 
     Args:
-      weight_A: M of each token, or one for all of them; all equal unless ratios are per token.
+      weight_A: M of each token, or one for all of them. Unless ratios are per token, the action's
+        is their mean.
     """
     count = len(logp_A)
     weight_A = np.broadcast_to(weight_A, count)
-    to_ref_A = ref_A - logp_A
-    value = -options.kl_coef * np.mean(np.exp(to_ref_A) - to_ref_A - 1)
-    slope_A = -options.kl_coef * (1 - np.exp(to_ref_A)) / count
+    value, slope_A = 0.0, np.zeros(count)
+    if options.kl_in == "loss":
+        to_ref_A = ref_A - logp_A
+        value -= options.kl_coef * np.mean(np.exp(to_ref_A) - to_ref_A - 1)
+        slope_A -= options.kl_coef * (1 - np.exp(to_ref_A)) / count
     if options.ratio == "token":
         for j in range(count):
-            term, slope = _clipped_term(np.exp(logp_A[j] - old_A[j]), weight_A[j], options)
+            term, slope = _term(logp_A[j], logp_A[j] - old_A[j], weight_A[j], options)
             value += term / count
             slope_A[j] += slope / count
         return value, slope_A
-    ratio = _weight_ratio(logp_A - old_A, options)
-    term, slope = _clipped_term(ratio, weight_A[0], options)
-    per_token = {"geometric": slope / count, "product": slope}[options.ratio]
-    return value + term, slope_A + per_token
+    each = {"geometric": 1 / count, "product": 1.0}[options.ratio]
+    logp, difference = (x_A.sum() * each for x_A in (logp_A, logp_A - old_A))
+    term, slope = _term(logp, difference, weight_A.mean(), options)
+    return value + term, slope_A + slope * each
 
 
-def _clipped_term(ratio: float, weight: float, options: Options) -> tuple[float, float]:
-    """min(s W, clip(s) W) and its derivative by log s; at a tie the derivative is that of s W."""
+def _term(logp: float, difference: float, weight: float, options: Options) -> tuple[float, float]:
+    """What is maximised of a token or an action, and its derivative by log pi.
+
+    Args:
+      difference: log pi - log of the old policy, at the level of the ratio, as `logp`.
+    """
+    ratio = np.exp(difference)
     low = -np.inf if options.clip_low is None else 1 - options.clip_low
     high = np.inf if options.clip_high is None else 1 + options.clip_high
-    plain, clipped = ratio * weight, min(max(ratio, low), high) * weight
+    bounded = min(max(ratio, low), high)
+    if options.objective == "logp":
+        return weight * logp, weight
+    if options.objective == "cispo":
+        return bounded * weight * logp, bounded * weight
+    assert options.objective == "clipped", options.objective
+    plain, clipped = ratio * weight, bounded * weight
+    # At a tie the derivative is that of s W.
     return (plain, plain) if plain <= clipped else (clipped, 0.0)
 
 
-def _weight_ratio(difference_A: np.ndarray, options: Options) -> float:
+def _action_ratio(difference_A: np.ndarray, options: Options) -> float:
     """An action's ratio: of all its tokens for `product`, else their geometric mean."""
     return np.exp(difference_A.sum() if options.ratio == "product" else difference_A.mean())
 

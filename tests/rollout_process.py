@@ -5,6 +5,7 @@ import pickle
 import random
 import sys
 import time
+from collections.abc import Sequence
 
 RANK, COUNT, PORT, DEVICES = map(int, sys.argv[1:5])
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -27,12 +28,14 @@ from seeupo_jax.parallel.mesh import (  # noqa: E402
 from seeupo_jax.policy import network as policy  # noqa: E402
 from seeupo_jax.policy.architecture import Architecture  # noqa: E402
 from seeupo_jax.policy.transformer import Transformer  # noqa: E402
-from seeupo_jax.rollout.collect import collect, group_requests  # noqa: E402
+from seeupo_jax.rollout.collect import Collected, collect, group_requests  # noqa: E402
 from seeupo_jax.rollout.memory import plan_cache  # noqa: E402
+from seeupo_jax.rollout.resample import resample  # noqa: E402
 from seeupo_jax.rollout.sampling import Sampling  # noqa: E402
 from seeupo_jax.rollout.slots import SlotEngine  # noqa: E402
 
 SIZES = {"vocab_size": 30, "width": 16, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8}
+OTHERS = ["3", "2!", "1", "4", "2"]  # instead of those that fail
 TASKS = ["4", "2", "3!", "5", "2!", "4", "1", "3"]  # turns; "!": its environment fails then
 
 
@@ -83,23 +86,26 @@ def main() -> None:
     with jax.set_mesh(mesh):
         engine = SlotEngine(network, sampling, plan, mesh=own, group_size=3, steps=2)
         pool = EnvPool(Slow, engine.concurrency, workers=4, timeout_s=60)
-        requests = group_requests(TASKS, 3)
-        collected = [
-            collect(
+
+        def sample(number: int, tasks: Sequence[str]) -> Collected:
+            return collect(
                 engine,
                 pool,
                 rollout_cases.NumberTokenizer(),
                 params,
-                requests,
+                group_requests(tasks, 3),
                 max_turns=4,
                 seed=1,
-                iteration=iteration,
+                iteration=1 + number,
             )
-            for iteration in (1, 2)
+
+        collected = [
+            *(sample(number, TASKS).trajectories for number in (0, 1)),
+            resample(sample, TASKS, iter(OTHERS), rounds=3).sampled,
         ]
         pool.close()
     with open(sys.argv[5], "wb") as file:
-        pickle.dump([c.trajectories for c in collected], file)
+        pickle.dump(collected, file)
 
 
 main()

@@ -30,3 +30,14 @@ class Echo:
 
     def _chance(self):
         return zlib.crc32(repr(self._said).encode()) / 2**32
+
+
+class Settled(Echo):
+    """As `Echo`, but nothing that is said changes the rewards of a task of odd number."""
+
+    def reset(self, task_id, seed):
+        self._odd = int(task_id[1:]) % 2 == 1
+        return super().reset(task_id, seed)
+
+    def _chance(self):
+        return 0.25 if self._odd else super()._chance()

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from seeupo_jax.config import Config, from_dict, fused_refresh_applies, load_config, to_dict
+from seeupo_jax.choices import fused_refresh_applies
+from seeupo_jax.config import Config, from_dict, load_config, to_dict
 
 
 def _refused(values):

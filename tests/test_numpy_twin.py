@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import numpy_credit as credit
 import numpy_model as model
 import numpy_twin as twin
 import pytest
@@ -89,22 +90,84 @@ def test_the_gradients_of_log_probabilities_match_finite_differences(parts):
     )
 
 
+def step_arguments(options):
+    """A step on turn 1: the weights, and the rest of `turn_loss`'s arguments but the options.
+
+    Ratios are near 0.6, 1.3 and 1, with weights that make both ends of the clip range bind.
+    """
+    weights, other, ref_weights = (small_weights(seed) for seed in (0, 5, 2))
+    old_weights = {name: 0.9 * value + 0.1 * other[name] for name, value in weights.items()}
+    pieces = twin.step_pieces(TRAJECTORIES, [1])
+    old, ref = (twin.piece_logps(w, pieces, ARCH, options) for w in (old_weights, ref_weights))
+    weight = [np.array([[-1.0, 2.0, 9.0, 0.5][p.trajectory]]) for p in pieces]
+    return weights, (pieces, old, ref, weight, [0.25] * len(pieces), ARCH)
+
+
 @pytest.mark.parametrize("ratio", ["geometric", "product", "token"])
 @pytest.mark.parametrize("bounds", [(0.2, 0.2), (None, None)])
 def test_the_gradients_of_a_step_match_finite_differences(ratio, bounds):
-    """At ratios near 0.6, 1.3 and 1, with weights that make both ends of the clip range bind."""
-    weights, other, ref_weights = (small_weights(seed) for seed in (0, 5, 2))
-    old_weights = {name: 0.9 * value + 0.1 * other[name] for name, value in weights.items()}
     clips = {"clip_low": bounds[0], "clip_high": bounds[1]}
     options = dataclasses.replace(OPTIONS, ratio=ratio, kl_coef=0.3, **clips)
-    pieces = twin.step_pieces(TRAJECTORIES, [1])
-    old, ref = (twin.piece_logps(w, pieces, ARCH, options) for w in (old_weights, ref_weights))
-    rest = (pieces, old, ref, np.array([-1.0, 2.0, 9.0, 0.5]), 4, ARCH)
+    weights, rest = step_arguments(options)
     loss, grads = twin.turn_loss(weights, *rest, options)
     assert_gradients_match(lambda w: twin.turn_loss(w, *rest, options)[0], weights, grads)
     for bound in (name for name, value in clips.items() if value is not None):
         opened = dataclasses.replace(options, **{bound: None})
         assert loss > twin.turn_loss(weights, *rest, opened)[0] + 1e-3
+
+
+@pytest.mark.parametrize("ratio", ["geometric", "product", "token"])
+def test_the_gradients_of_the_log_probability_match_finite_differences(ratio):
+    options = dataclasses.replace(OPTIONS, ratio=ratio, objective="logp", kl_in="reward")
+    weights, rest = step_arguments(options)
+    loss, grads = twin.turn_loss(weights, *rest, options)
+    assert_gradients_match(lambda w: twin.turn_loss(w, *rest, options)[0], weights, grads)
+    total = {"geometric": np.mean, "product": np.sum, "token": np.mean}[ratio]
+    logps = twin.piece_logps(weights, rest[0], ARCH, options)
+    wanted = -sum(w[0] * total(logp_A) for w, logp_A in zip(rest[3], logps, strict=True)) / 4
+    np.testing.assert_allclose(loss, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("ratio", ["geometric", "product", "token"])
+def test_cispo_weighs_the_log_probability_by_a_bounded_ratio_held_constant(ratio):
+    options = dataclasses.replace(OPTIONS, ratio=ratio, objective="cispo", clip_low=None)
+    weights, (pieces, old, ref, weight, *rest) = step_arguments(options)
+    logps = twin.piece_logps(weights, pieces, ARCH, options)
+    whole = {"geometric": np.mean, "product": np.sum, "token": lambda x_A: x_A}[ratio]
+    pairs = zip(logps, old, strict=True)
+    bounded = [np.minimum(np.exp(whole(logp_A - old_A)), 1.2) for logp_A, old_A in pairs]
+    assert {True, False} == {bool(b) for b in np.hstack(bounded) == 1.2}
+    result = twin.turn_loss(weights, pieces, old, ref, weight, *rest, options)
+    weight = [w * b for w, b in zip(weight, bounded, strict=True)]
+    plain = dataclasses.replace(options, objective="logp")
+    wanted = twin.turn_loss(weights, pieces, old, ref, weight, *rest, plain)
+    np.testing.assert_allclose(result[0], wanted[0], rtol=1e-12)
+    assert_same_weights(result[1], wanted[1])
+
+
+def test_an_actions_advantage_is_the_mean_over_its_tokens_unless_ratios_are_per_token():
+    logp_A, old_A, weight_A = np.array([-1.0, -2.0]), np.array([-1.1, -1.8]), np.array([1.0, 3.0])
+    for ratio, wanted in {
+        "geometric": 2 * np.exp(-0.05),
+        "product": 2 * np.exp(-0.1),
+        "token": (np.exp(0.1) + 3 * np.exp(-0.2)) / 2,
+    }.items():
+        options = dataclasses.replace(OPTIONS, ratio=ratio, kl_in="reward", kl_coef=9.0)
+        value, _ = twin.piece_objective(logp_A, old_A, -logp_A, weight_A, options)
+        np.testing.assert_allclose(value, wanted, rtol=1e-12)
+
+
+def test_what_an_action_counts_in_each_mean():
+    """Turn 1 has actions of 2, 1 and 2 tokens in three of four trajectories."""
+    pieces = twin.step_pieces(TRAJECTORIES, [1])
+    for choices, wanted in [
+        ({}, [1 / 4] * 3),
+        ({"pool_mean": "active"}, [1 / 3] * 3),
+        ({"loss_mean": "token"}, [2 / 5, 1 / 5, 2 / 5]),
+        ({"loss_mean": "constant", "longest": 6}, [2 / 24, 1 / 24, 2 / 24]),
+    ]:
+        shares = twin.shares(pieces, 4, dataclasses.replace(OPTIONS, **choices))
+        np.testing.assert_allclose(shares, wanted, rtol=1e-12)
 
 
 def test_logits_depend_on_no_later_token_and_on_the_order():
@@ -128,9 +191,11 @@ def test_the_advantage_of_two_trajectories_by_hand():
     options = {"baseline": "mean", "clip": None}
     expected = {"none": 0.5, "batch": 0.5**0.5, "group": 0.5 / (0.5**0.5 + 1e-6)}
     for scale, value in expected.items():
-        result = twin.group_relative_advantages([1, 0], [0, 0], [True] * 2, scale=scale, **options)
+        result = credit.group_relative_advantages(
+            [1, 0], [0, 0], [True] * 2, scale=scale, **options
+        )
         np.testing.assert_allclose(result, [value, -value], rtol=1e-12)
-    alone = twin.group_relative_advantages(
+    alone = credit.group_relative_advantages(
         [1, 0, 5], [0, 0, 0], [True, True, False], baseline="leave_one_out", scale="none", clip=None
     )
     np.testing.assert_allclose(alone, [1, -1, 0], rtol=1e-12)
@@ -179,7 +244,7 @@ def test_old_policy_turn_restarts_every_ratio_at_one():
 
 def test_importances_by_hand():
     segment = twin.Segment([1, 2, 3, 4], [-1, 0, 0, 0], np.log([1.0, 0.2, 0.4, 0.8]))
-    (piece,) = twin.step_pieces([twin.Trajectory([segment], 0.0, 0)], [0])
+    piece, _ = twin.step_pieces([twin.Trajectory([segment], 0.0, 0)] * 2, [0])
     start = [np.log([0.4, 0.2, 0.8])]  # quotients 2, 1/2 and 1
     expected = {"geometric": [1.0] * 3, "product": [1.0] * 3, "token": [1.5, 0.5, 1.0]}
     for ratio, weights in expected.items():
@@ -197,8 +262,9 @@ def test_a_turn_that_nobody_has_takes_no_step():
     assert_same_weights(sweep.weights, run(optimizer="adam", learning_rate=0.01).weights)
 
 
-def test_failed_trajectories_change_nothing():
-    failed = dataclasses.replace(TRAJECTORIES[0], reward=50.0, failed=True)
+@pytest.mark.parametrize("failed", [{"failed": True}, {"group": 7}], ids=["failed", "alone"])
+def test_what_is_not_learned_from_changes_nothing(failed):
+    failed = dataclasses.replace(TRAJECTORIES[0], reward=50.0, **failed)
     for pool_mean in ("all", "active"):
         sweep = run([failed, *TRAJECTORIES], pool_mean=pool_mean)
         assert_same_weights(sweep.weights, run(pool_mean=pool_mean).weights)
@@ -215,6 +281,49 @@ def test_merged_turns_are_one_action_a_segment():
     for pool_mean in ("all", "active"):
         loss = run(order=[[1, 0]], scale="none", pool_mean=pool_mean).steps[0].loss
         np.testing.assert_allclose(loss, -(0.5 - 0.5 + 0.25 - 2 * 0.25) / 4, rtol=1e-10)
+
+
+def test_parallel_actions_have_a_ratio_each_and_are_added_up():
+    """At ratio 1 each action adds its weight: turn 0 all four, turn 1 all but the third."""
+    options = {"order": [[0, 1]], "scale": "none", "kl_coef": 0.0, "actions": [[0], [1]]}
+    sweep = run(weight_clip=None, **options)
+    np.testing.assert_allclose(sweep.steps[0].loss, -(0.5 - 0.5 - 0.25) / 4, rtol=1e-10)
+    ratios = zip(*(geometric_ratios(sweep.weights, [turn]) for turn in (0, 1)), strict=True)
+    wanted = [np.prod(first + second) for first, second in ratios]
+    np.testing.assert_allclose(sweep.steps[0].factor_N, wanted, rtol=1e-10)
+    merged = run(**options | {"actions": None})
+    assert np.abs(merged.weights["lm_head.weight"] - sweep.weights["lm_head.weight"]).max() > 1e-3
+    alone = [run(**options | {"order": [[turn]]}).steps[0].gradients for turn in (0, 1)]
+    together = {name: alone[0][name] + alone[1][name] for name in alone[0]}
+    assert_same_weights(sweep.steps[0].gradients, together)
+    assert_same_weights(run(**options | {"actions": [[0, 1]]}).weights, merged.weights)
+
+
+def test_without_weights_the_factors_stay_one():
+    sweep = run(weight="off", kl_coef=0.0, scale="none", clip_low=None, clip_high=None)
+    assert all((step.factor_N == 1).all() for step in sweep.steps)
+    after = run(order=[[1]], kl_coef=0.0, scale="none", clip_low=None, clip_high=None)
+    loss = -np.concatenate(geometric_ratios(after.weights, [0])) @ sweep.advantage_N / 4
+    np.testing.assert_allclose(sweep.steps[1].loss, loss, rtol=1e-10)
+
+
+def test_a_penalty_in_the_reward_is_of_the_sampling_policy_and_leaves_the_loss():
+    ref_weights, choices = small_weights(3), {"scale": "none", "kl_in": "reward", "kl_coef": 0.3}
+    sweep = run(ref_weights=ref_weights, **choices)
+    penalized = []
+    for trajectory in TRAJECTORIES:
+        total = 0.0
+        for segment in trajectory.segments:
+            own, ref = (
+                model.token_logps(w, segment.tokens_L, ARCH, 1.0)[0]
+                for w in (small_weights(), ref_weights)
+            )
+            total += (own - ref)[np.array(segment.turn_L) >= 0].sum()
+        penalized.append(dataclasses.replace(trajectory, reward=trajectory.reward - 0.3 * total))
+    plain = run(penalized, ref_weights=ref_weights, scale="none", kl_coef=0.0)
+    np.testing.assert_allclose(sweep.advantage_N, plain.advantage_N, rtol=1e-10)
+    assert_same_weights(sweep.weights, plain.weights)
+    assert np.abs(plain.advantage_N - run(scale="none").advantage_N).max() > 0.01
 
 
 def test_inner_epochs_hold_the_old_policy_and_the_weights():
@@ -258,10 +367,11 @@ def test_adam_and_the_norm_bound_by_hand():
 
 def test_the_twin_imports_numpy_and_nothing_of_the_package():
     names = set()
-    for module in (model, twin):
+    for module in (model, credit, twin):
         for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             if isinstance(node, ast.ImportFrom):
                 names.add(node.module)
-    assert names == {"__future__", "collections.abc", "dataclasses", "numpy", "numpy_model"}
+    own = {"numpy_credit", "numpy_model"}
+    assert names == {"__future__", "collections.abc", "dataclasses", "numpy", "typing"} | own

@@ -1,8 +1,23 @@
-"""What a run says about a collection."""
+"""What a run samples, and what it says about it."""
 
+import contextlib
+import dataclasses
+import io
+
+import jax
+import numpy as np
+import pytest
+import run_cases as cases
+
+from seeupo_jax import build
+from seeupo_jax.config import load_config
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.run import most_frequent_failure
-from seeupo_jax.types import Trajectory
+from seeupo_jax.rollout.resample import groups_of, has_signal
+from seeupo_jax.run import Run, most_frequent_failure
+from seeupo_jax.stop import Stopped, StopRequest
+from seeupo_jax.telemetry.compilation import Compilations
+from seeupo_jax.telemetry.progress import Progress
+from seeupo_jax.types import Trajectory, learnable
 
 
 def collected(*reasons):
@@ -21,3 +36,104 @@ def test_the_most_frequent_failure_is_told_in_a_line():
     assert told == "3 environments failed, 2 of them so: b: y z"
     assert most_frequent_failure(collected(None, None)) is None
     assert len(most_frequent_failure(collected("long " * 1000))) < 260
+
+
+# Six of its 12 tasks can have a signal; an iteration is of four.
+RESAMPLING = (
+    "seed=5",
+    "env.name=run_environment:Settled",
+    "algorithm.dynamic_sampling=3",
+    "rollout.max_turns=4",
+    "checkpoint.every=0",
+    "evaluation.every=0",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return cases.save_policy(tmp_path_factory.mktemp("run") / "model")
+
+
+@pytest.fixture
+def begin(model, tmp_path, monkeypatch):
+    """Begins a run on one device; its state."""
+    one, before = jax.devices()[:1], jax.config.values["jax_disable_most_optimizations"]
+    monkeypatch.setattr(jax, "devices", lambda: one)
+    jax.config.update("jax_disable_most_optimizations", True)
+    chosen = [text.removeprefix("--config.") for text in cases.CHOICES]
+    overrides = [*chosen, *RESAMPLING, f"model.path={model}"]
+
+    @contextlib.contextmanager
+    def begin(name, *more, request=None):
+        config = load_config(cases.TESTS / "tiny_config.py", [*overrides, *more])
+        progress = Progress(config.iterations, "plain", stream=io.StringIO())
+        policy, params = build.load_policy(config, str(model))
+        request = StopRequest() if request is None else request
+        with progress, jax.set_mesh(policy.mesh):
+            with Run(config, tmp_path / name, progress, request, policy, params) as run:
+                yield run, run.restore()[0]
+
+    yield begin
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def assert_same_trajectories(got, wanted):
+    for trajectory, same in zip(got, wanted, strict=True):
+        unlike = {"segments": (), "policy_version": None}
+        assert dataclasses.replace(trajectory, **unlike) == dataclasses.replace(same, **unlike)
+        for segment, other in zip(trajectory.segments, same.segments, strict=True):
+            np.testing.assert_array_equal(segment.tokens_L, other.tokens_L)
+            np.testing.assert_array_equal(segment.logp_L, other.logp_L)
+
+
+def test_tasks_that_teach_nothing_are_replaced_the_same_way_in_every_life_of_a_run(
+    begin, monkeypatch
+):
+    with begin("whole") as (run, state):
+        run.engine.compile(state.params)
+        compilations = Compilations()
+        collected = [run.rollout(iteration, state) for iteration in (1, 2)]
+        compilations.close()
+        assert compilations.programs == 0
+    # With this seed two tasks, then one of theirs, are replaced in the first iteration.
+    assert [brought.rounds for brought in collected] == [3, 2]
+    assert [len(brought.left_out) for brought in collected] == [3 * 4, 2 * 4]
+    for brought in collected:
+        every = groups_of(brought.trajectories)
+        assert [*every] == [0, 1, 2, 3] and {len(group) for group in every.values()} == {4}
+        assert all(map(has_signal, every.values())) and learnable(brought.trajectories).all()
+        tasks = [t.task_id for t in brought.sampled]
+        assert {tasks.count(task_id) for task_id in tasks} == {4}  # no task was sampled twice
+        turns = [s.turn_L for t in brought.sampled for s in t.segments]
+        assert brought.sampled_tokens == sum((turn_L >= 0).sum() for turn_L in turns)
+        assert brought.usage["decoded_tokens"] == brought.sampled_tokens
+    with begin("whole") as (run, state):
+        monkeypatch.setattr(run, "_sample", None)  # nobody needs it: they are stored
+        again = run.rollout(2, state)
+        assert_same_trajectories(again.sampled, collected[1].sampled)
+        assert (again.rounds, len(again.left_out)) == (2, 2 * 4)
+    with begin("second_only") as (run, state):
+        assert_same_trajectories(run.rollout(2, state).sampled, collected[1].sampled)
+    with begin("ahead", "rollout_ahead=1") as (run, state):
+        first, second = run.rollout(1, state), run.rollout(2, state)
+        assert_same_trajectories(first.sampled, collected[0].sampled)
+        assert_same_trajectories(second.sampled, collected[1].sampled)
+        assert {t.policy_version for t in second.sampled} == {0}
+
+
+def test_a_run_that_is_stopped_in_a_round_samples_the_iteration_again(begin, monkeypatch):
+    request, numbers = StopRequest(), []
+    with begin("stopped", request=request) as (run, state):
+        engine_begins = run.engine.begin
+
+        def begins(params, *, iteration, **others):
+            numbers.append(iteration)
+            request.asked = len(numbers) == 2
+            engine_begins(params, iteration=iteration, **others)
+
+        monkeypatch.setattr(run.engine, "begin", begins)
+        with pytest.raises(Stopped):
+            run.rollout(1, state)
+    assert numbers == [1, 1 + 2**24]
+    with begin("stopped") as (run, state):
+        assert run.rollout(1, state).rounds == 3

@@ -34,25 +34,32 @@ def group_relative_advantage(
     Args:
       reward_N: [N], reward units; values of invalid trajectories are not read and may be NaN.
       group_N: int [N], any ids; equal ids make a group, wherever its members stand.
-      baseline: `mean`, of the whole group; `leave_one_out`, of the group's other members (RLOO).
+      baseline: `mean`, of the whole group; `leave_one_out`, of the group's other members (RLOO);
+        `batch`, the mean of all valid trajectories, whatever their groups (REINFORCE with one
+        baseline for every task).
       scale: `none`; `batch`, subtract the batch's mean and divide by its standard deviation
         (n - 1), or only subtract where that is at most 1e-6; `group`, divide by the standard
         deviation (n - 1) of the group's rewards plus 1e-6 (GRPO; it breaks SeeUPO's guarantee).
+        Not with baseline `batch`: a group of equal rewards lies off the batch's mean, and divided
+        by a deviation of 0 its advantages would be a million times too large.
       clip: bound > 0 on the magnitude after `batch` scaling, None for no bound; the other scales
         never clip.
       valid_N: bool [N]; False leaves a trajectory out of every statistic. None: all are valid.
 
     Returns:
       float32 [N], reward units for `none` and standard deviations otherwise; 0 for invalid
-      trajectories and for those that are alone in their group.
+      trajectories and, unless the baseline is `batch`, for those that are alone in their group.
 
     Raises:
-      ValueError: an unknown baseline or scale, arrays that are not [N], a clip that is not > 0.
+      ValueError: an unknown baseline or scale, scale `group` with baseline `batch`, arrays that are
+        not [N], a clip that is not > 0.
     """
     if baseline not in _BASELINES:
         raise ValueError(f"baseline: got {baseline!r}; allowed: {', '.join(_BASELINES)}.")
     if scale not in _SCALES:
         raise ValueError(f"scale: got {scale!r}; allowed: {', '.join(_SCALES)}.")
+    if baseline == "batch" and scale == "group":
+        raise ValueError("scale: got 'group' with baseline='batch'; allowed: none, batch.")
     if clip is not None and not clip > 0:
         raise ValueError(f"clip: got {clip!r}; allowed: a number > 0, or None.")
     reward_N = jnp.asarray(reward_N, jnp.float32)
@@ -63,6 +70,8 @@ def group_relative_advantage(
             f"got shapes reward_N {reward_N.shape}, group_N {group_N.shape}, valid_N"
             f" {valid_N.shape}; allowed: [N], the same for each."
         )
+    if baseline == "batch":
+        group_N = jnp.zeros_like(group_N)  # the mean of the one group that all make
     # Ids become 0, 1, ...: an id past N would be dropped silently by the segment sums.
     _, index_N = jnp.unique(group_N, return_inverse=True, size=group_N.shape[0])
     reward_N = _above_group_minimum(reward_N, index_N, valid_N)
@@ -117,5 +126,5 @@ def _by_group(advantage_N, reward_N, valid_N, groups, clip):
     return advantage_N / (jnp.sqrt(square_N / jnp.maximum(groups.size_N - 1, 1)) + 1e-6)
 
 
-_BASELINES = {"mean": _mean, "leave_one_out": _leave_one_out}
+_BASELINES = {"mean": _mean, "leave_one_out": _leave_one_out, "batch": _mean}
 _SCALES = {"none": _unscaled, "batch": _by_batch, "group": _by_group}

@@ -29,11 +29,28 @@ def turn_ratio(
     Raises:
       ValueError: an unknown level.
     """
-    if level not in _LEVELS:
-        raise ValueError(f"level: got {level!r}; allowed: {', '.join(_LEVELS)}.")
+    _check_level(level)
     mask_NL = jnp.asarray(mask_NL, bool)
     difference_NL = _difference(logp_NL, old_logp_NL, mask_NL)
     return jnp.exp(jnp.minimum(_LEVELS[level](difference_NL, mask_NL), _MAX_LOG_RATIO))
+
+
+def action_logp(logp_NL: jax.Array, mask_NL: jax.Array, *, level: str) -> jax.Array:
+    """Log-probability of each action at the level of a ratio: its log is a difference of two.
+
+    Args:
+      logp_NL, mask_NL, level: as for `turn_ratio`.
+
+    Returns:
+      float32 [N], nats (a mean over the tokens for `geometric`), or [N, L] for `token`; 0 for an
+      empty mask and, with `token`, outside the mask.
+
+    Raises:
+      ValueError: an unknown level.
+    """
+    _check_level(level)
+    mask_NL = jnp.asarray(mask_NL, bool)
+    return _LEVELS[level](jnp.where(mask_NL, jnp.asarray(logp_NL, jnp.float32), 0.0), mask_NL)
 
 
 def truncated_importance(
@@ -143,6 +160,11 @@ def kl_estimate(
         raise ValueError(f"kind: got {kind!r}; allowed: {', '.join(_KINDS)}.")
     mask = jnp.ones(jnp.shape(logp), bool) if mask is None else jnp.asarray(mask, bool)
     return _KINDS[kind](_difference(ref_logp, logp, mask))
+
+
+def _check_level(level: str) -> None:
+    if level not in _LEVELS:
+        raise ValueError(f"level: got {level!r}; allowed: {', '.join(_LEVELS)}.")
 
 
 def _difference(logp: jax.Array, other_logp: jax.Array, mask: jax.Array) -> jax.Array:

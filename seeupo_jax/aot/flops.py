@@ -70,6 +70,7 @@ def turn_step_flops(
     action: int,
     *,
     refresh: int = 0,
+    critic: str = "none",
     computed: bool = False,
 ) -> float:
     """FLOPs of a sweep's step on one turn: forwards, backwards, and the refresh of weights.
@@ -77,6 +78,7 @@ def turn_step_flops(
     Args:
       rows: of all microbatches. length, action: tokens of a row, and of its action.
       refresh: tokens that each row is continued by for the refresh; 0 without one.
+      critic: the value function's kind; a `model` is stepped too, a `head` is next to nothing.
       computed: False counts what the result needs. True counts what our programs multiply: what is
         computed again in the backward pass too, and attention as its kernel does it. With adapters
         a little more, since the first layer's backward pass ends early.
@@ -94,7 +96,9 @@ def turn_step_flops(
         backward += 2 * attention
     after = Pass(rows, refresh, length, head=action)
     refreshed = forward_flops(arch, after, computed=computed) if refresh else 0.0
-    return projections + attention + head + backward + refreshed
+    # A transformer of the policy's architecture, without logits.
+    own = turn_step_flops(arch, rows, length, 0, computed=computed) if critic == "model" else 0.0
+    return projections + attention + head + backward + refreshed + own
 
 
 def score_flops(

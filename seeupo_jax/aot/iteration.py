@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from seeupo_jax.aot import flops, roofline
 from seeupo_jax.aot.measure import Figures
 from seeupo_jax.aot.programs import Program, Setup
+from seeupo_jax.learner.sweep import update_order
 
 NEEDED = ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode")
 
@@ -66,13 +67,14 @@ def estimate_iteration(
         "rollout/prefill": context / programs["rollout/prefill"].work.tokens,
         "rollout/decode": drawn / programs["rollout/decode"].work.tokens,
         "sweep/score": 2.0 if setup.config.algorithm.kl_coef else 1.0,
+        "sweep/value": 1.0,
     }
     parts = [
         Part(kind, times, times * line.step_s, times * line.serial_s)
         for kind, times in amounts.items()
         if kind in figures and (line := figures[kind].roofline) is not None
     ]
-    turns = list(_turns(setup, programs["sweep/turn"], figures["sweep/turn"]))
+    turns = list(_steps(setup, programs["sweep/turn"], figures["sweep/turn"]))
     total = Part(
         "sweep/turn",
         len(turns),
@@ -82,23 +84,36 @@ def estimate_iteration(
     return Iteration(sampled, context, (*parts, total))
 
 
-def _turns(setup: Setup, program: Program, figures: Figures) -> Iterator[roofline.Roofline]:
-    """Each turn's step at the length that its rows are padded to.
+def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[roofline.Roofline]:
+    """Each step at the length that its rows are padded to.
 
     Activations' traffic, along the tensor axis, shrinks with the length; weights' does not.
     """
     shapes, rollout = setup.learner.shapes, setup.config.rollout
     rows = shapes.rows * shapes.microbatches
     refresh = shapes.lengths[0] if setup.learner.fused else 0
-    for turn in range(1, rollout.max_turns + 1):
-        length = shapes.length(-(-rollout.max_context * turn // rollout.max_turns))
+    chosen = setup.config.algorithm
+    steps = update_order(
+        rollout.max_turns,
+        chosen.order,
+        turns_per_update=chosen.turns_per_update,
+        custom_order=chosen.custom_order,
+    )
+    for step in steps * chosen.inner_epochs:
+        length = shapes.length(-(-rollout.max_context * (1 + max(step)) // rollout.max_turns))
         share = length / shapes.lengths[-1]
         traffic = [
             dataclasses.replace(each, bytes=each.bytes * share) if "tensor" in each.axes else each
             for each in figures.collectives
         ]
         executed = flops.turn_step_flops(
-            setup.arch, rows, length, shapes.action, refresh=refresh, computed=True
+            setup.arch,
+            rows,
+            length,
+            shapes.action,
+            refresh=refresh,
+            critic=chosen.critic,
+            computed=True,
         )
         yield roofline.estimate(
             executed / setup.mesh.size,

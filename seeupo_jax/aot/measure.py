@@ -136,7 +136,7 @@ def _trips(program: Program) -> Callable[[str], int]:
     """Loops whose count the compiler does not know: the outer one has the program's."""
 
     def count(scope: str) -> int:
-        return program.trips if re.search(r"(turn|score|decode)/while$", scope) else 1
+        return program.trips if re.search(r"(turn|score|value|decode)/while$", scope) else 1
 
     return count
 

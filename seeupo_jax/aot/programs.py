@@ -33,6 +33,7 @@ ARCHITECTURES = "architectures"  # folder of `assets` with the config.json of pu
 KINDS = (
     "sweep/turn",
     "sweep/score",
+    "sweep/value",
     "sweep/refresh",
     "rollout/reshard",
     "rollout/prefill",
@@ -197,6 +198,7 @@ def prepare(config: Config, topology: Topology) -> Setup:
         "optimizer": device_bytes(state.opt_state),
         "reference": device_bytes(reference),
         "frozen": device_bytes(policy.frozen),
+        "critic": device_bytes(state.critic),
         CACHE: engine.plan.bytes,
         SAMPLER: engine.plan.policy_bytes,
     }
@@ -261,23 +263,30 @@ def _sweep(setup: Setup) -> Iterator[Program]:
     once = _weight_bytes(setup) * shapes.microbatches  # a pass over the layers reads them all
     passes = 2 if arch.remat == "none" else 3
     update = 7 * setup.parts["parameters"]  # four trees of its size are read, three written
+    critic = setup.config.algorithm.critic
+    if critic == "model":
+        passes, update = 2 * passes, 2 * update
 
     def work(length: int, action: int, *, step: bool) -> Work:
         if step:
             f = lambda computed: flops.turn_step_flops(  # noqa: E731
-                arch, rows, length, action, refresh=refresh, computed=computed
+                arch, rows, length, action, refresh=refresh, critic=critic, computed=computed
             )
         else:
             f = lambda computed: flops.score_flops(arch, rows, length, action, computed=computed)  # noqa: E731
         return Work(f(False), f(True), rows * length)
 
-    policies = {"sweep/reference": ("reference", "frozen")}
+    trunk = () if critic == "model" else ("parameters",)  # a model has its own
+    read = {
+        "sweep/turn": ("parameters", "optimizer", "frozen", "critic"),
+        "sweep/reference": ("reference", "frozen"),
+        "sweep/value": (*trunk, "frozen", "critic"),
+    }
     for program in sweep_programs(setup.learner, setup.rows):
         kind, _, length = program.name.partition(" ")
         step = kind == "sweep/turn"
-        full = kind in ("sweep/score", "sweep/reference")
-        action = int(length) if full else shapes.action
-        uses = ("parameters", "optimizer", "frozen") if step else ("parameters", "frozen")
+        # Of every token, of none, or of an action's.
+        logits = {"sweep/score": int(length), "sweep/reference": int(length), "sweep/value": 0}
 
         def lower(program: Any = program) -> jax.stages.Lowered:
             with jax.set_mesh(mesh):
@@ -287,9 +296,9 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             program.name,
             mesh,
             lower,
-            uses=policies.get(kind, uses),
+            uses=read.get(kind, ("parameters", "frozen")),
             makes=(),
-            work=work(int(length), action, step=step),
+            work=work(int(length), logits.get(kind, shapes.action), step=step),
             trips=shapes.microbatches,
             hbm_bytes=once * passes + update if step else once,
             row_length=int(length),

@@ -22,6 +22,8 @@ class StepResult:
     reward: this step's share of the episode's reward.
     done: no further action is accepted.
     info: counters and labels of the episode so far, for logs; nothing in it reaches the policy.
+      One entry is more: `states`, a list of texts, names the state before each step so far, for
+      credit per turn (`learner.states`).
     """
 
     observation: tuple[Message, ...]

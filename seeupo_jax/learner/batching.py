@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +11,8 @@ import jax
 import numpy as np
 
 from seeupo_jax.types import Trajectory, TurnBatch, learnable
+
+_KINDS = {"action": np.int32}  # of what is known of tokens; float32 else
 
 
 class RefreshBatch(NamedTuple):
@@ -92,14 +94,15 @@ def all_actions(rows: Rows) -> list[Piece]:
 class Shapes:
     """The short list of shapes that batches are padded to: each is one compiled program.
 
-    lengths: rising row lengths. action: action tokens of a step, at the most. rows: of a
-    microbatch. microbatches: for a full set of rows.
+    lengths: rising row lengths. action: action tokens of a row, at the most. rows: of a
+    microbatch. microbatches: for a full set of rows. turns: of a trajectory, at the most.
     """
 
     lengths: tuple[int, ...]
     action: int
     rows: int
     microbatches: int
+    turns: int = 1
 
     def length(self, tokens: int) -> int:
         """The smallest listed length that holds so many tokens.
@@ -124,20 +127,17 @@ def turn_batch(
     rows: Rows,
     pieces: Sequence[Piece],
     shapes: Shapes,
-    old_logp: Sequence[np.ndarray],
-    ref_logp: Sequence[np.ndarray],
+    known: Mapping[str, Sequence[np.ndarray]],
     *,
     length: int,
     action: int,
-    start_logp: Sequence[np.ndarray] | None = None,
 ) -> TurnBatch:
     """Pads pieces into a TurnBatch of host arrays.
 
     Args:
-      old_logp, ref_logp: one float32 array a segment, aligned with its tokens.
+      known: what is known of every token, by the names of `TurnBatch` without their axes; one array
+        a segment, aligned with its tokens.
       length, action: L and A of the batch; no piece is longer.
-      start_logp: the same under the parameters that sampled, where the batch is to hold these and
-        the sampler's own, for truncated importance sampling.
     """
     L, A = length, action
     # Segments can outnumber trajectories: whole multiples keep the list of shapes short.
@@ -146,22 +146,24 @@ def turn_batch(
     count = M * shapes.rows
     tokens = np.zeros((count, L), np.int32)
     position = np.ones((count, A), np.int32)
-    sampled = () if start_logp is None else (start_logp, rows.logp)
-    mask, *logps = (np.zeros((count, A), np.float32) for _ in range(3 + len(sampled)))
+    mask = np.zeros((count, A), np.float32)
+    padded = {name: np.zeros((count, A), _KINDS.get(name, np.float32)) for name in known}
     trajectory = np.full(count, rows.trajectories, np.int32)
     for row, piece in enumerate(pieces):
         size = piece.position_A.size
         tokens[row, : piece.end] = rows.tokens[piece.segment][: piece.end]
         position[row, :size] = piece.position_A
         mask[row, :size] = 1
-        for padded, source in zip(logps, (old_logp, ref_logp, *sampled), strict=True):
-            padded[row, :size] = source[piece.segment][piece.position_A]
+        for name, source in known.items():
+            padded[name][row, :size] = source[piece.segment][piece.position_A]
         trajectory[row] = rows.trajectory_S[piece.segment]
     fold = lambda x: x.reshape(M, shapes.rows, *x.shape[1:])  # noqa: E731
     used = np.int32(-(-len(pieces) // shapes.rows))
-    old, ref, *sampled = map(fold, logps)
-    tokens, position, mask, trajectory = map(fold, (tokens, position, mask, trajectory))
-    return TurnBatch(tokens, position, mask, old, ref, trajectory, used, *sampled)
+    return TurnBatch(
+        *map(fold, (tokens, position, mask, trajectory)),
+        microbatches=used,
+        **{f"{name}_MRA": fold(array) for name, array in padded.items()},
+    )
 
 
 def refresh_batch(
@@ -216,12 +218,12 @@ def _alone(rows: Rows, pieces: Sequence[Piece]) -> set[int]:
 
 
 def empty_batch(
-    rows: Rows, shapes: Shapes, *, length: int, action: int, importance: bool = False
+    rows: Rows, shapes: Shapes, known: Sequence[str] = (), *, length: int, action: int
 ) -> TurnBatch:
     """A batch without any row, of the shapes that a real one would have.
 
     Args:
-      importance: whether a real one holds the arrays of truncated importance sampling.
+      known: names of what a real one knows of its tokens.
     """
-    start_logp = [] if importance else None
-    return turn_batch(rows, [], shapes, [], [], length=length, action=action, start_logp=start_logp)
+    nothing: dict[str, list[np.ndarray]] = {name: [] for name in known}
+    return turn_batch(rows, [], shapes, nothing, length=length, action=action)

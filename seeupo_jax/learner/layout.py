@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import optax
 
 from seeupo_jax.config import Offload
-from seeupo_jax.parallel.mesh import sharding
-from seeupo_jax.types import TrainState
+from seeupo_jax.learner.critic import HEAD_AXES, Critic
+from seeupo_jax.parallel.mesh import param_shardings, sharding
+from seeupo_jax.types import CriticState, TrainState
 
 HOST = "pinned_host"  # the host's memory that devices copy from and to on their own
 
@@ -21,16 +22,42 @@ def state_layout(
     optimizer: optax.GradientTransformation,
     params: Any,
     offload: Offload,
+    critic: Critic | None = None,
 ) -> TrainState:
     """Shardings of the training state between steps.
 
-    What the optimizer keeps of a parameter (a leaf of its shape, at its path) lies as the parameter
+    What an optimizer keeps of a parameter (a leaf of its shape, at its path) lies as the parameter
     does, in the host's memory with `offload.optimizer`; the rest is small and lies everywhere.
 
     Args:
       params: tree of arrays or shape structs with shardings.
+      critic: the value function, whose own transformer lies as the policy does.
     """
-    everywhere = sharding(mesh, ())
+    everywhere, placed = sharding(mesh, ()), jax.tree.map(lambda leaf: leaf.sharding, params)
+    opt_state = _moments(optimizer, params, offload, everywhere)
+    own = None if critic is None else _critic_layout(mesh, critic, params, offload)
+    return TrainState(placed, opt_state, everywhere, everywhere, own)
+
+
+def _critic_layout(
+    mesh: jax.sharding.Mesh, critic: Critic, params: Any, offload: Offload
+) -> CriticState:
+    """Shardings of a value function's state."""
+    shapes = jax.eval_shape(critic.init, params).params
+    head = param_shardings(mesh, HEAD_AXES, shapes["head"])
+    trunk = jax.tree.map(lambda leaf: leaf.sharding, critic.trunk(params))
+    placed = {"head": head, "trunk": trunk}
+    structs = jax.tree.map(_struct, shapes, placed)
+    return CriticState(placed, _moments(critic.optimizer, structs, offload, sharding(mesh, ())))
+
+
+def _moments(
+    optimizer: optax.GradientTransformation,
+    params: Any,
+    offload: Offload,
+    everywhere: jax.sharding.Sharding,
+) -> Any:
+    """Shardings of an optimizer's state."""
     paths = {tuple(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
 
     def follow(path: Any, leaf: Any) -> jax.sharding.Sharding:
@@ -40,31 +67,42 @@ def state_layout(
             return everywhere
         return param.sharding.with_memory_kind(HOST) if offload.optimizer else param.sharding
 
-    opt_state = jax.tree_util.tree_map_with_path(follow, jax.eval_shape(optimizer.init, params))
-    placed = jax.tree.map(lambda leaf: leaf.sharding, params)
-    return TrainState(placed, opt_state, everywhere, everywhere)
+    return jax.tree_util.tree_map_with_path(follow, jax.eval_shape(optimizer.init, params))
+
+
+def _struct(x: Any, where: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
 
 def make_state(
-    optimizer: optax.GradientTransformation, params: Any, layout: TrainState
+    optimizer: optax.GradientTransformation,
+    params: Any,
+    layout: TrainState,
+    critic: Critic | None = None,
 ) -> TrainState:
     """The state before the first step, made where it lies, with a copy of the parameters in it."""
-    return jax.jit(functools.partial(_fresh, optimizer), out_shardings=layout)(params)
+    return jax.jit(functools.partial(_fresh, optimizer, critic), out_shardings=layout)(params)
 
 
 def abstract_state(
-    optimizer: optax.GradientTransformation, params: Any, layout: TrainState
+    optimizer: optax.GradientTransformation,
+    params: Any,
+    layout: TrainState,
+    critic: Critic | None = None,
 ) -> TrainState:
     """Shapes and shardings of what `make_state` makes; no device is asked for anything."""
-    shapes = jax.eval_shape(functools.partial(_fresh, optimizer), params)
-    struct = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)  # noqa: E731
-    return jax.tree.map(struct, shapes, layout)
+    shapes = jax.eval_shape(functools.partial(_fresh, optimizer, critic), params)
+    return jax.tree.map(_struct, shapes, layout)
 
 
-def _fresh(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
+def _fresh(
+    optimizer: optax.GradientTransformation, critic: Critic | None, params: Any
+) -> TrainState:
     zero = jnp.zeros((), jnp.int32)
     # Copied: the state is donated, and its parameters may be the reference policy's too.
-    return TrainState(jax.tree.map(jnp.copy, params), optimizer.init(params), zero, zero)
+    copied = jax.tree.map(jnp.copy, params)
+    own = None if critic is None else critic.init(params)
+    return TrainState(copied, optimizer.init(params), zero, zero, own)
 
 
 def to_pinned_host(params: Any) -> Any:

@@ -12,9 +12,10 @@ import numpy as np
 import optax
 
 from seeupo_jax import config
-from seeupo_jax.algorithms.advantage import group_relative_advantage
+from seeupo_jax.choices import fused_refresh_applies
 from seeupo_jax.learner import update
 from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.critic import Critic, make_critic
 from seeupo_jax.learner.layout import on_device
 from seeupo_jax.parallel import distributed
 from seeupo_jax.policy.network import Network, join
@@ -25,6 +26,7 @@ from seeupo_jax.types import TrainState, TurnBatch
 class Learner:
     """What a sweep needs and does not change.
 
+    critic_optimizer: of the value function, where there is one; None: the policy's.
     frozen: parameters that no step changes (all but the adapters, where there are any).
     layout: shardings of the TrainState, and `everywhere` one of small arrays. Every program returns
     what it was given in the same layout, so that no program is compiled twice. None: one device.
@@ -36,6 +38,7 @@ class Learner:
     shapes: Shapes
     temperature: float
     seed: int = 0
+    critic_optimizer: optax.GradientTransformation | None = None
     frozen: Any = field(default_factory=dict)
     layout: TrainState | None = None
     everywhere: jax.sharding.Sharding | None = None
@@ -44,10 +47,15 @@ class Learner:
     def turn_step(self) -> functools.partial[Any]:
         """`update.turn_step` from the state on; see there."""
         step = functools.partial(
-            update.turn_step, self.network, self.optimizer, self.step_objective, self.layout
+            update.turn_step,
+            self.network,
+            self.optimizer,
+            self.step_objective,
+            self.layout,
+            critic=self.critic,
         )
         out = (self.layout, self.everywhere, self.everywhere, self.everywhere)
-        jitted = jax.jit(step, donate_argnums=(1, 5), out_shardings=out)
+        jitted = jax.jit(step, donate_argnums=(1, 4), out_shardings=out)
         return functools.partial(jitted, self.frozen)
 
     @functools.cached_property
@@ -67,20 +75,23 @@ class Learner:
         jitted = _score(self.network, self.temperature, self.everywhere)
         return functools.partial(jitted, self.frozen)
 
-    def advantage(
-        self, reward_N: np.ndarray, group_N: np.ndarray, valid_N: np.ndarray
-    ) -> jax.Array:
-        """`group_relative_advantage` by the algorithm's choices, on every device."""
-        chosen = self.algorithm
-        advantage_N = group_relative_advantage(
-            reward_N,
-            group_N,
-            baseline=chosen.baseline,
-            scale=chosen.scale,
-            clip=chosen.advantage_clip,
-            valid_N=valid_N,
-        )
-        return self.spread(advantage_N)
+    @functools.cached_property
+    def value(self) -> functools.partial[Any]:
+        """`update.value` from the trained parameters on, with a critic; see there."""
+        critic = self.critic
+
+        def value(frozen: Any, params: Any, own: Any, batch: TurnBatch) -> jax.Array:
+            return update.value(self.network, critic, join(params, frozen), own, batch)
+
+        jitted = jax.jit(value, out_shardings=self.everywhere)
+        return functools.partial(jitted, self.frozen)
+
+    @functools.cached_property
+    def critic(self) -> Critic | None:
+        """The value function; None: the algorithm has none."""
+        chosen = self.critic_optimizer
+        optimizer = self.optimizer if chosen is None else chosen
+        return make_critic(self.algorithm, self.network.arch.width, optimizer)
 
     def spread(self, x_N: Any) -> jax.Array:
         """A small array, the same in all processes, on every device."""
@@ -90,23 +101,39 @@ class Learner:
     def step_objective(self) -> update.Objective:
         """The choices that the turn step is compiled with."""
         chosen = self.algorithm
+        parallel = chosen.order == "parallel"
         return update.Objective(
+            kind=chosen.objective,
             ratio=chosen.ratio,
+            loss_mean=chosen.loss_mean,
             # With several steps a turn, the policy before the first is scored and kept instead.
             old_is_current=chosen.old_policy == "turn" and self.fused,
             clip_low=chosen.clip_low,
             clip_high=chosen.clip_high,
-            kl_coef=chosen.kl_coef,
+            kl_coef=chosen.kl_coef if chosen.kl_in == "loss" else 0.0,
             weight_clip=chosen.weight_clip,
             temperature=self.temperature,
             tis_clip=chosen.tis_clip,
+            actions=-(-self.shapes.turns // chosen.span(self.shapes.turns)) if parallel else 1,
         )
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """What the turn step reads of every action token; names of `TurnBatch` without axes."""
+        names = ["old_logp", "ref_logp", "advantage"]
+        if self.algorithm.tis_clip is not None:
+            names += ["start_logp", "sampler_logp"]
+        if self.algorithm.order == "parallel":
+            names.append("action")
+        if self.critic is not None:
+            names += ["value", "returns"]
+        return tuple(names)
 
     @property
     def fused(self) -> bool:
         """Whether a turn's step also refreshes the weights of the turn before it."""
         chosen = self.algorithm
-        return chosen.refresh != "separate" and config.fused_refresh_applies(chosen)
+        return chosen.refresh != "separate" and fused_refresh_applies(chosen)
 
 
 @functools.cache

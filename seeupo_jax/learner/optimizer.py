@@ -90,9 +90,16 @@ def learning_rate_schedule(config: Optimizer, *, total_steps: int) -> optax.Sche
 
 
 def apply_update(
-    optimizer: optax.GradientTransformation, grads: Any, state: TrainState
+    optimizer: optax.GradientTransformation,
+    grads: Any,
+    state: TrainState,
+    critic_optimizer: optax.GradientTransformation | None = None,
+    critic_grads: Any = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Applies one optimizer step, or none of it when the gradient is not finite.
+
+    A value function is stepped with the policy by an optimizer of its own, so that the gradients of
+    the two are clipped each by its own norm; where either is not finite, neither is stepped.
 
     Pure, for use inside `jax.jit`; `state` may be donated.
 
@@ -100,26 +107,43 @@ def apply_update(
       optimizer: what `make_optimizer` returned.
       grads: gradients of the loss to minimise, a tree like `state.params`.
       state: the training state.
+      critic_optimizer, critic_grads: of `state.critic`; None where there is none.
 
     Returns:
       The next state (`step` + 1; or the same bits with `skipped` + 1) and float32 scalars:
-      `grad_norm`, the global norm before clipping, and `update_skipped`, 0 or 1.
+      `grad_norm`, the global norm before clipping, and `update_skipped`, 0 or 1; with a value
+      function `critic_grad_norm` too.
     """
-    # float32: a sum of squares in bfloat16 stops growing after a few hundred terms.
-    grad_norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
-    finite = jnp.isfinite(grad_norm)
+    grad_norm = _norm(grads)
+    finite, norms = jnp.isfinite(grad_norm), {"grad_norm": grad_norm}
+    if critic_optimizer is not None:
+        norms["critic_grad_norm"] = _norm(critic_grads)
+        finite &= jnp.isfinite(norms["critic_grad_norm"])
 
     def applied(state: TrainState) -> TrainState:
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        return TrainState(params, opt_state, state.step + 1, state.skipped)
+        state = _stepped(optimizer, grads, state)
+        if critic_optimizer is not None:
+            critic = _stepped(critic_optimizer, critic_grads, state.critic)
+            state = state._replace(critic=critic)
+        return state._replace(step=state.step + 1)
 
     def skipped(state: TrainState) -> TrainState:
         return state._replace(skipped=state.skipped + 1)
 
     # A branch updates donated buffers in place; a select on every leaf copies most of them.
     state = jax.lax.cond(finite, applied, skipped, state)
-    return state, {"grad_norm": grad_norm, "update_skipped": 1.0 - finite.astype(jnp.float32)}
+    return state, norms | {"update_skipped": 1.0 - finite.astype(jnp.float32)}
+
+
+def _norm(grads: Any) -> jax.Array:
+    """The global norm, in float32: a sum of squares in bfloat16 soon stops growing."""
+    return optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
+
+
+def _stepped(optimizer: optax.GradientTransformation, grads: Any, state: Any) -> Any:
+    """A `TrainState`, or a `CriticState`, with its own parameters stepped."""
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    return state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
 
 
 def _find(name: str) -> Callable[..., Any]:

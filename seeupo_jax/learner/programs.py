@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax.learner.batching import Rows, empty_batch, refresh_batch
+from seeupo_jax.learner.credit import compile_credit
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.types import TrainState
 
@@ -53,8 +54,7 @@ def compile_programs(
 
     Returns: the state, which was donated and comes back bit for bit.
     """
-    zeros_N = np.zeros(trajectories, np.float32)
-    learner.advantage(zeros_N, zeros_N.astype(np.int32), zeros_N > 0)
+    compile_credit(learner.algorithm, learner.shapes, trajectories)
 
     def fill(x: Any) -> Any:
         is_struct = isinstance(x, jax.ShapeDtypeStruct)
@@ -67,23 +67,23 @@ def compile_programs(
 
 
 def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
-    """Of the whole trajectories, under the old and under the reference policy."""
+    """Of the whole trajectories, under the old and the reference policy, and by the critic."""
     batch = empty_batch(rows, learner.shapes, length=length, action=length)
     yield _call(f"sweep/score {length}", learner.score, lambda state, _: (state.params, batch))
     # Mostly the same program again, which compiles nothing; not where it lies in other memory.
     yield _call(f"sweep/reference {length}", learner.score, lambda _, params: (params, batch))
+    if learner.critic is not None:
+        yield _call(
+            f"sweep/value {length}",
+            learner.value,
+            lambda state, _: (state.params, state.critic.params, batch),
+        )
 
 
 def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
     """One turn's step, and what comes before or after it for some choices of the algorithm."""
     shapes, chosen = learner.shapes, learner.algorithm
-    batch = empty_batch(
-        rows,
-        shapes,
-        length=length,
-        action=shapes.action,
-        importance=chosen.tis_clip is not None,
-    )
+    batch = empty_batch(rows, shapes, learner.known, length=length, action=shapes.action)
     numbers_N = jax.ShapeDtypeStruct((rows.trajectories,), jnp.float32, sharding=learner.everywhere)
     continued = None
     if learner.fused:
@@ -93,10 +93,10 @@ def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progra
     yield _call(
         f"sweep/turn {length}",
         learner.turn_step,
-        lambda state, _: (state, batch, continued, numbers_N, numbers_N, np.float32(1)),
+        lambda state, _: (state, batch, continued, numbers_N, np.float32(1)),
         returns_state=True,
     )
-    if not learner.fused or length == shapes.lengths[-1]:
+    if chosen.weighs and (not learner.fused or length == shapes.lengths[-1]):
         yield _call(
             f"sweep/refresh {length}",
             learner.refresh,

@@ -15,7 +15,6 @@ from seeupo_jax.learner.sweep_pass import (
     Pass,
     SweepStopped,
     host_metrics,
-    keep_behaviour,
     resume_pass,
     start_pass,
 )
@@ -28,28 +27,31 @@ def update_order(
     turns: int,
     order: str,
     *,
-    turns_per_update: int = 1,
+    turns_per_update: int | None = 1,
     custom_order: Sequence[int] = (),
     seed: Sequence[int] = (0,),
 ) -> list[tuple[int, ...]]:
     """The steps of a sweep, first to last; each is the turns that it updates together.
 
     Args:
-      turns: K, of the longest trajectory. order: `reverse` (SeeUPO), `forward`, `random` or
-        `custom` (`custom_order`, of which turns that nobody reached are left out).
-      turns_per_update: so many consecutive turns, counted from the last one, make one step.
+      turns: K, of the longest trajectory.
+      order: `reverse` (SeeUPO), `forward`, `random`, `custom` (`custom_order`, of which turns that
+        nobody reached are left out) or `parallel` (one step on all).
+      turns_per_update: so many consecutive turns, counted from the last one, make one step; None:
+        all.
       seed: of the random order.
 
     Raises:
       ValueError: an unknown order.
     """
-    ends = range(turns, 0, -turns_per_update)
-    steps = [tuple(range(max(0, end - turns_per_update), end)) for end in ends]
+    span = turns_per_update or max(turns, 1)
+    steps = [tuple(range(max(0, end - span), end)) for end in range(turns, 0, -span)]
     orders: dict[str, Callable[[], list[tuple[int, ...]]]] = {
         "reverse": lambda: steps,
         "forward": lambda: steps[::-1],
         "random": lambda: [steps[i] for i in np.random.default_rng(seed).permutation(len(steps))],
         "custom": lambda: [(turn,) for turn in custom_order if turn < turns],
+        "parallel": lambda: [tuple(range(turns))] if turns else [],
     }
     if order not in orders:
         raise ValueError(f"order: got {order!r}; allowed: {', '.join(orders)}.")
@@ -95,8 +97,15 @@ def sweep(
     if not order:
         return state, {"sweep/turns": 0}
     if resume is None:
-        current = start_pass(learner, state.params, ref_params, rows, trajectories)
-        keep_behaviour(current, trajectories, version=iteration - 1)
+        current = start_pass(
+            learner,
+            state.params,
+            ref_params,
+            rows,
+            trajectories,
+            version=iteration - 1,
+            critic=state.critic,
+        )
     else:
         current = resume_pass(learner, rows, trajectories, order, *resume)
     flying: deque[Any] = deque()
@@ -109,7 +118,7 @@ def sweep(
             learner, current, state, turns, last=turns == order[-1], seed=(*seed, *turns)
         )
         flying.append(current.metrics[-1:])
-    return state, current.gap | _summarize(current, len(order))
+    return state, current.begun | _summarize(current, len(order))
 
 
 def update_turn(
@@ -137,7 +146,7 @@ def _fused_turn(
     """One step that first refreshes, in the same program, the weights of the step before it."""
     batch = current.batch(pieces, learner.shapes)
     continued, left = refresh_batch(
-        current.rows, batch, pieces, current.previous, learner.shapes, current.old_logp
+        current.rows, batch, pieces, current.previous, learner.shapes, current.known["old_logp"]
     )
     if left:
         current.factor_N = learner.refresh(
@@ -149,7 +158,6 @@ def _fused_turn(
         state,
         batch,
         continued,
-        current.advantage_N,
         current.factor_N,
         _denominator(learner, current, pieces),
     )
@@ -182,12 +190,11 @@ def _separate_turn(
                 state,
                 current.batch(part, learner.shapes),
                 None,
-                current.advantage_N,
                 current.factor_N,
                 np.float32(share * len(part)),
             )
             current.metrics.append(metrics)
-    if not last:
+    if learner.algorithm.weighs and not last:
         batch = current.batch(pieces, learner.shapes)
         current.factor_N = learner.refresh(state.params, batch, current.factor_N)
     return state
@@ -202,19 +209,36 @@ def _minibatches(pieces: list[Piece], count: int, rng: np.random.Generator) -> l
 
 
 def _denominator(learner: Learner, current: Pass, pieces: Sequence[Piece]) -> np.float32:
-    """What a full step's sum is divided by: all trajectories, or those that have the turn."""
+    """What a full step's sum is divided by.
+
+    All trajectories, or those that have the turn; times the tokens that one may have at the most;
+    or all tokens of the step.
+    """
+    chosen = learner.algorithm
     active = {int(current.rows.trajectory_S[piece.segment]) for piece in pieces}
-    counts = {"all": current.valid, "active": len(active)}
-    return np.float32(counts[learner.algorithm.pool_mean])
+    counted = {"all": current.valid, "active": len(active)}[chosen.pool_mean]
+    counts = {
+        "action": counted,
+        "constant": counted * learner.shapes.action,
+        "token": sum(piece.position_A.size for piece in pieces),
+    }
+    return np.float32(counts[chosen.loss_mean])
 
 
 def _summarize(current: Pass, turns: int) -> dict[str, float]:
-    """Means over rows and steps."""
+    """Means over actions and steps; `turns` counts the steps of the order."""
     totals = host_metrics(current.metrics)
-    rows = sum(step["rows"] for step in totals)
-    mean = lambda name: sum(step[name] for step in totals) / rows  # noqa: E731
+    actions = sum(step["actions"] for step in totals)
+    mean = lambda name: sum(step[name] for step in totals) / actions  # noqa: E731
     weights = {"sweep/tis_weight_mean": "tis_weight", "sweep/tis_truncated": "tis_truncated"}
-    return {
+    critic = {}
+    if "value" in current.known:
+        critic = {
+            "sweep/value_loss": mean("value_loss"),
+            "sweep/value_clip_fraction": mean("value_clipped"),
+            "sweep/critic_grad_norm": float(np.mean([s["critic_grad_norm"] for s in totals])),
+        }
+    return critic | {
         "sweep/turns": turns,
         "sweep/steps": len(totals),
         "sweep/loss": float(np.mean([step["loss"] for step in totals])),
@@ -225,5 +249,5 @@ def _summarize(current: Pass, turns: int) -> dict[str, float]:
         "sweep/updates_skipped": sum(step["update_skipped"] for step in totals),
         "sweep/tokens": current.tokens,
         "sweep/padding_fraction": 1 - current.tokens / current.padded,
-        **{key: mean(name) for key, name in weights.items() if current.start_logp is not None},
+        **{key: mean(name) for key, name in weights.items() if "start_logp" in current.known},
     }

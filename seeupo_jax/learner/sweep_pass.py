@@ -17,9 +17,10 @@ from seeupo_jax.learner.batching import (
     pieces_of,
     turn_batch,
 )
+from seeupo_jax.learner.credit import assign_credit
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.stop import Stopped
-from seeupo_jax.types import TrainState, Trajectory, TurnBatch, learnable
+from seeupo_jax.types import CriticState, TrainState, Trajectory, TurnBatch, learnable
 
 
 @dataclass
@@ -27,20 +28,16 @@ class Pass:
     """A sweep under way: what its steps read and write on the host.
 
     factor_N: of the weights, M = advantage x factor.
-    old_logp, ref_logp: one array a segment, aligned with its tokens.
-    start_logp: the same under the parameters that sampled, which no step overwrites; None without
-      truncated importance sampling.
-    gap: how far the sampler's log-probabilities are from the trainer's.
+    known: what is known of every token, by the names of `TurnBatch`; one array a segment, aligned
+      with its tokens.
+    begun: metrics of what the sweep began with.
     """
 
     rows: Rows
-    advantage_N: jax.Array
     factor_N: jax.Array
     valid: int
-    old_logp: list[np.ndarray]
-    ref_logp: list[np.ndarray]
-    start_logp: list[np.ndarray] | None
-    gap: dict[str, float]
+    known: dict[str, list[np.ndarray]]
+    begun: dict[str, float]
     previous: list[Piece] = field(default_factory=list)
     done: int = 0  # steps of the order
     metrics: list[dict[str, Any]] = field(default_factory=list)  # of every optimizer step
@@ -54,14 +51,7 @@ class Pass:
         if length is None:
             length = shapes.length(max(piece.end for piece in pieces))
         batch = turn_batch(
-            self.rows,
-            pieces,
-            shapes,
-            self.old_logp,
-            self.ref_logp,
-            length=length,
-            action=shapes.action,
-            start_logp=self.start_logp,
+            self.rows, pieces, shapes, self.known, length=length, action=shapes.action
         )
         _, R, L = batch.tokens_MRL.shape
         self.tokens += sum(piece.end for piece in pieces)
@@ -70,14 +60,14 @@ class Pass:
 
     def store_old(self, pieces: Sequence[Piece], logp_MRA: jax.Array) -> None:
         """Makes log-probabilities just computed the old policy's at these pieces."""
-        scatter(self.old_logp, pieces, np.asarray(logp_MRA))
+        scatter(self.known["old_logp"], pieces, np.asarray(logp_MRA))
 
 
-def scatter(logp: Sequence[np.ndarray], pieces: Sequence[Piece], logp_MRA: np.ndarray) -> None:
-    """Writes a batch's log-probabilities back to their segments' tokens."""
-    flat_XA = logp_MRA.reshape(-1, logp_MRA.shape[-1])
-    for piece, logp_A in zip(pieces, flat_XA, strict=False):
-        logp[piece.segment][piece.position_A] = logp_A[: piece.position_A.size]
+def scatter(numbers: Sequence[np.ndarray], pieces: Sequence[Piece], found_MRA: np.ndarray) -> None:
+    """Writes what a batch's program found of action tokens back to their segments' tokens."""
+    flat_XA = found_MRA.reshape(-1, found_MRA.shape[-1])
+    for piece, found_A in zip(pieces, flat_XA, strict=False):
+        numbers[piece.segment][piece.position_A] = found_A[: piece.position_A.size]
 
 
 def start_pass(
@@ -86,48 +76,66 @@ def start_pass(
     ref_params: Any,
     rows: Rows,
     trajectories: Sequence[Trajectory],
+    *,
+    version: int,
+    critic: CriticState | None = None,
 ) -> Pass:
-    """Advantages, and one pass each for the log-probabilities of the old and reference policies."""
-    advantage_N, valid = _advantages(learner, trajectories)
+    """Advantages, and one pass each for the log-probabilities of the old and reference policies.
+
+    Args:
+      version: of the policy that is swept.
+      critic: the value function, which takes one pass too.
+    """
     pieces = all_actions(rows)
-    zeros = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
-    old_logp, ref_logp = ([array.copy() for array in zeros] for _ in range(2))
     length = learner.shapes.long(max(piece.end for piece in pieces))
-    batch = turn_batch(rows, pieces, learner.shapes, zeros, zeros, length=length, action=length)
-    old_MRA = learner.score(params, batch)
-    ref_MRA = learner.score(ref_params, batch) if learner.algorithm.kl_coef else old_MRA
-    scatter(old_logp, pieces, np.asarray(old_MRA))
-    scatter(ref_logp, pieces, np.asarray(ref_MRA))
-    # Copied: old_policy=turn overwrites the old policy's as the sweep goes on.
-    weighted = learner.algorithm.tis_clip is not None
-    return Pass(
-        rows,
-        advantage_N,
-        learner.spread(np.ones(rows.trajectories, np.float32)),
-        valid,
-        old_logp,
-        ref_logp,
-        start_logp=[array.copy() for array in old_logp] if weighted else None,
-        gap=_sampler_trainer_gap(rows, old_logp),
+    batch = turn_batch(rows, pieces, learner.shapes, {}, length=length, action=length)
+
+    def ragged(found_MRA: jax.Array) -> list[np.ndarray]:
+        numbers = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
+        scatter(numbers, pieces, np.asarray(found_MRA))
+        return numbers
+
+    copied = lambda arrays: [array.copy() for array in arrays]  # noqa: E731
+    scored = lambda params: ragged(learner.score(params, batch))  # noqa: E731
+    old_logp = scored(params)
+    ref_logp = scored(ref_params) if learner.algorithm.kl_coef else copied(old_logp)
+    known = {"old_logp": old_logp, "ref_logp": ref_logp}
+    if critic is not None:
+        known["value"] = ragged(learner.value(params, critic.params, batch))
+    if "start_logp" in learner.known:
+        # Copied: old_policy=turn overwrites the old policy's as the sweep goes on.
+        known["start_logp"] = copied(old_logp)
+    begun = _sampler_trainer_gap(rows, old_logp)
+    _keep_behaviour(rows, old_logp, trajectories, version)
+    known |= _recorded(learner, rows) | assign_credit(
+        learner.algorithm, learner.shapes, rows, trajectories, known
     )
+    if critic is not None:
+        begun["sweep/explained_variance"] = _explained_variance(rows, known)
+    factor_N = learner.spread(np.ones(rows.trajectories, np.float32))
+    return Pass(rows, factor_N, int(learnable(trajectories).sum()), known, begun)
 
 
-def _advantages(learner: Learner, trajectories: Sequence[Trajectory]) -> tuple[jax.Array, int]:
-    """Of every trajectory, and how many count."""
-    valid_N = learnable(trajectories)
-    reward_N = np.array([t.reward for t in trajectories], np.float32)
-    group_N = np.array([t.group for t in trajectories], np.int32)
-    return learner.advantage(reward_N, group_N, valid_N), int(valid_N.sum())
+def _recorded(learner: Learner, rows: Rows) -> dict[str, list[np.ndarray]]:
+    """What the rows themselves say of their tokens."""
+    known: dict[str, list[np.ndarray]] = {}
+    if "sampler_logp" in learner.known:
+        known["sampler_logp"] = list(rows.logp)
+    if "action" in learner.known:
+        if rows.turns > learner.shapes.turns:
+            raise ValueError(
+                f"a trajectory has {rows.turns} turns; allowed with order=parallel: at most"
+                f" {learner.shapes.turns}, rollout.max_turns."
+            )
+        span = learner.algorithm.span(learner.shapes.turns)
+        # Counted from the last turn, as the steps of the other orders are.
+        known["action"] = [(rows.turns - 1 - turn_L) // span for turn_L in rows.turn]
+    return known
 
 
-def _flat_logps(current: Pass) -> dict[str, np.ndarray]:
-    """The pass's log-probabilities, those of all segments one after the other."""
-    ragged = {
-        "old_logp": current.old_logp,
-        "ref_logp": current.ref_logp,
-        "start_logp": current.start_logp,
-    }
-    return {name: np.concatenate(parts) for name, parts in ragged.items() if parts is not None}
+def _stored(learner: Learner) -> list[str]:
+    """What of `Pass.known` a sweep that was stopped cannot find out again."""
+    return [name for name in learner.known if name not in ("sampler_logp", "action")]
 
 
 def resume_pass(
@@ -140,23 +148,14 @@ def resume_pass(
 ) -> Pass:
     """The pass of a sweep that was stopped."""
     ends = np.cumsum([len(tokens) for tokens in rows.tokens])[:-1]
-
-    def ragged(name: str) -> list[np.ndarray] | None:
-        if name not in arrays:
-            return None
-        return [part.copy() for part in np.split(np.asarray(arrays[name]), ends)]
-
-    advantage_N, valid = _advantages(learner, trajectories)
+    ragged = lambda name: [part.copy() for part in np.split(np.asarray(arrays[name]), ends)]  # noqa: E731
     done = notes["done"]
     return Pass(
         rows,
-        advantage_N,
         arrays["factor_N"],
-        valid,
-        ragged("old_logp"),
-        ragged("ref_logp"),
-        start_logp=ragged("start_logp"),
-        gap=dict(notes["gap"]),
+        int(learnable(trajectories).sum()),
+        {name: ragged(name) for name in _stored(learner)} | _recorded(learner, rows),
+        begun=dict(notes["begun"]),
         previous=pieces_of(rows, order[done - 1]) if done else [],
         done=done,
         metrics=list(notes["metrics"]),
@@ -165,17 +164,21 @@ def resume_pass(
     )
 
 
-def keep_behaviour(current: Pass, trajectories: Sequence[Trajectory], *, version: int) -> None:
+def _keep_behaviour(
+    rows: Rows,
+    old_logp: Sequence[np.ndarray],
+    trajectories: Sequence[Trajectory],
+    version: int,
+) -> None:
     """Makes the policy that sampled the old one where it is not the one that is swept.
 
     What the sampler recorded is all that is left of it.
     """
-    rows = current.rows
     for segment, owner in enumerate(rows.trajectory_S):
         sampled_by = trajectories[owner].policy_version
         if sampled_by is not None and sampled_by != version:
             acted_L = rows.turn[segment] >= 0
-            current.old_logp[segment][acted_L] = rows.logp[segment][acted_L]
+            old_logp[segment][acted_L] = rows.logp[segment][acted_L]
 
 
 class SweepStopped(Stopped):
@@ -188,15 +191,14 @@ class SweepStopped(Stopped):
 
     def __init__(self, state: TrainState, current: Pass, learner: Learner):
         super().__init__(f"stopped after {current.done} steps of a sweep")
-        logps = _flat_logps(current)
         self.arrays = {"state": state, "factor_N": current.factor_N} | {
-            name: learner.spread(logp_X) for name, logp_X in logps.items()
+            name: learner.spread(np.concatenate(current.known[name])) for name in _stored(learner)
         }
         self.notes = {
             "done": current.done,
             "tokens": current.tokens,
             "padded": current.padded,
-            "gap": current.gap,
+            "begun": current.begun,
             "metrics": host_metrics(current.metrics),
         }
 
@@ -207,12 +209,9 @@ def stopped_arrays(learner: Learner, state: Any, trajectories: Sequence[Trajecto
     shape = lambda size: jax.ShapeDtypeStruct(  # noqa: E731
         (size,), np.float32, sharding=learner.everywhere
     )
-    names = ["old_logp", "ref_logp"]
-    if learner.algorithm.tis_clip is not None:
-        names.append("start_logp")
     tokens = sum(map(len, rows.tokens))
-    logps = {name: shape(tokens) for name in names}
-    return {"state": state, "factor_N": shape(rows.trajectories)} | logps
+    known = {name: shape(tokens) for name in _stored(learner)}
+    return {"state": state, "factor_N": shape(rows.trajectories)} | known
 
 
 def host_metrics(steps: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
@@ -228,3 +227,15 @@ def _sampler_trainer_gap(rows: Rows, old_logp: Sequence[np.ndarray]) -> dict[str
         "logp/sampler_trainer_gap": float(gap.max()),
         "logp/sampler_trainer_gap_mean": float(gap.mean()),
     }
+
+
+def _explained_variance(rows: Rows, known: Mapping[str, Sequence[np.ndarray]]) -> float:
+    """Which share of the returns' variance the values have, over all action tokens.
+
+    NaN where all returns are equal, and there is nothing to explain.
+    """
+    acted = np.concatenate(rows.turn) >= 0
+    returns, value = (np.concatenate(known[name])[acted] for name in ("returns", "value"))
+    variance = returns.var(dtype=np.float64)
+    error = (returns - value).var(dtype=np.float64)
+    return float(1 - error / variance) if variance > 0 else float("nan")

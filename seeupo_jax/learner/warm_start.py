@@ -92,7 +92,6 @@ class Batches:
             len(cut),
             1 + max(int(s.turn_L.max()) for s in cut),
         )
-        logp = [s.logp_L for s in cut]
         pieces = all_actions(rows)
         if not pieces:
             raise ValueError(
@@ -101,7 +100,7 @@ class Batches:
             )
         length = self.shapes.length(max(piece.end for piece in pieces))
         action = self.shapes.length(max(piece.position_A.size for piece in pieces))
-        return turn_batch(rows, pieces, self.shapes, logp, logp, length=length, action=action)
+        return turn_batch(rows, pieces, self.shapes, {}, length=length, action=action)
 
 
 @functools.partial(
@@ -117,7 +116,7 @@ def imitate(
     """One step on the mean negative log-likelihood of the action tokens; returns it too (nats)."""
 
     def loss(params: Any, row: TurnBatch) -> jax.Array:
-        logp_RA, _ = update.action_logp(network, params, row, 1.0)
+        logp_RA, _ = update.row_logp(network, params, row, 1.0)
         return -jnp.sum(logp_RA * row.mask_MRA)
 
     def body(index: jax.Array, carry: Any) -> Any:

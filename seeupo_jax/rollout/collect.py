@@ -38,12 +38,16 @@ class _Episode:
     transcript: Transcript = field(default_factory=Transcript)
     messages: list[Message] = field(default_factory=list)
     tools: Sequence[Tool] = ()
-    turn: int = 0  # to be sampled next
-    reward: float = 0.0
+    rewards: list[float] = field(default_factory=list)  # of each turn that was sampled
     score: float = 0.0
     stop: str | None = None
     retries: int = 0
     info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def turn(self) -> int:
+        """To be sampled next."""
+        return len(self.rewards)
 
     def hear(self, outcome: Outcome) -> Any:
         """What its environment brought; None where it failed, which ends the episode."""
@@ -62,7 +66,7 @@ class _Episode:
         own = {"score": self.score, "member": request.member, "retries": self.retries}
         return Trajectory(
             segments=self.transcript.segments(),
-            reward=self.reward,
+            reward=sum(self.rewards, 0.0),
             group=request.group,
             task_id=request.task_id,
             seed=seed,
@@ -70,6 +74,7 @@ class _Episode:
             messages=tuple(self.messages),
             info=self.info | own,
             policy_version=policy_version,
+            turn_rewards=tuple(self.rewards),
         )
 
 
@@ -82,6 +87,8 @@ class Collected:
     sampled_tokens, context_tokens: counted once each; those of a rewritten context once more in
       its segment.
     usage: the engine's counts.
+    rounds: how often tasks were sampled for it, all of which the counts are of.
+    left_out: what these rounds brought besides; groups are numbered as in their round.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -90,6 +97,13 @@ class Collected:
     sampled_tokens: int
     context_tokens: int
     usage: Mapping[str, int] = field(default_factory=dict)
+    rounds: int = 1
+    left_out: tuple[Trajectory, ...] = ()
+
+    @property
+    def sampled(self) -> tuple[Trajectory, ...]:
+        """The trajectories of all rounds."""
+        return self.trajectories + self.left_out
 
 
 def group_requests(task_ids: Sequence[str], group_size: int) -> list[Request]:
@@ -255,7 +269,7 @@ class _Collection:
             episode.fail("env_error", action.failure)
             return self._go_on(action.key, episode)
         episode.transcript.act(action.tokens, episode.turn, action.logp)
-        episode.turn += 1
+        episode.rewards.append(0.0)  # until its environment answers
         text = self._tokenizer.text(action.tokens)
         episode.messages.append({"role": "assistant", "content": text})
         conversation = episode.conversation
@@ -274,7 +288,7 @@ class _Collection:
         score: float,
         conversation: Conversation | None,
     ) -> None:
-        episode.reward += reward
+        episode.rewards[-1] = reward
         episode.score, episode.conversation = score, conversation
         episode.messages += step.observation
         episode.info = episode.info | step.info

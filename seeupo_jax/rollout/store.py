@@ -1,7 +1,8 @@
 """The trajectories of an iteration in a file, so that a killed sweep is repeated on the same ones.
 
 A file is the SHA-256 of what follows, then zlib's compression of an `.npz`: the tokens, turns and
-log-probabilities of all segments end to end, the rewards, and as JSON whatever is text or counts.
+log-probabilities of all segments end to end, the rewards of trajectories and of turns, and as JSON
+whatever is text or counts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -28,7 +30,7 @@ _LOGGER = logging.getLogger(__name__)
 _DIGEST_BYTES = 32
 _COMPRESSION = 1  # of zlib: log-probabilities hardly compress, and the rest does at any level
 _ARRAYS = {"tokens_L": np.int32, "turn_L": np.int32, "logp_L": np.float32}  # of a segment
-_OTHER = ("segments", "reward")  # fields of a trajectory that are not kept as JSON
+_OTHER = ("segments", "reward", "turn_rewards")  # fields of a trajectory that are not kept as JSON
 
 
 class RolloutStore:
@@ -111,17 +113,21 @@ class RolloutStore:
 
 
 def _pack(iteration: int, collected: Collected, made_by: str) -> bytes:
-    trajectories = collected.trajectories
+    trajectories = collected.sampled
     segments = [segment for trajectory in trajectories for segment in trajectory.segments]
     arrays = {name: _join(segments, name, kind) for name, kind in _ARRAYS.items()}
     arrays["lengths"] = np.array([len(segment.tokens_L) for segment in segments], np.int64)
     arrays["rewards"] = np.array([trajectory.reward for trajectory in trajectories], np.float64)
+    turns = [trajectory.turn_rewards for trajectory in trajectories]
+    arrays["turn_rewards"] = np.array([*itertools.chain(*turns)], np.float64)
     notes = {
         "iteration": iteration,
         "made_by": made_by,
-        "collected": _fields(collected, without=("trajectories",)),
+        "collected": _fields(collected, without=("trajectories", "left_out")),
+        "left_out": len(collected.left_out),
         "trajectories": [_fields(trajectory, without=_OTHER) for trajectory in trajectories],
         "segments": [len(trajectory.segments) for trajectory in trajectories],
+        "turns": [len(rewards) for rewards in turns],
     }
     arrays["notes"] = np.frombuffer(json.dumps(_plain(notes)).encode(), np.uint8)
     file = io.BytesIO()
@@ -141,13 +147,22 @@ def _collected(notes: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Co
     ends = np.cumsum(arrays["lengths"])[:-1]
     parts = (np.split(arrays[name], ends) for name in _ARRAYS)
     segments = (Segment(*part) for part in zip(*parts, strict=True))
+    turn_rewards = iter(arrays["turn_rewards"].tolist())
     trajectories = []
     for index, fields in enumerate(notes["trajectories"]):
         own = tuple(next(segments) for _ in range(notes["segments"][index]))
-        fields = fields | {"messages": tuple(fields["messages"])}
-        reward = float(arrays["rewards"][index])
-        trajectories.append(Trajectory(segments=own, reward=reward, **fields))
-    return Collected(trajectories=tuple(trajectories), **notes["collected"])
+        fields = fields | {
+            "messages": tuple(fields["messages"]),
+            "reward": float(arrays["rewards"][index]),
+            "turn_rewards": tuple(itertools.islice(turn_rewards, notes["turns"][index])),
+        }
+        trajectories.append(Trajectory(segments=own, **fields))
+    kept = len(trajectories) - notes["left_out"]
+    return Collected(
+        trajectories=tuple(trajectories[:kept]),
+        left_out=tuple(trajectories[kept:]),
+        **notes["collected"],
+    )
 
 
 def _join(segments: Sequence[Segment], name: str, kind: type[np.generic]) -> np.ndarray:

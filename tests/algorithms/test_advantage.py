@@ -3,7 +3,7 @@
 import itertools
 
 import numpy as np
-import numpy_twin as twin
+import numpy_credit as twin
 import pytest
 
 from seeupo_jax.algorithms.advantage import group_relative_advantage
@@ -108,6 +108,41 @@ def test_the_order_of_rows_does_not_matter(baseline, scale):
     np.testing.assert_allclose(shuffled, result[order_N], rtol=1e-5, atol=1e-6)
 
 
+def test_the_batch_baseline_is_the_mean_of_all_valid_trajectories():
+    # Valid: 4, 1, 1, 2, with mean 2; the first and the last are alone in their groups.
+    reward_N, group_N = [4.0, 1.0, 99.0, 1.0, 2.0], [5, 0, 0, 0, 1]
+    options = {"baseline": "batch", "valid_N": np.array([True, True, False, True, True])}
+    result = advantages(reward_N, group_N, scale="none", **options)
+    np.testing.assert_allclose(result, [2.0, -1.0, 0.0, -1.0, 0.0], atol=1e-6)
+    scaled = advantages(reward_N, group_N, **options)
+    np.testing.assert_allclose(scaled, result / 2**0.5, atol=1e-6)  # squares 4 + 1 + 1 over 3
+
+
+@pytest.mark.parametrize("scale", ["none", "batch"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_batch_baseline_on_ragged_groups_agrees_with_numpy(scale, seed):
+    reward_N, group_N, valid_N = ragged(seed)
+    expected = np.where(valid_N, reward_N - reward_N[valid_N].mean(), 0.0)
+    if scale == "batch":
+        expected = np.clip(expected / reward_N[valid_N].std(ddof=1), -1.0, 1.0)
+    options = {"baseline": "batch", "scale": scale, "clip": 1.0, "valid_N": valid_N}
+    result = advantages(reward_N, group_N, **options)
+    np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-6)
+    dirty_N = np.where(valid_N, reward_N, np.nan)
+    np.testing.assert_array_equal(advantages(dirty_N, group_N, **options), result)
+    np.testing.assert_array_equal(advantages(dirty_N, -(group_N**2), **options), result)
+
+
+@pytest.mark.parametrize("scale", ["none", "batch"])
+def test_equal_rewards_of_all_groups_are_exactly_zero_with_the_batch_baseline(scale):
+    assert not advantages([100.1] * 7, [0, 0, 1, 1, 1, 2, 3], baseline="batch", scale=scale).any()
+
+
+def test_a_group_of_equal_rewards_differs_from_the_batch_baseline():
+    result = advantages([100.1] * 4 + [0.1] * 4, [0] * 4 + [1] * 4, baseline="batch", scale="none")
+    np.testing.assert_allclose(result, [50.0] * 4 + [-50.0] * 4, rtol=1e-6)
+
+
 def test_group_ids_are_only_names():
     reward_N, group_N, valid_N = ragged(5)
     names = np.array([-3, 10**6, 40, 41, 7, 0, 999])
@@ -127,10 +162,14 @@ def test_a_batch_of_failures_is_all_zero(baseline, scale):
 
 
 def test_user_mistakes_are_named_with_what_is_allowed():
-    with pytest.raises(ValueError, match="baseline: got 'median'; allowed: mean, leave_one_out"):
+    with pytest.raises(
+        ValueError, match="baseline: got 'median'; allowed: mean, leave_one_out, batch"
+    ):
         advantages([1.0], [0], baseline="median")
     with pytest.raises(ValueError, match="scale: got 'std'; allowed: none, batch, group"):
         advantages([1.0], [0], scale="std")
+    with pytest.raises(ValueError, match="'group' with baseline='batch'; allowed: none, batch"):
+        advantages([1.0], [0], baseline="batch", scale="group")
     with pytest.raises(ValueError, match="clip: got 0.0; allowed: a number > 0, or None"):
         advantages([1.0], [0], clip=0.0)
     with pytest.raises(ValueError, match=r"reward_N \(2,\), group_N \(3,\)"):

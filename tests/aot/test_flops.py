@@ -46,13 +46,13 @@ def traced_step(arch, rows, length, action, refresh):
     state = TrainState(params, jax.eval_shape(optimizer.init, params), SCALAR, SCALAR)
     lengths = Shapes((max(refresh, 1), length), action, rows, microbatches=1)
     nobody = Rows((), (), (), np.zeros(0, np.int32), 16, 0)
-    batch = empty_batch(nobody, lengths, length=length, action=action)
+    learner = Learner(network, optimizer, config.Algorithm(), lengths, 0.9)
+    batch = empty_batch(nobody, lengths, learner.known, length=length, action=action)
     continued = refresh_batch(nobody, batch, [], [], lengths, [])[0] if refresh else None
-    objective = Learner(network, optimizer, config.Algorithm(), lengths, 0.9).step_objective
-    step = functools.partial(update.turn_step, network, optimizer, objective, None)
+    step = functools.partial(update.turn_step, network, optimizer, learner.step_objective, None)
     number_N = jax.ShapeDtypeStruct((16,), jnp.float32)
     one = jax.ShapeDtypeStruct((), jnp.float32)
-    return jax.jit(step).trace(frozen, state, batch, continued, number_N, number_N, one)
+    return jax.jit(step).trace(frozen, state, batch, continued, number_N, one)
 
 
 def changed(**fields):

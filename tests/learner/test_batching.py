@@ -41,10 +41,10 @@ def logps(rows, scale):
 
 def batch_of(rows, turns, shapes=SHAPES, length=8, action=3, importance=False):
     pieces = pieces_of(rows, turns)
-    old, ref = logps(rows, -1.0), logps(rows, -2.0)
-    sizes = {"length": length, "action": action}
-    start = logps(rows, -3.0) if importance else None
-    return pieces, turn_batch(rows, pieces, shapes, old, ref, **sizes, start_logp=start)
+    known = {"old_logp": logps(rows, -1.0), "ref_logp": logps(rows, -2.0)}
+    if importance:
+        known |= {"start_logp": logps(rows, -3.0), "sampler_logp": rows.logp}
+    return pieces, turn_batch(rows, pieces, shapes, known, length=length, action=action)
 
 
 def refresh_of(rows, now, before, shapes=SHAPES):
@@ -80,7 +80,8 @@ def test_a_batch_by_hand():
     np.testing.assert_allclose(batch.sampler_logp_MRA, 0.1 * np.array(old), rtol=1e-6)
     np.testing.assert_array_equal(batch.trajectory_MR, [[0, 1], [3, 4]])  # 4: no trajectory
     assert batch.microbatches == 2
-    kinds = {name: array.dtype for name, array in batch._asdict().items()}
+    held = {name: array for name, array in batch._asdict().items() if array is not None}
+    kinds = {name: array.dtype for name, array in held.items()}
     whole = {"tokens_MRL", "position_MRA", "trajectory_MR", "microbatches"}
     assert all((kind == np.int32) == (name in whole) for name, kind in kinds.items())
 
@@ -107,8 +108,9 @@ def test_every_sampled_token_is_in_one_turns_batch_with_all_that_precedes_it_and
     seen = 0
     for turn in range(rows.turns):
         pieces, batch = batch_of(rows, (turn,), shapes, length=32, action=8)
-        flat = [x.reshape(9, *x.shape[2:]) for x in batch[:6]]
-        for piece, tokens_L, position_A, mask_A, old_A in zip(pieces, *flat[:4], strict=False):
+        read = [batch.tokens_MRL, batch.position_MRA, batch.mask_MRA, batch.old_logp_MRA]
+        flat = [x.reshape(9, *x.shape[2:]) for x in read]
+        for piece, tokens_L, position_A, mask_A, old_A in zip(pieces, *flat, strict=False):
             real_A = position_A[mask_A > 0]
             turn_L = rows.turn[piece.segment]
             np.testing.assert_array_equal(real_A, np.flatnonzero(turn_L == turn))
@@ -139,7 +141,8 @@ def test_the_number_of_microbatches_is_a_multiple_of_the_listed_one(pieces, micr
 def test_an_empty_batch_has_the_shapes_of_a_real_one(importance, arrays):
     rows = Rows.of(trajectories())
     _, real = batch_of(rows, (0,), importance=importance)
-    empty = empty_batch(rows, SHAPES, length=8, action=3, importance=importance)
+    known = ["old_logp", "ref_logp", *["start_logp", "sampler_logp"] * importance]
+    empty = empty_batch(rows, SHAPES, known, length=8, action=3)
     assert empty.microbatches == 0 and not empty.mask_MRA.any()
     held = [name for name, array in real._asdict().items() if array is not None]
     assert len(held) == arrays

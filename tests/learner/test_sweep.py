@@ -93,36 +93,9 @@ def assert_same_sweep(observed, other, tolerance=1e-6):
 
 
 def assert_equal_to_the_twin(learner, order, **optimizer):
-    """Losses, gradients and factors of every step and the final parameters agree to 1e-5."""
-    observed = cases.observe(learner, mismatched(), ref_params=reference())
-    order = [update.turns for update in observed.updates] if order is None else order
-    assert [update.turns for update in observed.updates] == order
-    wanted = cases.twin_sweep(learner, mismatched(), order, ref_params=reference(), **optimizer)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
-    close(observed.losses, [step.loss for step in wanted.steps], atol=1e-5)
-
-    epochs = learner.algorithm.inner_epochs
-    before_N = np.ones(8)
-    for update, step in zip(observed.updates, wanted.steps[epochs - 1 :: epochs], strict=True):
-        norm = np.sqrt(sum((g**2).sum() for g in step.gradients.values()))
-        # Sums over tokens and rows: their rounding goes with the whole gradient's size.
-        atol = 1e-5 * max(1.0, norm)
-        close(update.metrics[-1]["grad_norm"], norm, atol=atol)
-        for name, gradient in step.gradients.items():
-            close(update.gradients[name], gradient, atol=atol, err_msg=f"{step.turns} {name}")
-        # A fused step holds the refresh of the step before; the last step's refresh is nobody's.
-        last = update is observed.updates[-1]
-        factor_N = before_N if learner.fused or last else step.factor_N
-        close(update.factor_N, factor_N, atol=1e-5)
-        before_N = step.factor_N
-
-    params = cases.weights_of(observed.state.params)
-    assert params.keys() == wanted.weights.keys()
-    for name, weight in wanted.weights.items():
-        close(params[name], weight, atol=1e-5, err_msg=name)
-    assert observed.state.step == observed.metrics["sweep/steps"] == len(wanted.steps)
-    assert observed.metrics["sweep/updates_skipped"] == observed.state.skipped == 0
-    return observed, wanted
+    return cases.assert_equal_to_the_twin(
+        learner, mismatched(), order, ref_params=reference(), **optimizer
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -212,7 +185,7 @@ def test_a_fused_refresh_is_the_separate_one(choices):
     two = cases.observe(separate, cases.ragged())
     assert_same_sweep(one, two)
     # Rows that the step cannot hold are refreshed before it: some are, not all.
-    assert 0 < left < sum(step["rows"] for update in one.updates[:-1] for step in update.metrics)
+    assert 0 < left < sum(step["actions"] for update in one.updates[:-1] for step in update.metrics)
     # A factor is exp of a difference of log-probabilities near -8, which float32 rounds by 1e-6.
     for fused_update, separate_update in zip(one.updates[1:], two.updates, strict=False):
         np.testing.assert_allclose(
@@ -342,7 +315,7 @@ def test_minibatches_are_a_partition_each_divided_by_its_share():
     drawn = []
     for epoch in range(8):  # two of each turn
         pool, parts = pools[epoch // 2], []
-        for _, batch, _, _, _, denominator in calls[2 * epoch : 2 * epoch + 2]:
+        for _, batch, _, _, denominator in calls[2 * epoch : 2 * epoch + 2]:
             parts.append(batch.trajectory_MR[batch.mask_MRA[..., 0] > 0].tolist())
             np.testing.assert_allclose(denominator, 7 * len(parts[-1]) / len(pool), rtol=1e-6)
         assert sorted(parts[0] + parts[1]) == pool
@@ -456,6 +429,6 @@ def test_no_turns_are_no_steps(order):
 
 
 def test_an_unknown_order_is_refused_with_the_names():
-    message = "order: got 'backward'; allowed: reverse, forward, random, custom"
+    message = "order: got 'backward'; allowed: reverse, forward, random, custom, parallel"
     with pytest.raises(ValueError, match=message):
         update_order(3, "backward")

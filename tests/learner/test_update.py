@@ -22,17 +22,14 @@ def logps(seed):
     return [-3 * rng.random(len(tokens)).astype(np.float32) for tokens in ROWS.tokens]
 
 
-def padded(pieces, start_logp=None):
-    return turn_batch(
-        ROWS,
-        pieces,
-        cases.SHAPES,
-        logps(0),
-        logps(1),
-        length=32,
-        action=cases.SHAPES.action,
-        start_logp=start_logp,
-    )
+def padded(pieces, start_logp=None, advantage_N=ADVANTAGE_N):
+    own_S = advantage_N[ROWS.trajectory_S]
+    advantage = [np.full(len(t), own, t.dtype) for t, own in zip(ROWS.logp, own_S, strict=True)]
+    known = {"old_logp": logps(0), "ref_logp": logps(1), "advantage": advantage}
+    if start_logp is not None:
+        known |= {"start_logp": start_logp, "sampler_logp": ROWS.logp}
+    sizes = {"length": 32, "action": cases.SHAPES.action}
+    return turn_batch(ROWS, pieces, cases.SHAPES, known, **sizes)
 
 
 @dataclasses.dataclass
@@ -49,14 +46,13 @@ class Result:
         return self.state.opt_state[0]
 
 
-def step(batch, refresh=None, advantage_N=ADVANTAGE_N, state=None, learner=LEARNER):
+def step(batch, refresh=None, state=None, learner=LEARNER):
     if refresh is None:
         refresh, _ = refresh_batch(ROWS, batch, [], [], cases.SHAPES, [])
     out = learner.turn_step(
         cases.new_state(LEARNER.optimizer) if state is None else state,
         batch,
         refresh,
-        jnp.array(advantage_N),
         jnp.array(FACTOR_N),
         np.float32(7),
     )
@@ -69,8 +65,8 @@ def with_garbage(batch, seed=0):
     mask = batch.mask_MRA > 0
     end = np.where(mask, batch.position_MRA, -1).max(axis=2, keepdims=True) + 1
     beyond = np.arange(batch.tokens_MRL.shape[2])[None, None, :] >= end
-    logps = [name for name in batch._fields if name.endswith("logp_MRA")]
-    held = {name: x for name in logps if (x := getattr(batch, name)) is not None}
+    known = [name for name in batch._fields if name.endswith(("logp_MRA", "advantage_MRA"))]
+    held = {name: x for name in known if (x := getattr(batch, name)) is not None}
     anything = lambda x, low, high: rng.integers(low, high, x.shape).astype(np.int32)  # noqa: E731
     return batch._replace(
         tokens_MRL=np.where(beyond, anything(batch.tokens_MRL, 0, 20), batch.tokens_MRL),
@@ -145,9 +141,9 @@ def test_importance_multiplies_the_surrogate_and_not_the_kl_term(ratio, shift, w
 
 
 def test_microbatches_without_rows_are_not_computed(turn_2, result_2):
-    poison = lambda x: np.concatenate([x[:2], np.full_like(x[2:], np.nan)])  # noqa: E731
+    poison = lambda x, value: np.concatenate([x[:2], np.full_like(x[2:], value)])  # noqa: E731
     poisoned = turn_2._replace(
-        mask_MRA=poison(turn_2.mask_MRA), old_logp_MRA=poison(turn_2.old_logp_MRA)
+        mask_MRA=poison(turn_2.mask_MRA, 1), old_logp_MRA=poison(turn_2.old_logp_MRA, np.nan)
     )
     assert turn_2.microbatches == 2
     cases.assert_trees_equal(vars(step(poisoned)), vars(result_2))
@@ -186,11 +182,12 @@ def test_the_place_of_a_row_does_not_matter(turn_2, result_2):
     np.testing.assert_array_equal(moved.factor_N, result_2.factor_N)
 
 
-def test_a_trajectory_without_the_turn_has_no_part_in_the_step(turn_2, result_2):
+def test_a_trajectory_without_the_turn_has_no_part_in_the_step(result_2):
     absent = [1, 3, 4]
     advantage_N = ADVANTAGE_N.copy()
     advantage_N[absent] = 1e6, np.nan, np.inf
-    cases.assert_trees_equal(vars(step(turn_2, advantage_N=advantage_N)), vars(result_2))
+    turn_2 = padded(pieces_of(ROWS, (2,)), advantage_N=advantage_N)
+    cases.assert_trees_equal(vars(step(turn_2)), vars(result_2))
 
 
 def test_factors_of_trajectories_without_the_turn_stay_bit_for_bit(turn_1):
@@ -236,7 +233,8 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(turn_2):
 
 def test_a_batch_without_rows_changes_no_bit():
     before = cases.host(cases.new_state(LEARNER.optimizer))
-    empty = empty_batch(ROWS, cases.SHAPES, length=32, action=cases.SHAPES.action)
+    sizes = {"length": 32, "action": cases.SHAPES.action}
+    empty = empty_batch(ROWS, cases.SHAPES, LEARNER.known, **sizes)
     result = step(empty)
     cases.assert_trees_equal(result.state, before)
     np.testing.assert_array_equal(result.factor_N, FACTOR_N)

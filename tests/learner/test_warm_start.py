@@ -235,9 +235,8 @@ def test_rows_of_a_batch_are_of_similar_length():
 def test_the_loss_is_the_mean_over_action_tokens_alone():
     """Against the NumPy twin: value, and gradients by a step of plain gradient descent."""
     rows = Rows.of(cases.ragged())
-    zeros = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
     pieces = all_actions(rows)
-    batch = turn_batch(rows, pieces, cases.SHAPES, zeros, zeros, length=32, action=32)
+    batch = turn_batch(rows, pieces, cases.SHAPES, {}, length=32, action=32)
     network, start = cases.policy()
     weights = cases.weights_of(start)
     arch = model.Architecture(cases.ARCH.head_dim, cases.ARCH.rope.theta, cases.ARCH.norm_eps)

@@ -26,7 +26,7 @@ from seeupo_jax.rollout.engine import Action, Turn
 from seeupo_jax.rollout.memory import plan_cache
 from seeupo_jax.rollout.sampling import Sampling, task_number
 from seeupo_jax.rollout.slots import SlotEngine
-from seeupo_jax.types import CONTEXT
+from seeupo_jax.types import CONTEXT, rewards_of
 
 SIZES = {"vocab_size": 29, "width": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8}
 ROLLOUT = config.Rollout(
@@ -173,6 +173,29 @@ def test_rewards_add_up_and_the_last_info_stays(run):
     counters = {"calls": 1, "odd": True, "part": 0.5, "heard": said, "member": 0}
     assert counters.items() <= trajectory.info.items()
     assert trajectory.messages[0]["content"] == "6 9"  # the seed reached the reset
+
+
+class Paying(Script):
+    """Pays a tenth for the first step, a fifth for the second, seven tenths for the third."""
+
+    def step(self, text):
+        result = super().step(text)
+        return dataclasses.replace(result, reward=(0.1, 0.2, 0.7)[self._step - 1])
+
+
+def test_every_turns_reward_is_kept_and_their_sum_is_the_trajectorys():
+    pool = EnvPool(Paying, 4, workers=2, timeout_s=60, retries=1, retry_wait_s=0.01)
+    requests = group_requests(["done@3", "done@1", "raise@2", "raise@0", "long@1", "busy*1@2"], 1)
+    trajectories = collect_with(make()[0], pool, requests).trajectories
+    pool.close()
+    rewards = [trajectory.turn_rewards for trajectory in trajectories]
+    # Where an environment failed, the turn that it did not answer brought nothing.
+    whole = (0.1, 0.2, 0.7)
+    assert rewards == [whole, (0.1,), (0.1, 0.0), (), (0.1,), whole]
+    for trajectory in trajectories:
+        assert len(trajectory.turn_rewards) == trajectory.turns
+        assert trajectory.reward == sum(trajectory.turn_rewards)
+        assert rewards_of(trajectory) == list(trajectory.turn_rewards)
 
 
 def test_an_episode_that_does_not_end_stops_at_the_limit_on_turns(run):
@@ -408,7 +431,7 @@ def test_an_engine_that_gives_no_action_is_an_env_error_with_its_reason(pair):
         (segment,) = failed.segments
         assert segment.tokens_L[segment.turn_L == 0].tolist() == [5, 3]
         assert segment.logp_L[segment.turn_L == 0].tolist() == [-1, -2]
-        assert failed.reward == 0.25
+        assert (failed.reward, failed.turn_rewards) == (0.25, (0.25,))
     assert sorted(engine.retired) == [0, 1, 2, 3, 4, 5]
     assert collected.usage == {"asked": 10}
 

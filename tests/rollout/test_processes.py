@@ -8,7 +8,7 @@ from process_cases import run_processes
 
 
 def collect(folder, processes, devices):
-    """Trajectories of two collections, as each of the processes has them."""
+    """Trajectories of three collections, as each of the processes has them; one is in rounds."""
     return run_processes("rollout_process.py", processes, devices, folder, read=pickle.loads)
 
 
@@ -28,6 +28,10 @@ def test_several_processes_give_the_trajectories_of_one(alone, tmp_path, process
                 assert trajectory.messages == other.messages
                 assert trajectory.info == other.info
                 assert (trajectory.reward, trajectory.group) == (other.reward, other.group)
+                assert (trajectory.turn_rewards, trajectory.task_id) == (
+                    other.turn_rewards,
+                    other.task_id,
+                )
                 (segment,), (same,) = trajectory.segments, other.segments
                 np.testing.assert_array_equal(segment.tokens_L, same.tokens_L)
                 np.testing.assert_array_equal(segment.turn_L, same.turn_L)
@@ -35,7 +39,7 @@ def test_several_processes_give_the_trajectories_of_one(alone, tmp_path, process
 
 
 def test_the_collections_of_the_test_are_no_trivial_ones(alone):
-    first, second = alone
+    first, second, rounds = alone
     stops = [t.stop for t in first]
     assert {"done", "max_turns", "env_error"} == set(stops)
     assert len({t.segments[0].tokens_L.tobytes() for t in (*first, *second)}) >= 40
@@ -45,3 +49,7 @@ def test_the_collections_of_the_test_are_no_trivial_ones(alone):
         < 70
         < max(len(t.segments[0].tokens_L) for t in first)
     )
+    kept, left_out = rounds[:24], rounds[24:]
+    assert len(kept) == 24 and not any(t.failed for t in kept)
+    assert len({t.reward for t in kept}) > 10
+    assert any(t.failed for t in left_out)

@@ -35,12 +35,14 @@ def trajectory(rng, **fields):
         "messages": ({"role": "user", "content": "naïve \ud800 \0 \u2028"}, {"role": "tool"}),
         "info": {"score": 1 / 3, "member": 2, "nested": {"counts": [1, None, True]}},
         "policy_version": int(rng.integers(9)),
+        "turn_rewards": tuple(rng.normal(size=rng.integers(0, 4)).tolist()),
     }
     return Trajectory(**(given | fields))
 
 
-def collection(*trajectories):
-    return Collected(trajectories, 0.1 + 0.2, 1e-300, 2**53 + 1, 20, {"prefilled": 2**40})
+def collection(*trajectories, **rounds):
+    usage = {"prefilled": 2**40}
+    return Collected(trajectories, 0.1 + 0.2, 1e-300, 2**53 + 1, 20, usage, **rounds)
 
 
 def bits(value):
@@ -69,6 +71,7 @@ def test_every_bit_comes_back(kept, log):
     every = [trajectory(rng) for _ in range(40)]
     assert {len(t.segments) for t in every} == {0, 1, 2, 3}
     assert any(not len(s.tokens_L) for t in every for s in t.segments)
+    assert {len(t.turn_rewards) for t in every} == {0, 1, 2, 3}
     saved = collection(*every)
     kept.save(7, saved)
     assert bits(kept.load(7)) == bits(saved) and log == []
@@ -81,6 +84,7 @@ def test_every_bit_comes_back(kept, log):
         {"reward": float("nan")},
         {"reward": -float("inf"), "policy_version": None},
         {"reward": -0.0, "messages": (), "info": {}},
+        {"turn_rewards": (0.1 + 0.2, -0.0, 5e-324, float("inf"), float("nan"))},
         {
             "segments": (
                 Segment(np.arange(5, dtype=np.int32), np.zeros(5, np.int32), ODD.view("f4")),
@@ -90,6 +94,16 @@ def test_every_bit_comes_back(kept, log):
 )
 def test_a_collection_of_one_odd_trajectory_comes_back(kept, fields):
     saved = collection(trajectory(np.random.default_rng(1), **fields))
+    kept.save(1, saved)
+    assert bits(kept.load(1)) == bits(saved)
+
+
+@pytest.mark.parametrize("kept_of_five", [5, 3, 0])
+def test_what_was_left_out_of_a_collection_comes_back_apart_from_the_rest(kept, kept_of_five):
+    rng = np.random.default_rng(9)
+    every = [trajectory(rng) for _ in range(5)]
+    left_out = tuple(every[kept_of_five:])
+    saved = collection(*every[:kept_of_five], rounds=3, left_out=left_out)
     kept.save(1, saved)
     assert bits(kept.load(1)) == bits(saved)
 
@@ -174,7 +188,7 @@ def test_what_another_policy_sampled_is_not_used(kept, log):
 
 def test_a_file_of_another_form_is_sampled_again(kept, log, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_OTHER", ("segments", "reward", "group"))
+        patch.setattr(store, "_OTHER", (*store._OTHER, "group"))
         kept.save(1, collection(trajectory(np.random.default_rng(7))))
     assert kept.load(1) is None and "another version" in log[0]
 

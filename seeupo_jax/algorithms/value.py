@@ -1,0 +1,151 @@
+"""What single tokens are worth: rewards to go, generalized advantages, a value function's loss."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+_FLAT = 1e-6  # numbers whose standard deviation is at most this are not divided by it
+
+
+@jax.jit
+def generalized_advantage(
+    value_NL: jax.Array,
+    reward_NL: jax.Array,
+    mask_NL: jax.Array,
+    *,
+    discount: float = 1.0,
+    lam: float = 0.95,
+) -> tuple[jax.Array, jax.Array]:
+    """Generalized advantage estimation over action tokens alone (arXiv:1506.02438, Eq. 16).
+
+    With l+ the trajectory's next action token after l, however many observation tokens lie between:
+    A_l = (r_l + discount V_l+ - V_l) + discount lam A_l+, where both are 0 after the last, because
+    episodes end.
+
+    Args:
+      value_NL: [N, L], the value function before each token, reward units.
+      reward_NL: [N, L], reward of each token.
+      mask_NL: [N, L], nonzero at action tokens; nothing outside is read, and may be NaN.
+      discount: in [0, 1], a token.
+      lam: in [0, 1]; 0 trusts the value function after one token, 1 not at all.
+
+    Returns:
+      float32 [N, L], advantages, and float32 [N, L], what the value function should have said
+      (advantage plus value), both in reward units and 0 outside the mask.
+    """
+    mask_NL = jnp.asarray(mask_NL, bool)
+    value_NL = _masked(value_NL, mask_NL)
+
+    def earlier(later, token):
+        value_N, reward_N, mask_N = token
+        later_value_N, later_advantage_N = later
+        error_N = reward_N + discount * later_value_N - value_N
+        advantage_N = error_N + discount * lam * later_advantage_N
+        kept = jnp.where(mask_N, value_N, later_value_N)
+        return (kept, jnp.where(mask_N, advantage_N, later_advantage_N)), advantage_N
+
+    tokens = (value_NL.T, _masked(reward_NL, mask_NL).T, mask_NL.T)
+    after_N = jnp.zeros_like(value_NL[:, 0])
+    _, advantage_LN = jax.lax.scan(earlier, (after_N, after_N), tokens, reverse=True)
+    advantage_NL = _masked(advantage_LN.T, mask_NL)
+    return advantage_NL, advantage_NL + value_NL
+
+
+@jax.jit
+def reward_to_go(reward_NL: jax.Array, mask_NL: jax.Array, *, discount: float = 1.0) -> jax.Array:
+    """Discounted sum of the rewards from each token on, where only masked ones count as steps.
+
+    Args:
+      reward_NL: [N, L], reward of each token, or of each turn as [N, K].
+      mask_NL: nonzero where there is one; nothing outside is read, and may be NaN.
+      discount: in [0, 1], a step.
+
+    Returns:
+      float32 [N, L], reward units; 0 outside the mask.
+    """
+    mask_NL = jnp.asarray(mask_NL, bool)
+
+    def earlier(later_N, token):
+        reward_N, mask_N = token
+        here_N = jnp.where(mask_N, reward_N + discount * later_N, later_N)
+        return here_N, here_N
+
+    reward_NL = _masked(reward_NL, mask_NL)
+    tokens = (reward_NL.T, mask_NL.T)
+    _, return_LN = jax.lax.scan(earlier, jnp.zeros_like(reward_NL[:, 0]), tokens, reverse=True)
+    return _masked(return_LN.T, mask_NL)
+
+
+@functools.partial(jax.jit, static_argnames=("clip",))
+def standardize(x: jax.Array, mask: jax.Array, *, clip: float | None = None) -> jax.Array:
+    """Numbers less their mean, over their standard deviation (n - 1) unless that is at most 1e-6.
+
+    Args:
+      x: any shape.
+      mask: the shape of `x`, nonzero at the numbers that there are; others may be NaN.
+      clip: bound > 0 on the magnitude of the result; None: no bound.
+
+    Returns:
+      float32, the shape of `x`, in standard deviations; exactly 0 where all are equal and outside
+      the mask.
+
+    Raises:
+      ValueError: a clip that is not > 0.
+    """
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip: got {clip!r}; allowed: a number > 0, or None.")
+    mask = jnp.asarray(mask, bool)
+    count = mask.sum()
+    # Above the least one first: the float32 mean of equal numbers is not always that number.
+    least = jnp.min(jnp.where(mask, jnp.asarray(x, jnp.float32), jnp.inf))
+    x = _masked(x - least, mask)
+    x = _masked(x - x.sum() / jnp.maximum(count, 1), mask)
+    std = jnp.sqrt((x**2).sum() / jnp.maximum(count - 1, 1))
+    x = x / jnp.where(std > _FLAT, std, 1.0)
+    return x if clip is None else jnp.clip(x, -clip, clip)
+
+
+def clipped_value_loss(
+    value_NL: jax.Array,
+    old_value_NL: jax.Array,
+    return_NL: jax.Array,
+    *,
+    clip: float | None,
+    mask: jax.Array | None = None,
+) -> jax.Array:
+    """Half the squared error of a value function that may not gain from leaving its old value.
+
+    The larger of the errors of V and of V held within `clip` of the old one. PPO's paper
+    (arXiv:1707.06347, Eq. 9) has the plain error alone; the bound is its authors' implementation's.
+
+    Args:
+      value_NL: [N, L], or any shape, reward units; the gradient flows through it alone.
+      old_value_NL, return_NL: its shape; held constant.
+      clip: > 0, reward units; None: the plain error.
+      mask: nonzero where there is a token; elsewhere the loss is 0 and no value, not even an
+        infinite one, reaches a gradient. None: all.
+
+    Returns:
+      float32, the shape of the values. Where the two errors are equal the gradient is the plain
+      one's, at the ends of the clip range too.
+    """
+    mask = jnp.ones(jnp.shape(value_NL), bool) if mask is None else jnp.asarray(mask, bool)
+    value_NL = _masked(value_NL, mask)
+    old_value_NL, return_NL = (
+        jax.lax.stop_gradient(_masked(x_NL, mask)) for x_NL in (old_value_NL, return_NL)
+    )
+    plain_NL = 0.5 * (value_NL - return_NL) ** 2
+    if clip is None:
+        return plain_NL
+    near_NL = jnp.clip(value_NL, old_value_NL - clip, old_value_NL + clip)
+    near_NL = 0.5 * (near_NL - return_NL) ** 2
+    # Not jnp.maximum: at a tie it averages the two gradients, and the clip's is 1/2 or 0 there.
+    return jnp.where(plain_NL >= near_NL, plain_NL, near_NL)
+
+
+def _masked(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """`x` in float32, 0 outside the mask."""
+    return jnp.where(mask, jnp.asarray(x, jnp.float32), 0.0)

@@ -1,0 +1,128 @@
+"""What an algorithm is made of: one choice a field, and which of them go together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seeupo_jax.fields import above, at_least, choice, within
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The choices of an update; the defaults are SeeUPO's, as its authors run it."""
+
+    # When a turn is updated. parallel: all of them in one step, none weighs another.
+    order: str = choice("reverse", "forward", "random", "custom", "parallel")
+    custom_order: tuple[int, ...] = ()  # for order=custom: turns, first to be updated first
+    turns_per_update: int | None = at_least(1, 1)  # consecutive, one action; none: all
+    weight: str = choice("on", "off")  # off: M stays the advantage, whatever was updated before
+    # What a trajectory, a turn or a token is worth.
+    advantage: str = choice("grae", "gigpo", "hgpo", "returns", "gae")
+    baseline: str = choice("mean", "leave_one_out", "batch")
+    scale: str = choice("batch", "none", "group")
+    advantage_clip: float | None = above(0, 3.0)
+    discount: float = within(0, 1, 1.0)  # a turn (gigpo, hgpo) or a token (returns, gae)
+    step_coef: float = at_least(0, 1.0)  # gigpo: of the turn beside the episode
+    history: int = at_least(0, 2)  # hgpo: turns before a state that its deepest group shares
+    history_power: float = at_least(0, 1.0)  # hgpo: how much more deeper groups count; 0: not
+    gae_lambda: float = within(0, 1, 0.95)
+    # What is maximised.
+    objective: str = choice("clipped", "cispo", "logp")
+    ratio: str = choice("geometric", "product", "token")
+    old_policy: str = choice("iteration", "turn")
+    pool_mean: str = choice("all", "active")  # divide by N, or by those that have the turn
+    loss_mean: str = choice("action", "token", "constant")  # how tokens are averaged
+    weight_clip: float | None = above(0, 0.2)  # M's factors stay in [1 - it, 1 + it]; none: Eq. 8
+    clip_low: float | None = at_least(0, 0.2)
+    clip_high: float | None = at_least(0, 0.2)
+    kl_coef: float = at_least(0, 0.002)
+    kl_in: str = choice("loss", "reward")
+    tis_clip: float | None = above(0, None)  # weigh surrogates by trainer / sampler, at most this
+    # A value function, which only advantage=gae reads.
+    critic: str = choice("none", "head", "model")
+    value_coef: float = above(0, 0.5)
+    value_clip: float | None = above(0, 0.2)
+    critic_learning_rate: float | None = above(0, None)  # none: the policy's
+    # How often a turn is stepped on.
+    inner_epochs: int = at_least(1, 1)
+    minibatches_per_turn: int = at_least(1, 1)
+    refresh: str = choice("auto", "fused", "separate")
+    dynamic_sampling: int = within(0, 127, 0)  # more rounds of tasks, for groups of equal rewards
+
+    def span(self, max_turns: int) -> int:
+        """Turns of one action, at the most."""
+        return max_turns if self.turns_per_update is None else self.turns_per_update
+
+    @property
+    def weighs(self) -> bool:
+        """Whether a turn's update weighs the ones after it."""
+        several = self.order != "parallel" and self.turns_per_update is not None
+        return several and self.weight == "on"
+
+
+def fused_refresh_applies(algorithm: Algorithm) -> bool:
+    """Whether turn t's step can also refresh the weight of turn t+1 (one step a turn, reverse)."""
+    single = algorithm.inner_epochs == 1 and algorithm.minibatches_per_turn == 1
+    return algorithm.order == "reverse" and algorithm.weighs and single
+
+
+def check_choices(algorithm: Algorithm, *, max_turns: int) -> None:
+    """Whether the choices go together.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    _check_order(algorithm, max_turns)
+    wrong = {
+        # field: what it needs, and whether that is so
+        "critic": ("none unless advantage=gae, which reads it", _critic_fits(algorithm)),
+        "scale": (
+            "batch or none with advantage=returns and advantage=gae, which have no groups",
+            algorithm.scale != "group" or algorithm.advantage not in ("returns", "gae"),
+        ),
+        "baseline": (
+            "mean unless advantage=grae, and no batch with scale=group",
+            _baseline_fits(algorithm),
+        ),
+        "kl_in": (
+            "loss with advantage=gigpo and advantage=hgpo",
+            algorithm.kl_in == "loss" or algorithm.advantage not in ("gigpo", "hgpo"),
+        ),
+    }
+    for field, (allowed, fits) in wrong.items():
+        if not fits:
+            got = f"got {vars(algorithm)[field]!r} with advantage={algorithm.advantage}"
+            raise ValueError(f"config.algorithm.{field}: {got}; allowed: {allowed}.")
+
+
+def _critic_fits(algorithm: Algorithm) -> bool:
+    return (algorithm.critic != "none") == (algorithm.advantage == "gae")
+
+
+def _baseline_fits(algorithm: Algorithm) -> bool:
+    if algorithm.baseline == "batch" and algorithm.scale == "group":
+        return False
+    return algorithm.baseline == "mean" or algorithm.advantage == "grae"
+
+
+def _check_order(algorithm: Algorithm, turns: int) -> None:
+    if algorithm.order == "custom" and sorted(algorithm.custom_order) != list(range(turns)):
+        raise ValueError(
+            f"config.algorithm.custom_order: got {algorithm.custom_order}; allowed for"
+            f" order=custom: every turn from 0 to {turns - 1} once (rollout.max_turns={turns})."
+        )
+    if algorithm.order != "custom" and algorithm.custom_order:
+        raise ValueError(
+            f"config.algorithm.custom_order: got {algorithm.custom_order} with"
+            f" order={algorithm.order}; allowed: () unless order=custom."
+        )
+    if algorithm.order == "custom" and algorithm.turns_per_update != 1:
+        raise ValueError(
+            f"config.algorithm.turns_per_update: got {algorithm.turns_per_update} with"
+            " order=custom; allowed: 1."
+        )
+    if algorithm.refresh == "fused" and not fused_refresh_applies(algorithm):
+        raise ValueError(
+            "config.algorithm.refresh: got 'fused'; allowed with order=reverse, weight=on,"
+            " inner_epochs=1 and minibatches_per_turn=1 only: use 'auto' or 'separate'."
+        )

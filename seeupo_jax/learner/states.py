@@ -1,0 +1,62 @@
+"""Which turns of an iteration began from the same state of their environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from seeupo_jax.types import CONTEXT, Segment, Trajectory
+
+NAMES = "states"  # of `info`: where an environment names the states itself
+
+
+def turn_states(trajectories: Sequence[Trajectory]) -> np.ndarray:
+    """The state that each turn began from; equal numbers are equal states.
+
+    A state is what the environment has just said: the context tokens between the action before and
+    this one, or before the first one of a segment all of them. An environment that knows better
+    keeps a list of names in `info["states"]`: of the state before each of its steps so far.
+
+    Returns: int32 [N, K], K of the longest trajectory; -1 where there is no such turn, and for all
+      turns of a trajectory that failed.
+
+    Raises:
+      ValueError: an environment named another number of states than there are turns.
+    """
+    shape = len(trajectories), max((t.turns for t in trajectories), default=0)
+    state_NK = np.full(shape, -1, np.int32)
+    numbers: dict[str | bytes, int] = {}
+    for row, trajectory in enumerate(trajectories):
+        for turn, state in () if trajectory.failed else _states(trajectory):
+            state_NK[row, turn] = numbers.setdefault(state, len(numbers))
+    return state_NK
+
+
+def _states(trajectory: Trajectory) -> Iterator[tuple[int, str | bytes]]:
+    """Each turn and its state's name, or the bytes of its tokens."""
+    if NAMES in trajectory.info:
+        return enumerate(_named(trajectory))
+    return (pair for segment in trajectory.segments for pair in _read(segment))
+
+
+def _named(trajectory: Trajectory) -> Sequence[str]:
+    names, turns = trajectory.info[NAMES], trajectory.turns
+    texts = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    if not texts or len(names) != turns:
+        got = f"{len(names)} names" if texts else repr(names)
+        raise ValueError(
+            f'info["{NAMES}"] of task {trajectory.task_id!r}: got {got}; allowed: a list of texts,'
+            f" one for each of its {turns} turns."
+        )
+    return names
+
+
+def _read(segment: Segment) -> Iterator[tuple[int, bytes]]:
+    """Each turn of a segment, and the bytes of what was read just before it."""
+    turn_L, tokens_L = segment.turn_L, np.asarray(segment.tokens_L, np.int32)
+    begins = np.flatnonzero(np.diff(turn_L, prepend=CONTEXT))
+    ends = np.flatnonzero(np.diff(turn_L, append=CONTEXT)) + 1
+    begins, ends = begins[turn_L[begins] != CONTEXT], ends[turn_L[ends - 1] != CONTEXT]
+    for begin, previous in zip(begins, [0, *ends], strict=False):
+        yield int(turn_L[begin]), tokens_L[previous:begin].tobytes()

@@ -1,0 +1,97 @@
+"""Dynamic sampling (DAPO, arXiv:2503.14476 §3.2): new tasks for those that teach nothing.
+
+Where all rewards of a group are equal, so are its advantages: zero. Such groups give way to groups
+of other tasks, which are sampled in a few rounds more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.types import Trajectory, learnable
+
+_ITERATIONS = 2**24  # 128 rounds of so many stay below the numbers of `evaluate`
+
+
+def collection_number(iteration: int, round: int) -> int:
+    """What a round's random numbers derive from, instead of its iteration's number.
+
+    Args:
+      iteration: below 2**24. round: from 0, which has the iteration's own, to 127.
+    """
+    return iteration + round * _ITERATIONS
+
+
+def groups_of(trajectories: Sequence[Trajectory]) -> dict[int, list[Trajectory]]:
+    """Trajectories by group, in their order."""
+    groups: dict[int, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.group, []).append(trajectory)
+    return groups
+
+
+def has_signal(group: Sequence[Trajectory]) -> bool:
+    """Whether those of a group's rewards that an update learns from differ."""
+    kept = np.flatnonzero(learnable(group))
+    return len({group[i].reward for i in kept}) > 1
+
+
+def resample(
+    sample: Callable[[int, Sequence[str]], Collected],
+    tasks: Sequence[str],
+    others: Iterator[str],
+    *,
+    rounds: int,
+) -> Collected:
+    """Samples tasks, and in up to so many rounds more others for those without a signal.
+
+    A round samples as many tasks as groups are without one, so that no signal is ever left out; a
+    group with a signal takes the place, and the number, of one without.
+
+    Args:
+      sample: samples a group of each task, given the round's number, 0 for the first. Its groups
+        are numbered from 0.
+
+    Returns: one group a task. The counts are those of all rounds.
+    """
+    collected = [sample(0, tasks)]
+    groups = groups_of(collected[0].trajectories)
+    left_out: list[Trajectory] = []
+    for number in range(1, rounds + 1):
+        idle = [place for place, group in groups.items() if not has_signal(group)]
+        if not idle:
+            break
+        collected.append(sample(number, [*itertools.islice(others, len(idle))]))
+        fresh = groups_of(collected[-1].trajectories).values()
+        found = [group for group in fresh if has_signal(group)]
+        for place, group in zip(idle, found, strict=False):
+            left_out += groups[place]
+            groups[place] = [replace(trajectory, group=place) for trajectory in group]
+        left_out += [t for group in fresh if not has_signal(group) for t in group]
+    return _together(collected, groups, left_out)
+
+
+def _together(
+    rounds: Sequence[Collected],
+    groups: dict[int, list[Trajectory]],
+    left_out: Sequence[Trajectory],
+) -> Collected:
+    usage: Counter[str] = Counter()
+    for collected in rounds:
+        usage.update(collected.usage)
+    return Collected(
+        tuple(trajectory for group in groups.values() for trajectory in group),
+        wall_s=sum(c.wall_s for c in rounds),
+        environment_s=sum(c.environment_s for c in rounds),
+        sampled_tokens=sum(c.sampled_tokens for c in rounds),
+        context_tokens=sum(c.context_tokens for c in rounds),
+        usage=usage,
+        rounds=len(rounds),
+        left_out=tuple(left_out),
+    )

@@ -1,0 +1,162 @@
+"""Every recipe's sweep is the NumPy twin's, on random ragged batches."""
+
+import dataclasses
+import functools
+from unittest import mock
+
+import learner_cases as cases
+import numpy as np
+import numpy_twin as twin
+import pytest
+from learner_cases import quick_compilation  # noqa: F401
+from numpy_credit import token_advantages
+
+from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.choices import Algorithm
+from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.credit import assign_credit
+from seeupo_jax.types import Trajectory, learnable
+
+# One length, and room for all of a trajectory's actions: one program a recipe at the most.
+SHAPES = Shapes((32,), action=16, rows=4, microbatches=3, turns=4)
+EACH = [(0,), (1,), (2,), (3,)]
+REVERSE = EACH[::-1]
+ALL = [(0, 1, 2, 3)]
+ORDERS = {
+    "seeupo_forward": EACH,
+    "seeupo_random": None,
+    "seeupo": REVERSE,
+    "seeupo_unweighted": REVERSE,
+    "seeupo_group_std": REVERSE,
+    "seeupo_noscale": REVERSE,
+}
+# A penalty that shows; ratios leave the clip range in the second of two epochs of a single step.
+LOUD = {"kl_coef": 0.1}
+TWICE = {"inner_epochs": 2}
+# Beside the policy, of no weight in the loss; its values begin at 0. More of it: test_critic.py.
+SILENT_CRITIC = {"critic": "model", "value_coef": 1e-12}
+CREDITS = {
+    "gigpo": {"advantage": "gigpo", "step_coef": 0.7, "discount": 0.9},
+    "hgpo": {"advantage": "hgpo", "scale": "group", "history_power": 1.5, "discount": 0.9},
+    "returns": {"advantage": "returns", "discount": 0.9},
+}
+
+
+@functools.cache
+def batch(seed):
+    """Eleven trajectories; beside those of `ragged` one that skips a turn and one left alone.
+
+    All name the states that their turns began from, every other one the rewards of its turns.
+    """
+    rng = np.random.default_rng(seed)
+    part = functools.partial(cases.segment, rng)
+    trajectories = [
+        *cases.ragged(seed),
+        Trajectory((part((0, 3, 2), (2, 4, 1)),), 0.3, 2),
+        Trajectory((part((0, 2, 2)),), 5.0, 3),
+        Trajectory((part((0, 2, 2)),), -9.0, 3, stop="timeout"),
+    ]
+    return tuple(_with_turns(i, trajectory, rng) for i, trajectory in enumerate(trajectories))
+
+
+def _with_turns(index, trajectory, rng):
+    names = [str(name) for name in rng.choice(["left", "right"], trajectory.turns)]
+    rewards = tuple(float(reward) for reward in rng.normal(size=trajectory.turns))
+    named = dataclasses.replace(trajectory, info={"states": names})
+    if index % 2:
+        return named
+    return dataclasses.replace(named, turn_rewards=rewards, reward=sum(rewards))
+
+
+@functools.cache
+def reference():
+    """Parameters of a reference policy that is not the policy."""
+    return cases.jittered(cases.policy()[1], 0.02)
+
+
+def learner(name, **choices):
+    return cases.learner(shapes=SHAPES, **RECIPES[name] | choices)
+
+
+def assert_equal_to_the_twin(made, seed, order, **rest):
+    rest = {"actions": EACH if made.algorithm.order == "parallel" else None} | rest
+    return cases.assert_equal_to_the_twin(made, batch(seed), order, ref_params=reference(), **rest)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipes_sweep_is_the_twins(name):
+    order = ORDERS.get(name, ALL)
+    choices = {} if RECIPES[name].get("kl_coef") == 0 else LOUD
+    choices = choices | (SILENT_CRITIC if name == "ppo" else {})
+    made = learner(name, **choices, **TWICE if order == ALL else {})
+    observed, _ = assert_equal_to_the_twin(made, len(name), order)
+    assert (observed.metrics["sweep/clip_fraction"] > 0) == (made.algorithm.objective != "logp")
+    assert observed.metrics["sweep/kl"] > 0
+
+
+@pytest.mark.parametrize("advantage", sorted(CREDITS))
+@pytest.mark.parametrize("name", ["seeupo", "parallel"])
+def test_credit_per_turn_or_token_feeds_any_update(name, advantage):
+    made = learner(name, **LOUD, **CREDITS[advantage])
+    _, wanted = assert_equal_to_the_twin(made, 11, ORDERS.get(name, ALL))
+    (first_L,) = wanted.credit[0]
+    assert len({*first_L}) > 2  # not one number a trajectory
+
+
+@pytest.mark.parametrize(
+    "name, choices, order, rest",
+    [
+        ("seeupo", {"objective": "cispo", "loss_mean": "token"}, REVERSE, {}),
+        ("seeupo", {"baseline": "batch", "loss_mean": "constant", "pool_mean": "active"}, None, {}),
+        ("parallel", {"tis_clip": 1.1, "loss_mean": "token"}, ALL, {}),
+        ("parallel", {"turns_per_update": 3}, ALL, {"actions": [(1, 2, 3), (0,)]}),
+    ],
+    ids=["cispo", "batch baseline", "importance", "long actions"],
+)
+def test_choices_that_no_recipe_makes_are_the_twins(name, choices, order, rest):
+    assert_equal_to_the_twin(learner(name, **LOUD, **choices), 12, order, **rest)
+
+
+def test_minibatches_share_all_tokens_by_their_rows():
+    made = learner("dapo", minibatches_per_turn=2)
+    with mock.patch.dict(vars(made), turn_step=mock.Mock(wraps=made.turn_step)):
+        cases.observe(made, batch(4))
+        calls = [call.args for call in made.turn_step.mock_calls]
+    rows = [(step.mask_MRA[..., 0] > 0).sum() for _, step, *_ in calls]
+    tokens = sum(step.mask_MRA.sum() for _, step, *_ in calls)
+    assert len(rows) == 2 and tokens > 50
+    wanted = [tokens * part / sum(rows) for part in rows]
+    np.testing.assert_allclose([call[-1] for call in calls], wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", ["batch", "none"])
+def test_generalized_advantages_are_the_twins_wherever_a_trajectorys_tokens_lie(scale):
+    choices = {"kl_in": "reward", "kl_coef": 0.1, "discount": 0.97, "scale": scale}
+    algorithm = Algorithm(**RECIPES["ppo"] | choices)
+    trajectories, rows, rng = batch(6), Rows.of(batch(6)), np.random.default_rng(0)
+    names = ("old_logp", "ref_logp", "value")
+    draw = lambda size: rng.normal(size=size).astype(np.float32)  # noqa: E731
+    known = {name: [draw(len(turn_L)) for turn_L in rows.turn] for name in names}
+    credit = assign_credit(algorithm, SHAPES, rows, trajectories, known)
+
+    pieces = twin.step_pieces(trajectories, ALL[0])  # one a segment, as rows are
+    pairs = zip(pieces, known["old_logp"], known["ref_logp"], strict=True)
+    penalty = [0.1 * (old_L - ref_L)[piece.position_A] for piece, old_L, ref_L in pairs]
+    left = iter(known["value"])
+    kept = learnable(trajectories)
+    values = [
+        [next(left) for _ in t.segments] if keep else []
+        for t, keep in zip(trajectories, kept, strict=True)
+    ]
+
+    def advantages(**other):
+        options = twin.Options([], advantage="gae", discount=0.97, advantage_clip=None, **other)
+        nested = token_advantages(trajectories, pieces, penalty, options, values)
+        return [nested[piece.trajectory][piece.place] for piece in pieces]
+
+    wanted, raw = advantages(scale=scale), advantages(scale="none")
+    for row, piece in enumerate(pieces):
+        at_A = piece.position_A
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+        close(credit["advantage"][row][at_A], wanted[row][at_A])
+        close(credit["returns"][row][at_A], (raw[row] + known["value"][row])[at_A])

@@ -1,0 +1,279 @@
+"""What a trajectory, a turn or a token is worth: the part of the twin before any gradient.
+
+float64, plain loops; it imports nothing of the package. Tokens J of a trajectory are those that it
+sampled, in the order of their turns, wherever the segments are that hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, order=True)
+class Token:
+    """A sampled token: its turn, its segment among its trajectory's, where it stands there.
+
+    penalty: what the reward of sampling it is less. value: the critic's, of the state before it.
+    """
+
+    turn: int
+    place: int
+    position: int
+    penalty: float = field(default=0.0, compare=False)
+    value: float = field(default=0.0, compare=False)
+
+
+def learnable(trajectories: Sequence[Any]) -> list[bool]:
+    """Whether each is learned from: it did not fail, nor did all the others of its group."""
+    kept = []
+    for i, one in enumerate(trajectories):
+        others = [t for j, t in enumerate(trajectories) if j != i and t.group == one.group]
+        kept.append(not one.failed and any(not other.failed for other in others))
+    return kept
+
+
+def group_relative_advantages(
+    rewards: Sequence[float],
+    groups: Sequence[int],
+    valid: Sequence[bool],
+    *,
+    baseline: str,
+    scale: str,
+    clip: float | None,
+) -> np.ndarray:
+    """Advantages [N]; 0 for invalid trajectories and for groups with one valid member."""
+    advantage_N, group_std_N = np.zeros(len(rewards)), np.zeros(len(rewards))
+    kept = [i for i in range(len(rewards)) if valid[i]]
+    for i in kept:
+        members = [rewards[j] for j in kept if groups[j] == groups[i]]
+        others = [rewards[j] for j in kept if groups[j] == groups[i] and j != i]
+        if baseline == "batch":
+            others = members = [rewards[j] for j in kept]
+        if not others:
+            continue
+        advantage_N[i] = rewards[i] - np.mean(others if baseline == "leave_one_out" else members)
+        group_std_N[i] = np.std(members, ddof=1)
+    if scale == "group":
+        return advantage_N / (group_std_N + 1e-6)
+    if scale == "none" or not kept:
+        return advantage_N
+    assert scale == "batch", scale
+    advantage_N[kept] = standardized(advantage_N[kept], clip)
+    return advantage_N
+
+
+def standardized(values: np.ndarray, clip: float | None) -> np.ndarray:
+    """Less the mean, by the standard deviation (n - 1) unless it is nearly 0, then bounded."""
+    values = values - values.mean()
+    std = values.std(ddof=1) if len(values) > 1 else 0.0
+    if std > 1e-6:
+        values = values / std
+    return values if clip is None else np.clip(values, -clip, clip)
+
+
+def all_standardized(
+    values: Sequence[np.ndarray], *, scale: str, clip: float | None
+) -> list[np.ndarray]:
+    """`standardized` over several arrays as if they were one; `none` leaves them as they are."""
+    flat = np.concatenate([*values, np.zeros(0)])
+    if scale == "none" or not len(flat):
+        return list(values)
+    assert scale == "batch", scale
+    ends = np.cumsum([len(v) for v in values])
+    return np.split(standardized(flat, clip), ends[:-1])
+
+
+def rewards_to_go(reward_J: np.ndarray, discount: float) -> np.ndarray:
+    """At each token the rewards from it on, discounted a token at a time."""
+    return np.array(
+        [
+            sum(discount ** (later - j) * reward_J[later] for later in range(j, len(reward_J)))
+            for j in range(len(reward_J))
+        ]
+    )
+
+
+def generalized_advantages(
+    reward_J: np.ndarray, value_J: np.ndarray, *, discount: float, trace: float
+) -> np.ndarray:
+    """Sums of (discount x trace)^l x the temporal differences from each token on."""
+    next_J = np.append(value_J[1:], 0.0)[: len(value_J)]
+    return rewards_to_go(reward_J + discount * next_J - value_J, discount * trace)
+
+
+def turn_rewards(trajectory: Any) -> list[float]:
+    """Of each turn; where they are not given the last one has all of it."""
+    if trajectory.turn_rewards:
+        return list(trajectory.turn_rewards)
+    turns = 1 + max((max(s.turn_L, default=-1) for s in trajectory.segments), default=-1)
+    return [trajectory.reward if turn == turns - 1 else 0.0 for turn in range(turns)]
+
+
+def token_rewards(trajectory: Any, tokens: Sequence[Token]) -> np.ndarray:
+    """A turn's reward at its last token, less every token's penalty: [J]."""
+    rewards = turn_rewards(trajectory)
+    reward_J = np.array([-token.penalty for token in tokens])
+    for j, token in enumerate(tokens):
+        if j + 1 == len(tokens) or tokens[j + 1].turn != token.turn:
+            reward_J[j] += rewards[token.turn]
+    return reward_J
+
+
+def token_advantages(
+    trajectories: Sequence[Any],
+    pieces: Sequence[Any],
+    penalty: Sequence[np.ndarray],
+    options: Any,
+    values: Sequence[Sequence[np.ndarray]] | None = None,
+) -> list[list[np.ndarray]]:
+    """Per trajectory and segment, the advantage of each token [L], 0 at context.
+
+    Args:
+      pieces: every sampled token of what is learned from, a piece a segment.
+      penalty: per piece, what of these tokens [A] the reward is less by.
+      values: per trajectory and segment, the critic's value of each token [L], for gae.
+    """
+    tokens: list[list[Token]] = [[] for _ in trajectories]
+    for piece, penalty_A in zip(pieces, penalty, strict=True):
+        for position, less in zip(piece.position_A, penalty_A, strict=True):
+            turn, place = int(piece.segment.turn_L[position]), piece.place
+            value = 0.0 if values is None else values[piece.trajectory][place][position]
+            tokens[piece.trajectory].append(Token(turn, place, position, less, value))
+    estimate = {
+        "grae": group_credit,
+        "returns": returns_credit,
+        "gae": gae_credit,
+        "gigpo": turn_credit,
+        "hgpo": turn_credit,
+    }[options.advantage]
+    credit = [[np.zeros(len(s.tokens_L)) for s in t.segments] for t in trajectories]
+    in_order = [sorted(own) for own in tokens]  # of turns: segments need not be
+    for i, advantage_J in enumerate(estimate(trajectories, in_order, options)):
+        for token, advantage in zip(in_order[i], advantage_J, strict=True):
+            credit[i][token.place][token.position] = advantage
+    return credit
+
+
+# Estimators: trajectories, their tokens and the options -> advantages [J] of each trajectory.
+
+
+def group_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """GRAE of the reward less all penalties: one number a trajectory."""
+    advantage_N = group_relative_advantages(
+        [
+            t.reward - sum(x.penalty for x in own)
+            for t, own in zip(trajectories, tokens, strict=True)
+        ],
+        [t.group for t in trajectories],
+        learnable(trajectories),
+        baseline=options.baseline,
+        scale=options.scale,
+        clip=options.advantage_clip,
+    )
+    return [np.full(len(own), advantage_N[i]) for i, own in enumerate(tokens)]
+
+
+def returns_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """REINFORCE++: rewards to go, standardized over all tokens of the batch."""
+    returns = [
+        rewards_to_go(token_rewards(t, own), options.discount)
+        for t, own in zip(trajectories, tokens, strict=True)
+    ]
+    return all_standardized(returns, scale=options.scale, clip=options.advantage_clip)
+
+
+def gae_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """Generalized advantages, standardized over all tokens of the batch."""
+    advantages = [
+        generalized_advantages(
+            token_rewards(t, own),
+            np.array([token.value for token in own]),
+            discount=options.discount,
+            trace=options.gae_lambda,
+        )
+        for t, own in zip(trajectories, tokens, strict=True)
+    ]
+    return all_standardized(advantages, scale=options.scale, clip=options.advantage_clip)
+
+
+def turn_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """GiGPO or HGPO: one number a turn, which all its tokens have."""
+    kept = learnable(trajectories)
+    rewards = [turn_rewards(t) if keep else [] for t, keep in zip(trajectories, kept, strict=True)]
+    advantages = {"gigpo": gigpo, "hgpo": hgpo}[options.advantage](
+        rewards,
+        [t.group for t in trajectories],
+        [t.info["states"] if keep else [] for t, keep in zip(trajectories, kept, strict=True)],
+        options,
+    )
+    pairs = zip(advantages, tokens, strict=True)
+    return [np.array([advantage_K[x.turn] for x in own]) for advantage_K, own in pairs]
+
+
+def gigpo(rewards: Any, groups: Any, states: Any, options: Any) -> list[np.ndarray]:
+    """The episode's advantage plus step_coef x that among turns of the group from the same state.
+
+    arXiv:2505.10978, Eq. 3 and 6 to 8; the deviation is that of n - 1.
+
+    Args:
+      rewards: per trajectory, of each turn; empty where it is left out.
+      states: per trajectory, the state that each turn began from.
+    """
+    each = "none" if options.scale == "batch" else options.scale
+    valid = [len(reward_K) > 0 for reward_K in rewards]
+    kept = {"baseline": "mean", "scale": each, "clip": None}
+    totals = [float(np.sum(reward_K)) for reward_K in rewards]
+    episode_N = group_relative_advantages(totals, groups, valid, **kept)
+    to_go = [rewards_to_go(np.array(reward_K), options.discount) for reward_K in rewards]
+    turns = [(i, k) for i, reward_K in enumerate(rewards) for k in range(len(reward_K))]
+    anchors = [(groups[i], states[i][k]) for i, k in turns]
+    step_M = group_relative_advantages(
+        [to_go[i][k] for i, k in turns], anchors, [True for _ in turns], **kept
+    )
+    sums = [np.full(len(reward_K), episode_N[i]) for i, reward_K in enumerate(rewards)]
+    for (i, k), step in zip(turns, step_M, strict=True):
+        sums[i][k] += options.step_coef * step
+    return _scaled(sums, options)
+
+
+def hgpo(rewards: Any, groups: Any, states: Any, options: Any) -> list[np.ndarray]:
+    """A weighted mean over how many earlier states a turn's group shares, deepest weighing most.
+
+    arXiv:2602.22817, Eq. 3 to 7; groups of equal rewards to go are left out of the mean, and the
+    deviation is that of n - 1.
+
+    Args:
+      rewards, states: as for `gigpo`.
+    """
+    to_go = [rewards_to_go(np.array(reward_K), options.discount) for reward_K in rewards]
+    turns = [(i, k) for i, reward_K in enumerate(rewards) for k in range(len(reward_K))]
+
+    def past(i: int, k: int, depth: int) -> tuple[Any, ...]:
+        return (groups[i], *(states[i][k - back] for back in range(depth + 1)))
+
+    result = [np.zeros(len(reward_K)) for reward_K in rewards]
+    for i, k in turns:
+        total = weights = 0.0
+        for depth in range(min(options.history, k) + 1):
+            alike = [
+                (n, m) for n, m in turns if m >= depth and past(n, m, depth) == past(i, k, depth)
+            ]
+            returns = np.array([to_go[n][m] for n, m in alike])
+            if np.ptp(returns) == 0:
+                continue
+            deviation = np.std(returns, ddof=1) + 1e-6 if options.scale == "group" else 1.0
+            weight = (depth + 1) ** options.history_power
+            total += weight * (to_go[i][k] - returns.mean()) / deviation
+            weights += weight
+        result[i][k] = total / weights if weights else 0.0
+    return _scaled(result, options)
+
+
+def _scaled(values: list[np.ndarray], options: Any) -> list[np.ndarray]:
+    if options.scale != "batch":
+        return values
+    return all_standardized(values, scale="batch", clip=options.advantage_clip)

@@ -1,0 +1,34 @@
+"""Trains `order_desk` by several recipes, one after the other: FOLDER RECIPE ...
+
+Their policy, tokenizer and compiled programs are shared. Each leaves its run in FOLDER/RECIPE.
+"""
+
+import sys
+from pathlib import Path
+
+from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.config import load_config
+from seeupo_jax.train import train
+
+CONFIG = Path(__file__).parent / "tiny_config.py"
+CHOICES = (
+    "model.path=package:order_desk",  # whose policy is rewarded now and then
+    "warm_start.stages=()",
+    "iterations=2",
+    "rollout.tasks=2",
+    "batching.buckets=(128,)",
+    "evaluation.every=0",
+    "evaluation.tasks=8",
+    "checkpoint.every=0",
+)
+
+
+def main(folder: str, *names: str) -> None:
+    for name in names:
+        print(f"recipe {name}", file=sys.stderr, flush=True)
+        chosen = [*CHOICES, f"recipe={name}"]
+        train(load_config(CONFIG, chosen, recipes=RECIPES), Path(folder) / name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

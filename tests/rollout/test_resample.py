@@ -1,0 +1,192 @@
+"""Groups that teach nothing give way to groups of other tasks, and nothing is forgotten."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.rollout.metrics import most_frequent_failure, rollout_metrics
+from seeupo_jax.rollout.resample import collection_number, has_signal, resample
+from seeupo_jax.rollout.tasks import TrainingTasks
+from seeupo_jax.stop import Stopped
+from seeupo_jax.types import Segment, Trajectory, learnable
+
+# What a group's trajectories bring, by the first letter of its task; None: the environment failed.
+REWARDS = {
+    "s": (1.0, 0.0, 1.0),  # a signal
+    "e": (0.5, 0.5, 0.5),  # equal
+    "f": (None, None, None),  # failed
+    "o": (None, 1.0, None),  # one is left
+    "t": (None, 1.0, 0.0),  # two are left, a signal
+    "q": (None, 0.3, 0.3),  # two are left, equal
+}
+
+
+def trajectory(task_id, group, reward):
+    info = {"score": 0.0 if reward is None else reward, "retries": 1}
+    if reward is None:
+        return Trajectory(
+            (), 0.0, group, task_id, stop="env_error", info=info | {"failure": task_id}
+        )
+    turn_L = np.array([-1, 0], np.int32)
+    segment = Segment(turn_L, turn_L, np.zeros(2, np.float32))
+    return Trajectory((segment,), reward, group, task_id, info=info)
+
+
+class Sampler:
+    """Rounds as they are asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, number, tasks):
+        self.asked.append((number, list(tasks)))
+        every = [
+            trajectory(task_id, group, reward)
+            for group, task_id in enumerate(tasks)
+            for reward in REWARDS[task_id[0]]
+        ]
+        usage = {"prefilled_tokens": 10 ** len(self.asked), "memory_waits": 0}
+        return Collected(tuple(every), 0.5, 0.125, 100 + number, 1000, usage)
+
+
+def played(first, others, rounds):
+    sample = Sampler()
+    stream = (task_id for task_id in others.split())
+    return sample, resample(sample, first.split(), stream, rounds=rounds)
+
+
+def tasks_of(collected):
+    """Each group's task, in the order of their numbers."""
+    groups = itertools.groupby(collected.trajectories, key=lambda t: (t.group, t.task_id))
+    found = [(*key, len([*members])) for key, members in groups]
+    assert [(group, size) for group, _, size in found] == [(i, 3) for i in range(len(found))]
+    return " ".join(task_id for _, task_id, _ in found)
+
+
+@pytest.mark.parametrize("kind", REWARDS)
+def test_a_group_has_a_signal_if_rewards_of_those_that_count_differ(kind):
+    group = [trajectory(kind, 4, reward) for reward in REWARDS[kind]]
+    assert has_signal(group) == (kind in "st")
+
+
+def test_without_more_rounds_a_collection_is_what_was_sampled():
+    sample, collected = played("e0 s0 f0", "", rounds=0)
+    assert sample.asked == [(0, ["e0", "s0", "f0"])]
+    assert tasks_of(collected) == "e0 s0 f0"
+    counts = dataclasses.replace(Sampler()(0, []), trajectories=collected.trajectories)
+    assert collected == counts
+
+
+def test_groups_with_a_signal_take_the_places_of_those_without_first_come_first():
+    sample, collected = played("e0 s0 q0 f0 t0", "e1 s1 o1 s2 s3", rounds=4)
+    assert sample.asked == [
+        (0, ["e0", "s0", "q0", "f0", "t0"]),
+        (1, ["e1", "s1", "o1"]),
+        (2, ["s2", "s3"]),
+    ]
+    assert tasks_of(collected) == "s1 s0 s2 s3 t0"
+    assert collected.rounds == 3
+    assert learnable(collected.trajectories).sum() == 4 * 3 + 2
+    left_out = [t.task_id for t in collected.left_out[::3]]
+    assert sorted(left_out) == ["e0", "e1", "f0", "o1", "q0"] and len(collected.left_out) == 15
+
+
+def test_what_is_left_when_the_rounds_are_over_is_the_first_rounds():
+    sample, collected = played("e0 f0 s0 o0", "e1 s1 f1 q2 e2", rounds=2)
+    assert [len(tasks) for _, tasks in sample.asked] == [4, 3, 2]
+    assert tasks_of(collected) == "s1 f0 s0 o0"
+    assert len(collected.left_out) == 3 * 5
+
+
+def test_no_round_is_begun_that_nothing_is_left_for():
+    sample, collected = played("s0 t0", "", rounds=9)
+    assert len(sample.asked) == collected.rounds == 1
+    assert not collected.left_out
+    sample, collected = played("e0", "s1", rounds=9)
+    assert len(sample.asked) == collected.rounds == 2 and tasks_of(collected) == "s1"
+
+
+def test_every_round_is_counted():
+    _, collected = played("e0 s0", "f1 s2", rounds=3)
+    assert (collected.wall_s, collected.environment_s) == (1.5, 0.375)
+    assert (collected.sampled_tokens, collected.context_tokens) == (303, 3000)
+    assert collected.usage == {"prefilled_tokens": 1110, "memory_waits": 0}
+    every = sorted(t.task_id for t in collected.sampled)
+    assert every[::3] == every[2::3] == ["e0", "f1", "s0", "s2"]
+
+
+def test_metrics_are_of_all_that_was_sampled_and_of_the_groups_that_are_trained_on():
+    metrics = rollout_metrics(played("e0 s0 f0 o0", "f1 e1 s1", rounds=1)[1])
+    # s1 took e0's place: of four groups f0 and o0 have no signal, and are dropped.
+    assert (metrics["rollout/rounds"], metrics["rollout/no_signal_fraction"]) == (2, 0.5)
+    assert metrics["rollout/groups_dropped"] == 2
+    # Trajectories that did not fail: e0 and e1 of 0.5, s0 and s1 of 1, 0, 1, and one of o0.
+    np.testing.assert_allclose(metrics["rollout/reward_mean"], (6 * 0.5 + 4 + 1) / 13)
+    np.testing.assert_allclose(metrics["rollout/success_rate"], 5 / 13)
+    assert (metrics["rollout/failed"], metrics["rollout/stop_env_error"]) == (8, 8)
+    assert metrics["rollout/retries"] == 21
+    assert metrics["rollout/tokens_per_second"] == 201 / 1
+    whole = rollout_metrics(played("s0 t0", "", rounds=1)[1])
+    assert (whole["rollout/rounds"], whole["rollout/no_signal_fraction"]) == (1, 0)
+
+
+def test_failures_of_all_rounds_are_told():
+    told = most_frequent_failure(played("f0 s0", "o1 s1", rounds=2)[1])
+    assert told == "5 environments failed, 3 of them so: f0"
+
+
+def test_a_run_that_is_stopped_in_a_round_stops():
+    def sample(number, tasks):
+        if number == 1:
+            raise Stopped
+        return Sampler()(number, tasks)
+
+    with pytest.raises(Stopped):
+        resample(sample, ["e0"], iter(["s0"]), rounds=2)
+
+
+def test_rounds_of_all_iterations_and_evaluations_have_random_numbers_of_their_own():
+    iterations = (0, 1, 2, 1000, 2**24 - 1)
+    numbers = [collection_number(i, round) for i in iterations for round in (0, 1, 2, 127)]
+    assert len(set(numbers)) == len(numbers) and max(numbers) < 2**31
+    assert [collection_number(i, 0) for i in iterations] == list(iterations)
+
+
+TASKS = [f"train/{number}" for number in range(10)]
+
+
+def test_iterations_go_through_all_tasks_in_a_new_order_every_epoch():
+    tasks = TrainingTasks(TASKS, count=4, seed=3)
+    played = [task_id for iteration in range(1, 6) for task_id in tasks.of(iteration)]
+    first, second = played[:10], played[10:]
+    assert sorted(first) == sorted(second) == TASKS
+    assert first != second and first != TASKS
+    assert tasks.of(2) == TrainingTasks(TASKS, count=4, seed=3).of(2)
+    assert tasks.of(1) != TrainingTasks(TASKS, count=4, seed=4).of(1)
+
+
+@pytest.mark.parametrize("count", [4, 9, 10, 13])
+def test_a_replacement_is_a_new_task_while_there_are_any_left(count):
+    tasks = TrainingTasks(TASKS, count=count, seed=3)
+    first = set(tasks.of(2))
+    others = [*itertools.islice(tasks.others(2), 10 - len(first) + 20)]
+    new, again = others[:-20], others[-20:]
+    assert sorted(new) == sorted(set(TASKS) - first)
+    assert sorted(again[:10]) == sorted(again[10:]) == TASKS
+
+
+def test_replacements_are_of_the_seed_and_the_iteration_and_of_nothing_before():
+    def others(seed, iteration):
+        # All tasks are the iteration's own, so that none is missing here.
+        tasks = TrainingTasks(TASKS, count=10, seed=seed)
+        return tuple(itertools.islice(tasks.others(iteration), 10))
+
+    orders = [others(seed, iteration) for seed in (3, 4) for iteration in (1, 2, 11)]
+    assert len({*orders, tuple(TASKS)}) == 7
+    tasks = TrainingTasks(TASKS, count=10, seed=3)
+    for iteration in (1, 2):
+        next(tasks.others(iteration))
+    assert tuple(itertools.islice(tasks.others(2), 10)) == orders[1]

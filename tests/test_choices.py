@@ -1,0 +1,74 @@
+"""Which choices of an algorithm go together, and what a recipe is worth beside a file's own."""
+
+import pytest
+
+from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.choices import Algorithm, check_choices, fused_refresh_applies
+from seeupo_jax.config import from_dict, load_config
+
+
+@pytest.mark.parametrize(
+    "field, choices",
+    [
+        ("critic", {"advantage": "gae"}),
+        ("critic", {"critic": "head"}),
+        ("scale", {"advantage": "returns", "scale": "group"}),
+        ("baseline", {"advantage": "gigpo", "baseline": "leave_one_out"}),
+        ("baseline", {"baseline": "batch", "scale": "group"}),
+        ("kl_in", {"advantage": "hgpo", "kl_in": "reward"}),
+        ("turns_per_update", {"order": "custom", "custom_order": (0, 1), "turns_per_update": None}),
+        ("refresh", {"refresh": "fused", "weight": "off"}),
+        ("refresh", {"refresh": "fused", "turns_per_update": None}),
+    ],
+)
+def test_choices_that_do_not_go_together_are_refused_by_name(field, choices):
+    values = {"algorithm": choices, "rollout": {"max_turns": 2}}
+    with pytest.raises(ValueError, match=rf"^config\.algorithm\.{field}: got .*; allowed"):
+        from_dict(values)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_allowed(name):
+    check_choices(Algorithm(**RECIPES[name]), max_turns=6)
+
+
+@pytest.mark.parametrize(
+    "choices, weighs, fused",
+    [
+        ({}, True, True),
+        ({"order": "forward"}, True, False),
+        ({"inner_epochs": 2}, True, False),
+        ({"weight": "off"}, False, False),
+        ({"order": "parallel"}, False, False),
+        ({"turns_per_update": None}, False, False),
+        ({"turns_per_update": 2}, True, True),
+    ],
+)
+def test_only_turns_updated_one_after_the_other_weigh(choices, weighs, fused):
+    algorithm = Algorithm(**choices)
+    assert algorithm.weighs is weighs
+    assert fused_refresh_applies(algorithm) is fused
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "def get_config():\n"
+        "    return {'recipe': 'grpo', 'algorithm': {'scale': 'none', 'clip_low': 0.1}}\n"
+    )
+    return path
+
+
+def test_a_files_own_choices_stand_above_the_recipe_that_it_names(file):
+    algorithm = load_config(file, recipes=RECIPES).algorithm
+    assert (algorithm.ratio, algorithm.turns_per_update) == ("token", None)
+    assert (algorithm.scale, algorithm.clip_low) == ("none", 0.1)
+
+
+def test_a_recipe_of_the_command_line_stands_above_the_file_and_below_a_field(file):
+    algorithm = load_config(file, ["recipe=seeupo"], recipes=RECIPES).algorithm
+    assert (algorithm.ratio, algorithm.scale, algorithm.clip_low) == ("geometric", "batch", 0.1)
+    overrides = ["algorithm.order=forward", "recipe=seeupo", "algorithm.scale=group"]
+    algorithm = load_config(file, overrides, recipes=RECIPES).algorithm
+    assert (algorithm.order, algorithm.scale) == ("forward", "group")

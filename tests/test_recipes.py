@@ -1,0 +1,104 @@
+"""Every recipe trains `order_desk` for a few iterations, from the policy of the package."""
+
+import math
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import run_cases
+from process_cases import TESTS
+
+from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.cli import parse_flags
+from seeupo_jax.config import load_config
+from seeupo_jax.policy import from_pretrained
+from seeupo_jax.policy.network import split
+from seeupo_jax.telemetry.metrics import read_metrics
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folder with every recipe's run."""
+    folder = tmp_path_factory.mktemp("recipes")
+    environment = run_cases.environment() | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}
+    command = [sys.executable, str(TESTS / "recipes_process.py"), str(folder), *RECIPES]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def params_of(path):
+    return split(from_pretrained(str(path), dtype="float32")[0])[1]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains(runs, name):
+    first, second = run_cases.iterations(runs / name)
+    assert (first["iteration"], second["iteration"]) == (1, 2)
+    for line in (first, second):
+        numbers = {key: value for key, value in line.items() if not isinstance(value, str)}
+        assert not [
+            key for key, value in numbers.items() if value is not None and not math.isfinite(value)
+        ]
+        assert line["sweep/updates_skipped"] == line["rollout/failed"] == 0
+        assert line["sweep/grad_norm"] > 0.01
+    before, after = params_of("package:order_desk"), params_of(runs / name / "policy")
+    moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), before, after)
+    assert all(1e-5 < size < 0.1 for size in jax.tree.leaves(moved))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_trained_policy_still_succeeds(runs, name):
+    lines = [line for line in read_metrics(runs / name) if "eval/avg@2" in line]
+    assert [line["iteration"] for line in lines] == [0, 2]
+    assert min(line["eval/avg@2"] for line in lines) > 0.15
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_tells_what_its_recipe_does(runs, name):
+    fields = RECIPES[name]
+    single = fields["order"] == "parallel" or fields["turns_per_update"] is None
+    first, second = run_cases.iterations(runs / name)
+    for line in (first, second):
+        assert line["sweep/steps"] == line["sweep/turns"]
+        assert (line["sweep/steps"] == 1) == single
+        assert line["rollout/rounds"] == 1 or name == "dapo"
+        assert ("sweep/value_loss" in line) == (fields["critic"] != "none")
+        # Ratios of single steps are 1: what is clipped was moved by other turns' steps.
+        assert line["sweep/clip_fraction"] < (1e-9 if single else 0.9)
+    has_penalty = fields.get("kl_coef") != 0
+    assert (second["sweep/kl"] > 1e-5) == has_penalty
+
+
+def test_a_recipe_of_the_command_line_wins_over_the_file_and_a_field_over_the_recipe(tmp_path):
+    file = tmp_path / "config.py"
+    file.write_text(
+        "def get_config():\n"
+        "    fields = {'order': 'forward', 'scale': 'batch', 'kl_coef': 0.3, 'discount': 0.5}\n"
+        "    return {'recipe': 'gspo', 'algorithm': fields}\n"
+    )
+
+    def algorithm(*arguments):
+        overrides = [a.removeprefix("--override=") for a in parse_flags(arguments)]
+        return load_config(file, overrides, recipes=RECIPES).algorithm
+
+    written = algorithm()
+    assert (written.order, written.scale, written.turns_per_update) == ("forward", "batch", None)
+    chosen = algorithm("--config.recipe=dr_grpo", "--config.algorithm.ratio=product")
+    assert {**RECIPES["dr_grpo"], "ratio": "product"}.items() <= vars(chosen).items()
+    assert chosen.discount == 0.5  # of which the recipe says nothing
+
+    wrong = ["--config.recipe=reinforce_plus_plus", "--config.algorithm.scale=group"]
+    command = [sys.executable, "-m", "seeupo_jax.train", f"--config={file}"]
+    done = subprocess.run(
+        [*command, f"--workdir={tmp_path / 'run'}", *wrong],
+        env=run_cases.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    # grae, which the file's recipe has, allows it; and the file's scale is not `group`.
+    told = "error: config.algorithm.scale: got 'group' with advantage=returns"
+    assert done.stderr.startswith(told), done.stderr
