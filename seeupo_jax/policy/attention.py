@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -26,6 +26,93 @@ class KeyValues(NamedTuple):
 
     k: jax.Array
     v: jax.Array
+
+
+class Tree(NamedTuple):
+    """Token trees that lie in rows, each in pre-order.
+
+    depth_NL: int32, of each token in its sequence: its position.
+    end_NL: int32, one past the last index of the token's subtree. A token sees those whose subtree
+      it lies in.
+    """
+
+    depth_NL: jax.Array
+    end_NL: jax.Array
+
+
+class Past(NamedTuple):
+    """An earlier pass over rows of trees, which new tokens continue.
+
+    keys: of each layer. tree: of its tokens, C a row.
+    at_NL: int32, index in it of the token that each new token's tree hangs below.
+    """
+
+    keys: Sequence[KeyValues]
+    tree: Tree
+    at_NL: jax.Array
+
+
+class Sight(NamedTuple):
+    """Which keys each query sees: those with first <= order < end. All int32.
+
+    depth_NL, key_depth_NC: positions, which windows are counted in.
+    """
+
+    order_NL: jax.Array
+    depth_NL: jax.Array
+    first_NC: jax.Array
+    end_NC: jax.Array
+    key_depth_NC: jax.Array
+
+
+def sight_of(tree: Tree, past: Past | None = None) -> Sight:
+    """Who sees whom among the tokens of trees, and among the past's tokens that they continue."""
+    N, L = tree.end_NL.shape
+    index_NL = jnp.broadcast_to(jnp.arange(L)[None, :], (N, L))
+    if past is None:
+        return Sight(index_NL, tree.depth_NL, index_NL, tree.end_NL, tree.depth_NL)
+    # New tokens stand, in their own order, between the past's token that they follow and the next.
+    step, C = L + 1, past.tree.end_NL.shape[1]
+    below_NL = past.at_NL * step + 1
+    first_NC = jnp.broadcast_to(jnp.arange(C)[None, :] * step, (N, C))
+    join_ = lambda old, new: jnp.concatenate([old, new], axis=1)  # noqa: E731
+    return Sight(
+        below_NL + index_NL,
+        tree.depth_NL,
+        join_(first_NC, below_NL + index_NL),
+        join_(past.tree.end_NL * step, below_NL + tree.end_NL),
+        join_(past.tree.depth_NL, tree.depth_NL),
+    )
+
+
+def attend_trees(
+    q_NLHd: jax.Array, keys: KeyValues, sight: Sight, *, window: int | None = None
+) -> jax.Array:
+    """Softmax attention as `attend`, where sight says which keys a query sees.
+
+    Every query must see a key.
+    """
+    kv_heads, heads = head_axes(keys.k.shape[2])
+    queries, whole = ("rows", "length", heads, "head_dim"), ("rows", None, kv_heads, "head_dim")
+    own, all_ = ("rows", "length"), ("rows", None)
+    layouts = [queries, whole, whole, own, own, all_, all_, all_]
+    run = functools.partial(_seen, window=window)
+    return per_shard(run, layouts, queries)(q_NLHd, *keys, *sight)
+
+
+def _seen(
+    q_NLHd: jax.Array, k: jax.Array, v: jax.Array, *sight: jax.Array, window: int | None
+) -> jax.Array:
+    order_NL, depth_NL, first_NC, end_NC, key_depth_NC = sight
+
+    def attend(q: jax.Array, order_NL: jax.Array, depth_NL: jax.Array) -> jax.Array:
+        order_NLC = order_NL[:, :, None]
+        seen_NLC = (first_NC[:, None, :] <= order_NLC) & (order_NLC < end_NC[:, None, :])
+        if window is not None:
+            seen_NLC &= key_depth_NC[:, None, :] > depth_NL[:, :, None] - window
+        return _attend(q, KeyValues(k, v), seen_NLC)
+
+    return _in_chunks(attend, q_NLHd, order_NL, depth_NL, slots=k.shape[1])
 
 
 def attend(

@@ -15,9 +15,11 @@ from seeupo_jax.parallel.mesh import RULES, parts, per_shard
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.attention import KeyValues
 from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.types import NOTHING
 
-# Logits that a device holds at once: 2**24 float32 are 64 MiB. With more, tokens come in chunks.
-LOGITS_AT_ONCE = 2**24
+# Logits that a device holds at once: 2**24 float32 are 64 MiB. With more, tokens come in chunks; in
+# no larger ones than these, for a chunk in which nothing is predicted is left out.
+LOGITS_AT_ONCE, TOKENS_AT_ONCE = 2**24, 256
 VOCAB, LENGTH = RULES["vocab"], RULES["length"]
 ADAPTER = "lora_"  # how the names of adapters' parameters begin
 
@@ -83,14 +85,10 @@ def split(model: Transformer) -> tuple[Network, Any]:
 
 
 def hidden(
-    network: Network,
-    params: Any,
-    tokens_RL: jax.Array,
-    past: Sequence[KeyValues] = (),
-    past_length_R: jax.Array | None = None,
+    network: Network, params: Any, tokens_RL: jax.Array, **rows: Any
 ) -> tuple[jax.Array, Sequence[KeyValues]]:
     """Hidden states [R, L, D] and keys and values; see `Transformer.hidden`."""
-    return network.bind(params).hidden(tokens_RL, past=past, past_length_N=past_length_R)
+    return network.bind(params).hidden(tokens_RL, **rows)
 
 
 def token_logp(
@@ -102,6 +100,8 @@ def token_logp(
     temperature: float,
 ) -> jax.Array:
     """log π(target | hidden), float32 [R, A], of the softmax of logits / temperature.
+
+    Where the target is `NOTHING`, the result says nothing and has no gradient.
 
     Every device works on its own rows and its own part of the vocabulary, and never holds the
     logits of all its tokens at once: chunks of tokens are computed one after the other and again in
@@ -137,15 +137,21 @@ def _token_logp(
         total = over_parts(jax.lax.psum, jnp.exp(logits - peak[:, None]).sum(axis=1))
         return over_parts(jax.lax.psum, chosen) - peak - jnp.log(total)
 
-    chunk = max(1, LOGITS_AT_ONCE // V)
+    chunk = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // V))
     flat_hidden, flat_target = hidden_RAD.reshape(R * A, D), target_RA.reshape(R * A)
     if R * A <= chunk:
         return logp(flat_hidden, flat_target).reshape(R, A)
     chunks = -(-R * A // chunk)
     pad = chunks * chunk - R * A
     flat_hidden = jnp.pad(flat_hidden, ((0, pad), (0, 0))).reshape(chunks, chunk, D)
-    flat_target = jnp.pad(flat_target, (0, pad)).reshape(chunks, chunk)
-    out = jax.lax.map(lambda xs: jax.checkpoint(logp)(*xs), (flat_hidden, flat_target))
+    flat_target = jnp.pad(flat_target, (0, pad), constant_values=NOTHING).reshape(chunks, chunk)
+
+    def predict(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+        nothing = functools.partial(jnp.zeros, (chunk,))
+        any_ = (part[1] != NOTHING).any()
+        return jax.lax.cond(any_, jax.checkpoint(logp), lambda *_: nothing(), *part)
+
+    out = jax.lax.map(predict, (flat_hidden, flat_target))
     return out.reshape(-1)[: R * A].reshape(R, A)
 
 
