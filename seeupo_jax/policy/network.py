@@ -101,7 +101,7 @@ def token_logp(
 ) -> jax.Array:
     """log π(target | hidden), float32 [R, A], of the softmax of logits / temperature.
 
-    Where the target is `NOTHING`, the result says nothing and has no gradient.
+    Where the target is `NOTHING`, the result says nothing.
 
     Every device works on its own rows and its own part of the vocabulary, and never holds the
     logits of all its tokens at once: chunks of tokens are computed one after the other and again in
@@ -146,10 +146,10 @@ def _token_logp(
     flat_hidden = jnp.pad(flat_hidden, ((0, pad), (0, 0))).reshape(chunks, chunk, D)
     flat_target = jnp.pad(flat_target, (0, pad), constant_values=NOTHING).reshape(chunks, chunk)
 
+    @jax.checkpoint
     def predict(part: tuple[jax.Array, jax.Array]) -> jax.Array:
-        nothing = functools.partial(jnp.zeros, (chunk,))
-        any_ = (part[1] != NOTHING).any()
-        return jax.lax.cond(any_, jax.checkpoint(logp), lambda *_: nothing(), *part)
+        nothing = lambda *_: jnp.zeros(chunk)  # noqa: E731
+        return jax.lax.cond((part[1] != NOTHING).any(), logp, nothing, *part)
 
     out = jax.lax.map(predict, (flat_hidden, flat_target))
     return out.reshape(-1)[: R * A].reshape(R, A)

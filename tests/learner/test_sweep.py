@@ -181,7 +181,7 @@ def test_a_fused_refresh_is_the_separate_one(choices):
     assert fused.fused and not separate.fused
     with mock.patch.dict(vars(fused), refresh=mock.Mock(wraps=fused.refresh)):
         one = cases.observe(fused, cases.ragged())
-        left = sum(int(call.args[1].mask_MRA[..., 0].sum()) for call in fused.refresh.mock_calls)
+        left = sum(int(call.args[1].mask_PA[:, 0].sum()) for call in fused.refresh.mock_calls)
     two = cases.observe(separate, cases.ragged())
     assert_same_sweep(one, two)
     # Rows that the step cannot hold are refreshed before it: some are, not all.
@@ -316,7 +316,7 @@ def test_minibatches_are_a_partition_each_divided_by_its_share():
     for epoch in range(8):  # two of each turn
         pool, parts = pools[epoch // 2], []
         for _, batch, _, _, denominator in calls[2 * epoch : 2 * epoch + 2]:
-            parts.append(batch.trajectory_MR[batch.mask_MRA[..., 0] > 0].tolist())
+            parts.append(batch.trajectory_P[batch.mask_PA[:, 0] > 0].tolist())
             np.testing.assert_allclose(denominator, 7 * len(parts[-1]) / len(pool), rtol=1e-6)
         assert sorted(parts[0] + parts[1]) == pool
         assert abs(len(parts[0]) - len(parts[1])) <= 1
