@@ -326,6 +326,7 @@ def build_shapes(config: Config, rows: int) -> Shapes:
         rows=batching.microbatch_rows,
         microbatches=-(-rows // batching.microbatch_rows),
         turns=rollout.max_turns,
+        share=batching.share_prefixes,
     )
 
 

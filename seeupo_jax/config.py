@@ -136,6 +136,7 @@ class Batching:
     """Shapes of the sweep's programs."""
 
     microbatch_rows: int = at_least(1, 32)
+    share_prefixes: bool = True  # what the members of a group have in common is computed once
     buckets: tuple[
         int, ...
     ] = ()  # row lengths to pad to; empty: multiples of an eighth of max_context

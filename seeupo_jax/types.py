@@ -109,6 +109,8 @@ class TurnBatch(NamedTuple):
     tokens_MRL: int32, every tree in pre-order; 0 after the row's end.
     depth_MRL: int32, of each token in its sequence.
     end_MRL: int32, one past the last index of the token's subtree; padding is a tree of its own.
+    segment_MRL: int32, rising along a row, a number a sequence, where trees are nothing but
+      sequences; None where tokens are shared.
     parent_MRX: int32, index of the token that predicts; rising along a row, 0 beyond.
     target_MRX: int32, the token that is predicted; `NOTHING` beyond.
 
@@ -136,6 +138,7 @@ class TurnBatch(NamedTuple):
     mask_PA: jax.Array
     trajectory_P: jax.Array
     microbatches: jax.Array
+    segment_MRL: jax.Array | None = None
     old_logp_PA: jax.Array | None = None
     ref_logp_PA: jax.Array | None = None
     advantage_PA: jax.Array | None = None

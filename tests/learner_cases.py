@@ -45,7 +45,7 @@ ARCH = Architecture(
     tied=False,
 )
 NUMPY_ARCH = model.Architecture(ARCH.head_dim, ARCH.rope.theta, ARCH.norm_eps)
-# Every step has one piece longer than 8, so one program serves them all; a few refreshes are longer.
+# Every step has a piece longer than 8, so one program serves them all; a few refreshes are longer.
 SHAPES = Shapes((8, 24), action=8, rows=3, microbatches=3)
 
 

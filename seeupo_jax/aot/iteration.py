@@ -100,7 +100,7 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
         custom_order=chosen.custom_order,
     )
     for step in steps * chosen.inner_epochs:
-        length = shapes.length(-(-rollout.max_context * (1 + max(step)) // rollout.max_turns))
+        length = shapes.allowed(-(-rollout.max_context * (1 + max(step)) // rollout.max_turns))[0]
         share = length / shapes.lengths[-1]
         traffic = [
             dataclasses.replace(each, bytes=each.bytes * share) if "tensor" in each.axes else each
@@ -111,6 +111,7 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
             rows,
             length,
             shapes.action,
+            trees=shapes.share,
             refresh=refresh,
             critic=chosen.critic,
             computed=True,

@@ -270,10 +270,19 @@ def _sweep(setup: Setup) -> Iterator[Program]:
     def work(length: int, action: int, *, step: bool) -> Work:
         if step:
             f = lambda computed: flops.turn_step_flops(  # noqa: E731
-                arch, rows, length, action, refresh=refresh, critic=critic, computed=computed
+                arch,
+                rows,
+                length,
+                action,
+                trees=shapes.share,
+                refresh=refresh,
+                critic=critic,
+                computed=computed,
             )
         else:
-            f = lambda computed: flops.score_flops(arch, rows, length, action, computed=computed)  # noqa: E731
+            f = lambda computed: flops.score_flops(  # noqa: E731
+                arch, rows, length, action, trees=shapes.share, computed=computed
+            )
         return Work(f(False), f(True), rows * length)
 
     trunk = () if critic == "model" else ("parameters",)  # a model has its own

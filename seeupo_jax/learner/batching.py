@@ -65,12 +65,14 @@ class Rows:
         """Segments of the trajectories that an update learns from."""
         kept = np.flatnonzero(learnable(trajectories))
         pairs = [(i, segment) for i in kept for segment in trajectories[i].segments]
+        groups = dict.fromkeys(trajectories[i].group for i in kept)
+        number = {group: place for place, group in enumerate(groups)}  # groups are only names
         return cls(
             tuple(segment.tokens_L for _, segment in pairs),
             tuple(segment.turn_L for _, segment in pairs),
             tuple(segment.logp_L for _, segment in pairs),
             np.array([i for i, _ in pairs], np.int32),
-            np.array([trajectories[i].group for i, _ in pairs], np.int32),
+            np.array([number[trajectories[i].group] for i, _ in pairs], np.int32),
             len(trajectories),
             max((trajectories[i].turns for i in kept), default=0),
         )
@@ -221,12 +223,14 @@ def turn_batch(
             padded[name][place, :size] = source[piece.segment][piece.position_A]
         trajectory[place] = rows.trajectory_S[piece.segment]
     fold = lambda x: x.reshape(M, R, L)  # noqa: E731
+    segment = None if shapes.share else fold(np.cumsum(depth == 0, axis=1, dtype=np.int32))
     return TurnBatch(
         *map(fold, (tokens, depth, end, predicted.parent, predicted.target)),
         slot,
         mask,
         trajectory,
         microbatches=np.int32(-(-len(forest.tokens) // R)),
+        segment_MRL=segment,
         **{f"{name}_PA": array for name, array in padded.items()},
     )
 

@@ -15,8 +15,8 @@ from seeupo_jax.algorithms.value import clipped_value_loss
 from seeupo_jax.choices import Algorithm
 from seeupo_jax.config import Config
 from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.rows import row_hidden
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.attention import Tree
 from seeupo_jax.policy.network import Network
 from seeupo_jax.types import CriticState, TurnBatch
 
@@ -104,18 +104,14 @@ def row_value(
         # Of the policy's stays what does not train, and its output table, which is not read.
         params, hidden_RXD = policy.join(own["trunk"], params), None
     if hidden_RXD is None:
-        hidden_RLD, _ = policy.hidden(
-            network, params, row.tokens_MRL, tree=Tree(row.depth_MRL, row.end_MRL)
-        )
+        hidden_RLD, _ = row_hidden(network, params, row)
         hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
     head = own["head"]
     value_RX = jnp.einsum("rxd,d->rx", hidden_RXD.astype(jnp.float32), head["kernel"])
     return value_RX + head["bias"][None, :]
 
 
-def piece_loss(
-    critic: Critic, value_PA: jax.Array, row: TurnBatch
-) -> tuple[jax.Array, jax.Array]:
+def piece_loss(critic: Critic, value_PA: jax.Array, row: TurnBatch) -> tuple[jax.Array, jax.Array]:
     """Each token's error, and 1.0 where the clipped one counts, which has no gradient: [P, A]."""
     given = (value_PA, row.value_PA, row.returns_PA)
     plain_PA, loss_PA = (

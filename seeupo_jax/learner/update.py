@@ -22,7 +22,7 @@ from seeupo_jax.learner.batching import RefreshBatch
 from seeupo_jax.learner.critic import Critic, piece_loss, row_value
 from seeupo_jax.learner.layout import on_device
 from seeupo_jax.learner.optimizer import apply_update
-from seeupo_jax.parallel.mesh import constrain
+from seeupo_jax.learner.rows import microbatch, of_pieces, own, row_hidden, take
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.attention import KeyValues, Past, Tree
 from seeupo_jax.policy.network import Network
@@ -64,8 +64,7 @@ def row_logp(
     network: Network, params: Any, row: TurnBatch, temperature: float
 ) -> tuple[jax.Array, jax.Array, list[KeyValues]]:
     """log π of what one microbatch predicts, [R, X]; what predicts it; keys and values."""
-    tree = Tree(row.depth_MRL, row.end_MRL)
-    hidden_RLD, keys = policy.hidden(network, params, row.tokens_MRL, tree=tree)
+    hidden_RLD, keys = row_hidden(network, params, row)
     predicted = (row.parent_MRX, row.target_MRX)
     logp_RX, hidden_RXD = logp_at(network, params, hidden_RLD, *predicted, temperature)
     return logp_RX, hidden_RXD, list(keys)
@@ -85,45 +84,13 @@ def logp_at(
     return logp_RX, hidden_RXD
 
 
-_OF_ROWS = ("tokens_MRL", "depth_MRL", "end_MRL", "parent_MRX", "target_MRX")
-
-
-def microbatch(batch: TurnBatch, index: jax.Array) -> TurnBatch:
-    """Microbatch `index`: its rows, spread over the mesh, and its own pieces' slots in them.
-
-    Other pieces have no mask.
-    """
-    rows = {name: _take(getattr(batch, name), index, "rows") for name in _OF_ROWS}
-    slot_PA, mask_PA = _own(batch.slot_PA, batch.mask_PA, index, rows["target_MRX"].size)
-    return batch._replace(**rows, slot_PA=slot_PA, mask_PA=mask_PA)
-
-
-def _take(x: jax.Array, index: jax.Array, *axes: str | None) -> jax.Array:
-    x = jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
-    return constrain(x, *axes, *(None,) * (x.ndim - len(axes)))
-
-
-def _own(
-    slot_PA: jax.Array, mask_PA: jax.Array, index: jax.Array, size: int
-) -> tuple[jax.Array, jax.Array]:
-    """Slots within part `index` of flattened parts of a size, and the mask of what lies in it."""
-    own_PA = slot_PA - index * size
-    inside_PA = (own_PA >= 0) & (own_PA < size)
-    return own_PA.clip(0, size - 1), jnp.where(inside_PA, mask_PA, 0.0)
-
-
-def _of_pieces(x_RX: jax.Array, slot_PA: jax.Array, mask_PA: jax.Array) -> jax.Array:
-    """What the rows' predictions have, at the pieces' tokens: [P, A]; 0 where no mask is."""
-    return jnp.where(mask_PA > 0, x_RX.reshape(-1)[slot_PA], 0.0)
-
-
 def score(network: Network, params: Any, batch: TurnBatch, *, temperature: float) -> jax.Array:
     """log π of every action token of a batch under `params`: float32 [P, A], 0 without a mask."""
 
     def body(index: jax.Array, logp_PA: jax.Array) -> jax.Array:
         row = microbatch(batch, index)
         logp_RX, *_ = row_logp(network, params, row, temperature)
-        return logp_PA + _of_pieces(logp_RX, row.slot_PA, row.mask_PA)
+        return logp_PA + of_pieces(logp_RX, row.slot_PA, row.mask_PA)
 
     with jax.named_scope("sweep/score"):
         return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_PA))
@@ -137,7 +104,7 @@ def value(
     def body(index: jax.Array, value_PA: jax.Array) -> jax.Array:
         row = microbatch(batch, index)
         value_RX = row_value(network, critic, params, critic_params, row)
-        return value_PA + _of_pieces(value_RX, row.slot_PA, row.mask_PA)
+        return value_PA + of_pieces(value_RX, row.slot_PA, row.mask_PA)
 
     with jax.named_scope("sweep/value"):
         return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_PA))
@@ -207,8 +174,8 @@ def turn_loss(
         past = (keys, Tree(row.depth_MRL, row.end_MRL))
         factor_N = _refresh_pieces(params, network, objective, continued, index, past, factor_N)
     factor_P = factor_N[jnp.minimum(row.trajectory_P, factor_N.shape[0] - 1)]
-    of_pieces = functools.partial(_of_pieces, slot_PA=row.slot_PA, mask_PA=row.mask_PA)
-    logp_PA = of_pieces(logp_RX)
+    of_own = functools.partial(of_pieces, slot_PA=row.slot_PA, mask_PA=row.mask_PA)
+    logp_PA = of_own(logp_RX)
     old_logp_PA = row.old_logp_PA
     if objective.old_is_current:
         old_logp_PA = jax.lax.stop_gradient(logp_PA)
@@ -243,7 +210,7 @@ def turn_loss(
         **{name: jnp.sum(real_PJ * share_PJ) for name, share_PJ in shares.items()},
     }
     if critic is not None:
-        value_PA = of_pieces(row_value(network, critic, params, trained[1], row, hidden_RXD))
+        value_PA = of_own(row_value(network, critic, params, trained[1], row, hidden_RXD))
         error_PJ, clipped_PJ = map(mean, piece_loss(critic, value_PA, row))
         loss += critic.coef * jnp.sum(size_PJ * error_PJ)
         sums |= {"value_loss": error_PJ.sum(), "value_clipped": clipped_PJ.sum()}
@@ -295,22 +262,20 @@ def _refresh_pieces(
     params, (keys, tree), factor_N = jax.lax.stop_gradient((params, past, factor_N))
     _, Q, R, C = continued.tokens_MQRC.shape
 
-    def body(chunk: jax.Array, logp_PA: jax.Array) -> jax.Array:
-        part = index * Q + chunk
-        take = lambda x: _take(x.reshape(-1, R, C), part, "rows")  # noqa: E731
-        tokens, depth, end, at, parent, target = map(take, continued[:6])
+    def body(number: jax.Array, logp_PA: jax.Array) -> jax.Array:
+        part = index * Q + number
+        chunk = [take(x.reshape(-1, R, C), part) for x in continued[:6]]
+        tokens, depth, end, at, parent, target = chunk
         hidden_RCD, _ = policy.hidden(
             network, params, tokens, tree=Tree(depth, end), past=Past(keys, tree, at)
         )
         logp_RC, _ = logp_at(network, params, hidden_RCD, parent, target, objective.temperature)
-        return logp_PA + _of_pieces(
-            logp_RC, *_own(continued.slot_PA, continued.mask_PA, part, R * C)
-        )
+        return logp_PA + of_pieces(logp_RC, *own(continued.slot_PA, continued.mask_PA, part, R * C))
 
     with jax.named_scope("sweep/refresh"):
         nothing_PA = jnp.zeros_like(continued.mask_PA)
         logp_PA = jax.lax.fori_loop(0, continued.chunks_M[index], body, nothing_PA)
-        _, mask_PA = _own(continued.slot_PA, continued.mask_PA, index, Q * R * C)
+        _, mask_PA = own(continued.slot_PA, continued.mask_PA, index, Q * R * C)
         return _refreshed(objective, factor_N, logp_PA, continued, mask_PA)
 
 

@@ -308,9 +308,7 @@ def test_a_refresh_and_what_it_leaves_are_the_previous_step(order, make):
             np.testing.assert_array_equal(tokens_C[parents], own[piece.position_A - 1])
             np.testing.assert_array_equal(-refresh.old_logp_PA[place, real], target_C[slot_A])
             # What it continues: in the row of the piece of now, the token before that one's last.
-            (now_place,) = (
-                i for i, p in enumerate(layout.pieces) if p.segment == piece.segment
-            )
+            (now_place,) = (i for i, p in enumerate(layout.pieces) if p.segment == piece.segment)
             M, Q, R, _ = refresh.tokens_MQRC.shape
             m, _, r = np.unravel_index(chunk[0], (M, Q, R))
             assert layout.forest.row_S[now_place] == m * R + r

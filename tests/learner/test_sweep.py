@@ -432,3 +432,19 @@ def test_an_unknown_order_is_refused_with_the_names():
     message = "order: got 'backward'; allowed: reverse, forward, random, custom, parallel"
     with pytest.raises(ValueError, match=message):
         update_order(3, "backward")
+
+
+@pytest.mark.parametrize("choices", [{}, {"refresh": "separate"}, {"order": "parallel"}])
+def test_what_members_of_a_group_share_is_computed_once_and_changes_no_number(choices):
+    trajectories = cases.branching()
+    shared = cases.assert_equal_to_the_twin(
+        cases.learner(**choices), trajectories, None, ref_params=reference()
+    )[0]
+    shapes = dataclasses.replace(cases.SHAPES, share=False)
+    alone = cases.observe(
+        cases.learner(shapes=shapes, **choices), trajectories, ref_params=reference()
+    )
+    np.testing.assert_allclose(shared.losses, alone.losses, atol=1e-5)
+    cases.assert_trees_close(shared.state.params, alone.state.params, 1e-5)
+    assert alone.metrics["sweep/shared_fraction"] == 0 < shared.metrics["sweep/shared_fraction"]
+    assert alone.metrics["sweep/tokens"] == shared.metrics["sweep/tokens"]

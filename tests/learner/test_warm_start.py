@@ -214,7 +214,9 @@ def test_batches_go_on_as_if_they_had_never_stopped(step):
 def rows_of(batch):
     """The demonstrations of a batch, those of a row one after the other."""
     length = batch.tokens_MRL.shape[-1]
-    rows = zip(batch.tokens_MRL.reshape(-1, length), batch.depth_MRL.reshape(-1, length), strict=True)
+    rows = zip(
+        batch.tokens_MRL.reshape(-1, length), batch.depth_MRL.reshape(-1, length), strict=True
+    )
     parts = [part for t, d in rows for part in np.split(t, np.flatnonzero(d == 0)[1:])]
     return [part.tolist() for part in parts if part.any()]
 
