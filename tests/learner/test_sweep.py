@@ -434,7 +434,7 @@ def test_an_unknown_order_is_refused_with_the_names():
         update_order(3, "backward")
 
 
-@pytest.mark.parametrize("choices", [{}, {"refresh": "separate"}, {"order": "parallel"}])
+@pytest.mark.parametrize("choices", [{}, {"refresh": "separate"}])
 def test_what_members_of_a_group_share_is_computed_once_and_changes_no_number(choices):
     trajectories = cases.branching()
     shared = cases.assert_equal_to_the_twin(
