@@ -116,7 +116,7 @@ def imitate(
     """One step on the mean negative log-likelihood of the action tokens; returns it too (nats)."""
 
     def loss(params: Any, row: TurnBatch) -> jax.Array:
-        logp_RA, _ = update.row_logp(network, params, row, 1.0)
+        logp_RA, *_ = update.row_logp(network, params, row, 1.0)
         return -jnp.sum(logp_RA * row.mask_MRA)
 
     def body(index: jax.Array, carry: Any) -> Any:
