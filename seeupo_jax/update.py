@@ -16,7 +16,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,9 +153,12 @@ def fit(config: Config, trajectories: Sequence[Trajectory], max_positions: int) 
 
 
 def prepare(
-    config: Config, path: str, log: Any = print
+    config: Config, path: str, log: Callable[[str], None]
 ) -> tuple[Config, build.Policy, Any, list[Trajectory]]:
     """Reads the trajectories at `path`, then the model at `config.model.path`.
+
+    Args:
+      log: is told what is not read, and how many trajectories are left out.
 
     Returns: the configuration that fits them, the policy, those of its parameters that train, and
       the trajectories.
