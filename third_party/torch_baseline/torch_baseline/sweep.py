@@ -93,7 +93,7 @@ class Sweep:
             reference = copy.deepcopy(model)
         self.reference = None if reference is None else reference.requires_grad_(False).eval()
         if options.checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.activation_checkpointing_enable({"use_reentrant": False})
         model.train(options.checkpointing)  # without dropout the two modes differ in that alone
         self.stepper = Stepper(list(model.parameters()), options.optimizer, options.total_steps)
         self._token_logp = (
