@@ -58,7 +58,8 @@ class Options:
     null_turns: a turn's batch also has the trajectories without that turn, as in the reference
       implementation. They change no number.
     microbatch_tokens: of one forward pass, padding included, at the most.
-    compile: with `torch.compile`. checkpointing: recompute activations in the backward pass.
+    compile: the layers, with `torch.compile`.
+    checkpointing: recompute activations in the backward pass.
     """
 
     algorithm: Algorithm = Algorithm()

@@ -91,14 +91,13 @@ class Sweep:
         self.device = model.device
         if options.algorithm.kl_coef and reference is None:
             reference = copy.deepcopy(model)
-        self.reference = None if reference is None else reference.requires_grad_(False).eval()
+        self.reference = None if reference is None else reference.eval()
         if options.checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
         model.train(options.checkpointing)  # without dropout the two modes differ in that alone
         self.stepper = Stepper(list(model.parameters()), options.optimizer, options.total_steps)
-        self._token_logp = (
-            torch.compile(token_logp, dynamic=True) if options.compile else token_logp
-        )
+        for compiled in (model, self.reference) if options.compile else ():
+            _compile_layers(compiled)
 
     def run(self, trajectories: Sequence[Trajectory], *, iteration: int = 1) -> Result:
         """Updates the model with one iteration's trajectories.
@@ -197,7 +196,7 @@ class Sweep:
 
     def _logp(self, model: Any, batch: Microbatch, current: _Pass, phase: str) -> torch.Tensor:
         current.clock.count(phase, batch.length, batch.tokens.numel())
-        return self._token_logp(
+        return token_logp(
             model, batch.tokens, batch.row, batch.position, batch.target, self.options.temperature
         )
 
@@ -225,6 +224,15 @@ def token_logp(
     if temperature != 1:
         logits = logits / temperature
     return -torch.nn.functional.cross_entropy(logits, target, reduction="none")
+
+
+def _compile_layers(model: Any) -> None:
+    """Compiles a model's layers, all of them once: whole, a model would make a mask to attend by.
+
+    With a mask that is a tensor there is no flash attention.
+    """
+    for layer in [] if model is None else model.get_decoder().layers:
+        layer.compile(dynamic=True)
 
 
 def update_order(turns: int, order: str, seed: Sequence[int]) -> list[int]:
