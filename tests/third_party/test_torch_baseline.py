@@ -309,6 +309,14 @@ def test_a_gradient_that_is_not_finite_changes_nothing(folder):
         assert torch.equal(parameter.nan_to_num(9.0), before[name].nan_to_num(9.0))
 
 
+def test_without_a_kl_penalty_no_reference_is_computed(folder):
+    values = SGD | {"algorithm.kl_coef": 0.0, "algorithm.old_policy": "turn"}
+    result, _ = their_sweep(folder("qwen3"), values)
+    assert result.tokens["reference"] == 0 and result.tokens["old"] == result.tokens["train"]
+    assert all(np.isnan(step.kl) and np.isfinite(step.loss) for step in result.steps)
+    assert update.as_json(result)["steps"][0]["kl"] is None
+
+
 def test_the_optimizer_goes_on_in_the_next_sweep(folder):
     values = {"optimizer.name": "adam", "optimizer.schedule": "linear", "iterations": 2}
     model = update.load(folder("qwen3"))
