@@ -63,13 +63,11 @@ def export(config: Config, workdir: Path, step: str, folder: Path) -> int:
     Raises:
       ValueError: a folder that is there, or no such checkpoint.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"--output: got {folder}, which is there; allowed: a new or empty folder.")
+    check_output(folder)
     checkpoints = Checkpoints(
         find_directory(config.checkpoint, workdir), config.checkpoint.keep, log=_tell
     )
     number = _find_step(checkpoints, step)
-    check_writable(folder.parent, "--output")
     # Nothing is computed here, and the devices need not be those that trained.
     model = replace(config.model, attention="xla", remat="none")
     policy, example = _abstract_policy(replace(config, model=model), workdir)
@@ -79,6 +77,17 @@ def export(config: Config, workdir: Path, step: str, folder: Path) -> int:
     restored, state, _ = found
     write_policy(config, policy, state["params"], folder)
     return restored
+
+
+def check_output(folder: Path) -> None:
+    """Whether a policy can be written to a folder.
+
+    Raises:
+      ValueError: it holds something, or cannot be made.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"--output: got {folder}, which is there; allowed: a new or empty folder.")
+    check_writable(folder.parent, "--output")
 
 
 def _find_step(checkpoints: Checkpoints, step: str) -> int | None:

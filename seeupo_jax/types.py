@@ -33,7 +33,8 @@ class Segment:
 
     tokens_L: int32 token ids, as sampled or as tokenised once; never re-tokenised.
     turn_L: int32, `CONTEXT` or the turn that sampled the token: loss mask, turn mask, turn count.
-    logp_L: float32, the sampler's log-probability of each sampled token; 0 at context.
+    logp_L: float32, the sampler's log-probability of each sampled token, NaN where nobody recorded
+      it; 0 at context.
     """
 
     tokens_L: np.ndarray

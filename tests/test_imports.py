@@ -20,7 +20,7 @@ LEVELS = (
     ("rollout", "learner", "checkpoint", "telemetry"),
     ("build", "cli", "bench", "lab"),
     ("evaluate", "export", "aot", "warm_start", "compare"),
-    ("run",),
+    ("run", "update"),
     ("train",),
 )
 LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}

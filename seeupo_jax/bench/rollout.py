@@ -17,7 +17,7 @@ from absl import flags
 from flax import nnx
 
 from seeupo_jax import config
-from seeupo_jax.bench import torch_generate, workload
+from seeupo_jax.bench import torch_side, workload
 from seeupo_jax.bench.workload import Workload
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy import save_pretrained
@@ -78,7 +78,7 @@ def run() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         model = Transformer(arch, nnx.Rngs(_SEED.value))
         save_pretrained(model, folder, dtype=dtype)
-        theirs = torch_generate.load(folder, _torch_device(device.platform), dtype)
+        theirs = torch_side.load("generate").load(folder, _torch_device(device.platform), dtype)
     contenders = {
         "generate, conversation sent again": _generate(theirs, work, kept=False),
         "generate, KV cache kept": _generate(theirs, work, kept=True),
@@ -105,9 +105,13 @@ def _torch_device(platform: str) -> str:
 
 
 def _generate(model: Any, work: Workload, *, kept: bool) -> Callable[[int], Figures]:
+    generate = torch_side.load("generate")
+
     def contend(seed: int) -> Figures:
-        batch = len(work.conversations)
-        result = torch_generate.run(model, work, kept=kept, temperature=1.0, seed=seed, batch=batch)
+        everything = work.conversations
+        result = generate.run(
+            model, everything, kept=kept, temperature=1.0, seed=seed, batch=len(everything)
+        )
         return Figures(result.seconds, result.sampled, result.computed_tokens, result.computed)
 
     return contend

@@ -200,6 +200,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     for number, line in enumerate(lines):
         _draw_line(axes, line, f"C{number % 10}", ("-", "--")[number // 10 % 2])
     _style(axes)
+    path.parent.mkdir(parents=True, exist_ok=True)
     svg = path.suffix == ".svg"
     # Without a date and with a salt of its own, the same figures give the same file.
     with matplotlib.rc_context({"svg.hashsalt": "seeupo_jax"}):

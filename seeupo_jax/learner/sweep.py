@@ -13,6 +13,7 @@ from seeupo_jax.learner.batching import Piece, Rows, lay_out, pieces_of, refresh
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.sweep_pass import (
     Pass,
+    Step,
     SweepStopped,
     host_metrics,
     resume_pass,
@@ -67,6 +68,7 @@ def sweep(
     iteration: int,
     stop: Callable[[], bool] = lambda: False,
     resume: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
+    observe: Callable[[Step], None] | None = None,
 ) -> tuple[TrainState, dict[str, float]]:
     """Updates the policy with one iteration's trajectories; `state` is donated.
 
@@ -108,6 +110,7 @@ def sweep(
         )
     else:
         current = resume_pass(learner, rows, trajectories, order, *resume)
+    current.observe = observe
     flying: deque[Any] = deque()
     for turns in order[current.done :]:
         if len(flying) == IN_FLIGHT:
@@ -133,15 +136,19 @@ def update_turn(
     """Updates the policy at one turn (or at turns merged into one step), and the weights too."""
     pieces = pieces_of(current.rows, turns)
     if pieces and learner.fused:
-        state = _fused_turn(learner, current, state, pieces)
+        state = _fused_turn(learner, current, state, turns, pieces)
     elif pieces:
-        state = _separate_turn(learner, current, state, pieces, last=last, seed=seed)
+        state = _separate_turn(learner, current, state, turns, pieces, last=last, seed=seed)
     current.done += 1
     return state
 
 
 def _fused_turn(
-    learner: Learner, current: Pass, state: TrainState, pieces: list[Piece]
+    learner: Learner,
+    current: Pass,
+    state: TrainState,
+    turns: tuple[int, ...],
+    pieces: list[Piece],
 ) -> TrainState:
     """One step that first refreshes, in the same program, the weights of the step before it."""
     layout = lay_out(current.rows, pieces, learner.shapes)
@@ -163,7 +170,7 @@ def _fused_turn(
     if learner.algorithm.old_policy == "turn":
         current.store_old(pieces, logp_PA)
     current.previous = pieces
-    current.metrics.append(metrics)
+    current.record(turns, metrics)
     return state
 
 
@@ -171,6 +178,7 @@ def _separate_turn(
     learner: Learner,
     current: Pass,
     state: TrainState,
+    turns: tuple[int, ...],
     pieces: list[Piece],
     *,
     last: bool,
@@ -194,7 +202,7 @@ def _separate_turn(
                 current.factor_N,
                 np.float32(share * len(part)),
             )
-            current.metrics.append(metrics)
+            current.record(turns, metrics)
     if learner.algorithm.weighs and not last:
         batch = current.batch(layout, learner.shapes)
         current.factor_N = learner.refresh(state.params, batch, current.factor_N)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax.learner.batching import (
@@ -25,6 +26,22 @@ from seeupo_jax.stop import Stopped
 from seeupo_jax.types import CriticState, TrainState, Trajectory, TurnBatch, learnable
 
 
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step of a sweep; the device may still be computing it.
+
+    turns: that it updated.
+    advantage: of every token, one array a segment of the sweep's `Rows`.
+    factor_N: float32 [N]; the step weighed a trajectory by M = advantage x factor.
+    metrics: float32 scalars by name; the loss, the gradient's norm, and sums over `actions`.
+    """
+
+    turns: tuple[int, ...]
+    advantage: Sequence[np.ndarray]
+    factor_N: jax.Array
+    metrics: Mapping[str, jax.Array]
+
+
 @dataclass
 class Pass:
     """A sweep under way: what its steps read and write on the host.
@@ -33,6 +50,7 @@ class Pass:
     known: what is known of every token, by the names of `TurnBatch`; one array a segment, aligned
       with its tokens.
     begun: metrics of what the sweep began with.
+    observe: is shown every optimizer step, in their order; None: nobody looks.
     """
 
     rows: Rows
@@ -46,6 +64,15 @@ class Pass:
     tokens: int = 0  # that the steps' rows would have, each for itself
     computed: int = 0  # that they computed: what rows share counts once
     padded: int = 0  # the same with padding
+    observe: Callable[[Step], None] | None = None
+
+    def record(self, turns: tuple[int, ...], metrics: dict[str, Any]) -> None:
+        """Keeps the metrics of the step just taken; `factor_N` is what it weighed by."""
+        self.metrics.append(metrics)
+        if self.observe is not None:
+            # Copied: what comes next overwrites the factors where they lie.
+            copied_N = jnp.copy(self.factor_N)
+            self.observe(Step(turns, self.known["advantage"], copied_N, metrics))
 
     def batch(self, layout: Layout, shapes: Shapes) -> TurnBatch:
         """Pieces that were laid out as a padded batch, counted."""

@@ -1,20 +1,19 @@
 """`generate` over many turns: its tokens are those of our network, and its work is counted."""
 
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from seeupo_jax.bench import torch_generate
+from seeupo_jax.bench import torch_side
 from seeupo_jax.bench.workload import Workload, bfcl
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Transformer
 
+torch_generate = torch_side.load("generate")
 VOCAB = 97
 SIZES = {
     "vocab_size": VOCAB,
@@ -97,8 +96,8 @@ def logp_of(result):
 def test_greedy_tokens_of_both_modes_are_those_of_our_network(models, family, batch):
     ours, model = models(family)
     workload, options = ragged(), {"temperature": 0.0, "seed": 0, "batch": batch}
-    resend = torch_generate.run(model, workload, kept=False, **options)
-    kept = torch_generate.run(model, workload, kept=True, **options)
+    resend = torch_generate.run(model, workload.conversations, kept=False, **options)
+    kept = torch_generate.run(model, workload.conversations, kept=True, **options)
     assert kept.actions == resend.actions
     for result in (resend, kept):
         logits, sampled = our_logits(ours, workload, result)
@@ -111,7 +110,9 @@ def test_greedy_tokens_of_both_modes_are_those_of_our_network(models, family, ba
 def test_log_probabilities_are_of_the_whole_distribution_at_the_temperature(models, kept):
     ours, model = models("qwen3")
     workload = ragged()
-    result = torch_generate.run(model, workload, kept=kept, temperature=1.5, seed=0, batch=6)
+    result = torch_generate.run(
+        model, workload.conversations, kept=kept, temperature=1.5, seed=0, batch=6
+    )
     logits, sampled = our_logits(ours, workload, result)
     logp = np.asarray(jax.nn.log_softmax(logits / 1.5))[np.arange(len(sampled)), sampled]
     np.testing.assert_allclose(logp_of(result), logp, atol=2e-5)
@@ -122,7 +123,9 @@ def test_unlikely_tokens_are_sampled_too(models, kept):
     """Nothing is cut off: at a high temperature half of the tokens rank below the middle."""
     ours, model = models("qwen3")
     workload = bfcl(0.02, groups=2, vocab_size=VOCAB, seed=0)
-    result = torch_generate.run(model, workload, kept=kept, temperature=1e6, seed=0, batch=16)
+    result = torch_generate.run(
+        model, workload.conversations, kept=kept, temperature=1e6, seed=0, batch=16
+    )
     logits, sampled = our_logits(ours, workload, result)
     rank = (logits > logits[np.arange(len(sampled)), sampled][:, None]).sum(1)
     assert 0.3 < np.mean(rank > VOCAB / 2) < 0.7
@@ -132,7 +135,8 @@ def test_the_seed_decides_what_is_sampled(models):
     _, model = models("qwen3")
     options = {"kept": True, "temperature": 1.0, "batch": 6}
     first, again, other = (
-        torch_generate.run(model, ragged(), seed=seed, **options).actions for seed in (3, 3, 4)
+        torch_generate.run(model, ragged().conversations, seed=seed, **options).actions
+        for seed in (3, 3, 4)
     )
     assert first == again != other
 
@@ -143,11 +147,11 @@ def test_kept_computes_every_token_once_and_resend_all_of_them_each_turn(models)
     (prompt, action, observation), turns = (185, 3, 6), 4
     assert workload.conversations[0].tokens == prompt + 4 * action + 3 * observation
     options = {"temperature": 0.0, "seed": 0, "batch": 2}
-    kept = torch_generate.run(model, workload, kept=True, **options)
+    kept = torch_generate.run(model, workload.conversations, kept=True, **options)
     once = prompt + turns * action + (turns - 1) * observation - 1
     assert kept.computed == kept.computed_tokens == 3 * once
     assert kept.computed == workload.least_computed + 2 * prompt  # members share no prompt
-    resend = torch_generate.run(model, workload, kept=False, **options)
+    resend = torch_generate.run(model, workload.conversations, kept=False, **options)
     contexts = [prompt + turn * (action + observation) for turn in range(turns)]
     assert resend.computed == resend.computed_tokens == 3 * (sum(contexts) + turns * (action - 1))
     assert kept.sampled == resend.sampled == workload.sampled
@@ -164,11 +168,11 @@ def test_padding_and_tokens_beyond_an_action_are_counted_apart(models):
         vocab_size=VOCAB,
     )
     options = {"temperature": 0.0, "seed": 0, "batch": 2}
-    resend = torch_generate.run(model, workload, kept=False, **options)
+    resend = torch_generate.run(model, workload.conversations, kept=False, **options)
     # Turn 1: 2 rows of 5, then 3 decode steps. Turn 2: 2 rows of 5 + 2 + 3, then 1 step.
     assert resend.computed == 2 * (5 + 3) + 2 * (10 + 1)
     assert resend.computed_tokens == (5 + 2) + (2 + 3) + (10 + 1) + (7 + 1)
-    kept = torch_generate.run(model, workload, kept=True, **options)
+    kept = torch_generate.run(model, workload.conversations, kept=True, **options)
     # Turn 2: the fourth token, which has not been fed yet, and 3 of observation.
     assert kept.computed == 2 * (5 + 3) + 2 * (1 + 3 + 1)
     assert kept.computed_tokens == (5 + 2) + (2 + 3) + (3 + 1) + (1 + 1 + 1)
@@ -181,23 +185,23 @@ def test_a_folder_cannot_end_or_narrow_the_sampling(tmp_path):
         f'{{"eos_token_id": {list(range(VOCAB))}, "top_k": 1, "repetition_penalty": 9.0}}'
     )
     model = torch_generate.load(str(tmp_path), "cpu", "float32")
-    result = torch_generate.run(model, ragged(), kept=True, temperature=1.0, seed=0, batch=6)
+    result = torch_generate.run(
+        model, ragged().conversations, kept=True, temperature=1.0, seed=0, batch=6
+    )
     assert [tuple(map(len, row)) for row in result.actions] == [
         c.lengths for c in ragged().conversations
     ]
     assert max(logp_of(result)) < -1  # of one token left to choose from, it would be 0
 
 
-def test_a_model_too_small_for_the_workload_is_refused(models):
+def test_a_token_that_the_model_lacks_is_refused(models):
     _, model = models("qwen3")
-    workload = bfcl(0.01, groups=1, vocab_size=VOCAB + 1, seed=0)
-    with pytest.raises(ValueError, match=f"a model of {VOCAB} tokens; allowed: at least 98"):
-        torch_generate.run(model, workload, kept=False, temperature=1.0, seed=0, batch=1)
+    workload = Workload("one", ((1, VOCAB),), (((2,),),), (((),),), VOCAB + 1)
+    with pytest.raises(ValueError, match=f"got token {VOCAB}; allowed: below the model's {VOCAB}"):
+        torch_generate.run(
+            model, workload.conversations, kept=False, temperature=1.0, seed=0, batch=1
+        )
     with pytest.raises(ValueError, match="batch: got 0; allowed: a number >= 1"):
-        torch_generate.run(model, ragged(), kept=False, temperature=1.0, seed=0, batch=0)
-
-
-def test_without_pytorch_one_sentence_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ValueError, match="pip install torch"):
-        torch_generate.load("anywhere", "cpu", "float32")
+        torch_generate.run(
+            model, ragged().conversations, kept=False, temperature=1.0, seed=0, batch=0
+        )

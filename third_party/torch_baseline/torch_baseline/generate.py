@@ -10,22 +10,36 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from seeupo_jax.bench.workload import Conversation, Workload
+import torch
+import transformers
+
+
+class Conversation(Protocol):
+    """All of a conversation but its actions; observation t stands between actions t and t + 1.
+
+    prompt: token ids before the first action.
+    lengths: tokens of each turn's action, at least one turn and one token.
+    observations: token ids, one fewer than there are turns, none of them empty.
+    """
+
+    prompt: Sequence[int]
+    lengths: Sequence[int]
+    observations: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What sampling a workload took and brought.
+    """What sampling conversations took and brought.
 
     seconds: wall time from the first prompt to the last token, warm; without `logp_seconds`.
     logp_seconds: wall time that the log-probabilities took, which agent RL needs besides.
-    sampled: tokens of the actions, those that the workload cuts off not counted.
+    sampled: tokens of the actions, those that are cut off not counted.
     computed: token positions that went through the network, counted there.
     computed_tokens: of these, the ones that held a token of a conversation: neither padding nor
       what a row goes on sampling after its action's end.
-    actions: [conversation][turn], token ids, in the workload's order.
+    actions: [conversation][turn], token ids, in the order given.
     logp: [conversation][turn], their log-probabilities, of the distribution sampled from.
     """
 
@@ -46,11 +60,7 @@ def load(folder: str, device: str, dtype: str) -> Any:
 
     Args:
       device, dtype: PyTorch's names, such as `cpu` and `float32`.
-
-    Raises:
-      ValueError: PyTorch is not installed.
     """
-    torch, transformers = _libraries()
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
@@ -60,9 +70,15 @@ def load(folder: str, device: str, dtype: str) -> Any:
 
 
 def run(
-    model: Any, workload: Workload, *, kept: bool, temperature: float, seed: int, batch: int
+    model: Any,
+    conversations: Sequence[Conversation],
+    *,
+    kept: bool,
+    temperature: float,
+    seed: int,
+    batch: int,
 ) -> Result:
-    """Samples every conversation of a workload, after a warm-up that is not timed.
+    """Samples every conversation, after a warm-up that is not timed.
 
     A turn takes as many decode steps as the batch's longest action, and shorter ones are cut off:
     the same work, since `generate` runs rows that have ended on as padding. A prompt is computed
@@ -71,24 +87,25 @@ def run(
 
     Args:
       model: from `load`.
+      conversations: each action gets the length that is given, whatever is sampled.
       kept: the KV cache is kept from turn to turn and only new tokens are computed; otherwise each
         turn sends the whole conversation again.
       temperature: nothing else changes the distribution; 0 takes the likeliest token.
       batch: conversations that are sampled together, at least 1.
 
     Raises:
-      ValueError: the model's vocabulary is too small for the workload; no batch; no PyTorch.
+      ValueError: a token that the model does not have; no batch.
     """
-    torch, _ = _libraries()
-    if model.config.vocab_size < workload.vocab_size:
+    highest = max(max(map(max, (c.prompt, *c.observations))) for c in conversations)
+    if highest >= model.config.vocab_size:
         raise ValueError(
-            f"workload {workload.name}: got a model of {model.config.vocab_size} tokens; allowed:"
-            f" at least {workload.vocab_size}."
+            f"conversations: got token {highest}; allowed: below the model's"
+            f" {model.config.vocab_size}."
         )
     if batch < 1:
         raise ValueError(f"batch: got {batch}; allowed: a number >= 1.")
-    everything = workload.conversations
-    batches = [everything[start : start + batch] for start in range(0, len(everything), batch)]
+    starts = range(0, len(conversations), batch)
+    batches = [conversations[start : start + batch] for start in starts]
     meter = _Meter()
     with torch.inference_mode(), _counted(model, meter):
         warm = [_Row(c, list(c.prompt)) for c in batches[0]]
@@ -101,7 +118,7 @@ def run(
     return Result(
         seconds=seconds - meter.logp_seconds,
         logp_seconds=meter.logp_seconds,
-        sampled=workload.sampled,
+        sampled=sum(sum(c.lengths) for c in conversations),
         computed=meter.positions,
         computed_tokens=meter.tokens,
         actions=tuple(row.actions for row in rows),
@@ -198,7 +215,6 @@ def _tokens_to_compute(given: _Given, lengths: Sequence[int]) -> int:
 
 def _generate(model: Any, given: _Given, *, steps: int, temperature: float) -> Any:
     """`steps` tokens a row: `sequences` with what was given, `scores` and `past_key_values`."""
-    _, transformers = _libraries()
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     return model.generate(
         given.ids,
@@ -229,7 +245,6 @@ def _keep(
     Args:
       left: indices of the rows that go on, which are `active`.
     """
-    torch, _ = _libraries()
     device = given.ids.device
     steps = torch.arange(max(lengths), device=device)
     acted = steps[None, :] < torch.tensor(lengths, device=device)[:, None]
@@ -245,7 +260,6 @@ def _keep(
 
 def _pad_left(texts: Sequence[Sequence[int]], device: Any) -> tuple[Any, Any]:
     """Token ids and mask, [row, position], every text at the right end of its row."""
-    torch, _ = _libraries()
     longest = max(map(len, texts))
     ids = [[0] * (longest - len(text)) + list(text) for text in texts]
     mask = [[0] * (longest - len(text)) + [1] * len(text) for text in texts]
@@ -254,7 +268,6 @@ def _pad_left(texts: Sequence[Sequence[int]], device: Any) -> tuple[Any, Any]:
 
 def _logp(scores: Sequence[Any], sampled: Any) -> list[list[float]]:
     """Log-probabilities [row][step] of the tokens that were sampled from a step's scores."""
-    torch, _ = _libraries()
     chosen = [
         score.gather(1, token[:, None])[:, 0] - score.logsumexp(1)
         for score, token in zip(scores, sampled.T, strict=True)
@@ -274,16 +287,3 @@ def _counted(model: Any, meter: _Meter) -> Iterator[None]:
         yield
     finally:
         hook.remove()
-
-
-def _libraries() -> tuple[Any, Any]:
-    """PyTorch and `transformers`, which training does without."""
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise ValueError(
-            f"bench rollout: {error}; allowed: both installed, by"
-            " pip install torch==2.13.0 transformers."
-        ) from None
-    return torch, transformers

@@ -1,0 +1,233 @@
+"""Trajectories in a file: a JSON object a line, from wherever they were sampled.
+
+A line has
+  tokens  ids;
+  turn    of each token: -1 (context), or the index of the turn that sampled it;
+  reward  a number;
+  group   a whole number: trajectories of one group started from the same state;
+  logp    optional, of each token: what the sampler recorded, 0 at context;
+  stop    optional: done, max_turns, max_tokens, or env_error and timeout of one that failed.
+Where a context was rewritten, `tokens`, `turn` and `logp` are lists of lists, one a segment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from seeupo_jax.types import CONTEXT, Segment, Trajectory, learnable
+
+REQUIRED, OPTIONAL = ("tokens", "turn", "reward", "group"), ("logp", "stop")
+STOPS = ("done", "max_turns", "max_tokens", "env_error", "timeout")
+_INT32 = 2**31
+_SHOWN = 60  # characters of what was got
+_LARGEST = 1e38  # about what float32 holds
+_ROUNDING = 0.01  # a sampler's log-probability of what is certain may come out above 0
+
+
+class _Kind(NamedTuple):
+    """What one kind of value is to be."""
+
+    check: Callable[[Any], bool]
+    allowed: str
+    dtype: type[np.generic] = np.int32
+
+
+def _whole(lowest: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and lowest <= value < _INT32
+
+
+def _number(highest: float) -> Callable[[Any], bool]:
+    return lambda value: type(value) in (int, float) and -_LARGEST < value < highest
+
+
+_KINDS = {
+    "tokens": _Kind(_whole(0), "token ids, whole numbers >= 0"),
+    "turn": _Kind(_whole(CONTEXT), "-1 at context, or the turn's index"),
+    "logp": _Kind(_number(_ROUNDING), "log-probabilities, finite numbers <= 0", np.float32),
+    "reward": _Kind(_number(_LARGEST), "a finite number"),
+    "group": _Kind(_whole(-_INT32), "a whole number"),
+    "stop": _Kind(lambda value: value in STOPS, ", ".join(STOPS)),
+}
+
+
+def read_trajectories(
+    path: str | Path, *, log: Callable[[str], None] = lambda sentence: None
+) -> list[Trajectory]:
+    """The trajectories of a file, in its order; `task_id` is the FILE:LINE of each.
+
+    Where a line has no `logp`, that of its sampled tokens is NaN.
+
+    Args:
+      log: is told which fields were not read.
+
+    Raises:
+      ValueError: one sentence with the line, what was got and what is allowed.
+    """
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except OSError as error:
+        raise ValueError(
+            f"--trajectories: got {path} ({error.strerror}); allowed: a file of JSON lines."
+        ) from None
+    trajectories, unread = [], set()
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{path}:{number}"
+            values = _object(line, where)
+            unread |= values.keys() - {*REQUIRED, *OPTIONAL}
+            trajectories.append(_trajectory(values, where))
+    if unread:
+        log(f"{path}: fields that are not read: {', '.join(sorted(unread))}.")
+    _check_together(trajectories, path)
+    return trajectories
+
+
+def check_trajectories(
+    trajectories: Sequence[Trajectory],
+    *,
+    vocab_size: int,
+    max_positions: int,
+    recorded: bool = False,
+) -> None:
+    """Whether a model can be swept with trajectories of `read_trajectories`.
+
+    Args:
+      vocab_size, max_positions: of the model.
+      recorded: whether the sampler's log-probabilities are needed.
+
+    Raises:
+      ValueError: one sentence with the line, what was got and what is allowed.
+    """
+    for trajectory in trajectories:
+        for segment in trajectory.segments:
+            where, highest = trajectory.task_id, segment.tokens_L.max(initial=0)
+            if highest >= vocab_size:
+                allowed = f"ids below the model's vocabulary of {vocab_size}"
+                raise ValueError(f"{where}: tokens: got {highest}; allowed: {allowed}.")
+            if segment.tokens_L.size > max_positions:
+                allowed = f"at most the {max_positions} positions that the model was made for"
+                raise ValueError(
+                    f"{where}: tokens: got {segment.tokens_L.size}; allowed: {allowed}."
+                )
+            if recorded and np.isnan(segment.logp_L).any():
+                allowed = "a number for each token, which config.algorithm.tis_clip reads"
+                raise ValueError(f"{where}: logp: got none; allowed: {allowed}.")
+
+
+def _object(line: bytes, where: str) -> Mapping[str, Any]:
+    allowed = f"a JSON object with {', '.join(REQUIRED)}"
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        got = _short(line.decode(errors="replace"))
+        raise ValueError(f"{where}: got {got}, which is not JSON; allowed: {allowed}.") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{where}: got {_short(values)}; allowed: {allowed}.")
+    return values
+
+
+def _trajectory(values: Mapping[str, Any], where: str) -> Trajectory:
+    missing = [name for name in REQUIRED if name not in values]
+    if missing:
+        has = ", ".join(values)
+        raise ValueError(
+            f"{where}: got no {', '.join(missing)} but {_short(has)}; allowed: an object with"
+            f" {', '.join(REQUIRED)}, and {', '.join(OPTIONAL)} if known."
+        )
+    stop = values.get("stop", "done")
+    for name, value in {"reward": values["reward"], "group": values["group"], "stop": stop}.items():
+        _check(name, value, where)
+    tokens, turn = (_lists(name, values[name], where) for name in ("tokens", "turn"))
+    logp = _lists("logp", values["logp"], where) if "logp" in values else _unknown(turn)
+    for name, lists in {"turn": turn, "logp": logp}.items():
+        _check_lengths(name, lists, tokens, where)
+    _check_turns(turn, where)
+    return Trajectory(
+        tuple(Segment(*arrays) for arrays in zip(tokens, turn, logp, strict=True)),
+        float(values["reward"]),
+        values["group"],
+        task_id=where,
+        stop=stop,
+    )
+
+
+def _check(name: str, value: Any, where: str) -> None:
+    kind = _KINDS[name]
+    if not kind.check(value):
+        raise ValueError(f"{where}: {name}: got {_short(value)}; allowed: {kind.allowed}.")
+
+
+def _lists(name: str, value: Any, where: str) -> list[np.ndarray]:
+    """A list of numbers, or of such lists, one a segment, as arrays."""
+    if not isinstance(value, list):
+        allowed = "a list, or a list of lists, one a segment"
+        raise ValueError(f"{where}: {name}: got {_short(value)}; allowed: {allowed}.")
+    lists = value if value and isinstance(value[0], list) else [value]
+    for part in lists:
+        for item in part if isinstance(part, list) else [part]:
+            _check(name, item, where)
+    if not all(isinstance(part, list) for part in lists):
+        raise ValueError(f"{where}: {name}: got lists and numbers; allowed: one or the other.")
+    return [np.array(part, _KINDS[name].dtype) for part in lists]
+
+
+def _unknown(turn: Sequence[np.ndarray]) -> list[np.ndarray]:
+    return [np.where(turn_L == CONTEXT, 0, np.nan).astype(np.float32) for turn_L in turn]
+
+
+def _check_lengths(
+    name: str, lists: Sequence[np.ndarray], tokens: Sequence[np.ndarray], where: str
+) -> None:
+    """As many numbers as tokens, segment by segment."""
+    got, wanted = ([len(part) for part in parts] for parts in (lists, tokens))
+    if got != wanted:
+        told = [sizes[0] if len(sizes) == 1 else sizes for sizes in (got, wanted)]
+        raise ValueError(
+            f"{where}: {name}: got {told[0]} numbers; allowed: one for each token, {told[1]}."
+        )
+
+
+def _check_turns(turn: Sequence[np.ndarray], where: str) -> None:
+    """Turns count from 0, none twice and none left out, and rise within a segment."""
+    found: list[int] = []
+    for turn_L in turn:
+        acted = turn_L[turn_L != CONTEXT]
+        if acted.size and turn_L[0] != CONTEXT:
+            allowed = "-1, since something must stand before an action"
+            raise ValueError(f"{where}: turn: got {turn_L[0]} first; allowed: {allowed}.")
+        falls = np.flatnonzero(np.diff(acted) < 0)
+        if falls.size:
+            before, after = acted[falls[0] : falls[0] + 2]
+            raise ValueError(
+                f"{where}: turn: got {after} after {before}; allowed: indices that do not decrease."
+            )
+        found += np.unique(acted).tolist()
+    if sorted(found) != list(range(len(found))):
+        got = ", ".join(map(str, found))
+        raise ValueError(
+            f"{where}: turn: got the turns {_short(got)}; allowed: 0, 1, 2, ..., each in one"
+            " segment and none left out."
+        )
+
+
+def _check_together(trajectories: Sequence[Trajectory], path: str | Path) -> None:
+    if not trajectories:
+        raise ValueError(f"{path}: got no line; allowed: a JSON object for each trajectory.")
+    kept = learnable(trajectories)
+    if not kept.any():
+        raise ValueError(
+            f"{path}: got no group with two trajectories that did not fail; allowed: at least one,"
+            " since a reward counts beside those of its group."
+        )
+    if not any(t.turns for t, keep in zip(trajectories, kept, strict=True) if keep):
+        raise ValueError(f"{path}: got no turn to update; allowed: at least one turn >= 0.")
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."

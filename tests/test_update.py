@@ -1,0 +1,325 @@
+"""One sweep on stored trajectories: it is the sweep, and its JSON says what each step did."""
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import learner_cases as cases
+import numpy as np
+import pytest
+import run_cases
+import stored_cases as files
+import torch
+from learner_cases import quick_compilation  # noqa: F401
+from transformers import AutoModelForCausalLM
+
+from seeupo_jax import build, update
+from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.config import load_config
+from seeupo_jax.learner import sweep_pass
+from seeupo_jax.learner.batching import Rows
+from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.policy import from_pretrained, save_pretrained
+from seeupo_jax.policy.network import split
+from seeupo_jax.types import learnable
+
+CONFIG = Path(__file__).parent / "tiny_config.py"
+CHOICES = (
+    "batching.microbatch_rows=3",
+    "batching.buckets=(32,)",
+    "rollout.max_context=32",
+    "rollout.max_action_tokens=8",
+    "rollout.max_turns=4",
+    "optimizer.name=sgd",
+    f"optimizer.learning_rate={cases.RATE}",
+    "optimizer.max_grad_norm=none",
+)
+REVERSE = [(3,), (2,), (1,), (0,)]
+LEARNED = learnable(cases.ragged())
+
+
+EVERY = jax.devices()
+
+
+def alone(patch):
+    """Lets the command see one device, and leave this process's cache as it is."""
+    patch.setattr(jax, "devices", lambda *_: EVERY[:1])
+    patch.setattr(update, "use_compilation_cache", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    alone(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of `cases.policy`."""
+    folder = tmp_path_factory.mktemp("model")
+    network, params = cases.policy()
+    save_pretrained(network.bind(jax.tree.map(jnp.asarray, params)), folder)
+    return folder
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """One failed, two of one turn, two whose context was rewritten."""
+    return files.write(tmp_path / "stored.jsonl", cases.ragged())
+
+
+def arguments(model, stored, folder, *choices):
+    overrides = [f"--config.{choice}" for choice in (*CHOICES, *choices)]
+    paths = [f"--config={CONFIG}", f"--model={model}", f"--trajectories={stored}"]
+    return [*paths, *overrides, f"--output={folder / 'out'}", f"--json={folder / 'out.json'}"]
+
+
+def run(model, stored, folder, *choices):
+    """The command in this process: what it wrote, as parameters and as JSON."""
+    update.main(["update", *arguments(model, stored, folder, *choices)])
+    _, params = split(from_pretrained(str(folder / "out"), dtype="float32")[0])
+    return params, json.loads((folder / "out.json").read_text())
+
+
+def of(done, name):
+    return [step[name] for step in done["steps"]]
+
+
+# Choices of the algorithm -> the order of its updates.
+TWINS = {
+    "default": ({}, REVERSE),
+    "old_policy": ({"old_policy": "turn", "weight_clip": None, "kl_coef": 0.0}, REVERSE),
+    "order": (
+        {"order": "forward", "turns_per_update": 2, "inner_epochs": 2, "kl_coef": 0.5},
+        [(0, 1), (2, 3)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_weights_and_steps_are_the_twins(model, stored, tmp_path, name):
+    choices, order = TWINS[name]
+    params, done = run(model, stored, tmp_path, *(f"algorithm.{k}={v}" for k, v in choices.items()))
+    wanted = cases.twin_sweep(cases.learner(**choices), cases.ragged(), order)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    for key, weight in cases.weights_of(params).items():
+        close(weight, wanted.weights[key], err_msg=key)
+    assert of(done, "turns") == [list(step.turns) for step in wanted.steps]
+    close(of(done, "loss"), [step.loss for step in wanted.steps])
+    norms = [np.sqrt(sum((g**2).sum() for g in step.gradients.values())) for step in wanted.steps]
+    close(of(done, "grad_norm"), norms)
+    # A step weighs by the factors after the one before it.
+    factors = [np.ones(8), *(step.factor_N for step in wanted.steps)]
+    for weights, factor_N in zip(of(done, "weights"), factors, strict=False):
+        assert [weight is not None for weight in weights] == LEARNED.tolist()
+        close(np.array(weights, float)[LEARNED], (wanted.advantage_N * factor_N)[LEARNED])
+    advantage_N = np.array(done["advantages"], float)
+    assert np.isnan(advantage_N).tolist() == (~LEARNED).tolist()
+    close(advantage_N[LEARNED], wanted.advantage_N[LEARNED])
+    # The metrics are the steps' means, over actions where it is actions that are counted.
+    metrics, rows = done["metrics"], Rows.of(cases.ragged())
+    assert metrics["sweep/steps"] == len(wanted.steps)
+    close(metrics["sweep/loss"], np.mean(of(done, "loss")))
+    actions = [sum(np.isin(turn_L, t).any() for turn_L in rows.turn) for t in of(done, "turns")]
+    for key in ("kl", "clip_fraction"):
+        close(np.average(of(done, key), weights=actions), metrics[f"sweep/{key}"])
+    assert max(of(done, "kl")) > 0
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A policy of one layer with a tokenizer, and its folder after a sweep on one device.
+
+    Nobody recorded log-probabilities.
+    """
+    folder = tmp_path_factory.mktemp("small")
+    made = run_cases.save_policy(folder / "model")
+    without = files.write(folder / "without.jsonl", cases.ragged(), logp=False)
+    with pytest.MonkeyPatch.context() as patch:
+        alone(patch)
+        return made, folder / "out", *run(made, without, folder)
+
+
+def test_the_command_writes_the_same_bits_and_what_transformers_loads(small, stored, tmp_path):
+    made, out, _, here = small
+    done = subprocess.run(
+        [sys.executable, "-m", "seeupo_jax.update", *arguments(made, stored, tmp_path)],
+        env=run_cases.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"wrote {tmp_path / 'out'}: 4 steps on 8 trajectories, loss ")
+    assert "1 of 8 trajectories are left out" in done.stderr
+    there = json.loads((tmp_path / "out.json").read_text())
+    # What was recorded matters to one metric alone.
+    gaps = {"logp/sampler_trainer_gap": None, "logp/sampler_trainer_gap_mean": None}
+    assert all(there["metrics"][name] > 0 for name in gaps)
+    assert here == there | {"metrics": there["metrics"] | gaps}
+    names = {file.name for file in out.iterdir()}
+    assert names == {file.name for file in made.iterdir()} >= {"tokenizer.model", "chat.json"}
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes() == (out / name).read_bytes()
+    ours, _ = from_pretrained(str(out), dtype="float32")
+    theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    tokens = np.array([[5, 9, 3, 7]])
+    with torch.inference_mode():
+        logits = theirs(torch.from_numpy(tokens)).logits.numpy()
+    np.testing.assert_allclose(ours(jnp.asarray(tokens)), logits, atol=1e-4)
+
+
+def test_a_mesh_changes_no_number(small, stored, tmp_path, monkeypatch):
+    made, _, params, done = small
+    monkeypatch.undo()
+    monkeypatch.setattr(update, "use_compilation_cache", lambda: None)
+    mesh = ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "batching.microbatch_rows=4")
+    spread, told = run(made, stored, tmp_path, *mesh)
+    cases.assert_trees_close(spread, params, 1e-5)
+    for name in ("loss", "grad_norm"):
+        np.testing.assert_allclose(of(told, name), of(done, name), rtol=1e-4, atol=1e-6)
+
+
+def test_adapters_are_written_alone_after_rows_longer_than_a_rollouts(small, tmp_path):
+    file, _ = long_file(tmp_path, 40, 12)
+    lora = ("lora.rank=2", "lora.targets=('q_proj',)")
+    update.main(["update", *arguments(small[0], file, tmp_path, *lora)])
+    written = {file.name for file in (tmp_path / "out").iterdir()}
+    assert written == {"adapter_config.json", "adapter_model.safetensors"}
+    adapters = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert adapters["base_model_name_or_path"] == str(small[0])
+    done = json.loads((tmp_path / "out.json").read_text())
+    assert of(done, "turns") == [[0]] and of(done, "weights") == [done["advantages"]]
+    np.testing.assert_allclose(done["advantages"], [-(0.5**0.5), 0.5**0.5], rtol=1e-6)
+
+
+def test_a_critic_starts_anew_and_its_advantages_are_means(small, stored, tmp_path):
+    _, done = run(small[0], stored, tmp_path, "recipe=ppo")
+    (step,) = done["steps"]
+    assert step["turns"] == [0, 1, 2, 3] and step["weights"] == done["advantages"]
+    assert done["metrics"]["sweep/value_loss"] > 0 == done["metrics"]["sweep/explained_variance"]
+    # Of values that are all 0, generalized advantages are rewards, discounted by lambda a token.
+    lengths = [[(s.turn_L >= 0).sum() for s in t.segments] for t in cases.ragged()]
+    credit = [
+        t.reward * 0.95 ** np.arange(sum(each))
+        for t, each in zip(cases.ragged(), lengths, strict=True)
+    ]
+    tokens = np.concatenate([own for own, keep in zip(credit, LEARNED, strict=True) if keep])
+    wanted = [np.clip((own - tokens.mean()) / tokens.std(ddof=1), -3, 3).mean() for own in credit]
+    learned = np.array(done["advantages"], float)[LEARNED]
+    np.testing.assert_allclose(learned, np.array(wanted)[LEARNED], rtol=1e-5, atol=1e-6)
+
+
+def test_what_differs_between_turns_is_told_of_the_turns_of_a_step():
+    rows = Rows.of(cases.ragged())
+    advantage = [10.0 * turn_L for turn_L in rows.turn]
+    means_N = update._means(rows, advantage, [1])
+    # The fourth has no such turn, and the fifth failed.
+    assert means_N.tolist()[:4] == [10, 10, 10, 0] and np.isnan(means_N[4])
+    assert update._means(rows, advantage, [2, 1]).tolist()[5:] == [7.5 + 5, 15, 15]
+
+
+def config_of(model, *choices):
+    overrides = (f"model.path={model}", "warm_start.stages=()", *CHOICES, *choices)
+    return load_config(CONFIG, overrides, recipes=RECIPES)
+
+
+def long_file(tmp_path, tokens, action):
+    rng = np.random.default_rng(0)
+    segments = [cases.segment(rng, (0, tokens - action, action)) for _ in range(2)]
+    pair = [cases.Trajectory((segment,), float(i), 0) for i, segment in enumerate(segments)]
+    return files.write(tmp_path / "long.jsonl", pair), pair
+
+
+def test_lengths_are_the_files(model, tmp_path):
+    _, pair = long_file(tmp_path, 300, 90)
+    shapes = lambda config: build.build_shapes(config, 2)  # noqa: E731
+    fitted = shapes(update.fit(config_of(model), pair, 4096))
+    assert fitted.lengths == (32, 384) and fitted.action == 90
+    fitted = shapes(update.fit(config_of(model, "batching.buckets=()"), pair, 4096))
+    assert fitted.lengths == tuple(48 * i for i in range(1, 9))
+    # No row is longer than the model's positions, however lengths are rounded.
+    assert shapes(update.fit(config_of(model), pair, 310)).lengths[-1] == 310
+    # As short as the file where that is shorter; but for the constant that a mean divides by.
+    _, pair = long_file(tmp_path, 12, 3)
+    assert shapes(update.fit(config_of(model), pair, 4096)).action == 3
+    constant = config_of(model, "algorithm.loss_mean=constant")
+    assert shapes(update.fit(constant, pair, 4096)).action == shapes(constant).action == 8
+
+
+WRONG = {
+    # What is asked for -> what is said. None of it needs the weights.
+    "algorithm.tis_clip=2.0": "logp: got none; allowed: a number for each token, which config.algo",
+    "algorithm.clip=1": "config.algorithm.clip: no such field",
+    "optimizer.name=adamww": "optimizer.name",
+    "rollout.max_turns=2": "config.rollout.max_turns: got 2; allowed with order=custom: at least",
+    "mesh.data=3": "config.mesh",
+    "--model=nowhere": "model path: got 'nowhere'; allowed: a folder with a config.json",
+    "--trajectories=nowhere": "--trajectories: got nowhere (No such file or directory); allowed",
+    "--config=nowhere.py": "--config: no file nowhere.py",
+    "--output=.": "--output: got ",
+    "--output=/dev/null/out": "--output: got /dev/null (File exists); allowed: a folder that",
+    "--json=/": "--json: got /; allowed: a file that can be written",
+    "--json=/dev/null/out": "--json: got /dev/null (File exists); allowed: a folder that can",
+}
+
+
+@pytest.mark.parametrize("choice", WRONG)
+def test_what_is_wrong_is_told_before_the_model_is_loaded(
+    model, tmp_path, capsys, monkeypatch, choice
+):
+    monkeypatch.setattr(build, "load_policy", lambda *_: pytest.fail("weights were read"))
+    stored = files.write(tmp_path / "stored.jsonl", cases.ragged(), logp=False)
+    more = ["algorithm.order=custom", "algorithm.custom_order=(0,1)"] * ("max_turns" in choice)
+    given = arguments(model, stored, tmp_path, *more)
+    given.append(choice if choice.startswith("--") else f"--config.{choice}")
+    with pytest.raises(SystemExit) as ended:
+        update.main(["update", *given])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and WRONG[choice] in told
+    assert told.startswith("error: ") and told.count("\n") == 1
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.json").exists()
+
+
+def test_tokens_and_lengths_that_the_model_has_not_are_told(model, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    pair = [cases.Trajectory((cases.segment(rng, (0, 4, 2)),), float(i), 0) for i in range(2)]
+    pair[1].segments[0].tokens_L[2] = cases.VOCAB
+    file = files.write(tmp_path / "stored.jsonl", pair)
+    with pytest.raises(SystemExit):
+        run(model, file, tmp_path)
+    assert f"{file}:2: tokens: got 20; allowed: ids below" in capsys.readouterr().err
+
+
+def test_the_written_weights_are_those_of_a_sweep_that_nobody_observes(
+    small, stored, tmp_path, monkeypatch
+):
+    made, real = [], build.build_learner
+    monkeypatch.setattr(build, "build_learner", lambda *given: made.append(real(*given)) or made[0])
+    written, done = run(small[0], stored, tmp_path, "optimizer.name=adamw")
+    config = update.fit(config_of(small[0], "optimizer.name=adamw"), cases.ragged(), 4096)
+    policy, params = build.load_policy(config, config.model.path)
+    (learner,) = made
+    sweep_it = lambda **more: sweep(  # noqa: E731
+        learner,
+        build.new_state(config, policy, learner.optimizer, params),
+        params,
+        cases.ragged(),
+        iteration=1,
+        **more,
+    )
+    steps = []
+    with jax.set_mesh(policy.mesh):
+        sweep_it(observe=steps.append)
+        # Factors are copied for an observer, and outlive the sweep; for nobody they are not.
+        assert [step.turns for step in steps] == REVERSE
+        assert not any(step.factor_N.is_deleted() for step in steps)
+        monkeypatch.setattr(sweep_pass, "jnp", None)
+        state, metrics = sweep_it()
+    cases.assert_trees_equal(cases.host(written), cases.host(state.params))
+    assert done["metrics"] == metrics
+    moved = jax.tree.map(lambda x, y: float(jnp.abs(x - y).max()), written, params)
+    assert min(jax.tree.leaves(moved)) > 1e-3

@@ -1,0 +1,281 @@
+"""What the PyTorch baseline reads: configurations as we read them, files, and its own command."""
+
+import ast
+import dataclasses
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import nnx
+from safetensors.numpy import load_file
+
+from seeupo_jax import build, config
+from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.bench import torch_side
+from seeupo_jax.learner.optimizer import learning_rate_schedule
+from seeupo_jax.policy import save_pretrained
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.transformer import Transformer
+
+options, optimizer, trajectories, update = map(
+    torch_side.load, ("options", "optimizer", "trajectories", "update")
+)
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.py"))
+HERE = set(options.FIELDS) | set(options.FIXED)
+
+
+def flat(values, group=""):
+    """Our configuration's values by full names; what is one value to the baseline stays whole."""
+    found = {}
+    for key, value in values.items():
+        name = group + key
+        nested = isinstance(value, dict) and name not in HERE
+        found |= flat(value, f"{name}.") if nested else {name: value}
+    return found
+
+
+def assert_same(theirs, ours):
+    """Options of theirs are what our configuration says."""
+    for group in ("algorithm", "optimizer"):
+        for name, value in vars(getattr(theirs, group)).items():
+            assert value == getattr(getattr(ours, group), name), name
+    assert theirs.temperature == ours.rollout.temperature
+    assert (theirs.seed, theirs.dtype) == (ours.seed, ours.model.dtype)
+    assert theirs.total_steps == build.total_steps(ours)
+
+
+def test_defaults_are_those_of_our_configuration():
+    ours = flat(config.to_dict(config.Config()))
+    for name, (default, _) in options.FIELDS.items():
+        assert default == ours[name], name
+    for name, only in options.FIXED.items():
+        assert only == ours[name], name
+    assert_same(options.Options(), config.Config())
+    assert_same(options.from_flat({}), config.Config())
+
+
+def test_every_field_of_the_algorithm_and_the_optimizer_is_spoken_for():
+    for group, ours in (("algorithm", config.Algorithm), ("optimizer", config.Optimizer)):
+        for field in dataclasses.fields(ours):
+            assert f"{group}.{field.name}" in HERE or field.name in options.UNREAD, field.name
+    fields = {field.name for field in dataclasses.fields(config.Algorithm)}
+    assert set(options.UNREAD) <= fields
+
+
+def test_recipes_are_ours_where_a_turn_is_a_step():
+    ours = {
+        name: {key: value for key, value in recipe.items() if f"algorithm.{key}" in HERE}
+        for name, recipe in RECIPES.items()
+        if recipe["turns_per_update"] == 1 and recipe["order"] != "parallel"
+    }
+    assert options.RECIPES == ours
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["algorithm.weight_clip=none", "seed=7", "optimizer.kwargs={'b1': 0.8}"],
+        ["recipe=seeupo_random", "rollout.temperature=0.5", "iterations=3"],
+        ["recipe=seeupo_noscale", "algorithm.order=forward", "algorithm.inner_epochs=2"],
+        ["algorithm.scale=none", "optimizer.name=adamw", "model.dtype=bfloat16"],
+    ],
+)
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_our_configuration_files_mean_the_same(path, overrides):
+    ours = config.load_config(path, overrides, recipes=RECIPES)
+    try:
+        theirs = options.read_options(path, overrides)
+    except ValueError as error:
+        assert "allowed here" in str(error)
+        assert ours.lora.rank or ours.algorithm.turns_per_update != 1
+        return
+    assert_same(theirs, ours)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_learning_rates_are_those_of_our_schedules(schedule, warmup):
+    chosen = {"schedule": schedule, "warmup_steps": warmup, "learning_rate": 0.3}
+    rate = learning_rate_schedule(config.Optimizer(**chosen), total_steps=10)
+    theirs = options.Optimizer(**chosen)
+    got = [optimizer.learning_rate(theirs, step, 10) for step in range(13)]
+    np.testing.assert_allclose(got, [rate(step) for step in range(13)], rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", optimizer.KWARGS)
+def test_defaults_of_optimizers_are_those_of_optax(name):
+    parameters = inspect.signature(vars(optax)[name]).parameters
+    for key, default in optimizer.KWARGS[name].items():
+        assert parameters[key].default == default, key
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"algorithm.order": "parallel"}, "algorithm.order: got 'parallel'; allowed here: one of"),
+        ({"algorithm.advantage": "gae"}, "algorithm.advantage: got 'gae'; allowed here: 'grae'"),
+        ({"algorithm.turns_per_update": None}, "turns_per_update: got None; allowed here: 1"),
+        ({"algorithm.weight_clip": 0}, "weight_clip: got 0; allowed here: a number > 0, or none"),
+        ({"algorithm.kl_coef": float("nan")}, "kl_coef: got nan; allowed here: a number >= 0"),
+        ({"algorithm.odrer": "reverse"}, "algorithm.odrer: got 'reverse'; allowed: a field of"),
+        ({"optimizer.name": "contrib.muon"}, "one of adam, adamw, sgd"),
+        ({"optimizer.max_grad_norm": True}, "max_grad_norm: got True"),
+        ({"lora.rank": 8}, "lora.rank: got 8; allowed here: 0"),
+        ({"model.dtype": "float16"}, "model.dtype: got 'float16'; allowed here: one of float32"),
+        ({"rollout.temperature": 0}, "rollout.temperature: got 0; allowed here: a number > 0"),
+    ],
+)
+def test_what_is_not_done_here_is_refused_by_name(values, words):
+    with pytest.raises(ValueError) as caught:
+        options.from_flat(values)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        (
+            {"name": "adam", "kwargs": {"eps_root": 1e-3}},
+            "got 'eps_root' for adam; allowed here: b1",
+        ),
+        ({"warmup_steps": 9}, "warmup_steps: got 9; allowed: fewer than the run's 9"),
+    ],
+)
+def test_optimizers_refuse_what_they_cannot(chosen, words):
+    with pytest.raises(ValueError, match=words):
+        optimizer.Stepper([torch.zeros(2)], options.Optimizer(**chosen), total_steps=9)
+
+
+GOOD = {"tokens": [3, 4, 5], "turn": [-1, 0, 0], "reward": 1, "group": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"turn": [-1, 0]}, "got lengths {'tokens': [3], 'turn': [2]}; allowed: the same"),
+        ({"logp": [0.0]}, "the same for each"),
+        ({"turn": [-1, 0, -2]}, "turn: got -2; allowed: whole numbers >= -1"),
+        ({"turn": [0, 0, 0]}, "the first token is sampled"),
+        ({"tokens": [3, 4.5, 5]}, "tokens: got 4.5; allowed: whole numbers >= 0"),
+        ({"tokens": [[3, 4], [5, 6]], "turn": [[-1, 0], [-1, 0]]}, "turn 0 is in two segments"),
+        ({"reward": "one"}, "reward: got 'one'; allowed: a finite number"),
+        ({"group": 1.5}, "group: got 1.5; allowed: a whole number"),
+        ({"stop": "tired"}, "stop: got 'tired'; allowed: done"),
+    ],
+)
+def test_a_wrong_line_is_named_with_what_is_wrong(change, words, tmp_path):
+    path = tmp_path / "trajectories.jsonl"
+    path.write_text(f"{json.dumps(GOOD)}\n\n{json.dumps(GOOD | change)}\n")
+    with pytest.raises(ValueError) as caught:
+        trajectories.read(path)
+    assert f"{path}:3: " in str(caught.value) and words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", ":1: not JSON"),
+        ("[]", ":1: got a list"),
+        ("{}", ":1: got no 'tokens'"),
+        ("", "got no"),
+    ],
+)
+def test_what_is_no_trajectory_is_refused(text, words, tmp_path):
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        trajectories.read(tmp_path / "file")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """A model folder with a file of its own, a configuration and trajectories."""
+    folder = tmp_path_factory.mktemp("inputs")
+    sizes = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp_width": 24}
+    arch = Architecture(vocab_size=20, **sizes)
+    save_pretrained(Transformer(arch, nnx.Rngs(0)), folder / "model")
+    (folder / "model" / "tokenizer.json").write_text("{}")
+    (folder / "config.py").write_text(
+        "def get_config():\n"
+        "    return {'env': {'name': 'order_desk'}, 'optimizer': {'learning_rate': 0.01}}\n"
+    )
+    lines = [GOOD, GOOD | {"tokens": [3, 4, 6], "reward": 0}, GOOD | {"group": 1}]
+    text = "\n".join(json.dumps(line) for line in lines)
+    (folder / "trajectories.jsonl").write_text(text)
+    return folder
+
+
+def command(inputs, output, **changes):
+    given = {
+        "config": inputs / "config.py",
+        "model": inputs / "model",
+        "trajectories": inputs / "trajectories.jsonl",
+        "output": output,
+    } | changes
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
+def test_the_command_writes_weights_numbers_and_what_lay_beside(inputs, tmp_path):
+    own = {"json": tmp_path / "numbers.json", "config.algorithm.scale": "none"}
+    subprocess.run(
+        [sys.executable, "-m", "torch_baseline.update", *command(inputs, tmp_path / "new", **own)],
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(torch_side.FOLDER), "OMP_NUM_THREADS": "1"},
+    )
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert numbers["advantages"] == [0.5, -0.5, None]
+    (step,) = numbers["steps"]
+    assert step["turns"] == [0] and step["weights"] == [0.5, -0.5, None]
+    assert set(step) == {"turns", "weights", "loss", "kl", "grad_norm", "clip_fraction"}
+    assert step["kl"] == 0 and step["grad_norm"] > 0
+    assert numbers["metrics"]["tokens/train"] == 6
+    old, new = (load_file(f / "model.safetensors") for f in (inputs / "model", tmp_path / "new"))
+    changed = {name for name in old if (old[name] != new[name]).any()}
+    assert old.keys() == new.keys() and changed
+    assert (tmp_path / "new" / "tokenizer.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"config.algorithm.order": "custom"}, "config.algorithm.order: got 'custom'"),
+        ({"config": "nowhere.py"}, "--config: no file nowhere.py"),
+        ({"model": "nowhere"}, "--model: got 'nowhere'; allowed: a folder with a config.json"),
+        ({"trajectories": "nowhere"}, "--trajectories: no file nowhere"),
+    ],
+)
+def test_the_command_ends_a_wrong_input_with_one_sentence(inputs, tmp_path, capsys, change, words):
+    with pytest.raises(SystemExit) as ended:
+        update.main(command(inputs, tmp_path / "new", **change))
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_token_outside_the_vocabulary_is_refused():
+    found = [trajectories.parse(json.dumps(GOOD), "line")]
+    update.check_tokens(found, 6)
+    with pytest.raises(ValueError, match="trajectory 1 has token 5; allowed: below the model's 5"):
+        update.check_tokens(found, 5)
+
+
+def test_the_baseline_needs_what_its_requirements_name_and_nothing_of_ours():
+    roots = set()
+    for file in torch_side.FOLDER.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                roots |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                roots.add(node.module.partition(".")[0])
+    lines = (torch_side.FOLDER / "requirements.txt").read_text().splitlines()
+    named = {line.partition("=")[0].rstrip("><~") for line in lines}
+    # Configuration files are written with ml_collections.
+    assert roots - set(sys.stdlib_module_names) - {"torch_baseline"} == named - {"ml_collections"}

@@ -1,0 +1,86 @@
+"""Optimizers with optax's names and defaults, schedules, and the bound on the gradients' norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_baseline import options
+
+_BETAS = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
+# Optimizer -> the keyword arguments it takes, with optax's defaults.
+KWARGS: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": None, "nesterov": False},
+    "adam": _BETAS,
+    "adamw": _BETAS | {"weight_decay": 1e-4},
+}
+_DECAY: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+}
+
+
+class Stepper:
+    """Steps parameters by their gradients, or not at all where those are not finite."""
+
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], chosen: options.Optimizer, total_steps: int
+    ) -> None:
+        """Raises ValueError where a keyword argument is unknown or the warm-up too long."""
+        if chosen.warmup_steps and chosen.warmup_steps >= total_steps:
+            raise ValueError(
+                f"config.optimizer.warmup_steps: got {chosen.warmup_steps}; allowed: fewer than"
+                f" the run's {total_steps} optimizer steps."
+            )
+        self._parameters = list(parameters)
+        self._chosen, self._total_steps = chosen, total_steps
+        self._optimizer = _make(self._parameters, chosen)
+        self.steps = 0
+        self.skipped = 0
+
+    def step(self) -> torch.Tensor:
+        """Steps and clears the gradients; returns their global norm before it was bounded."""
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
+        if torch.isfinite(norm):
+            if self._chosen.max_grad_norm is not None:
+                torch._foreach_mul_(grads, (self._chosen.max_grad_norm / norm).clamp(max=1.0))
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate(self._chosen, self.steps, self._total_steps)
+            self._optimizer.step()
+            self.steps += 1
+        else:
+            self.skipped += 1
+        self._optimizer.zero_grad(set_to_none=True)
+        return norm
+
+
+def learning_rate(chosen: options.Optimizer, step: int, total_steps: int) -> float:
+    """Of the step after `step` others: a rise over the warm-up, then by the schedule."""
+    progress = (step - chosen.warmup_steps) / max(total_steps - chosen.warmup_steps, 1)
+    rise = min((step + 1) / max(chosen.warmup_steps, 1), 1.0)
+    return chosen.learning_rate * rise * _DECAY[chosen.schedule](min(max(progress, 0.0), 1.0))
+
+
+def _make(parameters: list[torch.Tensor], chosen: options.Optimizer) -> torch.optim.Optimizer:
+    known = KWARGS[chosen.name]
+    wrong = [key for key in chosen.kwargs if key not in known]
+    if wrong:
+        raise ValueError(
+            f"config.optimizer.kwargs: got {wrong[0]!r} for {chosen.name}; allowed here:"
+            f" {', '.join(known)}."
+        )
+    settings = known | dict(chosen.kwargs)
+    shared = {"lr": chosen.learning_rate, "fused": True}
+    if chosen.name == "sgd":
+        momentum = 0.0 if settings["momentum"] is None else settings["momentum"]
+        nesterov = settings["nesterov"] and momentum > 0
+        return torch.optim.SGD(parameters, momentum=momentum, nesterov=nesterov, **shared)
+    shared |= {"betas": (settings["b1"], settings["b2"]), "eps": settings["eps"]}
+    if chosen.name == "adam":
+        return torch.optim.Adam(parameters, **shared)
+    return torch.optim.AdamW(parameters, weight_decay=settings["weight_decay"], **shared)
