@@ -24,8 +24,6 @@ from seeupo_jax.policy.tree_sight import (
     visited_blocks,
 )
 
-XLA_BLOCK = 128
-
 
 def tree_attention(
     q_NLHd: jax.Array,
@@ -85,14 +83,14 @@ def _dense(
     window: int | None,
     _block: int | None,
 ) -> jax.Array:
-    N, L, H, d = q_NLHd.shape
-    kv_heads = k_NCKd.shape[2]
-    q = q_NLHd.reshape(N, L, kv_heads, H // kv_heads, d)
+    (N, L, H, _), (C, kv_heads) = q_NLHd.shape, k_NCKd.shape[1:3]
+    q = _heads_first(q_NLHd, L, kv_heads)
+    k, v = (_heads_first(x, C, kv_heads) for x in (k_NCKd, v_NCKd))
     seen_NLC = seen(sight, window)[:, None, None]
-    scores = jnp.einsum("nlkgd,nckd->nkglc", q, k_NCKd, preferred_element_type=jnp.float32)
-    weights = jax.nn.softmax(jnp.where(seen_NLC, scores * d**-0.5, UNSEEN), axis=-1)
-    weights = jnp.where(seen_NLC, weights, 0.0).astype(q.dtype)
-    return jnp.einsum("nkglc,nckd->nlkgd", weights, v_NCKd).reshape(N, L, H, d)
+    scores = _dot("nkqd,nkcd->nkqc", q, k).reshape(N, kv_heads, -1, L, C) * q.shape[3] ** -0.5
+    weights = jax.nn.softmax(jnp.where(seen_NLC, scores, UNSEEN), axis=-1)
+    weights = jnp.where(seen_NLC, weights, 0.0).astype(q.dtype).reshape(N, kv_heads, -1, C)
+    return _heads_last(jnp.einsum("nkqc,nkcd->nkqd", weights, v), N, H)
 
 
 def _xla(
@@ -104,12 +102,21 @@ def _xla(
     block: int | None,
 ) -> jax.Array:
     N, L, H, _ = q_NLHd.shape
-    block = XLA_BLOCK if block is None else block
+    if block is None and L <= _block_for(H):  # few queries: loops cost more than they save
+        return _dense(q_NLHd, k_NCKd, v_NCKd, sight, window, None)
+    block = _block_for(H) if block is None else block
     visits = list_visits(visited_blocks(sight, window=window, block=block))
     # The blocks of all rows in one list: [rows * blocks, block].
     blocks = Sight(*(x.reshape(-1, block) for x in cut_sight(sight, block)))
     qkv = (_heads_first(x, block, k_NCKd.shape[2]) for x in (q_NLHd, k_NCKd, v_NCKd))
     return _heads_last(_loop(*qkv, blocks, visits, N, window), N, H)[:, :L]
+
+
+def _block_for(heads: int) -> int:
+    # The scores of all heads for a pair of blocks fit in a core's cache. Forward and backward in
+    # float32 on two shared CPU cores, 4 heads: 1.2x to 1.5x faster than with 128 on trees of 550
+    # to 3804 tokens. With 14 heads and 1870 tokens 48 is 1.6x faster than 128, and 64 no faster.
+    return 64 if heads <= 8 else 48
 
 
 def _heads_first(x_NLHd: jax.Array, block: int, kv_heads: int) -> jax.Array:

@@ -227,11 +227,12 @@ def test_a_query_that_sees_nothing_gives_zero_and_no_gradient(implementation, bl
     order = jnp.where(blind[None, :], 1000, case.sight.order_NL)
     sight = case.sight._replace(order_NL=order)
     q, k, v, weight = random_arrays(case)
-    got = trained(q, k, v, weight, sight, implementation=implementation, block=block)
+    options = {"implementation": implementation, "block": block}
+    got = trained(q, k, v, weight, sight, window=None, **options)
     assert not np.any(got[0][:, blind]) and not np.any(got[1][:, blind])
     # The others are as where all see, and nobody asks for what the blind ones give.
     asked = jnp.where(blind[None, :, None, None], 0.0, weight)
-    out, *gradients = trained(q, k, v, asked, case.sight, implementation="dense")
+    out, *gradients = trained(q, k, v, asked, case.sight, window=None, implementation="dense")
     assert_equal(got, (jnp.where(blind[None, :, None, None], 0.0, out), *gradients))
 
 
