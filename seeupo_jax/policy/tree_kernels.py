@@ -33,6 +33,7 @@ Refs = Sequence[jax.Array]  # blocks in a kernel's memory, which it reads and wr
 _Q, _Q_ROWS, _K = "nh0i0", "nh0i", "nhj0"
 _ORDER, _INTERVAL, _INTERVAL_COLUMNS = "n0i", "n0j", "nj0"
 _OF_QUERIES, _OF_KEYS = "nij", "nji"  # what the numbers are that make up a visit's
+_LISTED = 2**17  # visits, of 4 bytes each, that half of the 1 MiB of scalar memory holds
 _LANES = 128  # of a register, which a block of queries or keys fills
 
 
@@ -45,10 +46,12 @@ def attend(
     block: int | None,
 ) -> jax.Array:
     """`tree_attention` by kernels, which TPU compiles and CPU interprets."""
-    block = BLOCK if block is None else block
+    N, L, H, d = q_NLHd.shape
+    if block is None:
+        pairs = N * pl.cdiv(L, BLOCK) * pl.cdiv(k_NCKd.shape[1], BLOCK)
+        block = BLOCK if pairs <= _LISTED else 2 * BLOCK
     if block % _LANES:
         raise ValueError(f"tree_attention: got block={block}; allowed: multiples of {_LANES}.")
-    N, L, H, d = q_NLHd.shape
     kv_heads = k_NCKd.shape[2]
     visited = visited_blocks(sight, window=window, block=block)
     visits = list_visits(visited), list_visits(visited.transpose(0, 2, 1))
