@@ -11,6 +11,8 @@ import jax.numpy as jnp
 
 from seeupo_jax.parallel.mesh import head_axes, per_shard
 from seeupo_jax.policy import kernels
+from seeupo_jax.policy.tree_attention import tree_attention
+from seeupo_jax.policy.tree_sight import Sight, seen
 
 # Scores that a device holds at once: 2**24 float32 are 64 MiB. But no fewer queries than these,
 # which keep the matrix products large.
@@ -52,19 +54,6 @@ class Past(NamedTuple):
     at_NL: jax.Array
 
 
-class Sight(NamedTuple):
-    """Which keys each query sees: those with first <= order < end. All int32.
-
-    depth_NL, key_depth_NC: positions, which windows are counted in.
-    """
-
-    order_NL: jax.Array
-    depth_NL: jax.Array
-    first_NC: jax.Array
-    end_NC: jax.Array
-    key_depth_NC: jax.Array
-
-
 def sight_of(tree: Tree, past: Past | None = None) -> Sight:
     """Who sees whom among the tokens of trees, and among the past's tokens that they continue."""
     N, L = tree.end_NL.shape
@@ -86,33 +75,75 @@ def sight_of(tree: Tree, past: Past | None = None) -> Sight:
 
 
 def attend_trees(
-    q_NLHd: jax.Array, keys: KeyValues, sight: Sight, *, window: int | None = None
+    q_NLHd: jax.Array,
+    keys: KeyValues,
+    sight: Sight,
+    *,
+    window: int | None = None,
+    kernel: str = "xla",
 ) -> jax.Array:
     """Softmax attention as `attend`, where sight says which keys a query sees.
 
-    Every query must see a key.
+    Args:
+      kernel: the one that `kernels.select_kernel` gives. With splash, trees have a kernel of their
+        own on TPU; without one, only CPU leaves out the pairs of blocks that see nothing.
     """
     kv_heads, heads = head_axes(keys.k.shape[2])
     queries, whole = ("rows", "length", heads, "head_dim"), ("rows", None, kv_heads, "head_dim")
     own, all_ = ("rows", "length"), ("rows", None)
     layouts = [queries, whole, whole, own, own, all_, all_, all_]
-    run = functools.partial(_seen, window=window)
+    run = functools.partial(_OF_TREES[kernel], window=window)
     return per_shard(run, layouts, queries)(q_NLHd, *keys, *sight)
+
+
+def _skipping(
+    q_NLHd: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *sight: jax.Array,
+    window: int | None,
+    implementation: str,
+) -> jax.Array:
+    order_NL, depth_NL, first_NC, end_NC, key_depth_NC = sight
+    return tree_attention(
+        q_NLHd,
+        k,
+        v,
+        order_NL,
+        first_NC,
+        end_NC,
+        window=window,
+        depth_NL=depth_NL,
+        key_depth_NC=key_depth_NC,
+        implementation=implementation,
+    )
 
 
 def _seen(
     q_NLHd: jax.Array, k: jax.Array, v: jax.Array, *sight: jax.Array, window: int | None
 ) -> jax.Array:
+    """All pairs; every query must see a key."""
     order_NL, depth_NL, first_NC, end_NC, key_depth_NC = sight
 
     def attend(q: jax.Array, order_NL: jax.Array, depth_NL: jax.Array) -> jax.Array:
-        order_NLC = order_NL[:, :, None]
-        seen_NLC = (first_NC[:, None, :] <= order_NLC) & (order_NLC < end_NC[:, None, :])
-        if window is not None:
-            seen_NLC &= key_depth_NC[:, None, :] > depth_NL[:, :, None] - window
-        return _attend(q, KeyValues(k, v), seen_NLC)
+        own = Sight(order_NL, depth_NL, first_NC, end_NC, key_depth_NC)
+        return _attend(q, KeyValues(k, v), seen(own, window))
 
     return _in_chunks(attend, q_NLHd, order_NL, depth_NL, slots=k.shape[1])
+
+
+def _by_platform(*arrays: jax.Array, window: int | None) -> jax.Array:
+    loops = functools.partial(_skipping, window=window, implementation="xla")
+    # A loop over small products is fast where they are computed one after the other anyway.
+    whole = functools.partial(_seen, window=window)
+    return jax.lax.platform_dependent(*arrays, cpu=loops, default=whole)
+
+
+_OF_TREES = {
+    "xla": _by_platform,
+    "splash": functools.partial(_skipping, implementation="pallas"),
+    "cudnn": _seen,
+}
 
 
 def attend(

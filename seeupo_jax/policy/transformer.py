@@ -193,11 +193,8 @@ class Transformer(nnx.Module):
 
         Returns: the hidden states, and this pass's keys and values per layer.
         """
-        if tree is not None:
-            return self._hidden_of_trees(tokens_NL, tree, past)
         N, L = tokens_NL.shape
         arch = self.arch
-        position_NL = jnp.broadcast_to(jnp.arange(L)[None, :], (N, L))
         kernel = kernel_for(
             arch.attention,
             length=L,
@@ -206,6 +203,9 @@ class Transformer(nnx.Module):
             kv_heads=arch.kv_heads,
             dtype=arch.dtype,
         )
+        if tree is not None:
+            return self._hidden_of_trees(tokens_NL, tree, past, kernel)
+        position_NL = jnp.broadcast_to(jnp.arange(L)[None, :], (N, L))
         if segment_NL is not None:
             segment_NL = constrain(segment_NL, "rows", None)
             position_NL = position_NL - _starts(segment_NL)
@@ -227,7 +227,7 @@ class Transformer(nnx.Module):
         return self._run(tokens_NL, position_NL, (), attend)
 
     def _hidden_of_trees(
-        self, tokens_NL: jax.Array, tree: Tree, past: Past | None
+        self, tokens_NL: jax.Array, tree: Tree, past: Past | None, kernel: str
     ) -> tuple[jax.Array, Sequence[KeyValues]]:
         tree = Tree(*(constrain(x, "rows", None) for x in tree))
         sight = attention.sight_of(tree, past)
@@ -235,7 +235,7 @@ class Transformer(nnx.Module):
         def attend(old: KeyValues | None, q: jax.Array, new: KeyValues, window: int | None) -> Any:
             new = _by_rows(new)
             keys = new if old is None else attention.join(old, new)
-            return attention.attend_trees(q, keys, sight, window=window), new
+            return attention.attend_trees(q, keys, sight, window=window, kernel=kernel), new
 
         return self._run(tokens_NL, tree.depth_NL, () if past is None else past.keys, attend)
 
