@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from seeupo_jax.parallel.mesh import head_axes, per_shard
 from seeupo_jax.policy import kernels
@@ -18,6 +19,7 @@ from seeupo_jax.policy.tree_sight import Sight, seen
 # which keep the matrix products large.
 SCORES_AT_ONCE, QUERIES_AT_LEAST = 2**24, 256
 NOWHERE = jnp.iinfo(jnp.int32).max  # the position of a key that no query may see
+_ATTENDED = "attended"  # what a chunk's queries saw: kept, where its scores are computed again
 
 
 class KeyValues(NamedTuple):
@@ -245,7 +247,8 @@ def _in_chunks(
         return jnp.moveaxis(jnp.pad(x, pad).reshape(N, count, chunk, *x.shape[2:]), 1, 0)
 
     parts = (fold(q_NLHd), fold(position_NL), fold(segment_NL))
-    out = jax.lax.map(jax.checkpoint(lambda part: attend(*part)), parts)
+    keep = jax.checkpoint_policies.save_only_these_names(_ATTENDED)
+    out = jax.lax.map(jax.checkpoint(lambda part: attend(*part), policy=keep), parts)
     return jnp.moveaxis(out, 0, 1).reshape(N, count * chunk, *q_NLHd.shape[2:])[:, :L]
 
 
@@ -273,15 +276,53 @@ def _attend(q_NLHd: jax.Array, keys: KeyValues, visible_NLC: jax.Array) -> jax.A
     # Heads before positions: plain batched matrix products, 3x faster on CPU than one einsum.
     q = q_NLHd.reshape(N, L, kv_heads, groups, d).transpose(0, 2, 3, 1, 4)
     q = q.reshape(N, kv_heads, groups * L, d)
-    k, v = keys.k.transpose(0, 2, 1, 3), keys.v.transpose(0, 2, 1, 3)
-    scores = jnp.einsum("nkqd,nkcd->nkqc", q, k, preferred_element_type=jnp.float32) * d**-0.5
-    scores = jnp.where(
-        visible_NLC[:, None, None], scores.reshape(N, kv_heads, groups, L, -1), -1e30
-    )
-    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    out = jnp.einsum("nkqc,nkcd->nkqd", weights.reshape(N, kv_heads, groups * L, -1), v)
+    out = _weigh(q, keys.k.transpose(0, 2, 1, 3), keys.v.transpose(0, 2, 1, 3), visible_NLC)
     out = out.reshape(N, kv_heads, groups, L, d).transpose(0, 3, 1, 2, 4)
     return out.reshape(N, L, H, d)
+
+
+@jax.custom_vjp
+def _weigh(q: jax.Array, k: jax.Array, v: jax.Array, visible_NLC: jax.Array) -> jax.Array:
+    """Softmax attention of queries [N, kv_heads, groups * L, head_dim], shaped as they are.
+
+    Passes over the scores are what it costs on CPU, beside the products. So neither the weights nor
+    their derivative are divided by the softmax's total, but what the queries saw; and the
+    derivative's mean under the softmax is taken from there too.
+    """
+    return _weigh_forward(q, k, v, visible_NLC)[0]
+
+
+def _weigh_forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, visible_NLC: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    N, kv_heads, _, d = q.shape
+    scores = jnp.einsum("nkqd,nkcd->nkqc", q, k, preferred_element_type=jnp.float32) * d**-0.5
+    grouped = scores.reshape(N, kv_heads, -1, *visible_NLC.shape[1:])
+    scores = jnp.where(visible_NLC[:, None, None], grouped, -1e30).reshape(scores.shape)
+    weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+    total = weights.sum(axis=-1, keepdims=True)
+    weights = weights.astype(q.dtype)
+    seen = jnp.einsum("nkqc,nkcd->nkqd", weights, v, preferred_element_type=jnp.float32)
+    out = checkpoint_name((seen / total).astype(q.dtype), _ATTENDED)
+    return out, (q, k, v, weights, total, out)
+
+
+def _weigh_backward(
+    kept: tuple[jax.Array, ...], d_out: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    q, k, v, weights, total, out = kept
+    d_seen = d_out.astype(jnp.float32) / total
+    mean = jnp.sum(d_seen * out, axis=-1, keepdims=True)
+    d_seen = d_seen.astype(q.dtype)
+    d_weights = jnp.einsum("nkqd,nkcd->nkqc", d_seen, v, preferred_element_type=jnp.float32)
+    d_scores = (weights * (d_weights - mean) * q.shape[-1] ** -0.5).astype(q.dtype)
+    # The small operand first, the result turned around: 3x faster on CPU than the other way.
+    d_k = jnp.einsum("nkqd,nkqc->nkdc", q, d_scores).swapaxes(2, 3)
+    d_v = jnp.einsum("nkqd,nkqc->nkdc", d_seen, weights).swapaxes(2, 3)
+    return jnp.einsum("nkqc,nkcd->nkqd", d_scores, k), d_k, d_v, None
+
+
+_weigh.defvjp(_weigh_forward, _weigh_backward)
 
 
 def join(past: KeyValues, new: KeyValues) -> KeyValues:

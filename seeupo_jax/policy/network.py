@@ -137,11 +137,12 @@ def _token_logp(
         total = over_parts(jax.lax.psum, jnp.exp(logits - peak[:, None]).sum(axis=1))
         return over_parts(jax.lax.psum, chosen) - peak - jnp.log(total)
 
-    chunk = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // V))
+    at_once = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // V))
     flat_hidden, flat_target = hidden_RAD.reshape(R * A, D), target_RA.reshape(R * A)
-    if R * A <= chunk:
+    if R * A <= at_once:
         return logp(flat_hidden, flat_target).reshape(R, A)
-    chunks = -(-R * A // chunk)
+    chunks = -(-R * A // at_once)
+    chunk = -(-R * A // chunks)  # of like size: less than a token a chunk is padding
     pad = chunks * chunk - R * A
     flat_hidden = jnp.pad(flat_hidden, ((0, pad), (0, 0))).reshape(chunks, chunk, D)
     flat_target = jnp.pad(flat_target, (0, pad), constant_values=NOTHING).reshape(chunks, chunk)

@@ -14,6 +14,7 @@ from seeupo_jax.parallel.mesh import constrain, head_axes
 from seeupo_jax.policy import attention, paged
 from seeupo_jax.policy.architecture import Architecture, Lora
 from seeupo_jax.policy.attention import KeyValues, Past, Tree
+from seeupo_jax.policy.derivatives import matmul, rms_norm
 from seeupo_jax.policy.kernels import kernel_for
 from seeupo_jax.policy.moe import Experts
 from seeupo_jax.policy.paged import Pages, Reach
@@ -34,10 +35,7 @@ class Norm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-        scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
-        return (y * scale).astype(x.dtype)
+        return rms_norm(x, self.scale[...], self.eps)
 
 
 class Projection(nnx.Module):
@@ -67,7 +65,7 @@ class Projection(nnx.Module):
             self.lora_b = nnx.Param(jnp.zeros(low[1]), logical=("rank", logical[1]))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = x @ self.kernel[...].astype(x.dtype)
+        y = matmul(x, self.kernel[...].astype(x.dtype))
         if self.lora is not None:
             low = x @ self.lora_a[...].astype(x.dtype)
             y = y + (low @ self.lora_b[...].astype(x.dtype)) * self.lora.scale
