@@ -197,10 +197,16 @@ def _call(
       arrays, results: each with how it is cut; queries and keys are the first two.
       last_first: whether the last blocks, which see most, begin, and the first ones fill the gaps.
     """
-    (N, _, H, _), kv_heads = arrays[0][0].shape, arrays[1][0].shape[2]
+    (N, _, H, wide), kv_heads = arrays[0][0].shape, arrays[1][0].shape[2]
     count = (visits.start_B.size - 1) // N
     pairs = visits.pair_T.size - 2
     met_T = jax.lax.rem(visits.pair_T[1:], jnp.int32(pairs // (N * count)))  # which block is met
+
+    sums = plan.held * wide * sum(x.ndim == 4 for x, _ in results)
+    # Compiled for H100: no thread keeps more than registers hold, at the head sizes 64 and 128 in
+    # bfloat16. Three stages read a block while the one before is used, and know the one after; four
+    # would take more shared memory than smaller GPUs have.
+    warps = 4 if sums <= 2**13 else 8
 
     def spec(x: jax.Array | jax.ShapeDtypeStruct, how: str) -> pl.BlockSpec:
         def index(h: jax.Array, n: jax.Array, b: jax.Array) -> tuple:
@@ -230,7 +236,7 @@ def _call(
             grid=(H, N, count),
             in_specs=[spec(x, "0") for x in arrays_[:2]] + [spec(*array) for array in arrays],
             out_specs=[spec(*result) for result in results],
-            compiler_params=pltriton.CompilerParams(num_warps=8, num_stages=2),
+            compiler_params=pltriton.CompilerParams(num_warps=warps, num_stages=3),
             interpret=interpret,
             name=kernel.__name__.strip("_"),
         )(*arrays_)
