@@ -30,7 +30,7 @@ from seeupo_jax.policy.tree_sight import (
 
 WIDEST = 128  # channels of a head; the sums of wider ones do not fit in registers
 _LEAST = 16  # rows, columns and channels of a product that Triton takes
-_BLOCKS = {2: (128, 64), 4: (64, 32)}  # by bytes of a number: rows held, rows met
+_BLOCKS = {2: (128, 64), 4: (32, 32)}  # by bytes of a number: rows held, rows met
 # How an array is cut, a letter an axis: n one row, h one head of queries, g the head of keys that
 # it uses, b the block whose sums the program holds, 0 the axis whole.
 _HELD, _MET, _ROWS_HELD, _ROWS_MET = "nbh0", "n0h0", "nhb", "nh0"
@@ -201,12 +201,11 @@ def _call(
     count = (visits.start_B.size - 1) // N
     pairs = visits.pair_T.size - 2
     met_T = jax.lax.rem(visits.pair_T[1:], jnp.int32(pairs // (N * count)))  # which block is met
-
+    # Chosen by what the compiler says for H100: with fewer warps registers spill, with more a
+    # product waits for the one before. In three stages a block is read while the one before it is
+    # used, and the list one further ahead; deeper ones outgrow the shared memory of smaller GPUs.
     sums = plan.held * wide * sum(x.ndim == 4 for x, _ in results)
-    # Compiled for H100: no thread keeps more than registers hold, at the head sizes 64 and 128 in
-    # bfloat16. Three stages read a block while the one before is used, and know the one after; four
-    # would take more shared memory than smaller GPUs have.
-    warps = 4 if sums <= 2**13 else 8
+    params = pltriton.CompilerParams(num_warps=4 if sums <= 2**13 else 8, num_stages=3)
 
     def spec(x: jax.Array | jax.ShapeDtypeStruct, how: str) -> pl.BlockSpec:
         def index(h: jax.Array, n: jax.Array, b: jax.Array) -> tuple:
@@ -236,7 +235,7 @@ def _call(
             grid=(H, N, count),
             in_specs=[spec(x, "0") for x in arrays_[:2]] + [spec(*array) for array in arrays],
             out_specs=[spec(*result) for result in results],
-            compiler_params=pltriton.CompilerParams(num_warps=warps, num_stages=3),
+            compiler_params=params,
             interpret=interpret,
             name=kernel.__name__.strip("_"),
         )(*arrays_)
