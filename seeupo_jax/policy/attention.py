@@ -18,6 +18,8 @@ from seeupo_jax.policy.tree_sight import Sight, seen
 # Scores that a device holds at once: 2**24 float32 are 64 MiB. But no fewer queries than these,
 # which keep the matrix products large.
 SCORES_AT_ONCE, QUERIES_AT_LEAST = 2**24, 256
+# Queries below which GPU computes all pairs: the smaller part of a block of its kernel.
+FEWEST_QUERIES = 64
 NOWHERE = jnp.iinfo(jnp.int32).max  # the position of a key that no query may see
 _ATTENDED = "attended"  # what a chunk's queries saw: kept, where its scores are computed again
 
@@ -88,7 +90,8 @@ def attend_trees(
 
     Args:
       kernel: the one that `kernels.select_kernel` gives. With splash, trees have a kernel of their
-        own on TPU; without one, only CPU leaves out the pairs of blocks that see nothing.
+        own on TPU, with cudnn on GPU; without one, only CPU leaves out the pairs of blocks that see
+        nothing.
     """
     kv_heads, heads = head_axes(keys.k.shape[2])
     queries, whole = ("rows", "length", heads, "head_dim"), ("rows", None, kv_heads, "head_dim")
@@ -141,10 +144,16 @@ def _by_platform(*arrays: jax.Array, window: int | None) -> jax.Array:
     return jax.lax.platform_dependent(*arrays, cpu=loops, default=whole)
 
 
+def _on_gpu(q_NLHd: jax.Array, *arrays: jax.Array, window: int | None) -> jax.Array:
+    if q_NLHd.shape[1] < FEWEST_QUERIES:
+        return _seen(q_NLHd, *arrays, window=window)
+    return _skipping(q_NLHd, *arrays, window=window, implementation="triton")
+
+
 _OF_TREES = {
     "xla": _by_platform,
     "splash": functools.partial(_skipping, implementation="pallas"),
-    "cudnn": _seen,
+    "cudnn": _on_gpu,
 }
 
 

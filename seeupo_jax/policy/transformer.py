@@ -200,6 +200,7 @@ class Transformer(nnx.Module):
             heads=arch.heads,
             kv_heads=arch.kv_heads,
             dtype=arch.dtype,
+            trees=tree is not None,
         )
         if tree is not None:
             return self._hidden_of_trees(tokens_NL, tree, past, kernel)

@@ -11,7 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.policy import tree_kernels
+from seeupo_jax.policy import tree_kernels, tree_kernels_gpu
 from seeupo_jax.policy.tree_sight import (
     FLOOR,
     UNSEEN,
@@ -53,12 +53,15 @@ def tree_attention(
       depth_NL, key_depth_NC: int32, positions of queries and keys; a window needs them.
       block: queries, and keys, of a block; None is what suits the implementation.
       implementation: dense (all scores at once) | xla (visited blocks, by loops) | pallas (visited
-        blocks, by a kernel for TPU, which CPU interprets slowly; 128 divides the block).
+        blocks, by a kernel for TPU; 128 divides the block) | triton (the same by one for CUDA; a
+        power of 2 from 16 on is the block, and head_dim at most 128). CPU interprets both kernels,
+        slowly.
 
     Returns: [N, L, H, head_dim] in the dtype of q.
 
     Raises:
-      ValueError: an unknown implementation, a block that it does not take, a window without depths.
+      ValueError: an unknown implementation, a block or head_dim that it does not take, a window
+        without depths.
     """
     if implementation not in _IMPLEMENTATIONS:
         raise ValueError(
@@ -250,4 +253,9 @@ def _dot(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
 
 
-_IMPLEMENTATIONS = {"dense": _dense, "xla": _xla, "pallas": tree_kernels.attend}
+_IMPLEMENTATIONS = {
+    "dense": _dense,
+    "xla": _xla,
+    "pallas": tree_kernels.attend,
+    "triton": tree_kernels_gpu.attend,
+}

@@ -74,20 +74,30 @@ def cut(x_NL: jax.Array, block: int, fill: int = 0) -> jax.Array:
     return filled.reshape(N, count, block, *x_NL.shape[2:])
 
 
-def cut_sight(sight: Sight, block: int) -> Sight:
-    """Every array in blocks, as `cut`; what fills them up sees nothing and is not seen."""
-    fills = Sight(_LEAST, 0, 0, 0, 0)
-    return Sight(*(cut(x, block, fill) for x, fill in zip(sight, fills, strict=True)))
+def cut_sight(sight: Sight, block: int, key_block: int | None = None) -> Sight:
+    """Every array in blocks, as `cut`; what fills them up sees nothing and is not seen.
+
+    Args:
+      key_block: keys of a block; None is as many as queries.
+    """
+    key_block = block if key_block is None else key_block
+    sizes, fills = (block, block, *(key_block,) * 3), (_LEAST, 0, 0, 0, 0)
+    return Sight(*(cut(*of) for of in zip(sight, sizes, fills, strict=True)))
 
 
-def visited_blocks(sight: Sight, *, window: int | None = None, block: int) -> jax.Array:
+def visited_blocks(
+    sight: Sight, *, window: int | None = None, block: int, key_block: int | None = None
+) -> jax.Array:
     """Which pairs of blocks are computed, bool [N, blocks of queries, blocks of keys].
 
     They are those in which some key's interval meets the range of the queries' orders (and with a
     window, that key is within it for the least deep query). No query sees a key of another pair.
+
+    Args:
+      key_block: keys of a block; None is as many as queries.
     """
     real = cut(jnp.ones_like(sight.order_NL, dtype=bool), block)
-    blocks = cut_sight(sight, block)
+    blocks = cut_sight(sight, block, key_block)
 
     def least(x: jax.Array) -> jax.Array:
         return jnp.min(jnp.where(real, x, _MOST), 2)[:, :, None, None]
