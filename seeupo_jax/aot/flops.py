@@ -18,7 +18,7 @@ from seeupo_jax.aot.hlo_text import Trips
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.attention import QUERIES_AT_LEAST, SCORES_AT_ONCE
 from seeupo_jax.policy.kernels import select_kernel
-from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE
+from seeupo_jax.policy.network import LOGITS_AT_ONCE
 
 _SPLASH_BLOCKS = range(128, 512 + 1, 128)  # as `policy/kernels.py` cuts queries and keys
 # Matrix products of attention, forwards and backwards: the fused kernel of splash makes the scores
@@ -283,7 +283,7 @@ def _again(arch: Architecture, work: Pass, kernel: str, attention: float) -> flo
     at_once = SCORES_AT_ONCE // (work.rows * arch.heads * (work.past + work.new))
     if kernel == "xla" and work.new > max(QUERIES_AT_LEAST, at_once):
         again += attention / 2
-    if work.rows * work.head > min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // arch.vocab_size):
+    if work.rows * work.head * arch.vocab_size > LOGITS_AT_ONCE:
         again += _head(arch, work)
     return again
 

@@ -103,9 +103,9 @@ def token_logp(
 
     Where the target is `NOTHING`, the result says nothing.
 
-    Every device works on its own rows and its own part of the vocabulary, and never holds the
-    logits of all its tokens at once: chunks of tokens are computed one after the other and again in
-    the backward pass.
+    Every device works on its own rows and its own part of the vocabulary, in chunks of tokens one
+    after the other. Where the logits of all its tokens are many, it never holds them at once: they
+    are computed again in the backward pass.
     """
     local = functools.partial(_token_logp, temperature=temperature, cut=parts("vocab") > 1)
     tokens = ("rows", "length")
@@ -147,11 +147,12 @@ def _token_logp(
     flat_hidden = jnp.pad(flat_hidden, ((0, pad), (0, 0))).reshape(chunks, chunk, D)
     flat_target = jnp.pad(flat_target, (0, pad), constant_values=NOTHING).reshape(chunks, chunk)
 
-    @jax.checkpoint
     def predict(part: tuple[jax.Array, jax.Array]) -> jax.Array:
         nothing = lambda *_: jnp.zeros(chunk)  # noqa: E731
         return jax.lax.cond((part[1] != NOTHING).any(), logp, nothing, *part)
 
+    if R * A * V > LOGITS_AT_ONCE:
+        predict = jax.checkpoint(predict)
     out = jax.lax.map(predict, (flat_hidden, flat_target))
     return out.reshape(-1)[: R * A].reshape(R, A)
 
