@@ -128,6 +128,8 @@ class Rollout:
     page_size: int = at_least(1, 16)  # tokens of a page of the KV cache
     decode_steps: int = at_least(1, 8)  # tokens a dispatch decodes at most
     prefill_tokens: int = at_least(16, 1024)  # tokens a dispatch prefills at most
+    # environments begin during the sweep before, and once more if it takes longer; 0: they do not
+    reset_ahead_s: float = at_least(0, 300.0)
     mesh: Mesh | None = None  # the sampler's layout of the same devices; none: the trainer's
 
 

@@ -18,7 +18,7 @@ LEVELS = (
     ("algorithms", "envs", "parallel"),
     ("policy",),
     ("rollout", "learner", "checkpoint", "telemetry"),
-    ("build", "cli", "bench", "lab"),
+    ("build", "cli", "bench", "lab", "same_run"),
     ("evaluate", "export", "aot", "warm_start", "compare"),
     ("run", "update"),
     ("train",),
