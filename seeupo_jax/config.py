@@ -39,7 +39,8 @@ class Model:
     dtype: str = choice("float32", "bfloat16")  # of activations
     param_dtype: str = choice("float32", "bfloat16")  # of what does not train, with lora.rank > 0
     scan_layers: bool = False
-    remat: str = choice("none", "full", "dots")
+    # what layers compute again in the backward pass; auto: as little as memory allows
+    remat: str = choice("auto", "none", "dots", "full")
     attention: str = choice("auto", "xla", "splash", "cudnn")  # kernel of whole-row passes
 
 

@@ -115,6 +115,7 @@ class Run:
         if found is not None:
             self._done, state, notes = found
             check_same_run(self.config, notes["config"])
+            self._tell_remat(notes)
             # Older versions saved after they evaluated, and did not say so.
             self._saved, self.evaluated = True, notes.get("evaluated", True)
             self._progress.log(f"resuming after iteration {self._done}")
@@ -372,4 +373,16 @@ class Run:
         """What every checkpoint says of its run."""
         position = self._done * self.config.rollout.tasks
         random = {"seed": self.config.seed, "iteration": self._done}
-        return {"config": to_dict(self.config), "random": random, "data_position": position}
+        remat = self.policy.network.arch.remat
+        about = {"config": to_dict(self.config), "random": random, "remat": remat}
+        return about | {"data_position": position}
+
+    def _tell_remat(self, notes: Mapping[str, Any]) -> None:
+        """Says where other activations are computed again than before, as on other devices."""
+        own = self.policy.network.arch.remat
+        theirs = notes.get("remat", own)  # older versions did not say
+        if theirs != own:
+            self._progress.log(
+                f"remat: {own}, and {theirs} when the checkpoint was made: numbers go on equal but"
+                f" for rounding; model.remat={theirs} goes on to the bit"
+            )

@@ -19,6 +19,7 @@ LEVELS = (
     ("policy",),
     ("rollout", "learner", "checkpoint", "telemetry"),
     ("build", "cli", "bench", "lab", "same_run"),
+    ("remat",),
     ("evaluate", "export", "aot", "warm_start", "compare"),
     ("run", "update"),
     ("train",),
