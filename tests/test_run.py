@@ -210,3 +210,15 @@ def test_a_stopped_sweep_is_saved_after_the_trajectories_it_is_of(begin, monkeyp
         stopped.arrays, stopped.notes = {}, {"done": 1}
         run.save_stopped(stopped)
         assert collected.trajectories and done[:2] == ["trajectories", "sweep"]
+
+
+def test_a_run_that_goes_on_with_other_activations_kept_says_so(begin, monkeypatch):
+    told = []
+    monkeypatch.setattr(Progress, "log", lambda self, sentence: told.append(sentence))
+    with begin("remat") as (run, state):
+        run.save(0, state)
+    for remat, wanted in (("none", []), ("full", ["remat: full, and none when the checkpoint"])):
+        told.clear()
+        with begin("remat", f"model.remat={remat}"):
+            pass
+        assert [sentence[:41] for sentence in told if "remat" in sentence] == wanted
