@@ -179,7 +179,7 @@ def _layout(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
         "dtype": chosen.dtype,
         "param_dtype": chosen.param_dtype,
         "scan_layers": chosen.scan_layers,
-        "remat": chosen.remat,
+        "remat": "none" if chosen.remat == "auto" else chosen.remat,  # auto: see remat.py
         "attention": attention,
     }
 

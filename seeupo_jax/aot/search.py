@@ -6,7 +6,8 @@ import bisect
 import dataclasses
 from collections.abc import Mapping
 
-from seeupo_jax.aot.measure import GIB, Figures, measure, usable_hbm
+from seeupo_jax.aot.chips import usable_hbm
+from seeupo_jax.aot.measure import GIB, Figures, measure
 from seeupo_jax.aot.programs import Setup, choose_programs, list_programs, prepare
 from seeupo_jax.parallel.mesh import row_shards
 

@@ -20,7 +20,7 @@ from seeupo_jax.policy.moe import Experts
 from seeupo_jax.policy.paged import Pages, Reach
 from seeupo_jax.policy.rope import rotate
 
-_REMAT: dict[str, Callable[..., Any]] = {
+REMAT: dict[str, Callable[..., Any]] = {
     "none": lambda f: f,
     "full": jax.checkpoint,
     "dots": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable),
@@ -281,7 +281,7 @@ class Transformer(nnx.Module):
         # Small and whole: what comes into a program must be cut evenly, and lengths may not be.
         tokens_NL = constrain(tokens_NL, "rows", None)
         x = constrain(table_VD[tokens_NL], "rows", "length", "embed")
-        remat = _REMAT[self.arch.remat]
+        remat = REMAT[self.arch.remat]
 
         def run(layer: Layer, x: jax.Array, old: Any) -> tuple[jax.Array, Any]:
             return layer(x, position_NL, functools.partial(attend, old))

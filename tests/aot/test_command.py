@@ -166,7 +166,7 @@ def test_the_search_finds_the_last_size_that_fits(setup, monkeypatch):
 
 @needs_libtpu
 def test_the_cache_takes_what_the_programs_leave(setup):
-    usable = measure.usable_hbm(setup.mesh.devices.flat[0])
+    usable = chips.usable_hbm(setup.mesh.devices.flat[0])
     plan = setup.engine.plan
 
     def left(room):
