@@ -21,9 +21,8 @@ REMATS = ("none", "dots", "full")  # the least that is computed again first
 _FLOAT32 = 4
 _SCORES = 3  # copies of a chunk's scores while it is differentiated: themselves, weights, gradient
 _LOGITS = 3  # and of a chunk's logits
-_STREAMS = (
-    6  # copies of the residual stream beside the layers': embedded, normed, picked, gradients
-)
+# Copies of the residual stream beside the layers': embedded, normed, picked, gradients.
+_STREAMS = 6
 
 
 def microbatch_bytes(
@@ -44,6 +43,8 @@ def microbatch_bytes(
     # Keys and values stand by for the refresh of the weights, whatever is computed again.
     keys = 2 * tokens * arch.layers * arch.kv_heads * arch.head_dim * item
     chunk = min(tokens, TOKENS_AT_ONCE, max(1, LOGITS_AT_ONCE // arch.vocab_size))
+    if tokens * arch.vocab_size <= LOGITS_AT_ONCE:  # all chunks' are kept
+        chunk = tokens
     head = 2 * arch.vocab_size * arch.width * _FLOAT32  # in float32, and its gradient
     outside = chunk * arch.vocab_size * _FLOAT32 * _LOGITS + head
     outside += _STREAMS * tokens * arch.width * item
@@ -145,7 +146,7 @@ def _in_whole(arch: Architecture, rows: int, length: int, platform: str) -> bool
 
 
 def _dense(arch: Architecture, platform: str) -> bool:
-    return platform != "cpu" and arch.attention != "splash"
+    return platform != "cpu" and arch.attention == "xla"
 
 
 def _chunk(arch: Architecture, rows: int, length: int) -> int:
