@@ -13,7 +13,7 @@ from flax import nnx
 
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.attention import QUERIES_AT_LEAST, SCORES_AT_ONCE, KeyValues
+from seeupo_jax.policy.attention import FEW_QUERIES, QUERIES_AT_LEAST, SCORES_AT_ONCE, KeyValues
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE, Network
 from seeupo_jax.policy.transformer import REMAT, Layer
 
@@ -142,11 +142,11 @@ _attended.defvjp(_forward, _backward)
 
 def _in_whole(arch: Architecture, rows: int, length: int, platform: str) -> bool:
     """Whether attention keeps its weights: all queries in one chunk, and no kernel for trees."""
-    return _dense(arch, platform) and _chunk(arch, rows, length) >= length
+    return _dense(arch, length, platform) and _chunk(arch, rows, length) >= length
 
 
-def _dense(arch: Architecture, platform: str) -> bool:
-    return platform != "cpu" and arch.attention == "xla"
+def _dense(arch: Architecture, length: int, platform: str) -> bool:
+    return arch.attention == "xla" and (platform != "cpu" or length <= FEW_QUERIES)
 
 
 def _chunk(arch: Architecture, rows: int, length: int) -> int:
@@ -155,7 +155,7 @@ def _chunk(arch: Architecture, rows: int, length: int) -> int:
 
 
 def _scores_at_once(arch: Architecture, rows: int, length: int, platform: str) -> int:
-    if not _dense(arch, platform):
+    if not _dense(arch, length, platform):
         return 0
     queries = min(length, _chunk(arch, rows, length))
     return _SCORES * rows * arch.heads * queries * length * _FLOAT32

@@ -24,8 +24,6 @@ from seeupo_jax.policy.tree_sight import (
     visited_blocks,
 )
 
-FEW_QUERIES = 256  # for which loops would cost on CPU what they save
-
 
 def tree_attention(
     q_NLHd: jax.Array,
@@ -107,7 +105,7 @@ def _xla(
     block: int | None,
 ) -> jax.Array:
     N, L, H, _ = q_NLHd.shape
-    if block is None and L <= FEW_QUERIES:
+    if block is None and L <= _block_for(H):  # few queries: loops cost more than they save
         return _dense(q_NLHd, k_NCKd, v_NCKd, sight, window, None)
     block = _block_for(H) if block is None else block
     visits = list_visits(visited_blocks(sight, window=window, block=block))
