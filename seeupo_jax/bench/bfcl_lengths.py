@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.bench.workload import Conversation
 from seeupo_jax.bench.workloads import cut
+from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.bfcl import Bfcl
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.learner.warm_start import to_segments
@@ -34,20 +34,18 @@ def measure(tokenizer: Tokenizer, split: str = "train") -> list[list[Any]]:
       ValueError: the template rewrites what has been said, so that there is no one length.
     """
     demonstrations = Bfcl(max_calls=_ALL_CALLS).demonstrations(split)
-    return [_lengths(_played(tokenizer, each)) for each in demonstrations]
+    return [lengths_of(tokenizer, each) for each in demonstrations]
 
 
-def _played(tokenizer: Tokenizer, demonstration: Any) -> Conversation:
+def lengths_of(tokenizer: Tokenizer, demonstration: Demonstration) -> list[Any]:
+    """Of one conversation; as `measure`."""
     segments = to_segments(demonstration, tokenizer)
     if len(segments) != 1:
         raise ValueError(
             f"--tokenizer: got a template that rewrites a conversation {len(segments) - 1} times;"
             " allowed: one that only appends."
         )
-    return cut(segments[0])
-
-
-def _lengths(played: Conversation) -> list[Any]:
+    played = cut(segments[0])
     actions = played.lengths[:MAX_TURNS]
     observations = [len(tokens) for tokens in played.observations[: len(actions) - 1]]
     return [len(played.prompt), list(actions), observations]
