@@ -124,13 +124,14 @@ def trips(call: Call, arch: Architecture) -> Trips:
 
 def _visits(trees: list[tuple[Tree, Past | None]], arch: Architecture) -> float:
     """Blocks of keys that a block of queries meets, on average; windows are not counted."""
-    each = [float(_mean_visits(*tree, block_for(arch.heads))) for tree in trees]
-    return float(np.mean(each)) if each else 0.0
+    each = [np.asarray(_count_visits(*tree, block_for(arch.heads))) for tree in trees]
+    return float(np.concatenate(each).mean()) if each else 0.0
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _mean_visits(tree: Tree, past: Past | None, block: int) -> jax.Array:
-    return visited_blocks(sight_of(tree, past), block=block).sum(2).mean()
+def _count_visits(tree: Tree, past: Past | None, block: int) -> jax.Array:
+    """Of every block of queries, of all rows."""
+    return visited_blocks(sight_of(tree, past), block=block).sum(2).reshape(-1)
 
 
 def _predicting(targets: list[Any], arch: Architecture) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ def run(flags: argparse.Namespace) -> None:
         if points:
             plot = flags.results / f"time_against_{name}.svg"
             plots.draw(_points(points, name), label, plot)
-            drawn[name] = plot.resolve().relative_to(flags.output.absolute().parent.resolve())
-    flags.output.write_text(page(found, {n: str(path) for n, path in drawn.items()}))
+            drawn[name] = Path(os.path.relpath(plot, flags.output.parent)).as_posix()
+    flags.output.write_text(page(found, drawn))
     print(f"wrote {flags.output}, from {len(found)} files of {flags.results}")
 
 
