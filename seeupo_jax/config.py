@@ -135,11 +135,11 @@ class Rollout:
 class Batching:
     """Shapes of the sweep's programs."""
 
-    microbatch_rows: int = at_least(1, 32)
+    microbatch_tokens: int = at_least(1, 2048)  # a device's, unless one conversation is longer
     share_prefixes: bool = True  # what the members of a group have in common is computed once
-    buckets: tuple[
-        int, ...
-    ] = ()  # row lengths to pad to; empty: multiples of an eighth of max_context
+    # Row lengths to pad to, instead of multiples of an eighth of the longest: a microbatch is one
+    # row on each device (or on the devices that share a row).
+    buckets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
 """Settings of every test: CPU with eight devices, and no silent rank promotion."""
 
+import gc
 import os
 import signal
 from pathlib import Path
+
+import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
@@ -18,3 +21,15 @@ if LIBTPU.exists():
 import jax  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+MAPS = Path("/proc/self/maps")  # Linux's list of a process's memory maps; it allows 65,530 of them
+MANY = 20_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_programs():
+    """Forgets compiled programs where there are many: out of maps for more, XLA crashes."""
+    yield
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MANY:
+        jax.clear_caches()
+        gc.collect()

@@ -46,7 +46,7 @@ ARCH = Architecture(
 )
 NUMPY_ARCH = model.Architecture(ARCH.head_dim, ARCH.rope.theta, ARCH.norm_eps)
 # Every step has a piece longer than 8, so one program serves them all; a few refreshes are longer.
-SHAPES = Shapes((8, 24), action=8, rows=3, microbatches=3)
+SHAPES = Shapes((8, 24), action=8, rows=3, trajectories=9)
 
 
 @pytest.fixture(scope="module", autouse=True)

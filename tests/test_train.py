@@ -230,7 +230,7 @@ def test_evaluate_plays_the_last_checkpoint(finished):
             " product of 3",
         ),
         ("model.path=/no/such/folder", "model path: got '/no/such/folder'; allowed:"),
-        ("batching.microbatch_rows=6", "config.batching.microbatch_rows: got 6; allowed:"),
+        ("batching.microbatch_tokens=0", "config.batching.microbatch_tokens: got 0; allowed:"),
     ],
 )
 def test_bad_input_is_told_in_one_sentence_before_any_work(override, told):

@@ -90,7 +90,6 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
     Activations' traffic, along the tensor axis, shrinks with the length; weights' does not.
     """
     shapes, rollout = setup.learner.shapes, setup.config.rollout
-    rows = shapes.rows * shapes.microbatches
     refresh = shapes.lengths[0] if setup.learner.fused else 0
     chosen = setup.config.algorithm
     steps = update_order(
@@ -108,7 +107,7 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
         ]
         executed = flops.turn_step_flops(
             setup.arch,
-            rows,
+            shapes.rows * shapes.microbatches(length),
             length,
             shapes.action,
             trees=shapes.share,

@@ -258,9 +258,8 @@ def choose_programs(
 
 def _sweep(setup: Setup) -> Iterator[Program]:
     arch, shapes, mesh = setup.arch, setup.learner.shapes, setup.mesh
-    rows = shapes.rows * shapes.microbatches
     refresh = shapes.lengths[0] if setup.learner.fused else 0
-    once = _weight_bytes(setup) * shapes.microbatches  # a pass over the layers reads them all
+    once = _weight_bytes(setup)  # read by every pass over the layers
     passes = 2 if arch.remat == "none" else 3
     update = 7 * setup.parts["parameters"]  # four trees of its size are read, three written
     critic = setup.config.algorithm.critic
@@ -268,6 +267,7 @@ def _sweep(setup: Setup) -> Iterator[Program]:
         passes, update = 2 * passes, 2 * update
 
     def work(length: int, action: int, *, step: bool) -> Work:
+        rows = shapes.rows * shapes.microbatches(length)
         if step:
             f = lambda computed: flops.turn_step_flops(  # noqa: E731
                 arch,
@@ -301,6 +301,7 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             with jax.set_mesh(mesh):
                 return program.lower(setup.state, setup.reference)
 
+        trips = shapes.microbatches(int(length))
         yield Program(
             program.name,
             mesh,
@@ -308,8 +309,8 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             uses=read.get(kind, ("parameters", "frozen")),
             makes=(),
             work=work(int(length), logits.get(kind, shapes.action), step=step),
-            trips=shapes.microbatches,
-            hbm_bytes=once * passes + update if step else once,
+            trips=trips,
+            hbm_bytes=once * trips * passes + update if step else once * trips,
             row_length=int(length),
         )
 

@@ -67,7 +67,7 @@ class Report:
                 f" {chip.hbm_bandwidth / chip.devices / 1e9:.0f} GB/s",
                 f"model: {count:.2f} B parameters, from {setup.source}",
                 f"mesh: {_axes(setup.mesh)}; the sampler's: {_axes(setup.sampler_mesh)}",
-                f"sweep: {setup.rows} rows in microbatches of {shapes.rows}, on"
+                f"sweep: {setup.rows} conversations in microbatches of {shapes.rows} rows, on"
                 f" {row_shards(setup.mesh)} row shards; rows of up to {shapes.lengths[-1]} tokens,"
                 f" actions of up to {shapes.action}; attention: {setup.arch.attention}",
                 f"rollout: {plan.slots * plan.shards} slots for"

@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from seeupo_jax.learner.forest import Forest, choose_length, pack
 from seeupo_jax.types import NOTHING, Trajectory, TurnBatch, learnable
 
 _KINDS = {"action": np.int32}  # of what is known of tokens; float32 else
-
-
-class RefreshBatch(NamedTuple):
-    """What turn t's step needs to refresh the weights that turn t+1's step has changed.
-
-    Every piece of turn t+1 continues a piece of turn t: from that one's last token to its own. Such
-    continuations of a row's pieces lie in chunks [Q, C] of tokens: each is a tree below a token of
-    the row, and all of one chunk are computed together.
-
-    tokens_MQRC, depth_MQRC, end_MQRC: as in TurnBatch, indices within the chunk.
-    at_MQRC: int32, index in the row of the token that the continuation follows.
-    parent_MQRC, target_MQRC: as in TurnBatch.
-    slot_PA: int32, where in the flattened [M, Q, R, C] each action token is predicted.
-    chunks_M: int32, how many chunks of each microbatch hold any.
-    mask_PA, old_logp_PA, trajectory_P: as in TurnBatch.
-    """
-
-    tokens_MQRC: jax.Array
-    depth_MQRC: jax.Array
-    end_MQRC: jax.Array
-    at_MQRC: jax.Array
-    parent_MQRC: jax.Array
-    target_MQRC: jax.Array
-    slot_PA: jax.Array
-    mask_PA: jax.Array
-    trajectory_P: jax.Array
-    old_logp_PA: jax.Array
-    chunks_M: jax.Array
 
 
 @dataclass(frozen=True)
@@ -111,16 +80,40 @@ class Shapes:
     """The short list of shapes that batches are padded to: each is one compiled program.
 
     lengths: rising row lengths. action: action tokens of a piece, at the most. rows: of a
-    microbatch. microbatches: for rows that hold one segment each. turns: of a trajectory, at the
-    most. share: whether what the members of a group have in common is computed once.
+    microbatch. trajectories: of an iteration. turns, context: of a trajectory, and its tokens, at
+    the most; no context: those of the longest row. share: whether what the members of a group have
+    in common is computed once.
     """
 
     lengths: tuple[int, ...]
     action: int
     rows: int
-    microbatches: int
+    trajectories: int
     turns: int = 1
     share: bool = True
+    context: int | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a trajectory, at the most."""
+        return self.lengths[-1] if self.context is None else self.context
+
+    def microbatches(self, length: int, needed: int = 0) -> int:
+        """M of a batch of rows of a length: room for an iteration's, or a multiple of it.
+
+        Segments can outnumber trajectories; whole multiples keep the list of shapes short.
+
+        Args:
+          needed: rows that hold anything.
+        """
+        # Any two rows hold more together than one could: else they would be one.
+        filled = 2 * self.trajectories * self.longest // length + 1
+        room = -(-min(self.trajectories, filled) // self.rows)
+        return room * max(1, -(-needed // (room * self.rows)))
+
+    def pieces(self, needed: int = 0) -> int:
+        """P of a batch of so many pieces: one of each trajectory, or a multiple of it."""
+        return self.trajectories * max(1, -(-needed // self.trajectories))
 
     def allowed(self, tokens: int) -> tuple[int, ...]:
         """The listed lengths that hold so many tokens.
@@ -198,15 +191,13 @@ def turn_batch(
       action: A of the batch; no piece has more.
     """
     L, R, forest, pieces = layout.length, shapes.rows, layout.forest, layout.pieces
-    # Segments can outnumber trajectories: whole multiples keep the list of shapes short.
-    M = shapes.microbatches * max(1, -(-len(pieces) // (shapes.microbatches * R)))
-    P = M * R
-    tokens, depth = (np.zeros((P, L), np.int32) for _ in range(2))
-    end = np.tile(np.arange(1, L + 1, dtype=np.int32), (P, 1))
+    M, P = shapes.microbatches(L, len(forest.tokens)), shapes.pieces(len(pieces))
+    tokens, depth = (np.zeros((M * R, L), np.int32) for _ in range(2))
+    end = np.tile(np.arange(1, L + 1, dtype=np.int32), (M * R, 1))
     for row, sources in enumerate(zip(forest.tokens, forest.depth, forest.end, strict=True)):
         for target, source in zip((tokens, depth, end), sources, strict=True):
             target[row, : source.size] = source
-    predicted = _Predicted(P, L)
+    predicted = Predicted(M * R, L)
     slot, mask = np.zeros((P, action), np.int32), np.zeros((P, action), np.float32)
     padded = {name: np.zeros((P, action), _KINDS.get(name, np.float32)) for name in known}
     trajectory = np.full(P, rows.trajectories, np.int32)
@@ -235,7 +226,7 @@ def turn_batch(
     )
 
 
-class _Predicted:
+class Predicted:
     """The tokens of rows that are predicted, each once however many pieces share it."""
 
     def __init__(self, rows: int, length: int):
@@ -255,81 +246,6 @@ class _Predicted:
         self.target[row, first : first + count] = token_A[new_A]
         self._count[row] += count
         return row * self.target.shape[1] + self._slot[row, index_A]
-
-
-def refresh_batch(
-    rows: Rows,
-    layout: Layout,
-    previous: Sequence[Piece],
-    shapes: Shapes,
-    old_logp: Sequence[np.ndarray],
-) -> tuple[RefreshBatch, list[Piece]]:
-    """The refresh that the step laid out does for the step on `previous` before it.
-
-    Returns: the refresh, and the previous pieces that it cannot hold: those that do not continue a
-      piece of this step, all pieces of a trajectory that has several in one step (their ratios
-      multiply first), those longer than the shortest listed length, and those for which a row has
-      no chunk left.
-    """
-    C, R, A = shapes.lengths[0], shapes.rows, shapes.action
-    Q = 1 + 2 * layout.length // C
-    M = shapes.microbatches * max(1, -(-len(layout.pieces) // (shapes.microbatches * R)))
-    P = shapes.microbatches * R * max(1, -(-len(previous) // (shapes.microbatches * R)))
-    place_of = {piece.segment: place for place, piece in enumerate(layout.pieces)}
-    alone = _alone(rows, layout.pieces) & _alone(rows, previous)
-
-    def continues(piece: Piece) -> bool:
-        place = place_of.get(piece.segment)
-        if place is None or int(rows.trajectory_S[piece.segment]) not in alone:
-            return False
-        return 0 < piece.end - layout.pieces[place].end < C
-
-    tokens, depth, at = (np.zeros((M, Q, R, C), np.int32) for _ in range(3))
-    end = np.tile(np.arange(1, C + 1, dtype=np.int32), (M, Q, R, 1))
-    predicted = _Predicted(M * Q * R, C)
-    slot, mask = np.zeros((P, A), np.int32), np.zeros((P, A), np.float32)
-    old, trajectory = np.zeros((P, A), np.float32), np.full(P, rows.trajectories, np.int32)
-    used: Counter[int] = Counter()  # tokens of each row's chunks, spaces at their ends included
-    left: list[Piece] = []
-    for place, piece in enumerate(previous):
-        if not continues(piece):
-            left.append(piece)
-            continue
-        now = layout.pieces[place_of[piece.segment]]
-        start, size = now.end - 1, piece.end - now.end + 1
-        row = int(layout.forest.row_S[place_of[piece.segment]])
-        chunk, first = divmod(used[row], C)
-        if first + size > C:
-            chunk, first = chunk + 1, 0
-        if chunk == Q:
-            left.append(piece)
-            continue
-        used[row] = chunk * C + first + size
-        where = (row // R, chunk, row % R, slice(first, first + size))
-        tokens[where] = rows.tokens[piece.segment][start : piece.end]
-        depth[where] = np.arange(start, piece.end)
-        end[where] = first + size
-        at[where] = layout.forest.index[place_of[piece.segment]][start - 1]
-        index_A = first + piece.position_A - start
-        count = piece.position_A.size
-        flat = np.ravel_multi_index(where[:3], (M, Q, R))
-        target_A = rows.tokens[piece.segment][piece.position_A]
-        slot[place, :count] = predicted.slots(int(flat), index_A, index_A - 1, target_A)
-        mask[place, :count] = 1
-        old[place, :count] = old_logp[piece.segment][piece.position_A]
-        trajectory[place] = rows.trajectory_S[piece.segment]
-    chunks = np.zeros(M, np.int32)
-    for row, count in used.items():
-        chunks[row // R] = max(chunks[row // R], -(-count // C))
-    fold = lambda x: x.reshape(M, Q, R, C)  # noqa: E731
-    arrays = (tokens, depth, end, at, fold(predicted.parent), fold(predicted.target))
-    return RefreshBatch(*arrays, slot, mask, trajectory, old, chunks), left
-
-
-def _alone(rows: Rows, pieces: Sequence[Piece]) -> set[int]:
-    """The trajectories that have exactly one of these pieces."""
-    count = Counter(int(rows.trajectory_S[piece.segment]) for piece in pieces)
-    return {trajectory for trajectory, times in count.items() if times == 1}
 
 
 def empty_layout(length: int) -> Layout:

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.learner.batching import Rows, empty_batch, empty_layout, refresh_batch
+from seeupo_jax.learner.batching import Rows, empty_batch, empty_layout
 from seeupo_jax.learner.credit import compile_credit
 from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.types import TrainState
 
 
@@ -69,7 +70,7 @@ def compile_programs(
 
 def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
     """Of the whole trajectories, under the old and the reference policy, and by the critic."""
-    batch = empty_batch(rows, learner.shapes, length=length, action=length)
+    batch = empty_batch(rows, learner.shapes, length=length, action=learner.shapes.longest)
     yield _call(f"sweep/score {length}", learner.score, lambda state, _: (state.params, batch))
     # Mostly the same program again, which compiles nothing; not where it lies in other memory.
     yield _call(f"sweep/reference {length}", learner.score, lambda _, params: (params, batch))

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from seeupo_jax.learner.batching import Piece, Rows, lay_out, pieces_of, refresh_batch
+from seeupo_jax.learner.batching import Piece, Rows, lay_out, pieces_of
 from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.learner.sweep_pass import (
     Pass,
     Step,

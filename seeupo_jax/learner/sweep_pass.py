@@ -115,7 +115,7 @@ def start_pass(
     """
     pieces = all_actions(rows)
     layout = lay_out(rows, pieces, learner.shapes, learner.shapes.long)
-    batch = turn_batch(rows, layout, learner.shapes, {}, action=layout.length)
+    batch = turn_batch(rows, layout, learner.shapes, {}, action=learner.shapes.longest)
 
     def ragged(found_PA: jax.Array) -> list[np.ndarray]:
         numbers = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]

@@ -18,10 +18,10 @@ from seeupo_jax.algorithms.surrogate import (
     turn_ratio,
     update_weight,
 )
-from seeupo_jax.learner.batching import RefreshBatch
 from seeupo_jax.learner.critic import Critic, piece_loss, row_value
 from seeupo_jax.learner.layout import on_device
 from seeupo_jax.learner.optimizer import apply_update
+from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.rows import microbatch, of_pieces, own, row_hidden, take
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.attention import KeyValues, Past, Tree

@@ -152,16 +152,16 @@ def test_a_score_matrix_and_whole_logits_are_found(f, setup):
 
 @needs_libtpu
 def test_the_search_finds_the_last_size_that_fits(setup, monkeypatch):
-    for most, wanted in ((0, None), (2, 2), (5, 4), (8, 8), (100, 8)):
+    for most, wanted in ((0, None), (512, 512), (1500, 1024), (2048, 2048), (9999, 2048)):
         tried = []
 
-        def fit(_, rows, most=most, tried=tried):
-            tried.append(rows)
-            return rows <= most
+        def fit(_, tokens, most=most, tried=tried):
+            tried.append(tokens)
+            return tokens <= most
 
-        monkeypatch.setattr(search, "_rows_fit", fit)
-        assert search.search(setup, {})["batching.microbatch_rows"] == wanted
-        assert len(tried) <= 2  # of 2, 4 and 8
+        monkeypatch.setattr(search, "_tokens_fit", fit)
+        assert search.search(setup, {})["batching.microbatch_tokens"] == wanted
+        assert len(tried) <= 2  # of 512, 1024 and 2048
 
 
 @needs_libtpu
@@ -186,7 +186,10 @@ def test_the_cache_takes_what_the_programs_leave(setup):
         (["--topology=v5e:3x3"], "--topology: got 'v5e:3x3'; allowed for v5e: 1x1, 2x2"),
         (["--topology=v9:2x2"], "--topology: got 'v9:2x2'; allowed: CHIP:SHAPE as in v5p:4x4x4"),
         (["--config.mesh.fsdp=3"], "config.mesh: got .* allowed: a product of 4"),
-        (["--config.batching.microbatch_rows=3"], "a multiple of the 2 devices that rows are"),
+        (
+            ["--config.rollout.tasks=3", "--config.rollout.group_size=1"],
+            "a multiple of the 2 devices",
+        ),
         (["--config.model.path=somewhere/GPT-5"], "allowed without its files: .* Qwen3-14B"),
         (["--config.rollout.grammar=tool_calls"], "none where the model's tokenizer is not here"),
         (["--programs=sweep/turm"], "--programs: got 'sweep/turm'; allowed: sweep/score, sweep"),

@@ -14,9 +14,10 @@ from seeupo_jax import config
 from seeupo_jax.aot import flops
 from seeupo_jax.aot.flops import Pass
 from seeupo_jax.learner import update
-from seeupo_jax.learner.batching import Rows, Shapes, empty_batch, empty_layout, refresh_batch
+from seeupo_jax.learner.batching import Rows, Shapes, empty_batch, empty_layout
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.policy import kernels, paged
 from seeupo_jax.policy.architecture import Architecture, Lora, Moe
 from seeupo_jax.policy.network import abstract, trainable
@@ -44,7 +45,7 @@ def traced_step(arch, rows, length, action, refresh, share=True):
     params, frozen = trainable(network, shapes)
     optimizer = make_optimizer(config.Optimizer(), total_steps=10)
     state = TrainState(params, jax.eval_shape(optimizer.init, params), SCALAR, SCALAR)
-    lengths = Shapes((max(refresh, 1), length), action, rows, microbatches=1, share=share)
+    lengths = Shapes((max(refresh, 1), length), action, rows, rows, share=share)
     nobody = Rows((), (), (), np.zeros(0, np.int32), np.zeros(0, np.int32), 16, 0)
     learner = Learner(network, optimizer, config.Algorithm(), lengths, 0.9)
     batch = empty_batch(nobody, lengths, learner.known, length=length, action=action)

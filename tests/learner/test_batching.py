@@ -11,15 +11,15 @@ from seeupo_jax.learner.batching import (
     empty_batch,
     lay_out,
     pieces_of,
-    refresh_batch,
     turn_batch,
 )
+from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.types import NOTHING, Segment, Trajectory
 
 # Two turns of two tokens and of one, an observation between them and one after; a turn alone; a
 # failure; a segment each for turns 0 and 1.
 TURNS = [[[-1, 0, 0, -1, 1, -1]], [[-1, -1, 0]], [[-1, 0, -1, 1, -1, 2]], [[-1, 0], [-1, -1, 1]]]
-SHAPES = Shapes((4, 8), action=3, rows=2, microbatches=2)
+SHAPES = Shapes((4, 8), action=3, rows=2, trajectories=4)
 
 
 def trajectories(turns=TURNS, failed=(2,), tokens=None):
@@ -71,7 +71,7 @@ def test_a_batch_by_hand():
     turns = [[[-1, -1, 0, 0]], [[-1, -1, -1, 0]], [[-1, -1, 0]]]
     tokens = [[[1, 2, 3, 4]], [[1, 2, 5, 6]], [[1, 7, 8]]]
     rows = Rows.of(trajectories(turns, failed=(), tokens=tokens))
-    shapes = Shapes((8,), action=2, rows=1, microbatches=3)
+    shapes = Shapes((8,), action=2, rows=1, trajectories=3)
     _, batch = batch_of(rows, (0,), shapes, action=2, importance=True)
     assert batch.tokens_MRL.shape == (3, 1, 8) and batch.microbatches == 1
     # In pre-order: 1, below it 2 with 3 4 and 5 6, then 7 with 8.
@@ -100,7 +100,7 @@ def test_a_batch_by_hand():
 def test_an_action_that_two_members_share_is_predicted_once():
     turns, tokens = [[[-1, 0, 0]]] * 2, [[[1, 2, 3]], [[1, 2, 4]]]
     rows = Rows.of(trajectories(turns, failed=(), tokens=tokens))
-    _, batch = batch_of(rows, (0,), Shapes((4,), action=2, rows=1, microbatches=2), action=2)
+    _, batch = batch_of(rows, (0,), Shapes((4,), action=2, rows=1, trajectories=2), action=2)
     np.testing.assert_array_equal(batch.target_MRX[0, 0], [2, 3, 4, NOTHING])
     np.testing.assert_array_equal(batch.parent_MRX[0, 0, :3], [0, 1, 1])
     np.testing.assert_array_equal(batch.slot_PA, [[0, 1], [0, 2]])
@@ -113,7 +113,7 @@ def test_groups_share_nothing_and_no_group_does_where_it_should_not():
         for i, t in enumerate(trajectories(turns, failed=(), tokens=tokens))
     ]
     for share, computed in [(True, 6), (False, 8)]:
-        shapes = Shapes((8,), action=1, rows=1, microbatches=4, share=share)
+        shapes = Shapes((8,), action=1, rows=1, trajectories=4, share=share)
         layout, _ = batch_of(Rows.of(made), (0,), shapes, action=1)
         assert layout.tokens == computed
 
@@ -174,10 +174,10 @@ def test_every_sampled_token_is_predicted_in_one_turns_batch_from_all_that_prece
 
 
 def test_lengths_come_from_the_list():
-    shapes = Shapes((4, 8, 16, 32), action=3, rows=2, microbatches=2)
+    shapes = Shapes((4, 8, 16, 32), action=3, rows=2, trajectories=4)
     allowed = [shapes.allowed(n)[0] for n in (1, 4, 5, 8, 9, 32)]
     assert allowed == [4, 4, 8, 8, 16, 32] and shapes.allowed(9) == (16, 32)
-    assert shapes.long == (16, 32) and Shapes((4,), 3, 2, 2).long == (4,)
+    assert shapes.long == (16, 32) and Shapes((4,), 3, 2, 4).long == (4,)
 
 
 def test_the_length_is_that_which_computes_least():
@@ -186,14 +186,14 @@ def test_the_length_is_that_which_computes_least():
     pieces = pieces_of(rows, (0,))
     wanted = {(5, 8): 5, (8, 10): 10, (6, 16): 6, (4, 16, 32): 16}  # 20, 20, 24 and 32 tokens
     for lengths, length in wanted.items():
-        shapes = Shapes(lengths, action=1, rows=2, microbatches=2)
+        shapes = Shapes(lengths, action=1, rows=2, trajectories=4)
         assert lay_out(rows, pieces, shapes).length == length
 
 
 @pytest.mark.parametrize("pieces, microbatches, used", [(0, 2, 0), (3, 2, 1), (9, 6, 3)])
 def test_the_number_of_microbatches_is_a_multiple_of_the_listed_one(pieces, microbatches, used):
     rows = Rows.of(trajectories([[[-1, 0]]] * pieces, failed=()))
-    shapes = Shapes((4,), action=3, rows=2, microbatches=2)
+    shapes = Shapes((4,), action=3, rows=2, trajectories=4)
     if pieces:
         _, batch = batch_of(rows, (0,), shapes)
     else:
@@ -244,7 +244,7 @@ def test_a_refresh_by_hand():
 def test_continuations_of_one_row_share_a_chunk_as_long_as_they_fit():
     turns = [[[-1, 0, 1]], [[-1, 0, 1]], [[-1, 0, -1, 1]], [[-1, 0, 1]]]
     rows = Rows.of(trajectories(turns, failed=()))
-    shapes = Shapes((4, 8), action=3, rows=1, microbatches=4)
+    shapes = Shapes((4, 8), action=3, rows=1, trajectories=4)
     layout, refresh, left = refresh_of(rows, now=(0,), before=(1,), shapes=shapes)
     assert layout.forest.row_S.tolist() == [0] * 4 and left == []
     assert refresh.chunks_M.tolist() == [3, 0, 0, 0]  # 2 + 2, 3, and 2 tokens
@@ -271,7 +271,7 @@ def test_a_refresh_leaves_out_what_a_row_has_no_chunk_for():
     # A row of 8 has five chunks of 4, and six pieces that fill one each.
     turns, tokens = [[[-1, 0, -1, -1, 1]]] * 6, [[[1, 2, 10 + i, 3, 4]] for i in range(6)]
     rows = Rows.of(trajectories(turns, failed=(), tokens=tokens))
-    shapes = Shapes((4, 8), action=3, rows=1, microbatches=6)
+    shapes = Shapes((4, 8), action=3, rows=1, trajectories=6)
     _, refresh, left = refresh_of(rows, now=(0,), before=(1,), shapes=shapes)
     assert left == [(5, [4])] and refresh.chunks_M.tolist() == [5, 0, 0, 0, 0, 0]
 
@@ -322,4 +322,4 @@ def test_a_refresh_and_what_it_leaves_are_the_previous_step(order, make):
 
 def test_a_row_longer_than_every_listed_length_is_told():
     with pytest.raises(ValueError, match="a row has 9 tokens; allowed: at most 8"):
-        Shapes((4, 8), action=4, rows=1, microbatches=1).allowed(9)
+        Shapes((4, 8), action=4, rows=1, trajectories=1).allowed(9)

@@ -34,7 +34,7 @@ from seeupo_jax.policy.network import split, trainable
 from seeupo_jax.telemetry.compilation import Compilations
 from seeupo_jax.types import CriticState
 
-SHAPES = Shapes((32,), action=16, rows=4, microbatches=3, turns=4)
+SHAPES = Shapes((32,), action=16, rows=4, trajectories=12, turns=4)
 KINDS = ["head", "model"]
 # One step on every turn, each an action with a ratio of its own, averaged by actions.
 BY_ACTION = {"order": "parallel", "turns_per_update": 1, "loss_mean": "action"}

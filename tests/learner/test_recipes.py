@@ -18,7 +18,7 @@ from seeupo_jax.learner.credit import assign_credit
 from seeupo_jax.types import Trajectory, learnable
 
 # One length, and room for all of a trajectory's actions: one program a recipe at the most.
-SHAPES = Shapes((32,), action=16, rows=4, microbatches=3, turns=4)
+SHAPES = Shapes((32,), action=16, rows=4, trajectories=12, turns=4)
 EACH = [(0,), (1,), (2,), (3,)]
 REVERSE = EACH[::-1]
 ALL = [(0, 1, 2, 3)]

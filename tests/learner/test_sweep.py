@@ -228,9 +228,9 @@ def test_a_turn_that_nobody_has_takes_no_step():
 @pytest.mark.parametrize(
     "shapes",
     [
-        Shapes((8, 48), action=16, rows=1, microbatches=9),
-        Shapes((32,), action=8, rows=2, microbatches=5),
-        Shapes((8, 32), action=8, rows=5, microbatches=1),
+        Shapes((8, 48), action=16, rows=1, trajectories=9),
+        Shapes((32,), action=8, rows=2, trajectories=10),
+        Shapes((8, 32), action=8, rows=5, trajectories=5),
     ],
     ids=lambda shapes: f"{shapes.rows} rows, {shapes.lengths}",
 )
@@ -376,7 +376,7 @@ def test_programs_compiled_ahead_are_all_that_a_sweep_needs(choices):
 
 def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device():
     mesh = make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
-    shapes = Shapes((8, 32), action=8, rows=4, microbatches=2)
+    shapes = Shapes((8, 32), action=8, rows=4, trajectories=8)
     network, params = cases.policy()
     placed = param_shardings(mesh, network.logical_axes(), params)
     everywhere = sharding(mesh, ())

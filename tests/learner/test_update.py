@@ -15,9 +15,9 @@ from seeupo_jax.learner.batching import (
     empty_layout,
     lay_out,
     pieces_of,
-    refresh_batch,
     turn_batch,
 )
+from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.types import NOTHING
 
 LEARNER = cases.learner()

@@ -175,7 +175,7 @@ def test_a_demonstration_has_a_segment_for_every_history_that_the_template_rewri
         before = thinker.begin(shown.messages[: 2 * turn + 1], TOOLS).tokens
         assert segment.tokens_L.tolist() == before + action
         assert segment.turn_L.tolist() == [CONTEXT] * len(before) + [turn] * len(action)
-    shapes = Shapes((256, 512), action=16, rows=2, microbatches=1)
+    shapes = Shapes((256, 512), action=16, rows=2, trajectories=2)
     batch = next(Batches([shown] * 4, thinker, shapes, batch_size=2, seed=0).from_step(0))
     # Two demonstrations, four rows: each action once a demonstration.
     tokens = [len(thinker.action(text)) for text in ("find", "A")] * 2
@@ -193,7 +193,7 @@ def demonstrations():
     return made
 
 
-SHAPES = Shapes((16, 48), action=16, rows=2, microbatches=1)
+SHAPES = Shapes((16, 48), action=16, rows=2, trajectories=2)
 
 
 def batches(seed=3, shapes=SHAPES):
@@ -276,7 +276,7 @@ def test_a_stage_learns_its_demonstrations():
     )
     network, params = split(Transformer(arch, nnx.Rngs(0)))
     stage = config.WarmStartStage(steps=80, learning_rate=0.03)
-    shapes = Shapes((48,), action=8, rows=2, microbatches=1)
+    shapes = Shapes((48,), action=8, rows=2, trajectories=2)
     seen = []
     on_step = lambda step, loss: seen.append((step, loss))  # noqa: E731
     train_stage(network, params, stage, batches(shapes=shapes), on_step=on_step, steps=60)
@@ -289,7 +289,7 @@ def test_demonstrations_longer_than_the_longest_row_are_cut_and_counted():
     roles = ("user", "assistant", "tool", "assistant")
     contents = ("a", "b", "c" * 60, "d")
     messages = tuple({"role": r, "content": c} for r, c in zip(roles, contents, strict=True))
-    shapes = Shapes((24,), action=8, rows=2, microbatches=1)
+    shapes = Shapes((24,), action=8, rows=2, trajectories=2)
     cut = Batches([Demonstration(messages)] * 4, tokenizer(), shapes, batch_size=2, seed=0)
     batch = next(cut.from_step(0))
     first_action = len(tokenizer().action("b"))
@@ -298,6 +298,6 @@ def test_demonstrations_longer_than_the_longest_row_are_cut_and_counted():
 
 
 def test_prompts_that_fill_the_longest_row_are_told():
-    full = batches(shapes=Shapes((3,), action=8, rows=2, microbatches=1))
+    full = batches(shapes=Shapes((3,), action=8, rows=2, trajectories=2))
     with pytest.raises(ValueError, match="begin with more than 3 tokens"):
         next(full.from_step(0))
