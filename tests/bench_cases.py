@@ -33,7 +33,7 @@ def small(tmp_path_factory):
         "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
         "jax_persistent_cache_min_compile_time_secs": 0.1,
     }
-    before = {name: jax.config.read(name) for name in cache}
+    before = {name: getattr(jax.config, name) for name in cache}
     _use_cache(cache)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "devices", lambda *_: every[:1])

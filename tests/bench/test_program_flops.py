@@ -6,7 +6,7 @@ import numpy as np
 
 from seeupo_jax.bench.program_flops import Flops, Passes, Trips, count
 from seeupo_jax.bench.recorder import Call, trips
-from seeupo_jax.learner.batching import RefreshBatch
+from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.types import NOTHING, TurnBatch
 

@@ -9,7 +9,7 @@ from learner_cases import quick_compilation  # noqa: F401
 from seeupo_jax.bench import choices, models, trajectories, workloads
 from seeupo_jax.bench.ours import OurSweeps
 from seeupo_jax.bench.recorder import trips
-from seeupo_jax.policy.tree_attention import block_for
+from seeupo_jax.policy.tree_attention import _block_for
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def by_hand(call, arch):
     projections = (2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24) * (3 if step else 1)
     # The head, 64x16; of more than 256 tokens logits come in chunks, and again backwards.
     head = 64 * 16 * found.rows.predicting * ((3 if R * L <= 256 else 4) if step else 1)
-    block = block_for(SMALL["heads"])
+    block = _block_for(SMALL["heads"])
     few = block >= L
     visited = R * L * L if few else R * -(-L // block) * found.rows.visits * block**2
     # Scores and sums of values; backwards four more products, and with blocks the scores again.
