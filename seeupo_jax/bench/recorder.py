@@ -79,7 +79,9 @@ class Recorder:
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x))
+    # Laid out as it was: the program that ran is not traced again.
+    where = x.sharding if isinstance(x, jax.Array) else None
+    return jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x), sharding=where)
 
 
 def flops(calls: list[Call], arch: Architecture, platform: str) -> dict[str, Flops]:
