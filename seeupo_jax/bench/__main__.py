@@ -3,12 +3,12 @@
     python -m seeupo_jax.bench update    [--workload=bfcl] [--model=tiny] [--json=OUT]
     python -m seeupo_jax.bench rollout   [--workload=bfcl] [--model=tiny] [--json=OUT]
     python -m seeupo_jax.bench iteration [--workload=bfcl] [--model=tiny] [--json=OUT]
-    python -m seeupo_jax.bench all       [--results=docs/benchmarks] [--output=docs/benchmarks.md]
+    python -m seeupo_jax.bench all       [--suite=cpu] [--results=docs/benchmarks]
     python -m seeupo_jax.bench report    [--results=docs/benchmarks] [--output=docs/benchmarks.md]
 
 The first three measure; `--help` after one tells its flags. `all` runs the list of them that the
-page is made of, leaving out what has its figures already, and then does as `report`, which writes
-the page from the figures there are.
+page is made of (`--suite=accelerator`: one for a GPU or a TPU), leaving out what has its figures
+already, and then does as `report`, which writes the page from the figures there are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from seeupo_jax.cli import use_compilation_cache  # noqa: E402
 from seeupo_jax.errors import sentence_errors  # noqa: E402
 
 BENCHMARKS = {"update": update.run, "rollout": rollout.run, "iteration": iteration.run}
-PAGES = {"all": suite.run, "report": report.run}
+PAGES = {"all": suite, "report": report}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -38,8 +38,9 @@ def main(argv: Sequence[str]) -> None:
             prog=f"python -m seeupo_jax.bench {name}", description=__doc__, allow_abbrev=False
         )
         if name in PAGES:
-            report.add_flags(parser)
-            PAGES[name](parser.parse_args(argv[2:]))
+            page = PAGES[name]
+            page.add_flags(parser)
+            page.run(parser.parse_args(argv[2:]))
         elif name in BENCHMARKS:
             add_flags(parser, name)
             given = parser.parse_args(argv[2:])

@@ -3,8 +3,9 @@
 import pytest
 
 from seeupo_jax.bench import __main__ as command
+from seeupo_jax.bench.models import MODELS
 from seeupo_jax.bench.settings import CONTENDERS, Parser, Settings, add_flags, check_json, read
-from seeupo_jax.bench.suite import COMMANDS
+from seeupo_jax.bench.suite import SUITES
 from seeupo_jax.bench.switches import SWITCHES, chosen
 from seeupo_jax.bench.workloads import WORKLOADS
 
@@ -30,9 +31,10 @@ def test_flags_come_back_as_they_were_given():
 
 
 def test_every_command_of_the_page_is_one():
-    for name, line in COMMANDS.items():
+    for name, line in [pair for suite in SUITES.values() for pair in suite.items()]:
         settings = parsed(line)
-        assert settings.workload in WORKLOADS and chosen(settings.without) is not None, name
+        assert settings.workload in WORKLOADS and settings.model in MODELS, name
+        chosen(settings.without)
 
 
 def test_all_techniques_are_named_by_one_word():
@@ -56,6 +58,7 @@ def test_all_techniques_are_named_by_one_word():
         ("update --workload=chat", "--workload: got 'chat'; allowed: bfcl"),
         ("update --without=x", "--without: got 'x'; allowed: all, share_prefixes"),
         ("iteration --torch=none", "--torch: got none; allowed: a way to run"),
+        ("all --suite=tpu", "--suite: got 'tpu'; allowed: cpu, accelerator."),
         ("report --results=/nowhere", "--results: got /nowhere; allowed: a folder with figures"),
     ],
 )

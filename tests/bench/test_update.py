@@ -8,7 +8,7 @@ from bench_cases import SETTINGS, small  # noqa: F401
 from learner_cases import quick_compilation  # noqa: F401
 
 from seeupo_jax.bench import __main__ as command
-from seeupo_jax.bench import iteration, report, rollout, update
+from seeupo_jax.bench import iteration, report, rollout, suite, update
 from seeupo_jax.bench.update import OURS
 
 EAGER = update.torch_name("eager")
@@ -101,3 +101,24 @@ def test_files_of_other_kinds_are_refused(tmp_path):
     (tmp_path / "x.json").write_text('{"benchmark": "chess"}')
     with pytest.raises(ValueError, match="x.json, which is no bench run's"):
         report.read(tmp_path)
+
+
+def test_the_list_is_gone_on_with_and_ends_with_the_page(tmp_path, monkeypatch):
+    """What has its figures is left out; a failure keeps those of before."""
+    ran = []
+
+    def measure(command, file):
+        ran.append(file.stem)
+        if len(ran) == 3:
+            raise ValueError("bench all: broken")
+        file.write_text("{}")
+
+    written = []
+    monkeypatch.setattr(suite, "measure", measure)
+    monkeypatch.setattr(report, "run", written.append)
+    line = ["bench", "all", f"--results={tmp_path / 'new'}"]
+    with pytest.raises(SystemExit):
+        command.main(line)
+    assert not written
+    command.main(line)
+    assert ran[3:] == list(suite.CPU)[2:] and len(written) == 1
