@@ -165,6 +165,18 @@ def test_the_search_finds_the_last_size_that_fits(setup, monkeypatch):
 
 
 @needs_libtpu
+@pytest.mark.parametrize("sizes, wanted", [((2, 512), {"none"}), ((64, 32_768), {"dots", "full"})])
+def test_recomputation_is_chosen_by_the_memory_of_the_chip(sizes, wanted):
+    rows, length = sizes
+    choices = ["model.remat=auto", f"batching.microbatch_rows={rows}", f"rollout.tasks={rows}"]
+    choices += [f"rollout.max_context={length}", f"batching.buckets=({length},)"]
+    choices += ["rollout.concurrency=2"]
+    found = prepare(load_config(SMALL, choices), chips.parse_topology("v5e:2x2"))
+    assert found.arch.remat in wanted
+    assert found.config.model.remat == "auto"  # a search for more rows chooses anew
+
+
+@needs_libtpu
 def test_the_cache_takes_what_the_programs_leave(setup):
     usable = chips.usable_hbm(setup.mesh.devices.flat[0])
     plan = setup.engine.plan
