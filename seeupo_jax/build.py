@@ -15,7 +15,7 @@ from seeupo_jax import envs
 from seeupo_jax.config import Config
 from seeupo_jax.envs import Demonstrator
 from seeupo_jax.envs.pool import EnvPool
-from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.batching import Shapes, eighths
 from seeupo_jax.learner.critic import critic_optimizer, make_critic
 from seeupo_jax.learner.layout import (
     abstract_state,
@@ -317,13 +317,10 @@ def build_shapes(config: Config, spread: int, trajectories: int) -> Shapes:
       spread: over how many devices rows are spread; a microbatch has one on each.
     """
     rollout, batching = config.rollout, config.batching
-    longest = max(rollout.max_context, batching.microbatch_tokens)
-    unit = 128 if longest >= 1024 else 16  # the blocks of attention kernels; what short rows need
-    eighth = unit * -(-longest // (8 * unit))
     algorithm, turns = config.algorithm, rollout.max_turns
     turns = turns if algorithm.order == "parallel" else algorithm.span(turns)
     return Shapes(
-        lengths=batching.buckets or tuple(eighth * i for i in range(1, 9)),
+        lengths=batching.buckets or eighths(max(rollout.max_context, batching.microbatch_tokens)),
         context=rollout.max_context,
         action=min(rollout.max_action_tokens * turns, rollout.max_context),
         rows=spread,

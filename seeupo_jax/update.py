@@ -39,6 +39,7 @@ from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_pass import Step
 from seeupo_jax.parallel.mesh import make_mesh, row_shards
 from seeupo_jax.policy.weights import inspect
+from seeupo_jax.remat import choose_remat
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
 
 ITERATION = 1
@@ -173,6 +174,7 @@ def prepare(
     check_offload(config.offload, mesh.local_devices[0])
     build.check_layout(config, mesh)
     make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    config, _ = choose_remat(config, mesh)
     left_out = int(np.sum(~learnable(trajectories)))
     if left_out:
         log(

@@ -75,6 +75,12 @@ def all_actions(rows: Rows) -> list[Piece]:
     return pieces_of(rows, range(rows.turns))
 
 
+def eighths(longest: int) -> tuple[int, ...]:
+    """Row lengths to choose from: multiples of an eighth, whole blocks of attention kernels."""
+    unit = 128 if longest >= 1024 else 16
+    return tuple(unit * -(-longest // (8 * unit)) * i for i in range(1, 9))
+
+
 @dataclass(frozen=True)
 class Shapes:
     """The short list of shapes that batches are padded to: each is one compiled program.

@@ -9,6 +9,7 @@ from learner_cases import quick_compilation  # noqa: F401
 from seeupo_jax.bench import choices, models, trajectories, workloads
 from seeupo_jax.bench.ours import OurSweeps
 from seeupo_jax.bench.recorder import trips
+from seeupo_jax.policy.attention import FEW_QUERIES
 from seeupo_jax.policy.tree_attention import _block_for
 
 
@@ -32,10 +33,9 @@ def by_hand(call, arch):
     tokens = found.microbatches * R * L
     # q 16x16, k and v 16x8, out 16x16, three of 16x24; forwards, and twice as much backwards.
     projections = (2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24) * (3 if step else 1)
-    # The head, 64x16; of more than 256 tokens logits come in chunks, and again backwards.
-    head = 64 * 16 * found.rows.predicting * ((3 if R * L <= 256 else 4) if step else 1)
+    head = 64 * 16 * found.rows.predicting * (3 if step else 1)
     block = _block_for(SMALL["heads"])
-    few = block >= L
+    few = L <= FEW_QUERIES
     visited = R * L * L if few else R * -(-L // block) * found.rows.visits * block**2
     # Scores and sums of values; backwards four more products, and with blocks the scores again.
     products = 2 + (0 if not step else 4 if few else 5)
