@@ -6,7 +6,9 @@ weights M and parameters, or nothing is timed. The second tells its memory. Then
 
 from __future__ import annotations
 
+import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +79,11 @@ def run(settings: Settings) -> dict[str, Any]:
         for name, switch in switches.items():
             contenders[without_name(name)] = OurSweeps(model, lines, values, switch)
         contenders |= torch_sweeps(model, lines, values, settings, device)
+    started = time.perf_counter()
     contest = _Contest(settings, work, arch, device, contenders, {name: {} for name in contenders})
     verified = _verify(contest)
     _measure_memory(contest)
+    _tell("checked, counted and weighed", started)
     timings = alternate(
         {name: lambda _, each=each: each.run() for name, each in contenders.items()},
         settings.repeats,
@@ -114,12 +118,15 @@ def _verify(contest: _Contest) -> dict[str, Any]:
     start = ours.tensors()
     outcome, found = None, {}
     for name, contender in contest.contenders.items():
+        began = time.perf_counter()
         if isinstance(contender, OurSweeps):
             done, calls = contender.recorded()
+            _tell(f"{name}: first sweep, compiled", began)
             contest.figures[name] |= _costs(contender, calls)
         else:
             contender.run()
             done = contender.outcome()
+            _tell(f"{name}: first sweep", began)
             contest.figures[name]["positions"] = contender.positions
         if outcome is None:
             outcome = done
@@ -130,6 +137,10 @@ def _verify(contest: _Contest) -> dict[str, Any]:
         "differences": found,
         "moved": check.moved(start, outcome),
     }
+
+
+def _tell(what: str, began: float) -> None:
+    print(f"{what} in {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
 
 
 def _costs(contender: OurSweeps, calls: list[Any]) -> dict[str, Any]:
