@@ -48,6 +48,6 @@ def get_config() -> ConfigDict:
             },
         ],
     }
-    config.batching = {"microbatch_tokens": 1024}
+    config.batching = {"microbatch_tokens": 512}
     config.evaluation = {"split": "test", "tasks": 128, "k": 4}
     return config

@@ -311,11 +311,7 @@ def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
 
 
 def build_shapes(config: Config, spread: int, trajectories: int) -> Shapes:
-    """The sweep's shapes for iterations of so many trajectories.
-
-    Args:
-      spread: over how many devices rows are spread; a microbatch has one on each.
-    """
+    """The sweep's shapes for iterations of so many trajectories; a microbatch has `spread` rows."""
     rollout, batching = config.rollout, config.batching
     algorithm, turns = config.algorithm, rollout.max_turns
     turns = turns if algorithm.order == "parallel" else algorithm.span(turns)

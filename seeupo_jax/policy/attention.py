@@ -20,7 +20,7 @@ from seeupo_jax.policy.tree_sight import Sight, seen
 SCORES_AT_ONCE, QUERIES_AT_LEAST = 2**24, 256
 # Queries below which GPU computes all pairs: the smaller part of a block of its kernel.
 FEWEST_QUERIES = 64
-FEW_QUERIES = 256  # of which skipping pairs of blocks by loops saves nothing on CPU
+FEW_QUERIES = 512  # of which skipping pairs of blocks by loops saves nothing on CPU
 NOWHERE = jnp.iinfo(jnp.int32).max  # the position of a key that no query may see
 _ATTENDED = "attended"  # what a chunk's queries saw: kept, where its scores are computed again
 
