@@ -313,10 +313,11 @@ def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
 def build_shapes(config: Config, spread: int, trajectories: int) -> Shapes:
     """The sweep's shapes for iterations of so many trajectories; a microbatch has `spread` rows."""
     rollout, batching = config.rollout, config.batching
-    algorithm, turns = config.algorithm, rollout.max_turns
+    algorithm, turns, tokens = config.algorithm, rollout.max_turns, batching.microbatch_tokens
+    tokens = max(2 * rollout.max_context, 1024) if tokens is None else tokens
     turns = turns if algorithm.order == "parallel" else algorithm.span(turns)
     return Shapes(
-        lengths=batching.buckets or eighths(max(rollout.max_context, batching.microbatch_tokens)),
+        lengths=batching.buckets or eighths(max(rollout.max_context, tokens)),
         context=rollout.max_context,
         action=min(rollout.max_action_tokens * turns, rollout.max_context),
         rows=spread,

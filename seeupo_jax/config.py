@@ -138,7 +138,8 @@ class Rollout:
 class Batching:
     """Shapes of the sweep's programs."""
 
-    microbatch_tokens: int = at_least(1, 2048)  # a device's, unless one conversation is longer
+    # Of one device, if no conversation is longer; none: twice the longest one, and 1024 at least.
+    microbatch_tokens: int | None = at_least(1, None)
     share_prefixes: bool = True  # what the members of a group have in common is computed once
     # Row lengths to pad to, instead of multiples of an eighth of the longest: a microbatch is one
     # row on each device (or on the devices that share a row).
