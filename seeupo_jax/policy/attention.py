@@ -20,7 +20,7 @@ from seeupo_jax.policy.tree_sight import Sight, seen
 SCORES_AT_ONCE, QUERIES_AT_LEAST = 2**24, 256
 # Queries below which GPU computes all pairs: the smaller part of a block of its kernel.
 FEWEST_QUERIES = 64
-FEW_QUERIES = 512  # of which skipping pairs of blocks by loops saves nothing on CPU
+FEW_KEYS = 512  # with which it saves no time on CPU to leave out pairs of blocks
 NOWHERE = jnp.iinfo(jnp.int32).max  # the position of a key that no query may see
 _ATTENDED = "attended"  # what a chunk's queries saw: kept, where its scores are computed again
 
@@ -141,7 +141,7 @@ def _seen(
 def _by_platform(*arrays: jax.Array, window: int | None) -> jax.Array:
     loops = functools.partial(_skipping, window=window, implementation="xla")
     whole = functools.partial(_seen, window=window)
-    if arrays[0].shape[1] <= FEW_QUERIES:
+    if arrays[1].shape[1] <= FEW_KEYS:
         return whole(*arrays)
     # A loop over small products is fast where they are computed one after the other anyway.
     return jax.lax.platform_dependent(*arrays, cpu=loops, default=whole)

@@ -13,7 +13,7 @@ from flax import nnx
 
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.attention import FEW_QUERIES, QUERIES_AT_LEAST, SCORES_AT_ONCE, KeyValues
+from seeupo_jax.policy.attention import FEW_KEYS, QUERIES_AT_LEAST, SCORES_AT_ONCE, KeyValues
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE, Network
 from seeupo_jax.policy.transformer import REMAT, Layer
 
@@ -146,7 +146,7 @@ def _in_whole(arch: Architecture, rows: int, length: int, platform: str) -> bool
 
 
 def _dense(arch: Architecture, length: int, platform: str) -> bool:
-    return arch.attention == "xla" and (platform != "cpu" or length <= FEW_QUERIES)
+    return arch.attention == "xla" and (platform != "cpu" or length <= FEW_KEYS)
 
 
 def _chunk(arch: Architecture, rows: int, length: int) -> int:

@@ -9,7 +9,7 @@ from learner_cases import quick_compilation  # noqa: F401
 from seeupo_jax.bench import choices, models, trajectories, workloads
 from seeupo_jax.bench.ours import OurSweeps
 from seeupo_jax.bench.recorder import trips
-from seeupo_jax.policy.attention import FEW_QUERIES
+from seeupo_jax.policy.attention import FEW_KEYS
 from seeupo_jax.policy.tree_attention import _block_for
 
 
@@ -34,13 +34,15 @@ def by_hand(call, arch):
     # q 16x16, k and v 16x8, out 16x16, three of 16x24; forwards, and twice as much backwards.
     projections = (2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24) * (3 if step else 1)
     head = 64 * 16 * found.rows.predicting * (3 if step else 1)
+    chunks = -(-R * L // 256)  # of tokens, all of one size
+    logits = found.microbatches * chunks * -(-R * L // chunks)
     block = _block_for(SMALL["heads"])
-    few = L <= FEW_QUERIES
+    few = L <= FEW_KEYS
     visited = R * L * L if few else R * -(-L // block) * found.rows.visits * block**2
     # Scores and sums of values; backwards four more products, and with blocks the scores again.
     products = 2 + (0 if not step else 4 if few else 5)
     attention = products * 2 * found.microbatches * visited * 16
-    return 2 * tokens * (projections + head), attention
+    return 2 * (tokens * projections + logits * head), attention
 
 
 def test_a_sweeps_flops_by_hand(sweeps):
