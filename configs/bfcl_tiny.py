@@ -48,7 +48,7 @@ def get_config() -> ConfigDict:
         "temperature": 1.0,
         "deterministic": True,  # its environments answer at once
     }
-    config.batching = {"microbatch_rows": 8, "buckets": (384, 640, 896, 1152, 1536)}
+    config.batching = {"microbatch_tokens": 3072}
     config.optimizer = {"name": "adam", "learning_rate": 3e-5}
     config.evaluation = {"every": 0, "tasks": 100, "k": 1, "extra_splits": ("train",)}
     config.checkpoint = {"every": 5}

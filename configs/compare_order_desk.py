@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
         "temperature": 1.0,
         "deterministic": True,  # its environments answer at once
     }
-    config.batching = {"microbatch_rows": 32, "buckets": (32, 48, 64, 80, 96, 128)}
+    config.batching = {"microbatch_tokens": 512}
     config.optimizer = {"name": "adam", "learning_rate": 2e-4}
     config.evaluation = {"every": 0, "split": "test", "tasks": 64, "k": 4}
     config.checkpoint = {"every": 10, "keep": 1, "keep_best": 0, "export": False}

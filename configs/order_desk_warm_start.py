@@ -48,6 +48,6 @@ def get_config() -> ConfigDict:
             },
         ],
     }
-    config.batching = {"microbatch_rows": 32, "buckets": (48, 56, 64, 72, 80, 96, 128)}
+    config.batching = {"microbatch_tokens": 512}
     config.evaluation = {"split": "test", "tasks": 128, "k": 4}
     return config

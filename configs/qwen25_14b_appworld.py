@@ -61,11 +61,7 @@ def get_config() -> ConfigDict:
         "mesh": {"data": -1, "tensor": 4},  # ours: every 4 chips hold the whole policy to decode
         "concurrency": 64,  # ours: AppWorld servers that run at once
     }
-    config.batching = {
-        "microbatch_rows": 16,  # ours: a row for each of 16 parts
-        # ours: lengths that splash attention takes in large blocks
-        "buckets": tuple(range(2_048, 16_385, 2_048)),
-    }
+    config.batching = {"microbatch_tokens": 16384}  # ours: of one device, the longest context
     config.evaluation = {
         "every": 5,  # [code]
         "split": "test",

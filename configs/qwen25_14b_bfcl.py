@@ -62,11 +62,7 @@ def get_config() -> ConfigDict:
         "temperature": 0.9,  # [code]
         "mesh": {"data": -1, "tensor": 4},  # ours: every 4 chips hold the whole policy to decode
     }
-    config.batching = {
-        "microbatch_rows": 16,  # ours: a row for each of 16 parts
-        # ours: lengths that splash attention takes in large blocks
-        "buckets": tuple(range(2_304, 18_433, 2_304)),
-    }
+    config.batching = {"microbatch_tokens": 18432}  # ours: of one device, the longest context
     config.evaluation = {
         "every": 5,  # [code]
         "split": "test",

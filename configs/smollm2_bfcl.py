@@ -43,7 +43,7 @@ def get_config() -> ConfigDict:
         "temperature": 0.7,
         "deterministic": True,
     }
-    config.batching = {"microbatch_rows": 1, "buckets": (4096, 6144)}
+    config.batching = {"microbatch_tokens": 6144}
     config.optimizer = {"name": "adamw", "learning_rate": 1e-5}
     config.evaluation = {"every": 0, "tasks": 1, "k": 2}
     config.checkpoint = {"every": 0, "export": False}

@@ -34,7 +34,7 @@ def get_config() -> ConfigDict:
         "max_context": 1024,
         "temperature": 0.7,
     }
-    config.batching = {"microbatch_rows": 2, "buckets": (768, 1024)}
+    config.batching = {"microbatch_tokens": 2048}
     config.optimizer = {"name": "adamw", "learning_rate": 1e-5}
     config.evaluation = {"every": 0, "tasks": 1, "k": 4}
     config.checkpoint = {"every": 0}

@@ -15,7 +15,7 @@ from seeupo_jax import envs
 from seeupo_jax.config import Config
 from seeupo_jax.envs import Demonstrator
 from seeupo_jax.envs.pool import EnvPool
-from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.batching import Shapes, eighths
 from seeupo_jax.learner.critic import critic_optimizer, make_critic
 from seeupo_jax.learner.layout import (
     abstract_state,
@@ -124,18 +124,14 @@ def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
-    check_lengths(mesh, build_shapes(config, 1).lengths)
     spread, arch = row_shards(mesh), _architecture(config, mesh)
-    rows = {
-        "config.batching.microbatch_rows": config.batching.microbatch_rows,
-        "config.rollout.tasks x group_size": config.rollout.tasks * config.rollout.group_size,
-    }
-    for name, value in rows.items():
-        if value % spread:
-            raise ValueError(
-                f"{name}: got {value}; allowed: a multiple of the {spread} devices that rows are"
-                f" spread over (mesh axes {' x '.join(ROW_AXES)})."
-            )
+    check_lengths(mesh, build_shapes(config, spread, 1).lengths)
+    trajectories = config.rollout.tasks * config.rollout.group_size
+    if trajectories % spread:
+        raise ValueError(
+            f"config.rollout.tasks x group_size: got {trajectories}; allowed: a multiple of the"
+            f" {spread} devices that rows are spread over (mesh axes {' x '.join(ROW_AXES)})."
+        )
     if config.rollout.max_context > arch.max_positions:
         raise ValueError(
             f"config.rollout.max_context: got {config.rollout.max_context}; allowed: at most the"
@@ -183,7 +179,7 @@ def _layout(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
         "dtype": chosen.dtype,
         "param_dtype": chosen.param_dtype,
         "scan_layers": chosen.scan_layers,
-        "remat": chosen.remat,
+        "remat": "none" if chosen.remat == "auto" else chosen.remat,  # auto: see remat.py
         "attention": attention,
     }
 
@@ -314,18 +310,20 @@ def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
     )
 
 
-def build_shapes(config: Config, rows: int) -> Shapes:
-    """The sweep's shapes for iterations of so many rows."""
+def build_shapes(config: Config, spread: int, trajectories: int) -> Shapes:
+    """The sweep's shapes for iterations of so many trajectories; a microbatch has `spread` rows."""
     rollout, batching = config.rollout, config.batching
-    eighth = -(-rollout.max_context // 8)
-    algorithm, turns = config.algorithm, rollout.max_turns
+    algorithm, turns, tokens = config.algorithm, rollout.max_turns, batching.microbatch_tokens
+    tokens = max(2 * rollout.max_context, 1024) if tokens is None else tokens
     turns = turns if algorithm.order == "parallel" else algorithm.span(turns)
     return Shapes(
-        lengths=batching.buckets or tuple(eighth * i for i in range(1, 9)),
+        lengths=batching.buckets or eighths(max(rollout.max_context, tokens)),
+        context=rollout.max_context,
         action=min(rollout.max_action_tokens * turns, rollout.max_context),
-        rows=batching.microbatch_rows,
-        microbatches=-(-rows // batching.microbatch_rows),
+        rows=spread,
+        trajectories=trajectories,
         turns=rollout.max_turns,
+        share=batching.share_prefixes,
     )
 
 
@@ -380,7 +378,9 @@ def build_learner(
         network=policy.network,
         optimizer=optimizer,
         algorithm=config.algorithm,
-        shapes=build_shapes(config, config.rollout.tasks * config.rollout.group_size),
+        shapes=build_shapes(
+            config, row_shards(policy.mesh), config.rollout.tasks * config.rollout.group_size
+        ),
         temperature=config.rollout.temperature,
         seed=config.seed,
         critic_optimizer=critic_optimizer(config, total_steps=total_steps(config)),

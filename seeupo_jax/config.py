@@ -39,7 +39,8 @@ class Model:
     dtype: str = choice("float32", "bfloat16")  # of activations
     param_dtype: str = choice("float32", "bfloat16")  # of what does not train, with lora.rank > 0
     scan_layers: bool = False
-    remat: str = choice("none", "full", "dots")
+    # what layers compute again in the backward pass; auto: as little as memory allows
+    remat: str = choice("auto", "none", "dots", "full")
     attention: str = choice("auto", "xla", "splash", "cudnn")  # kernel of whole-row passes
 
 
@@ -128,6 +129,8 @@ class Rollout:
     page_size: int = at_least(1, 16)  # tokens of a page of the KV cache
     decode_steps: int = at_least(1, 8)  # tokens a dispatch decodes at most
     prefill_tokens: int = at_least(16, 1024)  # tokens a dispatch prefills at most
+    # environments begin during the sweep before, and once more if it takes longer; 0: they do not
+    reset_ahead_s: float = at_least(0, 300.0)
     mesh: Mesh | None = None  # the sampler's layout of the same devices; none: the trainer's
 
 
@@ -135,10 +138,12 @@ class Rollout:
 class Batching:
     """Shapes of the sweep's programs."""
 
-    microbatch_rows: int = at_least(1, 32)
-    buckets: tuple[
-        int, ...
-    ] = ()  # row lengths to pad to; empty: multiples of an eighth of max_context
+    # Of one device, if no conversation is longer; none: twice the longest one, and 1024 at least.
+    microbatch_tokens: int | None = at_least(1, None)
+    share_prefixes: bool = True  # what the members of a group have in common is computed once
+    # Row lengths to pad to, instead of multiples of an eighth of the longest: a microbatch is one
+    # row on each device (or on the devices that share a row).
+    buckets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

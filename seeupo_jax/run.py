@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,22 +24,18 @@ from seeupo_jax.learner.programs import compile_programs
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_pass import SweepStopped, stopped_arrays
 from seeupo_jax.parallel.distributed import agree
-from seeupo_jax.rollout.collect import Collected, collect, group_requests
+from seeupo_jax.rollout.collect import Begun, Collected, begin_ahead, collect, group_requests
 from seeupo_jax.rollout.metrics import most_frequent_failure, rollout_metrics
 from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.store import RolloutStore
 from seeupo_jax.rollout.tasks import TrainingTasks
+from seeupo_jax.same_run import check_same_run, made_by
 from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.checksum import checksum
 from seeupo_jax.telemetry.compilation import Compilations
 from seeupo_jax.telemetry.metrics import MetricsWriter
 from seeupo_jax.telemetry.progress import Progress
 from seeupo_jax.types import TrainState
-
-# Of config.rollout, what changes no number but its rounding: it may change when a run goes on.
-_LAYOUT = (
-    "mesh concurrency slots cache_gib page_size decode_steps prefill_tokens deterministic".split()
-)
 
 
 class Run:
@@ -70,6 +64,7 @@ class Run:
         self.pool = build.build_pool(config, self.engine.concurrency)
         self._sampler = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         self._ahead: Future[Collected] | None = None  # the next iteration's trajectories
+        self._begun: Begun | None = None  # or, of these, the environments that have begun
         every = envs.make(config.env.name, **config.env.options).task_ids("train")
         self._tasks = TrainingTasks(every, count=config.rollout.tasks, seed=config.seed)
         platform = policy.mesh.devices.flat[0].platform
@@ -83,6 +78,7 @@ class Run:
         self._stopped_folder = f"{folder}/stopped"  # a sweep that was stopped between two turns
         self._stopped = Checkpoints(self._stopped_folder, 1, 0, log=progress.log)
         self._store = RolloutStore(workdir / "rollouts", log=progress.log)
+        self._made_by = made_by(config)
         self._resume: tuple[int, Mapping[str, Any], Mapping[str, Any]] | None = None
         self._metrics = MetricsWriter(workdir, config.telemetry.trackers)
         self._compilations = Compilations()
@@ -96,12 +92,17 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._sampler.shutdown()
-        self._stopped.close()
-        self._checkpoints.close()
-        self._metrics.close()
-        self._compilations.close()
-        self.pool.close()
+        with contextlib.ExitStack() as parts:  # all are closed, even where one of them fails
+            for part in (
+                self.pool,
+                self._compilations,
+                self._metrics,
+                self._checkpoints,
+                self._stopped,
+                self._store,
+            ):
+                parts.callback(part.close)
+            parts.callback(self._sampler.shutdown)
 
     def due(self, iteration: int, every: int) -> bool:
         """Whether something done `every` so many iterations, and after the last, is due."""
@@ -113,7 +114,8 @@ class Run:
         found = self._checkpoints.restore(state)
         if found is not None:
             self._done, state, notes = found
-            self._check_same_run(notes)
+            check_same_run(self.config, notes["config"])
+            self._tell_remat(notes)
             # Older versions saved after they evaluated, and did not say so.
             self._saved, self.evaluated = True, notes.get("evaluated", True)
             self._progress.log(f"resuming after iteration {self._done}")
@@ -137,7 +139,7 @@ class Run:
         if found is None:
             return state
         _, arrays, notes = found
-        self._check_same_run(notes)
+        check_same_run(self.config, notes["config"])
         self._resume = (step, arrays, notes["sweep"])
         self._done, self._saved, self.evaluated = step - 1, True, True
         self._progress.log(f"resuming in the sweep of iteration {step}")
@@ -161,30 +163,52 @@ class Run:
         return state
 
     def rollout(self, iteration: int, state: TrainState) -> Collected:
-        """The iteration's trajectories; with `rollout_ahead` the next ones are begun meanwhile.
+        """The iteration's trajectories; the next one is prepared meanwhile and in the sweep.
 
-        They are stored before they are trained on: a run that is killed in a sweep repeats the
-        sweep only. Those of an iteration after a checkpoint or an evaluation are sampled in their
-        turn, by the policy that is trained on them, so that a resumed run does just what the first
-        one did.
+        They are stored in the background: a run that is killed in a sweep repeats the sweep only.
+        Of the next iteration the environments begin, or with `rollout_ahead` all of it is sampled;
+        but an iteration after a checkpoint or an evaluation is sampled in its turn, by the policy
+        that is trained on it, so that a resumed run does just what the first one did.
 
         Raises:
           Stopped: the run was asked to stop.
         """
         collected = self._store.load(iteration, self._made_by)
-        if collected is None:
+        stored = collected is not None
+        if stored:
+            self._drop_begun()
+        else:
             ahead, self._ahead = self._ahead, None
             collected = self._sample(iteration, state.params) if ahead is None else ahead.result()
             self._store.save(iteration, collected, self._made_by)
-        config = self.config
-        stops = (config.evaluation.every, config.checkpoint.every)
-        if config.rollout_ahead and not any(self.due(iteration, every) for every in stops):
+        config, evaluates = self.config, self.due(iteration, self.config.evaluation.every)
+        if config.rollout_ahead and not (evaluates or self.due(iteration, config.checkpoint.every)):
             copied = jax.tree.map(jnp.copy, state.params)  # the sweep donates the state
             self._ahead = self._sampler.submit(self._sample, iteration + 1, copied, iteration - 1)
+        # Evaluations play in the same environments; and where these trajectories were stored, so
+        # are most likely the next ones.
+        elif config.rollout.reset_ahead_s and not (evaluates or stored):
+            tasks = self._tasks.of(iteration + 1)
+            requests = group_requests(tasks, config.rollout.group_size)
+            self._begun = begin_ahead(
+                self.engine,
+                self.pool,
+                self.policy.tokenizer,
+                requests,
+                seed=config.seed,
+                patience_s=config.rollout.reset_ahead_s,
+            )
         return collected
+
+    def _drop_begun(self) -> None:
+        """Leaves environments alone that have begun for trajectories which are there already."""
+        if self._begun is not None:
+            self._begun = None
+            self.pool.drain()
 
     def _sample(self, iteration: int, params: Any, version: int | None = None) -> Collected:
         config = self.config
+        begun, self._begun = self._begun, None
 
         def sample(round: int, tasks: Sequence[str]) -> Collected:
             return collect(
@@ -199,6 +223,7 @@ class Run:
                 policy_version=iteration - 1 if version is None else version,
                 deterministic=config.rollout.deterministic,
                 stop=self._asked,
+                begun=begun if round == 0 else None,
             )
 
         tasks, others = self._tasks.of(iteration), self._tasks.others(iteration)
@@ -251,6 +276,7 @@ class Run:
         if isinstance(stopped, SweepStopped):
             where = f"in the sweep of iteration {self._done + 1}, {stopped.notes['done']} turns in"
             extra = self._notes() | {"sweep": stopped.notes}
+            self._store.wait()  # what was stopped is nothing without its trajectories
             self._stopped.save(self._done + 1, stopped.arrays, extra)
             self._stopped.wait()
         elif not self._saved:
@@ -347,39 +373,16 @@ class Run:
         """What every checkpoint says of its run."""
         position = self._done * self.config.rollout.tasks
         random = {"seed": self.config.seed, "iteration": self._done}
-        return {"config": to_dict(self.config), "random": random, "data_position": position}
+        remat = self.policy.network.arch.remat
+        about = {"config": to_dict(self.config), "random": random, "remat": remat}
+        return about | {"data_position": position}
 
-    @property
-    def _made_by(self) -> str:
-        """Names the policies that this run samples with."""
-        config = self.config
-        choices = [_same_fields(config), str(config.model), str(config.chat)]
-        choices.append(config.algorithm.dynamic_sampling)
-        return hashlib.sha256(json.dumps(_plain(choices)).encode()).hexdigest()
-
-    def _check_same_run(self, notes: Mapping[str, Any]) -> None:
-        """A resumed run must draw the same random numbers and tasks as the one that was stopped."""
-        saved, mine = notes["config"], _plain(_same_fields(self.config))
-        for field, value in mine.items():
-            theirs = saved[field]
-            if isinstance(value, dict):
-                theirs = {name: theirs[name] for name in value if name in theirs}
-            if theirs != value:
-                raise ValueError(
-                    f"config.{field}: got {value}; allowed for this workdir, whose checkpoint"
-                    f" has it: {theirs}. Choose a new workdir for another run."
-                )
-
-
-def _same_fields(config: Config) -> dict[str, Any]:
-    """What decides which trajectories are sampled, but for the policy."""
-    values = to_dict(config)
-    rollout = {name: v for name, v in values["rollout"].items() if name not in _LAYOUT}
-    return {"seed": values["seed"], "rollout": rollout, "env": values["env"]}
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON gives it back: tuples as lists."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    def _tell_remat(self, notes: Mapping[str, Any]) -> None:
+        """Says where other activations are computed again than before, as on other devices."""
+        own = self.policy.network.arch.remat
+        theirs = notes.get("remat", own)  # older versions did not say
+        if theirs != own:
+            self._progress.log(
+                f"remat: {own}, and {theirs} when the checkpoint was made: numbers go on equal but"
+                f" for rounding; model.remat={theirs} goes on to the bit"
+            )

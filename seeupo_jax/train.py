@@ -21,6 +21,7 @@ from seeupo_jax.cli import join_cluster, parse_flags, read_config, use_compilati
 from seeupo_jax.config import Config
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.parallel.cluster import errors_end_at_once
+from seeupo_jax.remat import choose_remat
 from seeupo_jax.run import Run
 from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.progress import Progress
@@ -40,6 +41,9 @@ def train(config: Config, workdir: Path) -> None:
         ) as progress,
     ):
         with sentence_errors():
+            config, plan = choose_remat(config)
+            if plan is not None:
+                progress.log(str(plan))
             policy, params = build.load_policy(config, start_policy(config, workdir, progress))
             run = Run(config, workdir, progress, request, policy, params)
             state, done = run.restore()

@@ -4,10 +4,12 @@ Axes, as suffixes of array names:
   N  trajectories of one iteration (tasks x group_size)
   S  segments: append-only token sequences; one a trajectory unless its context is rewritten
   K  turns
-  L  tokens of a sequence
-  A  tokens of the action, or the actions, that a row is updated at
-  J  actions of a row
+  L  tokens of a sequence, or of a row, in which token trees may lie
+  X  tokens of a row that a step predicts
   R  rows of one microbatch          M  microbatches
+  P  pieces: what each segment contributes to a step
+  A  tokens of the action, or the actions, of a piece
+  J  actions of a piece
   V  vocabulary    D  model width    H  attention heads    C  slots of a KV cache
 """
 
@@ -22,6 +24,7 @@ import jax
 import numpy as np
 
 CONTEXT = -1  # the value of `turn_L` at tokens that no turn sampled
+NOTHING = -1  # the value of `target_MRX` where nothing is predicted
 
 
 @dataclass(frozen=True)
@@ -97,40 +100,54 @@ def learnable(trajectories: Sequence[Trajectory]) -> np.ndarray:
 
 
 class TurnBatch(NamedTuple):
-    """The rows that one step updates, cut at their last action token; a pytree of device arrays.
+    """What one step computes and what it updates; a pytree of device arrays.
 
-    Rows are grouped into microbatches [M, R]; only the first `microbatches` of them hold any, so
-    one compiled program serves every number of rows.
+    Rows hold the segments of the step, each cut at its last action token, as token trees: a token
+    sees those k before it whose subtree it lies in, k <= q < end_k. Rows are grouped into
+    microbatches [M, R]; only the first `microbatches` of them hold any, so one compiled program
+    serves every number of rows.
 
-    tokens_MRL: int32, padded with 0 after the row's end.
-    position_MRA: int32, where in the row each action token stands (>= 1).
-    mask_MRA: float32, 1 at real action tokens.
-    trajectory_MR: int32 index into [N]; N (one past the end) marks an empty row.
+    tokens_MRL: int32, every tree in pre-order; 0 after the row's end.
+    depth_MRL: int32, of each token in its sequence.
+    end_MRL: int32, one past the last index of the token's subtree; padding is a tree of its own.
+    segment_MRL: int32, rising along a row, a number a sequence, where trees are nothing but
+      sequences; None where tokens are shared.
+    parent_MRX: int32, index of the token that predicts; rising along a row, 0 beyond.
+    target_MRX: int32, the token that is predicted; `NOTHING` beyond.
+
+    slot_PA: int32, where in the flattened [M, R, X] each action token is predicted.
+    mask_PA: float32, 1 at real action tokens.
+    trajectory_P: int32 index into [N]; N (one past the end) marks no piece.
     microbatches: int32 scalar, how many microbatches hold rows.
 
     What is known of every action token, each None where the program does not read it:
-    old_logp_MRA, ref_logp_MRA: float32, log-probabilities under the old and the reference policy.
-    advantage_MRA: float32.
-    start_logp_MRA, sampler_logp_MRA: float32, log-probabilities under the parameters that sampled,
-      by the trainer's pass and as the sampler recorded them; with `tis_clip`.
-    action_MRA: int32, which of the row's actions it belongs to; with order=parallel.
-    value_MRA, returns_MRA: float32, the critic's estimate when the sweep began, and what it is to
-      be; with a critic.
+    old_logp_PA, ref_logp_PA: float32, log-probabilities under the old and the reference policy.
+    advantage_PA: float32.
+    start_logp_PA, sampler_logp_PA: float32, log-probabilities under the parameters that sampled, by
+      the trainer's pass and as the sampler recorded them; with `tis_clip`.
+    action_PA: int32, which of the piece's actions it belongs to; with order=parallel.
+    value_PA, returns_PA: float32, the critic's estimate when the sweep began, and what it is to be;
+      with a critic.
     """
 
     tokens_MRL: jax.Array
-    position_MRA: jax.Array
-    mask_MRA: jax.Array
-    trajectory_MR: jax.Array
+    depth_MRL: jax.Array
+    end_MRL: jax.Array
+    parent_MRX: jax.Array
+    target_MRX: jax.Array
+    slot_PA: jax.Array
+    mask_PA: jax.Array
+    trajectory_P: jax.Array
     microbatches: jax.Array
-    old_logp_MRA: jax.Array | None = None
-    ref_logp_MRA: jax.Array | None = None
-    advantage_MRA: jax.Array | None = None
-    start_logp_MRA: jax.Array | None = None
-    sampler_logp_MRA: jax.Array | None = None
-    action_MRA: jax.Array | None = None
-    value_MRA: jax.Array | None = None
-    returns_MRA: jax.Array | None = None
+    segment_MRL: jax.Array | None = None
+    old_logp_PA: jax.Array | None = None
+    ref_logp_PA: jax.Array | None = None
+    advantage_PA: jax.Array | None = None
+    start_logp_PA: jax.Array | None = None
+    sampler_logp_PA: jax.Array | None = None
+    action_PA: jax.Array | None = None
+    value_PA: jax.Array | None = None
+    returns_PA: jax.Array | None = None
 
 
 class CriticState(NamedTuple):

@@ -39,10 +39,10 @@ from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_pass import Step
 from seeupo_jax.parallel.mesh import make_mesh, row_shards
 from seeupo_jax.policy.weights import inspect
+from seeupo_jax.remat import choose_remat
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
 
 ITERATION = 1
-_SHORTEST = 16  # tokens: to pad rows to fewer would save less than one more program costs
 
 
 def update(
@@ -113,11 +113,8 @@ def _plain(value: Any) -> Any:
     return value if math.isfinite(value) else None
 
 
-def fit(config: Config, trajectories: Sequence[Trajectory], max_positions: int) -> Config:
+def fit(config: Config, trajectories: Sequence[Trajectory]) -> Config:
     """The configuration with room for trajectories, and for nothing that it samples itself.
-
-    Args:
-      max_positions: of the model; no trajectory is longer.
 
     Raises:
       ValueError: more turns than `algorithm.custom_order` orders.
@@ -130,10 +127,7 @@ def fit(config: Config, trajectories: Sequence[Trajectory], max_positions: int) 
         )
     acted = (np.bincount(turn_L[turn_L != CONTEXT]) for turn_L in rows.turn)
     action = max(int(count.max(initial=0)) for count in acted)
-    # Whole eighths, each a multiple of the devices that a row is cut over.
-    unit = 8 * math.lcm(_SHORTEST, mesh.shape["context"])
-    longest = max(map(len, rows.tokens))
-    length = min(unit * -(-longest // unit), max_positions)
+    length = max(map(len, rows.tokens))
     if config.algorithm.loss_mean == "constant":  # whose constant is the length allowed, not used
         action = max(action, chosen.max_action_tokens)
         length = max(length, chosen.max_context)
@@ -147,8 +141,9 @@ def fit(config: Config, trajectories: Sequence[Trajectory], max_positions: int) 
         temperature=chosen.temperature,
     )
     buckets = config.batching.buckets
-    if buckets and buckets[-1] < longest:
-        buckets = (*buckets, length)
+    if buckets and buckets[-1] < length:
+        parts = mesh.shape["context"]  # that a row is cut into
+        buckets = (*buckets, parts * -(-length // parts))
     return replace(config, rollout=rollout, batching=replace(config.batching, buckets=buckets))
 
 
@@ -174,11 +169,12 @@ def prepare(
         max_positions=arch.max_positions,
         recorded=config.algorithm.tis_clip is not None,
     )
-    config = fit(config, trajectories, arch.max_positions)
+    config = fit(config, trajectories)
     mesh = make_mesh(config.mesh)
     check_offload(config.offload, mesh.local_devices[0])
     build.check_layout(config, mesh)
     make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    config, _ = choose_remat(config, mesh)
     left_out = int(np.sum(~learnable(trajectories)))
     if left_out:
         log(

@@ -27,5 +27,5 @@ def get_config() -> ConfigDict:
         "max_context": 512,
         "mesh": {"data": 2, "tensor": 2},
     }
-    config.batching = {"microbatch_rows": 2, "buckets": (256, 512)}
+    config.batching = {"buckets": (256, 512)}
     return config

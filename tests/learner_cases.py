@@ -45,8 +45,8 @@ ARCH = Architecture(
     tied=False,
 )
 NUMPY_ARCH = model.Architecture(ARCH.head_dim, ARCH.rope.theta, ARCH.norm_eps)
-# Every step has one row longer than 8, so one program serves them all; a few refreshes are longer.
-SHAPES = Shapes((8, 32), action=8, rows=3, microbatches=3)
+# Every step has a piece longer than 8, so one program serves them all; a few refreshes are longer.
+SHAPES = Shapes((8, 24), action=8, rows=3, trajectories=9)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -149,6 +149,24 @@ def ragged(seed: int = 8) -> list[Trajectory]:
         Trajectory((part((0, 2, 3), (2, 3, 2)), part((1, 7, 2))), 0.9, 2),
         Trajectory((part((0, 2, 1), (1, 2, 3), (2, 5, 3), after=1),), 0.0, 2),
     ]
+
+
+def branching(seed: int = 9) -> list[Trajectory]:
+    """`ragged`, but the members of a group begin alike, some of them up to the second turn."""
+    rng = np.random.default_rng(seed)
+    made = ragged()
+    prompt = rng.integers(0, VOCAB - 1, (3, 40)).astype(np.int32)
+    alike = {0: 9, 1: 4, 2: 9, 3: 6, 4: 3, 5: 5, 6: 3, 7: 3}  # tokens of the first segment
+
+    def begun(number: int, trajectory: Trajectory) -> Trajectory:
+        first, *rest = trajectory.segments
+        tokens_L = first.tokens_L.copy()
+        size = min(alike[number], len(tokens_L))
+        tokens_L[:size] = prompt[trajectory.group, :size]
+        segments = (dataclasses.replace(first, tokens_L=tokens_L), *rest)
+        return dataclasses.replace(trajectory, segments=segments)
+
+    return [begun(number, trajectory) for number, trajectory in enumerate(made)]
 
 
 def as_sampled(trajectories: Sequence[Trajectory], spread: float) -> list[Trajectory]:

@@ -42,7 +42,7 @@ def learner_on(mesh, offload=KEEP):
         network,
         optimizer,
         config.Algorithm(),
-        Shapes((32,), action=8, rows=4, microbatches=2),
+        Shapes((32,), action=8, rows=4, trajectories=8),
         temperature=1.0,
         layout=layout,
         everywhere=sharding(mesh, ()),

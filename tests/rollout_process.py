@@ -28,7 +28,7 @@ from seeupo_jax.parallel.mesh import (  # noqa: E402
 from seeupo_jax.policy import network as policy  # noqa: E402
 from seeupo_jax.policy.architecture import Architecture  # noqa: E402
 from seeupo_jax.policy.transformer import Transformer  # noqa: E402
-from seeupo_jax.rollout.collect import Collected, collect, group_requests  # noqa: E402
+from seeupo_jax.rollout.collect import Collected, begin_ahead, collect, group_requests  # noqa: E402
 from seeupo_jax.rollout.memory import plan_cache  # noqa: E402
 from seeupo_jax.rollout.resample import resample  # noqa: E402
 from seeupo_jax.rollout.sampling import Sampling  # noqa: E402
@@ -88,15 +88,20 @@ def main() -> None:
         pool = EnvPool(Slow, engine.concurrency, workers=4, timeout_s=60)
 
         def sample(number: int, tasks: Sequence[str]) -> Collected:
+            requests, tokenizer = group_requests(tasks, 3), rollout_cases.NumberTokenizer()
+            begun = None
+            if number == 1:  # whatever number of processes, in the same collections
+                begun = begin_ahead(engine, pool, tokenizer, requests, seed=1, patience_s=60)
             return collect(
                 engine,
                 pool,
-                rollout_cases.NumberTokenizer(),
+                tokenizer,
                 params,
-                group_requests(tasks, 3),
+                requests,
                 max_turns=4,
                 seed=1,
                 iteration=1 + number,
+                begun=begun,
             )
 
         collected = [

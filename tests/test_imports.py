@@ -18,10 +18,11 @@ LEVELS = (
     ("algorithms", "envs", "parallel"),
     ("policy",),
     ("rollout", "learner", "checkpoint", "telemetry"),
-    ("build", "cli", "bench", "lab"),
+    ("build", "cli", "lab", "same_run"),
+    ("remat",),
     ("evaluate", "export", "aot", "warm_start", "compare"),
     ("run", "update"),
-    ("train",),
+    ("train", "bench"),
 )
 LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}
 MODULES = {

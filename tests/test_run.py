@@ -3,14 +3,18 @@
 import contextlib
 import dataclasses
 import io
+import threading
+import time
 
 import jax
 import numpy as np
 import pytest
 import run_cases as cases
+from run_environment import Settled
 
 from seeupo_jax import build
 from seeupo_jax.config import load_config
+from seeupo_jax.learner.sweep_pass import SweepStopped
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.run import Run, most_frequent_failure
@@ -137,3 +141,84 @@ def test_a_run_that_is_stopped_in_a_round_samples_the_iteration_again(begin, mon
     assert numbers == [1, 1 + 2**24]
     with begin("stopped") as (run, state):
         assert run.rollout(1, state).rounds == 3
+
+
+def began(run):
+    """Environments that have been asked to begin, and nobody has heard of yet."""
+    return run.pool.open
+
+
+@pytest.mark.parametrize(
+    "choices, wanted",
+    [
+        ((), [16, 16, 16, 0]),  # after the last iteration there is nothing to begin
+        (("evaluation.every=2",), [16, 0, 16, 0]),
+        (("checkpoint.every=1", "rollout.concurrency=4"), [4, 4, 4, 0]),
+        (("rollout.reset_ahead_s=0",), [0, 0, 0, 0]),
+        (("rollout_ahead=1", "algorithm.dynamic_sampling=0"), [None, None, None, 0]),
+    ],
+)
+def test_the_next_environments_begin_while_an_iteration_is_swept(begin, choices, wanted):
+    choices = ("algorithm.dynamic_sampling=0", *choices)
+    with begin("begun", *choices) as (run, state):
+        counts = []
+        for iteration in range(1, 5):
+            run.rollout(iteration, state)
+            counts.append(None if run._ahead is not None else began(run))
+            if not began(run) and run._ahead is None:
+                run.evaluate(state, iteration)  # in these very environments
+    assert counts == wanted
+
+
+def test_what_was_begun_for_trajectories_that_are_stored_disturbs_nobody(begin, tmp_path):
+    with begin("all") as (run, state):
+        wanted = [run.rollout(iteration, state) for iteration in (1, 2, 3)]
+    with begin("all") as (run, state):
+        run.rollout(1, state)
+        assert began(run) == 0  # it was stored, and so most likely is the next one
+    (tmp_path / "all" / "rollouts" / "1.rollouts").unlink()
+    (tmp_path / "all" / "rollouts" / "3.rollouts").unlink()
+    with begin("all") as (run, state):
+        got = [run.rollout(1, state)]
+        assert began(run) == 16
+        got.append(run.rollout(2, state))
+        assert began(run) == 0
+        got.append(run.rollout(3, state))
+    for collected, same in zip(got, wanted, strict=True):
+        assert_same_trajectories(collected.sampled, same.sampled)
+
+
+def test_a_run_that_ends_while_environments_begin_leaves_none_of_them(begin, monkeypatch):
+    reset, closed = Settled.reset, []
+    slow = lambda self, *which: time.sleep(0.05) or reset(self, *which)  # noqa: E731
+    monkeypatch.setattr(Settled, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(Settled, "reset", slow)
+    before = set(threading.enumerate())
+    with begin("ended") as (run, state):
+        run.rollout(1, state)
+        assert began(run) == 16
+    assert len(set(map(id, closed))) == 16
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_stopped_sweep_is_saved_after_the_trajectories_it_is_of(begin, monkeypatch):
+    with begin("order") as (run, state):
+        collected, done = run.rollout(1, state), []
+        monkeypatch.setattr(run._store, "wait", lambda: done.append("trajectories"))
+        monkeypatch.setattr(run._stopped, "save", lambda *_: done.append("sweep"))
+        stopped = SweepStopped.__new__(SweepStopped)
+        stopped.arrays, stopped.notes = {}, {"done": 1}
+        run.save_stopped(stopped)
+        assert collected.trajectories and done[:2] == ["trajectories", "sweep"]
+
+
+def test_a_run_that_goes_on_with_other_activations_kept_says_so(begin, monkeypatch):
+    told = []
+    monkeypatch.setattr(Progress, "log", lambda self, sentence: told.append(sentence))
+    with begin("remat") as (run, state):
+        run.save(0, state)
+    for remat, wanted in (("none", []), ("full", ["remat: full, and none when the checkpoint"])):
+        told.clear()
+        with begin("remat", f"model.remat={remat}"):
+            pass
+        assert [sentence[:41] for sentence in told if "remat" in sentence] == wanted

@@ -87,6 +87,7 @@ def test_a_run_leaves_metrics_checkpoints_curve_and_a_summary(finished):
     assert (workdir / "learning_curve.png").stat().st_size > 5000
     assert sorted(p.name for p in (workdir / "checkpoints").iterdir()) == ["2", "3", "4"]
     assert "attention: xla (model.attention=auto on cpu)" in printed
+    assert "remat: none (model.remat=auto): about " in printed
     # 2 layers x (key, value) x 1 head x 16 numbers of 4 bytes are 256 a token.
     assert "KV cache: 16 slots for 16 conversations, 512 KiB in 128 pages of 16 tokens" in printed
     assert "(256 B a token, 32 KiB a conversation of 128 tokens; 16 of them fit at once)" in printed
@@ -230,7 +231,7 @@ def test_evaluate_plays_the_last_checkpoint(finished):
             " product of 3",
         ),
         ("model.path=/no/such/folder", "model path: got '/no/such/folder'; allowed:"),
-        ("batching.microbatch_rows=6", "config.batching.microbatch_rows: got 6; allowed:"),
+        ("batching.microbatch_tokens=0", "config.batching.microbatch_tokens: got 0; allowed:"),
     ],
 )
 def test_bad_input_is_told_in_one_sentence_before_any_work(override, told):

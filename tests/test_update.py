@@ -29,7 +29,6 @@ from seeupo_jax.types import learnable
 
 CONFIG = Path(__file__).parent / "tiny_config.py"
 CHOICES = (
-    "batching.microbatch_rows=3",
     "batching.buckets=(32,)",
     "rollout.max_context=32",
     "rollout.max_action_tokens=8",
@@ -176,7 +175,7 @@ def test_a_mesh_changes_no_number(small, stored, tmp_path, monkeypatch):
     made, _, params, done = small
     monkeypatch.undo()
     monkeypatch.setattr(update, "use_compilation_cache", lambda: None)
-    mesh = ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "batching.microbatch_rows=4")
+    mesh = ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
     spread, told = run(made, stored, tmp_path, *mesh)
     cases.assert_trees_close(spread, params, 1e-5)
     for name in ("loss", "grad_norm"):
@@ -236,18 +235,17 @@ def long_file(tmp_path, tokens, action):
 
 def test_lengths_are_the_files(model, tmp_path):
     _, pair = long_file(tmp_path, 300, 90)
-    shapes = lambda config: build.build_shapes(config, 2)  # noqa: E731
-    fitted = shapes(update.fit(config_of(model), pair, 4096))
-    assert fitted.lengths == (32, 384) and fitted.action == 90
-    fitted = shapes(update.fit(config_of(model, "batching.buckets=()"), pair, 4096))
-    assert fitted.lengths == tuple(48 * i for i in range(1, 9))
-    # No row is longer than the model's positions, however lengths are rounded.
-    assert shapes(update.fit(config_of(model), pair, 310)).lengths[-1] == 310
+    shapes = lambda config: build.build_shapes(config, 1, 2)  # noqa: E731
+    fitted = shapes(update.fit(config_of(model), pair))
+    assert fitted.lengths == (32, 300) and (fitted.action, fitted.longest) == (90, 300)
+    budget = ("batching.buckets=()", "batching.microbatch_tokens=200")
+    fitted = shapes(update.fit(config_of(model, *budget), pair))
+    assert fitted.lengths == tuple(48 * i for i in range(1, 9))  # the longest holds a trajectory
     # As short as the file where that is shorter; but for the constant that a mean divides by.
     _, pair = long_file(tmp_path, 12, 3)
-    assert shapes(update.fit(config_of(model), pair, 4096)).action == 3
+    assert shapes(update.fit(config_of(model), pair)).action == 3
     constant = config_of(model, "algorithm.loss_mean=constant")
-    assert shapes(update.fit(constant, pair, 4096)).action == shapes(constant).action == 8
+    assert shapes(update.fit(constant, pair)).action == shapes(constant).action == 8
 
 
 WRONG = {
@@ -300,7 +298,7 @@ def test_the_written_weights_are_those_of_a_sweep_that_nobody_observes(
     made, real = [], build.build_learner
     monkeypatch.setattr(build, "build_learner", lambda *given: made.append(real(*given)) or made[0])
     written, done = run(small[0], stored, tmp_path, "optimizer.name=adamw")
-    config = update.fit(config_of(small[0], "optimizer.name=adamw"), cases.ragged(), 4096)
+    config = update.fit(config_of(small[0], "optimizer.name=adamw"), cases.ragged())
     policy, params = build.load_policy(config, config.model.path)
     (learner,) = made
     sweep_it = lambda **more: sweep(  # noqa: E731

@@ -27,7 +27,7 @@ def get_config() -> ConfigDict:
         "max_context": 128,
         "deterministic": True,
     }
-    config.batching = {"microbatch_rows": 8, "buckets": (64, 128)}
+    config.batching = {"buckets": (64, 128)}
     config.evaluation = {"every": 2, "tasks": 4, "k": 2}
     config.checkpoint = {"every": 1, "keep": 2}
     config.telemetry = {"display": "plain"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import os
@@ -9,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import topologies
 
 GB, GIB = 10**9, 2**30
@@ -58,6 +60,8 @@ CHIPS = {
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _SMALL = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 CUBE = 4  # chips along each side
+_TOO_LARGE = 2**40  # bytes that no device has
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # Without these libtpu asks the cloud which TPUs are here, and lets one process at a time load it.
 _QUIET = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -175,3 +179,19 @@ def _why_not(topology: Topology, error: Exception) -> str:
         )
     reason = str(error).partition("\n")[0].rstrip(".")
     return f"--topology: libtpu does not make {topology}: {reason}."
+
+
+@functools.cache
+def usable_hbm(device: jax.Device) -> int:
+    """Bytes that the compiler lets a program use: it says so where one wants more."""
+    where = jax.sharding.SingleDeviceSharding(device)
+    x = jax.ShapeDtypeStruct((_TOO_LARGE,), jnp.int8, sharding=where)
+    try:
+        jax.jit(lambda x: x + 1).lower(x).compile()
+    except jax.errors.JaxRuntimeError as error:
+        found = re.search(r"available HBM \(([\d.]+)([KMGT]?)\)", str(error))
+        found = found or re.search(r"of ([\d.]+)([KMGT]?) hbm", str(error))
+        if found is not None:
+            return int(float(found[1]) * _UNITS[found[2]])
+        raise
+    raise AssertionError("a TiB fits")

@@ -28,12 +28,16 @@ _ATTENTION_BACKWARD = {"xla": 2.0, "cudnn": 2.5, "splash": 3.5}
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass over rows: each computes `new` tokens after `past` known ones, logits at `head`."""
+    """A pass over rows: each computes `new` tokens after `past` known ones, logits at `head`.
+
+    trees: whether rows hold token trees; otherwise sequences, which a fused kernel may take.
+    """
 
     rows: int
     new: int
     past: int = 0
     head: int = 0
+    trees: bool = False
 
 
 def parameters(arch: Architecture, *, active: bool = False) -> int:
@@ -69,6 +73,7 @@ def turn_step_flops(
     length: int,
     action: int,
     *,
+    trees: bool = True,
     refresh: int = 0,
     critic: str = "none",
     computed: bool = False,
@@ -76,14 +81,16 @@ def turn_step_flops(
     """FLOPs of a sweep's step on one turn: forwards, backwards, and the refresh of weights.
 
     Args:
-      rows: of all microbatches. length, action: tokens of a row, and of its action.
+      rows: of all microbatches. length, action: tokens of a row, and of its actions.
+      trees: whether rows hold token trees.
       refresh: tokens that each row is continued by for the refresh; 0 without one.
       critic: the value function's kind; a `model` is stepped too, a `head` is next to nothing.
-      computed: False counts what the result needs. True counts what our programs multiply: what is
-        computed again in the backward pass too, and attention as its kernel does it. With adapters
-        a little more, since the first layer's backward pass ends early.
+      computed: False counts what the result needs, were each row one sequence. True counts what our
+        programs multiply: what is computed again in the backward pass too, attention as its kernel
+        does it, and logits as if all of a row were actions (where few are, fewer are computed).
+        With adapters a little more, since the first layer's backward pass ends early.
     """
-    work = Pass(rows, length, head=action)
+    work = Pass(rows, length, head=length if computed and action else action, trees=trees)
     kernel = _kernel(arch, work)
     projections, head = _projections(arch, work), _head(arch, work)
     attention = _attention(arch, work, kernel, computed)
@@ -94,18 +101,27 @@ def turn_step_flops(
         backward += _ATTENTION_BACKWARD[kernel] * attention + _again(arch, work, kernel, attention)
     else:
         backward += 2 * attention
-    after = Pass(rows, refresh, length, head=action)
+    after = Pass(rows, refresh, length, head=refresh if computed else action)
     refreshed = forward_flops(arch, after, computed=computed) if refresh else 0.0
     # A transformer of the policy's architecture, without logits.
-    own = turn_step_flops(arch, rows, length, 0, computed=computed) if critic == "model" else 0.0
+    if critic == "model":
+        own = turn_step_flops(arch, rows, length, 0, trees=trees, computed=computed)
+    else:
+        own = 0.0
     return projections + attention + head + backward + refreshed + own
 
 
 def score_flops(
-    arch: Architecture, rows: int, length: int, action: int, *, computed: bool = False
+    arch: Architecture,
+    rows: int,
+    length: int,
+    action: int,
+    *,
+    trees: bool = True,
+    computed: bool = False,
 ) -> float:
     """FLOPs of the log-probabilities of `action` tokens a row; arguments as `turn_step_flops`."""
-    return forward_flops(arch, Pass(rows, length, head=action), computed=computed)
+    return forward_flops(arch, Pass(rows, length, head=action, trees=trees), computed=computed)
 
 
 def prefill_flops(
@@ -141,7 +157,7 @@ def jaxpr_flops(jaxpr: core.ClosedJaxpr, *, unknown_trips: Trips = 1) -> float:
 
 def _kernel(arch: Architecture, work: Pass) -> str:
     """The kernel of attention that a pass of this shape uses."""
-    if work.past:
+    if work.past or work.trees:
         return "xla"
     kernel, _ = select_kernel(
         arch.attention,

@@ -90,7 +90,6 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
     Activations' traffic, along the tensor axis, shrinks with the length; weights' does not.
     """
     shapes, rollout = setup.learner.shapes, setup.config.rollout
-    rows = shapes.rows * shapes.microbatches
     refresh = shapes.lengths[0] if setup.learner.fused else 0
     chosen = setup.config.algorithm
     steps = update_order(
@@ -100,7 +99,7 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
         custom_order=chosen.custom_order,
     )
     for step in steps * chosen.inner_epochs:
-        length = shapes.length(-(-rollout.max_context * (1 + max(step)) // rollout.max_turns))
+        length = shapes.allowed(-(-rollout.max_context * (1 + max(step)) // rollout.max_turns))[0]
         share = length / shapes.lengths[-1]
         traffic = [
             dataclasses.replace(each, bytes=each.bytes * share) if "tensor" in each.axes else each
@@ -108,9 +107,10 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
         ]
         executed = flops.turn_step_flops(
             setup.arch,
-            rows,
+            shapes.rows * shapes.microbatches(length),
             length,
             shapes.action,
+            trees=shapes.share,
             refresh=refresh,
             critic=chosen.critic,
             computed=True,

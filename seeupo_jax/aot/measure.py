@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 
 from seeupo_jax.aot import flops, hlo, roofline
 from seeupo_jax.aot.hlo import Array, Collective
@@ -21,8 +19,6 @@ GIB = 2**30
 # Passes that go through queries or tokens in chunks may hold this much of a chunk's; see
 # `SCORES_AT_ONCE` and `LOGITS_AT_ONCE`. Float32.
 CHUNK_BYTES = 4 * SCORES_AT_ONCE
-_TOO_LARGE = 2**40  # bytes that no device has
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
@@ -108,22 +104,6 @@ def forbidden(text: str, setup: Setup, program: Program) -> list[Array]:
         return pairs(dtype, tokens) or words(dtype, tokens)
 
     return [array for array in hlo.find_shapes(text, wrong) if array.bytes > CHUNK_BYTES]
-
-
-@functools.cache
-def usable_hbm(device: jax.Device) -> int:
-    """Bytes that the compiler lets a program use: it says so where one wants more."""
-    where = jax.sharding.SingleDeviceSharding(device)
-    x = jax.ShapeDtypeStruct((_TOO_LARGE,), jnp.int8, sharding=where)
-    try:
-        jax.jit(lambda x: x + 1).lower(x).compile()
-    except jax.errors.JaxRuntimeError as error:
-        found = re.search(r"available HBM \(([\d.]+)([KMGT]?)\)", str(error))
-        found = found or re.search(r"of ([\d.]+)([KMGT]?) hbm", str(error))
-        if found is not None:
-            return int(float(found[1]) * _UNITS[found[2]])
-        raise
-    raise AssertionError("a TiB fits")
 
 
 def _in_a_sentence(error: str) -> str:

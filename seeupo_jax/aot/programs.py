@@ -12,19 +12,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import seeupo_jax
 from seeupo_jax import build
 from seeupo_jax.aot import flops
-from seeupo_jax.aot.chips import Topology, topology_devices
+from seeupo_jax.aot.chips import Topology, topology_devices, usable_hbm
 from seeupo_jax.config import Config
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.programs import sweep_programs
+from seeupo_jax.parallel.devices import device_bytes
 from seeupo_jax.parallel.mesh import make_mesh, row_shards, sampler_mesh
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.weights import CONFIG_FILE, PACKAGE
+from seeupo_jax.remat import choose_remat
 from seeupo_jax.rollout.slots import SlotEngine
 from seeupo_jax.types import TrainState
 
@@ -51,6 +52,7 @@ class Ends(NamedTuple):
 class Setup:
     """A run on a topology, with shape structs for arrays.
 
+    config: as it was given; with `model.remat=auto` the architecture has what was chosen.
     source: where the architecture was found.
     parts: bytes on one device of all that a run keeps from program to program, by what it is.
     """
@@ -178,8 +180,11 @@ def prepare(config: Config, topology: Topology) -> Setup:
     Raises:
       ValueError: no libtpu, a mesh that does not fit, a model that nobody knows.
     """
-    config, source = find_model(config)
-    mesh = make_mesh(config.mesh, topology_devices(topology))
+    given, source = find_model(config)
+    mesh = make_mesh(given.mesh, topology_devices(topology))
+    config = given
+    if given.model.remat == "auto":
+        config, _ = choose_remat(given, mesh, memory_bytes=usable_hbm(mesh.devices.flat[0]))
     build.check_layout(config, mesh)
     policy, params = build.abstract_policy(config, mesh)
     if policy.tokenizer is None:
@@ -203,7 +208,7 @@ def prepare(config: Config, topology: Topology) -> Setup:
         SAMPLER: engine.plan.policy_bytes,
     }
     return Setup(
-        config,
+        given,
         source,
         topology,
         policy,
@@ -213,17 +218,6 @@ def prepare(config: Config, topology: Topology) -> Setup:
         reference,
         {name: size for name, size in parts.items() if size},
     )
-
-
-def device_bytes(tree: Any) -> int:
-    """What a tree of shape structs with shardings takes on one device, host memory left out."""
-
-    def size(leaf: jax.ShapeDtypeStruct) -> int:
-        away = leaf.sharding.memory_kind not in (None, "device")
-        shape = leaf.sharding.shard_shape(leaf.shape)
-        return 0 if away else int(np.prod(shape)) * leaf.dtype.itemsize
-
-    return sum(map(size, jax.tree.leaves(tree)))
 
 
 def list_programs(setup: Setup) -> list[Program]:
@@ -258,9 +252,8 @@ def choose_programs(
 
 def _sweep(setup: Setup) -> Iterator[Program]:
     arch, shapes, mesh = setup.arch, setup.learner.shapes, setup.mesh
-    rows = shapes.rows * shapes.microbatches
     refresh = shapes.lengths[0] if setup.learner.fused else 0
-    once = _weight_bytes(setup) * shapes.microbatches  # a pass over the layers reads them all
+    once = _weight_bytes(setup)  # read by every pass over the layers
     passes = 2 if arch.remat == "none" else 3
     update = 7 * setup.parts["parameters"]  # four trees of its size are read, three written
     critic = setup.config.algorithm.critic
@@ -268,12 +261,22 @@ def _sweep(setup: Setup) -> Iterator[Program]:
         passes, update = 2 * passes, 2 * update
 
     def work(length: int, action: int, *, step: bool) -> Work:
+        rows = shapes.rows * shapes.microbatches(length)
         if step:
             f = lambda computed: flops.turn_step_flops(  # noqa: E731
-                arch, rows, length, action, refresh=refresh, critic=critic, computed=computed
+                arch,
+                rows,
+                length,
+                action,
+                trees=shapes.share,
+                refresh=refresh,
+                critic=critic,
+                computed=computed,
             )
         else:
-            f = lambda computed: flops.score_flops(arch, rows, length, action, computed=computed)  # noqa: E731
+            f = lambda computed: flops.score_flops(  # noqa: E731
+                arch, rows, length, action, trees=shapes.share, computed=computed
+            )
         return Work(f(False), f(True), rows * length)
 
     trunk = () if critic == "model" else ("parameters",)  # a model has its own
@@ -292,6 +295,7 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             with jax.set_mesh(mesh):
                 return program.lower(setup.state, setup.reference)
 
+        trips = shapes.microbatches(int(length))
         yield Program(
             program.name,
             mesh,
@@ -299,8 +303,8 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             uses=read.get(kind, ("parameters", "frozen")),
             makes=(),
             work=work(int(length), logits.get(kind, shapes.action), step=step),
-            trips=shapes.microbatches,
-            hbm_bytes=once * passes + update if step else once,
+            trips=trips,
+            hbm_bytes=once * trips * passes + update if step else once * trips,
             row_length=int(length),
         )
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from seeupo_jax.aot import flops, hlo
+from seeupo_jax.aot.chips import usable_hbm
 from seeupo_jax.aot.iteration import Iteration, estimate_iteration
-from seeupo_jax.aot.measure import GIB, Figures, usable_hbm
+from seeupo_jax.aot.measure import GIB, Figures
 from seeupo_jax.aot.programs import Program, Setup
 from seeupo_jax.aot.search import fits
 from seeupo_jax.config import to_dict
@@ -67,9 +68,10 @@ class Report:
                 f" {chip.hbm_bandwidth / chip.devices / 1e9:.0f} GB/s",
                 f"model: {count:.2f} B parameters, from {setup.source}",
                 f"mesh: {_axes(setup.mesh)}; the sampler's: {_axes(setup.sampler_mesh)}",
-                f"sweep: {setup.rows} rows in microbatches of {shapes.rows}, on"
+                f"sweep: {setup.rows} conversations in microbatches of {shapes.rows} rows, on"
                 f" {row_shards(setup.mesh)} row shards; rows of up to {shapes.lengths[-1]} tokens,"
-                f" actions of up to {shapes.action}; attention: {setup.arch.attention}",
+                f" actions of up to {shapes.action}; attention: {setup.arch.attention}; remat:"
+                f" {setup.arch.remat}",
                 f"rollout: {plan.slots * plan.shards} slots for"
                 f" {plan.concurrency * plan.shards} conversations on {plan.shards} row shards, a"
                 f" cache of {plan.bytes / GIB:.2f} GiB a device",

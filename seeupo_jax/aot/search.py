@@ -6,39 +6,41 @@ import bisect
 import dataclasses
 from collections.abc import Mapping
 
-from seeupo_jax.aot.measure import GIB, Figures, measure, usable_hbm
+from seeupo_jax.aot.chips import usable_hbm
+from seeupo_jax.aot.measure import GIB, Figures, measure
 from seeupo_jax.aot.programs import Setup, choose_programs, list_programs, prepare
 from seeupo_jax.parallel.mesh import row_shards
 
 
 def search(setup: Setup, figures: Mapping[str, Figures]) -> dict[str, float | None]:
-    """The largest `batching.microbatch_rows` and `rollout.cache_gib` that fit.
+    """The largest `batching.microbatch_tokens` and `rollout.cache_gib` that fit.
 
-    Rows double from one a row shard on, up to an iteration's; about the logarithm of how many such
-    sizes there are is compiled. The cache takes what the measured programs leave.
+    Rows double from the length of a conversation on, up to an iteration's tokens; about the
+    logarithm of how many such sizes there are is compiled. The cache takes what the measured
+    programs leave.
 
     Args:
       figures: of the configuration's own programs, by kind.
 
     Returns: by field; None where not even the smallest fits.
     """
-    found: dict[str, float | None] = {"batching.microbatch_rows": _most_rows(setup)}
+    found: dict[str, float | None] = {"batching.microbatch_tokens": _most_tokens(setup)}
     rollout = [f for kind, f in figures.items() if kind.startswith("rollout/")]
     if rollout and all(each.error is None for each in rollout):
         found["rollout.cache_gib"] = _most_cache(setup, figures)
     return found
 
 
-def _most_rows(setup: Setup) -> int | None:
-    least = row_shards(setup.mesh)
-    sizes = [least * 2**i for i in range((setup.rows // least).bit_length())]
+def _most_tokens(setup: Setup) -> int | None:
+    least = setup.config.rollout.max_context
+    sizes = [least * 2**i for i in range((setup.rows // row_shards(setup.mesh)).bit_length())]
     # The first that does not fit; keys of `bisect` are compiled only where it looks.
-    first = bisect.bisect_left(sizes, True, key=lambda rows: not _rows_fit(setup, rows))
+    first = bisect.bisect_left(sizes, True, key=lambda tokens: not _tokens_fit(setup, tokens))
     return sizes[first - 1] if first else None
 
 
-def _rows_fit(setup: Setup, rows: int) -> bool:
-    batching = dataclasses.replace(setup.config.batching, microbatch_rows=rows)
+def _tokens_fit(setup: Setup, tokens: int) -> bool:
+    batching = dataclasses.replace(setup.config.batching, microbatch_tokens=tokens, buckets=())
     other = prepare(dataclasses.replace(setup.config, batching=batching), setup.topology)
     (step,) = choose_programs(list_programs(other), ["sweep/turn"])
     return fits(other, measure(other, step))

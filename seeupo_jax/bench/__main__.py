@@ -1,35 +1,57 @@
-"""Throughput, measured side by side in one run.
+"""Throughput, measured side by side with PyTorch in one run.
 
-python -m seeupo_jax.bench rollout [--shape=bfcl] [--model=tiny] [--scale=0.125] [--json=OUT]
+    python -m seeupo_jax.bench update    [--workload=bfcl] [--model=tiny] [--json=OUT]
+    python -m seeupo_jax.bench rollout   [--workload=bfcl] [--model=tiny] [--json=OUT]
+    python -m seeupo_jax.bench iteration [--workload=bfcl] [--model=tiny] [--json=OUT]
+    python -m seeupo_jax.bench all       [--suite=cpu] [--results=docs/benchmarks]
+    python -m seeupo_jax.bench report    [--results=docs/benchmarks] [--output=docs/benchmarks.md]
+
+The first three measure; `--help` after one tells its flags. `all` runs the list of them that the
+page is made of (`--suite=accelerator`: one for a GPU or a TPU), leaving out what has its figures
+already, and then does as `report`, which writes the page from the figures there are.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from absl import app, flags
+# Both libraries are to find memory on a GPU: XLA takes most of it at once otherwise.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-from seeupo_jax.bench import rollout
-from seeupo_jax.errors import sentence_errors
+from seeupo_jax.bench import iteration, report, rollout, suite, update  # noqa: E402
+from seeupo_jax.bench.settings import Parser, add_flags, check_json, read, split  # noqa: E402
+from seeupo_jax.cli import use_compilation_cache  # noqa: E402
+from seeupo_jax.errors import sentence_errors  # noqa: E402
 
-_JSON = flags.DEFINE_string("json", None, "Also write the figures to this file.")
-
-BENCHMARKS = {"rollout": rollout.run}
+BENCHMARKS = {"update": update.run, "rollout": rollout.run, "iteration": iteration.run}
+PAGES = {"all": suite, "report": report}
 
 
 def main(argv: Sequence[str]) -> None:
+    """The command."""
     with sentence_errors():
-        if len(argv) != 2 or argv[1] not in BENCHMARKS:
-            raise ValueError(
-                f"bench: got {' '.join(argv[1:])!r}; allowed: one of {', '.join(BENCHMARKS)}."
-            )
-        figures = BENCHMARKS[argv[1]]()
-    if _JSON.value is not None:
-        Path(_JSON.value).write_text(json.dumps(figures, indent=2) + "\n")
+        name = split(argv, (*BENCHMARKS, *PAGES))
+        parser = Parser(
+            prog=f"python -m seeupo_jax.bench {name}", description=__doc__, allow_abbrev=False
+        )
+        if name in PAGES:
+            page = PAGES[name]
+            page.add_flags(parser)
+            page.run(parser.parse_args(argv[2:]))
+        elif name in BENCHMARKS:
+            add_flags(parser, name)
+            given = parser.parse_args(argv[2:])
+            check_json(given.json)
+            use_compilation_cache()
+            figures = BENCHMARKS[name](read(given))
+            if given.json is not None:
+                given.json.write_text(json.dumps(figures, indent=2) + "\n")
+        else:
+            print(__doc__)
 
 
 if __name__ == "__main__":
-    app.run(main, argv=sys.argv)
+    main(sys.argv)

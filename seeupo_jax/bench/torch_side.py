@@ -20,13 +20,22 @@ def load(name: str) -> ModuleType:
         raise ValueError(
             f"bench: no folder {FOLDER}; allowed: a checkout of the repository, which has it."
         )
+    torch()
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+    return importlib.import_module(f"torch_baseline.{name}")
+
+
+def torch() -> ModuleType:
+    """PyTorch.
+
+    Raises:
+      ValueError: it is missing, or `transformers` is.
+    """
     try:
-        importlib.import_module("torch")
         importlib.import_module("transformers")
+        return importlib.import_module("torch")
     except ImportError as error:
         raise ValueError(
             f"bench: {error}; allowed: both installed, by pip install torch==2.13.0 transformers."
         ) from None
-    if str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))
-    return importlib.import_module(f"torch_baseline.{name}")

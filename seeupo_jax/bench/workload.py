@@ -1,20 +1,9 @@
-"""Conversations to measure samplers with: all is given but the actions' tokens."""
+"""Conversations to measure with: all is given but the actions' tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-
-import numpy as np
-
-from seeupo_jax.envs.order_desk_demonstrator import demonstrate
-from seeupo_jax.learner.warm_start import to_segments
-from seeupo_jax.policy.tokenizer import Tokenizer
-from seeupo_jax.policy.weights import read_tokenizer
-from seeupo_jax.types import Segment
-
-ORDER_DESK = "package:order_desk"  # whose tokenizer and chat options `order_desk` counts with
-SKILL = 0.4  # of its demonstrator, whose slips make the members of a group differ
 
 Tokens = tuple[int, ...]
 
@@ -123,6 +112,11 @@ class Workload:
         return sum(len(tokens) for c in self.conversations for tokens in c.observations)
 
     @property
+    def tokens(self) -> int:
+        """Of all conversations, a group's prompt once for each member."""
+        return sum(c.tokens for c in self.conversations)
+
+    @property
     def least_computed(self) -> int:
         """Token positions that any sampler must run through the network.
 
@@ -130,95 +124,3 @@ class Workload:
         token, after which nothing is sampled.
         """
         return self.prompt_tokens + self.observed + self.sampled - len(self.conversations)
-
-
-def bfcl(
-    scale: float,
-    groups: int,
-    vocab_size: int,
-    seed: int,
-    *,
-    group_size: int = 8,
-    turns: int = 8,
-) -> Workload:
-    """The shape of BFCL multi-turn: a long prompt, many turns, all conversations alike.
-
-    A prompt of 3,700 tokens and, a turn, 60 tokens of action and 120 of observation, all scaled;
-    ids are random.
-
-    Args:
-      scale: of every length, above 0; 1 is the real shape.
-      groups, group_size, turns, vocab_size: at least 1.
-
-    Raises:
-      ValueError: a number that is too small.
-    """
-    sizes = {"groups": groups, "group_size": group_size, "turns": turns, "vocab_size": vocab_size}
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"bfcl {name}: got {size}; allowed: a number >= 1.")
-    if scale <= 0:
-        raise ValueError(f"bfcl scale: got {scale}; allowed: a number > 0.")
-    prompt, action, observation = (max(1, round(scale * n)) for n in (3700, 60, 120))
-    rng = np.random.default_rng(seed)
-
-    def random_tokens(length: int) -> Tokens:
-        return tuple(rng.integers(0, vocab_size, length).tolist())
-
-    return Workload(
-        name="bfcl",
-        prompts=tuple(random_tokens(prompt) for _ in range(groups)),
-        lengths=(((action,) * turns,) * group_size,) * groups,
-        observations=tuple(
-            tuple(
-                tuple(random_tokens(observation) for _ in range(turns - 1))
-                for _ in range(group_size)
-            )
-            for _ in range(groups)
-        ),
-        vocab_size=vocab_size,
-    )
-
-
-def order_desk(groups: int, *, group_size: int = 8, seed: int = 0) -> Workload:
-    """Conversations at the real order desk, as its demonstrator has them.
-
-    A group is a case of the training split, a member one try of a demonstrator who slips; tokens
-    are those of the policy that ships with the package. Numbers of turns and all lengths differ.
-
-    Args:
-      groups, group_size: at least 1.
-      seed: of the slips.
-
-    Raises:
-      ValueError: a number that is too small.
-    """
-    for name, size in {"groups": groups, "group_size": group_size}.items():
-        if size < 1:
-            raise ValueError(f"order_desk {name}: got {size}; allowed: a number >= 1.")
-    tokenizer = read_tokenizer(ORDER_DESK)
-    played = [
-        [_play(tokenizer, f"train/{group}", seed * group_size + m) for m in range(group_size)]
-        for group in range(groups)
-    ]
-    return Workload(
-        name="order_desk",
-        prompts=tuple(members[0].prompt for members in played),
-        lengths=tuple(tuple(c.lengths for c in members) for members in played),
-        observations=tuple(tuple(c.observations for c in members) for members in played),
-        vocab_size=tokenizer.vocab_size,
-    )
-
-
-def _play(tokenizer: Tokenizer, task_id: str, seed: int) -> Conversation:
-    demonstration, _ = demonstrate(task_id, skill=SKILL, seed=seed)
-    (segment,) = to_segments(demonstration, tokenizer)  # its history is never rewritten
-    return _cut(segment)
-
-
-def _cut(segment: Segment) -> Conversation:
-    """A segment, which ends with an action, as what was given and how much was sampled."""
-    changes = np.flatnonzero(np.diff(segment.turn_L)) + 1
-    parts = [tuple(part.tolist()) for part in np.split(segment.tokens_L, changes)]
-    prompt, *observations = parts[::2]
-    return Conversation(prompt, tuple(map(len, parts[1::2])), tuple(observations))

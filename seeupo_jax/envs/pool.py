@@ -151,6 +151,11 @@ class EnvPool:
                 deadlines = [self._deadline(one, now) for one in self._trying.values()]
                 self._changed.wait(max(0.0, min(until, *deadlines) - now))
 
+    def drain(self) -> None:
+        """Waits until no call is open; nobody hears what came of them."""
+        while self.open:
+            self.poll(None)
+
     def close(self) -> None:
         """Closes the environments and ends the threads; what has not begun by now never does.
 

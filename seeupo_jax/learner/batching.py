@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from seeupo_jax.types import Trajectory, TurnBatch, learnable
+from seeupo_jax.learner.forest import Forest, choose_length, pack
+from seeupo_jax.types import NOTHING, Trajectory, TurnBatch, learnable
 
 _KINDS = {"action": np.int32}  # of what is known of tokens; float32 else
-
-
-class RefreshBatch(NamedTuple):
-    """What turn t's step needs to refresh the weights that turn t+1's step has changed.
-
-    Each row continues the row of the same place in the step's `TurnBatch`, from that row's last
-    token (which predicts the first one after it) to the end of turn t+1's action.
-
-    tokens_MRS: int32. start_MR: int32, position of tokens_MRS[..., 0].
-    position_MRA: int32, where in tokens_MRS each action token stands (>= 1).
-    mask_MRA, old_logp_MRA: as in TurnBatch; a row without mask keeps its weight.
-    """
-
-    tokens_MRS: jax.Array
-    start_MR: jax.Array
-    position_MRA: jax.Array
-    mask_MRA: jax.Array
-    old_logp_MRA: jax.Array
 
 
 @dataclass(frozen=True)
@@ -38,12 +18,14 @@ class Rows:
     """The segments of all trajectories that count, side by side; index S below.
 
     tokens, turn, logp: as in `Segment`, one array a segment. trajectory_S: whose segment it is.
+    group_S: of whose trajectory, whose members begin alike.
     """
 
     tokens: tuple[np.ndarray, ...]
     turn: tuple[np.ndarray, ...]
     logp: tuple[np.ndarray, ...]
     trajectory_S: np.ndarray
+    group_S: np.ndarray
     trajectories: int  # N, those left out included
     turns: int  # K, of the longest trajectory
 
@@ -52,11 +34,14 @@ class Rows:
         """Segments of the trajectories that an update learns from."""
         kept = np.flatnonzero(learnable(trajectories))
         pairs = [(i, segment) for i in kept for segment in trajectories[i].segments]
+        groups = dict.fromkeys(trajectories[i].group for i in kept)
+        number = {group: place for place, group in enumerate(groups)}  # groups are only names
         return cls(
             tuple(segment.tokens_L for _, segment in pairs),
             tuple(segment.turn_L for _, segment in pairs),
             tuple(segment.logp_L for _, segment in pairs),
             np.array([i for i, _ in pairs], np.int32),
+            np.array([number[trajectories[i].group] for i, _ in pairs], np.int32),
             len(trajectories),
             max((trajectories[i].turns for i in kept), default=0),
         )
@@ -64,7 +49,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """The action that one row contributes to a step: where its tokens stand in the segment."""
+    """The action that a segment contributes to a step: where its tokens stand in it."""
 
     segment: int
     position_A: np.ndarray
@@ -76,7 +61,7 @@ class Piece:
 
 
 def pieces_of(rows: Rows, turns: Sequence[int]) -> list[Piece]:
-    """The rows that have any of these turns; a trajectory without one is null: it is nowhere."""
+    """The segments that have any of these turns; a trajectory without one is nowhere."""
     pieces = []
     for segment, turn_L in enumerate(rows.turn):
         position_A = np.flatnonzero(np.isin(turn_L, turns))
@@ -90,22 +75,54 @@ def all_actions(rows: Rows) -> list[Piece]:
     return pieces_of(rows, range(rows.turns))
 
 
+def eighths(longest: int) -> tuple[int, ...]:
+    """Row lengths to choose from: multiples of an eighth, whole blocks of attention kernels."""
+    unit = 128 if longest >= 1024 else 16
+    return tuple(unit * -(-longest // (8 * unit)) * i for i in range(1, 9))
+
+
 @dataclass(frozen=True)
 class Shapes:
     """The short list of shapes that batches are padded to: each is one compiled program.
 
-    lengths: rising row lengths. action: action tokens of a row, at the most. rows: of a
-    microbatch. microbatches: for a full set of rows. turns: of a trajectory, at the most.
+    lengths: rising row lengths. action: action tokens of a piece, at the most. rows: of a
+    microbatch. trajectories: of an iteration. turns, context: of a trajectory, and its tokens, at
+    the most; no context: those of the longest row. share: whether what the members of a group have
+    in common is computed once.
     """
 
     lengths: tuple[int, ...]
     action: int
     rows: int
-    microbatches: int
+    trajectories: int
     turns: int = 1
+    share: bool = True
+    context: int | None = None
 
-    def length(self, tokens: int) -> int:
-        """The smallest listed length that holds so many tokens.
+    @property
+    def longest(self) -> int:
+        """Tokens of a trajectory, at the most."""
+        return self.lengths[-1] if self.context is None else self.context
+
+    def microbatches(self, length: int, needed: int = 0) -> int:
+        """M of a batch of rows of a length: room for an iteration's, or a multiple of it.
+
+        Segments can outnumber trajectories; whole multiples keep the list of shapes short.
+
+        Args:
+          needed: rows that hold anything.
+        """
+        # Any two rows hold more together than one could: else they would be one.
+        filled = 2 * self.trajectories * self.longest // length + 1
+        room = -(-min(self.trajectories, filled) // self.rows)
+        return room * max(1, -(-needed // (room * self.rows)))
+
+    def pieces(self, needed: int = 0) -> int:
+        """P of a batch of so many pieces: one of each trajectory, or a multiple of it."""
+        return self.trajectories * max(1, -(-needed // self.trajectories))
+
+    def allowed(self, tokens: int) -> tuple[int, ...]:
+        """The listed lengths that hold so many tokens.
 
         Raises:
           ValueError: none does.
@@ -115,21 +132,61 @@ class Shapes:
                 f"a row has {tokens} tokens; allowed: at most {self.lengths[-1]}, the longest of"
                 " config.batching.buckets or else rollout.max_context."
             )
-        return next(length for length in self.lengths if length >= tokens)
+        return tuple(length for length in self.lengths if length >= tokens)
 
-    def long(self, tokens: int) -> int:
-        """The same among the middle and the last length, for passes that run once a sweep."""
-        middle = self.lengths[len(self.lengths) // 2]
-        return middle if tokens <= middle else self.lengths[-1]
+    @property
+    def long(self) -> tuple[int, ...]:
+        """The middle and the last length, for passes that run once a sweep."""
+        return tuple(dict.fromkeys((self.lengths[len(self.lengths) // 2], self.lengths[-1])))
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the pieces of a step lie.
+
+    length: of the rows. forest: the pieces' segments, each up to its piece's end.
+    """
+
+    pieces: Sequence[Piece]
+    length: int
+    forest: Forest
+
+    @property
+    def tokens(self) -> int:
+        """That are computed, padding left out."""
+        return sum(map(len, self.forest.tokens))
+
+
+def lay_out(
+    rows: Rows, pieces: Sequence[Piece], shapes: Shapes, lengths: Sequence[int] | None = None
+) -> Layout:
+    """Packs pieces into rows of one length, out of those listed.
+
+    Raises:
+      ValueError: a piece is longer than all of them.
+    """
+    longest = max((piece.end for piece in pieces), default=0)
+    allowed = shapes.allowed(longest)
+    if lengths is not None:
+        allowed = tuple(length for length in lengths if length in allowed)
+    return Layout(
+        pieces,
+        *choose_length(
+            [rows.tokens[piece.segment][: piece.end] for piece in pieces],
+            rows.group_S[[piece.segment for piece in pieces]],
+            lengths=allowed,
+            rows=shapes.rows,
+            share=shapes.share,
+        ),
+    )
 
 
 def turn_batch(
     rows: Rows,
-    pieces: Sequence[Piece],
+    layout: Layout,
     shapes: Shapes,
     known: Mapping[str, Sequence[np.ndarray]],
     *,
-    length: int,
     action: int,
 ) -> TurnBatch:
     """Pads pieces into a TurnBatch of host arrays.
@@ -137,84 +194,69 @@ def turn_batch(
     Args:
       known: what is known of every token, by the names of `TurnBatch` without their axes; one array
         a segment, aligned with its tokens.
-      length, action: L and A of the batch; no piece is longer.
+      action: A of the batch; no piece has more.
     """
-    L, A = length, action
-    # Segments can outnumber trajectories: whole multiples keep the list of shapes short.
-    full = shapes.microbatches * shapes.rows
-    M = shapes.microbatches * max(1, -(-len(pieces) // full))
-    count = M * shapes.rows
-    tokens = np.zeros((count, L), np.int32)
-    position = np.ones((count, A), np.int32)
-    mask = np.zeros((count, A), np.float32)
-    padded = {name: np.zeros((count, A), _KINDS.get(name, np.float32)) for name in known}
-    trajectory = np.full(count, rows.trajectories, np.int32)
-    for row, piece in enumerate(pieces):
-        size = piece.position_A.size
-        tokens[row, : piece.end] = rows.tokens[piece.segment][: piece.end]
-        position[row, :size] = piece.position_A
-        mask[row, :size] = 1
+    L, R, forest, pieces = layout.length, shapes.rows, layout.forest, layout.pieces
+    M, P = shapes.microbatches(L, len(forest.tokens)), shapes.pieces(len(pieces))
+    tokens, depth = (np.zeros((M * R, L), np.int32) for _ in range(2))
+    end = np.tile(np.arange(1, L + 1, dtype=np.int32), (M * R, 1))
+    for row, sources in enumerate(zip(forest.tokens, forest.depth, forest.end, strict=True)):
+        for target, source in zip((tokens, depth, end), sources, strict=True):
+            target[row, : source.size] = source
+    predicted = Predicted(M * R, L)
+    slot, mask = np.zeros((P, action), np.int32), np.zeros((P, action), np.float32)
+    padded = {name: np.zeros((P, action), _KINDS.get(name, np.float32)) for name in known}
+    trajectory = np.full(P, rows.trajectories, np.int32)
+    for place, piece in enumerate(pieces):
+        size, index_L = piece.position_A.size, forest.index[place]
+        slot[place, :size] = predicted.slots(
+            int(forest.row_S[place]),
+            index_L[piece.position_A],
+            index_L[piece.position_A - 1],
+            rows.tokens[piece.segment][piece.position_A],
+        )
+        mask[place, :size] = 1
         for name, source in known.items():
-            padded[name][row, :size] = source[piece.segment][piece.position_A]
-        trajectory[row] = rows.trajectory_S[piece.segment]
-    fold = lambda x: x.reshape(M, shapes.rows, *x.shape[1:])  # noqa: E731
-    used = np.int32(-(-len(pieces) // shapes.rows))
+            padded[name][place, :size] = source[piece.segment][piece.position_A]
+        trajectory[place] = rows.trajectory_S[piece.segment]
+    fold = lambda x: x.reshape(M, R, L)  # noqa: E731
+    segment = None if shapes.share else fold(np.cumsum(depth == 0, axis=1, dtype=np.int32))
     return TurnBatch(
-        *map(fold, (tokens, position, mask, trajectory)),
-        microbatches=used,
-        **{f"{name}_MRA": fold(array) for name, array in padded.items()},
+        *map(fold, (tokens, depth, end, predicted.parent, predicted.target)),
+        slot,
+        mask,
+        trajectory,
+        microbatches=np.int32(-(-len(forest.tokens) // R)),
+        segment_MRL=segment,
+        **{f"{name}_PA": array for name, array in padded.items()},
     )
 
 
-def refresh_batch(
-    rows: Rows,
-    batch: TurnBatch,
-    pieces: Sequence[Piece],
-    previous: Sequence[Piece],
-    shapes: Shapes,
-    old_logp: Sequence[np.ndarray],
-) -> tuple[RefreshBatch, list[Piece]]:
-    """The refresh that a step on `pieces` does for the step on `previous` before it.
+class Predicted:
+    """The tokens of rows that are predicted, each once however many pieces share it."""
 
-    Returns: the refresh, aligned with `batch`, and the previous pieces that it cannot hold: those
-      that do not continue a row of this step, all pieces of a trajectory that has several in one
-      step (their ratios multiply first), and those longer than the shortest listed length.
-    """
-    row_of = {piece.segment: row for row, piece in enumerate(pieces)}
-    alone = _alone(rows, pieces) & _alone(rows, previous)
+    def __init__(self, rows: int, length: int):
+        self.parent = np.zeros((rows, length), np.int32)
+        self.target = np.full((rows, length), NOTHING, np.int32)
+        self._slot = np.full((rows, length), -1, np.int64)  # of each token of a row
+        self._count = np.zeros(rows, np.int64)
 
-    def continues(piece: Piece) -> bool:
-        row = row_of.get(piece.segment)
-        known = row is not None and piece.end > pieces[row].end
-        return known and int(rows.trajectory_S[piece.segment]) in alone
-
-    same = [piece for piece in previous if continues(piece)]
-    left = [piece for piece in previous if not continues(piece)]
-    M, R = batch.trajectory_MR.shape
-    longest = [p.end - pieces[row_of[p.segment]].end + 1 for p in same]
-    S, A = shapes.lengths[0], shapes.action
-    tokens = np.zeros((M * R, S), np.int32)
-    start = np.zeros(M * R, np.int32)
-    position = np.ones((M * R, A), np.int32)
-    mask, old = (np.zeros((M * R, A), np.float32) for _ in range(2))
-    for piece, needed in zip(same, longest, strict=True):
-        if needed > S:
-            left.append(piece)
-            continue
-        row, size = row_of[piece.segment], piece.position_A.size
-        start[row] = pieces[row].end - 1
-        tokens[row, :needed] = rows.tokens[piece.segment][start[row] : piece.end]
-        position[row, :size] = piece.position_A - start[row]
-        mask[row, :size] = 1
-        old[row, :size] = old_logp[piece.segment][piece.position_A]
-    fold = lambda x: x.reshape(M, R, *x.shape[1:])  # noqa: E731
-    return RefreshBatch(*map(fold, (tokens, start, position, mask, old))), left
+    def slots(
+        self, row: int, index_A: np.ndarray, parent_A: np.ndarray, token_A: np.ndarray
+    ) -> np.ndarray:
+        """Where in the flattened rows the tokens at some indices of a row are predicted."""
+        new_A = self._slot[row, index_A] < 0
+        first, count = int(self._count[row]), int(new_A.sum())
+        self._slot[row, index_A[new_A]] = np.arange(first, first + count)
+        self.parent[row, first : first + count] = parent_A[new_A]
+        self.target[row, first : first + count] = token_A[new_A]
+        self._count[row] += count
+        return row * self.target.shape[1] + self._slot[row, index_A]
 
 
-def _alone(rows: Rows, pieces: Sequence[Piece]) -> set[int]:
-    """The trajectories that have exactly one of these pieces."""
-    count = Counter(int(rows.trajectory_S[piece.segment]) for piece in pieces)
-    return {trajectory for trajectory, times in count.items() if times == 1}
+def empty_layout(length: int) -> Layout:
+    """Of no piece, in rows of a length."""
+    return Layout([], length, pack([], [], capacity=length))
 
 
 def empty_batch(
@@ -226,4 +268,4 @@ def empty_batch(
       known: names of what a real one knows of its tokens.
     """
     nothing: dict[str, list[np.ndarray]] = {name: [] for name in known}
-    return turn_batch(rows, [], shapes, nothing, length=length, action=action)
+    return turn_batch(rows, empty_layout(length), shapes, nothing, action=action)

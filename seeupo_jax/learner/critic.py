@@ -15,6 +15,7 @@ from seeupo_jax.algorithms.value import clipped_value_loss
 from seeupo_jax.choices import Algorithm
 from seeupo_jax.config import Config
 from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.rows import row_hidden
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.network import Network
 from seeupo_jax.types import CriticState, TurnBatch
@@ -91,29 +92,29 @@ def row_value(
     params: Any,
     own: Any,
     row: TurnBatch,
-    hidden_RAD: jax.Array | None = None,
+    hidden_RXD: jax.Array | None = None,
 ) -> jax.Array:
-    """The value before each action token of one microbatch: float32 [R, A], reward units.
+    """The value before each token that one microbatch predicts: float32 [R, X], reward units.
 
     Args:
       params: all of the policy's. own: the critic's.
-      hidden_RAD: the policy's last hidden states that predict the tokens; None: not at hand.
+      hidden_RXD: the policy's last hidden states that predict the tokens; None: not at hand.
     """
     if critic.kind == "model":
         # Of the policy's stays what does not train, and its output table, which is not read.
-        params, hidden_RAD = policy.join(own["trunk"], params), None
-    if hidden_RAD is None:
-        hidden_RLD, _ = policy.hidden(network, params, row.tokens_MRL)
-        hidden_RAD = policy.pick(hidden_RLD, row.position_MRA - 1)
+        params, hidden_RXD = policy.join(own["trunk"], params), None
+    if hidden_RXD is None:
+        hidden_RLD, _ = row_hidden(network, params, row)
+        hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
     head = own["head"]
-    value_RA = jnp.einsum("rad,d->ra", hidden_RAD.astype(jnp.float32), head["kernel"])
-    return value_RA + head["bias"][None, :]
+    value_RX = jnp.einsum("rxd,d->rx", hidden_RXD.astype(jnp.float32), head["kernel"])
+    return value_RX + head["bias"][None, :]
 
 
-def row_loss(critic: Critic, value_RA: jax.Array, row: TurnBatch) -> tuple[jax.Array, jax.Array]:
-    """Each token's error, and 1.0 where the clipped one counts, which has no gradient: [R, A]."""
-    given = (value_RA, row.value_MRA, row.returns_MRA)
-    plain_RA, loss_RA = (
-        clipped_value_loss(*given, clip=clip, mask=row.mask_MRA) for clip in (None, critic.clip)
+def piece_loss(critic: Critic, value_PA: jax.Array, row: TurnBatch) -> tuple[jax.Array, jax.Array]:
+    """Each token's error, and 1.0 where the clipped one counts, which has no gradient: [P, A]."""
+    given = (value_PA, row.value_PA, row.returns_PA)
+    plain_PA, loss_PA = (
+        clipped_value_loss(*given, clip=clip, mask=row.mask_PA) for clip in (None, critic.clip)
     )
-    return loss_RA, (loss_RA > plain_RA).astype(jnp.float32)
+    return loss_PA, (loss_PA > plain_PA).astype(jnp.float32)

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.learner.batching import Rows, empty_batch, refresh_batch
+from seeupo_jax.learner.batching import Rows, empty_batch, empty_layout
 from seeupo_jax.learner.credit import compile_credit
 from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.types import TrainState
 
 
@@ -39,9 +40,10 @@ class Program:
 
 def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
     """Every program that sweeps over so many trajectories may run, shortest rows first."""
-    rows = Rows((), (), (), np.zeros(0, np.int32), trajectories, 0)
+    nobody = np.zeros(0, np.int32)
+    rows = Rows((), (), (), nobody, nobody, trajectories, 0)
     shapes = learner.shapes
-    for length in sorted({shapes.long(1), shapes.long(shapes.lengths[-1])}):
+    for length in shapes.long:
         yield from _score_programs(learner, rows, length)
     for length in shapes.lengths:
         yield from _turn_programs(learner, rows, length)
@@ -68,7 +70,7 @@ def compile_programs(
 
 def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
     """Of the whole trajectories, under the old and the reference policy, and by the critic."""
-    batch = empty_batch(rows, learner.shapes, length=length, action=length)
+    batch = empty_batch(rows, learner.shapes, length=length, action=learner.shapes.longest)
     yield _call(f"sweep/score {length}", learner.score, lambda state, _: (state.params, batch))
     # Mostly the same program again, which compiles nothing; not where it lies in other memory.
     yield _call(f"sweep/reference {length}", learner.score, lambda _, params: (params, batch))
@@ -87,7 +89,7 @@ def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progra
     numbers_N = jax.ShapeDtypeStruct((rows.trajectories,), jnp.float32, sharding=learner.everywhere)
     continued = None
     if learner.fused:
-        continued, _ = refresh_batch(rows, batch, [], [], shapes, [])
+        continued, _ = refresh_batch(rows, empty_layout(length), [], shapes, [])
     elif chosen.old_policy == "turn":
         yield _call(f"sweep/old {length}", learner.score, lambda state, _: (state.params, batch))
     yield _call(

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from seeupo_jax.learner.batching import Piece, Rows, pieces_of, refresh_batch
+from seeupo_jax.learner.batching import Piece, Rows, lay_out, pieces_of
 from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.learner.sweep_pass import (
     Pass,
     Step,
@@ -151,25 +152,24 @@ def _fused_turn(
     pieces: list[Piece],
 ) -> TrainState:
     """One step that first refreshes, in the same program, the weights of the step before it."""
-    batch = current.batch(pieces, learner.shapes)
+    layout = lay_out(current.rows, pieces, learner.shapes)
     continued, left = refresh_batch(
-        current.rows, batch, pieces, current.previous, learner.shapes, current.known["old_logp"]
+        current.rows, layout, current.previous, learner.shapes, current.known["old_logp"]
     )
     if left:
+        longest = lay_out(current.rows, left, learner.shapes, learner.shapes.lengths[-1:])
         current.factor_N = learner.refresh(
-            state.params,
-            current.batch(left, learner.shapes, learner.shapes.lengths[-1]),
-            current.factor_N,
+            state.params, current.batch(longest, learner.shapes), current.factor_N
         )
-    state, current.factor_N, logp_MRA, metrics = learner.turn_step(
+    state, current.factor_N, logp_PA, metrics = learner.turn_step(
         state,
-        batch,
+        current.batch(layout, learner.shapes),
         continued,
         current.factor_N,
         _denominator(learner, current, pieces),
     )
     if learner.algorithm.old_policy == "turn":
-        current.store_old(pieces, logp_MRA)
+        current.store_old(pieces, logp_PA)
     current.previous = pieces
     current.record(turns, metrics)
     return state
@@ -186,24 +186,26 @@ def _separate_turn(
     seed: Sequence[int],
 ) -> TrainState:
     """Any number of steps on one turn, then a pass that refreshes the weights."""
+    layout = lay_out(current.rows, pieces, learner.shapes)
     if learner.algorithm.old_policy == "turn":
-        batch = current.batch(pieces, learner.shapes)
-        logp_MRA = learner.score(state.params, batch)
-        current.store_old(pieces, logp_MRA)
+        logp_PA = learner.score(state.params, current.batch(layout, learner.shapes))
+        current.store_old(pieces, logp_PA)
     rng = np.random.default_rng(seed)
     share = _denominator(learner, current, pieces) / len(pieces)
     for _ in range(learner.algorithm.inner_epochs):
         for part in _minibatches(pieces, learner.algorithm.minibatches_per_turn, rng):
+            whole = part is pieces
+            part_layout = layout if whole else lay_out(current.rows, part, learner.shapes)
             state, current.factor_N, _, metrics = learner.turn_step(
                 state,
-                current.batch(part, learner.shapes),
+                current.batch(part_layout, learner.shapes),
                 None,
                 current.factor_N,
                 np.float32(share * len(part)),
             )
             current.record(turns, metrics)
     if learner.algorithm.weighs and not last:
-        batch = current.batch(pieces, learner.shapes)
+        batch = current.batch(layout, learner.shapes)
         current.factor_N = learner.refresh(state.params, batch, current.factor_N)
     return state
 
@@ -256,6 +258,7 @@ def _summarize(current: Pass, turns: int) -> dict[str, float]:
         "sweep/grad_norm": float(np.mean([step["grad_norm"] for step in totals])),
         "sweep/updates_skipped": sum(step["update_skipped"] for step in totals),
         "sweep/tokens": current.tokens,
-        "sweep/padding_fraction": 1 - current.tokens / current.padded,
+        "sweep/shared_fraction": 1 - current.computed / current.tokens,
+        "sweep/padding_fraction": 1 - current.computed / current.padded,
         **{key: mean(name) for key, name in weights.items() if "start_logp" in current.known},
     }

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax.learner.batching import (
+    Layout,
     Piece,
     Rows,
     Shapes,
     all_actions,
+    lay_out,
     pieces_of,
     turn_batch,
 )
@@ -59,8 +61,9 @@ class Pass:
     previous: list[Piece] = field(default_factory=list)
     done: int = 0  # steps of the order
     metrics: list[dict[str, Any]] = field(default_factory=list)  # of every optimizer step
-    tokens: int = 0  # that the steps were asked to compute
-    padded: int = 0  # that they computed, padding included
+    tokens: int = 0  # that the steps' rows would have, each for itself
+    computed: int = 0  # that they computed: what rows share counts once
+    padded: int = 0  # the same with padding
     observe: Callable[[Step], None] | None = None
 
     def record(self, turns: tuple[int, ...], metrics: dict[str, Any]) -> None:
@@ -71,29 +74,26 @@ class Pass:
             copied_N = jnp.copy(self.factor_N)
             self.observe(Step(turns, self.known["advantage"], copied_N, metrics))
 
-    def batch(
-        self, pieces: Sequence[Piece], shapes: Shapes, length: int | None = None
-    ) -> TurnBatch:
-        """The pieces as a padded batch, counted; of the shortest listed length that holds them."""
-        if length is None:
-            length = shapes.length(max(piece.end for piece in pieces))
-        batch = turn_batch(
-            self.rows, pieces, shapes, self.known, length=length, action=shapes.action
-        )
+    def batch(self, layout: Layout, shapes: Shapes) -> TurnBatch:
+        """Pieces that were laid out as a padded batch, counted."""
+        batch = turn_batch(self.rows, layout, shapes, self.known, action=shapes.action)
         _, R, L = batch.tokens_MRL.shape
-        self.tokens += sum(piece.end for piece in pieces)
+        self.tokens += sum(piece.end for piece in layout.pieces)
+        self.computed += layout.tokens
         self.padded += int(batch.microbatches) * R * L
         return batch
 
-    def store_old(self, pieces: Sequence[Piece], logp_MRA: jax.Array) -> None:
+    def store_old(self, pieces: Sequence[Piece], logp_PA: jax.Array) -> None:
         """Makes log-probabilities just computed the old policy's at these pieces."""
-        scatter(self.known["old_logp"], pieces, np.asarray(logp_MRA))
+        scatter(self.known["old_logp"], pieces, np.asarray(logp_PA))
 
 
-def scatter(numbers: Sequence[np.ndarray], pieces: Sequence[Piece], found_MRA: np.ndarray) -> None:
+_COUNTS = ("tokens", "computed", "padded")
+
+
+def scatter(numbers: Sequence[np.ndarray], pieces: Sequence[Piece], found_PA: np.ndarray) -> None:
     """Writes what a batch's program found of action tokens back to their segments' tokens."""
-    flat_XA = found_MRA.reshape(-1, found_MRA.shape[-1])
-    for piece, found_A in zip(pieces, flat_XA, strict=False):
+    for piece, found_A in zip(pieces, found_PA, strict=False):
         numbers[piece.segment][piece.position_A] = found_A[: piece.position_A.size]
 
 
@@ -114,12 +114,12 @@ def start_pass(
       critic: the value function, which takes one pass too.
     """
     pieces = all_actions(rows)
-    length = learner.shapes.long(max(piece.end for piece in pieces))
-    batch = turn_batch(rows, pieces, learner.shapes, {}, length=length, action=length)
+    layout = lay_out(rows, pieces, learner.shapes, learner.shapes.long)
+    batch = turn_batch(rows, layout, learner.shapes, {}, action=learner.shapes.longest)
 
-    def ragged(found_MRA: jax.Array) -> list[np.ndarray]:
+    def ragged(found_PA: jax.Array) -> list[np.ndarray]:
         numbers = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
-        scatter(numbers, pieces, np.asarray(found_MRA))
+        scatter(numbers, pieces, np.asarray(found_PA))
         return numbers
 
     copied = lambda arrays: [array.copy() for array in arrays]  # noqa: E731
@@ -186,8 +186,7 @@ def resume_pass(
         previous=pieces_of(rows, order[done - 1]) if done else [],
         done=done,
         metrics=list(notes["metrics"]),
-        tokens=notes["tokens"],
-        padded=notes["padded"],
+        **{name: notes[name] for name in _COUNTS},
     )
 
 
@@ -223,8 +222,7 @@ class SweepStopped(Stopped):
         }
         self.notes = {
             "done": current.done,
-            "tokens": current.tokens,
-            "padded": current.padded,
+            **{name: vars(current)[name] for name in _COUNTS},
             "begun": current.begun,
             "metrics": host_metrics(current.metrics),
         }

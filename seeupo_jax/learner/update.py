@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +18,13 @@ from seeupo_jax.algorithms.surrogate import (
     turn_ratio,
     update_weight,
 )
-from seeupo_jax.learner.batching import RefreshBatch
-from seeupo_jax.learner.critic import Critic, row_loss, row_value
+from seeupo_jax.learner.critic import Critic, piece_loss, row_value
 from seeupo_jax.learner.layout import on_device
 from seeupo_jax.learner.optimizer import apply_update
-from seeupo_jax.parallel.mesh import constrain
+from seeupo_jax.learner.refresh_batch import RefreshBatch
+from seeupo_jax.learner.rows import microbatch, of_pieces, own, row_hidden, take
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.attention import KeyValues
+from seeupo_jax.policy.attention import KeyValues, Past, Tree
 from seeupo_jax.policy.network import Network
 from seeupo_jax.types import TrainState, TurnBatch
 
@@ -62,85 +63,82 @@ class Objective:
 def row_logp(
     network: Network, params: Any, row: TurnBatch, temperature: float
 ) -> tuple[jax.Array, jax.Array, list[KeyValues]]:
-    """log π of one microbatch's action tokens, [R, A]; what predicts them; keys and values."""
-    hidden_RLD, keys = policy.hidden(network, params, row.tokens_MRL)
-    logp_RA, hidden_RAD = logp_at(
-        network, params, hidden_RLD, row.tokens_MRL, row.position_MRA, temperature
-    )
-    return logp_RA, hidden_RAD, list(keys)
+    """log π of what one microbatch predicts, [R, X]; what predicts it; keys and values."""
+    hidden_RLD, keys = row_hidden(network, params, row)
+    predicted = (row.parent_MRX, row.target_MRX)
+    logp_RX, hidden_RXD = logp_at(network, params, hidden_RLD, *predicted, temperature)
+    return logp_RX, hidden_RXD, list(keys)
 
 
 def logp_at(
     network: Network,
     params: Any,
     hidden_RLD: jax.Array,
-    tokens_RL: jax.Array,
-    position_RA: jax.Array,
+    parent_RX: jax.Array,
+    target_RX: jax.Array,
     temperature: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """log π of the tokens at some positions, and the hidden states before, which predict them."""
-    target_RA = jnp.take_along_axis(tokens_RL, position_RA, axis=1)
-    hidden_RAD = policy.pick(hidden_RLD, position_RA - 1)
-    logp_RA = policy.token_logp(network, params, hidden_RAD, target_RA, temperature=temperature)
-    return logp_RA, hidden_RAD
-
-
-def microbatch(batch: Any, index: jax.Array) -> Any:
-    """Microbatch `index` of a batch whose arrays begin with [M, R]; rows spread over the mesh."""
-
-    def take(x: jax.Array) -> jax.Array:
-        x = jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
-        return constrain(x, "rows", *(None,) * (x.ndim - 1))
-
-    return jax.tree.map(lambda x: take(x) if x.ndim else x, batch)
+    """log π of some tokens, each predicted by its parent, and the parents' hidden states."""
+    hidden_RXD = policy.pick(hidden_RLD, parent_RX)
+    logp_RX = policy.token_logp(network, params, hidden_RXD, target_RX, temperature=temperature)
+    return logp_RX, hidden_RXD
 
 
 def score(network: Network, params: Any, batch: TurnBatch, *, temperature: float) -> jax.Array:
-    """log π of every action token of a batch under `params`: float32 [M, R, A], 0 in empty rows."""
+    """log π of every action token of a batch under `params`: float32 [P, A], 0 without a mask."""
 
-    def body(index: jax.Array, logp_MRA: jax.Array) -> jax.Array:
-        logp_RA, *_ = row_logp(network, params, microbatch(batch, index), temperature)
-        return jax.lax.dynamic_update_index_in_dim(logp_MRA, logp_RA, index, 0)
+    def body(index: jax.Array, logp_PA: jax.Array) -> jax.Array:
+        row = microbatch(batch, index)
+        logp_RX, *_ = row_logp(network, params, row, temperature)
+        return logp_PA + of_pieces(logp_RX, row.slot_PA, row.mask_PA)
 
     with jax.named_scope("sweep/score"):
-        return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_MRA))
+        return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_PA))
 
 
 def value(
     network: Network, critic: Critic, params: Any, critic_params: Any, batch: TurnBatch
 ) -> jax.Array:
-    """The value before every action token of a batch: float32 [M, R, A], 0 in empty rows."""
+    """The value before every action token of a batch: float32 [P, A], 0 without a mask."""
 
-    def body(index: jax.Array, value_MRA: jax.Array) -> jax.Array:
+    def body(index: jax.Array, value_PA: jax.Array) -> jax.Array:
         row = microbatch(batch, index)
-        value_RA = row_value(network, critic, params, critic_params, row)
-        return jax.lax.dynamic_update_index_in_dim(value_MRA, value_RA, index, 0)
+        value_RX = row_value(network, critic, params, critic_params, row)
+        return value_PA + of_pieces(value_RX, row.slot_PA, row.mask_PA)
 
     with jax.named_scope("sweep/value"):
-        return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_MRA))
+        return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_PA))
 
 
 def refresh(
     network: Network, objective: Objective, params: Any, batch: TurnBatch, factor_N: jax.Array
 ) -> jax.Array:
     """The separate refresh: factors after the step that updated `batch`, by a pass of its own."""
-    logp_MRA = score(network, params, batch, temperature=objective.temperature)
-    flat = lambda x: x.reshape(-1, x.shape[-1])  # noqa: E731
-    ratio = turn_ratio(
-        flat(logp_MRA),
-        flat(batch.old_logp_MRA),
-        flat(batch.mask_MRA),
-        level=objective.weight_ratio,
-    )
-    return _multiply(factor_N, batch.trajectory_MR.reshape(-1), ratio, objective.weight_clip)
+    logp_PA = score(network, params, batch, temperature=objective.temperature)
+    return _refreshed(objective, factor_N, logp_PA, batch, batch.mask_PA)
+
+
+def _refreshed(
+    objective: Objective,
+    factor_N: jax.Array,
+    logp_PA: jax.Array,
+    batch: TurnBatch | RefreshBatch,
+    mask_PA: jax.Array,
+) -> jax.Array:
+    """Factors times the ratios of the pieces that have a mask."""
+    level = objective.weight_ratio
+    ratio_P = turn_ratio(logp_PA, batch.old_logp_PA, mask_PA, level=level)
+    nobody = factor_N.shape[0]
+    trajectory_P = jnp.where(mask_PA.any(axis=1), batch.trajectory_P, nobody)
+    return _multiply(factor_N, trajectory_P, ratio_P, objective.weight_clip)
 
 
 def _multiply(
     factor_N: jax.Array, trajectory_X: jax.Array, ratio_X: jax.Array, clip: float | None
 ) -> jax.Array:
-    """Multiplies rows' ratios into their trajectories' factors; rows of no trajectory are dropped.
+    """Multiplies pieces' ratios into their trajectories' factors; those of none are dropped.
 
-    A merged step may hold several rows of one trajectory: their ratios multiply first.
+    A merged step may hold several pieces of one trajectory: their ratios multiply first.
     """
     N = factor_N.shape[0]
     ratio_N = jnp.ones(N).at[trajectory_X].multiply(ratio_X, mode="drop")
@@ -156,7 +154,8 @@ def turn_loss(
     critic: Critic | None,
     row: TurnBatch,
     continued: RefreshBatch | None,
-    factor_R: jax.Array,
+    index: jax.Array,
+    factor_N: jax.Array,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, dict[str, jax.Array]]]:
     """One microbatch's share of the negative objective (Eq. 6), not yet divided by anything.
 
@@ -164,118 +163,120 @@ def turn_loss(
       trained: the parameters that the loss is differentiated by: the policy's and the critic's,
         whose loss is added.
       frozen: the policy's other parameters.
-      row, continued: one microbatch each, without their leading axis M.
-      factor_R: of the rows' trajectories.
+      row: one microbatch, of this index.
+      continued: of all microbatches.
 
-    Returns: the loss's sum, and (logp_RA, refreshed factor_R, sums for metrics).
+    Returns: the loss's sum, and (logp_PA, refreshed factor_N, sums for metrics).
     """
     params = policy.join(trained[0], frozen)
-    logp_RA, hidden_RAD, keys = row_logp(network, params, row, objective.temperature)
+    logp_RX, hidden_RXD, keys = row_logp(network, params, row, objective.temperature)
     if continued is not None:
-        factor_R = _refresh_rows(params, network, objective, continued, keys, factor_R)
-    old_logp_RA = row.old_logp_MRA
+        past = (keys, Tree(row.depth_MRL, row.end_MRL))
+        factor_N = _refresh_pieces(params, network, objective, continued, index, past, factor_N)
+    factor_P = factor_N[jnp.minimum(row.trajectory_P, factor_N.shape[0] - 1)]
+    of_own = functools.partial(of_pieces, slot_PA=row.slot_PA, mask_PA=row.mask_PA)
+    logp_PA = of_own(logp_RX)
+    old_logp_PA = row.old_logp_PA
     if objective.old_is_current:
-        old_logp_RA = jax.lax.stop_gradient(logp_RA)
-    mask_RJA = _by_action(row, objective.actions)
-    count_RJ = mask_RJA.sum(axis=2)
-    wide = lambda x_RA: x_RA[:, None, :]  # noqa: E731
-    mean = lambda x_RA: (wide(x_RA) * mask_RJA).sum(axis=2) / jnp.maximum(count_RJ, 1)  # noqa: E731
-    importance, shares = _importance(objective, row, mask_RJA)
-    term_RJ, clipped_RJ = action_objective(
-        wide(logp_RA),
-        wide(old_logp_RA),
-        mask_RJA,
-        wide(row.advantage_MRA),
-        factor_R[:, None],
+        old_logp_PA = jax.lax.stop_gradient(logp_PA)
+    mask_PJA = _by_action(row, objective.actions)
+    count_PJ = mask_PJA.sum(axis=2)
+    wide = lambda x_PA: x_PA[:, None, :]  # noqa: E731
+    mean = lambda x_PA: (wide(x_PA) * mask_PJA).sum(axis=2) / jnp.maximum(count_PJ, 1)  # noqa: E731
+    importance, shares = _importance(objective, row, mask_PJA)
+    term_PJ, clipped_PJ = action_objective(
+        wide(logp_PA),
+        wide(old_logp_PA),
+        mask_PJA,
+        wide(row.advantage_PA),
+        factor_P[:, None],
         objective=objective.kind,
         ratio=objective.ratio,
         clip_low=objective.clip_low,
         clip_high=objective.clip_high,
         importance=importance,
     )
-    kl_RJ = mean(kl_estimate(logp_RA, row.ref_logp_MRA, mask=row.mask_MRA))
-    real_RJ = count_RJ > 0
+    kl_PJ = mean(kl_estimate(logp_PA, row.ref_logp_PA, mask=row.mask_PA))
+    real_PJ = count_PJ > 0
     # An action's terms are means over its tokens.
-    size_RJ = real_RJ if objective.loss_mean == "action" else count_RJ
-    loss = -jnp.sum(size_RJ * (term_RJ - objective.kl_coef * kl_RJ))
-    weight_RA = jnp.where(row.mask_MRA > 0, row.advantage_MRA * factor_R[:, None], 0.0)
+    size_PJ = real_PJ if objective.loss_mean == "action" else count_PJ
+    loss = -jnp.sum(size_PJ * (term_PJ - objective.kl_coef * kl_PJ))
+    weight_PA = jnp.where(row.mask_PA > 0, row.advantage_PA * factor_P[:, None], 0.0)
     sums = {
-        "actions": real_RJ.sum(dtype=jnp.float32),
-        "clipped": clipped_RJ.sum(),
-        "kl": kl_RJ.sum(),
-        "weight_max": jnp.max(jnp.abs(weight_RA)),
-        **{name: jnp.sum(real_RJ * share_RJ) for name, share_RJ in shares.items()},
+        "actions": real_PJ.sum(dtype=jnp.float32),
+        "clipped": clipped_PJ.sum(),
+        "kl": kl_PJ.sum(),
+        "weight_max": jnp.max(jnp.abs(weight_PA)),
+        **{name: jnp.sum(real_PJ * share_PJ) for name, share_PJ in shares.items()},
     }
     if critic is not None:
-        value_RA = row_value(network, critic, params, trained[1], row, hidden_RAD)
-        error_RJ, clipped_RJ = map(mean, row_loss(critic, value_RA, row))
-        loss += critic.coef * jnp.sum(size_RJ * error_RJ)
-        sums |= {"value_loss": error_RJ.sum(), "value_clipped": clipped_RJ.sum()}
-    return loss, (logp_RA, factor_R, jax.lax.stop_gradient(sums))
+        value_PA = of_own(row_value(network, critic, params, trained[1], row, hidden_RXD))
+        error_PJ, clipped_PJ = map(mean, piece_loss(critic, value_PA, row))
+        loss += critic.coef * jnp.sum(size_PJ * error_PJ)
+        sums |= {"value_loss": error_PJ.sum(), "value_clipped": clipped_PJ.sum()}
+    return loss, (logp_PA, factor_N, jax.lax.stop_gradient(sums))
 
 
 def _by_action(row: TurnBatch, actions: int) -> jax.Array:
-    """The mask of each of a row's actions, [R, X, A]."""
-    if row.action_MRA is None:
-        return row.mask_MRA[:, None, :]
-    own_RJA = row.action_MRA[:, None, :] == jnp.arange(actions)[None, :, None]
-    return own_RJA * row.mask_MRA[:, None, :]
+    """The mask of each of a piece's actions, [P, J, A]."""
+    if row.action_PA is None:
+        return row.mask_PA[:, None, :]
+    own_PJA = row.action_PA[:, None, :] == jnp.arange(actions)[None, :, None]
+    return own_PJA * row.mask_PA[:, None, :]
 
 
 def _importance(
-    objective: Objective, row: TurnBatch, mask_RJA: jax.Array
+    objective: Objective, row: TurnBatch, mask_PJA: jax.Array
 ) -> tuple[jax.Array | None, dict[str, jax.Array]]:
     """What surrogates weigh against the sampler's mismatch, in the ratio's shape; and metrics."""
     if objective.tis_clip is None:
         return None, {}
     weight = truncated_importance(
-        row.start_logp_MRA[:, None, :],
-        row.sampler_logp_MRA[:, None, :],
-        mask_RJA,
+        row.start_logp_PA[:, None, :],
+        row.sampler_logp_PA[:, None, :],
+        mask_PJA,
         level=objective.ratio,
         clip=objective.tis_clip,
     )
     shares = {"tis_weight": weight, "tis_truncated": weight >= objective.tis_clip}
     if objective.ratio == "token":
-        count_RJ = jnp.maximum(mask_RJA.sum(axis=2), 1)
-        shares = jax.tree.map(lambda x: (x * mask_RJA).sum(axis=2) / count_RJ, shares)
+        count_PJ = jnp.maximum(mask_PJA.sum(axis=2), 1)
+        shares = jax.tree.map(lambda x: (x * mask_PJA).sum(axis=2) / count_PJ, shares)
     return weight, shares
 
 
-def _refresh_rows(
+def _refresh_pieces(
     params: Any,
     network: Network,
     objective: Objective,
     continued: RefreshBatch,
-    keys: list[KeyValues],
-    factor_R: jax.Array,
+    index: jax.Array,
+    past: tuple[list[KeyValues], Tree],
+    factor_N: jax.Array,
 ) -> jax.Array:
-    """Factors after the step before this one, from the tokens that it updated: forward only."""
-    params, keys, factor_R = jax.lax.stop_gradient((params, keys, factor_R))
+    """Factors after the step before this one, from the tokens that it updated: forward only.
 
-    def refreshed() -> jax.Array:
-        hidden_RSD, _ = policy.hidden(
-            network, params, continued.tokens_MRS, keys, continued.start_MR
+    Args:
+      index: of the microbatch. past: its keys and values, and its trees.
+    """
+    params, (keys, tree), factor_N = jax.lax.stop_gradient((params, past, factor_N))
+    _, Q, R, C = continued.tokens_MQRC.shape
+
+    def body(number: jax.Array, logp_PA: jax.Array) -> jax.Array:
+        part = index * Q + number
+        chunk = [take(x.reshape(-1, R, C), part) for x in continued[:6]]
+        tokens, depth, end, at, parent, target = chunk
+        hidden_RCD, _ = policy.hidden(
+            network, params, tokens, tree=Tree(depth, end), past=Past(keys, tree, at)
         )
-        logp_RA, _ = logp_at(
-            network,
-            params,
-            hidden_RSD,
-            continued.tokens_MRS,
-            continued.position_MRA,
-            objective.temperature,
-        )
-        ratio_R = turn_ratio(
-            logp_RA,
-            continued.old_logp_MRA,
-            continued.mask_MRA,
-            level=objective.weight_ratio,
-        )
-        updated_R = update_weight(factor_R, ratio_R, clip=objective.weight_clip)
-        return jnp.where(continued.mask_MRA[:, 0] > 0, updated_R, factor_R)
+        logp_RC, _ = logp_at(network, params, hidden_RCD, parent, target, objective.temperature)
+        return logp_PA + of_pieces(logp_RC, *own(continued.slot_PA, continued.mask_PA, part, R * C))
 
     with jax.named_scope("sweep/refresh"):
-        return jax.lax.cond(continued.mask_MRA.any(), refreshed, lambda: factor_R)
+        nothing_PA = jnp.zeros_like(continued.mask_PA)
+        logp_PA = jax.lax.fori_loop(0, continued.chunks_M[index], body, nothing_PA)
+        _, mask_PA = own(continued.slot_PA, continued.mask_PA, index, Q * R * C)
+        return _refreshed(objective, factor_N, logp_PA, continued, mask_PA)
 
 
 def turn_step(
@@ -302,7 +303,7 @@ def turn_step(
       denominator: what the sum over all rows is divided by, once.
       critic: the value function that `state.critic` is of, trained beside the policy.
 
-    Returns: the new state; the factors with the refresh in them; the action tokens' [M, R, A]
+    Returns: the new state; the factors with the refresh in them; the action tokens' [P, A]
       log-probabilities before the step; metrics (float32 scalars).
     """
     grad, trained = jax.value_and_grad(turn_loss, has_aux=True), _trained(state)
@@ -312,36 +313,24 @@ def turn_step(
         return grads if where is None else jax.lax.with_sharding_constraint(grads, where)
 
     def body(index: jax.Array, carry: Any) -> Any:
-        grads, factor_N, logp_MRA, total = carry
+        grads, factor_N, logp_PA, total = carry
         row = microbatch(batch, index)
-        more = None if continued is None else microbatch(continued, index)
-        who_R = jnp.minimum(row.trajectory_MR, factor_N.shape[0] - 1)
-        (loss, (logp_RA, factor_R, sums)), new = grad(
-            trained,
-            frozen,
-            network,
-            objective,
-            critic,
-            row,
-            more,
-            factor_N[who_R],
+        (loss, (own_logp_PA, factor_N, sums)), new = grad(
+            trained, frozen, network, objective, critic, row, continued, index, factor_N
         )
         # Placed before they are added: each device receives its own part of the sum over rows only.
         grads = jax.tree.map(jnp.add, grads, place(new))
-        if continued is not None:
-            factor_N = factor_N.at[row.trajectory_MR].set(factor_R, mode="drop")
-        logp_MRA = jax.lax.dynamic_update_index_in_dim(logp_MRA, logp_RA, index, 0)
-        return grads, factor_N, logp_MRA, _accumulate(total, sums | {"loss": loss})
+        return grads, factor_N, logp_PA + own_logp_PA, _accumulate(total, sums | {"loss": loss})
 
     with jax.named_scope("sweep/turn"):
         zeros = place(jax.tree.map(jnp.zeros_like, trained))
         names = (*objective.sums, *(() if critic is None else critic.sums), "loss")
         total = {name: jnp.zeros(()) for name in names}
-        start = (zeros, factor_N, jnp.zeros_like(batch.mask_MRA), total)
-        grads, factor_N, logp_MRA, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
+        start = (zeros, factor_N, jnp.zeros_like(batch.mask_PA), total)
+        grads, factor_N, logp_PA, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
         grads = jax.tree.map(lambda g: g / denominator, grads)
         state, metrics = _apply(optimizer, critic, grads, state, batch.microbatches > 0)
-    return state, factor_N, logp_MRA, metrics | total | {"loss": total["loss"] / denominator}
+    return state, factor_N, logp_PA, metrics | total | {"loss": total["loss"] / denominator}
 
 
 def _apply(

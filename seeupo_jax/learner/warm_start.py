@@ -17,10 +17,10 @@ import optax
 from seeupo_jax import config
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.learner import update
-from seeupo_jax.learner.batching import Rows, Shapes, all_actions, turn_batch
+from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
 from seeupo_jax.policy.network import Network
 from seeupo_jax.policy.tokenizer import Tokenizer, Transcript
-from seeupo_jax.types import Segment, TurnBatch
+from seeupo_jax.types import NOTHING, Segment, TurnBatch
 
 BLOCK = 16  # batches sorted by length together
 
@@ -89,6 +89,7 @@ class Batches:
             tuple(s.turn_L for s in cut),
             tuple(s.logp_L for s in cut),
             np.arange(len(cut), dtype=np.int32),
+            np.arange(len(cut), dtype=np.int32),
             len(cut),
             1 + max(int(s.turn_L.max()) for s in cut),
         )
@@ -98,9 +99,9 @@ class Batches:
                 f"warm start: all {len(segments)} demonstrations of a batch begin with more than"
                 f" {limit} tokens; allowed: prompts below config.rollout.max_context."
             )
-        length = self.shapes.length(max(piece.end for piece in pieces))
-        action = self.shapes.length(max(piece.position_A.size for piece in pieces))
-        return turn_batch(rows, pieces, self.shapes, {}, length=length, action=action)
+        action = self.shapes.allowed(max(piece.position_A.size for piece in pieces))[0]
+        layout = lay_out(rows, pieces, self.shapes)
+        return turn_batch(rows, layout, self.shapes, {}, action=action)
 
 
 @functools.partial(
@@ -116,8 +117,8 @@ def imitate(
     """One step on the mean negative log-likelihood of the action tokens; returns it too (nats)."""
 
     def loss(params: Any, row: TurnBatch) -> jax.Array:
-        logp_RA, *_ = update.row_logp(network, params, row, 1.0)
-        return -jnp.sum(logp_RA * row.mask_MRA)
+        logp_RX, *_ = update.row_logp(network, params, row, 1.0)
+        return -jnp.sum(jnp.where(row.target_MRX == NOTHING, 0.0, logp_RX))
 
     def body(index: jax.Array, carry: Any) -> Any:
         new = jax.value_and_grad(loss)(params, update.microbatch(batch, index))
@@ -125,7 +126,7 @@ def imitate(
 
     zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
     total, grads = jax.lax.fori_loop(0, batch.microbatches, body, zeros)
-    tokens = batch.mask_MRA.sum()
+    tokens = batch.mask_PA.sum()
     grads = jax.tree.map(lambda g: g / tokens, grads)
     updates, opt_state = optimizer.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, total / tokens

@@ -110,7 +110,8 @@ def check_lengths(mesh: jax.sharding.Mesh, lengths: Sequence[int]) -> None:
         raise ValueError(
             f"config.mesh.context: got {parts}, which does not divide the row lengths"
             f" {', '.join(map(str, wrong))}; allowed: a divisor of every length in"
-            " config.batching.buckets, or without them of an eighth of config.rollout.max_context."
+            " config.batching.buckets, or without them of an eighth of"
+            " config.batching.microbatch_tokens or of config.rollout.max_context, the larger one."
         )
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_lib
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as mask_lib
 
 from seeupo_jax.parallel.mesh import RULES, parts, per_shard
+from seeupo_jax.policy.tree_kernels_gpu import WIDEST
 
 _LOGGER = logging.getLogger(__name__)
 _LANES = 128  # a block of keys fills the lanes of a TPU register, or several
@@ -186,21 +188,38 @@ def _cudnn_refuses(length: int, head_dim: int, dtype: str) -> str | None:
     return None
 
 
-# Why a kernel cannot take a shape; None where it can.
+def _triton_refuses(_length: int, head_dim: int, dtype: str) -> str | None:
+    if dtype not in ("bfloat16", "float16", "float32"):
+        return f"token trees on GPU need bfloat16, float16 or float32: got {dtype}"
+    if head_dim > WIDEST:
+        return f"token trees on GPU need a head_dim up to {WIDEST}: got {head_dim}"
+    return None
+
+
+# Why a kernel cannot take a shape; None where it can. Of rows, and of rows that hold token trees.
 _REFUSES: dict[str, Callable[[int, int, str], str | None]] = {
     "splash": _splash_refuses,
     "cudnn": _cudnn_refuses,
 }
+_REFUSES_TREES = _REFUSES | {"cudnn": _triton_refuses}
 
 
 def select_kernel(
-    wanted: str, *, length: int, head_dim: int, kv_heads: int, heads: int, dtype: str
+    wanted: str,
+    *,
+    length: int,
+    head_dim: int,
+    kv_heads: int,
+    heads: int,
+    dtype: str,
+    trees: bool = False,
 ) -> tuple[str, str]:
     """The kernel that a whole-row pass of this shape uses on the mesh in force, and why.
 
     Args:
       wanted: xla | splash | cudnn.
       dtype: of queries, keys and values, by name.
+      trees: whether rows hold token trees, for which a platform has a kernel of its own.
 
     Returns: `wanted` or xla; the reason, words without a full stop.
 
@@ -210,7 +229,7 @@ def select_kernel(
     _check_name(wanted)
     if wanted == "xla":
         return wanted, "as wanted"
-    reason = _REFUSES[wanted](length, head_dim, dtype)
+    reason = (_REFUSES_TREES if trees else _REFUSES)[wanted](length, head_dim, dtype)
     if reason is None:
         reason = _shards_refuse(wanted, heads=heads, kv_heads=kv_heads)
     return (wanted, "as wanted") if reason is None else ("xla", reason)
@@ -225,13 +244,13 @@ def _shards_refuse(wanted: str, **heads: int) -> str | None:
     return None
 
 
-def kernel_for(
-    wanted: str, *, length: int, head_dim: int, kv_heads: int, heads: int, dtype: str
-) -> str:
-    """The kernel that `select_kernel` gives; a fallback is logged, once for each reason."""
-    kernel, reason = select_kernel(
-        wanted, length=length, head_dim=head_dim, kv_heads=kv_heads, heads=heads, dtype=dtype
-    )
+def kernel_for(wanted: str, **shape: Any) -> str:
+    """The kernel that `select_kernel` gives; a fallback is logged, once for each reason.
+
+    Args:
+      shape: what `select_kernel` is told of the pass.
+    """
+    kernel, reason = select_kernel(wanted, **shape)
     if kernel != wanted:
         _log_fallback(wanted, kernel, reason)
     return kernel

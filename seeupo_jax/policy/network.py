@@ -15,9 +15,11 @@ from seeupo_jax.parallel.mesh import RULES, parts, per_shard
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.attention import KeyValues
 from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.types import NOTHING
 
-# Logits that a device holds at once: 2**24 float32 are 64 MiB. With more, tokens come in chunks.
-LOGITS_AT_ONCE = 2**24
+# Logits that a device holds at once: 2**24 float32 are 64 MiB. With more, tokens come in chunks; in
+# no larger ones than these, for a chunk in which nothing is predicted is left out.
+LOGITS_AT_ONCE, TOKENS_AT_ONCE = 2**24, 256
 VOCAB, LENGTH = RULES["vocab"], RULES["length"]
 ADAPTER = "lora_"  # how the names of adapters' parameters begin
 
@@ -83,14 +85,10 @@ def split(model: Transformer) -> tuple[Network, Any]:
 
 
 def hidden(
-    network: Network,
-    params: Any,
-    tokens_RL: jax.Array,
-    past: Sequence[KeyValues] = (),
-    past_length_R: jax.Array | None = None,
+    network: Network, params: Any, tokens_RL: jax.Array, **rows: Any
 ) -> tuple[jax.Array, Sequence[KeyValues]]:
     """Hidden states [R, L, D] and keys and values; see `Transformer.hidden`."""
-    return network.bind(params).hidden(tokens_RL, past=past, past_length_N=past_length_R)
+    return network.bind(params).hidden(tokens_RL, **rows)
 
 
 def token_logp(
@@ -103,9 +101,11 @@ def token_logp(
 ) -> jax.Array:
     """log π(target | hidden), float32 [R, A], of the softmax of logits / temperature.
 
-    Every device works on its own rows and its own part of the vocabulary, and never holds the
-    logits of all its tokens at once: chunks of tokens are computed one after the other and again in
-    the backward pass.
+    Where the target is `NOTHING`, the result says nothing.
+
+    Every device works on its own rows and its own part of the vocabulary, in chunks of tokens one
+    after the other. Where the logits of all its tokens are many, it never holds them at once: they
+    are computed again in the backward pass.
     """
     local = functools.partial(_token_logp, temperature=temperature, cut=parts("vocab") > 1)
     tokens = ("rows", "length")
@@ -137,15 +137,23 @@ def _token_logp(
         total = over_parts(jax.lax.psum, jnp.exp(logits - peak[:, None]).sum(axis=1))
         return over_parts(jax.lax.psum, chosen) - peak - jnp.log(total)
 
-    chunk = max(1, LOGITS_AT_ONCE // V)
+    at_once = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // V))
     flat_hidden, flat_target = hidden_RAD.reshape(R * A, D), target_RA.reshape(R * A)
-    if R * A <= chunk:
+    if R * A <= at_once:
         return logp(flat_hidden, flat_target).reshape(R, A)
-    chunks = -(-R * A // chunk)
+    chunks = -(-R * A // at_once)
+    chunk = -(-R * A // chunks)  # of like size: less than a token a chunk is padding
     pad = chunks * chunk - R * A
     flat_hidden = jnp.pad(flat_hidden, ((0, pad), (0, 0))).reshape(chunks, chunk, D)
-    flat_target = jnp.pad(flat_target, (0, pad)).reshape(chunks, chunk)
-    out = jax.lax.map(lambda xs: jax.checkpoint(logp)(*xs), (flat_hidden, flat_target))
+    flat_target = jnp.pad(flat_target, (0, pad), constant_values=NOTHING).reshape(chunks, chunk)
+
+    def predict(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+        nothing = lambda *_: jnp.zeros(chunk)  # noqa: E731
+        return jax.lax.cond((part[1] != NOTHING).any(), logp, nothing, *part)
+
+    if R * A * V > LOGITS_AT_ONCE:
+        predict = jax.checkpoint(predict)
+    out = jax.lax.map(predict, (flat_hidden, flat_target))
     return out.reshape(-1)[: R * A].reshape(R, A)
 
 

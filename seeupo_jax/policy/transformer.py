@@ -13,13 +13,14 @@ from flax import nnx
 from seeupo_jax.parallel.mesh import constrain, head_axes
 from seeupo_jax.policy import attention, paged
 from seeupo_jax.policy.architecture import Architecture, Lora
-from seeupo_jax.policy.attention import NOWHERE, KeyValues
+from seeupo_jax.policy.attention import KeyValues, Past, Tree
+from seeupo_jax.policy.derivatives import matmul, rms_norm
 from seeupo_jax.policy.kernels import kernel_for
 from seeupo_jax.policy.moe import Experts
 from seeupo_jax.policy.paged import Pages, Reach
 from seeupo_jax.policy.rope import rotate
 
-_REMAT: dict[str, Callable[..., Any]] = {
+REMAT: dict[str, Callable[..., Any]] = {
     "none": lambda f: f,
     "full": jax.checkpoint,
     "dots": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable),
@@ -34,10 +35,7 @@ class Norm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-        scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
-        return (y * scale).astype(x.dtype)
+        return rms_norm(x, self.scale[...], self.eps)
 
 
 class Projection(nnx.Module):
@@ -67,7 +65,7 @@ class Projection(nnx.Module):
             self.lora_b = nnx.Param(jnp.zeros(low[1]), logical=("rank", logical[1]))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = x @ self.kernel[...].astype(x.dtype)
+        y = matmul(x, self.kernel[...].astype(x.dtype))
         if self.lora is not None:
             low = x @ self.lora_a[...].astype(x.dtype)
             y = y + (low @ self.lora_b[...].astype(x.dtype)) * self.lora.scale
@@ -178,63 +176,67 @@ class Transformer(nnx.Module):
         self,
         tokens_NL: jax.Array,
         *,
-        past: Sequence[KeyValues] = (),
-        past_length_N: Any = None,
+        tree: Tree | None = None,
+        past: Past | None = None,
         segment_NL: jax.Array | None = None,
     ) -> tuple[jax.Array, Sequence[KeyValues]]:
-        """Final hidden states [N, L, D] of whole sequences, or of what follows `past`.
+        """Final hidden states [N, L, D] of whole sequences, or of token trees.
 
         Args:
-          past: keys and values per layer of an earlier pass over each row's first tokens.
-          past_length_N: how many tokens of `past` are real; the new ones continue right after them.
+          tree: for rows that hold token trees; a token is computed as if the path from its root to
+            it stood alone.
+          past: keys and values of an earlier pass over trees, which these continue.
           segment_NL: for rows that hold several sequences one after the other: int32, rising, a
-            number a sequence. Each is computed as if it stood alone. Not together with `past`.
+            number a sequence. Each is computed as if it stood alone. Not together with `tree`.
 
         Returns: the hidden states, and this pass's keys and values per layer.
         """
         N, L = tokens_NL.shape
         arch = self.arch
+        kernel = kernel_for(
+            arch.attention,
+            length=L,
+            head_dim=arch.head_dim,
+            heads=arch.heads,
+            kv_heads=arch.kv_heads,
+            dtype=arch.dtype,
+            trees=tree is not None,
+        )
+        if tree is not None:
+            return self._hidden_of_trees(tokens_NL, tree, past, kernel)
         position_NL = jnp.broadcast_to(jnp.arange(L)[None, :], (N, L))
-        if not past:
-            kernel = kernel_for(
-                arch.attention,
-                length=L,
-                head_dim=arch.head_dim,
-                heads=arch.heads,
-                kv_heads=arch.kv_heads,
-                dtype=arch.dtype,
-            )
-            if segment_NL is not None:
-                segment_NL = constrain(segment_NL, "rows", None)
-                position_NL = position_NL - _starts(segment_NL)
+        if segment_NL is not None:
+            segment_NL = constrain(segment_NL, "rows", None)
+            position_NL = position_NL - _starts(segment_NL)
 
-            def attend(_: None, q: jax.Array, new: KeyValues, window: int | None) -> Any:
-                new = _by_rows(new)
-                y = attention.attend(
-                    q,
-                    new,
-                    position_NL,
-                    position_NL,
-                    window=window,
-                    segment_NL=segment_NL,
-                    key_segment_NC=segment_NL,
-                    kernel=kernel,
-                )
-                return y, new
-
-            return self._run(tokens_NL, position_NL, past, attend)
-        position_NL = position_NL + past_length_N[:, None]
-        slot_C = jnp.arange(past[0].k.shape[1])
-        real_NC = slot_C[None, :] < past_length_N[:, None]
-        seen_NC = jnp.where(real_NC, slot_C[None, :], NOWHERE)
-        key_position = jnp.concatenate([seen_NC, position_NL], axis=1)
-
-        def attend_past(old: KeyValues, q: jax.Array, new: KeyValues, window: int | None) -> Any:
+        def attend(_: None, q: jax.Array, new: KeyValues, window: int | None) -> Any:
             new = _by_rows(new)
-            keys = attention.join(old, new)
-            return attention.attend(q, keys, position_NL, key_position, window=window), new
+            y = attention.attend(
+                q,
+                new,
+                position_NL,
+                position_NL,
+                window=window,
+                segment_NL=segment_NL,
+                key_segment_NC=segment_NL,
+                kernel=kernel,
+            )
+            return y, new
 
-        return self._run(tokens_NL, position_NL, past, attend_past)
+        return self._run(tokens_NL, position_NL, (), attend)
+
+    def _hidden_of_trees(
+        self, tokens_NL: jax.Array, tree: Tree, past: Past | None, kernel: str
+    ) -> tuple[jax.Array, Sequence[KeyValues]]:
+        tree = Tree(*(constrain(x, "rows", None) for x in tree))
+        sight = attention.sight_of(tree, past)
+
+        def attend(old: KeyValues | None, q: jax.Array, new: KeyValues, window: int | None) -> Any:
+            new = _by_rows(new)
+            keys = new if old is None else attention.join(old, new)
+            return attention.attend_trees(q, keys, sight, window=window, kernel=kernel), new
+
+        return self._run(tokens_NL, tree.depth_NL, () if past is None else past.keys, attend)
 
     def extend(
         self,
@@ -279,7 +281,7 @@ class Transformer(nnx.Module):
         # Small and whole: what comes into a program must be cut evenly, and lengths may not be.
         tokens_NL = constrain(tokens_NL, "rows", None)
         x = constrain(table_VD[tokens_NL], "rows", "length", "embed")
-        remat = _REMAT[self.arch.remat]
+        remat = REMAT[self.arch.remat]
 
         def run(layer: Layer, x: jax.Array, old: Any) -> tuple[jax.Array, Any]:
             return layer(x, position_NL, functools.partial(attend, old))

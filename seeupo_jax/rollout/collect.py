@@ -83,7 +83,7 @@ class Collected:
     """What a collection brought, and what it took.
 
     wall_s: seconds. environment_s: those in which all that was left to do was to wait for
-      environments.
+      environments; reset_s: of these, while an environment had yet to begin.
     sampled_tokens, context_tokens: counted once each; those of a rewritten context once more in
       its segment.
     usage: the engine's counts.
@@ -99,6 +99,7 @@ class Collected:
     usage: Mapping[str, int] = field(default_factory=dict)
     rounds: int = 1
     left_out: tuple[Trajectory, ...] = ()
+    reset_s: float = 0.0
 
     @property
     def sampled(self) -> tuple[Trajectory, ...]:
@@ -113,6 +114,55 @@ def group_requests(task_ids: Sequence[str], group_size: int) -> list[Request]:
         for group, task_id in enumerate(task_ids)
         for member in range(group_size)
     ]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Environments that begin before their collection does.
+
+    requests: of the pool's slots from 0 on; their resets are open calls of the pool.
+    seed: that they begin with.
+    until: until when they may be left alone, in seconds of the monotonic clock.
+    """
+
+    requests: tuple[Request, ...]
+    seed: int
+    until: float
+
+
+def begin_ahead(
+    engine: Engine,
+    pool: EnvPool,
+    tokenizer: Tokenizer,
+    requests: Sequence[Request],
+    *,
+    seed: int,
+    patience_s: float,
+) -> Begun:
+    """Lets environments begin for the next collection, while nobody else uses the pool.
+
+    These are the ones that `collect` of the same requests would have begin first: one a slot, so no
+    more environments are open than in a collection. Nothing waits for them here.
+
+    Args:
+      patience_s: environments that a collection finds after longer begin once more, to the same
+        episode: what holds them (a server, say) may have given them up meanwhile.
+    """
+    own = [request for request in requests if engine.owns(request.group)][: engine.concurrency]
+    for slot, request in enumerate(own):
+        pool.submit(_reset(slot, request, tokenizer, seed))
+    return Begun(tuple(own), seed, time.monotonic() + patience_s)
+
+
+def _reset(slot: int, request: Request, tokenizer: Tokenizer, seed: int) -> Call:
+    """Begins an episode; gives its first messages, its tools and the conversation they begin."""
+
+    # Tokenised in the worker: a malformed message is the environment's failure, not the run's.
+    def begin(_: Environment, answer: Any) -> Any:
+        messages, tools = answer
+        return messages, tools, tokenizer.begin(messages, tools)
+
+    return Call(slot, lambda env: env.reset(request.task_id, seed), begin, fresh=True)
 
 
 def collect(
@@ -130,6 +180,7 @@ def collect(
     deterministic: bool = False,
     on_finished: Callable[[Request, Trajectory], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    begun: Begun | None = None,
 ) -> Collected:
     """Samples one trajectory a request, as many at a time as the engine and the pool have room for.
 
@@ -144,6 +195,7 @@ def collect(
         together, and so the last bit of every number, does not depend on how long they take.
       on_finished: hears of every trajectory of this process as soon as it is over.
       stop: whether this process was asked to stop.
+      begun: what `begin_ahead` gave for these requests and this seed, if it was called.
 
     Raises:
       Stopped: a process was asked to.
@@ -162,21 +214,25 @@ def collect(
         on_finished=on_finished,
         stop=stop,
     )
+    if begun is not None:
+        collection.adopt(begun)
     collection.run()
-    own = (collection.finished, collection.environment_s, Counter(engine.usage()))
+    waited = (collection.environment_s, collection.reset_s)
     finished: dict[int, Trajectory] = {}
     usage: Counter[str] = Counter()
-    waited = []
-    for trajectories, environment_s, counts in gather(own):
+    waits = []
+    own = (collection.finished, waited, Counter(engine.usage()))
+    for trajectories, seconds, counts in gather(own):
         finished |= trajectories
         usage.update(counts)
-        waited.append(environment_s)
+        waits.append(seconds)
     ordered = tuple(finished[key] for key in range(len(requests)))
     turns = [s.turn_L for trajectory in ordered for s in trajectory.segments]
     sampled = sum(int((turn_L >= 0).sum()) for turn_L in turns)
     context = sum(len(turn_L) for turn_L in turns) - sampled
     wall_s = time.perf_counter() - began
-    return Collected(ordered, wall_s, max(waited), sampled, context, usage)
+    environment_s, reset_s = map(max, zip(*waits, strict=True))
+    return Collected(ordered, wall_s, environment_s, sampled, context, usage, reset_s=reset_s)
 
 
 class _Collection:
@@ -205,14 +261,26 @@ class _Collection:
         self._open: dict[int, _Episode] = {}
         self._slots = list(range(engine.concurrency))[::-1]  # free ones
         self._key_of: dict[int, int] = {}  # whose environment a slot's is
+        self._stale: set[int] = set()  # keys whose environments begin once more
         self.finished: dict[int, Trajectory] = {}
-        self.environment_s = 0.0
+        self.environment_s = self.reset_s = 0.0
+
+    def adopt(self, begun: Begun) -> None:
+        """Opens the first episodes on environments that have been asked to begin."""
+        own = tuple(self._requests[key] for key in self._queued)
+        assert begun.seed == self._seed and begun.requests == own[: len(begun.requests)]
+        keys = [self._open_next() for _ in begun.requests]
+        if time.monotonic() > begun.until:
+            self._stale.update(keys)
 
     def run(self) -> None:
         """Plays every episode; an answer is acted on as soon as it is there."""
         while True:
             while self._queued and self._slots:
-                self._reset(self._queued.popleft())
+                episode = self._open[self._open_next()]
+                self._pool.submit(
+                    _reset(episode.slot, episode.request, self._tokenizer, self._seed)
+                )
             self._hear_environments()
             actions = self._engine.step(bool(self._open or self._queued), self._stop())
             if actions is None:
@@ -222,35 +290,33 @@ class _Collection:
 
     def _hear_environments(self) -> None:
         idle = not self._engine.busy
+        resetting = idle and any(each.conversation is None for each in self._open.values())
         began = time.perf_counter()
         patience_s = self._engine.patience_s
         waits_s = HEAR_S if patience_s is None else min(HEAR_S, patience_s)
         answers = self._pool.poll(waits_s if idle else 0.0)
         while self._deterministic and self._pool.open and not self._stop():
             answers += self._pool.poll(HEAR_S)
-        self.environment_s += time.perf_counter() - began if idle else 0.0
+        waited = time.perf_counter() - began if idle else 0.0
+        self.environment_s += waited
+        self.reset_s += waited if resetting else 0.0
         for call, outcome in sorted(answers, key=lambda answer: answer[0].slot):
             key = self._key_of[call.slot]
+            if key in self._stale:
+                self._stale.remove(key)
+                self._pool.submit(call)
+                continue
             episode = self._open[key]
             if (heard := episode.hear(outcome)) is not None:
                 (self._begin if episode.conversation is None else self._answer)(episode, *heard)
             self._go_on(key, episode)
 
-    def _reset(self, key: int) -> None:
-        """Lets a new episode's environment begin."""
-        request, slot = self._requests[key], self._slots.pop()
-        self._open[key] = _Episode(request, slot)
+    def _open_next(self) -> int:
+        """A new episode's key: the next request's, with a slot of its own."""
+        key, slot = self._queued.popleft(), self._slots.pop()
+        self._open[key] = _Episode(self._requests[key], slot)
         self._key_of[slot] = key
-
-        # Tokenised in the worker: a malformed message is the environment's failure, not the run's.
-        def begin(_: Environment, answer: Any) -> Any:
-            messages, tools = answer
-            return messages, tools, self._tokenizer.begin(messages, tools)
-
-        def ask(env: Environment) -> Any:
-            return env.reset(request.task_id, self._seed)
-
-        self._pool.submit(Call(slot, ask, begin, fresh=True))
+        return key
 
     def _begin(
         self,

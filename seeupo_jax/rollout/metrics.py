@@ -37,6 +37,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
         "rollout/rounds": collected.rounds,
         "rollout/retries": sum(t.info["retries"] for t in collected.sampled),
         "time/environment_s": collected.environment_s,
+        "time/reset_s": collected.reset_s,
         **counts,
         **usage,
     }

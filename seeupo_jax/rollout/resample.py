@@ -94,4 +94,5 @@ def _together(
         usage=usage,
         rounds=len(rounds),
         left_out=tuple(left_out),
+        reset_s=sum(c.reset_s for c in rounds),
     )

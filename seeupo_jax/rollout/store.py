@@ -16,6 +16,7 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,11 @@ class RolloutStore:
         """
         self._folder = Path(folder)
         self._log = log
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
+        self._pending: Future[None] | None = None  # the last save; those before it are over then
 
     def save(self, iteration: int, collected: Collected, made_by: str = "") -> None:
-        """Keeps a collection; it is on the disk when this returns.
+        """Keeps a collection: writes it in the background, all of it or nothing.
 
         A collection that cannot be written is told and not kept: all that it costs is that a killed
         sweep samples again.
@@ -59,8 +62,23 @@ class RolloutStore:
         Args:
           made_by: names the policy that sampled, for instance by a checksum of its parameters.
         """
-        if jax.process_index() != 0:
-            return
+        if jax.process_index() == 0:
+            self._pending = self._writer.submit(self._save, iteration, collected, made_by)
+
+    def wait(self) -> None:
+        """Returns when every collection that was saved is on the disk, or was told not to be."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Finishes what is being written, and ends the background thread."""
+        try:
+            self.wait()
+        finally:
+            self._writer.shutdown()
+
+    def _save(self, iteration: int, collected: Collected, made_by: str) -> None:
         file = self._file(iteration)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -76,11 +94,13 @@ class RolloutStore:
 
         Of `info` and messages what JSON cannot hold has become text, and tuples lists.
         """
+        self.wait()
         first = jax.process_index() == 0
         return from_first(self._load(iteration, made_by) if first else None)
 
     def forget(self, up_to_iteration: int) -> None:
         """Removes the collections of all iterations up to this one: a checkpoint covers them."""
+        self.wait()
         if jax.process_index() != 0 or not self._folder.is_dir():
             return
         for file in self._folder.iterdir():

@@ -74,7 +74,7 @@ def test_a_program_is_told_with_what_it_works_on_and_what_lies_beside_it(report)
         name: parts[name] for name in ("parameters", "optimizer")
     }
     assert turn["beside"] == {"reference": parts["reference"]}
-    assert 0 < turn["inside"]["batch, padding"] < MIB
+    assert 0 < turn["inside"]["batch, padding"] < 2 * MIB
     assert turn["inside"]["gradients"] == parts["parameters"]
     together = sum(turn["inside"].values()) + sum(turn["beside"].values())
     assert turn["peak"] == together < 16 * 2**30
@@ -152,21 +152,30 @@ def test_a_score_matrix_and_whole_logits_are_found(f, setup):
 
 @needs_libtpu
 def test_the_search_finds_the_last_size_that_fits(setup, monkeypatch):
-    for most, wanted in ((0, None), (2, 2), (5, 4), (8, 8), (100, 8)):
+    for most, wanted in ((0, None), (512, 512), (1500, 1024), (2048, 2048), (9999, 2048)):
         tried = []
 
-        def fit(_, rows, most=most, tried=tried):
-            tried.append(rows)
-            return rows <= most
+        def fit(_, tokens, most=most, tried=tried):
+            tried.append(tokens)
+            return tokens <= most
 
-        monkeypatch.setattr(search, "_rows_fit", fit)
-        assert search.search(setup, {})["batching.microbatch_rows"] == wanted
-        assert len(tried) <= 2  # of 2, 4 and 8
+        monkeypatch.setattr(search, "_tokens_fit", fit)
+        assert search.search(setup, {})["batching.microbatch_tokens"] == wanted
+        assert len(tried) <= 2  # of 512, 1024 and 2048
+
+
+@needs_libtpu
+@pytest.mark.parametrize("tokens, wanted", [(512, {"none"}), (2**20, {"dots", "full"})])
+def test_recomputation_is_chosen_by_the_memory_of_the_chip(tokens, wanted):
+    choices = ["model.remat=auto", f"batching.buckets=({tokens},)", "rollout.concurrency=2"]
+    found = prepare(load_config(SMALL, choices), chips.parse_topology("v5e:2x2"))
+    assert found.arch.remat in wanted
+    assert found.config.model.remat == "auto"  # a search for more rows chooses anew
 
 
 @needs_libtpu
 def test_the_cache_takes_what_the_programs_leave(setup):
-    usable = measure.usable_hbm(setup.mesh.devices.flat[0])
+    usable = chips.usable_hbm(setup.mesh.devices.flat[0])
     plan = setup.engine.plan
 
     def left(room):
@@ -186,7 +195,10 @@ def test_the_cache_takes_what_the_programs_leave(setup):
         (["--topology=v5e:3x3"], "--topology: got 'v5e:3x3'; allowed for v5e: 1x1, 2x2"),
         (["--topology=v9:2x2"], "--topology: got 'v9:2x2'; allowed: CHIP:SHAPE as in v5p:4x4x4"),
         (["--config.mesh.fsdp=3"], "config.mesh: got .* allowed: a product of 4"),
-        (["--config.batching.microbatch_rows=3"], "a multiple of the 2 devices that rows are"),
+        (
+            ["--config.rollout.tasks=3", "--config.rollout.group_size=3"],
+            "a multiple of the 2 devices",
+        ),
         (["--config.model.path=somewhere/GPT-5"], "allowed without its files: .* Qwen3-14B"),
         (["--config.rollout.grammar=tool_calls"], "none where the model's tokenizer is not here"),
         (["--programs=sweep/turm"], "--programs: got 'sweep/turm'; allowed: sweep/score, sweep"),

@@ -218,6 +218,18 @@ def test_a_slot_that_does_not_exist_is_refused(make, slot):
         make().submit(Call(slot, count))
 
 
+def test_a_drained_pool_has_ended_every_call_and_takes_new_ones(make):
+    pool = make(size=4, workers=1, timeout_s=0.2, retries=1, retry_wait_s=0.01)
+    hung, flaky = Flaky(1, None), Flaky(1)
+    calls = [Call(0, hung, fresh=True), Call(1, flaky, fresh=True), Call(2, count), Call(3, hang)]
+    for call in calls:
+        pool.submit(call)
+    pool.drain()
+    assert (len(hung.moments), len(flaky.moments), pool.open) == (2, 2, 0)
+    assert at_once(lambda: pool.poll(None)) == []  # nobody hears what came of them
+    assert ask(pool, [(2, count), (3, count)]) == [2, 1]
+
+
 def test_polls_of_0_give_up_what_is_late_and_queue_the_retries_that_are_due(make):
     pool = make(workers=1, timeout_s=0.2, retries=1, retry_wait_s=0.1)
     hung, flaky = Flaky(1, None), Flaky(1)

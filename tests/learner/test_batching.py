@@ -9,25 +9,28 @@ from seeupo_jax.learner.batching import (
     Shapes,
     all_actions,
     empty_batch,
+    lay_out,
     pieces_of,
-    refresh_batch,
     turn_batch,
 )
-from seeupo_jax.types import Segment, Trajectory
+from seeupo_jax.learner.refresh_batch import refresh_batch
+from seeupo_jax.types import NOTHING, Segment, Trajectory
 
 # Two turns of two tokens and of one, an observation between them and one after; a turn alone; a
 # failure; a segment each for turns 0 and 1.
 TURNS = [[[-1, 0, 0, -1, 1, -1]], [[-1, -1, 0]], [[-1, 0, -1, 1, -1, 2]], [[-1, 0], [-1, -1, 1]]]
-SHAPES = Shapes((4, 8), action=3, rows=2, microbatches=2)
+SHAPES = Shapes((4, 8), action=3, rows=2, trajectories=4)
 
 
-def trajectories(turns=TURNS, failed=(2,)):
-    """Tokens 10 i + 1, 10 i + 2, ... for trajectory i, over its segments."""
+def trajectories(turns=TURNS, failed=(2,), tokens=None):
+    """Tokens 10 i + 1, 10 i + 2, ... for trajectory i, over its segments, if none are given."""
     result = []
     for i, segments in enumerate(turns):
         token, made = 10 * i + 1, []
-        for turn_L in segments:
+        for number, turn_L in enumerate(segments):
             tokens_L = np.arange(token, token + len(turn_L), dtype=np.int32)
+            if tokens is not None:
+                tokens_L = np.array(tokens[i][number], np.int32)
             made.append(Segment(tokens_L, np.array(turn_L, np.int32), -0.1 * tokens_L))
             token += len(turn_L)
         result.append(Trajectory(tuple(made), 0.0, 0, stop="timeout" if i in failed else "done"))
@@ -39,19 +42,19 @@ def logps(rows, scale):
     return [scale * tokens_L.astype(np.float32) for tokens_L in rows.tokens]
 
 
-def batch_of(rows, turns, shapes=SHAPES, length=8, action=3, importance=False):
-    pieces = pieces_of(rows, turns)
+def batch_of(rows, turns, shapes=SHAPES, lengths=None, action=3, importance=False):
+    layout = lay_out(rows, pieces_of(rows, turns), shapes, lengths)
     known = {"old_logp": logps(rows, -1.0), "ref_logp": logps(rows, -2.0)}
     if importance:
         known |= {"start_logp": logps(rows, -3.0), "sampler_logp": rows.logp}
-    return pieces, turn_batch(rows, pieces, shapes, known, length=length, action=action)
+    return layout, turn_batch(rows, layout, shapes, known, action=action)
 
 
 def refresh_of(rows, now, before, shapes=SHAPES):
-    pieces, batch = batch_of(rows, now, shapes, shapes.lengths[-1], shapes.action)
+    layout = lay_out(rows, pieces_of(rows, now), shapes, shapes.lengths[-1:])
     previous = pieces_of(rows, before)
-    refresh, left = refresh_batch(rows, batch, pieces, previous, shapes, logps(rows, -1.0))
-    return pieces, batch, refresh, [(p.segment, p.position_A.tolist()) for p in left]
+    refresh, left = refresh_batch(rows, layout, previous, shapes, logps(rows, -1.0))
+    return layout, refresh, [(p.segment, p.position_A.tolist()) for p in left]
 
 
 def test_failed_trajectories_have_no_rows_and_no_turns_but_keep_their_place():
@@ -64,86 +67,149 @@ def test_failed_trajectories_have_no_rows_and_no_turns_but_keep_their_place():
 
 
 def test_a_batch_by_hand():
-    _, batch = batch_of(Rows.of(trajectories()), (0,), importance=True)
-    tokens = [
-        [[1, 2, 3, 0, 0, 0, 0, 0], [11, 12, 13, 0, 0, 0, 0, 0]],
-        [[31, 32, 0, 0, 0, 0, 0, 0], [0] * 8],
-    ]
-    mask = [[[1, 1, 0], [1, 0, 0]], [[1, 0, 0], [0, 0, 0]]]
-    old = [[[-2, -3, 0], [-13, 0, 0]], [[-32, 0, 0], [0, 0, 0]]]
-    np.testing.assert_array_equal(batch.tokens_MRL, tokens)
-    np.testing.assert_array_equal(batch.position_MRA, [[[1, 2, 1], [2, 1, 1]], [[1] * 3, [1] * 3]])
-    np.testing.assert_array_equal(batch.mask_MRA, mask)
-    np.testing.assert_array_equal(batch.old_logp_MRA, old)
-    np.testing.assert_array_equal(batch.ref_logp_MRA, 2 * np.array(old))
-    np.testing.assert_array_equal(batch.start_logp_MRA, 3 * np.array(old))
-    np.testing.assert_allclose(batch.sampler_logp_MRA, 0.1 * np.array(old), rtol=1e-6)
-    np.testing.assert_array_equal(batch.trajectory_MR, [[0, 1], [3, 4]])  # 4: no trajectory
-    assert batch.microbatches == 2
+    """Three members of a group: 1 2 | 3 4, and 1 2 | 5 (observed) 6; and 1 7 | 8."""
+    turns = [[[-1, -1, 0, 0]], [[-1, -1, -1, 0]], [[-1, -1, 0]]]
+    tokens = [[[1, 2, 3, 4]], [[1, 2, 5, 6]], [[1, 7, 8]]]
+    rows = Rows.of(trajectories(turns, failed=(), tokens=tokens))
+    shapes = Shapes((8,), action=2, rows=1, trajectories=3)
+    _, batch = batch_of(rows, (0,), shapes, action=2, importance=True)
+    assert batch.tokens_MRL.shape == (3, 1, 8) and batch.microbatches == 1
+    # In pre-order: 1, below it 2 with 3 4 and 5 6, then 7 with 8.
+    np.testing.assert_array_equal(batch.tokens_MRL[0, 0], [1, 2, 3, 4, 5, 6, 7, 8])
+    np.testing.assert_array_equal(batch.depth_MRL[0, 0], [0, 1, 2, 3, 2, 3, 1, 2])
+    np.testing.assert_array_equal(batch.end_MRL[0, 0], [8, 6, 4, 4, 6, 6, 8, 8])
+    np.testing.assert_array_equal(batch.end_MRL[1:], [[np.arange(1, 9)]] * 2)
+    np.testing.assert_array_equal(batch.parent_MRX[0, 0], [1, 2, 4, 6, 0, 0, 0, 0])
+    np.testing.assert_array_equal(batch.target_MRX[0, 0], [3, 4, 6, 8] + [NOTHING] * 4)
+    np.testing.assert_array_equal(batch.slot_PA, [[0, 1], [2, 0], [3, 0]])
+    mask = np.array([[1, 1], [1, 0], [1, 0]])
+    old = -np.array([[3, 4], [6, 0], [8, 0]])
+    np.testing.assert_array_equal(batch.mask_PA, mask)
+    np.testing.assert_array_equal(batch.old_logp_PA, old)
+    np.testing.assert_array_equal(batch.ref_logp_PA, 2 * old)
+    np.testing.assert_array_equal(batch.start_logp_PA, 3 * old)
+    np.testing.assert_allclose(batch.sampler_logp_PA, 0.1 * old, rtol=1e-6)
+    np.testing.assert_array_equal(batch.trajectory_P, [0, 1, 2])
     held = {name: array for name, array in batch._asdict().items() if array is not None}
-    kinds = {name: array.dtype for name, array in held.items()}
-    whole = {"tokens_MRL", "position_MRA", "trajectory_MR", "microbatches"}
-    assert all((kind == np.int32) == (name in whole) for name, kind in kinds.items())
+    real = {name for name, array in held.items() if array.dtype == np.float32}
+    logp = {f"{name}_logp_PA" for name in ("old", "ref", "start", "sampler")}
+    assert real == logp | {"mask_PA"}
+    assert all(array.dtype == np.int32 for name, array in held.items() if name not in real)
+
+
+def test_an_action_that_two_members_share_is_predicted_once():
+    turns, tokens = [[[-1, 0, 0]]] * 2, [[[1, 2, 3]], [[1, 2, 4]]]
+    rows = Rows.of(trajectories(turns, failed=(), tokens=tokens))
+    _, batch = batch_of(rows, (0,), Shapes((4,), action=2, rows=1, trajectories=2), action=2)
+    np.testing.assert_array_equal(batch.target_MRX[0, 0], [2, 3, 4, NOTHING])
+    np.testing.assert_array_equal(batch.parent_MRX[0, 0, :3], [0, 1, 1])
+    np.testing.assert_array_equal(batch.slot_PA, [[0, 1], [0, 2]])
+
+
+def test_groups_share_nothing_and_no_group_does_where_it_should_not():
+    turns, tokens = [[[-1, 0]]] * 4, [[[1, 2]], [[1, 3]]] * 2
+    made = [
+        Trajectory(t.segments, t.reward, group=i // 2)
+        for i, t in enumerate(trajectories(turns, failed=(), tokens=tokens))
+    ]
+    for share, computed in [(True, 6), (False, 8)]:
+        shapes = Shapes((8,), action=1, rows=1, trajectories=4, share=share)
+        layout, _ = batch_of(Rows.of(made), (0,), shapes, action=1)
+        assert layout.tokens == computed
 
 
 def test_turns_merged_into_one_step_are_one_action_a_segment():
-    pieces, batch = batch_of(Rows.of(trajectories()), (0, 1))
-    assert [p.position_A.tolist() for p in pieces] == [[1, 2, 4], [2], [1], [2]]
-    assert [p.end for p in pieces] == [5, 3, 2, 3]
-    np.testing.assert_array_equal(batch.tokens_MRL[0, 0], [1, 2, 3, 4, 5, 0, 0, 0])
-    np.testing.assert_array_equal(batch.trajectory_MR, [[0, 1], [3, 3]])
+    layout, batch = batch_of(Rows.of(trajectories()), (0, 1))
+    assert [p.position_A.tolist() for p in layout.pieces] == [[1, 2, 4], [2], [1], [2]]
+    assert [p.end for p in layout.pieces] == [5, 3, 2, 3]
+    np.testing.assert_array_equal(batch.trajectory_P, [0, 1, 3, 3])
 
 
-def test_a_turns_rows_are_the_trajectories_that_have_it():
+def test_a_turns_pieces_are_the_trajectories_that_have_it():
     rows = Rows.of(cases.ragged())
     whose = [[int(rows.trajectory_S[p.segment]) for p in pieces_of(rows, (t,))] for t in range(5)]
     assert whose == [[0, 1, 2, 3, 5, 6, 7], [0, 1, 2, 5, 6, 7], [0, 2, 5, 6, 7], [0, 2], []]
 
 
-def test_every_sampled_token_is_in_one_turns_batch_with_all_that_precedes_it_and_no_more():
-    trajectories = cases.ragged()
-    rows = Rows.of(trajectories)
+def paths(tokens_L, depth_L, end_L):
+    """The tokens that each token of a row sees, in order, its own included."""
+    index = np.arange(len(tokens_L))
+    seen = (index[None, :] <= index[:, None]) & (index[:, None] < end_L[None, :])
+    assert (seen.sum(axis=1) == depth_L + 1).all()
+    return [tokens_L[row].tolist() for row in seen]
+
+
+@pytest.mark.parametrize("make", [cases.ragged, cases.branching])
+def test_every_sampled_token_is_predicted_in_one_turns_batch_from_all_that_precedes_it(make):
+    made = make()
+    rows = Rows.of(made)
     shapes = cases.SHAPES
-    wanted = sum((s.turn_L >= 0).sum() for t in trajectories if not t.failed for s in t.segments)
+    wanted = sum((s.turn_L >= 0).sum() for t in made if not t.failed for s in t.segments)
     seen = 0
     for turn in range(rows.turns):
-        pieces, batch = batch_of(rows, (turn,), shapes, length=32, action=8)
-        read = [batch.tokens_MRL, batch.position_MRA, batch.mask_MRA, batch.old_logp_MRA]
-        flat = [x.reshape(9, *x.shape[2:]) for x in read]
-        for piece, tokens_L, position_A, mask_A, old_A in zip(pieces, *flat, strict=False):
-            real_A = position_A[mask_A > 0]
-            turn_L = rows.turn[piece.segment]
-            np.testing.assert_array_equal(real_A, np.flatnonzero(turn_L == turn))
-            end = real_A[-1] + 1
-            np.testing.assert_array_equal(tokens_L[:end], rows.tokens[piece.segment][:end])
-            assert not tokens_L[end:].any()
-            np.testing.assert_array_equal(-old_A[mask_A > 0], tokens_L[real_A])
-            seen += real_A.size
-        assert flat[2].sum() == sum(p.position_A.size for p in pieces)
+        layout, batch = batch_of(rows, (turn,), shapes, action=8)
+        flat = lambda x: x.reshape(-1, x.shape[-1])  # noqa: E731
+        tokens, depth, end = map(flat, (batch.tokens_MRL, batch.depth_MRL, batch.end_MRL))
+        X = batch.target_MRX.shape[-1]
+        for place, piece in enumerate(layout.pieces):
+            real = batch.mask_PA[place] > 0
+            row, slot_A = np.divmod(batch.slot_PA[place, real], X)
+            assert len(set(row)) == 1
+            used = int((end[row[0]] > np.arange(len(end[row[0]])) + 1).nonzero()[0].max()) + 1
+            assert used <= layout.length
+            parents = flat(batch.parent_MRX)[row[0], slot_A]
+            own = rows.tokens[piece.segment]
+            seen_by = [paths(tokens[row[0]], depth[row[0]], end[row[0]])[p] for p in parents]
+            assert seen_by == [own[:position].tolist() for position in piece.position_A]
+            np.testing.assert_array_equal(
+                flat(batch.target_MRX)[row[0], slot_A], own[piece.position_A]
+            )
+            np.testing.assert_array_equal(-batch.old_logp_PA[place, real], own[piece.position_A])
+            np.testing.assert_array_equal(
+                piece.position_A, np.flatnonzero(rows.turn[piece.segment] == turn)
+            )
+            seen += int(real.sum())
+        assert batch.mask_PA.sum() == sum(p.position_A.size for p in layout.pieces)
     assert seen == wanted == sum(p.position_A.size for p in all_actions(rows))
 
 
 def test_lengths_come_from_the_list():
-    shapes = Shapes((4, 8, 16, 32), action=3, rows=2, microbatches=2)
-    assert [shapes.length(n) for n in (1, 4, 5, 8, 9, 32)] == [4, 4, 8, 8, 16, 32]
-    assert [shapes.long(n) for n in (1, 16, 17, 32)] == [16, 16, 32, 32]
+    shapes = Shapes((4, 8, 16, 32), action=3, rows=2, trajectories=4)
+    allowed = [shapes.allowed(n)[0] for n in (1, 4, 5, 8, 9, 32)]
+    assert allowed == [4, 4, 8, 8, 16, 32] and shapes.allowed(9) == (16, 32)
+    assert shapes.long == (16, 32) and Shapes((4,), 3, 2, 4).long == (4,)
 
 
-@pytest.mark.parametrize("pieces, microbatches, used", [(0, 2, 0), (3, 2, 2), (4, 2, 2), (5, 4, 3)])
+def test_the_length_is_that_which_computes_least():
+    """Four chains of five tokens in microbatches of two rows."""
+    rows = Rows.of(trajectories([[[-1] * 4 + [0]]] * 4, failed=()))
+    pieces = pieces_of(rows, (0,))
+    wanted = {(5, 8): 5, (8, 10): 10, (6, 16): 6, (4, 16, 32): 16}  # 20, 20, 24 and 32 tokens
+    for lengths, length in wanted.items():
+        shapes = Shapes(lengths, action=1, rows=2, trajectories=4)
+        assert lay_out(rows, pieces, shapes).length == length
+
+
+@pytest.mark.parametrize("pieces, microbatches, used", [(0, 2, 0), (3, 2, 1), (9, 4, 3)])
 def test_the_number_of_microbatches_is_a_multiple_of_the_listed_one(pieces, microbatches, used):
     rows = Rows.of(trajectories([[[-1, 0]]] * pieces, failed=()))
-    _, batch = batch_of(rows, (0,))
-    assert batch.tokens_MRL.shape == (microbatches, 2, 8)
+    shapes = Shapes((4,), action=3, rows=2, trajectories=4)
+    if pieces:
+        _, batch = batch_of(rows, (0,), shapes)
+    else:
+        batch = empty_batch(rows, shapes, length=4, action=3)
+    assert batch.tokens_MRL.shape == (microbatches, 2, 4)
+    assert batch.mask_PA.shape == (4 * max(1, -(-pieces // 4)), 3)
     assert batch.microbatches == used
 
 
-@pytest.mark.parametrize("importance, arrays", [(False, 7), (True, 9)])
+@pytest.mark.parametrize("importance, arrays", [(False, 11), (True, 13)])
 def test_an_empty_batch_has_the_shapes_of_a_real_one(importance, arrays):
     rows = Rows.of(trajectories())
-    _, real = batch_of(rows, (0,), importance=importance)
+    _, real = batch_of(rows, (0,), lengths=(8,), importance=importance)
     known = ["old_logp", "ref_logp", *["start_logp", "sampler_logp"] * importance]
     empty = empty_batch(rows, SHAPES, known, length=8, action=3)
-    assert empty.microbatches == 0 and not empty.mask_MRA.any()
+    assert empty.microbatches == 0 and not empty.mask_PA.any()
     held = [name for name, array in real._asdict().items() if array is not None]
     assert len(held) == arrays
     assert held == [name for name, array in empty._asdict().items() if array is not None]
@@ -155,22 +221,36 @@ def test_an_empty_batch_has_the_shapes_of_a_real_one(importance, arrays):
 def test_a_refresh_by_hand():
     turns = [[[-1, 0, 0, -1, 1, -1]], [[-1, -1, 0]], [[-1, -1, 0, 1, 1]]]
     rows = Rows.of(trajectories(turns, failed=()))
-    _, _, refresh, left = refresh_of(rows, now=(0,), before=(1,))
+    layout, refresh, left = refresh_of(rows, now=(0,), before=(1,))
+    assert left == [] and layout.length == 8
+    # Row 0 holds 1 2 3 and 11 12 13, row 1 holds 21 22 23: two rows, one microbatch.
+    assert layout.forest.row_S.tolist() == [0, 0, 1]
+    assert refresh.tokens_MQRC.shape == (2, 5, 2, 4)
+    assert refresh.chunks_M.tolist() == [1, 0]
     # From the last token of turn 0's action (position 2) to the end of turn 1's.
-    np.testing.assert_array_equal(
-        refresh.tokens_MRS, [[[3, 4, 5, 0], [0] * 4], [[23, 24, 25, 0], [0] * 4]]
-    )
-    np.testing.assert_array_equal(refresh.start_MR, [[2, 0], [2, 0]])
-    np.testing.assert_array_equal(
-        refresh.position_MRA, [[[2, 1, 1], [1, 1, 1]], [[1, 2, 1], [1, 1, 1]]]
-    )
-    np.testing.assert_array_equal(
-        refresh.mask_MRA, [[[1, 0, 0], [0, 0, 0]], [[1, 1, 0], [0, 0, 0]]]
-    )
-    np.testing.assert_array_equal(
-        refresh.old_logp_MRA, [[[-5, 0, 0], [0] * 3], [[-24, -25, 0], [0] * 3]]
-    )
-    assert left == []
+    np.testing.assert_array_equal(refresh.tokens_MQRC[0, 0], [[3, 4, 5, 0], [23, 24, 25, 0]])
+    np.testing.assert_array_equal(refresh.depth_MQRC[0, 0], [[2, 3, 4, 0]] * 2)
+    np.testing.assert_array_equal(refresh.end_MQRC[0, 0], [[3, 3, 3, 4]] * 2)
+    np.testing.assert_array_equal(refresh.at_MQRC[0, 0], [[1, 1, 1, 0]] * 2)
+    np.testing.assert_array_equal(refresh.parent_MQRC[0, 0, :, :2], [[1, 0], [0, 1]])
+    targets = [[5, NOTHING, NOTHING, NOTHING], [24, 25, NOTHING, NOTHING]]
+    np.testing.assert_array_equal(refresh.target_MQRC[0, 0], targets)
+    np.testing.assert_array_equal(refresh.slot_PA[:2], [[0, 0, 0], [4, 5, 0]])
+    np.testing.assert_array_equal(refresh.mask_PA, [[1, 0, 0], [1, 1, 0], [0] * 3, [0] * 3])
+    np.testing.assert_array_equal(refresh.old_logp_PA[:2], [[-5, 0, 0], [-24, -25, 0]])
+    np.testing.assert_array_equal(refresh.trajectory_P, [0, 2, 3, 3])  # 3: no trajectory
+
+
+def test_continuations_of_one_row_share_a_chunk_as_long_as_they_fit():
+    turns = [[[-1, 0, 1]], [[-1, 0, 1]], [[-1, 0, -1, 1]], [[-1, 0, 1]]]
+    rows = Rows.of(trajectories(turns, failed=()))
+    shapes = Shapes((4, 8), action=3, rows=1, trajectories=4)
+    layout, refresh, left = refresh_of(rows, now=(0,), before=(1,), shapes=shapes)
+    assert layout.forest.row_S.tolist() == [0] * 4 and left == []
+    assert refresh.chunks_M.tolist() == [3, 0, 0, 0]  # 2 + 2, 3, and 2 tokens
+    chunks = [[2, 3, 12, 13], [22, 23, 24, 0], [32, 33, 0, 0]]
+    np.testing.assert_array_equal(refresh.tokens_MQRC[0, :3, 0], chunks)
+    np.testing.assert_array_equal(refresh.end_MQRC[0, 0, 0], [2, 2, 4, 4])
 
 
 def test_a_refresh_leaves_out_what_lies_in_another_segment():
@@ -181,44 +261,65 @@ def test_a_refresh_leaves_out_what_lies_in_another_segment():
 def test_a_refresh_leaves_out_what_is_longer_than_the_shortest_length():
     turns = [[[-1, 0, -1, -1, 1]], [[-1, 0, -1, -1, -1, 1]]]  # 4 and 5 tokens from the row's last
     rows = Rows.of(trajectories(turns, failed=()))
-    _, _, refresh, left = refresh_of(rows, now=(0,), before=(1,))
+    _, refresh, left = refresh_of(rows, now=(0,), before=(1,))
     assert left == [(1, [5])]
-    np.testing.assert_array_equal(refresh.mask_MRA.sum(axis=2), [[1, 0], [0, 0]])
-    assert not refresh.tokens_MRS[0, 1].any()
+    np.testing.assert_array_equal(refresh.mask_PA.sum(axis=1), [1, 0, 0, 0])
+    assert refresh.chunks_M.sum() == 1
+
+
+def test_a_refresh_leaves_out_what_a_row_has_no_chunk_for():
+    # A row of 8 has five chunks of 4, and six pieces that fill one each.
+    turns, tokens = [[[-1, 0, -1, -1, 1]]] * 6, [[[1, 2, 10 + i, 3, 4]] for i in range(6)]
+    rows = Rows.of(trajectories(turns, failed=(), tokens=tokens))
+    shapes = Shapes((4, 8), action=3, rows=1, trajectories=6)
+    _, refresh, left = refresh_of(rows, now=(0,), before=(1,), shapes=shapes)
+    assert left == [(5, [4])] and refresh.chunks_M.tolist() == [5, 0, 0, 0, 0, 0]
 
 
 def test_a_refresh_leaves_out_all_pieces_of_a_trajectory_with_several():
     # Both segments have a turn before and one now: their ratios multiply before they are clipped.
     turns = [[[-1, 0, 2], [-1, 1, 3]], [[-1, 0, 1, 2, 3]]]
     rows = Rows.of(trajectories(turns, failed=()))
-    _, _, refresh, left = refresh_of(rows, now=(0, 1), before=(2, 3))
+    _, refresh, left = refresh_of(rows, now=(0, 1), before=(2, 3))
     assert left == [(0, [2]), (1, [2])]
-    np.testing.assert_array_equal(refresh.mask_MRA.sum(axis=2), [[0, 0], [2, 0]])
+    np.testing.assert_array_equal(refresh.mask_PA.sum(axis=1), [0, 0, 2, 0])
 
 
+@pytest.mark.parametrize("make", [cases.ragged, cases.branching])
 @pytest.mark.parametrize("order", [[(3,), (2,), (1,), (0,)], [(2, 3), (0, 1)]])
-def test_a_refresh_and_what_it_leaves_are_the_previous_step(order):
-    rows = Rows.of(cases.ragged())
+def test_a_refresh_and_what_it_leaves_are_the_previous_step(order, make):
+    rows = Rows.of(make())
     for before, now in zip(order, order[1:], strict=False):
-        pieces, batch, refresh, left = refresh_of(rows, now, before, cases.SHAPES)
-        flat = [x.reshape(9, *x.shape[2:]) for x in refresh]
-        found = list(left)
-        for piece, tokens_S, start, position_A, mask_A, old_A in zip(pieces, *flat, strict=False):
-            real_A = position_A[mask_A > 0]
-            if not real_A.size:
+        layout, refresh, left = refresh_of(rows, now, before, cases.SHAPES)
+        previous, found = pieces_of(rows, before), list(left)
+        C = refresh.tokens_MQRC.shape[-1]
+        flat = [x.reshape(-1, C) for x in refresh[:6]]
+        for place, piece in enumerate(previous):
+            real = refresh.mask_PA[place] > 0
+            if not real.any():
                 continue
-            assert start == piece.end - 1 and real_A[0] >= 1
-            found.append((piece.segment, (start + real_A).tolist()))
-            np.testing.assert_array_equal(
-                tokens_S[real_A], rows.tokens[piece.segment][start + real_A]
-            )
-            np.testing.assert_array_equal(-old_A[mask_A > 0], tokens_S[real_A])
-        wanted = [(p.segment, p.position_A.tolist()) for p in pieces_of(rows, before)]
+            found.append((piece.segment, piece.position_A.tolist()))
+            own = rows.tokens[piece.segment]
+            chunk, slot_A = np.divmod(refresh.slot_PA[place, real], C)
+            tokens_C, depth_C, end_C, at_C, parent_C, target_C = (x[chunk[0]] for x in flat)
+            parents = parent_C[slot_A]
+            np.testing.assert_array_equal(target_C[slot_A], own[piece.position_A])
+            np.testing.assert_array_equal(depth_C[parents], piece.position_A - 1)
+            np.testing.assert_array_equal(tokens_C[parents], own[piece.position_A - 1])
+            np.testing.assert_array_equal(-refresh.old_logp_PA[place, real], target_C[slot_A])
+            # What it continues: in the row of the piece of now, the token before that one's last.
+            (now_place,) = (i for i, p in enumerate(layout.pieces) if p.segment == piece.segment)
+            M, Q, R, _ = refresh.tokens_MQRC.shape
+            m, _, r = np.unravel_index(chunk[0], (M, Q, R))
+            assert layout.forest.row_S[now_place] == m * R + r
+            last = layout.pieces[now_place].end - 1
+            assert set(at_C[parents]) == {layout.forest.index[now_place][last - 1]}
+            assert (end_C[parents] > parents).all()
+        wanted = [(p.segment, p.position_A.tolist()) for p in previous]
         assert sorted(found) == sorted(wanted)
-        assert 0 < len(left) < len(wanted) or before == (3,)
-        assert batch.trajectory_MR.shape == refresh.start_MR.shape
+        assert len(left) < len(wanted) or before == (3,)
 
 
 def test_a_row_longer_than_every_listed_length_is_told():
     with pytest.raises(ValueError, match="a row has 9 tokens; allowed: at most 8"):
-        Shapes((4, 8), action=4, rows=1, microbatches=1).length(9)
+        Shapes((4, 8), action=4, rows=1, trajectories=1).allowed(9)

@@ -19,7 +19,7 @@ from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.aot import flops
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.learner import sweep as sweep_module
-from seeupo_jax.learner.batching import Rows, Shapes, all_actions, turn_batch
+from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.critic import critic_optimizer, make_critic
 from seeupo_jax.learner.layout import HOST, abstract_state, make_state, state_layout
 from seeupo_jax.learner.learner import Learner
@@ -34,7 +34,7 @@ from seeupo_jax.policy.network import split, trainable
 from seeupo_jax.telemetry.compilation import Compilations
 from seeupo_jax.types import CriticState
 
-SHAPES = Shapes((32,), action=16, rows=4, microbatches=3, turns=4)
+SHAPES = Shapes((32,), action=16, rows=4, trajectories=12, turns=4)
 KINDS = ["head", "model"]
 # One step on every turn, each an action with a ratio of its own, averaged by actions.
 BY_ACTION = {"order": "parallel", "turns_per_update": 1, "loss_mean": "action"}
@@ -136,7 +136,8 @@ def batch_of(made, known):
     known = {name: known[name] for name in made.known if name != "action"}
     if "action" in made.known:
         known["action"] = [3 - turn_L for turn_L in ROWS.turn]
-    return turn_batch(ROWS, all_actions(ROWS), SHAPES, known, length=32, action=SHAPES.action)
+    layout = lay_out(ROWS, all_actions(ROWS), SHAPES, (32,))
+    return turn_batch(ROWS, layout, SHAPES, known, action=SHAPES.action)
 
 
 def step(made, batch, state=None):
@@ -217,12 +218,12 @@ def test_gradients_of_the_value_function_are_the_twins(stepped):
 def test_what_padding_holds_reaches_nothing():
     made = learner("head")
     batch = batch_of(made, random_known(3, made.known))
-    rng, mask = np.random.default_rng(0), batch.mask_MRA > 0
-    end = np.where(mask, batch.position_MRA, -1).max(axis=2, keepdims=True) + 1
-    beyond = np.arange(32)[None, None, :] >= end
+    rng, mask = np.random.default_rng(0), batch.mask_PA > 0
+    alone = batch.end_MRL == np.arange(1, 33)[None, None, :]
+    beyond = alone & (batch.depth_MRL == 0)
     spoilt = {
         name: np.where(mask, getattr(batch, name), np.nan)
-        for name in ("value_MRA", "returns_MRA", "old_logp_MRA", "advantage_MRA")
+        for name in ("value_PA", "returns_PA", "old_logp_PA", "advantage_PA")
     }
     other = rng.integers(0, 20, batch.tokens_MRL.shape).astype(np.int32)
     tokens = np.where(beyond, other, batch.tokens_MRL)
@@ -434,12 +435,12 @@ def test_with_adapters_a_critic_of_its_own_has_adapters_of_its_own():
     assert jax.tree.structure(trunk) == jax.tree.structure(state.params)
     batch = batch_of(made, random_known(3, made.known))
     as_policy = state.critic.params | {"trunk": state.params}
-    value_MRA = np.asarray(made.value(state.params, as_policy, batch))
+    value_PA = np.asarray(made.value(state.params, as_policy, batch))
     head, _ = adapted("head")
     of_head = np.asarray(head.value(state.params, state.critic.params, batch))
-    np.testing.assert_allclose(value_MRA, of_head, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(value_PA, of_head, rtol=1e-5, atol=1e-6)
     own = np.asarray(made.value(state.params, state.critic.params, batch))
-    assert np.abs(own - value_MRA)[batch.mask_MRA > 0].max() > 1e-3
+    assert np.abs(own - value_PA)[batch.mask_PA > 0].max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -453,7 +454,7 @@ def test_it_begins_with_values_of_0_and_a_model_begins_as_the_policy(kind):
     wanted = learner("head").value(params, own | {"trunk": {}}, batch)
     got = np.asarray(made.value(params, own, batch))
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
-    assert np.abs(got[batch.mask_MRA > 0]).max() > 0.1
+    assert np.abs(got[batch.mask_PA > 0]).max() > 0.1
 
 
 def test_programs_compiled_ahead_are_all_that_a_sweep_needs():
@@ -478,7 +479,7 @@ def test_a_step_with_a_model_multiplies_what_its_formula_says():
     plain = flops.turn_step_flops(*sizes, computed=True)
     assert counted(without_critic()) == plain
     assert flops.turn_step_flops(*sizes, critic="head", computed=True) == plain
-    head = 3 * 2 * SHAPES.rows * SHAPES.action * NETWORK.arch.width  # which the formula leaves out
+    head = 3 * 2 * SHAPES.rows * 32 * NETWORK.arch.width  # which the formula leaves out
     wanted = flops.turn_step_flops(*sizes, critic="model", computed=True)
     assert wanted <= counted(learner("model")) <= wanted + head < 1.01 * wanted
 

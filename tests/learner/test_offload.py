@@ -78,7 +78,7 @@ def turn_memory(mesh, offload):
     struct = lambda x, there: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)  # noqa: E731
     params = jax.tree.map(struct, params, where)
     layout = state_layout(mesh, optimizer, params, offload)
-    shapes = Shapes((32,), action=8, rows=4, microbatches=2)
+    shapes = Shapes((32,), action=8, rows=4, trajectories=8)
     everywhere = sharding(mesh, ())
     algorithm = config.Algorithm(refresh="separate")
     learner = Learner(

@@ -18,7 +18,7 @@ from seeupo_jax.learner.credit import assign_credit
 from seeupo_jax.types import Trajectory, learnable
 
 # One length, and room for all of a trajectory's actions: one program a recipe at the most.
-SHAPES = Shapes((32,), action=16, rows=4, microbatches=3, turns=4)
+SHAPES = Shapes((32,), action=16, rows=4, trajectories=12, turns=4)
 EACH = [(0,), (1,), (2,), (3,)]
 REVERSE = EACH[::-1]
 ALL = [(0, 1, 2, 3)]
@@ -122,8 +122,8 @@ def test_minibatches_share_all_tokens_by_their_rows():
     with mock.patch.dict(vars(made), turn_step=mock.Mock(wraps=made.turn_step)):
         cases.observe(made, batch(4))
         calls = [call.args for call in made.turn_step.mock_calls]
-    rows = [(step.mask_MRA[..., 0] > 0).sum() for _, step, *_ in calls]
-    tokens = sum(step.mask_MRA.sum() for _, step, *_ in calls)
+    rows = [(step.mask_PA[:, 0] > 0).sum() for _, step, *_ in calls]
+    tokens = sum(step.mask_PA.sum() for _, step, *_ in calls)
     assert len(rows) == 2 and tokens > 50
     wanted = [tokens * part / sum(rows) for part in rows]
     np.testing.assert_allclose([call[-1] for call in calls], wanted, rtol=1e-6)

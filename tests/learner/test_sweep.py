@@ -181,7 +181,7 @@ def test_a_fused_refresh_is_the_separate_one(choices):
     assert fused.fused and not separate.fused
     with mock.patch.dict(vars(fused), refresh=mock.Mock(wraps=fused.refresh)):
         one = cases.observe(fused, cases.ragged())
-        left = sum(int(call.args[1].mask_MRA[..., 0].sum()) for call in fused.refresh.mock_calls)
+        left = sum(int(call.args[1].mask_PA[:, 0].sum()) for call in fused.refresh.mock_calls)
     two = cases.observe(separate, cases.ragged())
     assert_same_sweep(one, two)
     # Rows that the step cannot hold are refreshed before it: some are, not all.
@@ -228,9 +228,9 @@ def test_a_turn_that_nobody_has_takes_no_step():
 @pytest.mark.parametrize(
     "shapes",
     [
-        Shapes((8, 48), action=16, rows=1, microbatches=9),
-        Shapes((32,), action=8, rows=2, microbatches=5),
-        Shapes((8, 32), action=8, rows=5, microbatches=1),
+        Shapes((8, 48), action=16, rows=1, trajectories=9),
+        Shapes((32,), action=8, rows=2, trajectories=10),
+        Shapes((8, 32), action=8, rows=5, trajectories=5),
     ],
     ids=lambda shapes: f"{shapes.rows} rows, {shapes.lengths}",
 )
@@ -316,7 +316,7 @@ def test_minibatches_are_a_partition_each_divided_by_its_share():
     for epoch in range(8):  # two of each turn
         pool, parts = pools[epoch // 2], []
         for _, batch, _, _, denominator in calls[2 * epoch : 2 * epoch + 2]:
-            parts.append(batch.trajectory_MR[batch.mask_MRA[..., 0] > 0].tolist())
+            parts.append(batch.trajectory_P[batch.mask_PA[:, 0] > 0].tolist())
             np.testing.assert_allclose(denominator, 7 * len(parts[-1]) / len(pool), rtol=1e-6)
         assert sorted(parts[0] + parts[1]) == pool
         assert abs(len(parts[0]) - len(parts[1])) <= 1
@@ -376,7 +376,7 @@ def test_programs_compiled_ahead_are_all_that_a_sweep_needs(choices):
 
 def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device():
     mesh = make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
-    shapes = Shapes((8, 32), action=8, rows=4, microbatches=2)
+    shapes = Shapes((8, 32), action=8, rows=4, trajectories=8)
     network, params = cases.policy()
     placed = param_shardings(mesh, network.logical_axes(), params)
     everywhere = sharding(mesh, ())
@@ -432,3 +432,19 @@ def test_an_unknown_order_is_refused_with_the_names():
     message = "order: got 'backward'; allowed: reverse, forward, random, custom, parallel"
     with pytest.raises(ValueError, match=message):
         update_order(3, "backward")
+
+
+@pytest.mark.parametrize("choices", [{}, {"refresh": "separate"}])
+def test_what_members_of_a_group_share_is_computed_once_and_changes_no_number(choices):
+    trajectories = cases.branching()
+    shared = cases.assert_equal_to_the_twin(
+        cases.learner(**choices), trajectories, None, ref_params=reference()
+    )[0]
+    shapes = dataclasses.replace(cases.SHAPES, share=False)
+    alone = cases.observe(
+        cases.learner(shapes=shapes, **choices), trajectories, ref_params=reference()
+    )
+    np.testing.assert_allclose(shared.losses, alone.losses, atol=1e-5)
+    cases.assert_trees_close(shared.state.params, alone.state.params, 1e-5)
+    assert alone.metrics["sweep/shared_fraction"] == 0 < shared.metrics["sweep/shared_fraction"]
+    assert alone.metrics["sweep/tokens"] == shared.metrics["sweep/tokens"]

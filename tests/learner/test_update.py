@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from learner_cases import quick_compilation  # noqa: F401
 
-from seeupo_jax.learner.batching import Rows, empty_batch, pieces_of, refresh_batch, turn_batch
+from seeupo_jax.learner.batching import (
+    Rows,
+    empty_batch,
+    empty_layout,
+    lay_out,
+    pieces_of,
+    turn_batch,
+)
+from seeupo_jax.learner.refresh_batch import refresh_batch
+from seeupo_jax.types import NOTHING
 
 LEARNER = cases.learner()
 ROWS = Rows.of(cases.ragged())
@@ -28,8 +37,8 @@ def padded(pieces, start_logp=None, advantage_N=ADVANTAGE_N):
     known = {"old_logp": logps(0), "ref_logp": logps(1), "advantage": advantage}
     if start_logp is not None:
         known |= {"start_logp": start_logp, "sampler_logp": ROWS.logp}
-    sizes = {"length": 32, "action": cases.SHAPES.action}
-    return turn_batch(ROWS, pieces, cases.SHAPES, known, **sizes)
+    layout = lay_out(ROWS, pieces, cases.SHAPES, cases.SHAPES.lengths[-1:])
+    return turn_batch(ROWS, layout, cases.SHAPES, known, action=cases.SHAPES.action)
 
 
 @dataclasses.dataclass
@@ -38,7 +47,7 @@ class Result:
 
     state: object
     factor_N: np.ndarray
-    logp_MRA: np.ndarray
+    logp_PA: np.ndarray
     metrics: dict
 
     @property
@@ -48,7 +57,7 @@ class Result:
 
 def step(batch, refresh=None, state=None, learner=LEARNER):
     if refresh is None:
-        refresh, _ = refresh_batch(ROWS, batch, [], [], cases.SHAPES, [])
+        refresh, _ = refresh_batch(ROWS, empty_layout(24), [], cases.SHAPES, [])
     out = learner.turn_step(
         cases.new_state(LEARNER.optimizer) if state is None else state,
         batch,
@@ -62,28 +71,32 @@ def step(batch, refresh=None, state=None, learner=LEARNER):
 def with_garbage(batch, seed=0):
     """The batch with other contents wherever there is no row, no token or no action token."""
     rng = np.random.default_rng(seed)
-    mask = batch.mask_MRA > 0
-    end = np.where(mask, batch.position_MRA, -1).max(axis=2, keepdims=True) + 1
-    beyond = np.arange(batch.tokens_MRL.shape[2])[None, None, :] >= end
-    known = [name for name in batch._fields if name.endswith(("logp_MRA", "advantage_MRA"))]
+    mask, used = batch.mask_PA > 0, int(batch.microbatches)
+    alone = batch.end_MRL == np.arange(1, batch.end_MRL.shape[2] + 1)[None, None, :]
+    padding = alone & (batch.depth_MRL == 0)
+    assert padding[:used].any() and padding[used:].all()
+    nothing = batch.target_MRX == NOTHING
+    known = [name for name in batch._fields if name.endswith(("logp_PA", "advantage_PA"))]
     held = {name: x for name in known if (x := getattr(batch, name)) is not None}
     anything = lambda x, low, high: rng.integers(low, high, x.shape).astype(np.int32)  # noqa: E731
     return batch._replace(
-        tokens_MRL=np.where(beyond, anything(batch.tokens_MRL, 0, 20), batch.tokens_MRL),
-        position_MRA=np.where(mask, batch.position_MRA, anything(batch.position_MRA, 1, 32)),
+        tokens_MRL=np.where(padding, anything(batch.tokens_MRL, 0, 20), batch.tokens_MRL),
+        depth_MRL=np.where(padding, anything(batch.depth_MRL, 0, 20), batch.depth_MRL),
+        parent_MRX=np.where(nothing, anything(batch.parent_MRX, 0, 24), batch.parent_MRX),
+        slot_PA=np.where(mask, batch.slot_PA, anything(batch.slot_PA, 0, 200)),
         **{name: np.where(mask, x, np.nan) for name, x in held.items()},
     )
 
 
 @pytest.fixture(scope="module")
 def turn_1():
-    """Turn 1: six rows in two of three microbatches."""
+    """Turn 1: six pieces."""
     return padded(pieces_of(ROWS, (1,)))
 
 
 @pytest.fixture(scope="module")
 def turn_2():
-    """Turn 2: five rows, the second microbatch is not full."""
+    """Turn 2: five pieces, in four rows of two microbatches."""
     return padded(pieces_of(ROWS, (2,)))
 
 
@@ -94,7 +107,7 @@ def result_2(turn_2):
 
 def test_what_padding_and_empty_rows_hold_reaches_nothing(turn_2, result_2):
     changed = step(with_garbage(turn_2))
-    assert int(turn_2.microbatches) * 3 > 5  # an empty row is computed
+    assert turn_2.microbatches == 2 and not turn_2.tokens_MRL[1, 1:].any()  # computed empty rows
     cases.assert_trees_close(changed.state, result_2.state, 1e-6)
     cases.assert_trees_close(changed.metrics, result_2.metrics, 1e-6)
     np.testing.assert_array_equal(changed.factor_N, result_2.factor_N)
@@ -105,7 +118,7 @@ def test_what_padding_holds_reaches_no_truncated_importance(ratio):
     learner = cases.learner(tis_clip=1.1, ratio=ratio)
     batch = padded(pieces_of(ROWS, (2,)), start_logp=logps(2))
     wanted, changed = (step(b, learner=learner) for b in (batch, with_garbage(batch)))
-    assert np.isnan(with_garbage(batch).sampler_logp_MRA).any()
+    assert np.isnan(with_garbage(batch).sampler_logp_PA).any()
     cases.assert_trees_close(changed.state, wanted.state, 1e-6)
     cases.assert_trees_close(changed.metrics, wanted.metrics, 1e-6)
 
@@ -129,7 +142,7 @@ def test_importance_multiplies_the_surrogate_and_not_the_kl_term(ratio, shift, w
     start_logp[piece.segment][piece.position_A[0]] += shift
     batch = padded([piece], start_logp)
     params = cases.new_state(LEARNER.optimizer).params
-    batch = batch._replace(old_logp_MRA=np.asarray(LEARNER.score(params, batch)))
+    batch = batch._replace(old_logp_PA=np.asarray(LEARNER.score(params, batch)))
     learner = cases.learner(tis_clip=1.1, ratio=ratio)
     metrics = step(batch, learner=learner).metrics
     kl_share = learner.algorithm.kl_coef * metrics["kl"]
@@ -141,9 +154,15 @@ def test_importance_multiplies_the_surrogate_and_not_the_kl_term(ratio, shift, w
 
 
 def test_microbatches_without_rows_are_not_computed(turn_2, result_2):
-    poison = lambda x, value: np.concatenate([x[:2], np.full_like(x[2:], value)])  # noqa: E731
+    def poison(x_PA, value):
+        x_PA = x_PA.copy()
+        x_PA[5, 0] = value  # the first place without a piece
+        return x_PA
+
     poisoned = turn_2._replace(
-        mask_MRA=poison(turn_2.mask_MRA, 1), old_logp_MRA=poison(turn_2.old_logp_MRA, np.nan)
+        mask_PA=poison(turn_2.mask_PA, 1),
+        old_logp_PA=poison(turn_2.old_logp_PA, np.nan),
+        slot_PA=poison(turn_2.slot_PA, 2 * 3 * 24),  # in the third microbatch
     )
     assert turn_2.microbatches == 2
     cases.assert_trees_equal(vars(step(poisoned)), vars(result_2))
@@ -153,15 +172,15 @@ def test_microbatches_without_rows_are_not_computed(turn_2, result_2):
 
 def test_the_score_is_zero_where_nothing_is_computed(turn_2):
     params = cases.new_state(LEARNER.optimizer).params
-    logp_MRA = np.asarray(LEARNER.score(params, turn_2))
-    assert (logp_MRA[:2][turn_2.mask_MRA[:2] > 0] < 0).all()
-    assert not logp_MRA[2].any()
+    logp_PA = np.asarray(LEARNER.score(params, turn_2))
+    assert (logp_PA[turn_2.mask_PA > 0] < 0).all()
+    assert not logp_PA[turn_2.mask_PA == 0].any()
 
 
 def test_the_step_returns_the_log_probabilities_from_before_it(turn_2, result_2):
     params = cases.new_state(LEARNER.optimizer).params
-    logp_MRA = LEARNER.score(params, turn_2)
-    np.testing.assert_allclose(result_2.logp_MRA, logp_MRA, rtol=1e-6, atol=1e-6)
+    logp_PA = LEARNER.score(params, turn_2)
+    np.testing.assert_allclose(result_2.logp_PA, logp_PA, rtol=1e-6, atol=1e-6)
 
 
 def test_rows_of_unequal_length_add_up_under_one_denominator(turn_2, result_2):
@@ -193,9 +212,8 @@ def test_a_trajectory_without_the_turn_has_no_part_in_the_step(result_2):
 def test_factors_of_trajectories_without_the_turn_stay_bit_for_bit(turn_1):
     # 0.5 and 7 are outside the weight clip: a factor that is touched at all would change.
     previous = pieces_of(ROWS, (2,))
-    refresh, left = refresh_batch(
-        ROWS, turn_1, pieces_of(ROWS, (1,)), previous, cases.SHAPES, logps(0)
-    )
+    layout = lay_out(ROWS, pieces_of(ROWS, (1,)), cases.SHAPES, cases.SHAPES.lengths[-1:])
+    refresh, left = refresh_batch(ROWS, layout, previous, cases.SHAPES, logps(0))
     held = {int(ROWS.trajectory_S[p.segment]) for p in previous if p not in left}
     result = step(turn_1, refresh)
     changed = set(np.flatnonzero(result.factor_N != FACTOR_N))
@@ -212,10 +230,10 @@ def test_several_rows_of_a_trajectory_multiply_before_the_clip():
     pieces = [p for p in pieces_of(ROWS, (0, 1)) if ROWS.trajectory_S[p.segment] == 6]
     batch = padded(pieces)
     params = cases.new_state(LEARNER.optimizer).params
-    logp_MRA = np.asarray(LEARNER.score(params, batch))
+    logp_PA = np.asarray(LEARNER.score(params, batch))
     shift = [0.7, -0.6]  # ratios e^0.7 = 2.01 and e^-0.6 = 0.55: together 1.105, within the clip
-    old_MRA = logp_MRA - np.array([*shift, 0.0], np.float32)[None, :, None]
-    shifted = batch._replace(old_logp_MRA=old_MRA.astype(np.float32))
+    old_PA = logp_PA - np.array([*shift, *[0.0] * 7], np.float32)[:, None]
+    shifted = batch._replace(old_logp_PA=old_PA.astype(np.float32))
     factor_N = LEARNER.refresh(params, shifted, jnp.ones(8))
     wanted = np.ones(8)
     wanted[6] = np.exp(0.1)
@@ -223,17 +241,17 @@ def test_several_rows_of_a_trajectory_multiply_before_the_clip():
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted(turn_2):
-    old_MRA = turn_2.old_logp_MRA.copy()
-    old_MRA[1, 0, 0] = np.nan  # one token of one trajectory
+    old_PA = turn_2.old_logp_PA.copy()
+    old_PA[3, 0] = np.nan  # one token of one trajectory
     before = cases.host(cases.new_state(LEARNER.optimizer))
-    result = step(turn_2._replace(old_logp_MRA=old_MRA))
+    result = step(turn_2._replace(old_logp_PA=old_PA))
     assert result.metrics["update_skipped"] == 1
     cases.assert_trees_equal(result.state, before._replace(skipped=np.int32(1)))
 
 
 def test_a_batch_without_rows_changes_no_bit():
     before = cases.host(cases.new_state(LEARNER.optimizer))
-    sizes = {"length": 32, "action": cases.SHAPES.action}
+    sizes = {"length": 24, "action": cases.SHAPES.action}
     empty = empty_batch(ROWS, cases.SHAPES, LEARNER.known, **sizes)
     result = step(empty)
     cases.assert_trees_equal(result.state, before)

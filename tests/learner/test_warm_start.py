@@ -16,7 +16,7 @@ from learner_cases import quick_compilation  # noqa: F401
 from seeupo_jax import config
 from seeupo_jax.envs.base import Demonstration, StepResult
 from seeupo_jax.envs.pool import EnvPool
-from seeupo_jax.learner.batching import Rows, Shapes, all_actions, turn_batch
+from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.warm_start import Batches, imitate, to_segments, train_stage
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.chat_template import HuggingFaceTokenizer
@@ -175,11 +175,11 @@ def test_a_demonstration_has_a_segment_for_every_history_that_the_template_rewri
         before = thinker.begin(shown.messages[: 2 * turn + 1], TOOLS).tokens
         assert segment.tokens_L.tolist() == before + action
         assert segment.turn_L.tolist() == [CONTEXT] * len(before) + [turn] * len(action)
-    shapes = Shapes((256, 512), action=16, rows=2, microbatches=1)
+    shapes = Shapes((256, 512), action=16, rows=2, trajectories=2)
     batch = next(Batches([shown] * 4, thinker, shapes, batch_size=2, seed=0).from_step(0))
     # Two demonstrations, four rows: each action once a demonstration.
     tokens = [len(thinker.action(text)) for text in ("find", "A")] * 2
-    assert sorted(batch.mask_MRA.sum(axis=2).ravel().tolist()) == sorted(tokens)
+    assert sorted(batch.mask_PA.sum(axis=1).tolist()) == sorted(tokens)
     assert batch.microbatches == 2
 
 
@@ -193,7 +193,7 @@ def demonstrations():
     return made
 
 
-SHAPES = Shapes((16, 48), action=16, rows=2, microbatches=1)
+SHAPES = Shapes((16, 48), action=16, rows=2, trajectories=2)
 
 
 def batches(seed=3, shapes=SHAPES):
@@ -212,13 +212,18 @@ def test_batches_go_on_as_if_they_had_never_stopped(step):
 
 
 def rows_of(batch):
-    return batch.tokens_MRL.reshape(2, -1).tolist()
+    """The demonstrations of a batch, those of a row one after the other."""
+    length = batch.tokens_MRL.shape[-1]
+    rows = zip(
+        batch.tokens_MRL.reshape(-1, length), batch.depth_MRL.reshape(-1, length), strict=True
+    )
+    parts = [part for t, d in rows for part in np.split(t, np.flatnonzero(d == 0)[1:])]
+    return [part.tolist() for part in parts if part.any()]
 
 
 def test_every_demonstration_comes_once_an_epoch_in_an_order_of_the_seed():
     def shown(seed):
-        rows = [row for batch in first(batches(seed), 0, 80) for row in rows_of(batch)]
-        return [np.trim_zeros(row, "b") for row in rows]
+        return [row for batch in first(batches(seed), 0, 80) for row in rows_of(batch)]
 
     # 80 batches of 2: five whole blocks, four whole epochs.
     every = [to_segments(d, tokenizer())[0].tokens_L.tolist() for d in demonstrations()]
@@ -227,7 +232,7 @@ def test_every_demonstration_comes_once_an_epoch_in_an_order_of_the_seed():
 
 
 def test_rows_of_a_batch_are_of_similar_length():
-    lengths = [[sum(t > 0 for t in row) for row in rows_of(b)] for b in first(batches(), 0, 16)]
+    lengths = [list(map(len, rows_of(b))) for b in first(batches(), 0, 16)]
     assert max(abs(one - two) for one, two in lengths) <= 2  # a word and its space
     assert lengths != sorted(lengths)
 
@@ -236,7 +241,8 @@ def test_the_loss_is_the_mean_over_action_tokens_alone():
     """Against the NumPy twin: value, and gradients by a step of plain gradient descent."""
     rows = Rows.of(cases.ragged())
     pieces = all_actions(rows)
-    batch = turn_batch(rows, pieces, cases.SHAPES, {}, length=32, action=32)
+    layout = lay_out(rows, pieces, cases.SHAPES, cases.SHAPES.lengths[-1:])
+    batch = turn_batch(rows, layout, cases.SHAPES, {}, action=32)
     network, start = cases.policy()
     weights = cases.weights_of(start)
     arch = model.Architecture(cases.ARCH.head_dim, cases.ARCH.rope.theta, cases.ARCH.norm_eps)
@@ -270,7 +276,7 @@ def test_a_stage_learns_its_demonstrations():
     )
     network, params = split(Transformer(arch, nnx.Rngs(0)))
     stage = config.WarmStartStage(steps=80, learning_rate=0.03)
-    shapes = Shapes((48,), action=8, rows=2, microbatches=1)
+    shapes = Shapes((48,), action=8, rows=2, trajectories=2)
     seen = []
     on_step = lambda step, loss: seen.append((step, loss))  # noqa: E731
     train_stage(network, params, stage, batches(shapes=shapes), on_step=on_step, steps=60)
@@ -283,15 +289,15 @@ def test_demonstrations_longer_than_the_longest_row_are_cut_and_counted():
     roles = ("user", "assistant", "tool", "assistant")
     contents = ("a", "b", "c" * 60, "d")
     messages = tuple({"role": r, "content": c} for r, c in zip(roles, contents, strict=True))
-    shapes = Shapes((24,), action=8, rows=2, microbatches=1)
+    shapes = Shapes((24,), action=8, rows=2, trajectories=2)
     cut = Batches([Demonstration(messages)] * 4, tokenizer(), shapes, batch_size=2, seed=0)
     batch = next(cut.from_step(0))
     first_action = len(tokenizer().action("b"))
-    assert batch.mask_MRA.sum(axis=2).tolist() == [[first_action, first_action]]
+    assert batch.mask_PA.sum(axis=1).tolist() == [first_action, first_action]
     assert cut.counts["cut"] == 2
 
 
 def test_prompts_that_fill_the_longest_row_are_told():
-    full = batches(shapes=Shapes((3,), action=8, rows=2, microbatches=1))
+    full = batches(shapes=Shapes((3,), action=8, rows=2, trajectories=2))
     with pytest.raises(ValueError, match="begin with more than 3 tokens"):
         next(full.from_step(0))

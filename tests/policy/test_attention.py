@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seeupo_jax.aot.flops import jaxpr_flops
 from seeupo_jax.policy import attention
 from seeupo_jax.policy.attention import NOWHERE, KeyValues, attend, join
 
@@ -189,3 +190,51 @@ def test_the_past_stands_before_what_is_new():
     past = keys_of([[[[1.0]]]], [[[[2.0]]]])
     k, v = join(past, keys_of([[[[3.0]]]], [[[[4.0]]]]))
     assert (k.ravel().tolist(), v.ravel().tolist()) == ([1.0, 3.0], [2.0, 4.0])
+
+
+def plain_attention(q, k, v, position_NL, window, segment_NL):
+    """Scores, softmax and weighted values as one writes them, for JAX to differentiate."""
+    groups = q.shape[2] // k.shape[2]
+    k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
+    distance = position_NL[:, :, None] - position_NL[:, None, :]
+    seen = (distance >= 0) & (distance < (10**6 if window is None else window))
+    seen &= segment_NL[:, :, None] == segment_NL[:, None, :]
+    scores = jnp.einsum("nlhd,nchd->nhlc", q, k) / np.sqrt(q.shape[3])
+    weights = jax.nn.softmax(jnp.where(seen[:, None], scores, -jnp.inf), axis=-1)
+    return jnp.einsum("nhlc,nchd->nlhd", weights, v)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("at_once", [2**24, 1])
+def test_gradients_are_those_of_the_plain_formula(window, at_once, monkeypatch):
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(attention, "QUERIES_AT_LEAST", 4)
+    N, L, H, kv_heads, d = 2, 11, 4, 2, 8
+    q, k, v = random_pass(5, N, L, L, H, kv_heads, d)
+    segment_NL = jnp.asarray([[0] * 11, [0] * 5 + [1] * 6])
+    index_NL = jnp.broadcast_to(jnp.arange(L)[None, :], (N, L))
+    position_NL = index_NL - jnp.asarray([[0] * 11, [0] * 5 + [5] * 6])
+
+    def ours(q, k, v):
+        segments = {"segment_NL": segment_NL, "key_segment_NC": segment_NL}
+        keys = KeyValues(k, v)
+        return attend(q, keys, position_NL, position_NL, window=window, **segments)
+
+    def plain(q, k, v):
+        return plain_attention(q, k, v, position_NL, window, segment_NL)
+
+    d_out = np.random.default_rng(6).normal(size=q.shape).astype(np.float32)
+    pull = lambda f: jax.jit(lambda *x: jax.vjp(f, *x)[1](d_out))(q, k, v)  # noqa: E731
+    for actual, expected in zip(pull(ours), pull(plain), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_chunks_compute_their_scores_twice_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", 1)
+    monkeypatch.setattr(attention, "QUERIES_AT_LEAST", 4)
+    q, k, v = random_pass(0, 1, 8, 8, 2, 1, 16)
+    position_NL = jnp.arange(8)[None, :]
+    loss = lambda q, k, v: jnp.sum(attend(q, KeyValues(k, v), position_NL, position_NL) ** 2)  # noqa: E731
+    traced = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v)
+    product = 2.0 * 8 * 8 * 2 * 16
+    assert jaxpr_flops(traced) == 7 * product  # 2 forward, 4 backward, the scores again

@@ -15,7 +15,7 @@ from seeupo_jax import config
 from seeupo_jax.parallel.mesh import constrain, make_mesh, param_shardings, sharding
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, Moe
-from seeupo_jax.policy.attention import KeyValues, attend
+from seeupo_jax.policy.attention import KeyValues, Past, Tree, attend
 from seeupo_jax.policy.kernels import select_kernel
 from seeupo_jax.policy.transformer import Transformer
 
@@ -115,7 +115,14 @@ def logp_and_gradients(network, params, tokens_NL, segment_NL):
 
 @functools.partial(jax.jit, static_argnums=0)
 def continued(network, params, tokens_NL, keys, length_N):
-    hidden_NLD, _ = policy.hidden(network, params, tokens_NL, keys, length_N)
+    N, L = tokens_NL.shape
+    chain = lambda length: jnp.full((N, length), length)  # noqa: E731
+    C = keys[0].k.shape[1]
+    old = Tree(jnp.broadcast_to(jnp.arange(C)[None, :], (N, C)), chain(C))
+    new = Tree(length_N[:, None] + jnp.arange(L)[None, :], chain(L))
+    at_NL = jnp.broadcast_to(length_N[:, None] - 1, (N, L))
+    past = Past(keys, old, at_NL)
+    hidden_NLD, _ = policy.hidden(network, params, tokens_NL, tree=new, past=past)
     return constrain(hidden_NLD, "rows", None, "embed")
 
 

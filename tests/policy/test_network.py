@@ -162,3 +162,11 @@ def test_binding_gives_back_the_parameters():
     again_network, again = policy.split(network.bind(params))
     assert again_network == network
     jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+def test_chunks_of_tokens_are_of_like_size():
+    # 24 tokens, 13 at once: two chunks of 12 rather than 13 and 11, filled up to 13.
+    traced, _ = program(at_once=13 * V)
+    assert {shape for shape in logit_shapes(str(traced.jaxpr)) if shape[0] not in (1, V)} == {
+        (12, V)
+    }

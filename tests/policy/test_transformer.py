@@ -13,7 +13,7 @@ from twin_policy import network_of, numpy_weights, tensors_of, twin_arch
 
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, Lora, Moe
-from seeupo_jax.policy.attention import NOWHERE
+from seeupo_jax.policy.attention import NOWHERE, Past, Tree
 from seeupo_jax.policy.paged import Reach, new_pages
 from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer
@@ -167,13 +167,37 @@ def test_what_follows_a_past_is_as_in_the_full_pass(way, scan_layers):
     # The past holds each row's own later keys too, which must not be seen.
     length_N = np.array([7, 4, 1], np.int32)
     new_NL = np.stack([tokens_NL[row, n : n + 4] for row, n in enumerate(length_N)])
+    end_NL = lambda length: jnp.full((3, length), length)  # noqa: E731
+    depth_NL = jnp.broadcast_to(jnp.arange(tokens_NL.shape[1])[None, :], tokens_NL.shape)
+    old = Tree(depth_NL, end_NL(tokens_NL.shape[1]))
+    new = Tree(jnp.asarray(length_N[:, None] + np.arange(4)), end_NL(4))
+    at_NL = jnp.asarray(np.repeat(length_N[:, None] - 1, 4, axis=1))
     rest = jax.jit(policy.hidden, static_argnums=0)
-    hidden, keys = rest(network, params, new_NL, whole_keys, length_N)
+    past = Past(whole_keys, old, at_NL)
+    hidden, keys = rest(network, params, new_NL, tree=new, past=past)
     for row, n in enumerate(length_N):
         np.testing.assert_allclose(hidden[row], whole[row, n : n + 4], atol=1e-5)
         for new, old in zip(keys, whole_keys, strict=True):
             np.testing.assert_allclose(new.k[row], old.k[row, n : n + 4], atol=1e-5)
             np.testing.assert_allclose(new.v[row], old.v[row, n : n + 4], atol=1e-5)
+
+
+@pytest.mark.parametrize("way, scan_layers", [*((way, False) for way in WAYS), ("full", True)])
+def test_a_token_of_a_tree_is_computed_as_if_its_path_stood_alone(way, scan_layers):
+    arch = dataclasses.replace(WAYS[way], scan_layers=scan_layers)
+    network, params = make_random(arch)
+    # 1 2 3 with 4 5 6 and 7 8 below it; 9 10; and padding, each token of it alone.
+    tokens_NL = np.array([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0]], np.int32)
+    depth_NL = jnp.array([[0, 1, 2, 3, 4, 5, 3, 4, 0, 1, 7]])
+    end_NL = jnp.array([[8, 8, 8, 6, 6, 6, 8, 8, 10, 10, 11]])
+    run = jax.jit(policy.hidden, static_argnums=0)
+    hidden, keys = run(network, params, tokens_NL, tree=Tree(depth_NL, end_NL))
+    for path in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 6, 7], [8, 9]):
+        alone, own = full_pass(network, params, tokens_NL[:, path])
+        np.testing.assert_allclose(hidden[:, path], alone, atol=1e-5)
+        for packed, single in zip(keys, own, strict=True):
+            np.testing.assert_allclose(packed.k[:, path], single.k, atol=1e-5)
+            np.testing.assert_allclose(packed.v[:, path], single.v, atol=1e-5)
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("kernel", "block"))

@@ -21,7 +21,7 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.chat_template import HuggingFaceTokenizer
 from seeupo_jax.policy.transformer import Transformer
-from seeupo_jax.rollout.collect import Request, collect, group_requests
+from seeupo_jax.rollout.collect import Request, begin_ahead, collect, group_requests
 from seeupo_jax.rollout.engine import Action, Turn
 from seeupo_jax.rollout.memory import plan_cache
 from seeupo_jax.rollout.sampling import Sampling, task_number
@@ -613,3 +613,116 @@ def test_every_trajectory_is_told_of_when_it_is_over():
     told = {id(trajectory): request for request, trajectory in heard}
     assert [told[id(t)] for t in collected.trajectories] == requests
     assert heard[-1][0].task_id == "done@3"
+
+
+class Watched(Script):
+    """Counts resets that were asked for, and closed environments."""
+
+    asked, closed = Counter(), []
+
+    def reset(self, task_id, seed):
+        self.asked[task_id] += 1
+        return super().reset(task_id, seed)
+
+    def close(self):
+        self.closed.append(self)
+
+
+@pytest.fixture
+def watched():
+    """Makes pools of four watched environments."""
+    pools = []
+
+    def make_pool(**options):
+        Script.released.clear()
+        Script.happened.clear()
+        Watched.asked.clear()
+        Watched.closed.clear()
+        limits = {"timeout_s": TIMEOUT_S, "retries": RETRIES, "retry_wait_s": 0.01}
+        pools.append(EnvPool(Watched, 4, workers=2, **(limits | options)))
+        return pools[-1]
+
+    yield make_pool
+    Script.released.set()
+    for pool in pools:
+        pool.close()
+
+
+def collect_begun(pool, requests, patience_s=60.0, meanwhile=lambda: None):
+    """A collection whose environments begin ahead of it; None: at once."""
+    engine, params = make()
+    begun = None
+    if patience_s is not None:
+        options = {"seed": 5, "patience_s": patience_s}
+        begun = begin_ahead(engine, pool, NumberTokenizer(), requests, **options)
+        meanwhile()
+    numbers = {"max_turns": 3, "seed": 5, "iteration": 1, "deterministic": True}
+    return collect(engine, pool, NumberTokenizer(), params, requests, begun=begun, **numbers)
+
+
+# More than environments. Of the first, which begin ahead: one comes at its third try, one not.
+BEGINNING = ["busy*2@0", "done@3", "raise@0", "sleep@0", "done@1", "raise@2", "done@2"]
+
+
+@pytest.mark.parametrize("patience_s, resets", [(60.0, 1), (0.0, 2)])
+def test_environments_that_begin_ahead_bring_the_same_trajectories(watched, patience_s, resets):
+    requests = group_requests(BEGINNING, 1)
+    wanted = collect_begun(watched(), requests, None).trajectories
+    assert Watched.asked["done@3"] == 1
+    got = collect_begun(watched(), requests, patience_s, lambda: time.sleep(0.1)).trajectories
+    # What was begun too long ago begins once more; what had not begun yet does so once.
+    assert (Watched.asked["done@3"], Watched.asked["done@2"]) == (resets, 1)
+    assert [t.stop for t in got] == [t.stop for t in wanted]
+    assert [t.failed for t in got] == [False, False, True, False, False, True, False]
+    for trajectory, same in zip(got, wanted, strict=True):
+        assert trajectory.messages == same.messages
+        tries = {} if patience_s else {"retries": trajectory.info["retries"]}
+        assert trajectory.info == same.info | tries
+        for segment, other in zip(trajectory.segments, same.segments, strict=True):
+            np.testing.assert_array_equal(segment.tokens_L, other.tokens_L)
+            np.testing.assert_array_equal(segment.logp_L, other.logp_L)
+
+
+def test_a_reset_that_hangs_ahead_is_given_up_and_made_again(watched):
+    requests = group_requests(["hang*1@0", "done@2"], 1)
+    pool = watched()
+    hung, other = collect_begun(pool, requests, meanwhile=lambda: time.sleep(0.2)).trajectories
+    assert (hung.stop, hung.info["retries"], other.stop) == ("max_turns", 1, "done")
+    assert pool.abandoned == 1 and Watched.asked == {"hang*1@0": 2, "done@2": 1}
+
+
+def test_no_more_environments_begin_ahead_than_there_are(watched):
+    pool = watched()
+    requests = group_requests(BEGINNING, 1)
+    begun = begin_ahead(make()[0], pool, NumberTokenizer(), requests, seed=5, patience_s=1)
+    assert list(begun.requests) == requests[:4] and pool.open == 4
+    pool.drain()
+    assert Watched.asked == {"busy*2@0": 3, "done@3": 1, "raise@0": 3, "sleep@0": 1}
+    assert pool.open == 0 and collect_begun(pool, requests, None).trajectories[1].stop == "done"
+
+
+def test_waiting_for_resets_is_timed_and_takes_no_time_where_they_are_over(watched):
+    requests = group_requests(["sleep@0"], 4)
+    late = collect_begun(watched(), requests, None)
+    assert 0.2 < late.reset_s <= late.environment_s  # two workers, two resets of 0.1 s each
+    ahead = collect_begun(watched(), requests, meanwhile=lambda: time.sleep(0.5))
+    assert ahead.reset_s < 0.1
+
+
+def test_a_pool_that_is_closed_while_environments_begin_closes_them_all(watched):
+    before, pool = threading.active_count(), watched(timeout_s=30)
+    requests = group_requests(["sleep@0"], 4)
+    begin_ahead(make()[0], pool, NumberTokenizer(), requests, seed=5, patience_s=1)
+    pool.close()
+    assert len(set(map(id, Watched.closed))) == 4 and threading.active_count() <= before
+
+
+def test_what_began_for_other_trajectories_is_not_taken(watched):
+    engine, params = make()
+    requests = group_requests(["done@1", "done@2"], 1)
+    begun = begin_ahead(engine, watched(), NumberTokenizer(), requests, seed=5, patience_s=1)
+    numbers = {"max_turns": 3, "seed": 5, "iteration": 1}
+    with pytest.raises(AssertionError):
+        collect(
+            engine, watched(), NumberTokenizer(), params, requests[::-1], begun=begun, **numbers
+        )

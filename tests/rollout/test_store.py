@@ -1,7 +1,9 @@
 """Stored collections come back bit for bit, or not at all."""
 
+import contextlib
 import dataclasses
 import enum
+import threading
 
 import numpy as np
 import pytest
@@ -63,7 +65,8 @@ def log():
 
 @pytest.fixture
 def kept(tmp_path, log):
-    return RolloutStore(tmp_path / "rollouts", log=log.append)
+    with contextlib.closing(RolloutStore(tmp_path / "rollouts", log=log.append)) as store:
+        yield store
 
 
 def test_every_bit_comes_back(kept, log):
@@ -156,8 +159,39 @@ def test_a_full_disk_is_told_and_leaves_nothing(kept, log, monkeypatch, tmp_path
 
     monkeypatch.setattr(store.os, "fsync", full)
     kept.save(1, collection(trajectory(np.random.default_rng(4))))
+    kept.wait()
     assert "No space left on device" in log[0] and kept.load(1) is None
     assert list((tmp_path / "rollouts").iterdir()) == []
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """A disk that takes nothing until the event is set."""
+    free, fsync = threading.Event(), store.os.fsync
+    monkeypatch.setattr(store.os, "fsync", lambda file: free.wait(10) and fsync(file))
+    yield free
+    free.set()
+
+
+@pytest.mark.parametrize("ends", ["wait", "close"])
+def test_saving_does_not_wait_for_the_disk_but_what_asks_for_it_does(
+    kept, slow_disk, tmp_path, ends
+):
+    for iteration in (1, 2):
+        kept.save(iteration, collection(trajectory(np.random.default_rng(iteration))))
+    names = lambda: {file.name for file in (tmp_path / "rollouts").glob("*.rollouts")}  # noqa: E731
+    assert names() == set()
+    threading.Timer(0.1, slow_disk.set).start()
+    getattr(kept, ends)()
+    assert names() == {"1.rollouts", "2.rollouts"}
+
+
+@pytest.mark.parametrize("asks, found", [("load", True), ("forget", False)])
+def test_what_is_being_written_is_there_for_whoever_asks(kept, slow_disk, tmp_path, asks, found):
+    kept.save(1, collection())
+    threading.Timer(0.1, slow_disk.set).start()
+    getattr(kept, asks)(1)
+    assert (tmp_path / "rollouts" / "1.rollouts").exists() == found
 
 
 DAMAGE = {
@@ -173,6 +207,7 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_passed_over_with_one_sentence(kept, log, tmp_path, damage):
     kept.save(3, collection(trajectory(np.random.default_rng(5))))
+    kept.wait()
     file = tmp_path / "rollouts" / "3.rollouts"
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
     assert kept.load(3) is None
@@ -190,6 +225,7 @@ def test_a_file_of_another_form_is_sampled_again(kept, log, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(store, "_OTHER", (*store._OTHER, "group"))
         kept.save(1, collection(trajectory(np.random.default_rng(7))))
+        kept.wait()
     assert kept.load(1) is None and "another version" in log[0]
 
 
@@ -198,6 +234,7 @@ def test_what_a_checkpoint_covers_is_forgotten(kept, tmp_path, log):
     kept.forget(5)  # where there is no folder yet
     for iteration in (1, 2, 3, 10):
         kept.save(iteration, collection())
+    kept.wait()
     (tmp_path / "rollouts" / "2.unfinished").write_bytes(b"")
     (tmp_path / "rollouts" / "notes.txt").write_text("")
     kept.forget(3)

@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 from seeupo_jax.bench import torch_side
-from seeupo_jax.bench.workload import Workload, bfcl
+from seeupo_jax.bench.workload import Workload
+from seeupo_jax.bench.workloads import Lengths, fill
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import split
@@ -48,6 +49,12 @@ def models(tmp_path_factory):
 
 def tokens(count, seed):
     return tuple(np.random.default_rng(seed).integers(0, VOCAB, count).tolist())
+
+
+def even(groups, lengths, group_size):
+    """Conversations of the same lengths."""
+    options = {"group_size": group_size, "vocab_size": VOCAB, "seed": 0, "alike": True}
+    return fill("even", [lengths] * groups, **options)
 
 
 def ragged():
@@ -122,7 +129,7 @@ def test_log_probabilities_are_of_the_whole_distribution_at_the_temperature(mode
 def test_unlikely_tokens_are_sampled_too(models, kept):
     """Nothing is cut off: at a high temperature half of the tokens rank below the middle."""
     ours, model = models("qwen3")
-    workload = bfcl(0.02, groups=2, vocab_size=VOCAB, seed=0)
+    workload = even(2, Lengths(74, (1,) * 8, (2,) * 7), group_size=8)
     result = torch_generate.run(
         model, workload.conversations, kept=kept, temperature=1e6, seed=0, batch=16
     )
@@ -143,8 +150,9 @@ def test_the_seed_decides_what_is_sampled(models):
 
 def test_kept_computes_every_token_once_and_resend_all_of_them_each_turn(models):
     _, model = models("qwen3")
-    workload = bfcl(0.05, groups=1, vocab_size=VOCAB, seed=0, group_size=3, turns=4)
     (prompt, action, observation), turns = (185, 3, 6), 4
+    lengths = Lengths(prompt, (action,) * turns, (observation,) * (turns - 1))
+    workload = even(1, lengths, group_size=3)
     assert workload.conversations[0].tokens == prompt + 4 * action + 3 * observation
     options = {"temperature": 0.0, "seed": 0, "batch": 2}
     kept = torch_generate.run(model, workload.conversations, kept=True, **options)

@@ -1,0 +1,80 @@
+"""How long real BFCL conversations are: the table that the workload `bfcl` is made after.
+
+    python -m seeupo_jax.bench.bfcl_lengths --tokenizer=third_party/models/qwen3 --output=FILE.json
+
+The reference solutions of the multi-turn base tasks that are trained on, played in the environment
+and rendered by the tokenizer's own chat template, up to ten model calls each. It needs the official
+data (third_party/bfcl) and a tokenizer (third_party/models); what it writes ships with the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from seeupo_jax.bench.workloads import cut
+from seeupo_jax.envs.base import Demonstration
+from seeupo_jax.envs.bfcl import Bfcl
+from seeupo_jax.errors import sentence_errors
+from seeupo_jax.learner.warm_start import to_segments
+from seeupo_jax.policy.tokenizer import Tokenizer, load_tokenizer
+
+MAX_TURNS = 10  # model calls, as in the paper's runs
+_ALL_CALLS = 1000  # of an episode: none is left out, all are cut here
+
+
+def measure(tokenizer: Tokenizer, split: str = "train") -> list[list[Any]]:
+    """Prompt, actions and observations of every task, in tokens; at most `MAX_TURNS` actions.
+
+    Raises:
+      ValueError: the template rewrites what has been said, so that there is no one length.
+    """
+    demonstrations = Bfcl(max_calls=_ALL_CALLS).demonstrations(split)
+    return [lengths_of(tokenizer, each) for each in demonstrations]
+
+
+def lengths_of(tokenizer: Tokenizer, demonstration: Demonstration) -> list[Any]:
+    """Of one conversation; as `measure`."""
+    segments = to_segments(demonstration, tokenizer)
+    if len(segments) != 1:
+        raise ValueError(
+            f"--tokenizer: got a template that rewrites a conversation {len(segments) - 1} times;"
+            " allowed: one that only appends."
+        )
+    played = cut(segments[0])
+    actions = played.lengths[:MAX_TURNS]
+    observations = [len(tokens) for tokens in played.observations[: len(actions) - 1]]
+    return [len(played.prompt), list(actions), observations]
+
+
+def main(argv: Sequence[str]) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m seeupo_jax.bench.bfcl_lengths", description=__doc__, allow_abbrev=False
+    )
+    parser.add_argument("--tokenizer", required=True, help="a folder")
+    parser.add_argument("--output", required=True, type=Path)
+    flags = parser.parse_args(argv[1:])
+    with sentence_errors():
+        tokenizer = load_tokenizer(Path(flags.tokenizer))
+        if tokenizer is None:
+            raise ValueError(f"--tokenizer: got {flags.tokenizer}; allowed: one's folder.")
+        found = measure(tokenizer)
+    about = {
+        "source": "BFCL v4 multi_turn_base, tasks 0 to 99, reference solutions (Apache-2.0)",
+        "tokenizer": Path(flags.tokenizer).name,
+        "columns": ["prompt", "actions", "observations"],
+    }
+    lines = ",\n    ".join(json.dumps(row, separators=(",", ":")) for row in found)
+    head = json.dumps(about, indent=2).removesuffix("\n}")
+    flags.output.parent.mkdir(parents=True, exist_ok=True)
+    flags.output.write_text(f'{head},\n  "conversations": [\n    {lines}\n  ]\n}}\n')
+    print(f"wrote {flags.output}: {len(found)} conversations")
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,145 @@
+"""FLOPs of traced programs whose loops run as often as one execution's data say.
+
+Matrix products only, a multiply-add as two. `aot/flops.py` counts the dearest branch of every
+conditional, for all data; here the data are known: which chunks of tokens predict anything, and
+which pairs of blocks of a tree see each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+
+REFRESH = "sweep/refresh"  # the scope of a turn step's continuations
+
+
+class Flops(NamedTuple):
+    """weights: of products with parameters. attention: of queries with keys, weights with values,
+    and their derivatives."""
+
+    weights: float = 0.0
+    attention: float = 0.0
+
+    def times(self, count: float) -> Flops:
+        return Flops(self.weights * count, self.attention * count)
+
+    def plus(self, other: Flops) -> Flops:
+        return Flops(self.weights + other.weights, self.attention + other.attention)
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.attention
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How a kind of pass goes, on average over those of one execution.
+
+    visits: blocks of keys that a block of queries meets. predicting: the share of the chunks of
+    tokens in which anything is predicted.
+    """
+
+    visits: float = 0.0
+    predicting: float = 1.0
+
+
+@dataclass(frozen=True)
+class Trips:
+    """Of one execution: its microbatches, and the chunks of each that are continued."""
+
+    microbatches: float
+    rows: Passes
+    chunks: float = 0.0
+    continued: Passes = Passes()
+
+
+def count(program: core.ClosedJaxpr, trips: Trips, platform: str) -> Flops:
+    """FLOPs of one execution.
+
+    Args:
+      program: `jitted.trace(...).jaxpr` of a program of `learner/update.py`.
+      platform: that it runs on; some branches are for one platform only.
+    """
+    return _Walk(trips, platform).of(program.jaxpr, _Place())
+
+
+class _Place(NamedTuple):
+    """Where in a program an equation stands: in how many loops of unknown length."""
+
+    loops: int = 0
+    continued: bool = False
+
+
+@dataclass(frozen=True)
+class _Walk:
+    trips: Trips
+    platform: str
+
+    def of(self, jaxpr: core.Jaxpr, place: _Place) -> Flops:
+        total = Flops()
+        for equation in jaxpr.eqns:
+            total = total.plus(self._equation(equation, place))
+        return total
+
+    def _equation(self, equation: Any, place: _Place) -> Flops:
+        name, params = equation.primitive.name, equation.params
+        known = {
+            "dot_general": lambda: _product(equation),
+            "while": lambda: self._loop(equation, place),
+            "cond": lambda: self._branch(params, place),
+            "scan": lambda: self.of(params["jaxpr"].jaxpr, place).times(params["length"]),
+            "pallas_call": lambda: Flops(attention=float(params["cost_estimate"].flops)),
+        }
+        if name in known:
+            return known[name]()
+        total = Flops()
+        for inner in _inside(params):
+            total = total.plus(self.of(inner, place))
+        return total
+
+    def _loop(self, equation: Any, place: _Place) -> Flops:
+        """Microbatches outside, inside them continued chunks, innermost the pairs of blocks."""
+        scope = str(equation.source_info.name_stack)
+        body = equation.params["body_jaxpr"].jaxpr
+        if place.loops == 0:
+            return self.of(body, _Place(1)).times(self.trips.microbatches)
+        if REFRESH in scope and not place.continued:
+            return self.of(body, _Place(2, continued=True)).times(self.trips.chunks)
+        return self.of(body, place).times(self._passes(place).visits)
+
+    def _branch(self, params: dict[str, Any], place: _Place) -> Flops:
+        """The platform's own branch; or, where one does nothing, the other as often as it runs."""
+        platforms = params.get("branches_platforms")
+        each = [self.of(branch.jaxpr, place) for branch in params["branches"]]
+        if platforms is not None:
+            own = [i for i, names in enumerate(platforms) if names and self.platform in names]
+            return each[own[0] if own else platforms.index(None)]
+        dearest = max(each, key=lambda flops: flops.total)
+        idle = any(flops.total == 0 for flops in each)
+        return dearest.times(self._passes(place).predicting) if idle else dearest
+
+    def _passes(self, place: _Place) -> Passes:
+        return self.trips.continued if place.continued else self.trips.rows
+
+
+def _product(equation: Any) -> Flops:
+    (contracted, _), (batch, _) = equation.params["dimension_numbers"]
+    shape = equation.invars[0].aval.shape
+    flops = 2.0 * equation.outvars[0].aval.size * math.prod(shape[i] for i in contracted)
+    # Heads are a batch of products; with parameters there is one product for all tokens.
+    return Flops(attention=flops) if batch else Flops(weights=flops)
+
+
+def _inside(params: dict[str, Any]) -> Iterator[core.Jaxpr]:
+    """The jaxprs that an equation runs."""
+    kinds = (core.Jaxpr, core.ClosedJaxpr)
+    for value in jax.tree.leaves(list(params.values()), is_leaf=lambda x: isinstance(x, kinds)):
+        if isinstance(value, core.ClosedJaxpr):
+            yield value.jaxpr
+        elif isinstance(value, core.Jaxpr):
+            yield value

@@ -1,0 +1,80 @@
+"""Our engine playing a workload's conversations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from seeupo_jax import config
+from seeupo_jax.bench.settings import Settings
+from seeupo_jax.bench.workload import Workload
+from seeupo_jax.policy.network import Network
+from seeupo_jax.rollout.engine import Turn
+from seeupo_jax.rollout.memory import plan_cache
+from seeupo_jax.rollout.sampling import Sampling
+from seeupo_jax.rollout.slots import SlotEngine, choose_reading
+
+
+def make_engine(network: Network, work: Workload, settings: Settings, platform: str) -> SlotEngine:
+    """An engine with room for all of a workload's conversations; nothing is compiled yet."""
+    rollout = config.Rollout(
+        tasks=len(work.conversations) // work.group_size,
+        group_size=work.group_size,
+        max_action_tokens=work.action_tokens,
+        max_context=work.max_context,
+        slots=settings.slots,
+    )
+    return SlotEngine(
+        network,
+        Sampling(1.0, None, None, work.action_tokens, ()),
+        plan_cache(network.arch, rollout),
+        group_size=work.group_size,
+        steps=settings.decode_steps,
+        reading=choose_reading(network.arch, rollout.page_size, platform),
+    )
+
+
+def converse(
+    engine: SlotEngine, params: Any, work: Workload, seed: int
+) -> tuple[float, list[list[list[int]]]]:
+    """Plays a workload's conversations.
+
+    Returns: the seconds that it took, and the actions, [conversation][turn], token ids.
+    """
+    began = time.perf_counter()
+    engine.begin(params, seed=seed, iteration=0)
+    conversations = work.conversations
+    contexts = [list(c.prompt) for c in conversations]
+    actions: list[list[list[int]]] = [[] for _ in conversations]
+
+    def submit(key: int) -> None:
+        turn, group = len(actions[key]), key // work.group_size
+        limit = conversations[key].lengths[turn]
+        engine.submit(Turn(key, contexts[key], group, group, key, turn, limit=limit))
+
+    for key in range(len(conversations)):
+        submit(key)
+    open_ = len(conversations)
+    while (found := engine.step(open_ > 0)) is not None:
+        for action in found:
+            key, conversation = action.key, conversations[action.key]
+            actions[key].append(action.tokens)
+            turn = len(actions[key])
+            if turn == len(conversation.lengths):
+                engine.retire(key)
+                open_ -= 1
+                continue
+            contexts[key] = [*contexts[key], *action.tokens, *conversation.observations[turn - 1]]
+            submit(key)
+    return time.perf_counter() - began, actions
+
+
+def spent(engine: SlotEngine) -> Mapping[str, int]:
+    """Of the last collection: `computed`, tokens of conversations that went through the network,
+    and `positions`, all that did, padding and idle rows included."""
+    usage = engine.usage()
+    return {
+        "computed": usage["prefilled_tokens"] + usage["decoded_tokens"],
+        "positions": usage["prefill_positions"] + usage["decode_positions"],
+    }

@@ -1,0 +1,77 @@
+"""The measurements that `docs/benchmarks.md` is made of, one command after the other."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from seeupo_jax.bench import report
+
+_PLAIN = "--torch=eager"  # where compilation would take longer than all that is measured
+_POINT = f"update --workload=long {_PLAIN} --scale=0.25 --repeats=5"
+# File -> command. One variable at a time around the same point of the workload `long`.
+CPU: dict[str, str] = {
+    "update_bfcl_tiny": "update --workload=bfcl --groups=4 --repeats=5 --without=all",
+    "update_order_desk_tiny": "update --workload=order_desk --groups=8 --repeats=5 --without=all",
+    "update_appworld_tiny": f"update --workload=appworld {_PLAIN}",
+    "update_long_tiny": f"update --workload=long {_PLAIN}",
+    "update_bfcl_135m": f"update --workload=bfcl --model=135m --groups=1 {_PLAIN}",
+    "update_order_desk_135m": f"update --workload=order_desk --model=135m --groups=2 {_PLAIN}",
+    "rollout_bfcl_tiny": "rollout --workload=bfcl",
+    "rollout_order_desk_tiny": "rollout --workload=order_desk --groups=4",
+    "iteration_bfcl_tiny": f"iteration --workload=bfcl {_PLAIN}",
+    "iteration_order_desk_tiny": f"iteration --workload=order_desk --groups=4 {_PLAIN}",
+    **{f"sizes_turns_{n}": f"{_POINT} --turns={n}" for n in (2, 4, 8, 16)},
+    **{f"sizes_prompt_{n}": f"{_POINT} --turns=4 --prompt={n}" for n in (64, 256, 512, 1024)},
+    **{f"sizes_group_size_{n}": f"{_POINT} --turns=4 --group_size={n}" for n in (2, 4, 8, 16)},
+}
+# Real lengths, and models of a size that is trained on one device.
+ACCELERATOR: dict[str, str] = {
+    f"{benchmark}_bfcl_{model}": f"{benchmark} --workload=bfcl --scale=1 --model={model}"
+    for benchmark in ("update", "rollout", "iteration")
+    for model in ("0.5b", "1.5b")
+}
+SUITES = {"cpu": CPU, "accelerator": ACCELERATOR}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of the page, and which list is run."""
+    report.add_flags(parser)
+    parser.add_argument("--suite", default="cpu", help=f"one of {', '.join(SUITES)}")
+
+
+def run(flags: argparse.Namespace) -> None:
+    """Runs what has no figures yet, each in a process of its own, and writes the page.
+
+    Raises:
+      ValueError: an unknown list; a command failed, and the figures of those before it are there.
+    """
+    if flags.suite not in SUITES:
+        raise ValueError(f"--suite: got {flags.suite!r}; allowed: {', '.join(SUITES)}.")
+    commands = SUITES[flags.suite]
+    flags.results.mkdir(parents=True, exist_ok=True)
+    for number, (name, command) in enumerate(commands.items(), 1):
+        file = flags.results / f"{name}.json"
+        if file.exists():
+            print(f"{number}/{len(commands)} {name}: has its figures, {file}")
+            continue
+        print(f"{number}/{len(commands)} {name}: {command}", flush=True)
+        measure(command, file)
+    report.run(flags)
+
+
+def measure(command: str, file: Path) -> None:
+    """Runs one command.
+
+    Raises:
+      ValueError: it failed.
+    """
+    line = [sys.executable, "-m", "seeupo_jax.bench", *command.split(), f"--json={file}"]
+    done = subprocess.run(line)
+    if done.returncode:
+        raise ValueError(
+            f"bench all: {command!r} ended with {done.returncode}; allowed: 0. Once it is mended,"
+            " the same command goes on from here."
+        )

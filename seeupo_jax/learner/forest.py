@@ -1,0 +1,260 @@
+"""Sequences that begin alike packed as token trees into rows: every shared token stands once."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """Token trees packed into rows; index S: the sequences that were packed.
+
+    A token sees exactly its own prefix: query q sees key k when k <= q < end[k].
+
+    tokens, depth, end: one int32 array a row, in pre-order: token ids; position in the sequence;
+      one past the last index of the token's subtree.
+    row_S: int32, the row that holds sequence S.
+    index: one int32 array a sequence: where in that row each of its tokens stands.
+    """
+
+    tokens: tuple[np.ndarray, ...]
+    depth: tuple[np.ndarray, ...]
+    end: tuple[np.ndarray, ...]
+    row_S: np.ndarray
+    index: tuple[np.ndarray, ...]
+
+
+class _Line(NamedTuple):
+    """All sequences side by side, those of a tree in lexicographic order; index I: the place.
+
+    sequence_I: which sequence stands there. length_I: its tokens.
+    common_I: how many of them its left neighbour begins with too; 0 where a tree begins.
+    """
+
+    sequence_I: list[int]
+    length_I: list[int]
+    common_I: list[int]
+
+    def common(self, left: int, right: int) -> int:
+        """How many tokens two places have in common: the least that those between them have."""
+        return min(self.common_I[left + 1 : right + 1])
+
+
+class _Bunch(NamedTuple):
+    """Sequences that stand in one row: how many tokens they take there at most; their places."""
+
+    size: int
+    places: list[int]
+
+
+def pack(
+    sequences: Sequence[np.ndarray], tree_S: Sequence[int], *, capacity: int, share: bool = True
+) -> Forest:
+    """Packs sequences into few rows in which the tokens of a common prefix stand once.
+
+    Args:
+      sequences: token ids, one array a sequence.
+      tree_S: sequences of the same number share what they have in common; others never do.
+      capacity: tokens that a row holds. A tree larger than that is cut into several, each with all
+        the tokens that its sequences need; so is a smaller one where that saves a row.
+      share: whether anything is shared; without it every sequence is a tree of its own.
+
+    Raises:
+      ValueError: a sequence is longer than a row.
+    """
+    line = _line(sequences, tree_S, share)
+    return _lay_out(sequences, line, _fill(line, capacity))
+
+
+def choose_length(
+    sequences: Sequence[np.ndarray],
+    tree_S: Sequence[int],
+    *,
+    lengths: Sequence[int],
+    rows: int,
+    share: bool = True,
+) -> tuple[int, Forest]:
+    """Packs sequences into rows of the length that computes the fewest tokens, padding included.
+
+    Args:
+      sequences, tree_S, share: as in `pack`.
+      lengths: rising row lengths to choose from. Of equally good ones the longest is taken.
+      rows: rows of a microbatch; the last microbatch is filled up with empty rows.
+
+    Returns: the length, and the sequences packed for it.
+
+    Raises:
+      ValueError: a sequence is longer than the longest row.
+    """
+    line = _line(sequences, tree_S, share)
+    longest = min(max(line.length_I, default=0), lengths[-1])  # _fill refuses what is longer
+    fills = {length: _fill(line, length) for length in lengths if length >= longest}
+    padded = {length: -(-len(fill) // rows) * rows * length for length, fill in fills.items()}
+    length = min(fills, key=lambda length: (padded[length], -length))
+    return length, _lay_out(sequences, line, fills[length])
+
+
+def _line(sequences: Sequence[np.ndarray], tree_S: Sequence[int], share: bool) -> _Line:
+    """Sorts sequences so that each shares the most with its neighbours."""
+    trees = list(tree_S) if share else list(range(len(sequences)))
+    # Big-endian bytes compare as token ids do, a whole sequence at a time.
+    text = [np.asarray(tokens).astype(">u4").tobytes() for tokens in sequences]
+    keys = list(zip(trees, text, strict=True))
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    common_I = [0] * len(order)
+    for place in range(1, len(order)):
+        left, right = order[place - 1], order[place]
+        if trees[left] == trees[right]:
+            common_I[place] = _common(sequences[left], sequences[right])
+    return _Line(order, [len(sequences[s]) for s in order], common_I)
+
+
+def _common(left: np.ndarray, right: np.ndarray) -> int:
+    """How many tokens two sequences begin with alike."""
+    shorter = min(len(left), len(right))
+    differs = left[:shorter] != right[:shorter]
+    return int(differs.argmax()) if differs.any() else shorter
+
+
+def _fill(line: _Line, capacity: int) -> list[list[int]]:
+    """Decides which places of the line share a row.
+
+    Goes through the branchings of the trees from the deepest to the root and unites at each what
+    hangs below it as far as a row holds it: a tree that fits stays whole, and one that does not is
+    cut where the least is shared. Depth 0 is the branching of all trees: there rows fill up.
+    At last, more trees are cut where that saves rows.
+    """
+    longest = max(line.length_I, default=0)
+    if longest > capacity:
+        raise ValueError(f"a sequence has {longest} tokens; allowed: at most {capacity}, a row's.")
+    open_: list[tuple[int, list[_Bunch]]] = [(0, [])]  # branchings of the path to this place
+    below: list[_Bunch] = []
+    for place, (length, common) in enumerate(zip(line.length_I, line.common_I, strict=True)):
+        below = _close(open_, below, common, capacity)
+        if open_[-1][0] < common:
+            open_.append((common, []))
+        open_[-1][1].extend(below)
+        below = [_Bunch(length, [place])]
+    root = _close(open_, below, 0, capacity)
+    rows = _save_rows(line, _unite([*open_[0][1], *root], 0, capacity), capacity)
+    return sorted(sorted(row.places) for row in rows)
+
+
+def _close(
+    open_: list[tuple[int, list[_Bunch]]], below: list[_Bunch], depth: int, capacity: int
+) -> list[_Bunch]:
+    """Unites at every open branching deeper than this, and takes those from the path."""
+    while open_[-1][0] > depth:
+        branching, bunches = open_.pop()
+        below = _unite([*bunches, *below], branching, capacity)
+    return below
+
+
+def _unite(bunches: list[_Bunch], depth: int, capacity: int) -> list[_Bunch]:
+    """Best-fit decreasing of bunches that have their first `depth` tokens in common."""
+    united: list[_Bunch] = []  # rising sizes
+    for bunch in sorted(bunches, key=lambda bunch: (-bunch.size, bunch.places)):
+        room = capacity - (bunch.size - depth)
+        fullest = bisect_right(united, room, key=attrgetter("size")) - 1
+        if fullest >= 0:
+            other = united.pop(fullest)
+            bunch = _Bunch(other.size + bunch.size - depth, other.places + bunch.places)
+        insort(united, bunch, key=attrgetter("size"))
+    return united
+
+
+def _save_rows(line: _Line, rows: list[_Bunch], capacity: int) -> list[_Bunch]:
+    """Empties rows into the room that the others leave, as long as any can be emptied."""
+    rows, tried = sorted(rows), 0
+    while tried < len(rows) - 1 and sum(row.size for row in rows) <= (len(rows) - 1) * capacity:
+        others = rows[:tried] + rows[tried + 1 :]
+        poured = _pour(line, sorted(rows[tried].places), others, capacity)
+        if poured is None:
+            tried += 1
+        else:
+            rows = sorted(poured)
+    return rows
+
+
+def _pour(line: _Line, places: list[int], rows: list[_Bunch], capacity: int) -> list[_Bunch] | None:
+    """Rows of rising sizes with these places added, neighbours together; None if not all fit."""
+    poured, row = list(rows), 0
+    for i, place in enumerate(places):
+        new = line.length_I[place] - (line.common(places[i - 1], place) if i else 0)
+        if poured[row].size + new > capacity:
+            row, new = row + 1, line.length_I[place]
+        if row == len(rows) or poured[row].size + new > capacity:
+            return None
+        poured[row] = _Bunch(poured[row].size + new, [*poured[row].places, place])
+    return poured
+
+
+class _Tree(NamedTuple):
+    """How the sequences of one row, by their order in it (index J), make up its pre-order.
+
+    sequence_J: which sequence. Its tokens from start_J to stop_J are not those of one before it;
+    edge_J: where in the row these begin, and at last the row's length.
+    """
+
+    sequence_J: list[int]
+    start_J: list[int]
+    stop_J: list[int]
+    edge_J: list[int]
+
+    @classmethod
+    def of(cls, line: _Line, places: Sequence[int]) -> _Tree:
+        """The row that holds these rising places of the line."""
+        start_J = [0, *map(line.common, places, places[1:])]
+        stop_J = [line.length_I[place] for place in places]
+        edge_J = [0, *np.cumsum(np.subtract(stop_J, start_J)).tolist()]
+        return cls([line.sequence_I[place] for place in places], start_J, stop_J, edge_J)
+
+    def new(self, source: Sequence[np.ndarray]) -> np.ndarray:
+        """The row in pre-order, from what its sequences have at each of their tokens."""
+        cuts = zip(source, self.start_J, self.stop_J, strict=True)
+        return np.concatenate([array[start:stop] for array, start, stop in cuts], dtype=np.int32)
+
+    def index(self) -> list[np.ndarray]:
+        """Where in the row the tokens of each sequence stand."""
+        path = np.empty(max(self.stop_J), np.int32)  # by depth, of the sequence at hand
+        index = []
+        for start, stop, edge in zip(self.start_J, self.stop_J, self.edge_J, strict=False):
+            path[start:stop] = np.arange(edge, edge + stop - start)
+            index.append(path[:stop].copy())
+        return index
+
+    def end(self) -> np.ndarray:
+        """Where the subtree of each of the row's tokens ends."""
+        path = np.empty(max(self.stop_J), np.int32)  # by depth, of the sequence at hand
+        end = np.empty(self.edge_J[-1], np.int32)
+        leaves = [*self.start_J[1:], 0]  # the depth at which the next sequence leaves the path
+        for j in reversed(range(len(self.stop_J))):
+            first, last = self.edge_J[j : j + 2]
+            path[leaves[j] : self.stop_J[j]] = last
+            end[first:last] = path[self.start_J[j] : self.stop_J[j]]
+        return end
+
+
+def _lay_out(sequences: Sequence[np.ndarray], line: _Line, rows: Sequence[list[int]]) -> Forest:
+    """Writes the rows that hold these places of the line."""
+    trees = [_Tree.of(line, places) for places in rows]
+    ramp = np.arange(max(line.length_I, default=0))
+    row_S = np.zeros(len(sequences), np.int32)
+    index = [ramp] * len(sequences)
+    for row, tree in enumerate(trees):
+        row_S[tree.sequence_J] = row
+        for sequence, index_L in zip(tree.sequence_J, tree.index(), strict=True):
+            index[sequence] = index_L
+    return Forest(
+        tuple(tree.new([sequences[s] for s in tree.sequence_J]) for tree in trees),
+        tuple(tree.new([ramp] * len(tree.sequence_J)) for tree in trees),
+        tuple(tree.end() for tree in trees),
+        row_S,
+        tuple(index),
+    )

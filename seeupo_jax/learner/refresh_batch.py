@@ -1,0 +1,135 @@
+"""What turn t's step reads of turn t+1, to refresh the weights that the step on it has changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from seeupo_jax.learner.batching import Layout, Piece, Predicted, Rows, Shapes
+
+
+class RefreshBatch(NamedTuple):
+    """What turn t's step needs to refresh the weights that turn t+1's step has changed.
+
+    Every piece of turn t+1 continues a piece of turn t: from that one's last token to its own. Such
+    continuations of a row's pieces lie in chunks [Q, C] of tokens: each is a tree below a token of
+    the row, and all of one chunk are computed together.
+
+    tokens_MQRC, depth_MQRC, end_MQRC: as in TurnBatch, indices within the chunk.
+    at_MQRC: int32, index in the row of the token that the continuation follows.
+    parent_MQRC, target_MQRC: as in TurnBatch.
+    slot_PA: int32, where in the flattened [M, Q, R, C] each action token is predicted.
+    chunks_M: int32, how many chunks of each microbatch hold any.
+    mask_PA, old_logp_PA, trajectory_P: as in TurnBatch.
+    """
+
+    tokens_MQRC: jax.Array
+    depth_MQRC: jax.Array
+    end_MQRC: jax.Array
+    at_MQRC: jax.Array
+    parent_MQRC: jax.Array
+    target_MQRC: jax.Array
+    slot_PA: jax.Array
+    mask_PA: jax.Array
+    trajectory_P: jax.Array
+    old_logp_PA: jax.Array
+    chunks_M: jax.Array
+
+
+def refresh_batch(
+    rows: Rows,
+    layout: Layout,
+    previous: Sequence[Piece],
+    shapes: Shapes,
+    old_logp: Sequence[np.ndarray],
+) -> tuple[RefreshBatch, list[Piece]]:
+    """The refresh that the step laid out does for the step on `previous` before it.
+
+    Returns: the refresh, and the previous pieces that it cannot hold: those that do not continue a
+      piece of this step, all pieces of a trajectory that has several in one step (their ratios
+      multiply first), those longer than the shortest listed length, and those for which a row has
+      no chunk left.
+    """
+    P, A = shapes.pieces(len(previous)), shapes.action
+    slot, mask = np.zeros((P, A), np.int32), np.zeros((P, A), np.float32)
+    old, trajectory = np.zeros((P, A), np.float32), np.full(P, rows.trajectories, np.int32)
+    chunks = _Chunks(shapes, layout)
+    continued = _continued(rows, layout.pieces, previous)
+    left: list[Piece] = []
+    for place, piece in enumerate(previous):
+        now = continued.get(piece.segment)
+        slot_A = None if now is None else chunks.add(rows.tokens[piece.segment], piece, now)
+        if slot_A is None:
+            left.append(piece)
+            continue
+        slot[place, : slot_A.size], mask[place, : slot_A.size] = slot_A, 1
+        old[place, : slot_A.size] = old_logp[piece.segment][piece.position_A]
+        trajectory[place] = rows.trajectory_S[piece.segment]
+    return RefreshBatch(*chunks.arrays(), slot, mask, trajectory, old, chunks.count_M), left
+
+
+def _continued(rows: Rows, pieces: Sequence[Piece], previous: Sequence[Piece]) -> dict[int, int]:
+    """Which of the pieces each segment's continues, where its trajectory has one in either step."""
+    alone = _alone(rows, pieces) & _alone(rows, previous)
+    owner_S = rows.trajectory_S
+    return {p.segment: place for place, p in enumerate(pieces) if int(owner_S[p.segment]) in alone}
+
+
+def _alone(rows: Rows, pieces: Sequence[Piece]) -> set[int]:
+    """The trajectories that have exactly one of these pieces."""
+    count = Counter(int(rows.trajectory_S[piece.segment]) for piece in pieces)
+    return {trajectory for trajectory, times in count.items() if times == 1}
+
+
+class _Chunks:
+    """The chunks [M, Q, R, C] of a step's rows: each row's are filled one after the other.
+
+    count_M: of each microbatch, how many hold any.
+    """
+
+    def __init__(self, shapes: Shapes, layout: Layout):
+        C, R = shapes.lengths[0], shapes.rows
+        M, Q = shapes.microbatches(layout.length, len(layout.forest.tokens)), layout.length // C
+        self._shape, self._layout = (M, 1 + 2 * Q, R, C), layout
+        self._tokens, self._depth, self._at = (np.zeros(self._shape, np.int32) for _ in range(3))
+        self._end = np.tile(np.arange(1, C + 1, dtype=np.int32), (*self._shape[:3], 1))
+        self._predicted = Predicted(M * (1 + 2 * Q) * R, C)
+        self._used: Counter[int] = Counter()  # tokens of each row, spaces at chunks' ends included
+        self.count_M = np.zeros(M, np.int32)
+
+    def add(self, tokens_L: np.ndarray, piece: Piece, place: int) -> np.ndarray | None:
+        """Adds what a piece has more than the one at a place of the layout, which it continues.
+
+        Returns: where in the flattened chunks its action tokens are predicted; None if no chunk
+          holds it.
+        """
+        _, Q, R, C = self._shape
+        start = self._layout.pieces[place].end - 1  # the last token that both have
+        size, row = piece.end - start, int(self._layout.forest.row_S[place])
+        chunk, first = divmod(self._used[row], C)
+        if first + size > C:
+            chunk, first = chunk + 1, 0
+        if not 1 < size <= C or chunk == Q:
+            return None
+        self._used[row] = chunk * C + first + size
+        m, r = divmod(row, R)
+        self.count_M[m] = max(self.count_M[m], chunk + 1)
+        where = (m, chunk, r, slice(first, first + size))
+        self._tokens[where] = tokens_L[start : piece.end]
+        self._depth[where] = np.arange(start, piece.end)
+        self._end[where] = first + size
+        self._at[where] = self._layout.forest.index[place][start - 1]
+        index_A = first + piece.position_A - start
+        flat = int(np.ravel_multi_index(where[:3], self._shape[:3]))
+        return self._predicted.slots(flat, index_A, index_A - 1, tokens_L[piece.position_A])
+
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """Tokens, depth, end, at, parent and target."""
+        predicted = (
+            x.reshape(self._shape) for x in (self._predicted.parent, self._predicted.target)
+        )
+        return (self._tokens, self._depth, self._end, self._at, *predicted)

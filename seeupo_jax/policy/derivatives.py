@@ -1,0 +1,75 @@
+"""Functions whose derivatives are written by hand, since XLA runs those that JAX derives slowly.
+
+On CPU, that is; elsewhere the same products and sums are computed in either case.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import CustomVJPPrimal
+
+
+@jax.custom_vjp
+def matmul(x_NLD: jax.Array, w_DF: jax.Array) -> jax.Array:
+    """x @ w, [N, L, F].
+
+    JAX would derive the weight's gradient as [F, D] and turn it around, for which XLA's CPU code
+    copies an operand and multiplies in an order of axes that is a third slower.
+    """
+    return x_NLD @ w_DF
+
+
+def _matmul_forward(
+    x_NLD: CustomVJPPrimal, w_DF: CustomVJPPrimal
+) -> tuple[jax.Array, tuple[jax.Array | None, jax.Array | None]]:
+    # A weight that does not train (beside an adapter) has no gradient, and nothing is kept for it.
+    kept = x_NLD.value if w_DF.perturbed else None, w_DF.value if x_NLD.perturbed else None
+    return x_NLD.value @ w_DF.value, kept
+
+
+def _matmul_backward(
+    kept: tuple[jax.Array | None, jax.Array | None], dy_NLF: jax.Array
+) -> tuple[jax.Array | None, jax.Array | None]:
+    x_NLD, w_DF = kept
+    dot = lambda a, b, axes: jax.lax.dot_general(a, b, (axes, ((), ())))  # noqa: E731
+    dx_NLD = None if w_DF is None else dot(dy_NLF, w_DF, ((2,), (1,)))
+    dw_DF = None if x_NLD is None else dot(x_NLD, dy_NLF, ((0, 1), (0, 1)))
+    return dx_NLD, dw_DF
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward, symbolic_zeros=True)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """x / sqrt(mean(x²) + eps) * scale over the last axis, in float32; in the dtype of x."""
+    return _rms_norm_forward(x, scale, eps)[0]
+
+
+def _rms_norm_forward(
+    x: jax.Array, scale: jax.Array, eps: float
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    y = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
+    return (y * inverse * _last(scale, x)).astype(x.dtype), (x, scale, inverse)
+
+
+def _rms_norm_backward(
+    eps: float, kept: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, scale, inverse = kept
+    dy, unit = dy.astype(jnp.float32), x.astype(jnp.float32) * inverse
+    d_unit = dy * _last(scale, x)
+    dx = inverse * (d_unit - unit * jnp.mean(d_unit * unit, axis=-1, keepdims=True))
+    d_scale = jnp.sum(dy * unit, axis=tuple(range(x.ndim - 1)))
+    return dx.astype(x.dtype), d_scale.astype(scale.dtype)
+
+
+rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+
+
+def _last(scale: jax.Array, x: jax.Array) -> jax.Array:
+    return scale.reshape((1,) * (x.ndim - 1) + (-1,))

@@ -1,0 +1,119 @@
+"""Who sees whom in rows of token trees, and which blocks of queries see which blocks of keys.
+
+A query has one coordinate, its order; a key has an interval, and exactly the queries with
+first <= order < end see it. Tokens of trees in pre-order have their index for order and first, and
+the end of their subtree for end. With a window, a key is seen only from less than that far below.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# The score of a key that a query does not see; and where a running maximum begins. No score is as
+# low, and exp(UNSEEN - FLOOR) is 0: a query that has seen nothing so far needs no case of its own.
+UNSEEN, FLOOR = -2e30, -1e30
+_LEAST, _MOST = jnp.iinfo(jnp.int32).min, jnp.iinfo(jnp.int32).max
+
+
+class Sight(NamedTuple):
+    """Coordinates of queries and keys, int32.
+
+    order_NL, depth_NL: of each query; depths are positions, which a window is counted in.
+    first_NC, end_NC, key_depth_NC: of each key; nobody sees one whose interval is empty.
+    """
+
+    order_NL: jax.Array
+    depth_NL: jax.Array
+    first_NC: jax.Array
+    end_NC: jax.Array
+    key_depth_NC: jax.Array
+
+
+class Visits(NamedTuple):
+    """Pairs of blocks to compute, sorted by rows and in them by the block that sums are held for.
+
+    pair_T: int32, (row * a + i) * b + j for the i-th of a row's `a` blocks, which sums are held
+      for, and the j-th of `b` blocks that it meets. The first entry is of no pair, nor are those
+      behind the last pair: they are rows * a * b.
+    start_B: int32 [rows * a + 1], how many pairs stand before those of each block.
+    """
+
+    pair_T: jax.Array
+    start_B: jax.Array
+
+
+def sees(
+    order: jax.Array,
+    depth: jax.Array,
+    first: jax.Array,
+    end: jax.Array,
+    key_depth: jax.Array,
+    window: int | None,
+) -> jax.Array:
+    """Whether queries see keys; the arguments broadcast against each other."""
+    seen = (first <= order) & (order < end)
+    return seen if window is None else seen & (key_depth > depth - window)
+
+
+def seen(sight: Sight, window: int | None) -> jax.Array:
+    """Whether each query sees each key, bool [..., L, C]."""
+    order, depth = (x[..., :, None] for x in sight[:2])
+    first, end, key_depth = (x[..., None, :] for x in sight[2:])
+    return sees(order, depth, first, end, key_depth, window)
+
+
+def cut(x_NL: jax.Array, block: int, fill: int = 0) -> jax.Array:
+    """[N, L, ...] as [N, blocks, block, ...], filled up behind the end."""
+    N, L = x_NL.shape[:2]
+    count = -(-L // block)
+    pad = ((0, 0), (0, count * block - L), *((0, 0),) * (x_NL.ndim - 2))
+    filled = jnp.pad(x_NL, pad, constant_values=fill)
+    return filled.reshape(N, count, block, *x_NL.shape[2:])
+
+
+def cut_sight(sight: Sight, block: int, key_block: int | None = None) -> Sight:
+    """Every array in blocks, as `cut`; what fills them up sees nothing and is not seen.
+
+    Args:
+      key_block: keys of a block; None is as many as queries.
+    """
+    key_block = block if key_block is None else key_block
+    sizes, fills = (block, block, *(key_block,) * 3), (_LEAST, 0, 0, 0, 0)
+    return Sight(*(cut(*of) for of in zip(sight, sizes, fills, strict=True)))
+
+
+def visited_blocks(
+    sight: Sight, *, window: int | None = None, block: int, key_block: int | None = None
+) -> jax.Array:
+    """Which pairs of blocks are computed, bool [N, blocks of queries, blocks of keys].
+
+    They are those in which some key's interval meets the range of the queries' orders (and with a
+    window, that key is within it for the least deep query). No query sees a key of another pair.
+
+    Args:
+      key_block: keys of a block; None is as many as queries.
+    """
+    real = cut(jnp.ones_like(sight.order_NL, dtype=bool), block)
+    blocks = cut_sight(sight, block, key_block)
+
+    def least(x: jax.Array) -> jax.Array:
+        return jnp.min(jnp.where(real, x, _MOST), 2)[:, :, None, None]
+
+    most = jnp.max(blocks.order_NL, 2)[:, :, None, None]
+    first, end, key_depth = (x[:, None] for x in blocks[2:])
+    meets = (first <= most) & (least(blocks.order_NL) < end) & (first < end)
+    if window is not None:
+        meets &= key_depth > least(blocks.depth_NL) - window
+    return meets.any(3)
+
+
+def list_visits(visited: jax.Array) -> Visits:
+    """The pairs that `visited` [N, a, b] marks; sums are held for its second axis."""
+    N, a, _ = visited.shape
+    (pair,) = jnp.nonzero(visited.reshape(-1), size=visited.size, fill_value=visited.size)
+    pair = jnp.pad(pair.astype(jnp.int32), 1, constant_values=visited.size)
+    end = jnp.cumsum(visited.sum(2, dtype=jnp.int32).reshape(N * a))
+    return Visits(pair, jnp.pad(end, (1, 0)))

@@ -1,0 +1,82 @@
+"""Flags: what they mean, and one sentence for what is wrong with them."""
+
+import pytest
+
+from seeupo_jax.bench import __main__ as command
+from seeupo_jax.bench.models import MODELS
+from seeupo_jax.bench.settings import CONTENDERS, Parser, Settings, add_flags, check_json, read
+from seeupo_jax.bench.suite import SUITES
+from seeupo_jax.bench.switches import SWITCHES, chosen
+from seeupo_jax.bench.workloads import WORKLOADS
+
+
+def parsed(line):
+    benchmark, *flags = line.split()
+    parser = Parser(allow_abbrev=False)
+    add_flags(parser, benchmark)
+    return read(parser.parse_args(flags))
+
+
+def test_without_flags_everything_is_as_settings_say():
+    for benchmark in ("update", "rollout", "iteration"):
+        assert parsed(benchmark) == Settings()
+    assert Settings().torch == CONTENDERS and Settings().flags() == []
+
+
+def test_flags_come_back_as_they_were_given():
+    line = "--workload=long --scale=0.5 --turns=3 --torch=none --null_turns --without=buckets"
+    settings = parsed(f"update {line}")
+    assert settings.torch == () and settings.without == ("buckets",) and settings.null_turns
+    assert settings.flags() == line.split()
+
+
+def test_every_command_of_the_page_is_one():
+    for name, line in [pair for suite in SUITES.values() for pair in suite.items()]:
+        settings = parsed(line)
+        assert settings.workload in WORKLOADS and settings.model in MODELS, name
+        chosen(settings.without)
+
+
+def test_all_techniques_are_named_by_one_word():
+    assert chosen(("all",)) == SWITCHES
+    with pytest.raises(ValueError, match="--without: got 'x'; allowed: all, share_prefixes"):
+        chosen(("x",))
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("", "bench: got ''; allowed: one of update, rollout, iteration, all, report."),
+        ("sweep", "bench: got 'sweep'; allowed: one of update"),
+        ("update --groups=0", "--groups: got 0; allowed: a whole number >= 1."),
+        ("update --group_size=1", "--group_size: got 1; allowed: a whole number >= 2."),
+        ("update --groups=x", "bench: argument --groups: invalid int value: 'x'."),
+        ("update --scale=0", "--scale: got 0.0; allowed: a number > 0."),
+        ("update --torch=fast", "--torch: got 'fast'; allowed: none, or some of eager, compile."),
+        ("rollout --without=all", "bench: unrecognized arguments: --without=all."),
+        ("update --model=7b", "--model: got '7b'; allowed: tiny, 135m, 0.5b, 1.5b."),
+        ("update --workload=chat", "--workload: got 'chat'; allowed: bfcl"),
+        ("update --without=x", "--without: got 'x'; allowed: all, share_prefixes"),
+        ("iteration --torch=none", "--torch: got none; allowed: a way to run"),
+        ("all --suite=tpu", "--suite: got 'tpu'; allowed: cpu, accelerator."),
+        ("report --results=/nowhere", "--results: got /nowhere; allowed: a folder with figures"),
+    ],
+)
+def test_a_wrong_command_ends_with_one_sentence(line, sentence, capsys, monkeypatch):
+    monkeypatch.setattr(
+        command.update.models, "only_device", lambda: command.update.jax.devices()[0]
+    )
+    monkeypatch.setattr(command, "use_compilation_cache", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        command.main(["bench", *line.split()])
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"error: {sentence}") and err.count("\n") == 1
+
+
+def test_figures_that_could_not_be_written_are_refused_first(tmp_path):
+    check_json(None)
+    check_json(tmp_path / "out.json")
+    for wrong in (tmp_path, tmp_path / "nowhere" / "out.json"):
+        with pytest.raises(ValueError, match="--json: got .*; allowed: a file"):
+            check_json(wrong)

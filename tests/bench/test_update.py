@@ -1,0 +1,124 @@
+"""The benchmarks from end to end: what is the same on both sides, and what they say of it."""
+
+import dataclasses
+import json
+
+import pytest
+from bench_cases import SETTINGS, small  # noqa: F401
+from learner_cases import quick_compilation  # noqa: F401
+
+from seeupo_jax.bench import __main__ as command
+from seeupo_jax.bench import iteration, report, rollout, suite, update
+from seeupo_jax.bench.update import OURS
+
+EAGER = update.torch_name("eager")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """The figures of a run of each benchmark, as files of a folder."""
+    return tmp_path_factory.mktemp("results")
+
+
+def keep(results, name, figures):
+    (results / f"{name}.json").write_text(json.dumps(figures))
+
+
+def test_both_sides_are_the_same_before_they_are_timed(results, capsys):
+    found = update.run(dataclasses.replace(SETTINGS, without=("truncation",)))
+    keep(results, "update", found)
+    assert found["verified"]["differences"].keys() == {
+        EAGER,
+        *(update.without_name(name) for name in found["without"]),
+    }
+    assert all(max(d.values()) < 1e-4 for d in found["verified"]["differences"].values())
+    assert min(found["verified"]["moved"].values()) > 1e-3  # or nothing would be shown
+    for one in found["contenders"].values():
+        assert len(one["each_s"]) == 2 and one["peak_bytes"] >= one["state_bytes"] > 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{found['ratio']:.2f}x") and EAGER in first
+
+
+def test_nothing_is_timed_where_one_sides_numbers_are_others(monkeypatch):
+    same = update.torch_sweeps
+
+    def changed(model, lines, values, settings, device):
+        return same(model, lines, values | {"algorithm.scale": "none"}, settings, device)
+
+    monkeypatch.setattr(update, "torch_sweeps", changed)
+    monkeypatch.setattr(update, "alternate", lambda *_: pytest.fail("timed"))
+    with pytest.raises(ValueError, match=f"seeupo_jax and {EAGER} differ: .*weights by"):
+        update.run(SETTINGS)
+
+
+def test_the_sampler_computes_every_token_once_and_resending_does_not(results, capsys):
+    found = rollout.run(dataclasses.replace(SETTINGS, repeats=1))
+    keep(results, "rollout", found)
+    # What is shared is shared by whole pages; the least of all is each token once.
+    assert 1 <= found["contenders"][OURS]["waste"] < 1.1
+    assert found["contenders"][rollout.RESENT]["waste"] > 1.5
+    assert capsys.readouterr().out.startswith(f"{found['ratio']:.2f}x")
+
+
+def test_an_iteration_is_a_rollout_and_a_sweep(results, capsys):
+    found = iteration.run(dataclasses.replace(SETTINGS, repeats=1))
+    keep(results, "iteration", found)
+    assert found["against"] == EAGER
+    for one in found["contenders"].values():
+        assert one["rollout_s"] + one["sweep_s"] == pytest.approx(one["median_s"])
+    assert capsys.readouterr().out.startswith(f"{found['ratio']:.2f}x")
+
+
+def test_the_page_has_the_figures_of_every_run(results, tmp_path, monkeypatch):
+    figures = {file.stem: json.loads(file.read_text()) for file in results.glob("*.json")}
+    if len(figures) < 3:
+        pytest.skip("the figures are those of the tests above")
+    for size in (2, 4):
+        keep(results, f"sizes_turns_{size}", figures["update"])
+    page = tmp_path / "benchmarks.md"
+    command.main(["bench", "report", f"--results={results}", f"--output={page}"])
+    text = page.read_text()
+    for each in figures.values():
+        assert f"**{each['ratio']:.2f}x**" in text and each["command"] in text
+    for title in (
+        "Machine",
+        "Update sweep",
+        "What each technique",
+        "Rollout",
+        "Iteration",
+        "sizes",
+    ):
+        assert title in text
+    assert figures["update"]["machine"]["versions"]["jax"] in text
+    plot = results / "time_against_turns.svg"
+    assert OURS in plot.read_text() or "<svg" in plot.read_text()
+    drawn = plot.read_bytes()
+    report.run(type("Flags", (), {"results": results, "output": page}))
+    assert (page.read_text(), plot.read_bytes()) == (text, drawn)
+
+
+def test_files_of_other_kinds_are_refused(tmp_path):
+    (tmp_path / "x.json").write_text('{"benchmark": "chess"}')
+    with pytest.raises(ValueError, match="x.json, which is no bench run's"):
+        report.read(tmp_path)
+
+
+def test_the_list_is_gone_on_with_and_ends_with_the_page(tmp_path, monkeypatch):
+    """What has its figures is left out; a failure keeps those of before."""
+    ran = []
+
+    def measure(command, file):
+        ran.append(file.stem)
+        if len(ran) == 3:
+            raise ValueError("bench all: broken")
+        file.write_text("{}")
+
+    written = []
+    monkeypatch.setattr(suite, "measure", measure)
+    monkeypatch.setattr(report, "run", written.append)
+    line = ["bench", "all", f"--results={tmp_path / 'new'}"]
+    with pytest.raises(SystemExit):
+        command.main(line)
+    assert not written
+    command.main(line)
+    assert ran[3:] == list(suite.CPU)[2:] and len(written) == 1
