@@ -18,7 +18,13 @@ SMALL = {
     "mlp_width": 24,
 }
 SETTINGS = Settings(
-    workload="long", scale=0.05, turns=2, groups=1, group_size=2, repeats=2, torch=("eager",)
+    workload="long",
+    scale=0.05,
+    turns=2,
+    groups=1,
+    group_size=2,
+    repeats=2,
+    torch=("eager", "recipe"),
 )
 
 

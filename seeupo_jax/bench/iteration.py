@@ -20,7 +20,7 @@ from seeupo_jax.bench.sampling import converse, make_engine
 from seeupo_jax.bench.settings import Settings, command
 from seeupo_jax.bench.tables import print_table
 from seeupo_jax.bench.theirs import TorchSweeps
-from seeupo_jax.bench.update import OURS, describe, summary, torch_sweeps
+from seeupo_jax.bench.update import OURS, compare, describe, summary, torch_sweeps
 from seeupo_jax.bench.workload import Workload
 from seeupo_jax.learner.stored import read_trajectories
 
@@ -132,13 +132,11 @@ def _figures(
         for name, timing in timings.items()
     }
     kept = [name for name in timings if name.endswith(KEPT)]
-    resent = [name for name in timings if name != OURS and name not in kept]
-    against, against_kept = fastest(timings, resent), fastest(timings, kept)
+    against_kept = fastest(timings, kept)
     return {
         "benchmark": "iteration",
         "command": command("iteration", settings),
-        **ratio(timings[against], timings[OURS]),
-        "against": against,
+        **compare(timings, settings.torch),
         "over_kept": ratio(timings[against_kept], timings[OURS]),
         "workload": describe(work),
         "contenders": contenders,

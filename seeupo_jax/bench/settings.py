@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-CONTENDERS = ("eager", "compile")  # ways to run the PyTorch baseline
+# Ways to run the PyTorch baseline. The recipe is the reference implementation's: a turn's batch is
+# padded with trajectories that do not have the turn.
+RECIPE = "recipe"
+CONTENDERS = ("eager", "compile", RECIPE)
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,6 @@ class Settings:
     turns, prompt: cut or stretch the conversations to so many turns, the prompts to so many tokens.
     repeats: timed runs of each contender. seed: of weights, tokens and rewards.
     torch: how the baseline runs; empty: it does not. torch_tokens: of its microbatches, at most.
-    null_turns: it pads turns that trajectories do not have, as the reference implementation does.
     without: techniques of `bench/switches.py`, each left out by a contender of its own.
     slots: conversations that decode together; None: all. decode_steps: tokens of a dispatch.
     """
@@ -37,7 +39,6 @@ class Settings:
     seed: int = 0
     torch: tuple[str, ...] = CONTENDERS
     torch_tokens: int = 8192
-    null_turns: bool = False
     without: tuple[str, ...] = ()
     slots: int | None = None
     decode_steps: int = 16
@@ -97,7 +98,7 @@ _SHARED: dict[str, tuple[Callable[[str], Any], str]] = {
     "seed": (int, "of weights, tokens and rewards"),
 }
 _SWEEP: dict[str, tuple[Callable[[str], Any], str]] = {
-    "torch": (_names, "eager,compile: how the baseline runs, the faster counts; none: it does not"),
+    "torch": (_names, "of eager,compile,recipe: how the baseline runs; none: it does not"),
     "torch_tokens": (int, "of a microbatch of the baseline, at most"),
 }
 OWN: dict[str, dict[str, tuple[Callable[[str], Any], str]]] = {
@@ -119,8 +120,6 @@ def add_flags(parser: argparse.ArgumentParser, benchmark: str) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
     for name, (kind, words) in (_SHARED | OWN[benchmark]).items():
         parser.add_argument(f"--{name}", type=kind, default=defaults[name], help=words)
-    if "torch" in OWN[benchmark]:
-        parser.add_argument("--null_turns", action="store_true", help="pad turns that are not")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from seeupo_jax.bench import report
 
-_PLAIN = "--torch=eager"  # where compilation would take longer than all that is measured
+_PLAIN = "--torch=eager,recipe"  # where compilation would take longer than all that is measured
 _POINT = f"update --workload=long {_PLAIN} --scale=0.25 --repeats=5"
 # File -> command. One variable at a time around the same point of the workload `long`.
 CPU: dict[str, str] = {

@@ -13,7 +13,7 @@ import numpy as np
 
 from seeupo_jax.bench import torch_side
 from seeupo_jax.bench.check import Outcome
-from seeupo_jax.bench.settings import Settings
+from seeupo_jax.bench.settings import RECIPE, Settings
 
 
 def use_every_core(cores: int) -> None:
@@ -27,7 +27,7 @@ class TorchSweeps:
     Args:
       folder: of the model. path: of the trajectories.
       values: fields of the configuration, by `choices.values`.
-      compiled: whether its layers go through `torch.compile`.
+      way: one of `settings.CONTENDERS`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TorchSweeps:
         settings: Settings,
         *,
         device: str,
-        compiled: bool,
+        way: str,
     ) -> None:
         modules = {name: torch_side.load(name) for name in ("options", "sweep", "trajectories")}
         self._update, self._device = torch_side.load("update"), device
@@ -48,8 +48,8 @@ class TorchSweeps:
         self._trajectories = modules["trajectories"].read(path)
         options = modules["options"].from_flat(
             values,
-            compile=compiled,
-            null_turns=settings.null_turns,
+            compile=way == "compile",
+            null_turns=way == RECIPE,
             microbatch_tokens=settings.torch_tokens,
         )
         self._sweep = modules["sweep"].Sweep(self.model, options)

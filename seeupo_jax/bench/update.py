@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from seeupo_jax.bench.contest import Timing, alternate, fastest, ratio
 from seeupo_jax.bench.goal import Pools, budgets
 from seeupo_jax.bench.ours import OurSweeps
 from seeupo_jax.bench.program_flops import Flops
-from seeupo_jax.bench.settings import Settings, command
+from seeupo_jax.bench.settings import RECIPE, Settings, command
 from seeupo_jax.bench.switches import chosen
 from seeupo_jax.bench.tables import print_table
 from seeupo_jax.bench.theirs import TorchSweeps, use_every_core
@@ -102,9 +102,7 @@ def torch_sweeps(
     use_every_core(machine.cores())
     on = models.torch_device(device.platform)
     return {
-        torch_name(way): TorchSweeps(
-            model, lines, values, settings, device=on, compiled=way == "compile"
-        )
+        torch_name(way): TorchSweeps(model, lines, values, settings, device=on, way=way)
         for way in settings.torch
     }
 
@@ -173,16 +171,13 @@ def _figures(contest: _Contest, timings: Mapping[str, Timing]) -> dict[str, Any]
     for name, timing in timings.items():
         contest.figures[name] |= timing.as_json()
         contest.figures[name]["tokens_per_second"] = work.tokens / timing.median
-    theirs = [torch_name(way) for way in settings.torch]
-    against = fastest(timings, theirs) if theirs else None
-    compared = {} if against is None else ratio(timings[against], timings[OURS])
+    compared = compare(timings, settings.torch)
     ours = contest.contenders[OURS]
     pools = Pools.of(ours.trajectories)
     figures = {
         "benchmark": "update",
         "command": command("update", settings),
         **compared,
-        "against": against,
         "workload": describe(work),
         "model": settings.model,
         "parameters": parameters(arch),
@@ -202,6 +197,18 @@ def _figures(contest: _Contest, timings: Mapping[str, Timing]) -> dict[str, Any]
         figures["matmul_peak"] = peak
         figures["mfu"] = contest.figures[OURS]["flops"] / timings[OURS].median / peak
     return figures
+
+
+def compare(timings: Mapping[str, Timing], ways: Sequence[str]) -> dict[str, Any]:
+    """Ours against the baseline: as fast as it goes, and by the reference's recipe."""
+    own = [torch_name(way) for way in ways if way != RECIPE]
+    against = fastest(timings, own) if own else None
+    compared: dict[str, Any] = {"against": against, "over_recipe": None}
+    if against is not None:
+        compared |= ratio(timings[against], timings[OURS])
+    if RECIPE in ways:
+        compared["over_recipe"] = ratio(timings[torch_name(RECIPE)], timings[OURS])
+    return compared
 
 
 def _contribution(without: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, float]:
@@ -239,6 +246,9 @@ def summary(figures: Mapping[str, Any], what: str) -> str:
         f" {figures['ratio_most']:.2f} by rounds): {OURS} {ours['median_s']:.3g} s {what},"
         f" {against} {figures['contenders'][against]['median_s']:.3g} s"
     )
+    recipe = figures.get("over_recipe")
+    if recipe is not None:
+        beside += f"\n{recipe['ratio']:.2f}x the reference's recipe, with the turns that it pads"
     return (
         f"{beside}\n{work['name']}: {work['conversations']} conversations in groups of"
         f" {work['group_size']}, {work['tokens']} tokens, {work['turns'][1]} turns at most, prompts"

@@ -24,9 +24,9 @@ def test_without_flags_everything_is_as_settings_say():
 
 
 def test_flags_come_back_as_they_were_given():
-    line = "--workload=long --scale=0.5 --turns=3 --torch=none --null_turns --without=buckets"
+    line = "--workload=long --scale=0.5 --turns=3 --torch=none --without=buckets"
     settings = parsed(f"update {line}")
-    assert settings.torch == () and settings.without == ("buckets",) and settings.null_turns
+    assert settings.torch == () and settings.without == ("buckets",)
     assert settings.flags() == line.split()
 
 
@@ -52,7 +52,10 @@ def test_all_techniques_are_named_by_one_word():
         ("update --group_size=1", "--group_size: got 1; allowed: a whole number >= 2."),
         ("update --groups=x", "bench: argument --groups: invalid int value: 'x'."),
         ("update --scale=0", "--scale: got 0.0; allowed: a number > 0."),
-        ("update --torch=fast", "--torch: got 'fast'; allowed: none, or some of eager, compile."),
+        (
+            "update --torch=fast",
+            "--torch: got 'fast'; allowed: none, or some of eager, compile, re",
+        ),
         ("rollout --without=all", "bench: unrecognized arguments: --without=all."),
         ("update --model=7b", "--model: got '7b'; allowed: tiny, 135m, 0.5b, 1.5b."),
         ("update --workload=chat", "--workload: got 'chat'; allowed: bfcl"),
