@@ -43,10 +43,9 @@ def microbatch_bytes(
     # Keys and values stand by for the refresh of the weights, whatever is computed again.
     keys = 2 * tokens * arch.layers * arch.kv_heads * arch.head_dim * item
     chunk = min(tokens, TOKENS_AT_ONCE, max(1, LOGITS_AT_ONCE // arch.vocab_size))
-    if tokens * arch.vocab_size <= LOGITS_AT_ONCE:  # all chunks' are kept
-        chunk = tokens
+    kept_logits = tokens if tokens * arch.vocab_size <= LOGITS_AT_ONCE else 0
     head = 2 * arch.vocab_size * arch.width * _FLOAT32  # in float32, and its gradient
-    outside = chunk * arch.vocab_size * _FLOAT32 * _LOGITS + head
+    outside = (chunk * _LOGITS + kept_logits) * arch.vocab_size * _FLOAT32 + head
     outside += _STREAMS * tokens * arch.width * item
     return kept + own + keys + outside + _scores_at_once(arch, rows, length, platform)
 
@@ -158,4 +157,5 @@ def _scores_at_once(arch: Architecture, rows: int, length: int, platform: str) -
     if not _dense(arch, length, platform):
         return 0
     queries = min(length, _chunk(arch, rows, length))
-    return _SCORES * rows * arch.heads * queries * length * _FLOAT32
+    copies = _SCORES - _in_whole(arch, rows, length, platform)  # a layer's own hold one already
+    return copies * rows * arch.heads * queries * length * _FLOAT32

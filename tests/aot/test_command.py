@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tpu_cases import needs_libtpu
 
@@ -14,6 +15,7 @@ from seeupo_jax.aot.__main__ import main
 from seeupo_jax.aot.programs import choose_programs, list_programs, prepare
 from seeupo_jax.aot.table import table
 from seeupo_jax.config import load_config
+from seeupo_jax.learner.programs import sweep_programs
 from seeupo_jax.policy.weights import inspect
 
 SMALL = str(Path(__file__).parent.parent / "aot_config.py")
@@ -67,14 +69,18 @@ def test_the_parts_of_memory_are_these_to_the_byte(report):
 
 
 @needs_libtpu
-def test_a_program_is_told_with_what_it_works_on_and_what_lies_beside_it(report):
+def test_a_program_is_told_with_what_it_works_on_and_what_lies_beside_it(report, setup):
     parts, turn = report["parts"], report["programs"]["sweep/turn"]
     assert turn["name"] == "sweep/turn 512"
     assert {name: turn["inside"][name] for name in ("parameters", "optimizer")} == {
         name: parts[name] for name in ("parameters", "optimizer")
     }
     assert turn["beside"] == {"reference": parts["reference"]}
-    assert 0 < turn["inside"]["batch, padding"] < 2 * MIB
+    (step,) = (p for p in sweep_programs(setup.learner, setup.rows) if p.name == "sweep/turn 512")
+    leaves = jax.tree.leaves(step.arguments(setup.state, setup.reference))
+    batch = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
+    # A microbatch's two rows take the room of eight on a TPU.
+    assert batch < turn["inside"]["batch, padding"] < 4 * batch
     assert turn["inside"]["gradients"] == parts["parameters"]
     together = sum(turn["inside"].values()) + sum(turn["beside"].values())
     assert turn["peak"] == together < 16 * 2**30
