@@ -136,8 +136,8 @@ class Shapes:
 
     @property
     def long(self) -> tuple[int, ...]:
-        """The middle and the last length, for passes that run once a sweep."""
-        return tuple(dict.fromkeys((self.lengths[len(self.lengths) // 2], self.lengths[-1])))
+        """Every other length from the middle on, and the last: for passes that run once a sweep."""
+        return tuple(dict.fromkeys((*self.lengths[len(self.lengths) // 2 :: 2], self.lengths[-1])))
 
 
 @dataclass(frozen=True, eq=False)
