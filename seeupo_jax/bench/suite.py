@@ -14,7 +14,7 @@ _POINT = f"update --workload=long {_EAGER} --scale=0.25"
 # File -> command. One variable at a time around the same point of the workload `long`.
 CPU: dict[str, str] = {
     "update_bfcl_tiny": "update --workload=bfcl --groups=4",
-    "update_bfcl_135m": f"update --workload=bfcl --model=135m {_EAGER} --repeats=2",
+    "update_bfcl_135m": f"update --workload=bfcl --model=135m {_EAGER} --scale=0.0625 --repeats=2",
     "update_order_desk_tiny": "update --workload=order_desk --groups=8 --repeats=5 --without=all",
     "update_order_desk_135m": f"update --workload=order_desk --model=135m {_EAGER}",
     "update_appworld_tiny": f"update --workload=appworld {_EAGER}",
