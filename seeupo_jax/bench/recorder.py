@@ -18,7 +18,7 @@ from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.attention import Past, Tree, sight_of
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE
-from seeupo_jax.policy.tree_attention import _block_for
+from seeupo_jax.policy.tree_attention import block_for
 from seeupo_jax.policy.tree_sight import visited_blocks
 from seeupo_jax.types import NOTHING, TurnBatch
 
@@ -126,7 +126,7 @@ def trips(call: Call, arch: Architecture) -> Trips:
 
 def _visits(trees: list[tuple[Tree, Past | None]], arch: Architecture) -> float:
     """Blocks of keys that a block of queries meets, on average; windows are not counted."""
-    each = [np.asarray(_count_visits(*tree, _block_for(arch.heads))) for tree in trees]
+    each = [np.asarray(_count_visits(*tree, block_for(arch.heads))) for tree in trees]
     return float(np.concatenate(each).mean()) if each else 0.0
 
 

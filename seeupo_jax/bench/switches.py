@@ -23,7 +23,7 @@ from seeupo_jax.learner.batching import (
     pieces_of,
     turn_batch,
 )
-from seeupo_jax.learner.learner import Learner, _score
+from seeupo_jax.learner.learner import Learner, score_program
 from seeupo_jax.policy import attention
 from seeupo_jax.types import TurnBatch
 
@@ -101,11 +101,11 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _dense_attention() -> Iterator[None]:
-    dense = {**attention._OF_TREES, "xla": attention._seen}
-    with _replaced(attention, "_OF_TREES", dense), contextlib.ExitStack() as stack:
+    dense = {**attention.OF_TREES, "xla": attention.all_pairs}
+    with _replaced(attention, "OF_TREES", dense), contextlib.ExitStack() as stack:
         # All learners of a network share the program that scores: this one's must be its own.
-        _score.cache_clear()
-        stack.callback(_score.cache_clear)
+        score_program.cache_clear()
+        stack.callback(score_program.cache_clear)
         yield
 
 

@@ -72,7 +72,7 @@ class Learner:
     @functools.cached_property
     def score(self) -> functools.partial[Any]:
         """`update.score` from the trained parameters on, which may lie in the host's memory."""
-        jitted = _score(self.network, self.temperature, self.everywhere)
+        jitted = score_program(self.network, self.temperature, self.everywhere)
         return functools.partial(jitted, self.frozen)
 
     @functools.cached_property
@@ -137,7 +137,7 @@ class Learner:
 
 
 @functools.cache
-def _score(
+def score_program(
     network: Network, temperature: float, everywhere: jax.sharding.Sharding | None
 ) -> Callable[..., jax.Array]:
     """One program for all learners of a network: the algorithm's choices do not matter to it."""

@@ -86,10 +86,13 @@ def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progra
     """One turn's step, and what comes before or after it for some choices of the algorithm."""
     shapes, chosen = learner.shapes, learner.algorithm
     batch = empty_batch(rows, shapes, learner.known, length=length, action=shapes.action)
-    numbers_N = jax.ShapeDtypeStruct((rows.trajectories,), jnp.float32, sharding=learner.everywhere)
+    numbers_N = _on_device(learner, (rows.trajectories,))
     continued = None
     if learner.fused:
         continued, _ = refresh_batch(rows, empty_layout(length), [], shapes, [])
+        if chosen.old_policy == "turn":  # the step before leaves them on the device
+            old_logp_PA = _on_device(learner, continued.old_logp_PA.shape)
+            continued = continued._replace(old_logp_PA=old_logp_PA)
     elif chosen.old_policy == "turn":
         yield _call(f"sweep/old {length}", learner.score, lambda state, _: (state.params, batch))
     yield _call(
@@ -104,6 +107,11 @@ def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progra
             learner.refresh,
             lambda state, _: (state.params, batch, numbers_N),
         )
+
+
+def _on_device(learner: Learner, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    """Numbers that a program before has made."""
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=learner.everywhere)
 
 
 def _call(

@@ -152,11 +152,16 @@ def _fused_turn(
     pieces: list[Piece],
 ) -> TrainState:
     """One step that first refreshes, in the same program, the weights of the step before it."""
+    by_turn = learner.algorithm.old_policy == "turn"
     layout = lay_out(current.rows, pieces, learner.shapes)
     continued, left = refresh_batch(
         current.rows, layout, current.previous, learner.shapes, current.known["old_logp"]
     )
+    if by_turn:
+        old_logp_PA = current.late[1] if current.late else learner.spread(continued.old_logp_PA)
+        continued = continued._replace(old_logp_PA=old_logp_PA)
     if left:
+        current.catch_up()
         longest = lay_out(current.rows, left, learner.shapes, learner.shapes.lengths[-1:])
         current.factor_N = learner.refresh(
             state.params, current.batch(longest, learner.shapes), current.factor_N
@@ -168,8 +173,7 @@ def _fused_turn(
         current.factor_N,
         _denominator(learner, current, pieces),
     )
-    if learner.algorithm.old_policy == "turn":
-        current.store_old(pieces, logp_PA)
+    current.late = (pieces, logp_PA) if by_turn else None
     current.previous = pieces
     current.record(turns, metrics)
     return state

@@ -50,6 +50,8 @@ class Pass:
     known: what is known of every token, by the names of `TurnBatch`; one array a segment, aligned
       with its tokens.
     begun: metrics of what the sweep began with.
+    late: with old_policy=turn, pieces whose old log-probabilities [P, A] are still on the device
+      only: `known` has them after `catch_up`.
     observe: is shown every optimizer step, in their order; None: nobody looks.
     """
 
@@ -64,6 +66,7 @@ class Pass:
     tokens: int = 0  # that the steps' rows would have, each for itself
     computed: int = 0  # that they computed: what rows share counts once
     padded: int = 0  # the same with padding
+    late: tuple[list[Piece], jax.Array] | None = None
     observe: Callable[[Step], None] | None = None
 
     def record(self, turns: tuple[int, ...], metrics: dict[str, Any]) -> None:
@@ -86,6 +89,12 @@ class Pass:
     def store_old(self, pieces: Sequence[Piece], logp_PA: jax.Array) -> None:
         """Makes log-probabilities just computed the old policy's at these pieces."""
         scatter(self.known["old_logp"], pieces, np.asarray(logp_PA))
+
+    def catch_up(self) -> None:
+        """Fetches what is late, which waits for the device."""
+        if self.late is not None:
+            self.store_old(*self.late)
+            self.late = None
 
 
 _COUNTS = ("tokens", "computed", "padded")
@@ -217,6 +226,7 @@ class SweepStopped(Stopped):
 
     def __init__(self, state: TrainState, current: Pass, learner: Learner):
         super().__init__(f"stopped after {current.done} steps of a sweep")
+        current.catch_up()
         self.arrays = {"state": state, "factor_N": current.factor_N} | {
             name: learner.spread(np.concatenate(current.known[name])) for name in _stored(learner)
         }

@@ -98,7 +98,7 @@ def attend_trees(
     queries, whole = ("rows", "length", heads, "head_dim"), ("rows", None, kv_heads, "head_dim")
     own, all_ = ("rows", "length"), ("rows", None)
     layouts = [queries, whole, whole, own, own, all_, all_, all_]
-    run = functools.partial(_OF_TREES[kernel], window=window)
+    run = functools.partial(OF_TREES[kernel], window=window)
     return per_shard(run, layouts, queries)(q_NLHd, *keys, *sight)
 
 
@@ -125,10 +125,10 @@ def _skipping(
     )
 
 
-def _seen(
+def all_pairs(
     q_NLHd: jax.Array, k: jax.Array, v: jax.Array, *sight: jax.Array, window: int | None
 ) -> jax.Array:
-    """All pairs; every query must see a key."""
+    """Attention from the scores of all pairs, and a mask; every query must see a key."""
     order_NL, depth_NL, first_NC, end_NC, key_depth_NC = sight
 
     def attend(q: jax.Array, order_NL: jax.Array, depth_NL: jax.Array) -> jax.Array:
@@ -140,7 +140,7 @@ def _seen(
 
 def _by_platform(*arrays: jax.Array, window: int | None) -> jax.Array:
     loops = functools.partial(_skipping, window=window, implementation="xla")
-    whole = functools.partial(_seen, window=window)
+    whole = functools.partial(all_pairs, window=window)
     if arrays[1].shape[1] <= FEW_KEYS:
         return whole(*arrays)
     # A loop over small products is fast where they are computed one after the other anyway.
@@ -149,11 +149,11 @@ def _by_platform(*arrays: jax.Array, window: int | None) -> jax.Array:
 
 def _on_gpu(q_NLHd: jax.Array, *arrays: jax.Array, window: int | None) -> jax.Array:
     if q_NLHd.shape[1] < FEWEST_QUERIES:
-        return _seen(q_NLHd, *arrays, window=window)
+        return all_pairs(q_NLHd, *arrays, window=window)
     return _skipping(q_NLHd, *arrays, window=window, implementation="triton")
 
 
-_OF_TREES = {
+OF_TREES = {  # by the name of the kernel
     "xla": _by_platform,
     "splash": functools.partial(_skipping, implementation="pallas"),
     "cudnn": _on_gpu,

@@ -105,9 +105,9 @@ def _xla(
     block: int | None,
 ) -> jax.Array:
     N, L, H, _ = q_NLHd.shape
-    if block is None and L <= _block_for(H):  # few queries: loops cost more than they save
+    if block is None and L <= block_for(H):  # few queries: loops cost more than they save
         return _dense(q_NLHd, k_NCKd, v_NCKd, sight, window, None)
-    block = _block_for(H) if block is None else block
+    block = block_for(H) if block is None else block
     visits = list_visits(visited_blocks(sight, window=window, block=block))
     # The blocks of all rows in one list: [rows * blocks, block].
     blocks = Sight(*(x.reshape(-1, block) for x in cut_sight(sight, block)))
@@ -115,7 +115,8 @@ def _xla(
     return _heads_last(_loop(*qkv, blocks, visits, N, window), N, H)[:, :L]
 
 
-def _block_for(heads: int) -> int:
+def block_for(heads: int) -> int:
+    """Tokens of a block in the loops, by how many heads there are."""
     # The scores of all heads for a pair of blocks fit in a core's cache. Forward and backward in
     # float32 on two shared CPU cores, 4 heads: 1.2x to 1.5x faster than with 128 on trees of 550
     # to 3804 tokens. With 14 heads and 1870 tokens 48 is 1.6x faster than 128, and 64 no faster.

@@ -10,7 +10,7 @@ from seeupo_jax.bench import choices, models, trajectories, workloads
 from seeupo_jax.bench.ours import OurSweeps
 from seeupo_jax.bench.recorder import trips
 from seeupo_jax.policy.attention import FEW_KEYS
-from seeupo_jax.policy.tree_attention import _block_for
+from seeupo_jax.policy.tree_attention import block_for
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def by_hand(call, arch):
     head = 64 * 16 * found.rows.predicting * (3 if step else 1)
     chunks = -(-R * L // 256)  # of tokens, all of one size
     logits = found.microbatches * chunks * -(-R * L // chunks)
-    block = _block_for(SMALL["heads"])
+    block = block_for(SMALL["heads"])
     few = L <= FEW_KEYS
     visited = R * L * L if few else R * -(-L // block) * found.rows.visits * block**2
     # Scores and sums of values; backwards four more products, and with blocks the scores again.
