@@ -17,7 +17,7 @@ from absl import app
 
 from seeupo_jax import build
 from seeupo_jax.checkpoint import SaveError, check_shared
-from seeupo_jax.cli import join_cluster, parse_flags, read_config, use_compilation_cache
+from seeupo_jax.cli import join_cluster, parse_flags, prepare_xla, read_config
 from seeupo_jax.config import Config
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.parallel.cluster import errors_end_at_once
@@ -79,7 +79,7 @@ def iterate(run: Run, state: TrainState, done: int) -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    use_compilation_cache()
+    prepare_xla()
     with errors_end_at_once():
         with sentence_errors():
             config, workdir = read_config()

@@ -27,7 +27,7 @@ import numpy as np
 from seeupo_jax import build
 from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.checkpoint import check_writable
-from seeupo_jax.cli import parse_flags, use_compilation_cache
+from seeupo_jax.cli import parse_flags, prepare_xla
 from seeupo_jax.config import Config, Rollout, load_config
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.export import check_output, write_policy
@@ -211,7 +211,7 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> None:
     """The command."""
     flags = _flags(parse_flags(arguments))
-    use_compilation_cache()
+    prepare_xla()
     log = lambda sentence: print(sentence, file=sys.stderr)  # noqa: E731
     with sentence_errors():
         # The model is the one that is named here, whatever a training run would begin with.

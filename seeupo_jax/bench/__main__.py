@@ -23,7 +23,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 from seeupo_jax.bench import iteration, report, rollout, suite, update  # noqa: E402
 from seeupo_jax.bench.settings import Parser, add_flags, check_json, read, split  # noqa: E402
-from seeupo_jax.cli import use_compilation_cache  # noqa: E402
+from seeupo_jax.cli import prepare_xla  # noqa: E402
 from seeupo_jax.errors import sentence_errors  # noqa: E402
 
 BENCHMARKS = {"update": update.run, "rollout": rollout.run, "iteration": iteration.run}
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
             add_flags(parser, name)
             given = parser.parse_args(argv[2:])
             check_json(given.json)
-            use_compilation_cache()
+            prepare_xla()
             figures = BENCHMARKS[name](read(given))
             if given.json is not None:
                 given.json.write_text(json.dumps(figures, indent=2) + "\n")

@@ -38,7 +38,7 @@ class Settings:
     repeats: int = 3
     seed: int = 0
     torch: tuple[str, ...] = CONTENDERS
-    torch_tokens: int = 8192
+    torch_tokens: int = 4096
     without: tuple[str, ...] = ()
     slots: int | None = None
     decode_steps: int = 16

@@ -10,23 +10,25 @@ from pathlib import Path
 from seeupo_jax.bench import report
 
 _EAGER = "--torch=eager"  # where the others would take longer than all that is measured
+_EACH = "--torch=none --without=all"
 _POINT = f"update --workload=long {_EAGER} --scale=0.25"
 # File -> command. One variable at a time around the same point of the workload `long`.
 CPU: dict[str, str] = {
     "update_bfcl_tiny": "update --workload=bfcl --groups=4",
+    "update_order_desk_tiny": "update --workload=order_desk --groups=8 --repeats=5",
     "update_bfcl_135m": f"update --workload=bfcl --model=135m {_EAGER} --scale=0.0625 --repeats=2",
-    "update_order_desk_tiny": "update --workload=order_desk --groups=8 --repeats=5 --without=all",
     "update_order_desk_135m": f"update --workload=order_desk --model=135m {_EAGER}",
-    "update_appworld_tiny": f"update --workload=appworld {_EAGER}",
-    "update_long_tiny": f"{_POINT} --groups=4",
-    "techniques_bfcl_tiny": "update --workload=bfcl --torch=none --without=all",
-    "rollout_bfcl_tiny": "rollout --workload=bfcl",
-    "rollout_order_desk_tiny": "rollout --workload=order_desk --groups=4",
     "iteration_bfcl_tiny": f"iteration --workload=bfcl {_EAGER}",
     "iteration_order_desk_tiny": f"iteration --workload=order_desk --groups=4 {_EAGER}",
+    "rollout_bfcl_tiny": "rollout --workload=bfcl",
+    "rollout_order_desk_tiny": "rollout --workload=order_desk --groups=4",
+    "techniques_bfcl_tiny": f"update --workload=bfcl {_EACH}",
+    "techniques_order_desk_tiny": f"update --workload=order_desk --groups=8 {_EACH}",
     **{f"sizes_turns_{n}": f"{_POINT} --turns={n}" for n in (2, 4, 8, 16)},
     **{f"sizes_prompt_{n}": f"{_POINT} --turns=4 --prompt={n}" for n in (64, 256, 1024)},
-    **{f"sizes_group_size_{n}": f"{_POINT} --turns=4 --group_size={n}" for n in (2, 4, 8, 16)},
+    **{f"sizes_group_size_{n}": f"{_POINT} --turns=4 --group_size={n}" for n in (2, 4, 8)},
+    "update_appworld_tiny": f"update --workload=appworld {_EAGER}",
+    "update_long_tiny": f"{_POINT} --groups=4",
 }
 # Real lengths, and models of a size that is trained on one device.
 ACCELERATOR: dict[str, str] = {

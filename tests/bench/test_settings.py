@@ -69,7 +69,7 @@ def test_a_wrong_command_ends_with_one_sentence(line, sentence, capsys, monkeypa
     monkeypatch.setattr(
         command.update.models, "only_device", lambda: command.update.jax.devices()[0]
     )
-    monkeypatch.setattr(command, "use_compilation_cache", lambda: None)
+    monkeypatch.setattr(command, "prepare_xla", lambda: None)
     with pytest.raises(SystemExit) as ended:
         command.main(["bench", *line.split()])
     assert ended.value.code == 2
