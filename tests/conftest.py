@@ -3,19 +3,15 @@
 import gc
 import os
 import signal
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from process_cases import QUICK_XLA
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = " ".join(
+    [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8", QUICK_XLA]
 )
-if version("jaxlib").startswith("0.10."):
-    # The older way to compile what XLA fuses, later gone, takes half of the time for programs as
-    # small as these.
-    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # As in the background of a shell; what tests start would ignore it too, and could not help it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

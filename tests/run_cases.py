@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flax import nnx
-from process_cases import PYTHONPATH, TESTS, free_port
+from process_cases import PYTHONPATH, QUICK_XLA, TESTS, free_port
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.architecture import Architecture
@@ -49,7 +49,7 @@ def command(model: Path, workdir: Path, *overrides: str, module: str = "train") 
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-    flags = f"--xla_force_host_platform_device_count={devices}" if devices > 1 else ""
+    flags = f"{QUICK_XLA} --xla_force_host_platform_device_count={devices}"
     # Compiling takes most of such a run's time.
     quick = {
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
