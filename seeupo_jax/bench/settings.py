@@ -23,7 +23,8 @@ class Settings:
     scale: of a workload's lengths. groups: prompts. group_size: conversations that begin with each.
     turns, prompt: cut or stretch the conversations to so many turns, the prompts to so many tokens.
     repeats: timed runs of each contender. seed: of weights, tokens and rewards.
-    torch: how the baseline runs; empty: it does not. torch_tokens: of its microbatches, at most.
+    torch: how the baseline runs; empty: it does not. torch_tokens: of its microbatches,
+      at most; None: what suits the device.
     without: techniques of `bench/switches.py`, each left out by a contender of its own.
     slots: conversations that decode together; None: all. decode_steps: tokens of a dispatch.
     """
@@ -38,7 +39,7 @@ class Settings:
     repeats: int = 3
     seed: int = 0
     torch: tuple[str, ...] = CONTENDERS
-    torch_tokens: int = 4096
+    torch_tokens: int | None = None
     without: tuple[str, ...] = ()
     slots: int | None = None
     decode_steps: int = 16
@@ -99,7 +100,7 @@ _SHARED: dict[str, tuple[Callable[[str], Any], str]] = {
 }
 _SWEEP: dict[str, tuple[Callable[[str], Any], str]] = {
     "torch": (_names, "of eager,compile,recipe: how the baseline runs; none: it does not"),
-    "torch_tokens": (int, "of a microbatch of the baseline, at most"),
+    "torch_tokens": (int, "of a microbatch of the baseline, at most; default: by the device"),
 }
 OWN: dict[str, dict[str, tuple[Callable[[str], Any], str]]] = {
     "update": _SWEEP | {"without": (_names, "techniques to leave out, one at a time; or all")},

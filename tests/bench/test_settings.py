@@ -54,7 +54,7 @@ def test_all_techniques_are_named_by_one_word():
         ("update --scale=0", "--scale: got 0.0; allowed: a number > 0."),
         (
             "update --torch=fast",
-            "--torch: got 'fast'; allowed: none, or some of eager, compile, re",
+            "--torch: got 'fast'; allowed: none, or some of eager, compile, recipe.",
         ),
         ("rollout --without=all", "bench: unrecognized arguments: --without=all."),
         ("update --model=7b", "--model: got '7b'; allowed: tiny, 135m, 0.5b, 1.5b."),
