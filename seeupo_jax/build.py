@@ -181,6 +181,7 @@ def _layout(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
         "scan_layers": chosen.scan_layers,
         "remat": "none" if chosen.remat == "auto" else chosen.remat,  # auto: see remat.py
         "attention": attention,
+        "longest": config.rollout.max_context,
     }
 
 

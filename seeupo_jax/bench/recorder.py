@@ -126,7 +126,7 @@ def trips(call: Call, arch: Architecture) -> Trips:
 
 def _visits(trees: list[tuple[Tree, Past | None]], arch: Architecture) -> float:
     """Blocks of keys that a block of queries meets, on average; windows are not counted."""
-    each = [np.asarray(_count_visits(*tree, block_for(arch.heads))) for tree in trees]
+    each = [np.asarray(_count_visits(*tree, block_for(arch.heads, arch.longest))) for tree in trees]
     return float(np.concatenate(each).mean()) if each else 0.0
 
 

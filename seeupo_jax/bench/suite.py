@@ -15,7 +15,7 @@ _POINT = f"update --workload=long {_EAGER} --scale=0.25"
 # File -> command. One variable at a time around the same point of the workload `long`.
 CPU: dict[str, str] = {
     "update_bfcl_tiny": "update --workload=bfcl --groups=4",
-    "update_order_desk_tiny": "update --workload=order_desk --groups=8 --repeats=5",
+    "update_order_desk_tiny": "update --workload=order_desk --groups=16 --repeats=5",
     "update_bfcl_135m": f"update --workload=bfcl --model=135m {_EAGER} --scale=0.0625 --repeats=2",
     "update_order_desk_135m": f"update --workload=order_desk --model=135m {_EAGER}",
     "iteration_bfcl_tiny": f"iteration --workload=bfcl {_EAGER}",
@@ -23,7 +23,7 @@ CPU: dict[str, str] = {
     "rollout_bfcl_tiny": "rollout --workload=bfcl",
     "rollout_order_desk_tiny": "rollout --workload=order_desk --groups=4",
     "techniques_bfcl_tiny": f"update --workload=bfcl {_EACH}",
-    "techniques_order_desk_tiny": f"update --workload=order_desk --groups=8 {_EACH}",
+    "techniques_order_desk_tiny": f"update --workload=order_desk --groups=16 {_EACH}",
     **{f"sizes_turns_{n}": f"{_POINT} --turns={n}" for n in (2, 4, 8, 16)},
     **{f"sizes_prompt_{n}": f"{_POINT} --turns=4 --prompt={n}" for n in (64, 256, 1024)},
     **{f"sizes_group_size_{n}": f"{_POINT} --turns=4 --group_size={n}" for n in (2, 4, 8)},

@@ -101,7 +101,10 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _dense_attention() -> Iterator[None]:
-    dense = {**attention.OF_TREES, "xla": attention.all_pairs}
+    def whole(*arrays: Any, window: int | None, longest: int | None) -> Any:
+        return attention.all_pairs(*arrays, window=window)
+
+    dense = {**attention.OF_TREES, "xla": whole}
     with _replaced(attention, "OF_TREES", dense), contextlib.ExitStack() as stack:
         # All learners of a network share the program that scores: this one's must be its own.
         score_program.cache_clear()

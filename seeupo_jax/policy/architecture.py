@@ -42,6 +42,7 @@ class Architecture:
     windows: how many positions back a layer's queries see, themselves included, a value a layer;
       None: all. Empty: no layer has a window.
     max_positions: the longest context that the model was made for.
+    longest: tokens of the longest sequence that token trees will hold; None: nobody knows.
     dtype: of activations; param_dtype: of the parameters that do not train where `lora` is set.
     attention: kernel of whole-row passes (`policy/kernels.py`).
 
@@ -72,6 +73,7 @@ class Architecture:
     scan_layers: bool = False
     remat: str = "none"
     attention: str = "xla"
+    longest: int | None = None
 
     def __post_init__(self) -> None:
         kinds = {(self.window(i), self.is_sparse(i)) for i in range(self.layers)}

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from seeupo_jax.parallel.mesh import head_axes, per_shard
 from seeupo_jax.policy import kernels
-from seeupo_jax.policy.tree_attention import tree_attention
+from seeupo_jax.policy.tree_attention import block_for, tree_attention
 from seeupo_jax.policy.tree_sight import Sight, seen
 
 # Scores that a device holds at once: 2**24 float32 are 64 MiB. But no fewer queries than these,
@@ -86,6 +86,7 @@ def attend_trees(
     *,
     window: int | None = None,
     kernel: str = "xla",
+    longest: int | None = None,
 ) -> jax.Array:
     """Softmax attention as `attend`, where sight says which keys a query sees.
 
@@ -93,12 +94,15 @@ def attend_trees(
       kernel: the one that `kernels.select_kernel` gives. With splash, trees have a kernel of their
         own on TPU, with cudnn on GPU; without one, only CPU leaves out the pairs of blocks that see
         nothing.
+      longest: tokens of the longest path in a tree, which blocks are chosen by on CPU.
     """
     kv_heads, heads = head_axes(keys.k.shape[2])
     queries, whole = ("rows", "length", heads, "head_dim"), ("rows", None, kv_heads, "head_dim")
     own, all_ = ("rows", "length"), ("rows", None)
     layouts = [queries, whole, whole, own, own, all_, all_, all_]
     run = functools.partial(OF_TREES[kernel], window=window)
+    if kernel == "xla":
+        run = functools.partial(run, longest=longest)
     return per_shard(run, layouts, queries)(q_NLHd, *keys, *sight)
 
 
@@ -109,6 +113,7 @@ def _skipping(
     *sight: jax.Array,
     window: int | None,
     implementation: str,
+    block: int | None = None,
 ) -> jax.Array:
     order_NL, depth_NL, first_NC, end_NC, key_depth_NC = sight
     return tree_attention(
@@ -122,6 +127,7 @@ def _skipping(
         depth_NL=depth_NL,
         key_depth_NC=key_depth_NC,
         implementation=implementation,
+        block=block,
     )
 
 
@@ -138,10 +144,11 @@ def all_pairs(
     return _in_chunks(attend, q_NLHd, order_NL, depth_NL, slots=k.shape[1])
 
 
-def _by_platform(*arrays: jax.Array, window: int | None) -> jax.Array:
-    loops = functools.partial(_skipping, window=window, implementation="xla")
+def _by_platform(*arrays: jax.Array, window: int | None, longest: int | None) -> jax.Array:
+    block = block_for(arrays[0].shape[2], longest)
+    loops = functools.partial(_skipping, window=window, implementation="xla", block=block)
     whole = functools.partial(all_pairs, window=window)
-    if arrays[1].shape[1] <= FEW_KEYS:
+    if arrays[1].shape[1] <= FEW_KEYS or arrays[0].shape[1] <= block:
         return whole(*arrays)
     # A loop over small products is fast where they are computed one after the other anyway.
     return jax.lax.platform_dependent(*arrays, cpu=loops, default=whole)

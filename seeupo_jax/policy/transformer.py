@@ -234,7 +234,8 @@ class Transformer(nnx.Module):
         def attend(old: KeyValues | None, q: jax.Array, new: KeyValues, window: int | None) -> Any:
             new = _by_rows(new)
             keys = new if old is None else attention.join(old, new)
-            return attention.attend_trees(q, keys, sight, window=window, kernel=kernel), new
+            of = {"window": window, "kernel": kernel, "longest": self.arch.longest}
+            return attention.attend_trees(q, keys, sight, **of), new
 
         return self._run(tokens_NL, tree.depth_NL, () if past is None else past.keys, attend)
 

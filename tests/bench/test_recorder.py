@@ -36,7 +36,7 @@ def by_hand(call, arch):
     head = 64 * 16 * found.rows.predicting * (3 if step else 1)
     chunks = -(-R * L // 256)  # of tokens, all of one size
     logits = found.microbatches * chunks * -(-R * L // chunks)
-    block = block_for(SMALL["heads"])
+    block = block_for(SMALL["heads"], arch.longest)
     few = L <= FEW_KEYS
     visited = R * L * L if few else R * -(-L // block) * found.rows.visits * block**2
     # Scores and sums of values; backwards four more products, and with blocks the scores again.

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tpu_cases
-from tree_cases import CASES, assert_equal, attend, random_arrays, trained, wanted
+from tree_cases import CASES, assert_equal, attend, random_arrays, trained, trees, wanted
 
-from seeupo_jax.policy.tree_attention import tree_attention
+from seeupo_jax.policy.attention import KeyValues, attend_trees
+from seeupo_jax.policy.tree_attention import block_for, tree_attention
 from seeupo_jax.policy.tree_sight import Sight, list_visits, seen, visited_blocks
 
 TRIALS = [
@@ -29,6 +30,22 @@ def test_every_path_is_attended_as_if_it_were_alone(implementation, block, name,
     options = {"window": window, "implementation": implementation, "block": block}
     got = trained(*random_arrays(case), case.sight, **options)
     assert_equal(got, wanted(name, window))
+
+
+def test_short_paths_are_attended_in_smaller_blocks():
+    case = trees(5, 1, 600)  # fewer keys are attended all at once
+    q, k, v, _ = random_arrays(case)
+
+    def attended(longest):
+        return lambda q, k, v: attend_trees(q, KeyValues(k, v), case.sight, longest=longest)
+
+    programs = [str(jax.make_jaxpr(attended(longest))(q, k, v)) for longest in (None, 128, 129)]
+    blocks = [{n for n in (32, 64) if f"f32[2,{2 * n},{n}]" in text} for text in programs]
+    assert blocks == [{64}, {32}, {64}]
+    assert [block_for(4, longest) for longest in (None, 128, 129)] == [64, 32, 64]
+    out = tree_attention(q, k, v, *case.sight[:1], *case.sight[2:4], implementation="dense")
+    for longest in (None, 128):
+        np.testing.assert_allclose(attended(longest)(q, k, v), out, atol=2e-6)
 
 
 @pytest.mark.parametrize(
