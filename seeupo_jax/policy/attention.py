@@ -145,10 +145,11 @@ def all_pairs(
 
 
 def _by_platform(*arrays: jax.Array, window: int | None, longest: int | None) -> jax.Array:
-    block = block_for(arrays[0].shape[2], longest)
+    queries, heads = arrays[0].shape[1:3]
+    block = block_for(heads, longest)
     loops = functools.partial(_skipping, window=window, implementation="xla", block=block)
     whole = functools.partial(all_pairs, window=window)
-    if arrays[1].shape[1] <= FEW_KEYS or arrays[0].shape[1] <= block:
+    if arrays[1].shape[1] <= FEW_KEYS or queries <= block_for(heads):
         return whole(*arrays)
     # A loop over small products is fast where they are computed one after the other anyway.
     return jax.lax.platform_dependent(*arrays, cpu=loops, default=whole)
