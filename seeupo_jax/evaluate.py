@@ -21,7 +21,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,6 +89,8 @@ def evaluate(
     iteration: int = 0,
     file: EpisodeFile | None = None,
     stop: Callable[[], bool] = lambda: False,
+    on_played: Callable[[Sequence[Trajectory], Mapping[str, Mapping[str, str]]], None]
+    | None = None,
 ) -> dict[str, float]:
     """Plays the first `config.evaluation.tasks` tasks of a split k times each.
 
@@ -96,6 +98,8 @@ def evaluate(
       file: what is in it is not played; what this process plays goes there. All processes have
         one, or none has.
       stop: whether this process was asked to stop.
+      on_played: is given the trajectories that were played, of all processes, and the labels of
+        their tasks.
 
     Returns: `evaluation_metrics` of success (score 1) among the episodes whose environment did not
       fail, by `eval/`; by `eval_SPLIT/` for another split than the config's.
@@ -131,6 +135,8 @@ def evaluate(
         on_finished=keep,
         stop=stop,
     )
+    if on_played is not None:
+        on_played(collected.trajectories, labels)
     for trajectory in collected.trajectories:
         episode = to_episode(trajectory, labels[trajectory.task_id])
         played[episode.key] = episode

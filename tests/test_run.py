@@ -16,8 +16,9 @@ from seeupo_jax import build
 from seeupo_jax.config import load_config
 from seeupo_jax.learner.sweep_pass import SweepStopped
 from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.rollout.metrics import most_frequent_failure
 from seeupo_jax.rollout.resample import groups_of, has_signal
-from seeupo_jax.run import Run, most_frequent_failure
+from seeupo_jax.run import Run
 from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.compilation import Compilations
 from seeupo_jax.telemetry.progress import Progress
