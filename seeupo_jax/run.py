@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -213,7 +214,7 @@ class Run:
         begun, self._begun = self._begun, None
 
         def sample(round: int, tasks: Sequence[str]) -> Collected:
-            return collect(
+            collected = collect(
                 self.engine,
                 self.pool,
                 self.policy.tokenizer,
@@ -227,6 +228,7 @@ class Run:
                 stop=self._asked,
                 begun=begun if round == 0 else None,
             )
+            return dataclasses.replace(collected, seconds=self.engine.clock.seconds)
 
         tasks, others = self._tasks.of(iteration), self._tasks.others(iteration)
         with jax.set_mesh(self.policy.mesh):  # of this thread

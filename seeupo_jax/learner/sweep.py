@@ -71,7 +71,7 @@ def sweep(
     stop: Callable[[], bool] = lambda: False,
     resume: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
     observe: Callable[[Step], None] | None = None,
-    learned: Callable[[Sequence[Learned | None]], None] | None = None,
+    learned: Callable[[Sequence[Learned | None]], Any] = lambda _: None,
 ) -> tuple[TrainState, dict[str, float]]:
     """Updates the policy with one iteration's trajectories; `state` is donated.
 
@@ -80,7 +80,6 @@ def sweep(
       iteration: seeds the random order and the minibatches. Its policy has version iteration - 1:
         ratios of trajectories that say to be of another one are against what the sampler recorded.
       stop: asked before every turn; with several processes it must say the same in all.
-      observe: is shown every optimizer step.
       learned: is told at the end what was learned of each trajectory; None of those left out.
       resume: arrays and notes of the `SweepStopped` that this sweep of the same trajectories ended
         with before; `state` is the one among them.
@@ -102,8 +101,7 @@ def sweep(
         seed=seed,
     )
     if not order:
-        if learned is not None:
-            learned([None] * len(trajectories))
+        learned([None] * len(trajectories))
         return state, {"sweep/turns": 0}
     if resume is None:
         current = start_pass(
@@ -130,8 +128,7 @@ def sweep(
         flying.append(current.metrics[-1:])
     totals, weights = host_metrics(current.metrics), weigh(current)
     metrics = current.begun | _summarize(current, totals, len(order))
-    if learned is not None:
-        learned(learned_of(current, weights))
+    learned(learned_of(current, weights))
     return state, metrics | turn_metrics(current, weights, totals)
 
 

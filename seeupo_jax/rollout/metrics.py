@@ -32,7 +32,7 @@ def rollout_metrics(
     idle = sum(not has_signal(group) for group in groups.values())
     mean = lambda values: float(np.mean(values)) if good else float("nan")  # noqa: E731
     counts = {f"rollout/stop_{name}": stops.count(name) for name in sorted(set(stops))}
-    usage = {_usage(name): count for name, count in collected.usage.items()}
+    usage = {f"rollout/{name}": count for name, count in collected.usage.items()}
     return {
         "rollout/success_rate": mean([t.info["score"] >= 1 for t in good]),
         "rollout/reward_mean": mean([t.reward for t in good]),
@@ -50,14 +50,11 @@ def rollout_metrics(
         "time/reset_s": collected.reset_s,
         **counts,
         **usage,
+        **{f"time/{name}": seconds for name, seconds in collected.seconds.items()},
         **_lengths(good),
         **_by_kind(good, {} if labels is None else labels),
         **_causes(collected),
     }
-
-
-def _usage(name: str) -> str:
-    return f"time/{name}" if name.endswith("_s") else f"rollout/{name}"
 
 
 def _lengths(good: Sequence[Trajectory]) -> dict[str, float]:
