@@ -112,7 +112,7 @@ WANDB_RUN = """if True:
         writer.open()
         sample = Sample("train", {"task": "t"}, [{"role": "user", "content": "<script>"}])
         for iteration in (first, first + 1):
-            writer.write(iteration, {"sweep/kl": iteration / 8, "note": "text", "bad": float("nan")})
+            writer.write(iteration, {"sweep/kl": iteration / 8, "note": "t", "bad": np.nan})
             writer.draw(iteration, {"sweep/advantage": np.arange(3.0)}, [sample])
         print(json.dumps([wandb.run.id, dict(wandb.run.summary)], default=str))
 """
