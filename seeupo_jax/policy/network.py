@@ -160,15 +160,17 @@ def _token_logp(
 
     def logp(hidden_XD: jax.Array, target_X: jax.Array) -> tuple[jax.Array, ...]:
         head_VD = wide_VD.astype(hidden_XD.dtype)
-        logits = jnp.einsum("xd,vd->xv", hidden_XD, head_VD, preferred_element_type=jnp.float32)
-        logits = logits / temperature
+        product = jnp.einsum("xd,vd->xv", hidden_XD, head_VD, preferred_element_type=jnp.float32)
+        logits = product / temperature
         chosen = jnp.where(target_X[:, None] == word_V[None, :], logits, 0).sum(axis=1)
         peak = over_parts(jax.lax.pmax, jax.lax.stop_gradient(logits.max(axis=1)))
         total = over_parts(jax.lax.psum, jnp.exp(logits - peak[:, None]).sum(axis=1))
         logp_X = over_parts(jax.lax.psum, chosen) - peak - jnp.log(total)
         if not entropy:
             return (logp_X,)
-        below = logits - peak[:, None]
+        # Behind a barrier: fused with what is above, it would change that's last bit.
+        product, peak, total = jax.lax.optimization_barrier((product, peak, total))
+        below = product / temperature - peak[:, None]
         mean_X = over_parts(jax.lax.psum, (jnp.exp(below) * below).sum(axis=1)) / total
         return logp_X, jnp.log(total) - mean_X
 

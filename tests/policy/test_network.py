@@ -214,3 +214,18 @@ def test_entropy_is_the_same_on_a_mesh_that_cuts_the_vocabulary():
         got = both(network, placed, *rows)
     for mine, other in zip(got, wanted, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=2e-5)
+
+
+def test_entropy_changes_no_bit_of_the_log_probabilities():
+    rng = np.random.default_rng(0)
+    arch = dataclasses.replace(ARCH, vocab_size=512, width=64)
+    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    hidden_RAD = rng.normal(size=(2, 600, 64)).astype(np.float32)
+    target_RA = rng.integers(0, 512, (2, 600)).astype(np.int32)
+    alone_RA, (logp_RA, _) = (
+        jax.jit(lambda *given, find=find: find(network, *given, temperature=0.9))(
+            params, hidden_RAD, target_RA
+        )
+        for find in (policy.token_logp, policy.token_logp_and_entropy)
+    )
+    np.testing.assert_array_equal(alone_RA, logp_RA)
