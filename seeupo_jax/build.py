@@ -51,7 +51,7 @@ from seeupo_jax.rollout.layout import Layout
 from seeupo_jax.rollout.memory import free_memory, plan_cache
 from seeupo_jax.rollout.sampling import Sampling
 from seeupo_jax.rollout.slots import SlotEngine, choose_reading
-from seeupo_jax.telemetry.metrics import check_trackers
+from seeupo_jax.telemetry.trackers import check_trackers
 from seeupo_jax.types import TrainState
 
 TOKENIZER_DEMONSTRATIONS = 4000  # whose text a new tokenizer is trained on
@@ -384,6 +384,7 @@ def build_learner(
         ),
         temperature=config.rollout.temperature,
         seed=config.seed,
+        entropy=config.telemetry.entropy,
         critic_optimizer=critic_optimizer(config, total_steps=total_steps(config)),
         frozen=policy.frozen,
         layout=jax.tree.map(lambda leaf: leaf.sharding, state),

@@ -60,6 +60,11 @@ def read_config() -> tuple[Config, Path]:
     return config, Path(_WORKDIR.value).absolute()
 
 
+def config_file() -> str:
+    """What `--config` names."""
+    return _CONFIG.value
+
+
 def join_cluster(config: Config) -> None:
     """Makes this process one of several, where there are several.
 

@@ -192,8 +192,11 @@ class Profile:
 
 @dataclass(frozen=True)
 class Telemetry:
-    trackers: tuple[str, ...] = ("tensorboard",)
+    trackers: tuple[str, ...] = ("tensorboard",)  # tensorboard, wandb
     display: str = choice("auto", "rich", "plain")
+    trajectory_share: float = within(0, 1, 1.0)  # of groups whose trajectories are written
+    trajectory_mib: float | None = above(0, 512.0)  # that these take on disk at most; none: any
+    entropy: bool = True  # of every action token, from the pass that begins a sweep
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +77,9 @@ _OF_SERVER = (_SERVER_MODEL, _SERVER_DIALECT, _SERVER_SEEDED, _SERVER_TIMEOUT_S)
 _STREAM = 2**31
 
 
+Labels = Mapping[str, Mapping[str, str]]  # of tasks
+
+
 def evaluate(
     config: Config,
     engine: Engine,
@@ -89,6 +92,7 @@ def evaluate(
     iteration: int = 0,
     file: EpisodeFile | None = None,
     stop: Callable[[], bool] = lambda: False,
+    on_played: Callable[[Sequence[Trajectory], Labels], None] = lambda *_: None,
 ) -> dict[str, float]:
     """Plays the first `config.evaluation.tasks` tasks of a split k times each.
 
@@ -96,6 +100,7 @@ def evaluate(
       file: what is in it is not played; what this process plays goes there. All processes have
         one, or none has.
       stop: whether this process was asked to stop.
+      on_played: is given what all processes played, and the labels of the tasks.
 
     Returns: `evaluation_metrics` of success (score 1) among the episodes whose environment did not
       fail, by `eval/`; by `eval_SPLIT/` for another split than the config's.
@@ -131,6 +136,7 @@ def evaluate(
         on_finished=keep,
         stop=stop,
     )
+    on_played(collected.trajectories, labels)
     for trajectory in collected.trajectories:
         episode = to_episode(trajectory, labels[trajectory.task_id])
         played[episode.key] = episode

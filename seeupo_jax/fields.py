@@ -112,7 +112,8 @@ def _as_type(value: Any, expected: Any, name: str) -> Any:
     if origin is tuple:
         (item, _) = typing.get_args(expected)
         if isinstance(value, item) and not isinstance(value, bool):
-            value = (value,)  # `steps=3` as `steps=(3,)`
+            # `steps=3` as `steps=(3,)`, `trackers=a,b` as `trackers=('a', 'b')`
+            value = value.split(",") if item is str else (value,)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_as_type(v, item, f"{name}[{i}]") for i, v in enumerate(value))
     if expected is float and isinstance(value, int) and not isinstance(value, bool):

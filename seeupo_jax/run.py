@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import functools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from etils import epath
 from seeupo_jax import build, envs
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.config import Config, to_dict
+from seeupo_jax.envs import Labelled
 from seeupo_jax.evaluate import evaluate
 from seeupo_jax.export import write_policy
 from seeupo_jax.learner.optimizer import make_optimizer
@@ -25,17 +26,18 @@ from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_pass import SweepStopped, stopped_arrays
 from seeupo_jax.parallel.distributed import agree
 from seeupo_jax.rollout.collect import Begun, Collected, begin_ahead, collect, group_requests
-from seeupo_jax.rollout.metrics import most_frequent_failure, rollout_metrics
 from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.store import RolloutStore
 from seeupo_jax.rollout.tasks import TrainingTasks
+from seeupo_jax.run_log import RunLog
 from seeupo_jax.same_run import check_same_run, made_by
 from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.checksum import checksum
-from seeupo_jax.telemetry.compilation import Compilations
-from seeupo_jax.telemetry.metrics import MetricsWriter
 from seeupo_jax.telemetry.progress import Progress
-from seeupo_jax.types import TrainState
+from seeupo_jax.telemetry.run_record import Launch
+from seeupo_jax.types import Learned, TrainState
+
+UNKNOWN = Launch()  # nobody said how the run was begun
 
 
 class Run:
@@ -52,6 +54,7 @@ class Run:
         request: StopRequest,
         policy: build.Policy,
         params: Any,
+        launch: Launch = UNKNOWN,
     ):
         self.config, self.policy = config, policy
         self._workdir, self._progress, self._request = workdir, progress, request
@@ -65,7 +68,8 @@ class Run:
         self._sampler = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         self._ahead: Future[Collected] | None = None  # the next iteration's trajectories
         self._begun: Begun | None = None  # or, of these, the environments that have begun
-        every = envs.make(config.env.name, **config.env.options).task_ids("train")
+        self._environment = envs.make(config.env.name, **config.env.options)
+        every = self._environment.task_ids("train")
         self._tasks = TrainingTasks(every, count=config.rollout.tasks, seed=config.seed)
         platform = policy.mesh.devices.flat[0].platform
         progress.log(
@@ -80,9 +84,9 @@ class Run:
         self._store = RolloutStore(workdir / "rollouts", log=progress.log)
         self._made_by = made_by(config)
         self._resume: tuple[int, Mapping[str, Any], Mapping[str, Any]] | None = None
-        self._metrics = MetricsWriter(workdir, config.telemetry.trackers)
-        self._compilations = Compilations()
-        self._spent: Counter[str] = Counter()  # seconds and programs of this iteration
+        self._log = RunLog(config, workdir, progress, policy.tokenizer)
+        self._launch = launch
+        self._learned: list[Learned | None] = []  # of this iteration's trajectories
         # The last iteration whose sweep is over, its state, and whether these are evaluated, saved.
         self._done, self._state = 0, self._fresh
         self.evaluated, self._saved = False, True
@@ -95,8 +99,7 @@ class Run:
         with contextlib.ExitStack() as parts:  # all are closed, even where one of them fails
             for part in (
                 self.pool,
-                self._compilations,
-                self._metrics,
+                self._log,
                 self._checkpoints,
                 self._stopped,
                 self._store,
@@ -121,9 +124,9 @@ class Run:
             self._progress.log(f"resuming after iteration {self._done}")
         state = self._restore_stopped(state)
         self._state = state
-        if self._writes:
-            fresh = found is None and self._resume is None
-            self._metrics.resume_from(0 if fresh else self._done + 1)
+        fresh = found is None and self._resume is None
+        self._log.resume_from(0 if fresh else self._done + 1)
+        self._log.describe(self._launch, self.policy, state.params, resumed=not fresh)
         return state, self._done
 
     def _restore_stopped(self, state: TrainState) -> TrainState:
@@ -155,8 +158,8 @@ class Run:
             state = compile_programs(self.learner, state, self.ref_params, count)
         for part in ("rollout", "sweep"):
             programs, seconds = (
-                self._spent[f"{part}/programs_compiled"],
-                self._spent[f"time/{part}_s"],
+                self._log.spent[f"{part}/programs_compiled"],
+                self._log.spent[f"time/{part}_s"],
             )
             self._progress.log(f"compiled the {part}: {programs} programs in {seconds:.0f} s")
         self._state = state
@@ -211,7 +214,7 @@ class Run:
         begun, self._begun = self._begun, None
 
         def sample(round: int, tasks: Sequence[str]) -> Collected:
-            return collect(
+            collected = collect(
                 self.engine,
                 self.pool,
                 self.policy.tokenizer,
@@ -225,6 +228,7 @@ class Run:
                 stop=self._asked,
                 begun=begun if round == 0 else None,
             )
+            return dataclasses.replace(collected, seconds=self.engine.clock.seconds)
 
         tasks, others = self._tasks.of(iteration), self._tasks.others(iteration)
         with jax.set_mesh(self.policy.mesh):  # of this thread
@@ -249,6 +253,7 @@ class Run:
             iteration=iteration,
             stop=lambda: bool(agree([self._asked()])[0]),
             resume=resume,
+            learned=self._learned.extend,
         )
         self._done, self._state, self._saved, self._score = iteration, state, False, None
         self.evaluated = not self.due(iteration, self.config.evaluation.every)
@@ -257,9 +262,10 @@ class Run:
     def save(self, iteration: int, state: TrainState) -> None:
         """Saves a checkpoint in the background."""
         extra = self._notes() | {"evaluated": self.evaluated}
-        self._checkpoints.save(iteration, state, extra, self._score)
-        self._saved = True
-        self._forget()
+        with self._log.timed("checkpoint"):
+            self._checkpoints.save(iteration, state, extra, self._score)
+            self._saved = True
+            self._forget()
 
     def _forget(self) -> None:
         """Removes what the newest checkpoint that is on disk covers."""
@@ -293,16 +299,9 @@ class Run:
             write_policy(self.config, self.policy, state.params, folder)
             self._progress.log(f"wrote {folder}")
 
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """A part of an iteration: shown, timed, and its compilations counted."""
-        self._progress.phase(name)
-        began = time.perf_counter()
-        programs, compiling = self._compilations.programs, self._compilations.seconds
-        yield
-        self._spent[f"time/{name}_s"] += time.perf_counter() - began
-        self._spent[f"{name}/programs_compiled"] += self._compilations.programs - programs
-        self._spent["time/compile_s"] += self._compilations.seconds - compiling
+        return self._log.phase(name)
 
     @contextlib.contextmanager
     def profiled(self, iteration: int) -> Iterator[None]:
@@ -322,20 +321,15 @@ class Run:
         collected: Collected,
         sweep_metrics: dict[str, float],
     ) -> None:
-        """Writes and shows an iteration's metrics."""
-        spent, self._spent = self._spent, Counter()
-        values = rollout_metrics(collected) | sweep_metrics | spent
+        """Writes and shows an iteration: its metrics and its trajectories."""
+        more: dict[str, Any] = dict(sweep_metrics)
         versions = [t.policy_version for t in collected.trajectories]
-        values["rollout/policy_lag"] = iteration - 1 - min(versions)
-        if "sweep/tokens" in values:
-            values["sweep/tokens_per_second"] = values["sweep/tokens"] / spent["time/sweep_s"]
+        more["rollout/policy_lag"] = iteration - 1 - min(versions)
         if self.config.log_checksum:
-            values["state/checksum"] = checksum(state)
-        self._write(iteration, values)
-        self._progress.iteration(iteration, values)
-        trouble = most_frequent_failure(collected)
-        if trouble is not None:
-            self._progress.log(f"iteration {iteration}: {trouble}")
+            more["state/checksum"] = checksum(state)
+        learned, self._learned = self._learned, []
+        labels = self._labels({t.task_id for t in collected.sampled})
+        self._log.iteration(iteration, collected, learned, labels, more)
 
     def evaluate(self, state: TrainState, iteration: int) -> None:
         """Evaluates on the held-out split; before and after training on the extra splits too."""
@@ -345,25 +339,27 @@ class Run:
             splits += config.extra_splits
         self._progress.phase("evaluation")
         values: dict[str, float] = {}
-        for split in splits:
-            values |= evaluate(
-                self.config,
-                self.engine,
-                self.pool,
-                self.policy.tokenizer,
-                self.policy.whole(state.params),
-                split=split,
-                k=config.k,
-                iteration=iteration,
-                stop=self._asked,
-            )
-        self._write(iteration, values)
-        self._progress.evaluation(iteration, values)
+        with self._log.timed("evaluation"):
+            for split in splits:
+                values |= evaluate(
+                    self.config,
+                    self.engine,
+                    self.pool,
+                    self.policy.tokenizer,
+                    self.policy.whole(state.params),
+                    split=split,
+                    k=config.k,
+                    iteration=iteration,
+                    stop=self._asked,
+                    on_played=functools.partial(self._log.episodes, iteration, split),
+                )
+        self._log.evaluation(iteration, values)
         self.evaluated, self._score = True, values[f"eval/avg@{config.k}"]
 
-    def _write(self, iteration: int, values: Mapping[str, Any]) -> None:
-        if self._writes:
-            self._metrics.write(iteration, values)
+    def _labels(self, task_ids: Collection[str]) -> dict[str, Mapping[str, str]]:
+        """What the environment says of tasks; nothing where it has no labels."""
+        labelled = isinstance(self._environment, Labelled)
+        return {each: self._environment.labels(each) for each in task_ids if labelled}
 
     def _asked(self) -> bool:
         """Whether this process was asked to stop; the others may not know."""

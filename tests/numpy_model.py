@@ -110,6 +110,16 @@ def token_logps(
     return logp_L, backward
 
 
+def token_entropies(
+    weights: Weights, tokens_L: Sequence[int], arch: Architecture, temperature: float
+) -> np.ndarray:
+    """Entropy in nats of what each token is drawn from, [L]; the first is drawn from nothing: 0."""
+    logits_LV, _ = forward(weights, tokens_L, arch)
+    scaled_LV = np.exp(logits_LV / temperature)
+    share_LV = scaled_LV / scaled_LV.sum(-1, keepdims=True)
+    return np.concatenate([[0.0], -(share_LV * np.log(share_LV)).sum(-1)[:-1]])
+
+
 def _add(grads: Weights, name: str, value: np.ndarray) -> None:
     grads[name] = grads[name] + value if name in grads else value
 

@@ -17,6 +17,9 @@ from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.aot.chips import parse_topology
 from seeupo_jax.cli import parse_flags
 from seeupo_jax.config import Config, Env, load_config
+from seeupo_jax.telemetry import trajectories
+from seeupo_jax.telemetry.records import to_record
+from seeupo_jax.types import Trajectory
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -137,3 +140,46 @@ def test_a_launch_command_passes_every_check_of_its_script():
         arguments.insert(where[0] if where else len(arguments), "--dry-run")
         done = subprocess.run([script, *arguments], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0 and done.stdout, f"{line}: {done.stderr}"
+
+
+def tables(page: str, column: str) -> list[str]:
+    """The names in code of the first column of every table whose first heading this is."""
+    text = (ROOT / "docs" / page).read_text()
+    found = re.findall(rf"\| {column} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text)
+    cells = (row.split("|")[1] for table in found for row in table.splitlines())
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_the_page_on_trajectories_has_every_field():
+    of_runs = ["config", "config_file", "command", "began", "resumed", "versions", "devices"]
+    assert tables("trajectories.md", "field") == [
+        *trajectories.FIELDS,
+        *trajectories.SEGMENT_FIELDS,
+        *("schema", "name", *of_runs, "model"),
+    ]
+    assert tables("trajectories.md", "field") and tables(
+        "trajectories.md", "field of `config.telemetry`"
+    ) == ["trajectory_share", "trajectory_mib", "entropy"]
+    names = {field.name for field in dataclasses.fields(Config().telemetry)}
+    assert {"trajectory_share", "trajectory_mib", "entropy"} <= names
+
+
+def test_the_example_that_reads_trajectories_runs(tmp_path, capsys, monkeypatch):
+    (example,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "trajectories.md").read_text(), re.DOTALL
+    )
+    lost = Trajectory(
+        (),
+        0.0,
+        0,
+        task_id="t7",
+        messages=({"role": "user", "content": "hello"},),
+        info={"score": 0.0},
+    )
+    record = to_record(lost, split="train", iteration=3, labels={}, texts=list)
+    shard = trajectories.Shard(3, "train", False)
+    data = trajectories.pack_shard([record])
+    trajectories.write_shard(tmp_path / "runs" / "quickstart", shard, data)
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    assert capsys.readouterr().out == "t7 done hello\n"

@@ -19,7 +19,7 @@ LEVELS = (
     ("policy",),
     ("rollout", "learner", "checkpoint", "telemetry"),
     ("build", "cli", "lab", "same_run"),
-    ("remat",),
+    ("remat", "run_log"),
     ("evaluate", "export", "aot", "warm_start", "compare"),
     ("run", "update"),
     ("train", "bench"),

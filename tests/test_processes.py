@@ -46,6 +46,13 @@ def test_two_processes_one_of_them_told_to_stop_are_one_to_the_last_bit(model):
     assert cases.checksums(workdir) == cases.checksums(alone)
     lines, wanted = cases.read_metrics(workdir), cases.read_metrics(alone)
     assert list(map(without_times, lines)) == list(map(without_times, wanted))
+    shards = [
+        {file.name: file.read_bytes() for file in (folder / "trajectories").iterdir()}
+        for folder in (workdir, alone)
+    ]
+    assert shards[0] == shards[1] and {"train_000001.jsonl.gz", "train_000002.jsonl.gz"} <= {
+        *shards[0]
+    }
 
 
 def test_four_processes_are_one_with_four_devices_to_rounding(model):

@@ -16,12 +16,13 @@ from seeupo_jax import build
 from seeupo_jax.config import load_config
 from seeupo_jax.learner.sweep_pass import SweepStopped
 from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.rollout.metrics import most_frequent_failure, rollout_metrics
 from seeupo_jax.rollout.resample import groups_of, has_signal
-from seeupo_jax.run import Run, most_frequent_failure
+from seeupo_jax.run import Run
 from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.compilation import Compilations
 from seeupo_jax.telemetry.progress import Progress
-from seeupo_jax.types import Trajectory, learnable
+from seeupo_jax.types import Segment, Trajectory, learnable
 
 
 def collected(*reasons):
@@ -40,6 +41,39 @@ def test_the_most_frequent_failure_is_told_in_a_line():
     assert told == "3 environments failed, 2 of them so: b: y z"
     assert most_frequent_failure(collected(None, None)) is None
     assert len(most_frequent_failure(collected("long " * 1000))) < 260
+
+
+def test_metrics_by_turns_labels_and_causes():
+    def episode(task, turns, score, failure=None):
+        turn_L = np.array([-1, *range(turns)], np.int32)
+        segment = Segment(turn_L, turn_L, turn_L.astype(np.float32))
+        info = {"score": score, "retries": 0} | ({"failure": failure} if failure else {})
+        stop = "env_error" if failure else "done"
+        return Trajectory((segment,), score, 0, task_id=task, stop=stop, info=info)
+
+    brought = [episode("a", 2, 1.0), episode("a", 3, 0.5), episode("b", 2, 0.0)]
+    brought += [episode("b", 5, 0.0, f"no server\n{'x' * 200}"), episode("b", 1, 0.0, "gone")]
+    brought += [episode("b", 1, 0.0, "gone")]
+    metrics = rollout_metrics(
+        Collected(tuple(brought), 1.0, 0.5, 10, 20, seconds={"decode_s": 0.25}),
+        {"a": {"kind": "x/y"}, "b": {"kind": "z"}},
+    )
+    found = {name: value for name, value in metrics.items() if "=" in name}
+    long = next(name for name in found if "no server" in name)
+    assert len(long) <= len("rollout/failed/cause=") + 80 and found.pop(long) == 1
+    assert found == {
+        "rollout/success_rate/turns=2": 0.5,
+        "rollout/success_rate/turns=3": 0.0,
+        "rollout/trajectories/turns=2": 2,
+        "rollout/trajectories/turns=3": 1,
+        "rollout/success_rate/kind=x/y": 0.5,
+        "rollout/success_rate/kind=z": 0.0,
+        "rollout/failed/cause=gone": 2,
+    }
+    assert metrics["rollout/action_tokens_mean"] == pytest.approx(7 / 3)
+    assert metrics["rollout/action_tokens_p90"] == pytest.approx(2.8)
+    assert metrics["rollout/context_tokens_mean"] == metrics["rollout/context_tokens_p90"] == 1
+    assert metrics["time/decode_s"] == 0.25
 
 
 # Six of its 12 tasks can have a signal; an iteration is of four.

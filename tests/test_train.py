@@ -20,6 +20,7 @@ from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.weights import resolve_path
+from seeupo_jax.telemetry import read_trajectories
 from seeupo_jax.telemetry.metrics import read_metrics
 
 CONFIG = Path(__file__).parent / "tiny_config.py"
@@ -130,6 +131,69 @@ def test_killed_and_restarted_gives_the_same_numbers(finished):
     run_killed_at(2, workdir)
     assert run(workdir).returncode == 0
     assert checksums(workdir) == checksums(finished[0])
+    assert shards(workdir) == shards(finished[0])
+    record = json.loads((workdir / "run.json").read_text())
+    assert len(record["resumed"]) == 1 and record["resumed"][0] >= record["began"]
+
+
+def shards(workdir: Path) -> dict[str, bytes]:
+    """The files of trajectories."""
+    return {file.name: file.read_bytes() for file in (workdir / "trajectories").iterdir()}
+
+
+def test_every_trajectory_is_kept_with_what_was_learned_of_it(finished):
+    workdir, _ = finished
+    names = [f"eval_test_00000{i}" for i in (0, 2, 4)] + [f"train_00000{i}" for i in (1, 2, 3, 4)]
+    assert sorted(shards(workdir)) == [f"{name}.jsonl.gz" for name in names]
+    lines = {line["iteration"]: line for line in iterations(workdir)}
+    for iteration, line in lines.items():
+        records = [*read_trajectories(workdir, split="train", iterations=[iteration])]
+        assert [(r["group"], r["member"]) for r in records] == [
+            (group, member) for group in range(4) for member in range(4)
+        ]
+        assert np.mean([r["success"] for r in records]) == line["rollout/success_rate"]
+        weights = [w for r in records for w in r["weights"] if w is not None]
+        assert max(map(abs, weights)) == pytest.approx(line["sweep/weight_max"], abs=1e-4)
+        acted = [
+            (logp, trainer, entropy)
+            for r in records
+            for s in r["segments"]
+            for turn, logp, trainer, entropy in zip(
+                s["turn"], s["logp"], s["trainer_logp"], s["entropy"], strict=True
+            )
+            if turn >= 0
+        ]
+        logp, trainer, entropy = np.array(acted, float).T
+        assert len(logp) == line["rollout/action_tokens"]
+        gap = np.abs(logp - trainer).max()
+        assert gap == pytest.approx(line["logp/sampler_trainer_gap"], abs=2e-5)
+        assert entropy.mean() == pytest.approx(line["rollout/entropy"], abs=1e-5)
+    for record in read_trajectories(workdir, split="test"):
+        assert record["weights"] == [] and record["advantage"] is None
+        assert record["segments"] and record["turns"] > 0
+
+
+def test_the_run_says_how_it_was_begun(finished):
+    record = json.loads((finished[0] / "run.json").read_text())
+    assert record["command"][:3] == ["python", "-m", "seeupo_jax.train"]
+    assert record["config_file"] == str(CONFIG) and record["config"]["iterations"] == 4
+    assert record["devices"] == {"platform": "cpu", "kind": "cpu", "count": 1, "processes": 1}
+    assert record["model"]["parameters"] > 10_000 and record["resumed"] == []
+
+
+def test_times_and_kinds_are_written(finished):
+    lines = iterations(finished[0])
+    for number, line in enumerate(lines):
+        assert line["time/prefill_s"] > 0 and line["time/decode_s"] > 0
+        assert line["time/prefill_s"] + line["time/decode_s"] <= line["time/rollout_s"]
+        assert ("time/checkpoint_s" in line) == (number > 0)
+        counts = [v for name, v in line.items() if name.startswith("rollout/trajectories/turns=")]
+        assert sum(counts) == 16
+        kinds = [name for name in line if name.startswith("rollout/success_rate/request=")]
+        assert kinds and "sweep/weight_mean/turn=1" in line
+        assert "rollout/failed/cause" not in " ".join(line)
+    evaluations = [line for line in read_metrics(finished[0]) if "eval/avg@2" in line]
+    assert min(line["time/evaluation_s"] for line in evaluations) > 0
 
 
 def test_sampled_ahead_killed_and_restarted_gives_the_same_numbers(finished):

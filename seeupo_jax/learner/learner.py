@@ -27,6 +27,7 @@ class Learner:
     """What a sweep needs and does not change.
 
     critic_optimizer: of the value function, where there is one; None: the policy's.
+    entropy: whether the pass that begins a sweep also finds the entropy of every action token.
     frozen: parameters that no step changes (all but the adapters, where there are any).
     layout: shardings of the TrainState, and `everywhere` one of small arrays. Every program returns
     what it was given in the same layout, so that no program is compiled twice. None: one device.
@@ -38,6 +39,7 @@ class Learner:
     shapes: Shapes
     temperature: float
     seed: int = 0
+    entropy: bool = False
     critic_optimizer: optax.GradientTransformation | None = None
     frozen: Any = field(default_factory=dict)
     layout: TrainState | None = None
@@ -74,6 +76,17 @@ class Learner:
         """`update.score` from the trained parameters on, which may lie in the host's memory."""
         jitted = score_program(self.network, self.temperature, self.everywhere)
         return functools.partial(jitted, self.frozen)
+
+    @functools.cached_property
+    def score_and_entropy(self) -> functools.partial[Any]:
+        """`update.score_and_entropy`, as `score` is `update.score`."""
+        jitted = score_program(self.network, self.temperature, self.everywhere, entropy=True)
+        return functools.partial(jitted, self.frozen)
+
+    @property
+    def begin(self) -> functools.partial[Any]:
+        """What scores the old and the reference policy when a sweep begins."""
+        return self.score_and_entropy if self.entropy else self.score
 
     @functools.cached_property
     def value(self) -> functools.partial[Any]:
@@ -138,12 +151,17 @@ class Learner:
 
 @functools.cache
 def score_program(
-    network: Network, temperature: float, everywhere: jax.sharding.Sharding | None
-) -> Callable[..., jax.Array]:
+    network: Network,
+    temperature: float,
+    everywhere: jax.sharding.Sharding | None,
+    entropy: bool = False,
+) -> Callable[..., Any]:
     """One program for all learners of a network: the algorithm's choices do not matter to it."""
 
-    def score(frozen: Any, params: Any, batch: TurnBatch) -> jax.Array:
+    find = update.score_and_entropy if entropy else update.score
+
+    def score(frozen: Any, params: Any, batch: TurnBatch) -> Any:
         whole = join(on_device(params), frozen)
-        return update.score(network, whole, batch, temperature=temperature)
+        return find(network, whole, batch, temperature=temperature)
 
     return jax.jit(score, out_shardings=everywhere)

@@ -64,16 +64,18 @@ def compile_programs(
 
     for program in sweep_programs(learner, trajectories):
         out = program.function(*jax.tree.map(fill, program.arguments(state, ref_params)))
-        state = out[0] if program.returns_state else state
+        if program.returns_state:
+            state = out[0]
+            jnp.copy(out[1])  # as a sweep keeps the factors of every step
     return state
 
 
 def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
     """Of the whole trajectories, under the old and the reference policy, and by the critic."""
     batch = empty_batch(rows, learner.shapes, length=length, action=learner.shapes.longest)
-    yield _call(f"sweep/score {length}", learner.score, lambda state, _: (state.params, batch))
+    yield _call(f"sweep/score {length}", learner.begin, lambda state, _: (state.params, batch))
     # Mostly the same program again, which compiles nothing; not where it lies in other memory.
-    yield _call(f"sweep/reference {length}", learner.score, lambda _, params: (params, batch))
+    yield _call(f"sweep/reference {length}", learner.begin, lambda _, params: (params, batch))
     if learner.critic is not None:
         yield _call(
             f"sweep/value {length}",

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from seeupo_jax.learner.batching import Piece, Rows, lay_out, pieces_of
+from seeupo_jax.learner.learned import learned_of, turn_metrics, weigh
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.learner.sweep_pass import (
@@ -20,7 +21,7 @@ from seeupo_jax.learner.sweep_pass import (
     resume_pass,
     start_pass,
 )
-from seeupo_jax.types import TrainState, Trajectory
+from seeupo_jax.types import Learned, TrainState, Trajectory
 
 IN_FLIGHT = 2  # steps given to the device and not finished: a request to stop is heard soon
 
@@ -70,6 +71,7 @@ def sweep(
     stop: Callable[[], bool] = lambda: False,
     resume: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
     observe: Callable[[Step], None] | None = None,
+    learned: Callable[[Sequence[Learned | None]], Any] = lambda _: None,
 ) -> tuple[TrainState, dict[str, float]]:
     """Updates the policy with one iteration's trajectories; `state` is donated.
 
@@ -78,6 +80,7 @@ def sweep(
       iteration: seeds the random order and the minibatches. Its policy has version iteration - 1:
         ratios of trajectories that say to be of another one are against what the sampler recorded.
       stop: asked before every turn; with several processes it must say the same in all.
+      learned: is told at the end what was learned of each trajectory; None of those left out.
       resume: arrays and notes of the `SweepStopped` that this sweep of the same trajectories ended
         with before; `state` is the one among them.
 
@@ -98,6 +101,7 @@ def sweep(
         seed=seed,
     )
     if not order:
+        learned([None] * len(trajectories))
         return state, {"sweep/turns": 0}
     if resume is None:
         current = start_pass(
@@ -122,7 +126,10 @@ def sweep(
             learner, current, state, turns, last=turns == order[-1], seed=(*seed, *turns)
         )
         flying.append(current.metrics[-1:])
-    return state, current.begun | _summarize(current, len(order))
+    totals, weights = host_metrics(current.metrics), weigh(current)
+    metrics = current.begun | _summarize(current, totals, len(order))
+    learned(learned_of(current, weights))
+    return state, metrics | turn_metrics(current, weights, totals)
 
 
 def update_turn(
@@ -239,9 +246,10 @@ def _denominator(learner: Learner, current: Pass, pieces: Sequence[Piece]) -> np
     return np.float32(counts[chosen.loss_mean])
 
 
-def _summarize(current: Pass, turns: int) -> dict[str, float]:
+def _summarize(
+    current: Pass, totals: Sequence[Mapping[str, float]], turns: int
+) -> dict[str, float]:
     """Means over actions and steps; `turns` counts the steps of the order."""
-    totals = host_metrics(current.metrics)
     actions = sum(step["actions"] for step in totals)
     mean = lambda name: sum(step[name] for step in totals) / actions  # noqa: E731
     weights = {"sweep/tis_weight_mean": "tis_weight", "sweep/tis_truncated": "tis_truncated"}

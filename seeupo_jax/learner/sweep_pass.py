@@ -52,6 +52,10 @@ class Pass:
     begun: metrics of what the sweep began with.
     late: with old_policy=turn, pieces whose old log-probabilities [P, A] are still on the device
       only: `known` has them after `catch_up`.
+    started: log-probability and entropy of every token as the sweep began, as in `known`; NaN at
+      context, and where nobody computed it.
+    weighed: the turns of each step of the order, and the factors that it weighed by.
+    stepped: the turns of every optimizer step.
     observe: is shown every optimizer step, in their order; None: nobody looks.
     """
 
@@ -60,9 +64,12 @@ class Pass:
     valid: int
     known: dict[str, list[np.ndarray]]
     begun: dict[str, float]
+    started: dict[str, list[np.ndarray]]
     previous: list[Piece] = field(default_factory=list)
     done: int = 0  # steps of the order
     metrics: list[dict[str, Any]] = field(default_factory=list)  # of every optimizer step
+    stepped: list[tuple[int, ...]] = field(default_factory=list)
+    weighed: list[tuple[tuple[int, ...], Any]] = field(default_factory=list)
     tokens: int = 0  # that the steps' rows would have, each for itself
     computed: int = 0  # that they computed: what rows share counts once
     padded: int = 0  # the same with padding
@@ -72,9 +79,12 @@ class Pass:
     def record(self, turns: tuple[int, ...], metrics: dict[str, Any]) -> None:
         """Keeps the metrics of the step just taken; `factor_N` is what it weighed by."""
         self.metrics.append(metrics)
+        self.stepped.append(turns)
+        # Copied, on the device: what comes next overwrites the factors where they lie.
+        copied_N = jnp.copy(self.factor_N)
+        if turns not in dict(self.weighed):
+            self.weighed.append((turns, copied_N))
         if self.observe is not None:
-            # Copied: what comes next overwrites the factors where they lie.
-            copied_N = jnp.copy(self.factor_N)
             self.observe(Step(turns, self.known["advantage"], copied_N, metrics))
 
     def batch(self, layout: Layout, shapes: Shapes) -> TurnBatch:
@@ -97,6 +107,7 @@ class Pass:
             self.late = None
 
 
+STARTED = ("trainer_logp", "entropy")  # of `Pass.started`
 _COUNTS = ("tokens", "computed", "padded")
 
 
@@ -126,15 +137,20 @@ def start_pass(
     layout = lay_out(rows, pieces, learner.shapes, learner.shapes.long)
     batch = turn_batch(rows, layout, learner.shapes, {}, action=learner.shapes.longest)
 
-    def ragged(found_PA: jax.Array) -> list[np.ndarray]:
-        numbers = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
+    def ragged(found_PA: Any, elsewhere: float = 0.0) -> list[np.ndarray]:
+        numbers = [np.full(len(tokens), elsewhere, np.float32) for tokens in rows.tokens]
         scatter(numbers, pieces, np.asarray(found_PA))
         return numbers
 
+    def scored(params: Any) -> tuple[Any, Any]:
+        found = learner.begin(params, batch)
+        return found if learner.entropy else (found, np.full(batch.mask_PA.shape, np.nan))
+
     copied = lambda arrays: [array.copy() for array in arrays]  # noqa: E731
-    scored = lambda params: ragged(learner.score(params, batch))  # noqa: E731
-    old_logp = scored(params)
-    ref_logp = scored(ref_params) if learner.algorithm.kl_coef else copied(old_logp)
+    found = scored(params)
+    old_logp = ragged(found[0])
+    started = dict(zip(STARTED, (ragged(x_PA, np.nan) for x_PA in found), strict=True))
+    ref_logp = ragged(scored(ref_params)[0]) if learner.algorithm.kl_coef else copied(old_logp)
     known = {"old_logp": old_logp, "ref_logp": ref_logp}
     if critic is not None:
         known["value"] = ragged(learner.value(params, critic.params, batch))
@@ -142,6 +158,8 @@ def start_pass(
         # Copied: old_policy=turn overwrites the old policy's as the sweep goes on.
         known["start_logp"] = copied(old_logp)
     begun = _sampler_trainer_gap(rows, old_logp)
+    if learner.entropy:
+        begun["rollout/entropy"] = float(np.nanmean(np.concatenate(started["entropy"])))
     _keep_behaviour(rows, old_logp, trajectories, version)
     known |= _recorded(learner, rows) | assign_credit(
         learner.algorithm, learner.shapes, rows, trajectories, known
@@ -149,7 +167,7 @@ def start_pass(
     if critic is not None:
         begun["sweep/explained_variance"] = _explained_variance(rows, known)
     factor_N = learner.spread(np.ones(rows.trajectories, np.float32))
-    return Pass(rows, factor_N, int(learnable(trajectories).sum()), known, begun)
+    return Pass(rows, factor_N, int(learnable(trajectories).sum()), known, begun, started)
 
 
 def _recorded(learner: Learner, rows: Rows) -> dict[str, list[np.ndarray]]:
@@ -192,9 +210,12 @@ def resume_pass(
         int(learnable(trajectories).sum()),
         {name: ragged(name) for name in _stored(learner)} | _recorded(learner, rows),
         begun=dict(notes["begun"]),
+        started={name: ragged(name) for name in STARTED},
         previous=pieces_of(rows, order[done - 1]) if done else [],
         done=done,
         metrics=list(notes["metrics"]),
+        stepped=[tuple(turns) for turns in notes["stepped"]],
+        weighed=[(tuple(turns), np.float32(factor_N)) for turns, factor_N in notes["weighed"]],
         **{name: notes[name] for name in _COUNTS},
     )
 
@@ -228,13 +249,19 @@ class SweepStopped(Stopped):
         super().__init__(f"stopped after {current.done} steps of a sweep")
         current.catch_up()
         self.arrays = {"state": state, "factor_N": current.factor_N} | {
-            name: learner.spread(np.concatenate(current.known[name])) for name in _stored(learner)
+            name: learner.spread(np.concatenate(numbers))
+            for name, numbers in (current.known | current.started).items()
+            if name in (*_stored(learner), *STARTED)
         }
         self.notes = {
             "done": current.done,
             **{name: vars(current)[name] for name in _COUNTS},
             "begun": current.begun,
             "metrics": host_metrics(current.metrics),
+            "stepped": current.stepped,
+            "weighed": [
+                (turns, factor_N.tolist()) for turns, factor_N in jax.device_get(current.weighed)
+            ],
         }
 
 
@@ -245,7 +272,7 @@ def stopped_arrays(learner: Learner, state: Any, trajectories: Sequence[Trajecto
         (size,), np.float32, sharding=learner.everywhere
     )
     tokens = sum(map(len, rows.tokens))
-    known = {name: shape(tokens) for name in _stored(learner)}
+    known = {name: shape(tokens) for name in (*_stored(learner), *STARTED)}
     return {"state": state, "factor_N": shape(rows.trajectories)} | known
 
 

@@ -96,6 +96,26 @@ def score(network: Network, params: Any, batch: TurnBatch, *, temperature: float
         return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_PA))
 
 
+def score_and_entropy(
+    network: Network, params: Any, batch: TurnBatch, *, temperature: float
+) -> tuple[jax.Array, jax.Array]:
+    """`score`, and the entropy in nats of what each action token was drawn from; both [P, A]."""
+
+    def body(index: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+        row = microbatch(batch, index)
+        hidden_RLD, _ = row_hidden(network, params, row)
+        hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
+        new = policy.token_logp_and_entropy(
+            network, params, hidden_RXD, row.target_MRX, temperature=temperature
+        )
+        pairs = zip(found, new, strict=True)
+        return tuple(sum_PA + of_pieces(x_RX, row.slot_PA, row.mask_PA) for sum_PA, x_RX in pairs)
+
+    with jax.named_scope("sweep/score"):
+        nothing_PA = jnp.zeros_like(batch.mask_PA)
+        return jax.lax.fori_loop(0, batch.microbatches, body, (nothing_PA, nothing_PA))
+
+
 def value(
     network: Network, critic: Critic, params: Any, critic_params: Any, batch: TurnBatch
 ) -> jax.Array:

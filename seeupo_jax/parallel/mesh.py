@@ -189,10 +189,10 @@ def row_shards(mesh: jax.sharding.Mesh) -> int:
 
 
 def per_shard(
-    f: Callable[..., jax.Array],
+    f: Callable[..., Any],
     inputs: Sequence[Sequence[str | None]],
     output: Sequence[str | None],
-) -> Callable[..., jax.Array]:
+) -> Callable[..., Any]:
     """`f` run on every device's own part of its arguments; `f` itself where no mesh is set.
 
     Rows that their devices do not divide (a few prompts to decode) are filled up with zeros, and
@@ -200,8 +200,8 @@ def per_shard(
 
     Args:
       f: of arrays, one an entry of `inputs`; it sees local shapes and may reduce over mesh axes.
-      inputs, output: logical names of the axes of each argument and of the result, laid out as
-        activations are (`embed` is whole).
+      inputs, output: logical names of the axes of each argument and of the result (of every array
+        in it), laid out as activations are (`embed` is whole).
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
@@ -213,7 +213,7 @@ def per_shard(
         check_vma=False,
     )
 
-    def run(*arguments: jax.Array) -> jax.Array:
+    def run(*arguments: jax.Array) -> Any:
         sizes = {
             name: size
             for x, names in zip(arguments, inputs, strict=True)
@@ -227,7 +227,7 @@ def per_shard(
             jnp.pad(x, [(0, missing.get(name, 0)) for name in names])
             for x, names in zip(arguments, inputs, strict=True)
         )
-        y = sharded(*filled)
-        return y[tuple(slice(sizes.get(name)) for name in output)]
+        kept = tuple(slice(sizes.get(name)) for name in output)
+        return jax.tree.map(lambda y: y[kept], sharded(*filled))
 
     return run

@@ -107,7 +107,33 @@ def token_logp(
     after the other. Where the logits of all its tokens are many, it never holds them at once: they
     are computed again in the backward pass.
     """
-    local = functools.partial(_token_logp, temperature=temperature, cut=parts("vocab") > 1)
+    return _predict(network, params, hidden_RAD, target_RA, temperature, entropy=False)[0]
+
+
+def token_logp_and_entropy(
+    network: Network,
+    params: Any,
+    hidden_RAD: jax.Array,
+    target_RA: jax.Array,
+    *,
+    temperature: float,
+) -> tuple[jax.Array, jax.Array]:
+    """`token_logp`, and the entropy in nats of the distribution that each is of."""
+    return _predict(network, params, hidden_RAD, target_RA, temperature, entropy=True)
+
+
+def _predict(
+    network: Network,
+    params: Any,
+    hidden_RAD: jax.Array,
+    target_RA: jax.Array,
+    temperature: float,
+    *,
+    entropy: bool,
+) -> tuple[jax.Array, ...]:
+    local = functools.partial(
+        _token_logp, temperature=temperature, cut=parts("vocab") > 1, entropy=entropy
+    )
     tokens = ("rows", "length")
     run = per_shard(local, [(*tokens, "embed"), tokens, ("vocab", "embed")], tokens)
     return run(hidden_RAD, target_RA, network.bind(params).head_VD(hidden_RAD.dtype))
@@ -120,41 +146,52 @@ def _token_logp(
     *,
     temperature: float,
     cut: bool,
-) -> jax.Array:
-    """`token_logp` on one device; `cut`: others have the rest of the vocabulary."""
+    entropy: bool,
+) -> tuple[jax.Array, ...]:
+    """`token_logp` on one device, and with `entropy` that too.
+
+    cut: others have the rest of the vocabulary.
+    """
     (R, A, D), V = hidden_RAD.shape, head_VD.shape[0]
     word_V = jnp.arange(V) + (jax.lax.axis_index(VOCAB) * V if cut else 0)
     over_parts = lambda reduce, x: reduce(x, VOCAB) if cut else x  # noqa: E731
     # The chunks' gradients are added up in float32, whatever the products are computed in.
     wide_VD = head_VD.astype(jnp.float32)
 
-    def logp(hidden_XD: jax.Array, target_X: jax.Array) -> jax.Array:
+    def logp(hidden_XD: jax.Array, target_X: jax.Array) -> tuple[jax.Array, ...]:
         head_VD = wide_VD.astype(hidden_XD.dtype)
-        logits = jnp.einsum("xd,vd->xv", hidden_XD, head_VD, preferred_element_type=jnp.float32)
-        logits = logits / temperature
+        product = jnp.einsum("xd,vd->xv", hidden_XD, head_VD, preferred_element_type=jnp.float32)
+        logits = product / temperature
         chosen = jnp.where(target_X[:, None] == word_V[None, :], logits, 0).sum(axis=1)
         peak = over_parts(jax.lax.pmax, jax.lax.stop_gradient(logits.max(axis=1)))
         total = over_parts(jax.lax.psum, jnp.exp(logits - peak[:, None]).sum(axis=1))
-        return over_parts(jax.lax.psum, chosen) - peak - jnp.log(total)
+        logp_X = over_parts(jax.lax.psum, chosen) - peak - jnp.log(total)
+        if not entropy:
+            return (logp_X,)
+        # Behind a barrier: fused with what is above, it would change that's last bit.
+        product, peak, total = jax.lax.optimization_barrier((product, peak, total))
+        below = product / temperature - peak[:, None]
+        mean_X = over_parts(jax.lax.psum, (jnp.exp(below) * below).sum(axis=1)) / total
+        return logp_X, jnp.log(total) - mean_X
 
     at_once = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // V))
     flat_hidden, flat_target = hidden_RAD.reshape(R * A, D), target_RA.reshape(R * A)
     if R * A <= at_once:
-        return logp(flat_hidden, flat_target).reshape(R, A)
+        return tuple(x.reshape(R, A) for x in logp(flat_hidden, flat_target))
     chunks = -(-R * A // at_once)
     chunk = -(-R * A // chunks)  # of like size: less than a token a chunk is padding
     pad = chunks * chunk - R * A
     flat_hidden = jnp.pad(flat_hidden, ((0, pad), (0, 0))).reshape(chunks, chunk, D)
     flat_target = jnp.pad(flat_target, (0, pad), constant_values=NOTHING).reshape(chunks, chunk)
 
-    def predict(part: tuple[jax.Array, jax.Array]) -> jax.Array:
-        nothing = lambda *_: jnp.zeros(chunk)  # noqa: E731
+    def predict(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+        nothing = lambda *_: (jnp.zeros(chunk),) * (1 + entropy)  # noqa: E731
         return jax.lax.cond((part[1] != NOTHING).any(), logp, nothing, *part)
 
     if R * A * V > LOGITS_AT_ONCE:
         predict = jax.checkpoint(predict)
     out = jax.lax.map(predict, (flat_hidden, flat_target))
-    return out.reshape(-1)[: R * A].reshape(R, A)
+    return tuple(x.reshape(-1)[: R * A].reshape(R, A) for x in out)
 
 
 def pick(x_RLD: jax.Array, position_RA: jax.Array) -> jax.Array:

@@ -88,6 +88,7 @@ class Collected:
       its segment.
     usage: the engine's counts.
     rounds: how often tasks were sampled for it, all of which the counts are of.
+    seconds: what the devices spent, by name, where the engine says so.
     left_out: what these rounds brought besides; groups are numbered as in their round.
     """
 
@@ -100,6 +101,7 @@ class Collected:
     rounds: int = 1
     left_out: tuple[Trajectory, ...] = ()
     reset_s: float = 0.0
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def sampled(self) -> tuple[Trajectory, ...]:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.resample import groups_of, has_signal
-from seeupo_jax.types import learnable
+from seeupo_jax.types import CONTEXT, Trajectory, learnable
+
+_CAUSES = 5  # of failures that have a metric of their own
+_CAUSE = 80  # characters of it
 
 
-def rollout_metrics(collected: Collected) -> dict[str, float]:
-    """What a collection says about the policy and about the sampler."""
+def rollout_metrics(
+    collected: Collected, labels: Mapping[str, Mapping[str, str]] | None = None
+) -> dict[str, float]:
+    """What a collection says about the policy and about the sampler.
+
+    Args:
+      labels: by task; None: there are none.
+    """
     good = [t for t in collected.sampled if not t.failed]
     stops = [t.stop for t in collected.sampled]
     trajectories = collected.trajectories
@@ -40,7 +50,50 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
         "time/reset_s": collected.reset_s,
         **counts,
         **usage,
+        **{f"time/{name}": seconds for name, seconds in collected.seconds.items()},
+        **_lengths(good),
+        **_by_kind(good, {} if labels is None else labels),
+        **_causes(collected),
     }
+
+
+def _lengths(good: Sequence[Trajectory]) -> dict[str, float]:
+    """Tokens a trajectory, by who wrote them; those of a rewritten context once more."""
+    turns = [np.concatenate([s.turn_L for s in t.segments]) for t in good if t.segments]
+    acted = [int((turn_L != CONTEXT).sum()) for turn_L in turns]
+    read = [int((turn_L == CONTEXT).sum()) for turn_L in turns]
+    return {
+        f"rollout/{name}_tokens_{kind}": float(find(counts))
+        for name, counts in (("action", acted), ("context", read))
+        for kind, find in (("mean", np.mean), ("p90", lambda x: np.percentile(x, 90)))
+        if counts
+    }
+
+
+def _by_kind(
+    good: Sequence[Trajectory], labels: Mapping[str, Mapping[str, str]]
+) -> dict[str, float]:
+    """Success by number of turns, and by each label of the tasks."""
+    kinds: dict[str, list[bool]] = {}
+    for trajectory in good:
+        own = [f"turns={trajectory.turns}"]
+        own += [f"{label}={v}" for label, v in labels.get(trajectory.task_id, {}).items()]
+        for kind in own:
+            kinds.setdefault(kind, []).append(trajectory.info["score"] >= 1)
+    counts = {
+        f"rollout/trajectories/{kind}": len(won)
+        for kind, won in kinds.items()
+        if kind.startswith("turns=")
+    }
+    rates = {f"rollout/success_rate/{kind}": float(np.mean(won)) for kind, won in kinds.items()}
+    return dict(sorted(rates.items())) | dict(sorted(counts.items()))
+
+
+def _causes(collected: Collected) -> dict[str, float]:
+    """How many environments failed for each of the most frequent reasons."""
+    reasons = (str(t.info["failure"]) for t in collected.sampled if t.failed)
+    counts = Counter(textwrap.shorten(reason, _CAUSE, placeholder="...") for reason in reasons)
+    return {f"rollout/failed/cause={cause}": n for cause, n in counts.most_common(_CAUSES)}
 
 
 def most_frequent_failure(collected: Collected) -> str | None:

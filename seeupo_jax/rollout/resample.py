@@ -83,8 +83,10 @@ def _together(
     left_out: Sequence[Trajectory],
 ) -> Collected:
     usage: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
     for collected in rounds:
         usage.update(collected.usage)
+        seconds.update(collected.seconds)
     return Collected(
         tuple(trajectory for group in groups.values() for trajectory in group),
         wall_s=sum(c.wall_s for c in rounds),
@@ -95,4 +97,5 @@ def _together(
         rounds=len(rounds),
         left_out=tuple(left_out),
         reset_s=sum(c.reset_s for c in rounds),
+        seconds=seconds,
     )

@@ -84,15 +84,17 @@ def prefill(
     position_RL: jax.Array,
     reach: Reach,
     block: int | None,
-) -> Sequence[Pages]:
+) -> tuple[Sequence[Pages], jax.Array]:
     """Puts keys and values of context tokens into the cache.
 
     Rows are tiles: several of them may continue one conversation. Position `NOWHERE` is padding.
+
+    Returns: the cache, and an int32 [R] that is nothing but there once the cache is.
     """
     with jax.named_scope("rollout/prefill"):
         model = network.bind(params)
         _, pages = model.extend(tokens_RL, position_RL, pages, reach, block=block)
-    return pages
+    return pages, position_RL[:, 0] + 0
 
 
 @functools.partial(jax.jit, donate_argnames="pages")

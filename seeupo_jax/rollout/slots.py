@@ -23,6 +23,7 @@ from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import Network
 from seeupo_jax.policy.paged import BLOCK, decode_kernel, page_axes
 from seeupo_jax.rollout import sampler
+from seeupo_jax.rollout.clock import Clock, Ticket
 from seeupo_jax.rollout.engine import Action, Turn
 from seeupo_jax.rollout.grammar import Grammars
 from seeupo_jax.rollout.jobs import LONG, SHORT, Job, Shard
@@ -74,6 +75,7 @@ class _Flight(NamedTuple):
 
     jobs: list[list[Job]]
     sampled: sampler.Sampled
+    ticket: Ticket
 
 
 class SlotEngine:
@@ -122,6 +124,7 @@ class SlotEngine:
         self._flights: deque[_Flight] = deque()
         self._pages: Any = None
         self._slots: Any = None
+        self.clock = Clock()
 
     @property
     def concurrency(self) -> int:
@@ -147,6 +150,7 @@ class SlotEngine:
         """Starts a collection with an empty cache, which only these parameters will fill."""
         for shard in self._shards.values():
             shard.reset()
+        self.clock.begin()
         self._free()
         with self.mesh_in_force():
             self._params = jax.block_until_ready(self._layout.place(params))  # needs memory itself
@@ -300,13 +304,14 @@ class SlotEngine:
 
     def _prefill(self, length: int, rows: int) -> None:
         tiles = [shard.take_tiles(rows, length) for shard in self._shards.values()]
-        self._pages = sampler.prefill(
+        self._pages, mark = sampler.prefill(
             self._layout.network,
             self._params,
             self._pages,
             *self._spread(tiles),
             self._reading.block,
         )
+        self.clock.prefill(mark)
 
     def _rows(self, shard: Shard, jobs: Sequence[Job], rows: int, width: int) -> Any:
         return shard.take_rows(
@@ -345,11 +350,12 @@ class SlotEngine:
         )
         for leaf in sampled:
             leaf.copy_to_host_async()
-        self._flights.append(_Flight(taken, sampled))
+        self._flights.append(_Flight(taken, sampled, self.clock.decode()))
 
     def _land(self) -> list[Action]:
         """Fetches the oldest dispatch; the actions that it finished."""
         flight = self._flights.popleft()
+        self.clock.land(flight.ticket, flight.sampled)
         tokens_RK, logp_RK, count_R, alive_R, (steps,) = map(own_rows, flight.sampled)
         rows = len(count_R) // len(self._shards)
         actions = []

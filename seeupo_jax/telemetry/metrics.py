@@ -6,50 +6,15 @@ import json
 import math
 import operator
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import numpy as np
+
+from seeupo_jax.telemetry.trackers import TRACKERS, Sample, Tracker, check_trackers
 
 METRICS_FILE = "metrics.jsonl"
-TENSORBOARD_FOLDER = "tensorboard"
-
-
-class Tracker(Protocol):
-    """Something that metrics are also sent to."""
-
-    def write(self, iteration: int, values: Mapping[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _TensorBoard:
-    """Event files under DIR/tensorboard; texts and missing numbers are skipped."""
-
-    def __init__(self, workdir: Path, purge_from: int | None):
-        from tensorboardX import SummaryWriter
-
-        # The purge makes TensorBoard hide what a killed run wrote at iterations that run again.
-        self._writer = SummaryWriter(str(workdir / TENSORBOARD_FOLDER), purge_step=purge_from)
-
-    def write(self, iteration: int, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                self._writer.add_scalar(name, float(value), iteration)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-TRACKERS = {"tensorboard": _TensorBoard}
-
-
-def check_trackers(names: Iterable[str]) -> None:
-    """Raises ValueError on a name that is not in `TRACKERS`."""
-    for name in names:
-        if name not in TRACKERS:
-            allowed = ", ".join(TRACKERS)
-            raise ValueError(f"config.telemetry.trackers: got {name!r}; allowed: {allowed}.")
 
 
 class MetricsWriter:
@@ -111,12 +76,22 @@ class MetricsWriter:
         if "iteration" in values:
             raise ValueError("metrics: got a value named 'iteration'; allowed: any other name.")
         plain = {name: _plain(name, value) for name, value in values.items()}
-        if self._file is None:
-            self._open()
+        self.open()
         self._file.write(_to_line({"iteration": int(iteration), **plain}))
         self._file.flush()
         for tracker in self._trackers:
             tracker.write(int(iteration), plain)
+
+    def draw(
+        self,
+        iteration: int,
+        histograms: Mapping[str, np.ndarray],
+        samples: Sequence[Sample],
+    ) -> None:
+        """Gives the trackers what is more than a number; see `Tracker.draw`."""
+        self.open()
+        for tracker in self._trackers:
+            tracker.draw(int(iteration), histograms, samples)
 
     def close(self) -> None:
         """Closes the file and the trackers; a later `write` opens them again."""
@@ -127,7 +102,14 @@ class MetricsWriter:
             tracker.close()
         self._trackers = []
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Opens what is not open; the first `write` does it else.
+
+        Raises:
+          ValueError: a tracker that cannot begin.
+        """
+        if self._file is not None:
+            return
         self._file = self._path.open("a", encoding="utf-8")
         self._trackers = [
             TRACKERS[name](self._workdir, self._purge_from) for name in self._trackers_wanted

@@ -30,6 +30,10 @@ def run(learner, state=None, **rest):
     return sweep(learner, state, reference, trajectories(), iteration=3, **rest)
 
 
+def _arrays(learned):
+    return None if learned is None else vars(learned)
+
+
 def stop_after(turns):
     """Asks to stop before the turn that comes after so many."""
     asked = iter([False] * turns)
@@ -40,16 +44,21 @@ def stop_after(turns):
 @pytest.mark.parametrize("turns", [0, 1, 3])
 def test_a_stopped_sweep_goes_on_from_files_to_the_same_bits(tmp_path, choices, turns):
     learner = cases.learner(**choices)
-    state, metrics = run(learner)
+    learned, again = [], []
+    state, metrics = run(learner, learned=learned.extend)
     with pytest.raises(Stopped) as stopped:
-        run(learner, stop=stop_after(turns))
+        run(learner, stop=stop_after(turns), learned=again.extend)
+    assert again == []
     assert stopped.value.notes["done"] == turns
     files = Checkpoints(tmp_path, 1)
     files.save(3, stopped.value.arrays, json.loads(json.dumps(stopped.value.notes)))
     example = stopped_arrays(learner, cases.new_state(learner.optimizer), trajectories())
     _, arrays, notes = files.restore(example)
     files.close()
-    resumed, resumed_metrics = run(learner, arrays["state"], resume=(arrays, notes))
+    resumed, resumed_metrics = run(
+        learner, arrays["state"], resume=(arrays, notes), learned=again.extend
+    )
+    cases.assert_trees_equal([*map(_arrays, again)], [*map(_arrays, learned)])
     cases.assert_trees_equal(resumed, state)
     assert resumed_metrics == metrics
 

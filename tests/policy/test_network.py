@@ -170,3 +170,62 @@ def test_chunks_of_tokens_are_of_like_size():
     assert {shape for shape in logit_shapes(str(traced.jaxpr)) if shape[0] not in (1, V)} == {
         (12, V)
     }
+
+
+def both(network, params, tokens_RL, position_RA):
+    """Log-probabilities by either function, and entropies."""
+
+    def find(params, tokens_RL, position_RA):
+        hidden_RLD, _ = policy.hidden(network, params, tokens_RL)
+        hidden_RAD = policy.pick(hidden_RLD, position_RA - 1)
+        target_RA = jnp.take_along_axis(tokens_RL, position_RA, axis=1)
+        given = network, params, hidden_RAD, target_RA
+        alone_RA = policy.token_logp(*given, temperature=0.7)
+        return alone_RA, *policy.token_logp_and_entropy(*given, temperature=0.7)
+
+    return jax.jit(find)(params, tokens_RL, position_RA)
+
+
+@pytest.mark.parametrize("at_once", [policy.LOGITS_AT_ONCE, 6 * V - 1])
+def test_entropy_is_of_the_softmax_at_the_temperature(monkeypatch, at_once):
+    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", at_once)
+    network, params, tokens_RL, position_RA = make()
+    alone_RA, logp_RA, entropy_RA = both(network, params, tokens_RL, position_RA)
+    np.testing.assert_array_equal(alone_RA, logp_RA)
+    logits_RLV = np.asarray(jax.jit(network.bind(params))(tokens_RL), np.float64) / 0.7
+    share_RLV = np.exp(logits_RLV) / np.exp(logits_RLV).sum(-1, keepdims=True)
+    entropy_RL = -(share_RLV * np.log(share_RLV)).sum(-1)
+    wanted = np.take_along_axis(entropy_RL, position_RA - 1, axis=1)
+    np.testing.assert_allclose(entropy_RA, wanted, rtol=1e-5)
+    assert np.ptp(wanted) > 1e-3
+
+
+def test_entropy_is_the_same_on_a_mesh_that_cuts_the_vocabulary():
+    arch = dataclasses.replace(ARCH, vocab_size=58, kv_heads=2, tied=False)
+    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    rng = np.random.default_rng(0)
+    tokens_RL = rng.integers(0, 58, (4, 12)).astype(np.int32)
+    position_RA = np.sort(rng.integers(1, 12, (4, 7)), axis=1).astype(np.int32)
+    wanted = both(network, params, tokens_RL, position_RA)
+    mesh = make_mesh(config.Mesh(data=1, fsdp=2, context=2, tensor=2))
+    placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
+    with jax.set_mesh(mesh):
+        rows = jax.device_put((tokens_RL, position_RA), sharding(mesh, ("rows",)))
+        got = both(network, placed, *rows)
+    for mine, other in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=2e-5)
+
+
+def test_entropy_changes_no_bit_of_the_log_probabilities():
+    rng = np.random.default_rng(0)
+    arch = dataclasses.replace(ARCH, vocab_size=512, width=64)
+    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    hidden_RAD = rng.normal(size=(2, 600, 64)).astype(np.float32)
+    target_RA = rng.integers(0, 512, (2, 600)).astype(np.int32)
+    alone_RA, (logp_RA, _) = (
+        jax.jit(lambda *given, find=find: find(network, *given, temperature=0.9))(
+            params, hidden_RAD, target_RA
+        )
+        for find in (policy.token_logp, policy.token_logp_and_entropy)
+    )
+    np.testing.assert_array_equal(alone_RA, logp_RA)

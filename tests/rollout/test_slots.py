@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 import weakref
 
 import jax
@@ -405,3 +406,13 @@ def test_programs_have_few_numbers_of_rows():
     assert _sizes(128, halvings=3, least=8) == [16, 32, 64, 128]
     assert _sizes(20, halvings=3, least=8) == [8, 10, 20]
     assert _sizes(3, halvings=3, least=8) == [3]
+
+
+def test_the_devices_time_is_told_by_what_they_did():
+    engine, params = make_engine(), make()[1]
+    began = time.monotonic()
+    play(engine, params)
+    taken, seconds = time.monotonic() - began, engine.clock.seconds
+    assert min(seconds.values()) > 0 and sum(seconds.values()) <= taken
+    engine.begin(params, seed=1, iteration=2)
+    assert not any(engine.clock.seconds.values())

@@ -2,13 +2,13 @@
 
 import json
 import math
-import struct
 import subprocess
 import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tensorboard_cases import events_of
 
 from seeupo_jax.telemetry.metrics import MetricsWriter, read_metrics
 
@@ -17,24 +17,10 @@ def _refuse_constant(name):
     raise AssertionError(f"{name} is not JSON")
 
 
-def _events(workdir):
-    """TFRecords read by hand: length, its checksum, the event, its checksum."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    events = []
-    for path in sorted((workdir / "tensorboard").iterdir()):
-        data = path.read_bytes()
-        while data:
-            (size,) = struct.unpack("<Q", data[:8])
-            events.append(Event.FromString(data[12 : 12 + size]))
-            data = data[16 + size :]
-    return events
-
-
 def _scalars(workdir):
     return {
         (event.step, value.tag): value.simple_value
-        for event in _events(workdir)
+        for event in events_of(workdir)
         for value in event.summary.value
     }
 
@@ -153,13 +139,13 @@ def test_tensorboard_hides_what_a_resumed_run_writes_again(tmp_path):
     writer.resume_from(6)
     writer.write(6, {"a": 1.0})
     writer.close()
-    starts = [event.step for event in _events(tmp_path) if event.session_log.status == 1]
+    starts = [event.step for event in events_of(tmp_path) if event.session_log.status == 1]
     assert starts == [6]
 
 
 def test_unknown_trackers_and_values_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="got 'wandb'; allowed: tensorboard"):
-        MetricsWriter(tmp_path, ["wandb"])
+    with pytest.raises(ValueError, match="got 'mlflow'; allowed: tensorboard, wandb"):
+        MetricsWriter(tmp_path, ["mlflow"])
     writer = MetricsWriter(tmp_path)
     for value in ([1.0], None, {"a": 1}, np.zeros(3)):
         with pytest.raises(ValueError, match="got a="):

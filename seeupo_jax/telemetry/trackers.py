@@ -1,0 +1,170 @@
+"""What metrics, histograms and sample conversations are also sent to: TensorBoard, W&B."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+TENSORBOARD_FOLDER = "tensorboard"
+WANDB_FOLDER = "wandb"
+_LONGEST = 4000  # characters of a message that a tracker is given
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A conversation that stands for its iteration.
+
+    about: what a person wants to know of it before reading, by name.
+    """
+
+    split: str
+    about: Mapping[str, str]
+    messages: Sequence[Mapping[str, str]]
+
+    @property
+    def text(self) -> str:
+        """All of it; what is too long is cut, which it says."""
+        parts = [f"{name}: {value}" for name, value in self.about.items()]
+        for message in self.messages:
+            parts.append(f"\n[{message['role']}]\n{_cut(str(message['content']))}")
+        return "\n".join(parts)
+
+
+def _cut(text: str) -> str:
+    left = len(text) - _LONGEST
+    return text if left <= 0 else f"{text[:_LONGEST]} ... and {left} characters more"
+
+
+class Tracker(Protocol):
+    """Something that a run is drawn by."""
+
+    def write(self, iteration: int, values: Mapping[str, Any]) -> None:
+        """Scalars; texts and missing numbers are skipped."""
+        ...
+
+    def draw(
+        self, iteration: int, histograms: Mapping[str, np.ndarray], samples: Sequence[Sample]
+    ) -> None:
+        """What is more than a number; histograms are of finite numbers, at least one each."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _TensorBoard:
+    """Event files under DIR/tensorboard."""
+
+    def __init__(self, workdir: Path, purge_from: int | None):
+        from tensorboardX import SummaryWriter
+
+        # The purge makes TensorBoard hide what a killed run wrote at iterations that run again.
+        self._writer = SummaryWriter(str(workdir / TENSORBOARD_FOLDER), purge_step=purge_from)
+
+    def write(self, iteration: int, values: Mapping[str, Any]) -> None:
+        for name, value in _numbers(values).items():
+            self._writer.add_scalar(name, value, iteration)
+        self._writer.flush()
+
+    def draw(
+        self, iteration: int, histograms: Mapping[str, np.ndarray], samples: Sequence[Sample]
+    ) -> None:
+        for name, values in histograms.items():
+            self._writer.add_histogram(name, values, iteration)
+        for number, sample in enumerate(samples):
+            tag = f"sample/{sample.split}/{number}"
+            self._writer.add_text(tag, as_code(sample.text), iteration)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def as_code(text: str) -> str:
+    """A text that Markdown shows as it is: nothing in it is markup, whatever it says."""
+    return "\n".join("    " + line for line in text.splitlines())
+
+
+class _Wandb:
+    """Weights & Biases, as WANDB_MODE, WANDB_PROJECT and the rest of its environment say.
+
+    The run's id is kept in DIR/wandb, so that a run that goes on is one run there too. Iterations
+    are an axis of their own: those that run again are drawn again, over what they had.
+    """
+
+    def __init__(self, workdir: Path, purge_from: int | None):
+        import wandb
+
+        self._wandb = wandb
+        try:
+            self._run = wandb.init(
+                dir=str(workdir),
+                project=os.environ.get("WANDB_PROJECT", "seeupo_jax"),
+                name=os.environ.get("WANDB_NAME", workdir.name),
+                id=_kept_id(workdir / WANDB_FOLDER),
+                resume="allow",
+                settings=wandb.Settings(console="off", silent=True),  # the display is ours
+            )
+        except wandb.Error as error:
+            raise ValueError(
+                f"config.telemetry.trackers: wandb cannot begin ({error}); allowed: after"
+                " `wandb login`, or with WANDB_MODE=offline."
+            ) from None
+        self._run.define_metric("iteration")
+        self._run.define_metric("*", step_metric="iteration")
+
+    def write(self, iteration: int, values: Mapping[str, Any]) -> None:
+        self._run.log({"iteration": iteration, **_numbers(values)})
+
+    def draw(
+        self, iteration: int, histograms: Mapping[str, np.ndarray], samples: Sequence[Sample]
+    ) -> None:
+        drawn: dict[str, Any] = {
+            f"histogram/{name}": self._wandb.Histogram(values)
+            for name, values in histograms.items()
+        }
+        for split in dict.fromkeys(sample.split for sample in samples):
+            own = [sample for sample in samples if sample.split == split]
+            columns = ["iteration", *own[0].about, "conversation"]
+            rows = [[iteration, *sample.about.values(), sample.text] for sample in own]
+            drawn[f"sample/{split}"] = self._wandb.Table(columns=columns, data=rows)
+        self._run.log({"iteration": iteration, **drawn})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _kept_id(folder: Path) -> str:
+    """The run's id, which is made where there is none."""
+    file = folder / "run-id.txt"
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(secrets.token_hex(4) + "\n")
+    return file.read_text().strip()
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(v) for name, v in values.items() if isinstance(v, int | float)}
+
+
+TRACKERS = {"tensorboard": _TensorBoard, "wandb": _Wandb}
+_OPTIONAL = {"wandb": "pip install wandb"}  # trackers whose package need not be here
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Raises ValueError on a name that is not in `TRACKERS`, or whose package is not installed."""
+    for name in names:
+        if name not in TRACKERS:
+            allowed = ", ".join(TRACKERS)
+            raise ValueError(f"config.telemetry.trackers: got {name!r}; allowed: {allowed}.")
+        if name in _OPTIONAL and importlib.util.find_spec(name) is None:
+            raise ValueError(
+                f"config.telemetry.trackers: got {name!r}, whose package is not installed; allowed"
+                f" after: {_OPTIONAL[name]}."
+            )
