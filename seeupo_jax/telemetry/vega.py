@@ -1,0 +1,142 @@
+"""Pieces of Vega-Lite that all charts are put together from.
+
+Series differ in colour, dash and shape, and lines have their names at their ends: a chart can be
+read without colour. Text and axes take the page's colour, so that it is light or dark as the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name; nothing is loaded from there
+# Okabe and Ito's colours, which colour-blind people tell apart, the yellow darkened.
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c7300", "#56b4e9", "#808080")
+_DASHES = ([1, 0], [7, 3], [2, 2], [8, 3, 2, 3], [12, 4], [4, 6], [1, 3])
+_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
+# Of stacked bars: neighbours differ in lightness too.
+_STACK = ("#0072b2", "#8ecbf0", "#00674c", "#7fd6bd", "#a34700", "#f5b78a", "#5c5c5c", "#c3a6d8")
+_LEGEND = {"orient": "top", "title": None, "labelLimit": 220, "columns": 3, "symbolOpacity": 1}
+LABEL_CHARACTERS = 18
+HEIGHT = 240  # of a chart, in pixels
+
+ZOOM = {
+    "name": "zoom",
+    "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.shiftKey]"},
+    "bind": "scales",
+}
+SPAN_TEXT = {
+    "calculate": "datum.to - datum.from == 1 ? '' + (datum.from + 0.5)"
+    " : (datum.from + 0.5) + ' to ' + (datum.to - 0.5)",
+    "as": "span",
+}
+SPAN = {"field": "span", "type": "nominal", "title": "iteration"}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing, and what is said below its title."""
+
+    title: str
+    spec: Mapping[str, Any]
+    note: str = ""
+
+
+def whole(spec: Mapping[str, Any], *, right: int = 8) -> dict[str, Any]:
+    """A specification as wide as its place, with room at its right for labels, in pixels."""
+    config = {"view": {"stroke": None}, "background": None, "font": "inherit"}
+    inked = {"labelColor": "currentColor", "titleColor": "currentColor"}
+    lines = {"domainColor": "currentColor", "tickColor": "currentColor", "gridOpacity": 0.13}
+    text = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
+    config["axis"] = {**inked, **lines, **text, "gridColor": "currentColor", "labelOverlap": True}
+    config["legend"] = {**inked, **text}
+    padding = {"left": 4, "top": 4, "bottom": 4, "right": right}
+    frame = {"autosize": {"type": "fit-x", "contains": "padding"}, "padding": padding}
+    return {"$schema": SCHEMA, "width": "container", **frame, "config": config, **spec}
+
+
+def pick(field: str) -> dict[str, Any]:
+    """Clicks on the legend leave only some series in full strength."""
+    return {"name": "picked", "select": {"type": "point", "fields": [field]}, "bind": "legend"}
+
+
+def picked(strength: float) -> dict[str, Any]:
+    """Opacity of what is picked; of everything while nothing is."""
+    return {"condition": {"param": "picked", "value": strength}, "value": strength / 8}
+
+
+def styles(series: Sequence[str]) -> dict[str, Any]:
+    """Colour, dash and shape of each series; no legend where there is one."""
+    ranges = {"color": _COLORS, "strokeDash": _DASHES, "shape": _SHAPES}
+    legend = _LEGEND if len(series) > 1 else None
+    return {
+        channel: {
+            "field": "series",
+            "type": "nominal",
+            "legend": legend,
+            "scale": {
+                "domain": list(series),
+                "range": [values[i % len(values)] for i in range(len(series))],
+            },
+        }
+        for channel, values in ranges.items()
+    }
+
+
+def color_of(series: Sequence[str], name: str) -> str:
+    return _COLORS[list(series).index(name) % len(_COLORS)]
+
+
+def part_color(present: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+    """Colours of the parts of stacked bars, the same whichever of them are present."""
+    colors = [_STACK[list(names).index(name) % len(_STACK)] for name in present]
+    scale = {"domain": list(present), "range": colors}
+    return {"field": "part", "type": "nominal", "scale": scale, "legend": _LEGEND}
+
+
+def block_axis(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Iterations `from` .. `to` of each row as bars without gaps."""
+    domain = [min(row["from"] for row in rows), max(row["to"] for row in rows)]
+    axis = {"tickMinStep": 1, "format": "d", "grid": False}
+    x = {"field": "from", "bin": "binned", "type": "quantitative", "title": "iteration"}
+    return {
+        "x": {**x, "axis": axis, "scale": {"domain": domain, "nice": False}},
+        "x2": {"field": "to"},
+    }
+
+
+def tooltip(at: str, *, intervals: bool) -> list[dict[str, Any]]:
+    fields = [{"field": "series"}, {"field": at}, {"field": "value", "format": ".4~g"}]
+    bounds = [{"field": bound, "format": ".4~g"} for bound in ("low", "high")]
+    return [*fields, *(bounds if intervals else [])]
+
+
+def end_labels(
+    ends: Mapping[str, float], low: float, high: float, *, height: int, apart: int = 13
+) -> dict[str, float]:
+    """Where to write each line's name, in its values' unit, so that none covers another.
+
+    Args:
+      ends: the last value of each line.
+      low, high: of the axis, which is `height` pixels long.
+      apart: pixels between two names.
+    """
+    unit = (high - low) / height
+    places = sorted(((high - ends[name]) / unit, name) for name in ends)  # pixels from the top
+    placed: list[float] = []
+    for place, _ in places:
+        placed.append(max(place, placed[-1] + apart) if placed else place)
+    floor = float(max(height, apart * len(placed)))
+    for i in reversed(range(len(placed))):  # what was pushed out below moves up again
+        placed[i] = min(placed[i], floor)
+        floor = placed[i] - apart
+    return {name: high - y * unit for y, (_, name) in zip(placed, places, strict=True)}
+
+
+def shortened(text: str) -> str:
+    """At most `LABEL_CHARACTERS`, the middle left out: names often differ at their ends."""
+    if len(text) <= LABEL_CHARACTERS:
+        return text
+    half = LABEL_CHARACTERS // 2
+    return f"{text[: half - 1]}…{text[-half:]}"
