@@ -13,6 +13,7 @@ from seeupo_jax.telemetry.blocks import Point, block_size, noted, rounded, thin
 from seeupo_jax.telemetry.vega import Chart
 
 _LINE_POINTS = 300  # more cannot be told apart on a screen
+_TINY = 1e-3  # below it values are written with an exponent
 _MARKED_POINTS = 60  # of a line whose points are drawn
 
 
@@ -39,6 +40,8 @@ def line_chart(
     rows = [_row(name, point, "iteration") for name, points in lines.items() for point in points]
     value = {"field": "value", "type": "quantitative", "title": y}
     value["scale"] = {"domain": [low, high], "zero": False}
+    if max(high, -low) < _TINY:
+        value["axis"] = {"format": ".1e"}
     style = vega.styles(list(lines))
     layers = [
         _band(style, value),
@@ -57,10 +60,11 @@ def line_chart(
     right = 8
     if len(lines) > 1:
         ends = {name: points[-1].value for name, points in lines.items()}
-        layers += _end_names(vega.end_labels(ends, low, high, height=vega.HEIGHT), value)
+        layers += _end_names(vega.end_labels(ends, low, high))
         right = 16 + 6 * min(vega.LABEL_CHARACTERS, max(map(len, lines)))
+    for layer in layers:
+        layer["encoding"] = {"x": _iterations(rows), **layer["encoding"]}
     spec = {"data": {"values": rows}, "height": vega.HEIGHT, "layer": layers}
-    spec["encoding"] = {"x": _iterations(rows)}
     return Chart(title, vega.whole(spec, right=right), noted(note, block, "point"))
 
 
@@ -113,7 +117,7 @@ def _band(style: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
         "encoding": {
             "y": {**value, "field": "low"},
             "y2": {"field": "high"},
-            "color": {**style["color"], "legend": None},
+            "color": style["color"],
             "opacity": vega.picked(0.18),
         },
     }
@@ -143,21 +147,22 @@ def _points(
     }
 
 
-def _end_names(places: Mapping[str, float], value: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _end_names(places: Mapping[str, float]) -> list[dict[str, Any]]:
     """The lines' names at the right, each in its line's colour."""
     return [
         {
-            "data": {"values": [{"value": rounded(place)}]},
+            "data": {"values": [{}]},
             "mark": {
                 "type": "text",
                 "align": "left",
                 "baseline": "middle",
+                "clip": False,  # they stand at the right of the plot
                 "dx": 6,
                 "fontSize": 11,
                 "text": vega.shortened(name),
                 "color": vega.color_of(list(places), name),
             },
-            "encoding": {"x": {"value": "width"}, "y": value},
+            "encoding": {"x": {"value": "width"}, "y": {"value": rounded(place)}},
         }
         for name, place in places.items()
     ]

@@ -84,7 +84,7 @@ def kinds_section(runs: Sequence[Recorded]) -> Section:
     wanted["Success by kind of task"] = by_label
     return section(
         "kinds",
-        "Success by number of turns and by kind of task",
+        "Success by turns and kinds",
         "Of rollouts: means over a fifth of the iterations, without intervals. Of evaluations:"
         " with 95% intervals over tasks."
         + (" Each run at its end." if len(runs) > 1 else " At the beginning and at the end."),
@@ -199,12 +199,16 @@ def _turns_chart(title: str, run: Recorded) -> Chart | None:
     """The share of the trajectories that had so many turns."""
     counted = run.keyed("rollout/trajectories/turns=")
     total: dict[int, float] = {}
-    parts = [(i, f"{turns} turns", n) for turns, name in counted for i, n in run.series(name)]
+    parts = [(i, _turns(turns), n) for turns, name in counted for i, n in run.series(name)]
     for iteration, _, count in parts:
         total[iteration] = total.get(iteration, 0.0) + count
     shares = [(i, name, count / total[i]) for i, name, count in parts if total[i]]
-    names = [f"{turns} turns" for turns, _ in counted]
+    names = [_turns(turns) for turns, _ in counted]
     return stack_chart(title, shares, names, y="share of trajectories", domain=(0, 1))
+
+
+def _turns(number: str) -> str:
+    return f"{number} turn{'' if number == '1' else 's'}"
 
 
 def _label(kind: str) -> str:

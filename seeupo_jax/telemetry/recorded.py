@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.config import Evaluation
 from seeupo_jax.telemetry.metrics import METRICS_FILE, read_metrics
 from seeupo_jax.telemetry.phases import whole_time
 from seeupo_jax.telemetry.run_record import read_run_record
@@ -51,9 +52,9 @@ class Recorded:
 
     @property
     def split(self) -> str:
-        """What the metrics named `eval/` were measured on."""
+        """What the metrics named `eval/` were measured on; the default where it is not known."""
         split = self.setting("evaluation.split")
-        return split if isinstance(split, str) else "eval"
+        return split if isinstance(split, str) else Evaluation().split
 
     @property
     def done(self) -> int:

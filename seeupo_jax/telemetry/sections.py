@@ -198,7 +198,7 @@ def time_section(runs: Sequence[Recorded]) -> Section:
     shares = [(name, phase, s) for name, own in spent.items() for phase, s in own.items()]
     return section(
         "time",
-        "Throughput and time",
+        "Time",
         "Sampled tokens over the rollout's time, and tokens of the updated rows over the sweep's."
         " The parts of the time do not overlap: compiling is taken out of the phase in which it"
         " happened.",

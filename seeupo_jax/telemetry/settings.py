@@ -18,13 +18,15 @@ _UNKNOWN = "(cause not recorded)"
 
 def configuration_table(runs: Sequence[Recorded]) -> Table | None:
     """Every field of the runs' configurations; None where no run recorded one."""
-    return _table("Configuration", "field", runs, [run.about["config"] for run in runs])
+    known = [run for run in runs if run.about["config"]]
+    return _table("Configuration", "field", known, [run.about["config"] for run in known])
 
 
 def versions_table(runs: Sequence[Recorded]) -> Table | None:
     """With what the runs were made: model, devices, versions of software, and the command."""
-    abouts = [{key: run.about[key] for key in _ABOUT if key in run.about} for run in runs]
-    return _table("Versions", "what", runs, abouts)
+    known = [run for run in runs if "versions" in run.about]
+    abouts = [{key: run.about[key] for key in _ABOUT if key in run.about} for run in known]
+    return _table("Versions", "what", known, abouts)
 
 
 def unrecorded(runs: Sequence[Recorded]) -> str:

@@ -45,7 +45,7 @@ class Chart:
 
 def whole(spec: Mapping[str, Any], *, right: int = 8) -> dict[str, Any]:
     """A specification as wide as its place, with room at its right for labels, in pixels."""
-    config = {"view": {"stroke": None}, "background": None, "font": "inherit"}
+    config = {"view": {"stroke": None}, "background": None, "font": "system-ui, sans-serif"}
     inked = {"labelColor": "currentColor", "titleColor": "currentColor"}
     lines = {"domainColor": "currentColor", "tickColor": "currentColor", "gridOpacity": 0.13}
     text = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
@@ -113,25 +113,25 @@ def tooltip(at: str, *, intervals: bool) -> list[dict[str, Any]]:
 
 
 def end_labels(
-    ends: Mapping[str, float], low: float, high: float, *, height: int, apart: int = 13
+    ends: Mapping[str, float], low: float, high: float, *, apart: int = 13
 ) -> dict[str, float]:
-    """Where to write each line's name, in its values' unit, so that none covers another.
+    """Where to write each line's name, in pixels from the top, so that none covers another.
 
     Args:
       ends: the last value of each line.
-      low, high: of the axis, which is `height` pixels long.
+      low, high: of the axis, which is `HEIGHT` pixels long.
       apart: pixels between two names.
     """
-    unit = (high - low) / height
-    places = sorted(((high - ends[name]) / unit, name) for name in ends)  # pixels from the top
+    scale = HEIGHT / (high - low)
+    places = sorted(((high - ends[name]) * scale, name) for name in ends)
     placed: list[float] = []
     for place, _ in places:
         placed.append(max(place, placed[-1] + apart) if placed else place)
-    floor = float(max(height, apart * len(placed)))
+    floor = float(max(HEIGHT, apart * len(placed)))
     for i in reversed(range(len(placed))):  # what was pushed out below moves up again
         placed[i] = min(placed[i], floor)
         floor = placed[i] - apart
-    return {name: high - y * unit for y, (_, name) in zip(placed, places, strict=True)}
+    return {name: y for y, (_, name) in zip(placed, places, strict=True)}
 
 
 def shortened(text: str) -> str:

@@ -4,6 +4,7 @@
 const specs = JSON.parse(document.getElementById("specs").textContent);
 const options = {
   renderer: "svg",
+  logLevel: 1, // errors; Vega-Lite warns of every chart whose height is that of its rows
   ast: true, // expressions are interpreted: the page's policy allows no code out of texts
   tooltip: { theme: "custom" },
   actions: { export: { svg: true, png: true }, source: false, compiled: false, editor: false },
