@@ -57,15 +57,13 @@ def line_chart(
         },
         _points(style, value, rows, shown=max(map(len, lines.values())) <= _MARKED_POINTS),
     ]
-    right = 8
     if len(lines) > 1:
         ends = {name: points[-1].value for name, points in lines.items()}
-        layers += _end_names(vega.end_labels(ends, low, high))
-        right = 16 + 6 * min(vega.LABEL_CHARACTERS, max(map(len, lines)))
+        layers += _end_names(list(lines), vega.end_labels(ends, low, high))
     for layer in layers:
         layer["encoding"] = {"x": _iterations(rows), **layer["encoding"]}
     spec = {"data": {"values": rows}, "height": vega.HEIGHT, "layer": layers}
-    return Chart(title, vega.whole(spec, right=right), noted(note, block, "point"))
+    return Chart(title, vega.whole(spec), noted(note, block, "point"))
 
 
 def range_chart(
@@ -147,10 +145,11 @@ def _points(
     }
 
 
-def _end_names(places: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The lines' names at the right, each in its line's colour."""
+def _end_names(names: Sequence[str], places: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The lines' names at the right, each in its line's colour; the page drops them if narrow."""
     return [
         {
+            "name": f"end {i}",
             "data": {"values": [{}]},
             "mark": {
                 "type": "text",
@@ -160,11 +159,11 @@ def _end_names(places: Mapping[str, float]) -> list[dict[str, Any]]:
                 "dx": 6,
                 "fontSize": 11,
                 "text": vega.shortened(name),
-                "color": vega.color_of(list(places), name),
+                "color": vega.color_of(i),
             },
-            "encoding": {"x": {"value": "width"}, "y": {"value": rounded(place)}},
+            "encoding": {"x": {"value": "width"}, "y": {"value": rounded(places[name])}},
         }
-        for name, place in places.items()
+        for i, name in enumerate(names)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -14,7 +15,8 @@ from typing import Any
 from seeupo_jax.config import Evaluation
 from seeupo_jax.telemetry.metrics import METRICS_FILE, read_metrics
 from seeupo_jax.telemetry.phases import whole_time
-from seeupo_jax.telemetry.run_record import read_run_record
+
+RUN_FILE = "run.json"
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,12 @@ def _load(workdir: Path, name: str) -> Recorded:
 
 
 def _about(workdir: Path) -> dict[str, Any]:
-    about = read_run_record(workdir) or {}
+    """What run.json says; without it, or where it is none of ours, an empty configuration."""
+    try:
+        about = json.loads((workdir / RUN_FILE).read_bytes())
+    except (OSError, ValueError):
+        about = None
+    about = about if isinstance(about, dict) else {}
     return about if isinstance(about.get("config"), dict) else {**about, "config": {}}
 
 

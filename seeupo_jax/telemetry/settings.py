@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from seeupo_jax.telemetry.recorded import Recorded, flatten, natural
-from seeupo_jax.telemetry.run_record import RUN_FILE
+from seeupo_jax.telemetry.recorded import RUN_FILE, Recorded, flatten, natural
 from seeupo_jax.telemetry.sections import Row, Section, Table
 from seeupo_jax.telemetry.trajectories import read_trajectories
 

@@ -43,16 +43,15 @@ class Chart:
     note: str = ""
 
 
-def whole(spec: Mapping[str, Any], *, right: int = 8) -> dict[str, Any]:
-    """A specification as wide as its place, with room at its right for labels, in pixels."""
+def whole(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A specification as wide as its place."""
     config = {"view": {"stroke": None}, "background": None, "font": "system-ui, sans-serif"}
     inked = {"labelColor": "currentColor", "titleColor": "currentColor"}
     lines = {"domainColor": "currentColor", "tickColor": "currentColor", "gridOpacity": 0.13}
     text = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
     config["axis"] = {**inked, **lines, **text, "gridColor": "currentColor", "labelOverlap": True}
     config["legend"] = {**inked, **text}
-    padding = {"left": 4, "top": 4, "bottom": 4, "right": right}
-    frame = {"autosize": {"type": "fit-x", "contains": "padding"}, "padding": padding}
+    frame = {"autosize": {"type": "fit-x", "contains": "padding"}, "padding": 4}
     return {"$schema": SCHEMA, "width": "container", **frame, "config": config, **spec}
 
 
@@ -84,8 +83,8 @@ def styles(series: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def color_of(series: Sequence[str], name: str) -> str:
-    return _COLORS[list(series).index(name) % len(_COLORS)]
+def color_of(series: int) -> str:
+    return _COLORS[series % len(_COLORS)]
 
 
 def part_color(present: Sequence[str], names: Sequence[str]) -> dict[str, Any]:

@@ -10,9 +10,15 @@ const options = {
   actions: { export: { svg: true, png: true }, source: false, compiled: false, editor: false },
 };
 
+// On a narrow screen lines are told apart by the legend's dashes and shapes alone.
+function fitting(spec, width) {
+  if (width > 480 || !spec.layer) return spec;
+  return { ...spec, layer: spec.layer.filter((layer) => !layer.name?.startsWith("end ")) };
+}
+
 async function draw(place) {
   try {
-    await vegaEmbed(place, specs[place.dataset.chart], options);
+    await vegaEmbed(place, fitting(specs[place.dataset.chart], place.clientWidth), options);
   } catch (error) {
     place.textContent = `This chart could not be drawn: ${error.message}`;
     place.classList.add("failed");
