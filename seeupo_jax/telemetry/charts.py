@@ -55,7 +55,7 @@ def line_chart(
                 "opacity": vega.picked(1.0),
             },
         },
-        _points(style, value, rows, shown=max(map(len, lines.values())) <= _MARKED_POINTS),
+        _points(style, value, shown=max(map(len, lines.values())) <= _MARKED_POINTS),
     ]
     if len(lines) > 1:
         ends = {name: points[-1].value for name, points in lines.items()}
@@ -84,7 +84,6 @@ def range_chart(
     marks = {"color": style["color"], "shape": style["shape"]}
     unit = {"type": "quantitative", "title": "success rate", "scale": {"domain": [0, 1]}}
     y = {"field": "kind", "type": "nominal", "title": kind, "sort": kinds}
-    tooltip = vega.tooltip("kind", intervals=any("low" in row for row in rows))
     layers = [
         {
             "mark": {"type": "rule", "strokeWidth": 2},
@@ -97,10 +96,10 @@ def range_chart(
         },
         {
             "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1},
-            "encoding": {"x": {"field": "value", **unit}, **marks, "tooltip": tooltip},
+            "encoding": {"x": {"field": "value", **unit}, **marks, "tooltip": vega.tooltip("kind")},
         },
     ]
-    spec = {"data": {"values": rows}, "layer": layers, "height": {"step": 18}}
+    spec = {"data": {"values": rows}, "height": {"step": 18}, "layer": layers}
     spec["encoding"] = {
         "y": {**y, "axis": {"labelLimit": 140, "grid": True}},
         "yOffset": {"field": "series", "sort": list(series)},
@@ -124,7 +123,6 @@ def _band(style: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
 def _points(
     style: Mapping[str, Any],
     value: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
     *,
     shown: bool,
 ) -> dict[str, Any]:
@@ -140,7 +138,7 @@ def _points(
             "shape": style["shape"],
             "opacity": vega.picked(1.0),
             "size": {"condition": near, "value": 36 if shown else 0},
-            "tooltip": vega.tooltip("iteration", intervals=any("low" in row for row in rows)),
+            "tooltip": vega.tooltip("iteration"),
         },
     }
 

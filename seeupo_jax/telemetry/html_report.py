@@ -103,6 +103,7 @@ def render(runs: Sequence[Recorded], folder: Path) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
     template = environment.from_string((assets / "report.html.j2").read_text("utf-8"))
     return template.render(
         title=", ".join(run.name for run in runs),

@@ -9,7 +9,7 @@ from typing import Any
 
 from seeupo_jax.telemetry.recorded import RUN_FILE, Recorded, flatten, natural
 from seeupo_jax.telemetry.sections import Row, Section, Table
-from seeupo_jax.telemetry.trajectories import read_trajectories
+from seeupo_jax.telemetry.trajectories import find_shards, read_shard
 
 _ABOUT = ("model", "devices", "versions", "config_file", "command", "began", "resumed")
 _UNKNOWN = "(cause not recorded)"
@@ -110,9 +110,10 @@ def _in_evaluations(run: Recorded) -> Iterator[tuple[int, str, str, float]]:
 
 
 def _failed_records(run: Recorded, split: str, iterations: list[int]) -> Iterator[dict[str, Any]]:
-    if iterations:
-        records = read_trajectories(run.workdir, split=split, iterations=iterations)
-        yield from (record for record in records if record["failed"])
+    for shard in find_shards(run.workdir) if iterations else ():
+        if shard.evaluation and shard.split == split and shard.iteration in iterations:
+            records = read_shard(shard.path(run.workdir))
+            yield from (record for record in records if record["failed"])
 
 
 def _rest(

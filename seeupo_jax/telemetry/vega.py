@@ -105,10 +105,21 @@ def block_axis(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def tooltip(at: str, *, intervals: bool) -> list[dict[str, Any]]:
-    fields = [{"field": "series"}, {"field": at}, {"field": "value", "format": ".4~g"}]
-    bounds = [{"field": bound, "format": ".4~g"} for bound in ("low", "high")]
-    return [*fields, *(bounds if intervals else [])]
+def tooltip(at: str) -> dict[str, Any]:
+    """What a point tells: its series, place and value, and its interval if it has one.
+
+    Written by hand: of the areas around points that answer to the pointer, whose `datum` holds the
+    point's own, Vega-Lite's tooltips know numbers only.
+    """
+    point = "(datum.datum ? datum.datum : datum)"
+    told = {
+        "series": f"{point}.series",
+        at: f"{point}.{at}",
+        "value": f"format({point}.value, '.4~g')",
+        "95% interval": f"isValid({point}.low) ? format({point}.low, '.3~g') + ' to '"
+        f" + format({point}.high, '.3~g') : 'none'",
+    }
+    return {"value": {"expr": "{" + ", ".join(f"'{k}': {v}" for k, v in told.items()) + "}"}}
 
 
 def end_labels(
