@@ -167,16 +167,17 @@ def _evaluated_kinds(runs: Sequence[Recorded], name: str, label: str) -> dict[st
 
 def _by_kind(runs: Sequence[Recorded], label: str) -> dict[str, list[Point]]:
     """Success of rollouts by a label's values, in the windows of a run or at the end of several."""
-    series: dict[str, list[Point]] = {}
-    for run in runs:
-        windows = _windows(run)
-        for window in windows[-1:] if len(runs) > 1 else windows:
-            own = series.setdefault(run.name if len(runs) > 1 else window.name, [])
-            for kind, name in run.keyed(f"{_SUCCESS}/{label}="):
-                rate = window.mean(run, name, f"rollout/trajectories/{label}={kind}")
-                if rate is not None:
-                    own.append(Point(kind, rate))
-    return series
+    if len(runs) == 1:
+        return {w.name: _in_window(runs[0], w, label) for w in _windows(runs[0])}
+    return {run.name: _in_window(run, w, label) for run in runs for w in _windows(run)[-1:]}
+
+
+def _in_window(run: Recorded, window: _Window, label: str) -> list[Point]:
+    rates = (
+        (kind, window.mean(run, name, f"rollout/trajectories/{label}={kind}"))
+        for kind, name in run.keyed(f"{_SUCCESS}/{label}=")
+    )
+    return [Point(kind, rate) for kind, rate in rates if rate is not None]
 
 
 def _windows(run: Recorded) -> list[_Window]:

@@ -101,6 +101,17 @@ def test_kinds_of_tasks_are_shown_before_and_after_with_intervals(runs):
     assert "Rollouts by request" in titles(section)
 
 
+def test_several_runs_are_compared_by_kind_at_their_ends(runs):
+    charts = {chart.title: values(chart) for chart in kinds_section(runs).charts}
+    for title, kind in (("Success by number of turns", "3"), ("Rollouts by request", "cancel")):
+        found = {r["series"]: r["value"] for r in charts[title] if r["kind"] == kind}
+        assert set(found) == {"first", "second"} and found["first"] > found["second"]
+    (before, after) = sorted(
+        r["value"] for r in charts["test avg@4 by request"] if r["kind"] == "refund"
+    )
+    assert (before, after) == (pytest.approx(0.3 + 0.25 * 5 / 12), pytest.approx(0.8))
+
+
 def test_turns_have_a_map_each(runs):
     section = turns_section(runs)
     assert len(section.charts) == 8 and not section.absent
