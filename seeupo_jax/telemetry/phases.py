@@ -58,12 +58,16 @@ def _compiling(line: Mapping[str, Any], wholes: Mapping[str, float]) -> dict[str
         shares = {whole: wholes[whole] for whole in _COMPILING}
     if not total:
         return {}
+    # Programs are compiled ahead, so what a rollout measured of itself holds little of it.
+    measured = sum(_seconds(line, part) for part in _OF_ROLLOUT)
+    room = {**wholes, "rollout": max(0.0, wholes["rollout"] - measured)}
     inside = {
-        whole: min(wholes[whole], total * share / sum(shares.values()))
+        whole: min(room[whole], total * share / sum(shares.values()))
         for whole, share in shares.items()
     }
-    for whole in _COMPILING:  # what did not fit goes where there is room
-        inside[whole] += min(total - sum(inside.values()), wholes[whole] - inside[whole])
+    for limits in (room, wholes):  # what did not fit goes where there is room
+        for whole in _COMPILING:
+            inside[whole] += min(total - sum(inside.values()), limits[whole] - inside[whole])
     return inside
 
 

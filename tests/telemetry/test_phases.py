@@ -36,6 +36,13 @@ def test_compiling_is_taken_out_of_where_it_happened_by_programs():
     assert times["sweep"] == 3.0 and times["rollout: rest"] == 1.0
 
 
+def test_compiling_leaves_what_a_rollout_measured_as_long_as_it_fits_elsewhere():
+    programs = {"rollout/programs_compiled": 8, "sweep/programs_compiled": 1}
+    times = split_time({**LINE, "time/compile_s": 5.0, **programs})
+    assert times["rollout: decode"] == 4.0 and "rollout: rest" not in times
+    assert (times["sweep"], times["compile"]) == (3.0, 5.0)
+
+
 def test_compiling_without_counts_is_taken_by_time():
     times = split_time({"time/rollout_s": 3.0, "time/sweep_s": 1.0, "time/compile_s": 2.0})
     assert times == {"rollout: rest": 1.5, "sweep": 0.5, "compile": 2.0}
