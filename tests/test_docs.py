@@ -3,14 +3,17 @@
 import dataclasses
 import json
 import math
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import pytest
+import report_cases
 
 from seeupo_jax import build, envs
 from seeupo_jax.algorithms.recipes import RECIPES
@@ -121,6 +124,23 @@ def test_the_papers_configs_pass_every_check_where_their_models_are(path, tmp_pa
             envs.make("appworld", **config.env.options, root=str(tmp_path))
     else:
         build.check(config)
+
+
+REPORTS = [line for line in commands() if "seeupo_jax.report" in line]
+
+
+@pytest.mark.parametrize("line", REPORTS)
+def test_a_report_command_writes_its_page(line, tmp_path):
+    arguments = line.split()[1:]
+    for folder in (word.removeprefix("--workdir=") for word in arguments if "runs/" in word):
+        report_cases.write_run(tmp_path / folder, iterations=2)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    written = Path(done.stdout.removeprefix("wrote ").partition(" (")[0])
+    assert written.is_relative_to(tmp_path) and written.read_text().startswith("<!doctype html>")
 
 
 def test_overrides_reach_the_override_flag():

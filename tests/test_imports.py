@@ -18,7 +18,7 @@ LEVELS = (
     ("algorithms", "envs", "parallel"),
     ("policy",),
     ("rollout", "learner", "checkpoint", "telemetry"),
-    ("build", "cli", "lab", "same_run"),
+    ("build", "cli", "lab", "same_run", "report"),
     ("remat", "run_log"),
     ("evaluate", "export", "aot", "warm_start", "compare"),
     ("run", "update"),

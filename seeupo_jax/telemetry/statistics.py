@@ -173,14 +173,14 @@ def _over_tasks(values: np.ndarray, resamples: int, seed: int) -> Estimate:
         return Estimate(math.nan, math.nan, math.nan)
     value = float(values.mean())
     if np.ptp(values) == 0:
-        return Estimate(value, *_wilson(value, values.size))
+        return Estimate(value, *wilson_interval(value, values.size))
     picks = np.random.default_rng(seed).integers(values.size, size=(resamples, values.size))
     low, high = np.percentile(values[picks].mean(axis=1), [2.5, 97.5])
     return Estimate(value, float(low), float(high))
 
 
-def _wilson(mean: float, draws: int) -> tuple[float, float]:
-    """The Wilson score interval of a proportion."""
+def wilson_interval(mean: float, draws: float) -> tuple[float, float]:
+    """The 95% Wilson score interval of a proportion; of a mean in [0, 1] it is one too wide."""
     shrink = 1 + _Z**2 / draws
     centre = (mean + _Z**2 / (2 * draws)) / shrink
     half = _Z / shrink * math.sqrt(mean * (1 - mean) / draws + _Z**2 / (4 * draws**2))

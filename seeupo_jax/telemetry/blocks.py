@@ -1,0 +1,67 @@
+"""Long series shortened to what a screen shows: means over blocks of iterations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value and, where there is one, its interval; `at` is an iteration or a kind."""
+
+    at: float | str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def block_size(iterations: Iterable[int], most: int) -> int:
+    """Over how many iterations to average so that at most `most` values are left.
+
+    What is measured now and then, such as evaluations, stays as it is until that is too much.
+    """
+    distinct = set(iterations)
+    if len(distinct) <= most:
+        return 1
+    return math.ceil((max(distinct) - min(distinct) + 1) / (most - 1))
+
+
+def block_start(iteration: int, block: int) -> int:
+    """The first iteration of the block that this one is in; one begins at iteration 1."""
+    return (iteration - 1) // block * block + 1
+
+
+def thin(points: Sequence[Point], block: int) -> list[Point]:
+    """One point a block: the means of iterations, values, and of the bounds that are there."""
+    if block == 1:
+        return list(points)
+    blocks: dict[int, list[Point]] = {}
+    for point in points:
+        blocks.setdefault(block_start(int(point.at), block), []).append(point)
+    fields = ("at", "value", "low", "high")
+    return [
+        Point(*(_mean([getattr(p, f) for p in own]) for f in fields)) for own in blocks.values()
+    ]
+
+
+def mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def _mean(numbers: Sequence[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return mean(known) if known else None
+
+
+def noted(note: str, block: int, what: str) -> str:
+    """A note that also says what was averaged."""
+    if block == 1:
+        return note
+    return f"{note} Each {what} is the mean of {block} iterations.".strip()
+
+
+def rounded(number: float) -> float:
+    """Six digits, which is more than a chart shows."""
+    return float(f"{number:.6g}")

@@ -1,0 +1,44 @@
+"""The command that writes a run's page."""
+
+import os
+import subprocess
+import sys
+
+import report_cases
+
+
+def run(*arguments, cwd=None, prefix=()):
+    command = [*prefix, sys.executable, "-m", "seeupo_jax.report", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def test_more_runs_follow_compare_in_any_order(tmp_path):
+    for name in "abc":
+        report_cases.write_run(tmp_path / name, iterations=2)
+    for arguments in (
+        ("--workdir=a", "--compare", "b", "c"),
+        ("--compare=b,c", "--workdir=a"),
+        ("--compare", "b", "c", "--workdir", "a"),
+    ):
+        done = run(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"wrote {tmp_path / 'a' / 'report.html'} (")
+        page = (tmp_path / "a" / "report.html").read_text()
+        assert all(f"<h2>{name}</h2>" in page for name in "abc")
+
+
+def test_a_mistake_is_one_sentence(tmp_path):
+    for arguments, sentence in (
+        ([f"--workdir={tmp_path / 'no'}"], f"got {tmp_path / 'no'}; allowed: the folder of a run."),
+        ([f"--workdir={tmp_path}", "b"], "got 'b' without a flag; allowed: --workdir, --compare."),
+    ):
+        done = run(*arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: ") and done.stderr.strip().endswith(sentence)
+
+
+def test_the_command_needs_no_jax():
+    program = "import sys, seeupo_jax.report; print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
