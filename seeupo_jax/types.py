@@ -75,6 +75,24 @@ class Trajectory:
         return self.stop in ("env_error", "timeout")
 
 
+@dataclass(frozen=True)
+class Learned:
+    """What a sweep found of one trajectory that it learned from.
+
+    advantage: the mean over its action tokens.
+    weight_K: float32, of each of its turns the M that the turn's step weighed it by, advantage
+      included (the mean over the action's tokens); NaN where no step was taken on the turn.
+    logp, entropy: float32 arrays aligned with the tokens, one a segment: log-probability under the
+      policy as the sweep began, and its entropy in nats, of what the temperature makes of it; NaN
+      at context, and where nobody computed it.
+    """
+
+    advantage: float
+    weight_K: np.ndarray
+    logp: tuple[np.ndarray, ...]
+    entropy: tuple[np.ndarray, ...]
+
+
 def rewards_of(trajectory: Trajectory) -> list[float]:
     """The reward of each turn, in order.
 

@@ -1,4 +1,8 @@
-"""What a person sees of a run: metrics, live progress, curves and summaries.
+"""What a person sees of a run: metrics, live progress, curves, summaries and trajectories.
 
-Import the modules themselves; this package imports none of them, so each costs only what it needs.
+Import the modules themselves; this package imports what reads trajectories, which costs nothing.
 """
+
+from seeupo_jax.telemetry.trajectories import read_trajectories
+
+__all__ = ["read_trajectories"]

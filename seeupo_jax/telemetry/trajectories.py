@@ -1,0 +1,182 @@
+"""The trajectories of a run on disk: gzip JSON lines, a shard an iteration and split.
+
+`docs/trajectories.md` says what a record holds. Nothing here needs jax.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import re
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+FOLDER = "trajectories"
+SCHEMA = 1
+TRAIN = "train"
+
+_LOGGER = logging.getLogger(__name__)
+_NAME = re.compile(r"(?P<kind>train|eval_(?P<split>.+))_(?P<iteration>[0-9]{6,})\.jsonl\.gz")
+_COMPRESSION = 6
+_NUMBER = (int, float)
+
+# The fields of a record, and what JSON gives for them.
+FIELDS: Mapping[str, tuple[type, ...]] = {
+    "schema": (int,),
+    "split": (str,),
+    "iteration": (int,),
+    "group": (int,),
+    "member": (int,),
+    "task_id": (str,),
+    "seed": (int,),
+    "labels": (dict,),
+    "stop": (str,),
+    "failed": (bool,),
+    "failure": (str, type(None)),
+    "reward": (*_NUMBER, type(None)),
+    "score": (*_NUMBER, type(None)),
+    "success": (bool, type(None)),
+    "turns": (int,),
+    "turn_rewards": (list,),
+    "policy_version": (int, type(None)),
+    "advantage": (*_NUMBER, type(None)),
+    "weights": (list,),
+    "info": (dict,),
+    "messages": (list,),
+    "segments": (list,),
+}
+SEGMENT_FIELDS = ("tokens", "turn", "text", "logp", "trainer_logp", "entropy")
+
+
+class Shard(NamedTuple):
+    """One file: the rollouts of an iteration, or an evaluation after it; sorts as they are read."""
+
+    iteration: int
+    split: str
+    evaluation: bool
+
+    @property
+    def kind(self) -> str:
+        """What it shares with the shards of other iterations."""
+        return f"eval_{quote(self.split, safe='')}" if self.evaluation else TRAIN
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}_{self.iteration:06d}.jsonl.gz"
+
+    def path(self, workdir: str | Path) -> Path:
+        return Path(workdir) / FOLDER / self.name
+
+
+def find_shards(workdir: str | Path) -> list[Shard]:
+    """The shards of a run, in order; [] where there are none."""
+    folder = Path(workdir) / FOLDER
+    names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
+    matches = (match for name in names if (match := _NAME.fullmatch(name)))
+    return sorted(
+        Shard(int(m["iteration"]), unquote(m["split"] or TRAIN), m["split"] is not None)
+        for m in matches
+    )
+
+
+def read_trajectories(
+    workdir: str | Path,
+    *,
+    split: str | None = None,
+    iterations: Collection[int] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The records of a run, one at a time, in order of (iteration, split, group, member).
+
+    A shard whose end is missing, as after a copy that broke off, gives what is whole of it, and a
+    sentence is logged.
+
+    Args:
+      workdir: the run's folder, or a copy of it.
+      split: `train`, or an evaluation's; None: all.
+      iterations: those to read; None: all.
+
+    Raises:
+      ValueError: a line that is no record, with its file, what was got and what is allowed.
+    """
+    for shard in find_shards(workdir):
+        wanted = split in (None, shard.split)
+        if wanted and (iterations is None or shard.iteration in iterations):
+            yield from read_shard(shard.path(workdir))
+
+
+def read_shard(path: Path, log: Callable[[str], None] = _LOGGER.warning) -> Iterator[dict]:
+    """The records of one file; see `read_trajectories`."""
+    number = 0
+    try:
+        with gzip.open(path, "rb") as file:
+            for number, line in enumerate(map(_ended, file), 1):
+                yield _record(line, f"{path} line {number}")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        log(f"{path}: the rest after {number} lines cannot be read ({error}).")
+
+
+def pack_shard(records: Iterable[Mapping[str, Any]]) -> bytes:
+    """The bytes of a file with these records; the same records give the same bytes."""
+    pack = zlib.compressobj(_COMPRESSION, zlib.DEFLATED, 31)  # 31: gzip's frame, without a time
+    parts = [pack.compress(_to_line(record)) for record in records]
+    return b"".join([*parts, pack.flush()])
+
+
+def write_shard(workdir: str | Path, shard: Shard, data: bytes) -> None:
+    """Puts a file where it belongs, in place of what was there, all of it or nothing."""
+    path = shard.path(workdir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _to_line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _ended(line: bytes) -> bytes:
+    if not line.endswith(b"\n"):
+        raise EOFError("its last line has no end")
+    return line
+
+
+def _record(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{where}: got text that is not JSON ({error}); allowed: a record."
+        ) from None
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: got {line[:60]!r}; allowed: a record, a JSON object.")
+    if record.get("schema") != SCHEMA:
+        raise ValueError(
+            f"{where}: schema: got {record.get('schema')!r}; allowed: {SCHEMA}, which this version"
+            " of seeupo_jax reads."
+        )
+    for name, allowed in FIELDS.items():
+        if name not in record:
+            raise ValueError(f"{where}: got no {name}; allowed: {', '.join(FIELDS)}.")
+        if type(record[name]) not in allowed:
+            names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
+            raise ValueError(f"{where}: {name}: got {str(record[name])[:60]}; allowed: {names}.")
+    for segment in record["segments"]:
+        if not isinstance(segment, dict) or not segment.keys() >= set(SEGMENT_FIELDS):
+            got = ", ".join(segment) if isinstance(segment, dict) else str(segment)[:60]
+            raise ValueError(f"{where}: segments: got {got}; allowed: {', '.join(SEGMENT_FIELDS)}.")
+        if len({len(segment[name]) for name in SEGMENT_FIELDS}) > 1:
+            got = ", ".join(f"{len(segment[name])} {name}" for name in SEGMENT_FIELDS)
+            raise ValueError(f"{where}: segments: got {got}; allowed: as many of each.")
+    return record
