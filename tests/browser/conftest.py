@@ -1,0 +1,82 @@
+"""A real headless Chromium without network, and its screenshots."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Debian's Chromium; without it tests are skipped, unless SEEUPO_REQUIRE_BROWSER is set."""
+    program = shutil.which("chromium")
+    if program is None:
+        assert not os.environ.get("SEEUPO_REQUIRE_BROWSER"), "got no chromium; it is required here"
+        pytest.skip("got no chromium on the PATH")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """`open_page(path, width=..., height=..., **context)` -> a page; files only, and no errors.
+
+    What the page logs as an error, and what it asks of the network, fails the test at its end.
+    """
+    contexts, wrong = [], []
+
+    def open_one(path, fragment="", *, width=1280, height=800, **options):
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+
+        def route(handler):
+            if handler.request.url.startswith(("file://", "data:")):
+                handler.continue_()
+            else:
+                wrong.append(f"asked the network for {handler.request.url}")
+                handler.abort()
+
+        context.route("**/*", route)
+        page = context.new_page()
+        page.wrong = wrong
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+        page.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))
+        page.goto(Path(path).resolve().as_uri() + fragment)
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+@pytest.fixture
+def screenshot(tmp_path):
+    """`screenshot(page, name)` -> the picture's path, in $SEEUPO_SCREENSHOTS if that is set."""
+    folder = Path(os.environ.get("SEEUPO_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def take(page, name):
+        path = folder / f"{name}.png"
+        page.screenshot(path=path)
+        assert path.stat().st_size > 5000, "the picture shows nothing"
+        return path
+
+    return take
