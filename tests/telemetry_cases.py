@@ -89,7 +89,7 @@ def record(iteration=0, group=0, member=0, *, split="train", seed=0, **given):
         "weights": weights if split == "train" else [],
         "info": {"calls": turns},
         "messages": messages,
-        "segments": [segment_of(messages, rng)],
+        "segments": [] if "segments" in given else [segment_of(messages, rng)],
     }
     return {**made, **given}
 

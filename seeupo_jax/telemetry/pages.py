@@ -107,7 +107,17 @@ def _chunks(
 def _row(record: dict[str, Any], source: str, chunk: str, place: int) -> dict[str, Any]:
     """What the list shows of a trajectory, and where the rest of it is."""
     sizes = [abs(weight) for weight in record["weights"] if weight is not None]
-    keys = ("iteration", "group", "member", "task_id", "stop", "failure", "reward", "success")
+    keys = (
+        "iteration",
+        "group",
+        "member",
+        "task_id",
+        "stop",
+        "failed",
+        "failure",
+        "reward",
+        "success",
+    )
     return {
         "source": source,
         **{key: record[key] for key in keys},

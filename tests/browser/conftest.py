@@ -16,6 +16,7 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
+LOCAL = ("file://", "data:", "http://127.0.0.1:")
 
 
 @pytest.fixture(scope="session")
@@ -34,19 +35,20 @@ def browser():
 
 
 @pytest.fixture
-def open_page(browser):
-    """`open_page(path, width=..., height=..., **context)` -> a page; files only, and no errors.
+def new_page(browser):
+    """`new_page(width=..., height=..., **context)` -> a page that sees files and this machine only.
 
-    What the page logs as an error, and what it asks of the network, fails the test at its end.
+    What a page logs as an error, and what it asks of the network, fails the test at its end;
+    `page.wrong` is the list of that, for a test that expects some.
     """
     contexts, wrong = [], []
 
-    def open_one(path, fragment="", *, width=1280, height=800, **options):
+    def make(*, width=1280, height=800, **options):
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         contexts.append(context)
 
         def route(handler):
-            if handler.request.url.startswith(("file://", "data:")):
+            if handler.request.url.startswith(LOCAL):
                 handler.continue_()
             else:
                 wrong.append(f"asked the network for {handler.request.url}")
@@ -58,13 +60,18 @@ def open_page(browser):
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
         page.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))
-        page.goto(Path(path).resolve().as_uri() + fragment)
         return page
 
-    yield open_one
+    yield make
     for context in contexts:
         context.close()
     assert not wrong
+
+
+@pytest.fixture
+def page(new_page):
+    """One such page, 1280 x 800."""
+    return new_page()
 
 
 @pytest.fixture

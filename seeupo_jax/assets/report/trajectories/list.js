@@ -19,7 +19,7 @@ let cursor = 0; // place in `listed`
 function outcomeOf(row) {
   const success = at("success", row);
   if (success !== null) return success ? "success" : "no success";
-  return at("failure", row) === null && at("stop", row) === "done" ? "not judged" : "failed";
+  return at("failed", row) ? "failed" : "not judged";
 }
 
 function outcomeMark(row) {
@@ -87,7 +87,8 @@ function list(query) {
   document.getElementById("count").textContent = INDEX.rows ? counts : "This run has written no trajectories yet.";
   document.getElementById("active").textContent = wanted.length ? `(${wanted.length} set)` : "";
   for (const control of document.getElementById("filters").elements) {
-    if (control.name && control !== document.activeElement) control.value = query.get(control.name) ?? "";
+    const typing = control.id === "q" && control === document.activeElement;
+    if (control.name && !typing) control.value = query.get(control.name) ?? "";
   }
 }
 

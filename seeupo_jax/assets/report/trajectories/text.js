@@ -111,7 +111,7 @@ function codeBlock(text) {
 
 function folded(kind, title, summary, body) {
   const short = summary.length > 160 ? `${summary.slice(0, 160)}…` : summary;
-  const line = el("summary", {}, el("b", {}, title), " ", el("span.preview", {}, ...shown(short)));
+  const line = el("summary", {}, el("b", {}, ...shown(title)), " ", el("span.preview", {}, ...shown(short)));
   const element = el(`details.${kind}`, {}, line);
   // What is folded is made when it is first unfolded.
   element.addEventListener("toggle", () => element.append(body()), { once: true });

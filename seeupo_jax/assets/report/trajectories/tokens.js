@@ -95,10 +95,11 @@ function tokenNodes(record, tint, records) {
 function turnBlock(record, segment, from, to, tint, scale) {
   const turn = segment.turn[from];
   const tokens = [];
+  const name = `token-${record.member}-${record.segments.indexOf(segment)}`;
   for (let i = from; i < to; i++) {
     const value = scale ? valueOf(tint, record, segment, i) : null;
     const classes = tint === "plain" ? "plain" : tintClass(tint, value, turn, scale);
-    const element = el("span", { tabIndex: i === from ? 0 : -1 }, ...tokenText(segment.text[i]));
+    const element = el("span", { id: `${name}-${i}`, tabIndex: i === from ? 0 : -1 }, ...tokenText(segment.text[i]));
     element.className = `token ${classes}`;
     element.token = { record, segment, i };
     tokens.push(element);

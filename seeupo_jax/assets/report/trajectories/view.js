@@ -25,7 +25,11 @@ async function drawView() {
     const records = await Promise.all([row, ...beside].map(load));
     if (mine !== drawing) return;
     const kept = view.dataset.path === state.path ? view.scrollTop : 0;
+    const focused = document.activeElement;
+    const inside = view.contains(focused);
     view.replaceChildren(...header(row, group, records[0]), columns([row, ...beside], records));
+    // What had the focus is another element now, of the same id.
+    if (inside) (document.getElementById(focused.id) ?? view).focus({ preventScroll: true });
     view.dataset.path = state.path;
     view.scrollTop = kept;
     if (state.folds === "all") unfold(true);
@@ -45,7 +49,7 @@ function backButton() {
 
 function header(row, group, record) {
   const where = `${at("source", row).replace("_", " ")}, iteration ${record.iteration}, group ${record.group}, member ${record.member}`;
-  const facts = [["seed", record.seed], ["policy", record.policy_version ?? "–"], ...Object.entries(record.labels)];
+  const facts = [["seed", record.seed], ["policy version", record.policy_version ?? "–"], ...Object.entries(record.labels)];
   if (record.turn_rewards.length) facts.push(["rewards by turn", record.turn_rewards.map((r) => number(r)).join(", ")]);
   const list = facts.flatMap(([key, value]) => [el("dt", {}, ...shown(key)), el("dd", {}, ...shown(String(value)))]);
   return [
@@ -66,25 +70,25 @@ function siblings(row, group) {
     const member = at("member", other);
     const link = el("a", { href: address({ path: keyOf(other), beside: "" }) }, String(member));
     if (other === row) link.setAttribute("aria-current", "true");
-    const box = el("input", { type: "checkbox", checked: other === row || isBeside(other), disabled: other === row });
-    box.setAttribute("aria-label", `member ${member} side by side`);
+    const box = el("input", { type: "checkbox", checked: other === row || isBeside(other), disabled: other === row, id: `show-${member}` });
+    box.setAttribute("aria-label", `show member ${member} side by side`);
     box.onchange = () => {
       const members = group.filter((one) => one !== row && (one === other ? box.checked : isBeside(one)));
       go({ beside: members.map((one) => at("member", one)).join(",") });
     };
     const cells = [
+      box,
       link,
       outcomeMark(other),
       number(at("reward", other)),
+      el("span", {}, ...shown(at("stop", other))),
+      String(at("turns", other)),
       number(at("advantage", other)),
       number(at("weight", other)),
-      String(at("turns", other)),
-      at("stop", other),
-      box,
     ];
     return el(other === row ? "tr.at" : "tr", {}, ...cells.map((cell) => el("td", {}, cell)));
   });
-  const names = ["member", "", "reward", "advantage", "|A·M|", "turns", "stop", "beside"];
+  const names = ["show", "member", "", "reward", "stop", "turns", "advantage", "|A·M|"];
   const head = el("tr", {}, ...names.map((name) => el("th", { scope: "col" }, name)));
   return el(
     "section.siblings",
@@ -96,12 +100,12 @@ function siblings(row, group) {
 /** What is shown, and how: a tint, the whole group, everything unfolded. */
 function choices(group) {
   const buttons = Object.entries(TINTS).map(([tint, label]) => {
-    const input = el("input", { type: "radio", name: "tint", value: tint, checked: state.tint === tint });
+    const input = el("input", { type: "radio", name: "tint", id: `tint-${tint}`, value: tint, checked: state.tint === tint });
     input.onchange = () => go({ tint });
     return el("label", {}, input, " ", label);
   });
   const pressed = (key, change, label) =>
-    el("button", { type: "button", onclick: change, "aria-pressed": String(state[key] === "all") }, label);
+    el("button", { type: "button", id: `toggle-${key}`, onclick: change, "aria-pressed": String(state[key] === "all") }, label);
   if (group.length > 1) buttons.push(pressed("beside", toggleGroup, "Group side by side"));
   if (!state.tint) buttons.push(pressed("folds", toggleFolds, "Unfold all"));
   return el("fieldset.tints", {}, el("legend", {}, "What is shown"), ...buttons);
