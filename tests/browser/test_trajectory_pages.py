@@ -299,6 +299,8 @@ def test_the_group_is_listed_and_stands_side_by_side(run, page, screenshot):
     expect(page.locator(".column")).to_have_count(2)
     page.keyboard.press("s")
     expect(page.locator(".column")).to_have_count(4)
+    heads = page.locator(".column > h3").all_inner_texts()
+    assert [re.search(r"member (\d)", head)[1] for head in heads] == ["0", "1", "2", "3"]
     left = [box["x"] for box in map(lambda c: c.bounding_box(), page.locator(".column").all())]
     assert left == sorted(set(left)), "columns stand beside each other"
     screenshot(page, "trajectories_group")
@@ -370,7 +372,7 @@ def test_hostile_text_is_text_everywhere(tmp_path, page, screenshot):
         {"role": HOSTILE, "content": HOSTILE},
         {"role": "assistant", "content": f"<think>{HOSTILE}</think>{call(HOSTILE, a=HOSTILE)}"},
         {"role": "tool", "content": HOSTILE},
-        {"role": "user", "content": f"```{HOSTILE}\n{HOSTILE}\n```"},
+        {"role": "user", "content": f"```{HOSTILE.replace('`', '')}\n{HOSTILE}\n```"},
         {"role": "assistant", "content": f"```python\n{HOSTILE}\n```"},
     ]
     given = {"task_id": HOSTILE, "stop": HOSTILE, "failure": HOSTILE, "success": None}

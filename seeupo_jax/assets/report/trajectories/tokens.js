@@ -99,8 +99,12 @@ function turnBlock(record, segment, from, to, tint, scale) {
   for (let i = from; i < to; i++) {
     const value = scale ? valueOf(tint, record, segment, i) : null;
     const classes = tint === "plain" ? "plain" : tintClass(tint, value, turn, scale);
-    const element = el("span", { id: `${name}-${i}`, tabIndex: i === from ? 0 : -1 }, ...tokenText(segment.text[i]));
+    // Not by `el`: there may be a hundred thousand of them.
+    const element = document.createElement("span");
+    element.id = `${name}-${i}`;
     element.className = `token ${classes}`;
+    element.tabIndex = i === from ? 0 : -1;
+    element.append(...tokenText(segment.text[i]));
     element.token = { record, segment, i };
     tokens.push(element);
   }
@@ -119,6 +123,7 @@ function turnBlock(record, segment, from, to, tint, scale) {
 
 /** A token's text; line ends are marked, and what adds no text is a dotted circle. */
 function tokenText(text) {
+  if (/^[ -~]+$/.test(text)) return [text];
   if (text === "") return [el("i.part", { title: "a part of a character" })];
   return text.split("\n").flatMap((line, i) => [...(i ? [el("i.end"), "\n"] : []), ...shown(line)]);
 }

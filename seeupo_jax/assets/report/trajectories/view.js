@@ -19,15 +19,15 @@ async function drawView() {
     return;
   }
   const group = groupOf.get(groupKey(row));
-  const beside = group.filter((other) => other !== row && isBeside(other));
+  const rows = group.filter((other) => other === row || isBeside(other));
   view.setAttribute("aria-busy", "true");
   try {
-    const records = await Promise.all([row, ...beside].map(load));
+    const records = await Promise.all(rows.map(load));
     if (mine !== drawing) return;
     const kept = view.dataset.path === state.path ? view.scrollTop : 0;
     const focused = document.activeElement;
     const inside = view.contains(focused);
-    view.replaceChildren(...header(row, group, records[0]), columns([row, ...beside], records));
+    view.replaceChildren(...header(row, group, records[rows.indexOf(row)]), columns(rows, records));
     // What had the focus is another element now, of the same id.
     if (inside) (document.getElementById(focused.id) ?? view).focus({ preventScroll: true });
     view.dataset.path = state.path;
