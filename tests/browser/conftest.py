@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 ARGUMENTS = (
     "--headless",
@@ -19,15 +20,17 @@ ARGUMENTS = (
 LOCAL = ("file://", "data:", "http://127.0.0.1:")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
-    """Debian's Chromium; without it tests are skipped, unless SEEUPO_REQUIRE_BROWSER is set."""
+    """Debian's Chromium; without it tests are skipped, unless SEEUPO_REQUIRE_BROWSER is set.
+
+    Of a module, not of the session: Playwright's event loop runs in this thread as long as it does,
+    and the tests of another file could start none.
+    """
     program = shutil.which("chromium")
     if program is None:
         assert not os.environ.get("SEEUPO_REQUIRE_BROWSER"), "got no chromium; it is required here"
         pytest.skip("got no chromium on the PATH")
-    from playwright.sync_api import sync_playwright
-
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
         yield browser

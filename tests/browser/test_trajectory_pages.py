@@ -9,12 +9,10 @@ import threading
 import time
 
 import pytest
+from playwright.sync_api import expect
 from telemetry_cases import call, record, segment_of, write_run, write_shard
 
 from seeupo_jax.telemetry.pages import write_pages
-
-playwright = pytest.importorskip("playwright.sync_api")
-expect = playwright.expect
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +191,19 @@ def test_a_link_opens_the_same_view_in_a_copied_workdir(run, page, tmp_path):
     expect(page.get_by_label("by entropy")).to_be_checked()
     expect(page.locator(".column")).to_have_count(3)
     expect(page.locator("#count")).to_contain_text("32 of 128")
+
+
+def test_a_link_brings_its_row_into_sight(run, page):
+    go(page, run, "#train/2/7/0")
+    chosen = page.locator(".row[aria-selected=true]")
+    expect(chosen).to_be_in_viewport()
+    expect(chosen).to_contain_text("train/2/7/0")
+
+
+def test_small_numbers_keep_their_size(tmp_path, page):
+    made = sampled([-1.0], [-1.000003], [0.0])
+    go(page, write_one(tmp_path, **made), "#train/0/0/0?tint=gap")
+    expect(page.locator(".badge")).to_contain_text("mean |gap| 3.0e−6")
 
 
 def test_going_back_returns_to_what_was_seen(run, page):

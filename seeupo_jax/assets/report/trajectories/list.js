@@ -29,7 +29,8 @@ function outcomeMark(row) {
 
 function number(value, digits = 2) {
   if (value === null || value === undefined) return "–";
-  return value.toFixed(digits).replace("-", "−");
+  const small = value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits;
+  return (small ? value.toExponential(1) : value.toFixed(digits)).replaceAll("-", "−");
 }
 
 /** Makes the filters' controls out of what the index holds. */
@@ -96,6 +97,7 @@ function list(query) {
 function moveTo(place) {
   cursor = Math.max(0, Math.min(place, listed.length - 1));
   const box = document.getElementById("list");
+  document.getElementById("rows").style.height = `${listed.length * ROW}px`; // before it is scrolled
   if (cursor * ROW < box.scrollTop) box.scrollTop = cursor * ROW;
   if ((cursor + 1) * ROW > box.scrollTop + box.clientHeight) box.scrollTop = (cursor + 1) * ROW - box.clientHeight;
   drawRows();
@@ -105,7 +107,6 @@ function moveTo(place) {
 function drawRows() {
   const box = document.getElementById("list");
   const rows = document.getElementById("rows");
-  rows.style.height = `${listed.length * ROW}px`;
   const first = Math.max(0, Math.floor(box.scrollTop / ROW) - 6);
   const last = Math.min(listed.length, Math.ceil((box.scrollTop + box.clientHeight) / ROW) + 6);
   const places = Array.from({ length: Math.max(0, last - first) }, (_, i) => first + i);
