@@ -72,19 +72,17 @@ def _part(data: Path, shard: Shard, path: Path) -> dict[str, list[dict[str, Any]
     """The rows of a shard, by the name of the file that keeps them; its chunks are written."""
     digest = hashlib.blake2b(LAYOUT.encode() + path.read_bytes(), digest_size=6).hexdigest()
     stem = f"{shard.name.partition('.')[0]}-{digest}"
-    kept = data / f"{stem}.json"
+    kept = data / f"{stem}.json.gz"
     if not kept.exists():  # it is the last that is written of a shard
         rows = []
         for number, records in enumerate(_chunks(read_shard(path))):
             chunk = f"{stem}-{number:02d}"
-            packed = gzip.compress(
-                f"[{','.join(text for _, text in records)}]".encode(), 6, mtime=0
-            )
+            packed = _pack(f"[{','.join(text for _, text in records)}]")
             script = f'receiveChunk("{chunk}","{base64.b64encode(packed).decode()}");\n'
             _write(data / f"{chunk}.js", script.encode())
             rows += [_row(record, shard.kind, chunk, i) for i, (record, _) in enumerate(records)]
-        _write(kept, _json(rows).encode())
-    return {kept.name: json.loads(kept.read_bytes())}
+        _write(kept, _pack(_json(rows)))
+    return {kept.name: json.loads(gzip.decompress(kept.read_bytes()))}
 
 
 def _chunks(
@@ -142,6 +140,10 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
         codes = {value: code for code, value in enumerate(values[key])}
         columns[key] = [codes[value] for value in columns.get(key, ())]
     return {"columns": columns, "values": values}
+
+
+def _pack(text: str) -> bytes:
+    return gzip.compress(text.encode(), 6, mtime=0)
 
 
 def _json(value: Any) -> str:

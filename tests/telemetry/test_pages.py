@@ -11,6 +11,7 @@ from telemetry_cases import record, write_run, write_shard
 
 from seeupo_jax.telemetry import pages, read_trajectories
 from seeupo_jax.telemetry.pages import write_pages
+from seeupo_jax.telemetry.trajectories import read_shard
 
 HOSTILE = '</script><script>alert(1)</script><!--\u2028\u2029\u202e\x00\ud800"\\'
 
@@ -82,14 +83,19 @@ def test_chunks_are_cut_at_their_size_and_a_large_record_is_alone(tmp_path, monk
     assert max(sizes) <= 20_010 and sizes[0] > 10_000
 
 
-def test_only_changed_shards_are_written_again_and_what_is_old_is_removed(tmp_path):
+def test_only_changed_shards_are_written_again_and_what_is_old_is_removed(tmp_path, monkeypatch):
     write_run(tmp_path, iterations=2, test=False)
     write_pages(tmp_path)
     before = written(tmp_path)
+    read = []
+    monkeypatch.setattr(
+        pages, "read_shard", lambda path: read.append(path.name) or read_shard(path)
+    )
     write_pages(tmp_path)
-    assert written(tmp_path) == before
+    assert written(tmp_path) == before and not read
     write_shard(tmp_path, [record(1, seed=1)])
     write_pages(tmp_path)
+    assert read == ["train_000001.jsonl.gz"]
     after = written(tmp_path)
     kept = {name for name in before if name.startswith("train_000000")}
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
