@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -46,8 +47,10 @@ from seeupo_jax.rollout.engine import Engine
 from seeupo_jax.rollout.openai_server import OpenAIServer
 from seeupo_jax.telemetry.checksum import checksum
 from seeupo_jax.telemetry.episodes import Episode, EpisodeFile, to_episode
+from seeupo_jax.telemetry.progress import Progress
 from seeupo_jax.telemetry.statistics import evaluation_metrics, evaluation_table
 from seeupo_jax.types import Trajectory
+from seeupo_jax.watch import Watch
 
 _SPLIT = flags.DEFINE_string("split", None, "Split to evaluate; default: config.evaluation.split.")
 _K = flags.DEFINE_integer(
@@ -89,6 +92,7 @@ def evaluate(
     iteration: int = 0,
     file: EpisodeFile | None = None,
     stop: Callable[[], bool] = lambda: False,
+    watch: Watch | None = None,
 ) -> dict[str, float]:
     """Plays the first `config.evaluation.tasks` tasks of a split k times each.
 
@@ -96,6 +100,7 @@ def evaluate(
       file: what is in it is not played; what this process plays goes there. All processes have
         one, or none has.
       stop: whether this process was asked to stop.
+      watch: where others can see how far this process is.
 
     Returns: `evaluation_metrics` of success (score 1) among the episodes whose environment did not
       fail, by `eval/`; by `eval_SPLIT/` for another split than the config's.
@@ -130,6 +135,7 @@ def evaluate(
         deterministic=config.rollout.deterministic,
         on_finished=keep,
         stop=stop,
+        watch=watch,
     )
     for trajectory in collected.trajectories:
         episode = to_episode(trajectory, labels[trajectory.task_id])
@@ -298,19 +304,33 @@ def main(_: Sequence[str]) -> None:
         file = opened.enter_context(EpisodeFile(path, settings))
         pool = build.build_pool(config, engine.concurrency)
         opened.enter_context(contextlib.closing(pool))
-        metrics = evaluate(
-            config,
-            engine,
-            pool,
-            tokenizer,
-            params,
-            split=split,
-            k=k,
-            iteration=iteration,
-            file=file,
-        )
+        with _progress(config) as progress:
+            progress.phase(f"evaluation of {split}")
+            metrics = evaluate(
+                config,
+                engine,
+                pool,
+                tokenizer,
+                params,
+                split=split,
+                k=k,
+                iteration=iteration,
+                file=file,
+                watch=progress.watch,
+            )
         if jax.process_index() == 0:
             _report(config, file, about, metrics)
+
+
+@contextlib.contextmanager
+def _progress(config: Config) -> Iterator[Progress]:
+    """Shown on the standard error by process 0: the standard output has the result."""
+    shows = jax.process_index() == 0
+    with (
+        open(os.devnull, "w") as nowhere,
+        Progress(0, config.telemetry.display, stream=sys.stderr if shows else nowhere) as progress,
+    ):
+        yield progress
 
 
 def _report(

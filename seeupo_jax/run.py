@@ -224,6 +224,7 @@ class Run:
                 deterministic=config.rollout.deterministic,
                 stop=self._asked,
                 begun=begun if round == 0 else None,
+                watch=self._progress.watch,
             )
 
         tasks, others = self._tasks.of(iteration), self._tasks.others(iteration)
@@ -249,6 +250,7 @@ class Run:
             iteration=iteration,
             stop=lambda: bool(agree([self._asked()])[0]),
             resume=resume,
+            on_step=self._progress.step,
         )
         self._done, self._state, self._saved, self._score = iteration, state, False, None
         self.evaluated = not self.due(iteration, self.config.evaluation.every)
@@ -356,6 +358,7 @@ class Run:
                 k=config.k,
                 iteration=iteration,
                 stop=self._asked,
+                watch=self._progress.watch,
             )
         self._write(iteration, values)
         self._progress.evaluation(iteration, values)

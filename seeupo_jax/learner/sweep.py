@@ -70,6 +70,7 @@ def sweep(
     stop: Callable[[], bool] = lambda: False,
     resume: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
     observe: Callable[[Step], None] | None = None,
+    on_step: Callable[[int, int], None] = lambda done, steps: None,
 ) -> tuple[TrainState, dict[str, float]]:
     """Updates the policy with one iteration's trajectories; `state` is donated.
 
@@ -80,6 +81,7 @@ def sweep(
       stop: asked before every turn; with several processes it must say the same in all.
       resume: arrays and notes of the `SweepStopped` that this sweep of the same trajectories ended
         with before; `state` is the one among them.
+      on_step: hears how many of the order's steps the device has done, and of how many.
 
     Returns: the state after the last turn's step, and metrics. Without a single sampled turn the
       state is returned as it came.
@@ -116,6 +118,7 @@ def sweep(
     for turns in order[current.done :]:
         if len(flying) == IN_FLIGHT:
             jax.block_until_ready(flying.popleft())
+        on_step(current.done - len(flying), len(order))
         if stop():
             raise SweepStopped(state, current, learner)
         state = update_turn(
