@@ -121,7 +121,7 @@ def iteration_line(state: State) -> str:
 def phase_line(state: State, moment: Moment) -> str:
     """What a log says of the phase under way."""
     parts = _phase_parts(state, moment)
-    at = len(parts) - (moment.phase_left is not None)  # what is left comes last
+    at = len(parts) - parts[-1].startswith("left ")  # what is left comes last
     environments = [*_environments(moment), *_named(_slowest(moment.activity))]
     return join(*parts[:at], *environments, *parts[at:])
 
@@ -185,7 +185,7 @@ def _phase_parts(state: State, moment: Moment) -> list[str]:
         parts += [f"{done}/{total}", *([detail] if detail else [])]
     elif took >= 1:
         parts.append(format_duration(took))
-    return parts + ([] if left is None else [f"left {format_duration(left)}"])
+    return parts + ([f"left {format_duration(left)}"] if left is not None and left >= 0.5 else [])
 
 
 def _environments(moment: Moment) -> list[str]:
@@ -195,7 +195,8 @@ def _environments(moment: Moment) -> list[str]:
         return []
     parts = [f"{seen.finished}/{seen.total} finished", f"{seen.active} active"]
     parts += [f"{seen.failed} failed"] if seen.failed else []
-    return [*parts, _rate(moment.rate), f"{seen.stepping} stepping"]
+    parts.append(_rate(moment.rate))
+    return parts + ([f"{seen.stepping} stepping"] if seen.stepping else [])
 
 
 def _slowest(seen: Activity | None) -> list[str]:
