@@ -22,8 +22,20 @@ def tell(sections: Iterable[Section]) -> None:
     for title, lines in sections:
         for number, line in enumerate(lines):
             head = f"{title if not number else '':{_TITLE}}"
-            print(textwrap.fill(line, _WIDTH, initial_indent=head, subsequent_indent=" " * _TITLE))
+            print(_wrapped(line, head))
     print("\nNothing was run and nothing written; without --explain the same command runs this.")
+
+
+def _wrapped(line: str, head: str) -> str:
+    """A line under its title; words, and so paths, stay whole."""
+    return textwrap.fill(
+        line,
+        _WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * _TITLE,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def choices(values: Mapping[str, Any]) -> str:

@@ -68,7 +68,7 @@ class Progress:
         self._next_line = now + _LONG_S
         # Last: the live display draws once as it is made.
         kind = DISPLAYS["rich" if redraw else "plain"]
-        self._display: Display = kind(safe, self._rows, self._tell)
+        self._display: Display = kind(safe, self._rows, self.tick)
 
     def __enter__(self) -> Progress:
         self._display.start()
@@ -100,7 +100,7 @@ class Progress:
           detail: a few words more, such as `loss 0.41`.
         """
         self._state = replace(self._state, step=(done, total, detail))
-        self._tell()
+        self.tick()
 
     def iteration(self, i: int, metrics: Mapping[str, Any]) -> None:
         """Says that the first `i` iterations are done, the last of them with these metrics.
@@ -139,6 +139,14 @@ class Progress:
         """Writes a line that stays."""
         self._display.line(text)
 
+    def tick(self) -> None:
+        """Writes a line of the phase, where lines are plain and the last one is long ago."""
+        now = self._clock()
+        if now < self._next_line or self._display.live or not self._state.phase:
+            return
+        self._next_line = now + _LINE_EVERY_S
+        self.log(view.phase_line(self._state, self._moment(now)))
+
     def _end_phase(self, now: float) -> None:
         state = self._state
         took = now - state.phase_began
@@ -147,14 +155,6 @@ class Progress:
         self._pace.record(state.phase, took)
         if state.phase not in _OF_AN_ITERATION and took >= _LONG_S:
             self.log(f"{state.phase} took {format_duration(took)}")
-
-    def _tell(self) -> None:
-        """A line of the phase, where lines are plain and the last one is long ago."""
-        now = self._clock()
-        if now < self._next_line or self._display.live or not self._state.phase:
-            return
-        self._next_line = now + _LINE_EVERY_S
-        self.log(view.phase_line(self._state, self._moment(now)))
 
     def _moment(self, now: float) -> Moment:
         state, activity = self._state, self.watch.look()
