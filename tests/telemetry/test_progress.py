@@ -204,7 +204,7 @@ class _Terminal:
 
     def frames(self):
         """What was drawn, a list of lines for each time."""
-        text = b"".join(self._chunks).decode()
+        text = re.sub(r"\x1b\[[0-9;]*m", "", b"".join(self._chunks).decode(errors="ignore"))
         frames = re.split(r"(?:\r|\x1b\[2K|\x1b\[1A)+(?=iteration|phase)", text)
         plain = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame) for frame in frames]
         return [[line for line in frame.split("\r\n") if line.strip()] for frame in plain]
