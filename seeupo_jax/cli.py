@@ -18,7 +18,7 @@ from absl import flags, logging
 
 import seeupo_jax
 from seeupo_jax.algorithms.recipes import RECIPES
-from seeupo_jax.checkpoint import check_writable
+from seeupo_jax.checkpoint import check_could_write, check_writable
 from seeupo_jax.config import Config, load_config, to_dict
 from seeupo_jax.parallel import cluster
 
@@ -47,16 +47,20 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     return [re.sub(r"^--config\.", "--override=", argument) for argument in argv]
 
 
-def read_config() -> tuple[Config, Path]:
-    """The validated configuration and the run's folder, which is made if need be.
+def read_config(*, make: bool = True) -> tuple[Config, Path]:
+    """The validated configuration and the run's folder.
+
+    Args:
+      make: the folder too if need be, and write to it for a moment; otherwise all stays as it is.
 
     Raises:
       ValueError: a wrong field, or a folder that cannot be written.
     """
     config = load_config(_CONFIG.value, _OVERRIDES.value, recipes=RECIPES)
-    check_writable(_WORKDIR.value)
+    check = check_writable if make else check_could_write
+    check(_WORKDIR.value)
     if config.checkpoint.directory is not None:
-        check_writable(config.checkpoint.directory, "config.checkpoint.directory")
+        check(config.checkpoint.directory, "config.checkpoint.directory")
     return config, Path(_WORKDIR.value).absolute()
 
 

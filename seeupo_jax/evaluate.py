@@ -1,12 +1,13 @@
 """Evaluation: avg@k and pass@k of a policy on a split, with 95% intervals.
 
 python -m seeupo_jax.evaluate --config=FILE.py --workdir=DIR [--split=test] [--k=4] [--greedy]
-    [--json=OUT] [--bfcl_results=FOLDER]
+    [--explain] [--json=OUT] [--bfcl_results=FOLDER]
     [--server=http://HOST:PORT [--server_model=NAME] [--server_dialect=auto|vllm|sglang]
     [--server_seeded=True] [--server_timeout_s=600]]
 
 The policy is the run's; with a server, the one that the server holds, whose tokenizer must be the
-run's. Nothing is loaded or computed here then.
+run's. Nothing is loaded or computed here then. With --explain it prints what would be played, and
+plays nothing.
 
 Every episode is in DIR/evaluation as soon as it is over (`telemetry/episodes.py`). The same command
 plays only what is not there: what it was stopped before, and what an environment's failure cost.
@@ -19,35 +20,45 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from absl import app, flags
 
 from seeupo_jax import build, envs
-from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.cli import join_cluster, parse_flags, read_config
 from seeupo_jax.config import Config
 from seeupo_jax.envs import Labelled
 from seeupo_jax.envs.bfcl_export import export_results
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.errors import sentence_errors
+from seeupo_jax.explain.evaluation import explain_episodes, explain_policy, explain_server
+from seeupo_jax.explain.tell import EXPLAIN, Section, tell
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.parallel.distributed import gather
+from seeupo_jax.players import (
+    SERVER,
+    SERVER_MODEL,
+    check_own,
+    check_served,
+    own_policy,
+    policy_folder,
+    served_policy,
+)
 from seeupo_jax.policy.tokenizer import Tokenizer
-from seeupo_jax.policy.weights import read_tokenizer
 from seeupo_jax.rollout.collect import Request, collect, group_requests
 from seeupo_jax.rollout.engine import Engine
-from seeupo_jax.rollout.openai_server import OpenAIServer
-from seeupo_jax.telemetry.checksum import checksum
-from seeupo_jax.telemetry.episodes import Episode, EpisodeFile, to_episode
+from seeupo_jax.telemetry.episodes import Episode, EpisodeFile, read_played, to_episode
+from seeupo_jax.telemetry.progress import Progress
 from seeupo_jax.telemetry.statistics import evaluation_metrics, evaluation_table
 from seeupo_jax.types import Trajectory
+from seeupo_jax.watch import Watch
 
 _SPLIT = flags.DEFINE_string("split", None, "Split to evaluate; default: config.evaluation.split.")
 _K = flags.DEFINE_integer(
@@ -58,20 +69,6 @@ _BFCL_RESULTS = flags.DEFINE_string(
     "bfcl_results", None, "Also write result files for `bfcl evaluate` into this folder."
 )
 _JSON = flags.DEFINE_string("json", None, "Also write the metrics to this file.")
-_SERVER = flags.DEFINE_string("server", None, "Play with the policy that this server holds.")
-_SERVER_MODEL = flags.DEFINE_string(
-    "server_model", None, "What the server calls it; default: the only model that it lists."
-)
-_SERVER_DIALECT = flags.DEFINE_string(
-    "server_dialect", "auto", "vllm, sglang, or auto: by who the server says owns the model."
-)
-_SERVER_SEEDED = flags.DEFINE_bool(
-    "server_seeded", True, "Give each request a seed; vLLM on TPU refuses seeds."
-)
-_SERVER_TIMEOUT_S = flags.DEFINE_float(
-    "server_timeout_s", 600.0, "Of a request; tried again as config.env.retries says."
-)
-_OF_SERVER = (_SERVER_MODEL, _SERVER_DIALECT, _SERVER_SEEDED, _SERVER_TIMEOUT_S)
 
 # Added to the iteration, so that an evaluation never samples with an iteration's random numbers.
 _STREAM = 2**31
@@ -93,6 +90,7 @@ def evaluate(
     file: EpisodeFile | None = None,
     stop: Callable[[], bool] = lambda: False,
     on_played: Callable[[Sequence[Trajectory], Labels], None] = lambda *_: None,
+    watch: Watch | None = None,
 ) -> dict[str, float]:
     """Plays the first `config.evaluation.tasks` tasks of a split k times each.
 
@@ -101,6 +99,7 @@ def evaluate(
         one, or none has.
       stop: whether this process was asked to stop.
       on_played: is given what all processes played, and the labels of the tasks.
+      watch: where others can see how far this process is.
 
     Returns: `evaluation_metrics` of success (score 1) among the episodes whose environment did not
       fail, by `eval/`; by `eval_SPLIT/` for another split than the config's.
@@ -135,6 +134,7 @@ def evaluate(
         deterministic=config.rollout.deterministic,
         on_finished=keep,
         stop=stop,
+        watch=watch,
     )
     on_played(collected.trajectories, labels)
     for trajectory in collected.trajectories:
@@ -150,91 +150,32 @@ def evaluate(
     return evaluation_metrics(prefix, np.array(success).reshape(-1, k), kinds)
 
 
-class _Player(NamedTuple):
-    """A policy that can be played with.
+def _explain(config: Config, workdir: Path, split: str, k: int) -> list[Section]:
+    """What this evaluation would do; a server is not asked for anything."""
+    if SERVER.value is None:
+        check_own(config)
+        found = explain_policy(config, workdir, policy_folder(config, workdir))
+        same: dict[str, Any] | None = {"iteration": found.iteration}
+    else:
+        jax.config.update("jax_platforms", "cpu")
+        check_served(config)
+        found = explain_server(SERVER.value, SERVER_MODEL.value)
+        model = SERVER_MODEL.value
+        same = None if model is None else {"server": SERVER.value, "model": model}
+    path, played = workdir / "evaluation", None
+    if same is not None:
+        settings = _settings(config, split, k, same)
+        path = path / _file_name(settings)
+        played = read_played(path, settings)
+    return [*found.sections, *explain_episodes(config, split, k, path, played)]
 
-    about: what the JSON says of it. same: what must not change while its episodes are played.
+
+def _settings(config: Config, split: str, k: int, same: Mapping[str, Any]) -> dict[str, Any]:
+    """All that decides how an episode goes.
+
+    Args:
+      same: of the policy; see `Player`.
     """
-
-    engine: Engine
-    tokenizer: Tokenizer
-    params: Any
-    iteration: int
-    about: dict[str, Any]
-    same: dict[str, Any]
-
-
-@contextlib.contextmanager
-def _own_policy(config: Config, workdir: Path) -> Iterator[_Player]:
-    """The run's last checkpoint, or what it starts from, in our own engine."""
-    if unused := [flag.name for flag in _OF_SERVER if flag.present]:
-        raise ValueError(f"--{unused[0]}: got a value; allowed: none without --server.")
-    build.check(config)
-    made, params = build.load_policy(config, _folder(config, workdir))
-    files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
-    found = files.restore({"params": params}, partial=True)
-    iteration = 0
-    if found is not None:
-        iteration, state, _ = found
-        params = state["params"]
-    engine = build.build_engine(config, made)
-    with jax.set_mesh(made.mesh):
-        about, whole = {"iteration": iteration}, made.whole(params)
-        same = about | {"policy": checksum(whole), "config.model.dtype": config.model.dtype}
-        yield _Player(engine, made.tokenizer, whole, iteration, about, same)
-
-
-@contextlib.contextmanager
-def _served_policy(config: Config, workdir: Path) -> Iterator[_Player]:
-    """What a server holds; at the end stderr has what the server cost, if it cost anything."""
-    # The server may hold this machine's accelerator, and a TPU lets only one process in.
-    jax.config.update("jax_platforms", "cpu")
-    rollout, url = config.rollout, _SERVER.value
-    if rollout.grammar is not None:
-        raise ValueError(
-            f"config.rollout.grammar: got {rollout.grammar!r}; allowed with --server: none, since a"
-            " server is not told of it."
-        )
-    folder = _folder(config, workdir)
-    tokenizer = read_tokenizer(folder, config.chat)
-    if tokenizer is None:
-        raise ValueError(f"{folder}: got no tokenizer; allowed: that of the model served.")
-    open_at_once = rollout.concurrency
-    if open_at_once is None:
-        open_at_once = rollout.tasks * rollout.group_size
-    engine = OpenAIServer(
-        url,
-        _SERVER_MODEL.value,
-        concurrency=open_at_once,
-        sampling=build.build_sampling(config, tokenizer),
-        max_context=rollout.max_context,
-        timeout_s=_SERVER_TIMEOUT_S.value,
-        retries=config.env.retries,
-        retry_wait_s=config.env.retry_wait_s,
-        dialect=_SERVER_DIALECT.value,
-        seeded=_SERVER_SEEDED.value,
-    )
-    with contextlib.closing(engine):
-        about = {"server": url, "model": engine.model}
-        yield _Player(engine, tokenizer, None, 0, about, about)
-        usage = engine.usage()
-    if any(usage.values()):
-        print(
-            f"{url}: requests repeated: {usage['server_retries']}; given up:"
-            f" {usage['server_failures']}, whose episodes do not count.",
-            file=sys.stderr,
-        )
-
-
-def _folder(config: Config, workdir: Path) -> str:
-    folder = build.policy_folder(config, workdir)
-    if folder is None:
-        raise ValueError(f"--workdir: {workdir} holds no policy yet; run seeupo_jax.train first.")
-    return folder
-
-
-def _settings(config: Config, split: str, k: int, player: _Player) -> dict[str, Any]:
-    """All that decides how an episode goes."""
     ours = {
         "env": ("name", "options"),
         "chat": ("system", "tools", "template", "template_kwargs"),
@@ -249,7 +190,7 @@ def _settings(config: Config, split: str, k: int, player: _Player) -> dict[str, 
     temperature = config.evaluation.temperature
     if temperature is None:
         values["config.evaluation.temperature"] = config.rollout.temperature
-    return {"split": split, "k": k, "config.seed": config.seed, **values, **player.same}
+    return {"split": split, "k": k, "config.seed": config.seed, **values, **same}
 
 
 def _file_name(settings: dict[str, Any]) -> str:
@@ -292,31 +233,47 @@ def _choices(config: Config) -> tuple[Config, str, int]:
 
 def main(_: Sequence[str]) -> None:
     with errors_end_at_once(), sentence_errors(), contextlib.ExitStack() as opened:
-        config, workdir = read_config()
-        if _SERVER.value is None:
+        config, workdir = read_config(make=not EXPLAIN.value)
+        if SERVER.value is None:
             join_cluster(config)
         config, split, k = _choices(config)
-        policy = _own_policy if _SERVER.value is None else _served_policy
+        if EXPLAIN.value:
+            return tell(_explain(config, workdir, split, k))
+        policy = own_policy if SERVER.value is None else served_policy
         player = opened.enter_context(policy(config, workdir))
         engine, tokenizer, params, iteration, about, _ = player
-        settings = _settings(config, split, k, player)
+        settings = _settings(config, split, k, player.same)
         path = workdir / "evaluation" / _file_name(settings)
         file = opened.enter_context(EpisodeFile(path, settings))
         pool = build.build_pool(config, engine.concurrency)
         opened.enter_context(contextlib.closing(pool))
-        metrics = evaluate(
-            config,
-            engine,
-            pool,
-            tokenizer,
-            params,
-            split=split,
-            k=k,
-            iteration=iteration,
-            file=file,
-        )
+        with _progress(config) as progress:
+            progress.phase(f"evaluation of {split}")
+            metrics = evaluate(
+                config,
+                engine,
+                pool,
+                tokenizer,
+                params,
+                split=split,
+                k=k,
+                iteration=iteration,
+                file=file,
+                watch=progress.watch,
+            )
         if jax.process_index() == 0:
             _report(config, file, about, metrics)
+
+
+@contextlib.contextmanager
+def _progress(config: Config) -> Iterator[Progress]:
+    """Shown on the standard error by process 0: the standard output has the result."""
+    shows = jax.process_index() == 0
+    with (
+        open(os.devnull, "w") as nowhere,
+        Progress(0, config.telemetry.display, stream=sys.stderr if shows else nowhere) as progress,
+    ):
+        yield progress
 
 
 def _report(

@@ -227,6 +227,7 @@ class Run:
                 deterministic=config.rollout.deterministic,
                 stop=self._asked,
                 begun=begun if round == 0 else None,
+                watch=self._progress.watch,
             )
             return dataclasses.replace(collected, seconds=self.engine.clock.seconds)
 
@@ -254,6 +255,7 @@ class Run:
             stop=lambda: bool(agree([self._asked()])[0]),
             resume=resume,
             learned=self._learned.extend,
+            on_step=self._progress.step,
         )
         self._done, self._state, self._saved, self._score = iteration, state, False, None
         self.evaluated = not self.due(iteration, self.config.evaluation.every)
@@ -352,6 +354,7 @@ class Run:
                     iteration=iteration,
                     stop=self._asked,
                     on_played=functools.partial(self._log.episodes, iteration, split),
+                    watch=self._progress.watch,
                 )
         self._log.evaluation(iteration, values)
         self.evaluated, self._score = True, values[f"eval/avg@{config.k}"]

@@ -1,8 +1,9 @@
 """Training: a warm start where there is no policy yet, then SeeUPO.
 
-    python -m seeupo_jax.train --config=FILE.py [--config.FIELD=VALUE ...] --workdir=DIR
+    python -m seeupo_jax.train --config=FILE.py [--config.FIELD=VALUE ...] --workdir=DIR [--explain]
 
-A run that was stopped goes on from its last checkpoint, to the same numbers.
+With --explain it prints what would run, and runs nothing. A run that was stopped goes on from its
+last checkpoint, to the same numbers.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from seeupo_jax.checkpoint import SaveError, check_shared
 from seeupo_jax.cli import config_file, join_cluster, parse_flags, prepare_xla, read_config
 from seeupo_jax.config import Config
 from seeupo_jax.errors import sentence_errors
+from seeupo_jax.explain.tell import EXPLAIN, tell
+from seeupo_jax.explain.training import explain_training
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.remat import choose_remat
 from seeupo_jax.run import UNKNOWN, Run
@@ -87,9 +90,11 @@ def main(_: Sequence[str]) -> None:
     prepare_xla()
     with errors_end_at_once():
         with sentence_errors():
-            config, workdir = read_config()
+            config, workdir = read_config(make=not EXPLAIN.value)
             join_cluster(config)
             build.check(config)
+            if EXPLAIN.value:
+                return tell(explain_training(config, workdir))
             if config.checkpoint.directory is None:
                 check_shared(workdir)
             else:

@@ -12,14 +12,15 @@ import seeupo_jax
 ROOT = Path(seeupo_jax.__path__[0])
 # The package from the ground up; a unit imports itself and units of the rows above it.
 LEVELS = (
-    ("types", "fields", "errors", "stop"),
+    ("types", "fields", "errors", "stop", "watch"),
     ("choices",),
     ("config",),
     ("algorithms", "envs", "parallel"),
     ("policy",),
     ("rollout", "learner", "checkpoint", "telemetry"),
     ("build", "cli", "lab", "same_run", "report"),
-    ("remat", "run_log"),
+    ("remat", "outline", "run_log"),
+    ("explain", "players"),
     ("evaluate", "export", "aot", "warm_start", "compare"),
     ("run", "update"),
     ("train", "bench"),

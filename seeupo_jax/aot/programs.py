@@ -19,9 +19,8 @@ from seeupo_jax.aot import flops
 from seeupo_jax.aot.chips import Topology, topology_devices, usable_hbm
 from seeupo_jax.config import Config
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.programs import sweep_programs
-from seeupo_jax.parallel.devices import device_bytes
+from seeupo_jax.outline import CACHE, SAMPLER, outline
 from seeupo_jax.parallel.mesh import make_mesh, row_shards, sampler_mesh
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.weights import CONFIG_FILE, PACKAGE
@@ -40,12 +39,6 @@ KINDS = (
     "rollout/prefill",
     "rollout/decode",
 )
-
-
-class Ends(NamedTuple):
-    """What programs know of a tokenizer: which tokens end an action, here any one."""
-
-    end_ids: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)
@@ -102,9 +95,6 @@ class Setup:
         if kind.startswith("sweep"):
             absent = {CACHE, SAMPLER}
         return {name: size for name, size in parts.items() if name not in absent}
-
-
-SAMPLER, CACHE = "sampler's policy", "KV cache"
 
 
 class Work(NamedTuple):
@@ -185,38 +175,17 @@ def prepare(config: Config, topology: Topology) -> Setup:
     config = given
     if given.model.remat == "auto":
         config, _ = choose_remat(given, mesh, memory_bytes=usable_hbm(mesh.devices.flat[0]))
-    build.check_layout(config, mesh)
-    policy, params = build.abstract_policy(config, mesh)
-    if policy.tokenizer is None:
-        if config.rollout.grammar is not None:
-            raise ValueError(
-                f"config.rollout.grammar: got {config.rollout.grammar!r}; allowed: none where the"
-                " model's tokenizer is not here."
-            )
-        policy = dataclasses.replace(policy, tokenizer=Ends())
-    optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
-    state = build.new_state(config, policy, optimizer, params)
-    reference = build.place_reference(config, params)
-    engine = build.build_engine(config, policy)
-    parts = {
-        "parameters": device_bytes(state.params),
-        "optimizer": device_bytes(state.opt_state),
-        "reference": device_bytes(reference),
-        "frozen": device_bytes(policy.frozen),
-        "critic": device_bytes(state.critic),
-        CACHE: engine.plan.bytes,
-        SAMPLER: engine.plan.policy_bytes,
-    }
+    found = outline(config, mesh)
     return Setup(
         given,
         source,
         topology,
-        policy,
-        build.build_learner(config, policy, optimizer, state),
-        engine,
-        state,
-        reference,
-        {name: size for name, size in parts.items() if size},
+        found.policy,
+        found.learner,
+        found.engine,
+        found.state,
+        found.reference,
+        found.parts,
     )
 
 

@@ -1,7 +1,14 @@
 """Checkpoints of a run, in a folder or a bucket."""
 
 from seeupo_jax.checkpoint.checkpoints import Checkpoints, SaveError
-from seeupo_jax.checkpoint.storage import check_writable, find_directory
+from seeupo_jax.checkpoint.storage import check_could_write, check_writable, find_directory
 from seeupo_jax.checkpoint.together import check_shared
 
-__all__ = ["Checkpoints", "SaveError", "check_shared", "check_writable", "find_directory"]
+__all__ = [
+    "Checkpoints",
+    "SaveError",
+    "check_could_write",
+    "check_shared",
+    "check_writable",
+    "find_directory",
+]

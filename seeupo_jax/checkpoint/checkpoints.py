@@ -155,6 +155,24 @@ class Checkpoints:
         """The newest step whose save was finished, or None."""
         return lead(lambda: max(self._finished(), default=None))
 
+    def newest(self, example: Any, *, partial: bool = False) -> tuple[int, dict[str, Any]] | None:
+        """Step and notes of what `restore` would load, if its files are as they were written.
+
+        No array is read.
+
+        Raises:
+          ValueError: the checkpoint is of another model or optimizer.
+        """
+        for number, name in self._candidates(None):
+            try:
+                manifest = read_manifest(self._directory / name)
+            except Damaged as damage:
+                self._tell(f"{self._directory}: checkpoint {number} {damage}; it is passed over.")
+                continue
+            check_leaves(number, manifest["leaves"], named_leaves(example), partial)
+            return number, manifest["extra"]
+        return None
+
     def best(self) -> int | None:
         """The finished step with the best score, of equals the newer; None where none has one."""
         return lead(lambda: next(iter(self._best_first(self._good())), None))

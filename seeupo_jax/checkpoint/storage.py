@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
 import textwrap
+from pathlib import Path
 
 import tensorstore
 from etils import epath
@@ -48,16 +50,45 @@ def check_writable(folder: str | os.PathLike[str], name: str = "--workdir") -> N
         probe.write_text("")
         probe.unlink()
     except OSError as error:
-        raise ValueError(
-            f"{name}: got {os.fspath(folder)} ({reason(error)}); allowed: a folder that can be"
-            " made and written to."
-        ) from error
+        raise ValueError(_unwritable(folder, name, reason(error))) from error
+
+
+def check_could_write(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
+    """Tells what `check_writable` would, as far as it can be told without making anything.
+
+    Of a bucket only the name is looked at.
+
+    Raises:
+      ValueError: this user cannot write there.
+    """
+    if is_bucket(folder):
+        return _check_bucket_name(os.fspath(folder), name)
+    path = Path(folder).absolute()
+    there = next(each for each in (path, *path.parents) if each.exists())
+    problem = None
+    if not there.is_dir():
+        problem = errno.EEXIST if there == path else errno.ENOTDIR
+    elif not os.access(there, os.W_OK | os.X_OK):
+        problem = errno.EACCES
+    if problem is not None:
+        raise ValueError(_unwritable(folder, name, os.strerror(problem)))
+
+
+def _unwritable(folder: str | os.PathLike[str], name: str, why: str) -> str:
+    return (
+        f"{name}: got {os.fspath(folder)} ({why}); allowed: a folder that can be made and written"
+        " to."
+    )
+
+
+def _check_bucket_name(folder: str, name: str) -> None:
+    if not _BUCKET.fullmatch(folder):
+        raise ValueError(f"{name}: got {folder}; allowed: gs://BUCKET/PATH, or {_MOUNT}.")
 
 
 def _check_bucket(folder: str, name: str) -> None:
     """Writes as arrays are written, and reads, lists and removes as manifests are."""
-    if not _BUCKET.fullmatch(folder):
-        raise ValueError(f"{name}: got {folder}; allowed: gs://BUCKET/PATH, or {_MOUNT}.")
+    _check_bucket_name(folder, name)
     probe = f".writable.{os.getpid()}"
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it raises all that it logs
     try:

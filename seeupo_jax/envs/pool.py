@@ -113,6 +113,14 @@ class EnvPool:
         with self._changed:
             return len(self._trying) + len(self._finished)
 
+    @property
+    def oldest(self) -> tuple[int, float] | None:
+        """The slot whose call has been at work for longest, and its seconds; None: none is."""
+        with self._changed:
+            begun = [(one.started, slot) for slot, one in self._trying.items() if one.started]
+        started, slot = min(begun, default=(0.0, -1))
+        return (slot, time.monotonic() - started) if begun else None
+
     def submit(self, call: Call) -> None:
         """Queues a call on its slot and returns at once.
 

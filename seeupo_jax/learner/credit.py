@@ -44,6 +44,14 @@ def compile_credit(algorithm: Algorithm, shapes: Shapes, trajectories: int) -> N
     assign_credit(algorithm, shapes, rows, alike, known)
 
 
+def credit_programs(algorithm: Algorithm) -> list[str]:
+    """Names of what `compile_credit` compiles."""
+    names = [_PROGRAMS[algorithm.advantage]]
+    if algorithm.advantage in ("gae", "returns") and algorithm.scale == "batch":
+        names.append("standardize")
+    return names
+
+
 def _of_trajectories(algorithm, shapes, rows, trajectories, known):
     """One number a trajectory (GRAE)."""
     reward_N = np.array([t.reward for t in trajectories], np.float32)
@@ -174,4 +182,11 @@ _ESTIMATORS = {
     "hgpo": _of_turns,
     "returns": _of_tokens,
     "gae": _of_tokens,
+}
+_PROGRAMS = {
+    "grae": "group_relative_advantage",
+    "gigpo": "gigpo_advantage",
+    "hgpo": "hgpo_advantage",
+    "returns": "reward_to_go",
+    "gae": "generalized_advantage",
 }

@@ -72,6 +72,7 @@ def sweep(
     resume: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
     observe: Callable[[Step], None] | None = None,
     learned: Callable[[Sequence[Learned | None]], Any] = lambda _: None,
+    on_step: Callable[[int, int], None] = lambda done, steps: None,
 ) -> tuple[TrainState, dict[str, float]]:
     """Updates the policy with one iteration's trajectories; `state` is donated.
 
@@ -83,6 +84,7 @@ def sweep(
       learned: is told at the end what was learned of each trajectory; None of those left out.
       resume: arrays and notes of the `SweepStopped` that this sweep of the same trajectories ended
         with before; `state` is the one among them.
+      on_step: hears how many of the order's steps the device has done, and of how many.
 
     Returns: the state after the last turn's step, and metrics. Without a single sampled turn the
       state is returned as it came.
@@ -120,6 +122,7 @@ def sweep(
     for turns in order[current.done :]:
         if len(flying) == IN_FLIGHT:
             jax.block_until_ready(flying.popleft())
+        on_step(current.done - len(flying), len(order))
         if stop():
             raise SweepStopped(state, current, learner)
         state = update_turn(

@@ -9,73 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seeupo_jax.envs.base import Environment, Message, StepResult, Tool
-from seeupo_jax.envs.pool import Call, EnvPool, Failure, Outcome
+from seeupo_jax.envs.pool import Call, EnvPool
 from seeupo_jax.parallel.distributed import gather
-from seeupo_jax.policy.tokenizer import Conversation, Tokenizer, Transcript
+from seeupo_jax.policy.tokenizer import Conversation, Tokenizer
 from seeupo_jax.rollout.engine import Action, Engine, Turn
+from seeupo_jax.rollout.episode import Episode, Request
 from seeupo_jax.rollout.sampling import task_number
 from seeupo_jax.types import Trajectory
+from seeupo_jax.watch import Activity, Watch
 
 HEAR_S = 0.5  # how long it may take to hear that the run shall stop
-
-
-@dataclass(frozen=True)
-class Request:
-    """One trajectory to sample: member `member` of group `group`, on one task."""
-
-    task_id: str
-    group: int
-    member: int
-
-
-@dataclass
-class _Episode:
-    """A trajectory in the making."""
-
-    request: Request
-    slot: int  # of the pool: which environment
-    conversation: Conversation | None = None  # none until the environment has begun
-    transcript: Transcript = field(default_factory=Transcript)
-    messages: list[Message] = field(default_factory=list)
-    tools: Sequence[Tool] = ()
-    rewards: list[float] = field(default_factory=list)  # of each turn that was sampled
-    score: float = 0.0
-    stop: str | None = None
-    retries: int = 0
-    info: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def turn(self) -> int:
-        """To be sampled next."""
-        return len(self.rewards)
-
-    def hear(self, outcome: Outcome) -> Any:
-        """What its environment brought; None where it failed, which ends the episode."""
-        self.retries += outcome.retries
-        result = outcome.result
-        if not isinstance(result, Failure):
-            return result
-        self.fail(result.stop, result.reason)
-        return None
-
-    def fail(self, stop: str, reason: str) -> None:
-        self.stop, self.info = stop, self.info | {"failure": reason}
-
-    def finish(self, seed: int, policy_version: int | None) -> Trajectory:
-        request = self.request
-        own = {"score": self.score, "member": request.member, "retries": self.retries}
-        return Trajectory(
-            segments=self.transcript.segments(),
-            reward=sum(self.rewards, 0.0),
-            group=request.group,
-            task_id=request.task_id,
-            seed=seed,
-            stop="done" if self.stop is None else self.stop,
-            messages=tuple(self.messages),
-            info=self.info | own,
-            policy_version=policy_version,
-            turn_rewards=tuple(self.rewards),
-        )
 
 
 @dataclass(frozen=True)
@@ -183,6 +126,7 @@ def collect(
     on_finished: Callable[[Request, Trajectory], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     begun: Begun | None = None,
+    watch: Watch | None = None,
 ) -> Collected:
     """Samples one trajectory a request, as many at a time as the engine and the pool have room for.
 
@@ -198,6 +142,7 @@ def collect(
       on_finished: hears of every trajectory of this process as soon as it is over.
       stop: whether this process was asked to stop.
       begun: what `begin_ahead` gave for these requests and this seed, if it was called.
+      watch: where others can see how far this process is.
 
     Raises:
       Stopped: a process was asked to.
@@ -218,11 +163,11 @@ def collect(
     )
     if begun is not None:
         collection.adopt(begun)
-    collection.run()
-    waited = (collection.environment_s, collection.reset_s)
+    with (Watch() if watch is None else watch).on(collection.activity):
+        collection.run()
     finished: dict[int, Trajectory] = {}
     usage: Counter[str] = Counter()
-    waits = []
+    waits, waited = [], (collection.environment_s, collection.reset_s)
     own = (collection.finished, waited, Counter(engine.usage()))
     for trajectories, seconds, counts in gather(own):
         finished |= trajectories
@@ -260,11 +205,13 @@ class _Collection:
         self._on_finished, self._stop = on_finished, stop
         owned = (key for key, request in enumerate(requests) if engine.owns(request.group))
         self._queued = deque(owned)
-        self._open: dict[int, _Episode] = {}
+        self._total = len(self._queued)
+        self._open: dict[int, Episode] = {}
         self._slots = list(range(engine.concurrency))[::-1]  # free ones
         self._key_of: dict[int, int] = {}  # whose environment a slot's is
         self._stale: set[int] = set()  # keys whose environments begin once more
         self.finished: dict[int, Trajectory] = {}
+        self._failed = self._sampled = 0  # trajectories, and tokens of whole actions
         self.environment_s = self.reset_s = 0.0
 
     def adopt(self, begun: Begun) -> None:
@@ -289,6 +236,23 @@ class _Collection:
                 return
             for action in actions:
                 self._act(action)
+
+    def activity(self) -> Activity:
+        """How far it is; any thread may ask."""
+        oldest = self._pool.oldest
+        slowest = None
+        if oldest is not None and oldest[0] in self._key_of:
+            slot, seconds = oldest
+            slowest = self._requests[self._key_of[slot]].task_id, seconds
+        return Activity(
+            total=self._total,
+            active=len(self._open),
+            stepping=self._pool.open,
+            finished=len(self.finished),
+            failed=self._failed,
+            tokens=self._engine.usage().get("decoded_tokens", self._sampled),
+            slowest=slowest,
+        )
 
     def _hear_environments(self) -> None:
         idle = not self._engine.busy
@@ -316,13 +280,13 @@ class _Collection:
     def _open_next(self) -> int:
         """A new episode's key: the next request's, with a slot of its own."""
         key, slot = self._queued.popleft(), self._slots.pop()
-        self._open[key] = _Episode(self._requests[key], slot)
+        self._open[key] = Episode(self._requests[key], slot)
         self._key_of[slot] = key
         return key
 
     def _begin(
         self,
-        episode: _Episode,
+        episode: Episode,
         messages: Sequence[Message],
         tools: Sequence[Tool],
         conversation: Conversation,
@@ -338,6 +302,7 @@ class _Collection:
             return self._go_on(action.key, episode)
         episode.transcript.act(action.tokens, episode.turn, action.logp)
         episode.rewards.append(0.0)  # until its environment answers
+        self._sampled += len(action.tokens)
         text = self._tokenizer.text(action.tokens)
         episode.messages.append({"role": "assistant", "content": text})
         conversation = episode.conversation
@@ -350,7 +315,7 @@ class _Collection:
 
     def _answer(
         self,
-        episode: _Episode,
+        episode: Episode,
         step: StepResult,
         reward: float,
         score: float,
@@ -363,7 +328,7 @@ class _Collection:
         if step.done:
             episode.stop = "done"
 
-    def _go_on(self, key: int, episode: _Episode) -> None:
+    def _go_on(self, key: int, episode: Episode) -> None:
         """Asks for the next action, or ends the episode."""
         if episode.stop is None and episode.turn == self._max_turns:
             episode.stop = "max_turns"
@@ -374,6 +339,7 @@ class _Collection:
             self._slots.append(episode.slot)
             self._engine.retire(key)
             self.finished[key] = episode.finish(self._seed, self._policy_version)
+            self._failed += self.finished[key].failed
             if self._on_finished is not None:
                 self._on_finished(self._requests[key], self.finished[key])
             return

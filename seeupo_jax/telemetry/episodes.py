@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -119,36 +119,18 @@ class EpisodeFile:
         self._file.seek(0)
         whole, end, _ = self._file.read().rpartition(b"\n")
         self._file.truncate(len(whole + end))
-        lines = [self._read(line, number) for number, line in enumerate(whole.splitlines(), 1)]
+        lines = _read_lines(self.path, whole)
         if not lines:
             return self._append(head)
-        self._check(lines[0], json.loads(_to_line(head))["settings"])
-        for number, line in enumerate(lines[1:], 2):
-            if set(line) != {field.name for field in fields(Episode)}:
-                raise ValueError(f"{self.path} line {number}: got no episode; allowed: one a line.")
-            self._take(Episode(**line))
+        mine = json.loads(_to_line(head))["settings"]
+        saved = lines[0].get("settings", {})
+        _check(self.path, saved, mine, dict.fromkeys((*mine, *saved)))
+        for episode in _episodes(self.path, lines):
+            self._take(episode)
 
     def _take(self, episode: Episode) -> None:
         if not episode.failed:
             self.played[episode.key] = episode
-
-    def _read(self, line: bytes, number: int) -> dict[str, Any]:
-        try:
-            read = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{self.path} line {number}: got {error}; allowed: JSON.") from None
-        if not isinstance(read, dict):
-            raise ValueError(f"{self.path} line {number}: got {line[:60]!r}; allowed: an object.")
-        return read
-
-    def _check(self, line: dict[str, Any], mine: dict[str, Any]) -> None:
-        saved = line.get("settings", {})
-        for name in dict.fromkeys((*mine, *saved)):
-            if name not in saved or name not in mine or saved[name] != mine[name]:
-                raise ValueError(
-                    f"{name}: got {mine.get(name)!r}; allowed: {saved.get(name)!r}, with which the"
-                    f" episodes in {self.path} were played; move that file away to play others."
-                )
 
     def _append(self, line: Mapping[str, Any]) -> None:
         self._file.write(_to_line(line))
@@ -158,3 +140,55 @@ class EpisodeFile:
 def _to_line(line: Mapping[str, Any]) -> bytes:
     # What an environment puts into `info` may be no JSON: then its text is kept.
     return json.dumps(line, default=str).encode() + b"\n"
+
+
+def read_played(path: Path, settings: Mapping[str, Any]) -> set[tuple[str, int]]:
+    """Task and member of the episodes that `EpisodeFile` would not play again; nothing is changed.
+
+    Args:
+      settings: those that are known.
+
+    Raises:
+      ValueError: the file's are others, or a line that is none of ours.
+    """
+    if not path.exists():
+        return set()
+    lines = _read_lines(path, path.read_bytes().rpartition(b"\n")[0])
+    if not lines:
+        return set()
+    mine = json.loads(_to_line(settings))
+    _check(path, lines[0].get("settings", {}), mine, mine)
+    return {episode.key for episode in _episodes(path, lines) if not episode.failed}
+
+
+def _read_lines(path: Path, whole: bytes) -> list[dict[str, Any]]:
+    return [_read(path, line, number) for number, line in enumerate(whole.splitlines(), 1)]
+
+
+def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
+    """What follows the settings."""
+    for number, line in enumerate(lines[1:], 2):
+        if set(line) != {field.name for field in fields(Episode)}:
+            raise ValueError(f"{path} line {number}: got no episode; allowed: one a line.")
+        yield Episode(**line)
+
+
+def _read(path: Path, line: bytes, number: int) -> dict[str, Any]:
+    try:
+        read = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{path} line {number}: got {error}; allowed: JSON.") from None
+    if not isinstance(read, dict):
+        raise ValueError(f"{path} line {number}: got {line[:60]!r}; allowed: an object.")
+    return read
+
+
+def _check(
+    path: Path, saved: Mapping[str, Any], mine: Mapping[str, Any], names: Iterable[str]
+) -> None:
+    for name in names:
+        if name not in saved or name not in mine or saved[name] != mine[name]:
+            raise ValueError(
+                f"{name}: got {mine.get(name)!r}; allowed: {saved.get(name)!r}, with which the"
+                f" episodes in {path} were played; move that file away to play others."
+            )

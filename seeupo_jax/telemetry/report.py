@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from seeupo_jax.telemetry.metrics import METRICS_FILE, read_metrics
-from seeupo_jax.telemetry.progress import sparkline
 from seeupo_jax.telemetry.statistics import Estimate, read_estimates, split_and_metric
 from seeupo_jax.telemetry.terminal import SafeStream, can_redraw
 from seeupo_jax.telemetry.trackers import TENSORBOARD_FOLDER
+from seeupo_jax.telemetry.view import sparkline
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -135,6 +135,21 @@ def test_calls_come_back_in_the_order_in_which_they_finish(make):
     assert [outcome for _, outcome in finished] == [Outcome(r, 0) for r in (20, 0, 30, 10)]
 
 
+def test_the_oldest_is_the_call_that_has_been_at_work_for_longest(make):
+    pool = make(size=3, workers=2, timeout_s=30)
+    assert pool.oldest is None
+    pool.submit(Call(2, hang))
+    until(lambda: pool.oldest is not None)
+    time.sleep(0.05)
+    pool.submit(Call(0, hang))
+    pool.submit(Call(1, hang))  # waits for a thread: it is not at work
+    until(lambda: pool.open == 3)
+    slot, seconds = pool.oldest
+    assert slot == 2 and 0.05 <= seconds < 30
+    pool._envs[0].released.set()
+    assert len(drain(pool)) == 3 and pool.oldest is None
+
+
 def test_what_is_given_up_at_once_comes_back_by_slot(make):
     pool = make(timeout_s=0.1)
     pool.submit(Call(3, hang))

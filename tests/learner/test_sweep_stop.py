@@ -84,3 +84,9 @@ def test_the_host_is_never_far_ahead_of_the_device(monkeypatch):
     monkeypatch.setattr(jax, "block_until_ready", lambda x: waited.append(len(x)) or block(x))
     run(cases.learner())
     assert waited == [1, 1]  # of four turns' steps, before the third and before the fourth
+
+
+def test_a_sweep_says_how_many_of_its_steps_the_device_has_done():
+    heard = []
+    run(cases.learner(), on_step=lambda *told: heard.append(told))
+    assert heard == [(0, 4), (0, 4), (1, 4), (2, 4)]  # before each; two may be under way

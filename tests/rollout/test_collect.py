@@ -26,7 +26,9 @@ from seeupo_jax.rollout.engine import Action, Turn
 from seeupo_jax.rollout.memory import plan_cache
 from seeupo_jax.rollout.sampling import Sampling, task_number
 from seeupo_jax.rollout.slots import SlotEngine
+from seeupo_jax.stop import Stopped
 from seeupo_jax.types import CONTEXT, rewards_of
+from seeupo_jax.watch import Watch
 
 SIZES = {"vocab_size": 29, "width": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8}
 ROLLOUT = config.Rollout(
@@ -592,6 +594,46 @@ def test_a_deterministic_collection_is_the_same_to_the_last_bit_however_long_ans
             for segment, same in zip(got.segments, wanted.segments, strict=True):
                 np.testing.assert_array_equal(segment.logp_L, same.logp_L)
             assert (got.messages, got.info) == (wanted.messages, wanted.info)
+
+
+def test_a_collection_can_be_looked_at_while_it_goes_on():
+    engine, _ = make()
+    requests = group_requests(["done@1", "raise@1", "done@3"], 2)
+    watch, seen, held = Watch(), [], threading.Event()
+
+    class Held(Script):
+        def step(self, text):
+            if self._at == 3 and self._step == 1:
+                seen.append(watch.look())
+                held.wait(0.1)
+                seen.append(watch.look())
+            return super().step(text)
+
+    pool = EnvPool(Held, 4, workers=4, timeout_s=30)
+    collected = collect_with(engine, pool, requests, watch=watch)
+    pool.close()
+    assert watch.look() is None
+    assert {each.total for each in seen} == {6}
+    assert all(each.active + each.finished <= 6 and each.stepping >= 1 for each in seen)
+    assert all(0 < each.tokens <= collected.sampled_tokens for each in seen)
+    assert max(each.failed for each in seen) <= 2 == sum(t.failed for t in collected.trajectories)
+    task_id, seconds = max((each.slowest for each in seen), key=lambda slowest: slowest[1])
+    assert task_id == "done@3" and 0.1 <= seconds < 30
+
+
+def test_what_a_collection_says_ends_with_it_also_where_it_fails():
+    engine, _ = make()
+    watch, stopped = Watch(), []
+
+    def stop():
+        stopped.append(watch.look())
+        return True
+
+    pool = EnvPool(Script, 4, workers=4, timeout_s=TIMEOUT_S)
+    with pytest.raises(Stopped):
+        collect_with(engine, pool, group_requests(["done@1"], 4), watch=watch, stop=stop)
+    pool.close()
+    assert stopped[0].total == stopped[0].active == 4 and watch.look() is None
 
 
 def test_every_trajectory_is_told_of_when_it_is_over():

@@ -1,0 +1,1 @@
+"""`--explain`: what a command would run, told before any of it."""

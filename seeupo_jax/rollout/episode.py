@@ -1,0 +1,71 @@
+"""One trajectory: what is asked for, and how it comes about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from seeupo_jax.envs.base import Message, Tool
+from seeupo_jax.envs.pool import Failure, Outcome
+from seeupo_jax.policy.tokenizer import Conversation, Transcript
+from seeupo_jax.types import Trajectory
+
+
+@dataclass(frozen=True)
+class Request:
+    """One trajectory to sample: member `member` of group `group`, on one task."""
+
+    task_id: str
+    group: int
+    member: int
+
+
+@dataclass
+class Episode:
+    """A trajectory in the making."""
+
+    request: Request
+    slot: int  # of the pool: which environment
+    conversation: Conversation | None = None  # none until the environment has begun
+    transcript: Transcript = field(default_factory=Transcript)
+    messages: list[Message] = field(default_factory=list)
+    tools: Sequence[Tool] = ()
+    rewards: list[float] = field(default_factory=list)  # of each turn that was sampled
+    score: float = 0.0
+    stop: str | None = None
+    retries: int = 0
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def turn(self) -> int:
+        """To be sampled next."""
+        return len(self.rewards)
+
+    def hear(self, outcome: Outcome) -> Any:
+        """What its environment brought; None where it failed, which ends the episode."""
+        self.retries += outcome.retries
+        result = outcome.result
+        if not isinstance(result, Failure):
+            return result
+        self.fail(result.stop, result.reason)
+        return None
+
+    def fail(self, stop: str, reason: str) -> None:
+        self.stop, self.info = stop, self.info | {"failure": reason}
+
+    def finish(self, seed: int, policy_version: int | None) -> Trajectory:
+        request = self.request
+        own = {"score": self.score, "member": request.member, "retries": self.retries}
+        return Trajectory(
+            segments=self.transcript.segments(),
+            reward=sum(self.rewards, 0.0),
+            group=request.group,
+            task_id=request.task_id,
+            seed=seed,
+            stop="done" if self.stop is None else self.stop,
+            messages=tuple(self.messages),
+            info=self.info | own,
+            policy_version=policy_version,
+            turn_rewards=tuple(self.rewards),
+        )

@@ -1,0 +1,48 @@
+"""What a collection is doing at this moment, for whoever looks; it does nothing to be looked at."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Activity:
+    """A collection of this process under way; its numbers may be read a moment apart.
+
+    total: trajectories asked for. active: those that have begun and are not over; stepping: of
+      these, the ones that their environment has been asked for. finished: failed ones included.
+    tokens: sampled so far.
+    slowest: the task whose environment has been at work on one call for longest, and for how many
+      seconds; None: none is at work.
+    """
+
+    total: int
+    active: int
+    stepping: int
+    finished: int
+    failed: int
+    tokens: int
+    slowest: tuple[str, float] | None = None
+
+
+class Watch:
+    """Where a collection can be seen: another thread looks when it likes, and nobody waits."""
+
+    def __init__(self) -> None:
+        self._look: Callable[[], Activity] | None = None
+
+    @contextlib.contextmanager
+    def on(self, look: Callable[[], Activity]) -> Iterator[None]:
+        """Lets others see a collection for as long as this context is open."""
+        self._look = look
+        try:
+            yield
+        finally:
+            self._look = None
+
+    def look(self) -> Activity | None:
+        """What is going on; None: nothing."""
+        look = self._look
+        return None if look is None else look()

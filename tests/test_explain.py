@@ -1,0 +1,265 @@
+"""What --explain says is what a run then does; nothing is written for it."""
+
+import dataclasses
+import io
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import run_cases as cases
+from absl import flags
+from absl.testing import flagsaver
+
+from seeupo_jax import build, evaluate, train
+from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.choices import Algorithm
+from seeupo_jax.cli import parse_flags
+from seeupo_jax.config import load_config
+from seeupo_jax.explain.parts import outline_run
+from seeupo_jax.explain.tell import listed, tell
+from seeupo_jax.explain.training import explain_training
+from seeupo_jax.learner.credit import compile_credit, credit_programs
+from seeupo_jax.run import Run
+from seeupo_jax.stop import StopRequest
+from seeupo_jax.telemetry.compilation import Compilations
+from seeupo_jax.telemetry.episodes import Episode, EpisodeFile
+from seeupo_jax.telemetry.progress import Progress
+
+ROOT = Path(__file__).parent.parent
+QUICKSTART = ROOT / "configs" / "quickstart.py"
+SMOLLM2 = ROOT / "third_party" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    one = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda: one)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return cases.save_policy(tmp_path_factory.mktemp("explain") / "model")
+
+
+def explain(path, workdir, capsys, *overrides):
+    """What is printed, on one line."""
+    config = load_config(path, overrides, recipes=RECIPES)
+    tell(explain_training(config, workdir))
+    return re.sub(r"\s+", " ", capsys.readouterr().out)
+
+
+def call(main, *arguments):
+    """A command in this process."""
+    with flagsaver.flagsaver():
+        flags.FLAGS(parse_flags(["command", *arguments]))
+        main([])
+
+
+def test_the_quickstart_is_told_before_any_of_it(tmp_path, capsys):
+    said = explain(QUICKSTART, tmp_path / "run", capsys)
+    for fact in (
+        "package:order_desk: 705,600 parameters, all of them train",
+        "1 x cpu (cpu): one device",
+        "2.692 MiB parameters that train 5.383 MiB optimizer 2.692 MiB reference policy",
+        "24 MiB KV cache of a rollout",
+        "remat: none (model.remat=auto)",
+        "programs 24, compiled before the first iteration",
+        "turn 64 128 192 256 320 384 448 512, refresh 512",
+        "train: 50,000 test: 2,000, of which 64 are tested",
+        "recipe seeupo: order=reverse, ratio=geometric",
+        "iterations 30, from the start",
+        "16 tasks x 8 = 128 trajectories of at most 6 turns, 128 tokens, 16 an action",
+        "at most 6 optimizer steps; 30 are left",
+        "7, after iterations 0, 5, 10, 15, 20, 25, 30: 64 tasks x k=4",
+        "3, after iterations 10, 20, 30, of at most 8.075 MiB each",
+        "metrics.jsonl; run.json; trajectories/",
+    ):
+        assert fact in said, fact
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_parameter_is_allocated(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(build, "load_policy", None)
+    monkeypatch.setattr(build, "make_state", None)
+    before = len(jax.live_arrays())
+    explain(QUICKSTART, tmp_path, capsys)
+    assert len(jax.live_arrays()) == before
+
+
+def test_a_policy_that_is_made_from_nothing_has_a_warm_start(tmp_path, capsys):
+    said = explain(ROOT / "configs" / "bfcl_tiny.py", tmp_path, capsys)
+    assert "made from nothing: 836,864 parameters" in said
+    assert "a warm start first, 320 steps on demonstrations" in said
+    assert "train: 100, of which 100 are tested before and after test: 100" in said
+    assert "evaluations 2, after iterations 0, 10" in said and "warm_start/" in said
+
+
+def test_adapters_are_told_apart(tmp_path, capsys):
+    said = explain(QUICKSTART, tmp_path, capsys, "lora.rank=4", "recipe=grpo", "iterations=0")
+    found = re.search(r"([\d,]+) parameters, ([\d,]+) of them train, in adapters of rank 4", said)
+    every, trained = (int(each.replace(",", "")) for each in found.groups())
+    assert every - trained == 705_600 and trained > 0
+    assert "recipe grpo: " in said and "ratio=token" in said
+    assert "programs at most 11, as they are needed" in said and "checkpoints none" in said
+
+
+@pytest.mark.skipif(not SMOLLM2.is_file(), reason="third_party/models/setup.sh smollm2 fetches it")
+def test_a_published_model_is_told_from_its_header(tmp_path, capsys):
+    said = explain(ROOT / "configs" / "smollm2_order_desk.py", tmp_path, capsys)
+    assert "134,515,008 parameters" in said and "layers scanned" in said
+    assert "activations of a microbatch, remat full" in said and "model.remat=auto" not in said
+
+
+@pytest.fixture
+def begin(model, tmp_path):
+    """A run of one layer, compiled as it is; its configuration, and the run."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    chosen = [text.removeprefix("--config.") for text in cases.CHOICES]
+
+    def begin(*overrides):
+        every = [*chosen, f"model.path={model}", *overrides]
+        config = load_config(cases.TESTS / "tiny_config.py", every, recipes=RECIPES)
+        progress = Progress(config.iterations, "plain", stream=io.StringIO())
+        policy, params = build.load_policy(config, str(model))
+        return config, Run(config, tmp_path, progress, StopRequest(), policy, params)
+
+    yield begin
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("recipe=ppo",),
+        ("algorithm.old_policy=turn", "algorithm.inner_epochs=2", "rollout.slots=4"),
+    ],
+    ids=["seeupo", "ppo", "epochs"],
+)
+def test_as_many_programs_are_compiled_as_were_told(begin, model, overrides):
+    config, opened = begin(*overrides)
+    found, _ = outline_run(config, str(model))
+    with opened as run, jax.set_mesh(run.policy.mesh):
+        state, _ = run.restore()
+        jax.clear_caches()
+        run.compile(state)
+        spent = dict(run._spent)
+    assert len(found.rollout_programs()) == spent["rollout/programs_compiled"]
+    assert len(found.sweep_programs()) == spent["sweep/programs_compiled"]
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"advantage": "gigpo"},
+        {"advantage": "hgpo"},
+        {"advantage": "returns"},
+        {"advantage": "returns", "scale": "none"},
+        {"advantage": "gae", "critic": "head"},
+    ],
+)
+def test_crediting_compiles_what_is_named(model, choices):
+    algorithm = Algorithm(**choices)
+    shapes = build.build_shapes(load_config(QUICKSTART), 1, 4)
+    jax.clear_caches()
+    compilations = Compilations()
+    compile_credit(algorithm, shapes, 4)
+    compilations.close()
+    assert compilations.programs == len(credit_programs(algorithm))
+
+
+def test_a_run_that_goes_on_is_told_from_where(begin, tmp_path, capsys):
+    config, opened = begin("evaluation.every=2")
+    with opened as run, jax.set_mesh(run.policy.mesh):
+        state, _ = run.restore()
+        run._done, run.evaluated = 2, False
+        run.save(2, state)
+        run._checkpoints.wait()
+    files = sorted(tmp_path.rglob("*"))
+    tell(explain_training(config, tmp_path))
+    said = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert f"iterations 4, going on after iteration 2, from {tmp_path}/checkpoints" in said
+    assert "2 are left" in said
+    assert "evaluations 2, after iterations 2, 4" in said
+    assert "checkpoints 2, after iterations 3, 4" in said
+    assert sorted(tmp_path.rglob("*")) == files
+    other = dataclasses.replace(config, seed=5)
+    with pytest.raises(ValueError, match="config.seed: got 5; allowed for this workdir"):
+        explain_training(other, tmp_path)
+    wider = dataclasses.replace(config.optimizer, name="lion")
+    with pytest.raises(ValueError, match="checkpoint 2 is of another model or optimizer"):
+        explain_training(dataclasses.replace(config, optimizer=wider), tmp_path)
+
+
+@pytest.mark.parametrize("main", [train.main, evaluate.main], ids=["train", "evaluate"])
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "--config.rollout.tasks=0",
+        "--config.model.path=/nowhere/model",
+        "--config.optimizer.name=nobody",
+        "--config.rollout.cache_gib=1e-9",
+        "--workdir={}/file/run",
+    ],
+)
+def test_a_mistake_is_told_in_the_runs_own_words(main, mistake, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    arguments = [f"--config={QUICKSTART}", f"--workdir={tmp_path}/run", mistake.format(tmp_path)]
+    told = []
+    for more in ((), ("--explain",)):
+        with pytest.raises(SystemExit) as ended:
+            call(main, *arguments, *more)
+        assert ended.value.code == 2
+        told.append(capsys.readouterr().err)
+    assert told[0] == told[1] and told[0].startswith("error: ")
+
+
+def test_the_commands_flag_runs_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train, "train", None)
+    call(train.main, f"--config={QUICKSTART}", f"--workdir={tmp_path}/run", "--explain")
+    assert "Nothing was run and nothing written" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_evaluation_tells_what_is_left_to_play(tmp_path, capsys):
+    config = load_config(QUICKSTART, recipes=RECIPES)
+    arguments = [f"--config={QUICKSTART}", f"--workdir={tmp_path}", "--k=2", "--explain"]
+    arguments.append("--config.evaluation.tasks=8")
+
+    def said(*more):
+        call(evaluate.main, *arguments, *more)
+        return re.sub(r"\s+", " ", capsys.readouterr().out)
+
+    first = said()
+    for fact in (
+        f"policy as package:order_desk has it: {tmp_path} has no checkpoint",
+        "tasks test: the first 8 of 2000",
+        "8 tasks x k=2: 16; temperature 1",
+        "programs at most 11, as they are needed",
+        "0 of 16 are in",
+    ):
+        assert fact in first, fact
+    assert not list(tmp_path.iterdir())
+    settings = evaluate._settings(config, "test", 2, {"iteration": 0, "policy": "abc"})
+    path = tmp_path / "evaluation" / evaluate._file_name(settings)
+    task_id = build.envs.make("order_desk").task_ids("test")[0]
+    with EpisodeFile(path, settings) as file:
+        for member, failed in ((0, False), (1, True)):
+            file.add(Episode(task_id, member, 1.0, 1.0, "done", failed, 1, [], {}, {}))
+    before = path.read_bytes()
+    assert f"1 of 16 are in {path}; 15 are to be played" in said()
+    assert path.read_bytes() == before
+    assert "always the likeliest token" in said("--greedy", "--split=train")
+    served = said("--server=http://nobody.invalid:1")
+    assert "at http://nobody.invalid:1, which was not asked" in served
+    assert "which file is known once the server has named its model" in served
+
+
+def test_many_numbers_are_cut_short():
+    assert listed(range(1, 5)) == "1, 2, 3, 4"
+    assert listed(range(100)).endswith("9, 10, ..., 99")
+    assert np.all([len(listed(range(n)).split(",")) <= 13 for n in (5, 50, 500)])
