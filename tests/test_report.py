@@ -1,10 +1,12 @@
 """The command that writes a run's page."""
 
 import os
+import re
 import subprocess
 import sys
 
 import report_cases
+import telemetry_cases
 
 
 def run(*arguments, cwd=None, prefix=()):
@@ -26,6 +28,19 @@ def test_more_runs_follow_compare_in_any_order(tmp_path):
         assert done.stdout.startswith(f"wrote {tmp_path / 'a' / 'report.html'} (")
         page = (tmp_path / "a" / "report.html").read_text()
         assert all(f"<h2>{name}</h2>" in page for name in "abc")
+
+
+def test_the_pages_of_trajectories_are_written_beside_it_and_lead_back(tmp_path):
+    report_cases.write_run(tmp_path / "a", iterations=2)
+    telemetry_cases.write_run(tmp_path / "a", iterations=2)
+    for output in ("a/report.html", "elsewhere.html"):
+        done = run("--workdir=a", f"--output={output}", cwd=tmp_path)
+        pages = tmp_path / "a" / "trajectories"
+        assert done.stdout.splitlines()[1] == "wrote a/trajectories/index.html", done.stderr
+        (link,) = re.findall(r'"report": ?"([^"]+)"', (pages / "data" / "index.js").read_text())
+        assert (pages / link).resolve() == tmp_path / output
+        (forth,) = re.findall(r'href="([^"]*index\.html)"', (tmp_path / output).read_text())
+        assert ((tmp_path / output).parent / forth).resolve() == pages / "index.html"
 
 
 def test_a_mistake_is_one_sentence(tmp_path):
