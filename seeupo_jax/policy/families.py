@@ -170,7 +170,7 @@ def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "f
 
 def _computes(arch: Architecture) -> dict[str, Any]:
     """The fields that say what is computed, without those that say how."""
-    how = ("lora", "dtype", "param_dtype", "scan_layers", "remat", "attention")
+    how = ("lora", "dtype", "param_dtype", "scan_layers", "remat", "attention", "longest")
     return {key: value for key, value in vars(arch).items() if key not in how}
 
 
