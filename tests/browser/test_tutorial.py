@@ -1,7 +1,7 @@
 """The tutorial, followed by a newcomer who types every command of it; its pictures are made here.
 
-Training is cut short. `SEEUPO_TUTORIAL=whole SEEUPO_SCREENSHOTS=docs/images` trains as long as the
-page says and leaves the pictures that it shows.
+Training is cut short. With `SEEUPO_TUTORIAL=DIR SEEUPO_SCREENSHOTS=docs/images` it is as long as the
+page says, in DIR, where a run that is finished already stays; that makes the pictures of the page.
 """
 
 import os
@@ -34,7 +34,7 @@ def run(line, cwd):
     """Runs a command of the page; what it printed."""
     program, *arguments = shlex.split(line)
     assert program == "python", line
-    if "seeupo_jax.train" in line and os.environ.get("SEEUPO_TUTORIAL") != "whole":
+    if "seeupo_jax.train" in line and "SEEUPO_TUTORIAL" not in os.environ:
         arguments += [f"--config.{field}" for field in SHORT]
     path = os.pathsep.join(p for p in sys.path if p and p != str(ROOT))
     done = subprocess.run(
@@ -51,9 +51,10 @@ def run(line, cwd):
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
     """The folder in which all commands were run, and what each printed."""
-    clone = tmp_path_factory.mktemp("clone")
+    clone = Path(os.environ.get("SEEUPO_TUTORIAL") or tmp_path_factory.mktemp("clone"))
     for name in ("configs", "docs"):
-        (clone / name).symlink_to(ROOT / name)
+        if not (clone / name).exists():
+            (clone / name).symlink_to(ROOT / name)
     return clone, {line: run(line, clone) for line in commands()}
 
 
