@@ -144,10 +144,9 @@ def evaluate(
         for key in played.keys() - file.played.keys():
             if not played[key].failed:
                 file.add(played[key])
-    success = [played[request.task_id, request.member].success for request in requests]
+    success = np.array([played[request.task_id, request.member].success for request in requests])
     prefix = "eval" if split == config.evaluation.split else f"eval_{split}"
-    kinds = [labels[task_id] for task_id in task_ids]
-    return evaluation_metrics(prefix, np.array(success).reshape(-1, k), kinds)
+    return evaluation_metrics(prefix, success.reshape(-1, k), [labels[each] for each in task_ids])
 
 
 def _explain(config: Config, workdir: Path, split: str, k: int) -> list[Section]:

@@ -14,7 +14,7 @@ from seeupo_jax.config import Config
 from seeupo_jax.learner.credit import credit_programs
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
-from seeupo_jax.learner.programs import sweep_programs
+from seeupo_jax.learner.programs import COPY_FACTORS, sweep_programs
 from seeupo_jax.parallel.devices import device_bytes
 from seeupo_jax.rollout.slots import SlotEngine
 from seeupo_jax.types import TrainState
@@ -62,7 +62,7 @@ class Outline:
             leaves, tree = jax.tree.flatten(arguments)
             names.setdefault((program.function, tree, *map(_kind, leaves)), program.name)
         credit = [f"sweep/credit {name}" for name in credit_programs(self.config.algorithm)]
-        return credit + list(names.values())
+        return credit + list(names.values()) + [COPY_FACTORS]
 
 
 def outline(config: Config, mesh: jax.sharding.Mesh) -> Outline:

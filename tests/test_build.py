@@ -130,8 +130,8 @@ def test_with_adapters_only_they_are_in_the_training_state():
 
 
 def test_an_unknown_tracker_is_told_before_any_work():
-    with pytest.raises(ValueError, match="config.telemetry.trackers: got 'wandb'; allowed:"):
-        build.check(load_config(CONFIG, ["telemetry.trackers=('wandb',)"]))
+    with pytest.raises(ValueError, match="config.telemetry.trackers: got 'mlflow'; allowed:"):
+        build.check(load_config(CONFIG, ["telemetry.trackers=('mlflow',)"]))
 
 
 def test_a_warm_start_needs_an_environment_that_demonstrates(monkeypatch):

@@ -65,7 +65,7 @@ def test_the_quickstart_is_told_before_any_of_it(tmp_path, capsys):
         "2.692 MiB parameters that train 5.383 MiB optimizer 2.692 MiB reference policy",
         "24 MiB KV cache of a rollout",
         "remat: none (model.remat=auto)",
-        "programs 24, compiled before the first iteration",
+        "programs 25, compiled before the first iteration",
         "turn 64 128 192 256 320 384 448 512, refresh 512",
         "train: 50,000 test: 2,000, of which 64 are tested",
         "recipe seeupo: order=reverse, ratio=geometric",
@@ -146,7 +146,7 @@ def test_as_many_programs_are_compiled_as_were_told(begin, model, overrides):
         state, _ = run.restore()
         jax.clear_caches()
         run.compile(state)
-        spent = dict(run._spent)
+        spent = dict(run._log.spent)
     assert len(found.rollout_programs()) == spent["rollout/programs_compiled"]
     assert len(found.sweep_programs()) == spent["sweep/programs_compiled"]
 

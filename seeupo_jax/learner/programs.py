@@ -38,6 +38,9 @@ class Program:
         return self.function.lower(*self.arguments(state, ref_params))
 
 
+COPY_FACTORS = "sweep/copy factors"  # small, and the same for all lengths
+
+
 def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
     """Every program that sweeps over so many trajectories may run, shortest rows first."""
     nobody = np.zeros(0, np.int32)

@@ -92,8 +92,7 @@ def sweep(
     Raises:
       SweepStopped: as asked.
     """
-    rows = Rows.of(trajectories)
-    chosen = learner.algorithm
+    rows, chosen = Rows.of(trajectories), learner.algorithm
     seed = (learner.seed, iteration)
     order = update_order(
         rows.turns,
@@ -106,15 +105,8 @@ def sweep(
         learned([None] * len(trajectories))
         return state, {"sweep/turns": 0}
     if resume is None:
-        current = start_pass(
-            learner,
-            state.params,
-            ref_params,
-            rows,
-            trajectories,
-            version=iteration - 1,
-            critic=state.critic,
-        )
+        begun = {"version": iteration - 1, "critic": state.critic}
+        current = start_pass(learner, state.params, ref_params, rows, trajectories, **begun)
     else:
         current = resume_pass(learner, rows, trajectories, order, *resume)
     current.observe = observe
@@ -130,9 +122,9 @@ def sweep(
         )
         flying.append(current.metrics[-1:])
     totals, weights = host_metrics(current.metrics), weigh(current)
-    metrics = current.begun | _summarize(current, totals, len(order))
     learned(learned_of(current, weights))
-    return state, metrics | turn_metrics(current, weights, totals)
+    metrics = _summarize(current, totals, len(order)) | turn_metrics(current, weights, totals)
+    return state, current.begun | metrics
 
 
 def update_turn(

@@ -12,7 +12,7 @@ from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_pass import start_pass
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.run import rollout_metrics
+from seeupo_jax.rollout.metrics import rollout_metrics
 from seeupo_jax.types import Trajectory, learnable
 
 
@@ -97,7 +97,11 @@ def test_a_sweep_of_which_all_groups_are_dropped_returns_the_state_as_it_came(al
 
 
 def collected(trajectories, scores, retries):
-    info = [{"score": s, "retries": r} for s, r in zip(scores, retries, strict=True)]
+    causes = ({"failure": "gone"} if t.failed else {} for t in trajectories)
+    info = [
+        {"score": score, "retries": tries, **cause}
+        for score, tries, cause in zip(scores, retries, causes, strict=True)
+    ]
     played = [dataclasses.replace(t, info=i) for t, i in zip(trajectories, info, strict=True)]
     return Collected(tuple(played), 2.0, 1.0, 10, 20)
 
