@@ -9,10 +9,12 @@ ROOT = Path(__file__).parents[1]
 NASTY = "--config.env.options={'a': 'b  c', \"d\": '$HOME `x` \\\\ * é'}"  # one argument
 TRAINING = ["--config=configs/quickstart.py", "--workdir=/mnt/mine/run 1", NASTY]
 
+# One write a record: the programs of a script run side by side.
 RECORD = """#!/bin/sh
-{{ printf '%s\\0' {name} "$@"; printf '\\n'; }} >>{calls}
+printf '%s\\0' {name} "$@" '{end}' >>{calls}
 {body}
 """
+END = "end of the call"
 
 
 # All that a script finds beside the stand-ins: a real gcloud is out of its reach.
@@ -49,7 +51,7 @@ class Stage:
         path = (self.bin if where is None else where) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        path.write_text(RECORD.format(name=name, calls=self._calls, body=body))
+        path.write_text(RECORD.format(name=name, end=END, calls=self._calls, body=body))
         path.chmod(0o755)
 
     def python(self, body: str = "") -> None:
@@ -58,7 +60,7 @@ class Stage:
 
     def calls(self, name: str | None = None) -> list[list[str]]:
         """What was called so far, program first."""
-        records = self._calls.read_text().split("\0\n")[:-1]
+        records = self._calls.read_text().split(f"\0{END}\0")[:-1]
         found = [record.split("\0") for record in records]
         return [call for call in found if name in (None, call[0])]
 
