@@ -19,7 +19,7 @@ from seeupo_jax.types import NOTHING
 
 # Logits that a device holds at once: 2**24 float32 are 64 MiB. With more, tokens come in chunks; in
 # no larger ones than these, for a chunk in which nothing is predicted is left out.
-LOGITS_AT_ONCE, TOKENS_AT_ONCE = 2**24, 256
+LOGITS_AT_ONCE, TOKENS_AT_ONCE = 2**24, 128
 VOCAB, LENGTH = RULES["vocab"], RULES["length"]
 ADAPTER = "lora_"  # how the names of adapters' parameters begin
 
