@@ -127,8 +127,9 @@ def _keep_freed_memory() -> None:
     """Tells glibc not to give memory back to the system.
 
     A program's temporaries are allocated anew at every execution; the system clears each page at
-    its first touch, one after the other: 5% of a small model's sweep on two cores, a fifth of one of
-    135 million parameters. Only threads that have not allocated yet can be told to share one heap.
+    its first touch, one after the other: 5% of a small model's sweep on two cores, a fifth of the
+    sweep of 135 million parameters. Only threads that have not allocated yet can be told to share
+    one heap.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # another C library has none
     if mallopt is not None:

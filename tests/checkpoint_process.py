@@ -1,4 +1,4 @@
-"""One process of several that share checkpoints: `RANK COUNT PORT DEVICES OUT DIRECTORY PART`."""
+"""One process of several that share checkpoints: `RANK COUNT PORT OUT DIRECTORY PART`."""
 
 import json
 import os
@@ -7,21 +7,18 @@ import sys
 import time
 from pathlib import Path
 
-RANK, COUNT, PORT, DEVICES = map(int, sys.argv[1:5])
-OUT, DIRECTORY, PART = sys.argv[5:8]
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+import checkpoint_cases
+import jax
+import numpy as np
 
-import checkpoint_cases  # noqa: E402
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
+from seeupo_jax.checkpoint import Checkpoints, SaveError, check_shared, manifest, together
+from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.rollout.store import RolloutStore
+from seeupo_jax.telemetry.checksum import checksum
+from seeupo_jax.types import Segment, Trajectory
 
-from seeupo_jax.checkpoint import Checkpoints, SaveError, check_shared, manifest, together  # noqa: E402
-from seeupo_jax.rollout.collect import Collected  # noqa: E402
-from seeupo_jax.rollout.store import RolloutStore  # noqa: E402
-from seeupo_jax.telemetry.checksum import checksum  # noqa: E402
-from seeupo_jax.types import Segment, Trajectory  # noqa: E402
-
+RANK, COUNT, PORT = map(int, sys.argv[1:4])
+OUT, DIRECTORY, PART = sys.argv[4:7]
 log, hashed = [], []
 digest = manifest.digest
 

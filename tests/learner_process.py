@@ -1,26 +1,20 @@
-"""One process of a sweep over several: `learner_process.py RANK COUNT PORT DEVICES OUT`."""
+"""One process of a sweep over several: `learner_process.py RANK COUNT PORT OUT`."""
 
 import functools
-import os
 import pickle
 import sys
 
-if __name__ == "__main__":
-    RANK, COUNT, PORT, DEVICES = map(int, sys.argv[1:5])
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+import jax
+import learner_cases as cases
 
-import jax  # noqa: E402
-import learner_cases as cases  # noqa: E402
-
-from seeupo_jax import config  # noqa: E402
-from seeupo_jax.learner.batching import Shapes  # noqa: E402
-from seeupo_jax.learner.layout import make_state, state_layout, to_pinned_host  # noqa: E402
-from seeupo_jax.learner.learner import Learner  # noqa: E402
-from seeupo_jax.learner.optimizer import make_optimizer  # noqa: E402
-from seeupo_jax.learner.sweep import sweep  # noqa: E402
-from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding  # noqa: E402
-from seeupo_jax.telemetry.checksum import checksum  # noqa: E402
+from seeupo_jax import config
+from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.layout import make_state, state_layout, to_pinned_host
+from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
+from seeupo_jax.telemetry.checksum import checksum
 
 KEEP, OFFLOAD = config.Offload(), config.Offload(optimizer=True, reference=True)
 
@@ -68,9 +62,9 @@ def swept_alone(offload=KEEP):
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_disable_most_optimizations", True)
-    if COUNT > 1:
-        jax.distributed.initialize(f"localhost:{PORT}", COUNT, RANK)
-    told = swept(jax.devices(), OFFLOAD if COUNT > 1 else KEEP)[:2]
-    with open(sys.argv[5], "wb") as file:
+    rank, count, port = map(int, sys.argv[1:4])
+    if count > 1:
+        jax.distributed.initialize(f"localhost:{port}", count, rank)
+    told = swept(jax.devices(), OFFLOAD if count > 1 else KEEP)[:2]
+    with open(sys.argv[4], "wb") as file:
         pickle.dump(told, file)

@@ -24,6 +24,17 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def environment(devices: int = 1) -> dict[str, str]:
+    """Of a process that has so many devices, and compiles quickly: most of what such one does."""
+    return os.environ | {
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": PYTHONPATH,
+        "XLA_FLAGS": f"{QUICK_XLA} --xla_force_host_platform_device_count={devices}",
+    }
+
+
 def run_processes(
     program: str,
     processes: int,
@@ -35,7 +46,8 @@ def run_processes(
     """What each process leaves in its file of `folder`, as `read` has it.
 
     Args:
-      program: a file of the tests; its arguments are RANK COUNT PORT DEVICES OUT and the rest.
+      program: a file of the tests; its arguments are RANK COUNT PORT OUT and the rest.
+      devices: of each.
     """
     port = free_port()
     name = "_".join([Path(program).stem, *map(str, (processes, devices)), "{}"])
@@ -43,8 +55,8 @@ def run_processes(
     started = [
         subprocess.Popen(
             [sys.executable, TESTS / program]
-            + [str(x) for x in (rank, processes, port, devices, file, *arguments)],
-            env=os.environ | {"PYTHONPATH": PYTHONPATH},
+            + [str(x) for x in (rank, processes, port, file, *arguments)],
+            env=environment(devices),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,39 +1,35 @@
-"""One process of a collection over several: `rollout_process.py RANK COUNT PORT DEVICES OUT`."""
+"""One process of a collection over several: `rollout_process.py RANK COUNT PORT OUT`."""
 
-import os
 import pickle
 import random
 import sys
 import time
 from collections.abc import Sequence
 
-RANK, COUNT, PORT, DEVICES = map(int, sys.argv[1:5])
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+import jax
+import numpy as np
+import rollout_cases
+from flax import nnx
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-import rollout_cases  # noqa: E402
-from flax import nnx  # noqa: E402
-
-from seeupo_jax import config  # noqa: E402
-from seeupo_jax.envs.base import StepResult  # noqa: E402
-from seeupo_jax.envs.pool import EnvPool  # noqa: E402
-from seeupo_jax.parallel.mesh import (  # noqa: E402
+from seeupo_jax import config
+from seeupo_jax.envs.base import StepResult
+from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.parallel.mesh import (
     make_mesh,
     param_shardings,
     row_shards,
     sampler_mesh,
 )
-from seeupo_jax.policy import network as policy  # noqa: E402
-from seeupo_jax.policy.architecture import Architecture  # noqa: E402
-from seeupo_jax.policy.transformer import Transformer  # noqa: E402
-from seeupo_jax.rollout.collect import Collected, begin_ahead, collect, group_requests  # noqa: E402
-from seeupo_jax.rollout.memory import plan_cache  # noqa: E402
-from seeupo_jax.rollout.resample import resample  # noqa: E402
-from seeupo_jax.rollout.sampling import Sampling  # noqa: E402
-from seeupo_jax.rollout.slots import SlotEngine  # noqa: E402
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.rollout.collect import Collected, begin_ahead, collect, group_requests
+from seeupo_jax.rollout.memory import plan_cache
+from seeupo_jax.rollout.resample import resample
+from seeupo_jax.rollout.sampling import Sampling
+from seeupo_jax.rollout.slots import SlotEngine
 
+RANK, COUNT, PORT = map(int, sys.argv[1:4])
 SIZES = {"vocab_size": 30, "width": 16, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8}
 OTHERS = ["3", "2!", "1", "4", "2"]  # instead of those that fail
 TASKS = ["4", "2", "3!", "5", "2!", "4", "1", "3"]  # turns; "!": its environment fails then
@@ -67,7 +63,7 @@ class Slow:
 def main() -> None:
     if COUNT > 1:
         jax.distributed.initialize(f"localhost:{PORT}", COUNT, RANK)
-    tensor = 2 if jax.device_count() > 2 and DEVICES > 1 else 1
+    tensor = 2 if jax.device_count() > 2 and jax.local_device_count() > 1 else 1
     mesh = make_mesh(config.Mesh(data=1, fsdp=-1, tensor=tensor))
     own = sampler_mesh(mesh, config.Mesh(data=-1, tensor=tensor))
     arch = Architecture(**SIZES, mlp_width=24)
@@ -109,7 +105,7 @@ def main() -> None:
             resample(sample, TASKS, iter(OTHERS), rounds=3).sampled,
         ]
         pool.close()
-    with open(sys.argv[5], "wb") as file:
+    with open(sys.argv[4], "wb") as file:
         pickle.dump(collected, file)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from flax import nnx
-from process_cases import PYTHONPATH, QUICK_XLA, TESTS, free_port
+from process_cases import TESTS, environment, free_port
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.architecture import Architecture
@@ -46,18 +45,6 @@ def save_policy(folder: Path) -> Path:
 def command(model: Path, workdir: Path, *overrides: str, module: str = "train") -> list[str]:
     called = [sys.executable, "-m", f"seeupo_jax.{module}", f"--config={TESTS / 'tiny_config.py'}"]
     return [*called, f"--workdir={workdir}", f"--config.model.path={model}", *CHOICES, *overrides]
-
-
-def environment(devices: int = 1) -> dict[str, str]:
-    flags = f"{QUICK_XLA} --xla_force_host_platform_device_count={devices}"
-    # Compiling takes most of such a run's time.
-    quick = {
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    return (
-        os.environ | quick | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": PYTHONPATH}
-    )
 
 
 def start(

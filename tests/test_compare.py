@@ -4,7 +4,6 @@ import fcntl
 import io
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from process_cases import PYTHONPATH
+from process_cases import environment
 from rich.console import Console
 from run_cases import iterations, save_policy
 
@@ -263,14 +262,6 @@ def command(workdir, model, *arguments):
     called = [sys.executable, "-m", "seeupo_jax.compare", f"--config={TINY}"]
     called += [f"--workdir={workdir}", *(f"--config.{choice}" for choice in choices)]
     return [*called, "--recipes=seeupo", "--seeds=1", *arguments]
-
-
-def environment():
-    quick = {
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    return os.environ | quick | {"XLA_FLAGS": "", "PYTHONPATH": PYTHONPATH}
 
 
 def test_a_stopped_comparison_goes_on_with_the_same_command(tmp_path):

@@ -1,7 +1,6 @@
 """The command as its user runs it: one process, killed and started again."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from process_cases import environment
 
 from seeupo_jax import build
 from seeupo_jax.checkpoint import Checkpoints
@@ -30,10 +30,6 @@ def command(workdir: Path, *overrides: str) -> list[str]:
     data = f"--config.env.options={{'data_dir': '{workdir.parent / 'data'}'}}"
     module = [sys.executable, "-m", "seeupo_jax.train"]
     return [*module, f"--config={CONFIG}", f"--workdir={workdir}", data, *overrides]
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
 
 
 def run_killed_at(checkpoint: int, workdir: Path, *overrides: str) -> None:
