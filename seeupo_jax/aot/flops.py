@@ -19,11 +19,12 @@ from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.attention import QUERIES_AT_LEAST, SCORES_AT_ONCE
 from seeupo_jax.policy.kernels import select_kernel
 from seeupo_jax.policy.network import LOGITS_AT_ONCE
+from seeupo_jax.policy.tree_kernels import BLOCK as TREE_BLOCK
 
 _SPLASH_BLOCKS = range(128, 512 + 1, 128)  # as `policy/kernels.py` cuts queries and keys
-# Matrix products of attention, forwards and backwards: the fused kernel of splash makes the scores
-# anew in each of its two backward passes.
-_ATTENTION_BACKWARD = {"xla": 2.0, "cudnn": 2.5, "splash": 3.5}
+# Matrix products of attention, forwards and backwards: the fused kernels for TPU make the scores
+# anew in each of their two backward passes.
+_ATTENTION_BACKWARD = {"xla": 2.0, "cudnn": 2.5, "splash": 3.5, "trees": 3.5}
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,10 @@ def jaxpr_flops(jaxpr: core.ClosedJaxpr, *, unknown_trips: Trips = 1) -> float:
 
 def _kernel(arch: Architecture, work: Pass) -> str:
     """The kernel of attention that a pass of this shape uses."""
-    if work.past or work.trees:
+    if work.past or (work.trees and arch.attention != "splash"):
         return "xla"
+    if work.trees:
+        return "trees"
     kernel, _ = select_kernel(
         arch.attention,
         length=work.new,
@@ -249,19 +252,27 @@ def _all(new: int, past: int, window: int | None) -> int:
     return new * (past + new)
 
 
-def _in_blocks(new: int, past: int, window: int | None) -> int:
-    """Pairs in the blocks that splash does not skip: those where any query sees any key."""
-    block = max(size for size in _SPLASH_BLOCKS if new % size == 0)
+def _of_splash(new: int, past: int, window: int | None) -> int:
+    return _in_blocks(new, window, max(size for size in _SPLASH_BLOCKS if new % size == 0))
+
+
+def _of_trees(new: int, past: int, window: int | None) -> int:
+    """As if a row were one sequence, which is the most: of a branch no other is seen."""
+    return _in_blocks(new, window, TREE_BLOCK)
+
+
+def _in_blocks(new: int, window: int | None, block: int) -> int:
+    """Pairs in the blocks that a kernel does not skip: those where any query sees any key."""
     far = new if window is None else window
     count = sum(
         (key + 1) * block - 1 > query * block - far
-        for query in range(new // block)
+        for query in range(-(-new // block))
         for key in range(query + 1)
     )
     return count * block**2
 
 
-_COMPUTED = {"xla": _all, "splash": _in_blocks, "cudnn": _seen}
+_COMPUTED = {"xla": _all, "splash": _of_splash, "cudnn": _seen, "trees": _of_trees}
 
 
 def _again(arch: Architecture, work: Pass, kernel: str, attention: float) -> float:

@@ -18,10 +18,11 @@ from seeupo_jax.learner.batching import Rows, Shapes, empty_batch, empty_layout
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.refresh_batch import refresh_batch
-from seeupo_jax.policy import kernels, paged
+from seeupo_jax.policy import kernels, paged, tree_kernels
 from seeupo_jax.policy.architecture import Architecture, Lora, Moe
 from seeupo_jax.policy.network import abstract, trainable
 from seeupo_jax.policy.paged import Reach
+from seeupo_jax.policy.tree_sight import Sight, visited_blocks
 from seeupo_jax.types import TrainState
 
 ARCH = Architecture(
@@ -95,8 +96,8 @@ def test_adapters_spare_the_gradients_of_frozen_matrices():
 def test_xla_counts_a_few_percent_more_for_all_that_is_no_product():
     """The rest is softmax, norms, activations and some 15 FLOPs a parameter of AdamW."""
     arch = changed(layers=1)
-    step = traced_step(arch, 4, 64, 16, 0)
-    ours = flops.turn_step_flops(arch, 4, 64, 16, computed=True)
+    step = traced_step(arch, 2, 64, 16, 0)
+    ours = flops.turn_step_flops(arch, 2, 64, 16, computed=True)
     compiled = step.lower().compile(compiler_options={"xla_backend_optimization_level": 0})
     rest = compiled.cost_analysis()["flops"] - ours
     assert 15 * flops.parameters(arch) < rest < 0.05 * ours
@@ -156,7 +157,26 @@ def test_splash_skips_blocks_that_nobody_sees():
 def test_blocks_are_those_of_the_kernel(length):
     block = kernels._blocks(length).block_q
     count = length // block
-    assert flops._in_blocks(length, 0, None) == block**2 * count * (count + 1) // 2
+    assert flops._of_splash(length, 0, None) == block**2 * count * (count + 1) // 2
+
+
+@pytest.mark.parametrize(("length", "window"), [(256, None), (1000, None), (2048, 300)])
+def test_blocks_are_those_that_the_kernel_of_trees_visits(length, window):
+    at, end = jnp.arange(length)[None], jnp.full((1, length), length)
+    sight, block = Sight(at, at, at, end, at), tree_kernels.BLOCK
+    visited = visited_blocks(sight, window=window, block=block)
+    assert flops._of_trees(length, 0, window) == block**2 * visited.sum()
+
+
+def test_a_step_on_trees_is_counted_by_the_kernel_of_its_platform():
+    executed = {
+        name: flops.turn_step_flops(changed(attention=name), 1, 4096, 16, computed=True)
+        for name in ("xla", "splash")
+    }
+    a_square = 4 * ARCH.layers * ARCH.heads * ARCH.head_dim * 4096**2
+    again = 3.5  # of XLA: forwards, backwards and a half of the scores again, in chunks
+    seen = (1 + 3.5) * (1 + 1 / 16) / 2  # a causal half of 16 x 16 blocks
+    assert executed["xla"] - executed["splash"] == (again - seen) * a_square
 
 
 @pytest.mark.parametrize(
