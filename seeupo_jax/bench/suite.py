@@ -17,10 +17,7 @@ CPU: dict[str, str] = {
     "update_bfcl_tiny": "update --workload=bfcl --groups=4",
     "update_order_desk_tiny": "update --workload=order_desk --groups=16 --repeats=5",
     "update_bfcl_135m": f"update --workload=bfcl --model=135m {_EAGER} --scale=0.0625 --repeats=2",
-    "update_order_desk_135m": f"update --workload=order_desk --model=135m {_EAGER}",
-    "update_order_desk_135m_groups_4": (
-        f"update --workload=order_desk --model=135m --groups=4 {_EAGER} --repeats=2"
-    ),
+    "update_order_desk_135m": f"update --workload=order_desk --model=135m {_EAGER} --repeats=5",
     "iteration_bfcl_tiny": f"iteration --workload=bfcl {_EAGER}",
     "iteration_order_desk_tiny": f"iteration --workload=order_desk --groups=4 {_EAGER}",
     "rollout_bfcl_tiny": "rollout --workload=bfcl",

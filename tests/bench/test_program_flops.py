@@ -104,7 +104,7 @@ def test_loops_run_as_often_as_the_trees_and_targets_say():
     wide[0, 0, 100] = 7
     zeros, ends = np.zeros((1, 1, 512), np.int32), np.arange(1, 513, dtype=np.int32)[None, None]
     call = Call("score", None, (), batch_of(zeros, ends, wide, 1), None)
-    assert trips(call, ARCH).rows.predicting == 0.5  # the first of two chunks of 256
+    assert trips(call, ARCH).rows.predicting == 0.25  # the first of four chunks of 128
 
 
 def test_continued_chunks_see_their_own_branch():
