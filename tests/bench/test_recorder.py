@@ -34,7 +34,7 @@ def by_hand(call, arch):
     # q 16x16, k and v 16x8, out 16x16, three of 16x24; forwards, and twice as much backwards.
     projections = (2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24) * (3 if step else 1)
     head = 64 * 16 * found.rows.predicting * (3 if step else 1)
-    chunks = -(-R * L // 256)  # of tokens, all of one size
+    chunks = -(-R * L // 128)  # of tokens, all of one size
     logits = found.microbatches * chunks * -(-R * L // chunks)
     block = block_for(SMALL["heads"], arch.longest)
     few = L <= FEW_KEYS
