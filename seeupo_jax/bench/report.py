@@ -159,7 +159,8 @@ def _updates(found: dict[str, Figures]) -> str:
     rows = []
     for f in found.values():
         for name, side in f["contenders"].items():
-            if " without " in name:
+            # What only tells what each technique contributes has a table of its own.
+            if " without " in name or f["against"] is None:
                 continue
             first = ("",) * 4
             if name == OURS:
@@ -237,8 +238,8 @@ def _rollouts(found: dict[str, Figures]) -> str:
     )
     rows = []
     for f in found.values():
-        for name, side in f["contenders"].items():
-            first = ("", "", "", "")
+        for name in sorted(f["contenders"], key=lambda name: name != OURS):
+            side, first = f["contenders"][name], ("", "", "", "")
             if name == OURS:
                 first = (_ratio(f), f"{f['over_kept']['ratio']:.2f}x", f["model"], _workload(f))
             numbers = (side[key] for key in ("computed_per_sampled", "waste"))
