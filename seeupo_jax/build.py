@@ -15,7 +15,7 @@ from seeupo_jax import envs
 from seeupo_jax.config import Config
 from seeupo_jax.envs import Demonstrator
 from seeupo_jax.envs.pool import EnvPool
-from seeupo_jax.learner.batching import Shapes, eighths
+from seeupo_jax.learner.batching import Shapes, row_lengths
 from seeupo_jax.learner.critic import critic_optimizer, make_critic
 from seeupo_jax.learner.layout import (
     abstract_state,
@@ -39,7 +39,7 @@ from seeupo_jax.parallel.mesh import (
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, Lora
-from seeupo_jax.policy.kernels import check_kernel, preferred_kernel
+from seeupo_jax.policy.kernels import check_kernel, preferred_kernel, row_block
 from seeupo_jax.policy.lora import attach, load_adapters, read_lora, with_adapters
 from seeupo_jax.policy.network import Network
 from seeupo_jax.policy.rope import Rope
@@ -125,7 +125,7 @@ def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
     spread, arch = row_shards(mesh), _architecture(config, mesh)
-    check_lengths(mesh, build_shapes(config, spread, 1).lengths)
+    check_lengths(mesh, build_shapes(config, mesh, 1).lengths)
     trajectories = config.rollout.tasks * config.rollout.group_size
     if trajectories % spread:
         raise ValueError(
@@ -311,17 +311,21 @@ def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
     )
 
 
-def build_shapes(config: Config, spread: int, trajectories: int) -> Shapes:
-    """The sweep's shapes for iterations of so many trajectories; a microbatch has `spread` rows."""
+def build_shapes(config: Config, mesh: jax.sharding.Mesh, trajectories: int) -> Shapes:
+    """The sweep's shapes for iterations of so many trajectories, on devices that need not be here.
+
+    A microbatch has a row for each of the devices, or groups of devices, that rows are spread over.
+    """
     rollout, batching = config.rollout, config.batching
     algorithm, turns, tokens = config.algorithm, rollout.max_turns, batching.microbatch_tokens
     tokens = max(2 * rollout.max_context, 1024) if tokens is None else tokens
     turns = turns if algorithm.order == "parallel" else algorithm.span(turns)
+    block = row_block(mesh.devices.flat[0].platform) * mesh.shape["context"]
     return Shapes(
-        lengths=batching.buckets or eighths(max(rollout.max_context, tokens)),
+        lengths=batching.buckets or row_lengths(max(rollout.max_context, tokens), block=block),
         context=rollout.max_context,
         action=min(rollout.max_action_tokens * turns, rollout.max_context),
-        rows=spread,
+        rows=row_shards(mesh),
         trajectories=trajectories,
         turns=rollout.max_turns,
         share=batching.share_prefixes,
@@ -379,9 +383,7 @@ def build_learner(
         network=policy.network,
         optimizer=optimizer,
         algorithm=config.algorithm,
-        shapes=build_shapes(
-            config, row_shards(policy.mesh), config.rollout.tasks * config.rollout.group_size
-        ),
+        shapes=build_shapes(config, policy.mesh, config.rollout.tasks * config.rollout.group_size),
         temperature=config.rollout.temperature,
         seed=config.seed,
         entropy=config.telemetry.entropy,

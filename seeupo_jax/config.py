@@ -141,8 +141,8 @@ class Batching:
     # Of one device, if no conversation is longer; none: twice the longest one, and 1024 at least.
     microbatch_tokens: int | None = at_least(1, None)
     share_prefixes: bool = True  # what the members of a group have in common is computed once
-    # Row lengths to pad to, instead of multiples of an eighth of the longest: a microbatch is one
-    # row on each device (or on the devices that share a row).
+    # Row lengths to pad to, instead of eighths of the longest and, above its half, sixteenths: a
+    # microbatch is one row on each device (or on the devices that share a row).
     buckets: tuple[int, ...] = ()
 
 

@@ -95,7 +95,7 @@ def plan_remat(config: Config, mesh: jax.sharding.Mesh, memory_bytes: int | None
     if config.rollout_ahead:
         standing += _sampling_bytes(config, policy, mesh) + device_bytes(params)
     platform, arch = mesh.devices.flat[0].platform, policy.network.arch
-    shapes = build.build_shapes(config, row_shards(mesh), 1)
+    shapes = build.build_shapes(config, mesh, 1)
     # XLA for CPU undoes recomputation where layers are not scanned, so that nothing is saved.
     names = REMATS if platform != "cpu" or arch.scan_layers else REMATS[:1]
     networks = 2 if config.algorithm.critic == "model" else 1

@@ -12,7 +12,6 @@ from seeupo_jax import build, envs
 from seeupo_jax.config import Config
 from seeupo_jax.learner.warm_start import Batches, train_stage
 from seeupo_jax.parallel.distributed import agree
-from seeupo_jax.parallel.mesh import row_shards
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.telemetry.progress import Progress
 
@@ -45,8 +44,7 @@ def _warm_start(config: Config, workdir: Path, progress: Progress) -> None:
         policy, params = build.new_policy(config, demonstrations[-1])
     else:
         policy, params = build.load_policy(config, config.model.path)
-    spread = row_shards(policy.mesh)
-    shapes = build.build_shapes(config, spread, config.warm_start.batch_size)
+    shapes = build.build_shapes(config, policy.mesh, config.warm_start.batch_size)
     with jax.set_mesh(policy.mesh):
         for index, stage in enumerate(stages):
             progress.phase(f"warm start {index + 1}/{len(stages)}")

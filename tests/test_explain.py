@@ -21,6 +21,7 @@ from seeupo_jax.explain.parts import outline_run
 from seeupo_jax.explain.tell import listed, tell
 from seeupo_jax.explain.training import explain_training
 from seeupo_jax.learner.credit import compile_credit, credit_programs
+from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.run import Run
 from seeupo_jax.stop import StopRequest
 from seeupo_jax.telemetry.compilation import Compilations
@@ -164,7 +165,8 @@ def test_as_many_programs_are_compiled_as_were_told(begin, model, overrides):
 )
 def test_crediting_compiles_what_is_named(model, choices):
     algorithm = Algorithm(**choices)
-    shapes = build.build_shapes(load_config(QUICKSTART), 1, 4)
+    config = load_config(QUICKSTART)
+    shapes = build.build_shapes(config, make_mesh(config.mesh), 4)
     jax.clear_caches()
     compilations = Compilations()
     compile_credit(algorithm, shapes, 4)

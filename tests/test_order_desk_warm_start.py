@@ -61,7 +61,7 @@ def test_the_command_that_made_it_begins_as_it_did(config):
         batches = Batches(
             demonstrations[0],
             policy.tokenizer,
-            build.build_shapes(config, 1, config.warm_start.batch_size),
+            build.build_shapes(config, policy.mesh, config.warm_start.batch_size),
             config.warm_start.batch_size,
             seed=config.seed,
         )

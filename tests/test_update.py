@@ -22,6 +22,7 @@ from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.config import load_config
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.network import split
 from seeupo_jax.types import learnable
@@ -234,7 +235,7 @@ def long_file(tmp_path, tokens, action):
 
 def test_lengths_are_the_files(model, tmp_path):
     _, pair = long_file(tmp_path, 300, 90)
-    shapes = lambda config: build.build_shapes(config, 1, 2)  # noqa: E731
+    shapes = lambda config: build.build_shapes(config, make_mesh(config.mesh), 2)  # noqa: E731
     fitted = shapes(update.fit(config_of(model), pair))
     assert fitted.lengths == (32, 300) and (fitted.action, fitted.longest) == (90, 300)
     budget = ("batching.buckets=()", "batching.microbatch_tokens=200")

@@ -75,10 +75,20 @@ def all_actions(rows: Rows) -> list[Piece]:
     return pieces_of(rows, range(rows.turns))
 
 
-def eighths(longest: int) -> tuple[int, ...]:
-    """Row lengths to choose from: multiples of an eighth, whole blocks of attention kernels."""
+def row_lengths(longest: int, *, block: int) -> tuple[int, ...]:
+    """Row lengths to choose from: multiples of an eighth and, above the half, of a sixteenth.
+
+    Each is a program to compile, and those above the half hold most of what a sweep computes.
+
+    Args:
+      longest: that must be among them, rounded up to whole units.
+      block: what divides a sixteenth; where it would not, there are only eighths.
+    """
     unit = 128 if longest >= 1024 else 16
-    return tuple(unit * -(-longest // (8 * unit)) * i for i in range(1, 9))
+    eighth = unit * -(-longest // (8 * unit))
+    if eighth % (2 * block):
+        return tuple(eighth * i for i in range(1, 9))
+    return tuple(eighth * i // 2 for i in (2, 4, 6, *range(8, 17)))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as mask_lib
 
 from seeupo_jax.parallel.mesh import RULES, parts, per_shard
+from seeupo_jax.policy import tree_kernels
 from seeupo_jax.policy.tree_kernels_gpu import WIDEST
 
 _LOGGER = logging.getLogger(__name__)
@@ -264,6 +265,11 @@ def _log_fallback(wanted: str, kernel: str, reason: str) -> None:
 def preferred_kernel(platform: str) -> str:
     """What `model.attention=auto` means on a platform, as `jax.Device.platform` names it."""
     return _PREFERRED.get(platform, "xla")
+
+
+def row_block(platform: str) -> int:
+    """What divides the length of rows of which attention computes no part that is not there."""
+    return tree_kernels.BLOCK if platform == "tpu" else 64
 
 
 def check_kernel(wanted: str, platform: str) -> None:

@@ -11,6 +11,7 @@ from seeupo_jax.learner.batching import (
     empty_batch,
     lay_out,
     pieces_of,
+    row_lengths,
     turn_batch,
 )
 from seeupo_jax.learner.refresh_batch import refresh_batch
@@ -178,6 +179,21 @@ def test_lengths_come_from_the_list():
     allowed = [shapes.allowed(n)[0] for n in (1, 4, 5, 8, 9, 32)]
     assert allowed == [4, 4, 8, 8, 16, 32] and shapes.allowed(9) == (16, 32)
     assert shapes.long == (16, 32) and Shapes((4,), 3, 2, 4).long == (4,)
+
+
+@pytest.mark.parametrize(
+    "longest, block, lengths",
+    [
+        (100, 64, range(16, 129, 16)),
+        (1024, 64, (128, 256, 384, *range(512, 1025, 64))),
+        (1024, 256, range(128, 1025, 128)),
+        (1592, 64, (256, 512, 768, *range(1024, 2049, 128))),
+        (16384, 256, (2048, 4096, 6144, *range(8192, 16385, 1024))),
+        (16384, 8 * 256, range(2048, 16385, 2048)),
+    ],
+)
+def test_lengths_are_eighths_and_sixteenths_of_whole_blocks(longest, block, lengths):
+    assert row_lengths(longest, block=block) == tuple(lengths)
 
 
 def test_the_length_is_that_which_computes_least():
