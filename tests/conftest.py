@@ -9,6 +9,8 @@ import pytest
 from process_cases import QUICK_XLA
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Most of the tests' time is spent on compiling, and half of that on optimizations.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8", QUICK_XLA]
 )
@@ -25,6 +27,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 MAPS = Path("/proc/self/maps")  # Linux's list of a process's memory maps; it allows 65,530 of them
 MANY = 20_000
+
+
+@pytest.fixture
+def optimized():
+    """Compiles as users do: for tests that look at the compiled programs themselves."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(autouse=True, scope="module")

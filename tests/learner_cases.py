@@ -17,7 +17,6 @@ import numpy as np
 import numpy_model as model
 import numpy_twin as twin
 import optax
-import pytest
 from flax import nnx
 from twin_policy import tensors_of
 
@@ -47,15 +46,6 @@ ARCH = Architecture(
 NUMPY_ARCH = model.Architecture(ARCH.head_dim, ARCH.rope.theta, ARCH.norm_eps)
 # Every step has a piece longer than 8, so one program serves them all; a few refreshes are longer.
 SHAPES = Shapes((8, 24), action=8, rows=3, trajectories=9)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Compiling takes most of these tests' time, and half of that with LLVM's optimizations off."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from typing import Any
 # for programs as small as tests'.
 QUICK_XLA = "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""
 TESTS = Path(__file__).parent
-PYTHONPATH = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+PYTHONPATH = os.pathsep.join(map(str, (TESTS / "without_torch", TESTS, TESTS.parent)))
 
 
 def free_port() -> int:
@@ -25,9 +25,8 @@ def free_port() -> int:
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-    """Of a process that has so many devices, and compiles quickly: most of what such one does."""
+    """Of a process that has so many devices, and keeps every program that it compiles."""
     return os.environ | {
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": PYTHONPATH,

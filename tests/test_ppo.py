@@ -5,7 +5,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from learner_cases import quick_compilation  # noqa: F401
 
 from seeupo_jax import build
 from seeupo_jax.algorithms.recipes import RECIPES

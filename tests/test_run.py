@@ -95,9 +95,8 @@ def model(tmp_path_factory):
 @pytest.fixture
 def begin(model, tmp_path, monkeypatch):
     """Begins a run on one device; its state."""
-    one, before = jax.devices()[:1], jax.config.values["jax_disable_most_optimizations"]
+    one = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda: one)
-    jax.config.update("jax_disable_most_optimizations", True)
     chosen = [text.removeprefix("--config.") for text in cases.CHOICES]
     overrides = [*chosen, *RESAMPLING, f"model.path={model}"]
 
@@ -111,8 +110,7 @@ def begin(model, tmp_path, monkeypatch):
             with Run(config, tmp_path / name, progress, request, policy, params) as run:
                 yield run, run.restore()[0]
 
-    yield begin
-    jax.config.update("jax_disable_most_optimizations", before)
+    return begin
 
 
 def assert_same_trajectories(got, wanted):

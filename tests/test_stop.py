@@ -89,7 +89,6 @@ def here(model, monkeypatch):
     cache = {
         "jax_compilation_cache_dir": str(model.parent / "cache"),
         "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_disable_most_optimizations": True,
     }
     before = {name: jax.config.values[name] for name in cache}
     for name, value in cache.items():

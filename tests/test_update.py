@@ -14,7 +14,6 @@ import pytest
 import run_cases
 import stored_cases as files
 import torch
-from learner_cases import quick_compilation  # noqa: F401
 from transformers import AutoModelForCausalLM
 
 from seeupo_jax import build, update

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 from bench_cases import SETTINGS, SMALL, small  # noqa: F401
-from learner_cases import quick_compilation  # noqa: F401
 
 from seeupo_jax.bench import choices, models, trajectories, workloads
 from seeupo_jax.bench.ours import OurSweeps

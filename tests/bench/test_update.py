@@ -5,7 +5,6 @@ import json
 
 import pytest
 from bench_cases import SETTINGS, small  # noqa: F401
-from learner_cases import quick_compilation  # noqa: F401
 
 from seeupo_jax.bench import __main__ as command
 from seeupo_jax.bench import iteration, report, rollout, suite, update

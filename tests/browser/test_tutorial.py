@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
+from process_cases import environment
 
 from seeupo_jax.telemetry import read_trajectories
 
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 QUICKSTART = "python -m seeupo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart"
 SHORT = ("iterations=2", "rollout.tasks=4", "evaluation.tasks=4", "checkpoint.every=0")
+SHORT += ("batching.buckets=(256,)",)
 
 
 def commands():
@@ -36,11 +38,10 @@ def run(line, cwd):
     assert program == "python", line
     if "seeupo_jax.train" in line and "SEEUPO_TUTORIAL" not in os.environ:
         arguments += [f"--config.{field}" for field in SHORT]
-    path = os.pathsep.join(p for p in sys.path if p and p != str(ROOT))
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{path}"},
+        env=environment(),
         capture_output=True,
         text=True,
     )

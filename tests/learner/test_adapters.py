@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import learner_cases as cases
 import numpy as np
-from learner_cases import quick_compilation  # noqa: F401
 
 from seeupo_jax import config
 from seeupo_jax.learner.learner import Learner

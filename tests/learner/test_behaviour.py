@@ -8,7 +8,6 @@ import learner_cases as cases
 import numpy as np
 import numpy_twin as twin
 import pytest
-from learner_cases import quick_compilation  # noqa: F401
 
 REVERSE = [(3,), (2,), (1,), (0,)]
 SWEPT = 2  # the version of the policy that `cases.observe` sweeps: its iteration is 3

@@ -12,7 +12,6 @@ import numpy_credit
 import numpy_model
 import numpy_twin as twin
 import pytest
-from learner_cases import quick_compilation  # noqa: F401
 
 from seeupo_jax import config
 from seeupo_jax.algorithms.recipes import RECIPES

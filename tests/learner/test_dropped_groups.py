@@ -6,7 +6,6 @@ import functools
 import learner_cases as cases
 import numpy as np
 import pytest
-from learner_cases import quick_compilation  # noqa: F401
 
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.sweep import sweep

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import learner_cases as cases
 import numpy as np
 import pytest
-from learner_cases import quick_compilation  # noqa: F401
 from learner_process import learner_on, placed
 
 from seeupo_jax import config
@@ -83,6 +82,7 @@ def test_a_state_is_made_as_its_shapes_say():
     assert np.isfinite(params["embedding"]).all()  # a copy was given away
 
 
+@pytest.mark.usefixtures("optimized")
 def test_gradients_are_added_up_where_their_parameters_lie():
     mesh = mesh_of_eight()
     with jax.set_mesh(mesh):

@@ -8,7 +8,6 @@ import numpy as np
 import numpy_model as model
 import numpy_twin as twin
 import pytest
-from learner_cases import quick_compilation  # noqa: F401
 
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.types import CONTEXT, learnable

@@ -4,7 +4,6 @@ import jax
 import learner_cases as cases
 import pytest
 import tpu_cases
-from learner_cases import quick_compilation  # noqa: F401
 from learner_process import OFFLOAD, learner_on, swept_alone
 
 from seeupo_jax import config
@@ -62,6 +61,7 @@ def test_a_checkpoint_brings_an_offloaded_state_back_to_where_it_was(offloaded, 
     assert all(jax.tree.leaves(same))
 
 
+@pytest.mark.usefixtures("optimized")
 def test_on_tpu_the_moments_are_no_longer_among_what_the_devices_hold():
     mesh = make_mesh(config.Mesh(data=1, fsdp=2, tensor=2), tpu_cases.devices("v5e:2x2"))
     plain, offloaded = (turn_memory(mesh, config.Offload(optimizer=o)) for o in (False, True))

@@ -8,7 +8,6 @@ import learner_cases as cases
 import numpy as np
 import numpy_twin as twin
 import pytest
-from learner_cases import quick_compilation  # noqa: F401
 from numpy_credit import token_advantages
 
 from seeupo_jax.algorithms.recipes import RECIPES

@@ -9,7 +9,6 @@ import learner_cases as cases
 import numpy as np
 import numpy_twin as twin
 import pytest
-from learner_cases import quick_compilation  # noqa: F401
 
 from seeupo_jax import config
 from seeupo_jax.learner.batching import Shapes

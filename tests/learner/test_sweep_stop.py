@@ -5,7 +5,6 @@ import json
 import jax
 import learner_cases as cases
 import pytest
-from learner_cases import quick_compilation  # noqa: F401
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.learner.sweep import sweep

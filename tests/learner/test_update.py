@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import learner_cases as cases
 import numpy as np
 import pytest
-from learner_cases import quick_compilation  # noqa: F401
 
 from seeupo_jax.learner.batching import (
     Rows,

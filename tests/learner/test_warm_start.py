@@ -11,7 +11,6 @@ import numpy_model as model
 import optax
 import pytest
 from flax import nnx
-from learner_cases import quick_compilation  # noqa: F401
 
 from seeupo_jax import config
 from seeupo_jax.envs.base import Demonstration, StepResult

@@ -139,6 +139,7 @@ def test_queries_in_chunks_give_the_same_values_and_gradients(monkeypatch, windo
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), *results)
 
 
+@pytest.mark.usefixtures("optimized")
 def test_memory_grows_with_the_length_and_not_with_its_square():
     def temporaries(length):
         shapes = [jax.ShapeDtypeStruct((1, length, heads, 8), jnp.float32) for heads in (4, 2, 2)]

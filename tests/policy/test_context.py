@@ -32,15 +32,6 @@ ARCH = Architecture(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Compiling takes most of these tests' time, and half of that with LLVM's optimizations off."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def mesh_of(**sizes):
     return make_mesh(config.Mesh(**{"data": 1, **sizes}))
 
@@ -158,6 +149,7 @@ def test_a_policy_computes_the_same_with_its_rows_cut(capfd, sizes, L, changes):
 
 
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.usefixtures("optimized")
 def test_splash_over_cut_rows_compiles_for_tpu_without_scores_of_whole_rows(packed):
     devices = tpu_cases.devices("v5e:2x4")
     N, L, H, kv_heads, d = 2, 512, 4, 2, 128

@@ -43,6 +43,7 @@ def compiled_bytes(arch, rows, length):
 @pytest.mark.parametrize(
     "arch, rows, length, remats", [(WIDE, 2, 384, REMATS), (SMALL, 4, 256, ("dots",))]
 )
+@pytest.mark.usefixtures("optimized")
 def test_the_estimate_is_what_xla_gives_the_program_within_a_quarter(arch, rows, length, remats):
     for remat in remats:
         arch = dataclasses.replace(arch, remat=remat)

@@ -77,6 +77,7 @@ def test_chunks_change_no_value_and_no_gradient(at_once):
 
 
 @pytest.mark.parametrize("at_once, tokens", [(1, 1), (6 * V - 1, 5)])
+@pytest.mark.usefixtures("optimized")
 def test_training_never_holds_the_logits_of_all_tokens(at_once, tokens):
     whole, _ = program()
     assert (R * A, V) in logit_shapes(str(whole.jaxpr))  # one chunk: the search finds them
@@ -107,6 +108,7 @@ def logp_and_grads(network, params, tokens_RL, position_RA):
     return compiled(params, tokens_RL, position_RA), compiled.as_text()
 
 
+@pytest.mark.usefixtures("optimized")
 def test_a_device_holds_the_logits_of_its_own_tokens_and_words_only(monkeypatch):
     words, local = 58, 29  # no other size is either
     arch = dataclasses.replace(ARCH, vocab_size=words, kv_heads=2, tied=False)
@@ -131,6 +133,7 @@ def test_a_device_holds_the_logits_of_its_own_tokens_and_words_only(monkeypatch)
 
 
 @pytest.mark.parametrize("positions", [4, 5])
+@pytest.mark.usefixtures("optimized")
 def test_pick_takes_from_rows_that_are_cut_over_devices_without_gathering_them(positions):
     mesh = make_mesh(config.Mesh(data=2, context=4))
     rng = np.random.default_rng(0)

@@ -336,6 +336,7 @@ def test_the_tpu_kernel_lowers_from_a_machine_without_one():
 
 
 @pytest.mark.parametrize("kernel", ["xla", "paged"])
+@pytest.mark.usefixtures("optimized")
 def test_decode_compiles_for_tpu_without_a_copy_of_the_pages(kernel):
     place = jax.sharding.SingleDeviceSharding(tpu_cases.devices("v5e:2x2")[0])
     q, pages, position, reach = jax.tree.map(

@@ -144,6 +144,7 @@ def test_bfloat16_is_as_near_to_the_exact_result_as_all_scores_at_once(implement
         ("v6e:2x2", jnp.bfloat16, 128),
     ],
 )
+@pytest.mark.usefixtures("optimized")
 def test_the_kernels_compile_for_tpu(topology, dtype, d):
     place = jax.sharding.SingleDeviceSharding(tpu_cases.devices(topology)[0])
     like = lambda *shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=place)  # noqa: E731

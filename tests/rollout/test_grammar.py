@@ -383,6 +383,7 @@ def test_masked_logits_agree_with_numpy(vocab_size, dtype):
     np.testing.assert_array_equal(masked, np.where(allowed_NV, logits_NV, -np.inf))
 
 
+@pytest.mark.usefixtures("optimized")
 def test_masking_logits_needs_no_more_memory_than_the_logits():
     logits = jax.ShapeDtypeStruct((8, 4096), jnp.float32)
     mask = jax.ShapeDtypeStruct((8, 128), jnp.uint32)

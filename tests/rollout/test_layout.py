@@ -197,6 +197,7 @@ def gathered(text):
 
 
 @pytest.mark.parametrize("sizes, whole", [(None, False), (REPLICATED, True)])
+@pytest.mark.usefixtures("optimized")
 def test_decoding_gathers_no_matrix_where_none_is_cut_over_fsdp(sizes, whole):
     mesh, params = placed()
     engine = make_engine(sampler_mesh(mesh, sizes))

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
 from seeupo_jax.policy import network as policy
@@ -38,6 +39,7 @@ def assert_in_place(memory):
     assert memory.temp_size_in_bytes < 0.6 * one_array
 
 
+@pytest.mark.usefixtures("optimized")
 def test_decoding_holds_no_second_cache():
     network, params, pages, slots, reach, _ = shapes_of(ROWS, 1)
     ints_R = np.zeros(ROWS, np.int32)
@@ -62,6 +64,7 @@ def test_decoding_holds_no_second_cache():
     assert_in_place(memory)
 
 
+@pytest.mark.usefixtures("optimized")
 def test_prefill_holds_no_second_cache():
     network, params, pages, _, reach, tokens_RL = shapes_of(ROWS, 128)
     memory = memory_of(
@@ -77,6 +80,7 @@ def test_prefill_holds_no_second_cache():
     assert_in_place(memory)
 
 
+@pytest.mark.usefixtures("optimized")
 def test_copies_hold_no_second_cache():
     *_, pages, _, _, _ = shapes_of(ROWS, 1)
     some = np.zeros(ROWS, np.int32)

@@ -11,7 +11,7 @@ import optax
 import pytest
 import torch
 from flax import nnx
-from learner_cases import observe, quick_compilation, ragged  # noqa: F401
+from learner_cases import observe, ragged
 from twin_policy import tensors_of
 
 from seeupo_jax import build, config
