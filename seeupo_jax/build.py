@@ -312,10 +312,7 @@ def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
 
 
 def build_shapes(config: Config, mesh: jax.sharding.Mesh, trajectories: int) -> Shapes:
-    """The sweep's shapes for iterations of so many trajectories, on devices that need not be here.
-
-    A microbatch has a row for each of the devices, or groups of devices, that rows are spread over.
-    """
+    """The sweep's shapes for iterations of so many trajectories; a microbatch has a row a shard."""
     rollout, batching = config.rollout, config.batching
     algorithm, turns, tokens = config.algorithm, rollout.max_turns, batching.microbatch_tokens
     tokens = max(2 * rollout.max_context, 1024) if tokens is None else tokens

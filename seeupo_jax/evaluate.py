@@ -32,7 +32,7 @@ import numpy as np
 from absl import app, flags
 
 from seeupo_jax import build, envs
-from seeupo_jax.cli import join_cluster, parse_flags, read_config
+from seeupo_jax.cli import join_cluster, parse_flags, prepare_xla, read_config
 from seeupo_jax.config import Config
 from seeupo_jax.envs import Labelled
 from seeupo_jax.envs.bfcl_export import export_results
@@ -234,6 +234,7 @@ def main(_: Sequence[str]) -> None:
     with errors_end_at_once(), sentence_errors(), contextlib.ExitStack() as opened:
         config, workdir = read_config(make=not EXPLAIN.value)
         if SERVER.value is None:
+            prepare_xla()
             join_cluster(config)
         config, split, k = _choices(config)
         if EXPLAIN.value:
