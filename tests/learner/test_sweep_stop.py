@@ -1,14 +1,17 @@
 """A sweep that is stopped between two turns goes on, from files, to the same numbers."""
 
+import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import learner_cases as cases
 import pytest
 
 from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.sweep_pass import SweepStopped, stopped_arrays
+from seeupo_jax.learner.sweep_pass import Pass, SweepStopped, stopped_arrays
 from seeupo_jax.stop import Stopped
 
 CASES = {
@@ -23,10 +26,11 @@ def trajectories():
     return cases.as_sampled(cases.ragged(), spread=1.0)
 
 
-def run(learner, state=None, **rest):
+def run(learner, state=None, played=None, **rest):
     state = cases.new_state(learner.optimizer) if state is None else state
+    played = trajectories() if played is None else played
     reference = cases.jittered(cases.policy()[1], 0.02)
-    return sweep(learner, state, reference, trajectories(), iteration=3, **rest)
+    return sweep(learner, state, reference, played, iteration=3, **rest)
 
 
 def _arrays(learned):
@@ -89,3 +93,35 @@ def test_a_sweep_says_how_many_of_its_steps_the_device_has_done():
     heard = []
     run(cases.learner(), on_step=lambda *told: heard.append(told))
     assert heard == [(0, 4), (0, 4), (1, 4), (2, 4)]  # before each; two may be under way
+
+
+@pytest.mark.parametrize(
+    "choices, fetches",
+    [
+        ({}, False),
+        ({"old_policy": "turn"}, False),
+        ({"old_policy": "turn", "inner_epochs": 2}, True),
+    ],
+)
+def test_no_turn_waits_for_what_the_one_before_computes(choices, fetches, monkeypatch):
+    """Nothing is fetched from the device; but by passes of their own for old log-probabilities."""
+    Array, fetched, found = type(jnp.zeros(())), [], []
+    value, store_old, update_turn = Array._value, Pass.store_old, sweep_module.update_turn
+
+    def watched(*given, **options):
+        before = len(fetched)
+        state = update_turn(*given, **options)
+        found.append(len(fetched) > before)
+        return state
+
+    def fetch(get):
+        return lambda *given: fetched.append(get) or get(*given)
+
+    monkeypatch.setattr(Array, "_value", property(fetch(value.fget)))
+    monkeypatch.setattr(Pass, "store_old", fetch(store_old))  # whole arrays, by another way
+    monkeypatch.setattr(sweep_module, "update_turn", watched)
+    # Chunks hold every refresh: they are as long as rows, and no turn has several segments.
+    roomy = dataclasses.replace(cases.SHAPES, lengths=(24,))
+    whole = [each for each in trajectories() if len(each.segments) == 1]
+    run(cases.learner(shapes=roomy, **choices), played=whole)
+    assert fetched and found and set(found) == {fetches}
