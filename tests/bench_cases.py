@@ -35,12 +35,9 @@ def small(tmp_path_factory):
     Its programs are compiled once for all tests of a module.
     """
     every, threads = jax.devices(), torch.get_num_threads()
-    cache = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
-        "jax_persistent_cache_min_compile_time_secs": 0.1,
-    }
-    before = {name: getattr(jax.config, name) for name in cache}
-    _use_cache(cache)
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    compilation_cache.reset_cache()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "devices", lambda *_: every[:1])
         patch.setitem(models.MODELS, "tiny", SMALL)
@@ -48,10 +45,3 @@ def small(tmp_path_factory):
             patch.setattr(module, "use_every_core", lambda cores: torch.set_num_threads(1))
         yield
     torch.set_num_threads(threads)
-    _use_cache(before)
-
-
-def _use_cache(values):
-    for name, value in values.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()  # else the folder of before stays in use

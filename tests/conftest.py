@@ -22,6 +22,7 @@ if LIBTPU.exists():
     os.environ.setdefault("TPU_LIBRARY_PATH", str(LIBTPU))
 
 import jax  # noqa: E402
+from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -35,6 +36,22 @@ def optimized():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache_as_before():
+    """Commands that tests call turn the cache of compiled programs on; other files' have none."""
+    names = (
+        "jax_compilation_cache_dir",
+        "jax_enable_compilation_cache",
+        "jax_persistent_cache_min_compile_time_secs",
+    )
+    before = {name: getattr(jax.config, name) for name in names}
+    yield
+    if before != {name: getattr(jax.config, name) for name in names}:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()  # else the folder of before stays in use
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -86,13 +86,9 @@ class Asked(StopRequest):
 @pytest.fixture
 def here(model, monkeypatch):
     """Trains in this process, on one device, and keeps what it compiles."""
-    cache = {
-        "jax_compilation_cache_dir": str(model.parent / "cache"),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-    }
-    before = {name: jax.config.values[name] for name in cache}
-    for name, value in cache.items():
-        jax.config.update(name, value)
+    jax.config.update("jax_compilation_cache_dir", str(model.parent / "cache"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    compilation_cache.reset_cache()
     one = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda: one)
     overrides = [text.removeprefix("--config.") for text in (*cases.CHOICES, *CHOICES)]
@@ -102,10 +98,7 @@ def here(model, monkeypatch):
         monkeypatch.setattr(train_module, "StopRequest", lambda: request)
         train_module.train(config, workdir)
 
-    yield train
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+    return train
 
 
 def test_stopped_anywhere_it_goes_on_from_there(model, here, capsys):

@@ -32,6 +32,8 @@ def main(arguments: Sequence[str]) -> int:
     """Prints the report; returns the exit status."""
     flags = _flags(parse_flags(arguments))
     jax.config.update("jax_platforms", "cpu")
+    # A slice's programs cannot be loaded here, so neither from a cache of them.
+    jax.config.update("jax_enable_compilation_cache", False)
     with sentence_errors():
         config = load_config(flags.config, flags.override, recipes=RECIPES)
         setup = prepare(config, parse_topology(flags.topology))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from tpu_cases import needs_libtpu
 
 from seeupo_jax.aot import chips, flops, measure, search
@@ -154,6 +155,17 @@ def test_a_score_matrix_and_whole_logits_are_found(f, setup):
     text = jax.jit(f).lower(*shapes).compile().as_text()
     assert measure.forbidden(text, setup, long)
     assert not measure.forbidden(text, setup, dataclasses.replace(turn, row_length=None))
+
+
+@needs_libtpu
+def test_what_this_machine_could_not_load_again_is_not_kept(tmp_path):
+    """A slice's programs cannot be loaded where its chips are not, not even from a cache."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    compilation_cache.reset_cache()
+    for _ in range(2):
+        assert run("--programs=rollout/reshard") == 0
+    assert not (tmp_path / "xla").exists()
 
 
 @needs_libtpu
