@@ -18,7 +18,6 @@ from seeupo_jax.aot.hlo_text import Trips
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.attention import QUERIES_AT_LEAST, SCORES_AT_ONCE
 from seeupo_jax.policy.kernels import select_kernel
-from seeupo_jax.policy.network import LOGITS_AT_ONCE
 from seeupo_jax.policy.tree_kernels import BLOCK as TREE_BLOCK
 
 _SPLASH_BLOCKS = range(128, 512 + 1, 128)  # as `policy/kernels.py` cuts queries and keys
@@ -279,9 +278,9 @@ def _again(arch: Architecture, work: Pass, kernel: str, attention: float) -> flo
     """What the backward pass computes again, forwards.
 
     Of a layer that is everything but its last product (the projection down, or the sum over a
-    token's experts), which no gradient needs; of chunks of queries the scores, of chunks of tokens
-    the logits. Whether there are chunks is judged as if one device had all rows: few devices have
-    so few that it would differ.
+    token's experts), which no gradient needs; all logits; of chunks of queries the scores. Whether
+    there are such is judged as if one device had all rows: few devices have so few that it would
+    differ.
     """
     sparse = [arch.is_sparse(layer) for layer in range(arch.layers)]
     last = sum(arch.moe.per_token if moe else arch.mlp_width for moe in sparse) * arch.width
@@ -294,9 +293,7 @@ def _again(arch: Architecture, work: Pass, kernel: str, attention: float) -> flo
     at_once = SCORES_AT_ONCE // (work.rows * arch.heads * (work.past + work.new))
     if kernel == "xla" and work.new > max(QUERIES_AT_LEAST, at_once):
         again += attention / 2
-    if work.rows * work.head * arch.vocab_size > LOGITS_AT_ONCE:
-        again += _head(arch, work)
-    return again
+    return again + _head(arch, work)
 
 
 def _count(jaxpr: core.Jaxpr, trips: Trips) -> float:

@@ -1,8 +1,9 @@
 """FLOPs of traced programs whose loops run as often as one execution's data say.
 
-Matrix products only, a multiply-add as two. `aot/flops.py` counts the dearest branch of every
-conditional, for all data; here the data are known: which chunks of tokens predict anything, and
-which pairs of blocks of a tree see each other.
+Matrix products only, a multiply-add as two; what our own derivatives compute again is told apart,
+not what rematerialised layers do. `aot/flops.py` counts the dearest branch of every conditional,
+for all data; here the data are known: which chunks of tokens predict anything, and which pairs of
+blocks of a tree see each other.
 """
 
 from __future__ import annotations
@@ -15,25 +16,33 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
+from seeupo_jax.policy.derivatives import AGAIN
+
 REFRESH = "sweep/refresh"  # the scope of a turn step's continuations
 
 
 class Flops(NamedTuple):
     """weights: of products with parameters. attention: of queries with keys, weights with values,
-    and their derivatives."""
+    and their derivatives. again: what of both a backward pass computes a second time."""
 
     weights: float = 0.0
     attention: float = 0.0
+    again: float = 0.0
 
     def times(self, count: float) -> Flops:
-        return Flops(self.weights * count, self.attention * count)
+        return Flops(*(value * count for value in self))
 
     def plus(self, other: Flops) -> Flops:
-        return Flops(self.weights + other.weights, self.attention + other.attention)
+        return Flops(*map(sum, zip(self, other, strict=True)))
 
     @property
     def total(self) -> float:
         return self.weights + self.attention
+
+    @property
+    def once(self) -> float:
+        """Without what is computed again."""
+        return self.total - self.again
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,7 @@ class _Place(NamedTuple):
 
     loops: int = 0
     continued: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,8 +98,9 @@ class _Walk:
 
     def _equation(self, equation: Any, place: _Place) -> Flops:
         name, params = equation.primitive.name, equation.params
+        place = place._replace(again=place.again or _again(equation))
         known = {
-            "dot_general": lambda: _product(equation),
+            "dot_general": lambda: _product(equation, place),
             "while": lambda: self._loop(equation, place),
             "cond": lambda: self._branch(params, place),
             "scan": lambda: self.of(params["jaxpr"].jaxpr, place).times(params["length"]),
@@ -107,9 +118,9 @@ class _Walk:
         scope = str(equation.source_info.name_stack)
         body = equation.params["body_jaxpr"].jaxpr
         if place.loops == 0:
-            return self.of(body, _Place(1)).times(self.trips.microbatches)
+            return self.of(body, place._replace(loops=1)).times(self.trips.microbatches)
         if REFRESH in scope and not place.continued:
-            return self.of(body, _Place(2, continued=True)).times(self.trips.chunks)
+            return self.of(body, place._replace(loops=2, continued=True)).times(self.trips.chunks)
         return self.of(body, place).times(self._passes(place).visits)
 
     def _branch(self, params: dict[str, Any], place: _Place) -> Flops:
@@ -127,12 +138,19 @@ class _Walk:
         return self.trips.continued if place.continued else self.trips.rows
 
 
-def _product(equation: Any) -> Flops:
+def _again(equation: Any) -> bool:
+    """Whether it stands in the scope itself, not among the derivatives of what does."""
+    scopes = str(equation.source_info.name_stack).split("/")
+    return not {AGAIN, f"jvp({AGAIN})"}.isdisjoint(scopes)
+
+
+def _product(equation: Any, place: _Place) -> Flops:
     (contracted, _), (batch, _) = equation.params["dimension_numbers"]
     shape = equation.invars[0].aval.shape
     flops = 2.0 * equation.outvars[0].aval.size * math.prod(shape[i] for i in contracted)
+    again = flops if place.again else 0.0
     # Heads are a batch of products; with parameters there is one product for all tokens.
-    return Flops(attention=flops) if batch else Flops(weights=flops)
+    return Flops(attention=flops, again=again) if batch else Flops(weights=flops, again=again)
 
 
 def _inside(params: dict[str, Any]) -> Iterator[core.Jaxpr]:

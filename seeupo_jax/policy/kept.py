@@ -43,9 +43,8 @@ def microbatch_bytes(
     # Keys and values stand by for the refresh of the weights, whatever is computed again.
     keys = 2 * tokens * arch.layers * arch.kv_heads * arch.head_dim * item
     chunk = min(tokens, TOKENS_AT_ONCE, max(1, LOGITS_AT_ONCE // arch.vocab_size))
-    kept_logits = tokens if tokens * arch.vocab_size <= LOGITS_AT_ONCE else 0
     head = 2 * arch.vocab_size * arch.width * _FLOAT32  # in float32, and its gradient
-    outside = (chunk * _LOGITS + kept_logits) * arch.vocab_size * _FLOAT32 + head
+    outside = chunk * _LOGITS * arch.vocab_size * _FLOAT32 + head
     outside += _STREAMS * tokens * arch.width * item
     return kept + own + keys + outside + _scores_at_once(arch, rows, length, platform)
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from seeupo_jax.parallel.mesh import RULES, parts, per_shard
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.attention import KeyValues
+from seeupo_jax.policy.derivatives import AGAIN
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.types import NOTHING
 
-# Logits that a device holds at once: 2**24 float32 are 64 MiB. With more, tokens come in chunks; in
-# no larger ones than these, for a chunk in which nothing is predicted is left out.
+# Logits that a device holds at once: 2**24 float32 are 64 MiB. Tokens come in chunks with no more,
+# and of no more tokens than these, for a chunk in which nothing is predicted is left out.
 LOGITS_AT_ONCE, TOKENS_AT_ONCE = 2**24, 128
 VOCAB, LENGTH = RULES["vocab"], RULES["length"]
 ADAPTER = "lora_"  # how the names of adapters' parameters begin
@@ -104,8 +106,8 @@ def token_logp(
     Where the target is `NOTHING`, the result says nothing.
 
     Every device works on its own rows and its own part of the vocabulary, in chunks of tokens one
-    after the other. Where the logits of all its tokens are many, it never holds them at once: they
-    are computed again in the backward pass.
+    after the other, and leaves out those in which nothing is predicted. It never holds the logits
+    of all its tokens: the backward pass computes them again.
     """
     return _predict(network, params, hidden_RAD, target_RA, temperature, entropy=False)[0]
 
@@ -153,45 +155,107 @@ def _token_logp(
     cut: others have the rest of the vocabulary.
     """
     (R, A, D), V = hidden_RAD.shape, head_VD.shape[0]
-    word_V = jnp.arange(V) + (jax.lax.axis_index(VOCAB) * V if cut else 0)
-    over_parts = lambda reduce, x: reduce(x, VOCAB) if cut else x  # noqa: E731
-    # The chunks' gradients are added up in float32, whatever the products are computed in.
-    wide_VD = head_VD.astype(jnp.float32)
-
-    def logp(hidden_XD: jax.Array, target_X: jax.Array) -> tuple[jax.Array, ...]:
-        head_VD = wide_VD.astype(hidden_XD.dtype)
-        product = jnp.einsum("xd,vd->xv", hidden_XD, head_VD, preferred_element_type=jnp.float32)
-        logits = product / temperature
-        chosen = jnp.where(target_X[:, None] == word_V[None, :], logits, 0).sum(axis=1)
-        peak = over_parts(jax.lax.pmax, jax.lax.stop_gradient(logits.max(axis=1)))
-        total = over_parts(jax.lax.psum, jnp.exp(logits - peak[:, None]).sum(axis=1))
-        logp_X = over_parts(jax.lax.psum, chosen) - peak - jnp.log(total)
-        if not entropy:
-            return (logp_X,)
-        # Behind a barrier: fused with what is above, it would change that's last bit.
-        product, peak, total = jax.lax.optimization_barrier((product, peak, total))
-        below = product / temperature - peak[:, None]
-        mean_X = over_parts(jax.lax.psum, (jnp.exp(below) * below).sum(axis=1)) / total
-        return logp_X, jnp.log(total) - mean_X
-
+    predict = functools.partial(_chunk_logp, temperature, cut, entropy)
     at_once = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // V))
-    flat_hidden, flat_target = hidden_RAD.reshape(R * A, D), target_RA.reshape(R * A)
-    if R * A <= at_once:
-        return tuple(x.reshape(R, A) for x in logp(flat_hidden, flat_target))
     chunks = -(-R * A // at_once)
     chunk = -(-R * A // chunks)  # of like size: less than a token a chunk is padding
     pad = chunks * chunk - R * A
-    flat_hidden = jnp.pad(flat_hidden, ((0, pad), (0, 0))).reshape(chunks, chunk, D)
-    flat_target = jnp.pad(flat_target, (0, pad), constant_values=NOTHING).reshape(chunks, chunk)
-
-    def predict(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
-        nothing = lambda *_: (jnp.zeros(chunk),) * (1 + entropy)  # noqa: E731
-        return jax.lax.cond((part[1] != NOTHING).any(), logp, nothing, *part)
-
-    if R * A * V > LOGITS_AT_ONCE:
-        predict = jax.checkpoint(predict)
-    out = jax.lax.map(predict, (flat_hidden, flat_target))
+    hidden_CXD = jnp.pad(hidden_RAD.reshape(R * A, D), ((0, pad), (0, 0))).reshape(chunks, chunk, D)
+    target_CX = jnp.pad(target_RA.reshape(R * A), (0, pad), constant_values=NOTHING)
+    # The chunks' gradients are added up in float32, whatever the products are computed in.
+    wide_VD = head_VD.astype(jnp.float32)
+    out = _by_chunk(predict, wide_VD, hidden_CXD, target_CX.reshape(chunks, chunk))
     return tuple(x.reshape(-1)[: R * A].reshape(R, A) for x in out)
+
+
+def _chunk_logp(
+    temperature: float,
+    cut: bool,
+    entropy: bool,
+    wide_VD: jax.Array,
+    hidden_XD: jax.Array,
+    target_X: jax.Array,
+) -> tuple[jax.Array, ...]:
+    """`_token_logp` of tokens whose logits are held at once."""
+    V = wide_VD.shape[0]
+    word_V = jnp.arange(V) + (jax.lax.axis_index(VOCAB) * V if cut else 0)
+    over_parts = lambda reduce, x: reduce(x, VOCAB) if cut else x  # noqa: E731
+    head_VD = wide_VD.astype(hidden_XD.dtype)
+    product = jnp.einsum("xd,vd->xv", hidden_XD, head_VD, preferred_element_type=jnp.float32)
+    logits = product / temperature
+    chosen = jnp.where(target_X[:, None] == word_V[None, :], logits, 0).sum(axis=1)
+    peak = over_parts(jax.lax.pmax, jax.lax.stop_gradient(logits.max(axis=1)))
+    total = over_parts(jax.lax.psum, jnp.exp(logits - peak[:, None]).sum(axis=1))
+    logp_X = over_parts(jax.lax.psum, chosen) - peak - jnp.log(total)
+    if not entropy:
+        return (logp_X,)
+    # Behind a barrier: fused with what is above, it would change that's last bit.
+    product, peak, total = jax.lax.optimization_barrier((product, peak, total))
+    below = product / temperature - peak[:, None]
+    mean_X = over_parts(jax.lax.psum, (jnp.exp(below) * below).sum(axis=1)) / total
+    return logp_X, jnp.log(total) - mean_X
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _by_chunk(
+    predict: Callable[..., tuple[jax.Array, ...]],
+    wide_VD: jax.Array,
+    hidden_CXD: jax.Array,
+    target_CX: jax.Array,
+) -> tuple[jax.Array, ...]:
+    """`predict` of one chunk after the other; where nothing is predicted 0, and no work.
+
+    Its derivative is written by hand: JAX's own would write, and add up, one of the whole head for
+    every chunk, zeros for those without work. A sweep of a small model on CPU took 4% longer.
+    """
+
+    def of_chunk(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+        shapes = jax.eval_shape(predict, wide_VD, *chunk)
+        nothing = lambda *_: tuple(jnp.zeros(x.shape, x.dtype) for x in shapes)  # noqa: E731
+        return jax.lax.cond(_any(chunk[1]), predict, nothing, wide_VD, *chunk)
+
+    return jax.lax.map(of_chunk, (hidden_CXD, target_CX))
+
+
+def _any(target_X: jax.Array) -> jax.Array:
+    return (target_X != NOTHING).any()
+
+
+def _by_chunk_forward(
+    predict: Callable[..., tuple[jax.Array, ...]], *arrays: CustomVJPPrimal
+) -> tuple[tuple[jax.Array, ...], tuple[Any, ...]]:
+    values = [x.value for x in arrays]
+    # A head that does not train (beside an adapter) has no derivative.
+    return _by_chunk(predict, *values), (*values, () if arrays[0].perturbed else None)
+
+
+def _by_chunk_backward(
+    predict: Callable[..., tuple[jax.Array, ...]], kept: tuple[Any, ...], d_out: tuple[Any, ...]
+) -> tuple[jax.Array | None, jax.Array, None]:
+    wide_VD, hidden_CXD, target_CX, trains = kept
+    zero = lambda d: jnp.zeros(d.shape, d.dtype) if isinstance(d, SymbolicZero) else d  # noqa: E731
+
+    def work(d_wide_VD: Any, hidden_XD: jax.Array, target_X: jax.Array, d_out: Any) -> Any:
+        of_chunk = lambda wide_VD, hidden_XD: predict(wide_VD, hidden_XD, target_X)  # noqa: E731
+        with jax.named_scope(AGAIN):
+            if trains is None:
+                _, back = jax.vjp(functools.partial(of_chunk, wide_VD), hidden_XD)
+            else:
+                _, back = jax.vjp(of_chunk, wide_VD, hidden_XD)
+        *of_head, d_XD = back(d_out)
+        return jax.tree.map(jnp.add, d_wide_VD, *of_head), d_XD
+
+    def add(d_wide_VD: Any, chunk: tuple[Any, ...]) -> Any:
+        idle = lambda d_wide_VD, hidden_XD, *_: (d_wide_VD, jnp.zeros_like(hidden_XD))  # noqa: E731
+        return jax.lax.cond(_any(chunk[1]), work, idle, d_wide_VD, *chunk)
+
+    start = None if trains is None else jnp.zeros_like(wide_VD)
+    chunks = hidden_CXD, target_CX, tuple(map(zero, d_out))
+    d_wide_VD, d_hidden_CXD = jax.lax.scan(add, start, chunks)
+    return d_wide_VD, d_hidden_CXD, None
+
+
+_by_chunk.defvjp(_by_chunk_forward, _by_chunk_backward, symbolic_zeros=True)
 
 
 def pick(x_RLD: jax.Array, position_RA: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.policy import tree_kernels, tree_kernels_gpu
+from seeupo_jax.policy.derivatives import AGAIN
 from seeupo_jax.policy.tree_sight import (
     FLOOR,
     UNSEEN,
@@ -209,7 +210,8 @@ def _backward(
             d_q_b, d_k, d_v = carry
             c = _key_block(q, k, visits, N, r, t)
             k_b = _at(k, c)
-            scores = _scores(q_b, k_b, blocks, r, c, window)
+            with jax.named_scope(AGAIN):
+                scores = _scores(q_b, k_b, blocks, r, c, window)
             weights = jnp.exp(scores - logsumexp_b[:, :, None])
             d_weights = _dot("kqd,kcd->kqc", d_out_b, _at(v, c))
             d_scores = weights * (d_weights - along_b[:, :, None]) * q.shape[3] ** -0.5

@@ -67,6 +67,18 @@ def test_chunks_without_a_prediction_are_not_counted():
     assert counted(chunks, given=Trips(1, Passes(predicting=0.25))).weights == ONE
 
 
+def test_what_is_computed_again_is_told_from_its_derivatives():
+    def f(x, n):
+        with jax.named_scope("again"):
+            _, back = jax.vjp(lambda x, y: heads(x) @ y, x, x)
+        return back(x)[0]
+
+    # The product of heads and the one after it; of each the derivatives, of heads by both sides.
+    found = counted(f)
+    assert found == Flops(weights=3 * ONE, attention=3 * ONE, again=2 * ONE)
+    assert found.once == 4 * ONE
+
+
 def test_the_branch_of_the_platform_counts():
     def f(x, n):
         twice = lambda x: square(square(x))  # noqa: E731
