@@ -186,15 +186,19 @@ def _flops(found: dict[str, Figures]) -> str:
         ours, budget = f["contenders"][OURS], f["budgets"]
         mfu = f"{f['mfu']:.1%}" if "mfu" in f else "-"
         metrics = ours["metrics"]
+        # Figures of before both were told apart: all is held against the goal.
+        told = "flops_again" in ours
+        again = f"{ours['flops_again'] / ours['flops']:.0%}" if told else "?"
+        once = flops_once(ours) if told else ours["flops"]
         rows.append(
             (
                 f["model"],
                 f["workload"]["name"],
                 f"{ours['flops']:.3g}",
                 f"{ours['flops_attention'] / ours['flops']:.0%}",
-                f"{ours['flops_again'] / ours['flops']:.0%}",
+                again,
                 f"{budget['goal']:.3g}",
-                f"{flops_once(ours) / budget['goal']:.2f}",
+                f"{once / budget['goal']:.2f}",
                 f"{budget['recipe']:.3g}",
                 f"{metrics['sweep/padding_fraction']:.1%}",
                 f"{metrics['sweep/shared_fraction']:.1%}",
@@ -204,7 +208,8 @@ def _flops(found: dict[str, Figures]) -> str:
     text = (
         "What our programs multiplied, counted in the programs that ran with the loops as long as"
         " they were; a multiply-add is two. Again is what backward passes compute a second time"
-        " instead of keeping it (logits, scores of attention); neither the goal nor MFU counts it."
+        " instead of keeping it (logits, scores of attention); neither the goal nor MFU counts it,"
+        " but in older figures, marked by a question mark, where it was not told apart."
         " The goal is 1.15 x [6 P x tokens of every turn's pool, a group's prompt once + 4 P x"
         " tokens of the trajectories, likewise]; the reference recipe"
         " 12 P x tokens of every turn's rows. P: all parameters, as if logits were computed"
