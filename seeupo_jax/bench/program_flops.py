@@ -1,9 +1,9 @@
 """FLOPs of traced programs whose loops run as often as one execution's data say.
 
 Matrix products only, a multiply-add as two; what our own derivatives compute again is told apart,
-not what rematerialised layers do. `aot/flops.py` counts the dearest branch of every conditional,
-for all data; here the data are known: which chunks of tokens predict anything, and which pairs of
-blocks of a tree see each other.
+not what rematerialised layers and Pallas kernels do. `aot/flops.py` counts the dearest branch of
+every conditional, for all data; here the data are known: which chunks of tokens predict anything,
+and which pairs of blocks of a tree see each other.
 """
 
 from __future__ import annotations
@@ -38,11 +38,6 @@ class Flops(NamedTuple):
     @property
     def total(self) -> float:
         return self.weights + self.attention
-
-    @property
-    def once(self) -> float:
-        """Without what is computed again."""
-        return self.total - self.again
 
 
 @dataclass(frozen=True)

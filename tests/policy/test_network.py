@@ -87,6 +87,33 @@ def test_training_never_holds_the_logits_of_all_tokens(at_once, tokens):
         assert max(np.prod(shape) for shape in logit_shapes(text)) == V * D
 
 
+@pytest.mark.parametrize("trained", [(0, 1), (0,)], ids=["head trains", "head is frozen"])
+def test_chunks_without_a_prediction_have_no_part_in_the_gradient(trained, monkeypatch):
+    """Of 24 tokens in chunks of 5 the middle ones predict nothing; by the plain log-softmax."""
+    monkeypatch.setattr(policy, "TOKENS_AT_ONCE", 5)
+    network, params, tokens_RL, _ = make()
+    rng = np.random.default_rng(1)
+    hidden_RAD = rng.normal(size=(R, A, D)).astype(np.float32)
+    target_RA = tokens_RL[:, :A].copy()
+    target_RA.reshape(-1)[7:18] = policy.NOTHING
+    real_RA = target_RA != policy.NOTHING
+    weight_RA = np.where(real_RA, rng.normal(size=(R, A)), 0).astype(np.float32)
+
+    def ours(hidden_RAD, table_VD):
+        own = params | {"embedding": table_VD}
+        logp_RA = policy.token_logp(network, own, hidden_RAD, target_RA, temperature=0.7)
+        return jnp.sum(weight_RA * logp_RA)
+
+    def plain(hidden_RAD, table_VD):
+        logp_RAV = jax.nn.log_softmax(hidden_RAD @ table_VD.T / 0.7)
+        chosen = jnp.take_along_axis(logp_RAV, np.where(real_RA, target_RA, 0)[..., None], axis=2)
+        return jnp.sum(weight_RA * chosen[..., 0])
+
+    given = hidden_RAD, params["embedding"]
+    got, wanted = (jax.jit(jax.value_and_grad(f, trained))(*given) for f in (ours, plain))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, wanted)
+
+
 def test_pick_takes_each_rows_own_positions():
     x_RLD = jnp.arange(12.0).reshape(2, 3, 2)
     picked = policy.pick(x_RLD, jnp.asarray([[2, 0], [1, 1]]))
