@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from etils import epath
 
 from seeupo_jax import build, envs
@@ -25,16 +22,14 @@ from seeupo_jax.learner.programs import compile_programs
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_pass import SweepStopped, stopped_arrays
 from seeupo_jax.parallel.distributed import agree
-from seeupo_jax.rollout.collect import Begun, Collected, begin_ahead, collect, group_requests
-from seeupo_jax.rollout.resample import collection_number, resample
-from seeupo_jax.rollout.store import RolloutStore
-from seeupo_jax.rollout.tasks import TrainingTasks
+from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.run_log import RunLog
-from seeupo_jax.same_run import check_same_run, made_by
+from seeupo_jax.same_run import check_same_run
 from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.checksum import checksum
 from seeupo_jax.telemetry.progress import Progress
 from seeupo_jax.telemetry.run_record import Launch
+from seeupo_jax.trajectory_source import TrajectorySource
 from seeupo_jax.types import Learned, TrainState
 
 UNKNOWN = Launch()  # nobody said how the run was begun
@@ -65,12 +60,17 @@ class Run:
         self.learner = build.build_learner(config, policy, optimizer, self._fresh)
         self.engine = build.build_engine(config, policy)
         self.pool = build.build_pool(config, self.engine.concurrency)
-        self._sampler = ThreadPoolExecutor(1, thread_name_prefix="rollout")
-        self._ahead: Future[Collected] | None = None  # the next iteration's trajectories
-        self._begun: Begun | None = None  # or, of these, the environments that have begun
         self._environment = envs.make(config.env.name, **config.env.options)
-        every = self._environment.task_ids("train")
-        self._tasks = TrainingTasks(every, count=config.rollout.tasks, seed=config.seed)
+        self.source = TrajectorySource(
+            config,
+            workdir,
+            policy,
+            self.engine,
+            self.pool,
+            self._environment.task_ids("train"),
+            progress,
+            self._asked,
+        )
         platform = policy.mesh.devices.flat[0].platform
         progress.log(
             f"attention: {policy.network.arch.attention}"
@@ -81,8 +81,6 @@ class Run:
         self._checkpoints = Checkpoints(folder, kept.keep, kept.keep_best, log=progress.log)
         self._stopped_folder = f"{folder}/stopped"  # a sweep that was stopped between two turns
         self._stopped = Checkpoints(self._stopped_folder, 1, 0, log=progress.log)
-        self._store = RolloutStore(workdir / "rollouts", log=progress.log)
-        self._made_by = made_by(config)
         self._resume: tuple[int, Mapping[str, Any], Mapping[str, Any]] | None = None
         self._log = RunLog(config, workdir, progress, policy.tokenizer)
         self._launch = launch
@@ -102,10 +100,9 @@ class Run:
                 self._log,
                 self._checkpoints,
                 self._stopped,
-                self._store,
+                self.source,
             ):
                 parts.callback(part.close)
-            parts.callback(self._sampler.shutdown)
 
     def due(self, iteration: int, every: int) -> bool:
         """Whether something done `every` so many iterations, and after the last, is due."""
@@ -134,7 +131,7 @@ class Run:
         step = self._stopped.latest()
         if step is None or step <= self._done:
             return state
-        collected = self._store.load(step, self._made_by)
+        collected = self.source.stored(step)
         if collected is None:
             return state
         example = stopped_arrays(self.learner, state, collected.trajectories)
@@ -166,74 +163,17 @@ class Run:
         return state
 
     def rollout(self, iteration: int, state: TrainState) -> Collected:
-        """The iteration's trajectories; the next one is prepared meanwhile and in the sweep.
-
-        They are stored in the background: a run that is killed in a sweep repeats the sweep only.
-        Of the next iteration the environments begin, or with `rollout_ahead` all of it is sampled;
-        but an iteration after a checkpoint or an evaluation is sampled in its turn, by the policy
-        that is trained on it, so that a resumed run does just what the first one did.
+        """The iteration's trajectories; see `TrajectorySource.of`.
 
         Raises:
           Stopped: the run was asked to stop.
         """
-        collected = self._store.load(iteration, self._made_by)
-        stored = collected is not None
-        if stored:
-            self._drop_begun()
-        else:
-            ahead, self._ahead = self._ahead, None
-            collected = self._sample(iteration, state.params) if ahead is None else ahead.result()
-            self._store.save(iteration, collected, self._made_by)
-        config, evaluates = self.config, self.due(iteration, self.config.evaluation.every)
-        if config.rollout_ahead and not (evaluates or self.due(iteration, config.checkpoint.every)):
-            copied = jax.tree.map(jnp.copy, state.params)  # the sweep donates the state
-            self._ahead = self._sampler.submit(self._sample, iteration + 1, copied, iteration - 1)
-        # Evaluations play in the same environments; and where these trajectories were stored, so
-        # are most likely the next ones.
-        elif config.rollout.reset_ahead_s and not (evaluates or stored):
-            tasks = self._tasks.of(iteration + 1)
-            requests = group_requests(tasks, config.rollout.group_size)
-            self._begun = begin_ahead(
-                self.engine,
-                self.pool,
-                self.policy.tokenizer,
-                requests,
-                seed=config.seed,
-                patience_s=config.rollout.reset_ahead_s,
-            )
-        return collected
-
-    def _drop_begun(self) -> None:
-        """Leaves environments alone that have begun for trajectories which are there already."""
-        if self._begun is not None:
-            self._begun = None
-            self.pool.drain()
-
-    def _sample(self, iteration: int, params: Any, version: int | None = None) -> Collected:
-        config = self.config
-        begun, self._begun = self._begun, None
-
-        def sample(round: int, tasks: Sequence[str]) -> Collected:
-            collected = collect(
-                self.engine,
-                self.pool,
-                self.policy.tokenizer,
-                self.policy.whole(params),
-                group_requests(tasks, config.rollout.group_size),
-                max_turns=config.rollout.max_turns,
-                seed=config.seed,
-                iteration=collection_number(iteration, round),
-                policy_version=iteration - 1 if version is None else version,
-                deterministic=config.rollout.deterministic,
-                stop=self._asked,
-                begun=begun if round == 0 else None,
-                watch=self._progress.watch,
-            )
-            return dataclasses.replace(collected, seconds=self.engine.clock.seconds)
-
-        tasks, others = self._tasks.of(iteration), self._tasks.others(iteration)
-        with jax.set_mesh(self.policy.mesh):  # of this thread
-            return resample(sample, tasks, others, rounds=config.algorithm.dynamic_sampling)
+        return self.source.of(
+            iteration,
+            state.params,
+            saves=self.due(iteration, self.config.checkpoint.every),
+            evaluates=self.due(iteration, self.config.evaluation.every),
+        )
 
     def sweep(
         self, iteration: int, state: TrainState, collected: Collected
@@ -274,7 +214,7 @@ class Run:
         covered, stopped = self._checkpoints.latest(), self._stopped.latest()
         if covered is None:
             return
-        self._store.forget(covered)
+        self.source.forget(covered)
         if stopped is not None and stopped <= covered and self._writes:
             epath.Path(self._stopped_folder).rmtree()
 
@@ -284,7 +224,7 @@ class Run:
         if isinstance(stopped, SweepStopped):
             where = f"in the sweep of iteration {self._done + 1}, {stopped.notes['done']} turns in"
             extra = self._notes() | {"sweep": stopped.notes}
-            self._store.wait()  # what was stopped is nothing without its trajectories
+            self.source.wait()  # what was stopped is nothing without its trajectories
             self._stopped.save(self._done + 1, stopped.arrays, extra)
             self._stopped.wait()
         elif not self._saved:

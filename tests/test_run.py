@@ -144,7 +144,7 @@ def test_tasks_that_teach_nothing_are_replaced_the_same_way_in_every_life_of_a_r
         assert brought.sampled_tokens == sum((turn_L >= 0).sum() for turn_L in turns)
         assert brought.usage["decoded_tokens"] == brought.sampled_tokens
     with begin("whole") as (run, state):
-        monkeypatch.setattr(run, "_sample", None)  # nobody needs it: they are stored
+        monkeypatch.setattr(run.source, "_sample", None)  # nobody needs it: they are stored
         again = run.rollout(2, state)
         assert_same_trajectories(again.sampled, collected[1].sampled)
         assert (again.rounds, len(again.left_out)) == (2, 2 * 4)
@@ -196,8 +196,8 @@ def test_the_next_environments_begin_while_an_iteration_is_swept(begin, choices,
         counts = []
         for iteration in range(1, 5):
             run.rollout(iteration, state)
-            counts.append(None if run._ahead is not None else began(run))
-            if not began(run) and run._ahead is None:
+            counts.append(None if run.source._ahead is not None else began(run))
+            if not began(run) and run.source._ahead is None:
                 run.evaluate(state, iteration)  # in these very environments
     assert counts == wanted
 
@@ -236,7 +236,7 @@ def test_a_run_that_ends_while_environments_begin_leaves_none_of_them(begin, mon
 def test_a_stopped_sweep_is_saved_after_the_trajectories_it_is_of(begin, monkeypatch):
     with begin("order") as (run, state):
         collected, done = run.rollout(1, state), []
-        monkeypatch.setattr(run._store, "wait", lambda: done.append("trajectories"))
+        monkeypatch.setattr(run.source, "wait", lambda: done.append("trajectories"))
         monkeypatch.setattr(run._stopped, "save", lambda *_: done.append("sweep"))
         stopped = SweepStopped.__new__(SweepStopped)
         stopped.arrays, stopped.notes = {}, {"done": 1}
