@@ -13,19 +13,16 @@ from flax import nnx
 
 from seeupo_jax import envs
 from seeupo_jax.config import Config
-from seeupo_jax.envs import Demonstrator
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.learner.batching import Shapes, row_lengths
 from seeupo_jax.learner.critic import critic_optimizer, make_critic
 from seeupo_jax.learner.layout import (
     abstract_state,
-    check_offload,
     make_state,
     state_layout,
     to_pinned_host,
 )
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.parallel.distributed import place
 from seeupo_jax.parallel.mesh import (
     ROW_AXES,
@@ -51,7 +48,6 @@ from seeupo_jax.rollout.layout import Layout
 from seeupo_jax.rollout.memory import free_memory, plan_cache
 from seeupo_jax.rollout.sampling import Sampling
 from seeupo_jax.rollout.slots import SlotEngine, choose_reading
-from seeupo_jax.telemetry.trackers import check_trackers
 from seeupo_jax.types import TrainState
 
 TOKENIZER_DEMONSTRATIONS = 4000  # whose text a new tokenizer is trained on
@@ -76,45 +72,6 @@ class Policy:
         return jax.tree.map(place, params, where)
 
 
-def check(config: Config) -> None:
-    """Finds what is wrong with a configuration before anything is compiled.
-
-    Raises:
-      ValueError: one sentence with the field, what was got and what is allowed.
-    """
-    make_optimizer(config.optimizer, total_steps=total_steps(config))
-    check_trackers(config.telemetry.trackers)
-    mesh = make_mesh(config.mesh)
-    check_offload(config.offload, mesh.local_devices[0])
-    if max(config.profile.steps, default=0) > config.iterations:
-        raise ValueError(
-            f"config.profile.steps: got {config.profile.steps}; allowed: iterations from 1 to"
-            f" {config.iterations}."
-        )
-    if config.rollout_ahead and jax.process_count() > 1:
-        raise ValueError(
-            f"config.rollout_ahead: got 1 with {jax.process_count()} processes; allowed: 0, since"
-            " all of them must run their programs in one order."
-        )
-    environment = envs.make(config.env.name, **config.env.options)
-    splits = ("train", config.evaluation.split, *config.evaluation.extra_splits)
-    for split in dict.fromkeys(splits):
-        if not len(environment.task_ids(split)):
-            raise ValueError(f"env {config.env.name}: split {split!r} is empty; allowed: tasks.")
-    if config.model.path is None and not config.warm_start.stages:
-        raise ValueError(
-            "config.model.path: got none; allowed: a model folder, or stages in config.warm_start"
-            " that make a policy from nothing."
-        )
-    if config.warm_start.stages and not isinstance(environment, Demonstrator):
-        raise ValueError(
-            f"config.warm_start.stages: got {len(config.warm_start.stages)}; allowed: none, since"
-            f" env {config.env.name} has no demonstrations() and vocabulary()."
-        )
-    check_layout(config, mesh)
-    _check_model(config, mesh)
-
-
 def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
     """Whether rows, lengths, heads and a conversation's KV cache go with a mesh and a model.
 
@@ -124,7 +81,7 @@ def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
-    spread, arch = row_shards(mesh), _architecture(config, mesh)
+    spread, arch = row_shards(mesh), architecture(config, mesh)
     check_lengths(mesh, build_shapes(config, mesh, 1).lengths)
     trajectories = config.rollout.tasks * config.rollout.group_size
     if trajectories % spread:
@@ -160,7 +117,7 @@ def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
     """A policy from a model folder, and those of its parameters that train, on the mesh."""
     mesh = make_mesh(config.mesh)
     model, tokenizer = from_pretrained(path, mesh=mesh, chat=config.chat, **_layout(config, mesh))
-    lora = _lora(config)
+    lora = adapters(config)
     if config.lora.path is not None:
         model = load_adapters(model, config.lora.path, mesh=mesh)
     elif lora is not None:
@@ -185,7 +142,7 @@ def _layout(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     }
 
 
-def _lora(config: Config) -> Lora | None:
+def adapters(config: Config) -> Lora | None:
     """The adapters that the configuration means."""
     chosen = config.lora
     if chosen.path is not None:
@@ -193,7 +150,7 @@ def _lora(config: Config) -> Lora | None:
     return Lora(chosen.rank, chosen.alpha, chosen.targets) if chosen.rank else None
 
 
-def _architecture(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
+def architecture(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
     """Of the model at `config.model.path`, or of one made from nothing."""
     layout = _layout(config, mesh)
     if config.model.path is not None:
@@ -216,31 +173,10 @@ def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, A
     words = environment.vocabulary()
     tokenizer = train_tokenizer(texts, words, config.model.vocab_size, config.chat)
     mesh = make_mesh(config.mesh)
-    arch = _architecture(config, mesh)
+    arch = architecture(config, mesh)
     network, params = policy.split(Transformer(arch, nnx.Rngs(config.seed)))
     made = Policy(network, tokenizer, mesh)
     return made, made.place(params)
-
-
-def _check_model(config: Config, mesh: jax.sharding.Mesh) -> None:
-    """The model has a tokenizer that can talk, and the projections that adapters are for."""
-    arch, lora = _architecture(config, mesh), _lora(config)
-    if config.model.path is not None:
-        _check_tokenizer(config, arch.vocab_size)
-    if lora is not None:
-        with_adapters(arch, lora)
-
-
-def _check_tokenizer(config: Config, vocab_size: int) -> None:
-    """The model's tokenizer can begin a conversation, and say what a grammar wants."""
-    tokenizer = read_tokenizer(config.model.path, config.chat)
-    if tokenizer is None:
-        raise ValueError(
-            f"config.model.path: {config.model.path} has no tokenizer; allowed: a folder with a"
-            " tokenizer.json, or a SentencePiece tokenizer.model and its tokenizer_config.json."
-        )
-    tokenizer.begin([{"role": "user", "content": "?"}], ())
-    build_grammars(config, tokenizer, vocab_size)
 
 
 def build_pool(config: Config, size: int) -> EnvPool:
@@ -353,7 +289,7 @@ def abstract_policy(config: Config, mesh: jax.sharding.Mesh) -> tuple[Policy, An
 
     The tokenizer is None where the model's folder has none.
     """
-    arch, lora = _architecture(config, mesh), _lora(config)
+    arch, lora = architecture(config, mesh), adapters(config)
     network, params = policy.abstract(arch) if lora is None else with_adapters(arch, lora)
     where = param_shardings(mesh, network.logical_axes(), params)
     dtype = config.model.param_dtype

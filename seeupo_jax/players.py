@@ -13,6 +13,7 @@ from absl import flags
 
 from seeupo_jax import build
 from seeupo_jax.checkpoint import Checkpoints, find_directory
+from seeupo_jax.checks import check_config
 from seeupo_jax.config import Config
 from seeupo_jax.policy.tokenizer import Tokenizer
 from seeupo_jax.policy.weights import read_tokenizer
@@ -109,7 +110,7 @@ def served_policy(config: Config, workdir: Path) -> Iterator[Player]:
 def check_own(config: Config) -> None:
     if unused := [flag.name for flag in _OF_SERVER if flag.present]:
         raise ValueError(f"--{unused[0]}: got a value; allowed: none without --server.")
-    build.check(config)
+    check_config(config)
 
 
 def check_served(config: Config) -> None:

@@ -18,6 +18,7 @@ from absl import app
 
 from seeupo_jax import build
 from seeupo_jax.checkpoint import SaveError, check_shared
+from seeupo_jax.checks import check_config
 from seeupo_jax.cli import config_file, join_cluster, parse_flags, prepare_xla, read_config
 from seeupo_jax.config import Config
 from seeupo_jax.errors import sentence_errors
@@ -92,7 +93,7 @@ def main(_: Sequence[str]) -> None:
         with sentence_errors():
             config, workdir = read_config(make=not EXPLAIN.value)
             join_cluster(config)
-            build.check(config)
+            check_config(config)
             if EXPLAIN.value:
                 return tell(explain_training(config, workdir))
             if config.checkpoint.directory is None:

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from seeupo_jax import build, envs
+from seeupo_jax.checks import check_config
 from seeupo_jax.config import load_config
 from seeupo_jax.envs.order_desk import OrderDesk
+from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.policy import from_pretrained, save_pretrained
 
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.py"
@@ -24,17 +26,17 @@ class DeskWithoutTests(OrderDesk):
 def test_an_empty_split_is_told_before_any_compile(monkeypatch):
     monkeypatch.setitem(envs.ENVIRONMENTS, "order_desk", lambda **_: DeskWithoutTests())
     with pytest.raises(ValueError, match="env order_desk: split 'test' is empty"):
-        build.check(load_config(CONFIG))
+        check_config(load_config(CONFIG))
 
 
 def test_an_unknown_option_of_an_environment_is_told():
     with pytest.raises(ValueError, match="env.options: order_desk refused {'colour': 'red'}"):
-        build.check(load_config(CONFIG, ["env.options={'colour': 'red'}"]))
+        check_config(load_config(CONFIG, ["env.options={'colour': 'red'}"]))
 
 
 def test_a_policy_from_nothing_needs_stages():
     with pytest.raises(ValueError, match="config.model.path: got none; allowed: a model folder"):
-        build.check(load_config(CONFIG, ["model.path=none"]))
+        check_config(load_config(CONFIG, ["model.path=none"]))
 
 
 def test_total_steps_count_turns_epochs_and_minibatches():
@@ -46,7 +48,7 @@ def test_total_steps_count_turns_epochs_and_minibatches():
 def test_a_new_state_is_a_copy_on_the_mesh():
     config = load_config(CONFIG, ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"])
     policy, params = build.load_policy(config, "package:order_desk")
-    optimizer = build.make_optimizer(config.optimizer, total_steps=1)
+    optimizer = make_optimizer(config.optimizer, total_steps=1)
     state = build.new_state(config, policy, optimizer, params)
     gate = state.params["layers"][0]["mlp"]["gate"]["kernel"]
     assert gate.sharding.shard_shape(gate.shape) == (64, 192)  # width over fsdp, mlp over tensor
@@ -61,7 +63,7 @@ def test_a_new_state_is_a_copy_on_the_mesh():
 def test_a_tensor_axis_that_would_cut_a_head_is_told():
     config = load_config(CONFIG, ["mesh.data=2", "mesh.tensor=4"])
     with pytest.raises(ValueError, match="config.mesh.tensor: got 4; allowed: a divisor of the"):
-        build.check(config)
+        check_config(config)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_a_tensor_axis_that_would_cut_a_head_is_told():
 def test_what_does_not_fit_the_model_is_told_before_it_is_loaded(override, reason):
     with pytest.raises(ValueError, match=reason):
         config = load_config(CONFIG, [override, "batching.buckets=()"])
-        build.check(config)
+        check_config(config)
         build.load_policy(config, "package:order_desk")
 
 
@@ -95,8 +97,8 @@ def test_what_does_not_fit_the_model_is_told_before_it_is_loaded(override, reaso
 def test_a_cache_that_cannot_be_laid_out_is_told_before_any_work(override, reason):
     mesh = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]
     with pytest.raises(ValueError, match=reason):
-        build.check(load_config(CONFIG, [*mesh, f"rollout.{override}"]))
-    build.check(load_config(CONFIG, [*mesh, "rollout.cache_gib=9.16e-5", "rollout.slots=8"]))
+        check_config(load_config(CONFIG, [*mesh, f"rollout.{override}"]))
+    check_config(load_config(CONFIG, [*mesh, "rollout.cache_gib=9.16e-5", "rollout.slots=8"]))
 
 
 def test_a_cache_larger_than_what_memory_is_free_is_told_before_it_is_made(monkeypatch):
@@ -114,7 +116,7 @@ def test_a_model_that_cannot_converse_is_told_before_it_is_loaded(tmp_path):
     model, _ = from_pretrained("package:order_desk")
     save_pretrained(model, tmp_path)
     with pytest.raises(ValueError, match=f"{tmp_path} has no tokenizer; allowed: a folder with a"):
-        build.check(load_config(CONFIG, [f"model.path={tmp_path}"]))
+        check_config(load_config(CONFIG, [f"model.path={tmp_path}"]))
 
 
 def test_with_adapters_only_they_are_in_the_training_state():
@@ -131,7 +133,7 @@ def test_with_adapters_only_they_are_in_the_training_state():
 
 def test_an_unknown_tracker_is_told_before_any_work():
     with pytest.raises(ValueError, match="config.telemetry.trackers: got 'mlflow'; allowed:"):
-        build.check(load_config(CONFIG, ["telemetry.trackers=('mlflow',)"]))
+        check_config(load_config(CONFIG, ["telemetry.trackers=('mlflow',)"]))
 
 
 def test_a_warm_start_needs_an_environment_that_demonstrates(monkeypatch):
@@ -141,7 +143,7 @@ def test_a_warm_start_needs_an_environment_that_demonstrates(monkeypatch):
 
     monkeypatch.setitem(envs.ENVIRONMENTS, "order_desk", lambda **_: Silent())
     with pytest.raises(ValueError, match="env order_desk has no demonstrations"):
-        build.check(load_config(CONFIG, ["warm_start.stages=({'steps': 1},)"]))
+        check_config(load_config(CONFIG, ["warm_start.stages=({'steps': 1},)"]))
 
 
 @pytest.mark.parametrize(
@@ -150,4 +152,4 @@ def test_a_warm_start_needs_an_environment_that_demonstrates(monkeypatch):
 def test_a_grammar_that_is_not_there_is_told_before_any_weights_are_read(source, reason):
     config = load_config(CONFIG, [f"rollout.grammar={source}"])
     with pytest.raises(ValueError, match=f"config.rollout.grammar: .*{reason}"):
-        build.check(config)
+        check_config(config)

@@ -15,9 +15,10 @@ import jax
 import pytest
 import report_cases
 
-from seeupo_jax import build, envs
+from seeupo_jax import envs
 from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.aot.chips import parse_topology
+from seeupo_jax.checks import check_config
 from seeupo_jax.cli import parse_flags
 from seeupo_jax.config import Config, Env, load_config
 from seeupo_jax.telemetry import trajectories
@@ -77,7 +78,7 @@ def with_devices(monkeypatch):
 def test_a_command_names_a_config_and_fields_that_pass_every_check(line, with_devices):
     processes, devices = (re.search(rf" {flag} (\d+)", line) for flag in ("-n", "--devices"))
     with_devices(int(processes[1] if processes else 1) * int(devices[1] if devices else 1))
-    build.check(config_of(line))
+    check_config(config_of(line))
 
 
 @pytest.mark.parametrize("line", with_config(aot=True))
@@ -101,7 +102,7 @@ def test_every_config_file_passes_every_check_and_is_in_the_readme(with_devices)
     for path in sorted((ROOT / "configs").glob("*.py")):
         assert f"configs/{path.name}" in readme
         if "14b" not in path.name:
-            build.check(load_config(path, recipes=RECIPES))
+            check_config(load_config(path, recipes=RECIPES))
 
 
 ARCHITECTURES = ROOT / "seeupo_jax" / "assets" / "architectures"
@@ -113,17 +114,17 @@ def test_the_papers_configs_pass_every_check_where_their_models_are(path, tmp_pa
     config = load_config(path, recipes=RECIPES)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=f"model path: got {config.model.path!r}"):
-        build.check(dataclasses.replace(config, env=Env()))
+        check_config(dataclasses.replace(config, env=Env()))
     values = ARCHITECTURES / Path(config.model.path).name / "config.json"
     tokenizer = TOKENIZERS[json.loads(values.read_text())["model_type"]]
     shutil.copytree(ROOT / "third_party" / "models" / tokenizer, config.model.path)
     shutil.copy(values, config.model.path)
-    build.check(dataclasses.replace(config, env=Env()))
+    check_config(dataclasses.replace(config, env=Env()))
     if config.env.name == "appworld":
         with pytest.raises(ValueError, match="appworld (root|home)"):  # no other complaint
             envs.make("appworld", **config.env.options, root=str(tmp_path))
     else:
-        build.check(config)
+        check_config(config)
 
 
 REPORTS = [line for line in commands() if "seeupo_jax.report" in line]

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from process_cases import environment
 
-from seeupo_jax import build
 from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.checks import check_config
 from seeupo_jax.config import load_config
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters
@@ -296,7 +296,7 @@ def test_evaluate_plays_the_last_checkpoint(finished):
 )
 def test_bad_input_is_told_in_one_sentence_before_any_work(override, told):
     with pytest.raises(ValueError) as error:
-        build.check(load_config(CONFIG, [override]))
+        check_config(load_config(CONFIG, [override]))
     assert told in str(error.value)
 
 

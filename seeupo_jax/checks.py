@@ -1,0 +1,75 @@
+"""What is found wrong with a configuration before anything is compiled."""
+
+from __future__ import annotations
+
+import jax
+
+from seeupo_jax import build, envs
+from seeupo_jax.config import Config
+from seeupo_jax.envs import Demonstrator
+from seeupo_jax.learner.layout import check_offload
+from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.policy.lora import with_adapters
+from seeupo_jax.policy.weights import read_tokenizer
+from seeupo_jax.telemetry.trackers import check_trackers
+
+
+def check_config(config: Config) -> None:
+    """Finds what is wrong with a configuration before anything is compiled.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    check_trackers(config.telemetry.trackers)
+    mesh = make_mesh(config.mesh)
+    check_offload(config.offload, mesh.local_devices[0])
+    if max(config.profile.steps, default=0) > config.iterations:
+        raise ValueError(
+            f"config.profile.steps: got {config.profile.steps}; allowed: iterations from 1 to"
+            f" {config.iterations}."
+        )
+    if config.rollout_ahead and jax.process_count() > 1:
+        raise ValueError(
+            f"config.rollout_ahead: got 1 with {jax.process_count()} processes; allowed: 0, since"
+            " all of them must run their programs in one order."
+        )
+    environment = envs.make(config.env.name, **config.env.options)
+    splits = ("train", config.evaluation.split, *config.evaluation.extra_splits)
+    for split in dict.fromkeys(splits):
+        if not len(environment.task_ids(split)):
+            raise ValueError(f"env {config.env.name}: split {split!r} is empty; allowed: tasks.")
+    if config.model.path is None and not config.warm_start.stages:
+        raise ValueError(
+            "config.model.path: got none; allowed: a model folder, or stages in config.warm_start"
+            " that make a policy from nothing."
+        )
+    if config.warm_start.stages and not isinstance(environment, Demonstrator):
+        raise ValueError(
+            f"config.warm_start.stages: got {len(config.warm_start.stages)}; allowed: none, since"
+            f" env {config.env.name} has no demonstrations() and vocabulary()."
+        )
+    build.check_layout(config, mesh)
+    _check_model(config, mesh)
+
+
+def _check_model(config: Config, mesh: jax.sharding.Mesh) -> None:
+    """The model has a tokenizer that can talk, and the projections that adapters are for."""
+    arch, lora = build.architecture(config, mesh), build.adapters(config)
+    if config.model.path is not None:
+        _check_tokenizer(config, arch.vocab_size)
+    if lora is not None:
+        with_adapters(arch, lora)
+
+
+def _check_tokenizer(config: Config, vocab_size: int) -> None:
+    """The model's tokenizer can begin a conversation, and say what a grammar wants."""
+    tokenizer = read_tokenizer(config.model.path, config.chat)
+    if tokenizer is None:
+        raise ValueError(
+            f"config.model.path: {config.model.path} has no tokenizer; allowed: a folder with a"
+            " tokenizer.json, or a SentencePiece tokenizer.model and its tokenizer_config.json."
+        )
+    tokenizer.begin([{"role": "user", "content": "?"}], ())
+    build.build_grammars(config, tokenizer, vocab_size)
