@@ -17,6 +17,7 @@ from seeupo_jax.learner import update
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.critic import Critic, make_critic
 from seeupo_jax.learner.layout import on_device
+from seeupo_jax.learner.step_objective import Objective
 from seeupo_jax.parallel import distributed
 from seeupo_jax.policy.network import Network, join
 from seeupo_jax.types import TrainState, TurnBatch
@@ -111,11 +112,11 @@ class Learner:
         return distributed.spread(np.asarray(x_N), self.everywhere)
 
     @property
-    def step_objective(self) -> update.Objective:
+    def step_objective(self) -> Objective:
         """The choices that the turn step is compiled with."""
         chosen = self.algorithm
         parallel = chosen.order == "parallel"
-        return update.Objective(
+        return Objective(
             kind=chosen.objective,
             ratio=chosen.ratio,
             loss_mean=chosen.loss_mean,

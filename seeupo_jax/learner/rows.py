@@ -56,3 +56,27 @@ def row_hidden(
         return policy.hidden(network, params, row.tokens_MRL, segment_NL=row.segment_MRL)
     tree = Tree(row.depth_MRL, row.end_MRL)
     return policy.hidden(network, params, row.tokens_MRL, tree=tree)
+
+
+def row_logp(
+    network: Network, params: Any, row: TurnBatch, temperature: float
+) -> tuple[jax.Array, jax.Array, list[KeyValues]]:
+    """log π of what one microbatch predicts, [R, X]; what predicts it; keys and values."""
+    hidden_RLD, keys = row_hidden(network, params, row)
+    predicted = (row.parent_MRX, row.target_MRX)
+    logp_RX, hidden_RXD = logp_at(network, params, hidden_RLD, *predicted, temperature)
+    return logp_RX, hidden_RXD, list(keys)
+
+
+def logp_at(
+    network: Network,
+    params: Any,
+    hidden_RLD: jax.Array,
+    parent_RX: jax.Array,
+    target_RX: jax.Array,
+    temperature: float,
+) -> tuple[jax.Array, jax.Array]:
+    """log π of some tokens, each predicted by its parent, and the parents' hidden states."""
+    hidden_RXD = policy.pick(hidden_RLD, parent_RX)
+    logp_RX = policy.token_logp(network, params, hidden_RXD, target_RX, temperature=temperature)
+    return logp_RX, hidden_RXD

@@ -16,8 +16,8 @@ import optax
 
 from seeupo_jax import config
 from seeupo_jax.envs.base import Demonstration
-from seeupo_jax.learner import update
 from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.rows import microbatch, row_logp
 from seeupo_jax.policy.network import Network
 from seeupo_jax.policy.tokenizer import Tokenizer, Transcript
 from seeupo_jax.types import NOTHING, Segment, TurnBatch
@@ -117,11 +117,11 @@ def imitate(
     """One step on the mean negative log-likelihood of the action tokens; returns it too (nats)."""
 
     def loss(params: Any, row: TurnBatch) -> jax.Array:
-        logp_RX, *_ = update.row_logp(network, params, row, 1.0)
+        logp_RX, *_ = row_logp(network, params, row, 1.0)
         return -jnp.sum(jnp.where(row.target_MRX == NOTHING, 0.0, logp_RX))
 
     def body(index: jax.Array, carry: Any) -> Any:
-        new = jax.value_and_grad(loss)(params, update.microbatch(batch, index))
+        new = jax.value_and_grad(loss)(params, microbatch(batch, index))
         return jax.tree.map(jnp.add, carry, new)
 
     zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))

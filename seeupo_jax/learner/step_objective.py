@@ -1,0 +1,36 @@
+"""What is fixed about the objective of a sweep's steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is fixed about the objective; hashable, part of each program.
+
+    actions: that a row of a step may have, each with a ratio of its own.
+    """
+
+    kind: str
+    ratio: str
+    loss_mean: str
+    old_is_current: bool  # the ratio is to the policy just before this very step
+    clip_low: float | None
+    clip_high: float | None
+    kl_coef: float
+    weight_clip: float | None
+    temperature: float
+    tis_clip: float | None = None
+    actions: int = 1
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """What a step counts for its metrics, beside the loss."""
+        names = ("actions", "clipped", "kl", "weight_max")
+        return names if self.tis_clip is None else (*names, "tis_weight", "tis_truncated")
+
+    @property
+    def weight_ratio(self) -> str:
+        """The level of the ratio that updates M: always one number per action."""
+        return "geometric" if self.ratio == "token" else self.ratio
