@@ -208,12 +208,12 @@ def turn_batch(
     """
     L, R, forest, pieces = layout.length, shapes.rows, layout.forest, layout.pieces
     M, P = shapes.microbatches(L, len(forest.tokens)), shapes.pieces(len(pieces))
+    predicted = Predicted(M * R, L)
     tokens, depth = (np.zeros((M * R, L), np.int32) for _ in range(2))
     end = np.tile(np.arange(1, L + 1, dtype=np.int32), (M * R, 1))
     for row, sources in enumerate(zip(forest.tokens, forest.depth, forest.end, strict=True)):
         for target, source in zip((tokens, depth, end), sources, strict=True):
             target[row, : source.size] = source
-    predicted = Predicted(M * R, L)
     slot, mask = np.zeros((P, action), np.int32), np.zeros((P, action), np.float32)
     padded = {name: np.zeros((P, action), _KINDS.get(name, np.float32)) for name in known}
     trajectory = np.full(P, rows.trajectories, np.int32)
@@ -243,9 +243,19 @@ def turn_batch(
 
 
 class Predicted:
-    """The tokens of rows that are predicted, each once however many pieces share it."""
+    """The tokens of rows that are predicted, each once however many pieces share it.
+
+    Raises:
+      ValueError: more places than int32, which programs index them by, counts.
+    """
 
     def __init__(self, rows: int, length: int):
+        if rows * length > np.iinfo(np.int32).max:
+            raise ValueError(
+                f"a step has {rows} rows of {length} tokens, padding included; allowed: fewer than"
+                " 2**31 tokens, which int32 counts: lower config.rollout.tasks, group_size or"
+                " max_context."
+            )
         self.parent = np.zeros((rows, length), np.int32)
         self.target = np.full((rows, length), NOTHING, np.int32)
         self._slot = np.full((rows, length), -1, np.int64)  # of each token of a row

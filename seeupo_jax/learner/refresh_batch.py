@@ -95,9 +95,9 @@ class _Chunks:
         C, R = shapes.lengths[0], shapes.rows
         M, Q = shapes.microbatches(layout.length, len(layout.forest.tokens)), layout.length // C
         self._shape, self._layout = (M, 1 + 2 * Q, R, C), layout
+        self._predicted = Predicted(M * (1 + 2 * Q) * R, C)
         self._tokens, self._depth, self._at = (np.zeros(self._shape, np.int32) for _ in range(3))
         self._end = np.tile(np.arange(1, C + 1, dtype=np.int32), (*self._shape[:3], 1))
-        self._predicted = Predicted(M * (1 + 2 * Q) * R, C)
         self._used: Counter[int] = Counter()  # tokens of each row, spaces at chunks' ends included
         self.count_M = np.zeros(M, np.int32)
 

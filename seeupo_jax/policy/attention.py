@@ -51,7 +51,8 @@ class Past(NamedTuple):
     """An earlier pass over rows of trees, which new tokens continue.
 
     keys: of each layer. tree: of its tokens, C a row.
-    at_NL: int32, index in it of the token that each new token's tree hangs below.
+    at_NL: int32, index in it of the token that each new token's tree hangs below: the same for all
+      tokens of a tree.
     """
 
     keys: Sequence[KeyValues]
@@ -66,15 +67,20 @@ def sight_of(tree: Tree, past: Past | None = None) -> Sight:
     if past is None:
         return Sight(index_NL, tree.depth_NL, index_NL, tree.end_NL, tree.depth_NL)
     # New tokens stand, in their own order, between the past's token that they follow and the next.
-    step, C = L + 1, past.tree.end_NL.shape[1]
-    below_NL = past.at_NL * step + 1
-    first_NC = jnp.broadcast_to(jnp.arange(C)[None, :] * step, (N, C))
+    # A coordinate is the place in that merged order, up to C + L: at * (L + 1) + index would leave
+    # int32 at 131,072 past and 16,384 new tokens.
+    C = past.tree.end_NL.shape[1]
+    count_NC = jax.vmap(functools.partial(jnp.bincount, length=C + 1))(past.at_NL + 1)
+    before_NC = jnp.cumsum(count_NC, axis=1)  # new tokens that stand before each of the past's
+    rank_NL = jnp.argsort(jnp.argsort(past.at_NL, axis=1), axis=1)  # stable: their own order
+    place_NL = past.at_NL + 1 + rank_NL
+    past_end_NC = past.tree.end_NL + jnp.take_along_axis(before_NC, past.tree.end_NL, axis=1)
     join_ = lambda old, new: jnp.concatenate([old, new], axis=1)  # noqa: E731
     return Sight(
-        below_NL + index_NL,
+        place_NL,
         tree.depth_NL,
-        join_(first_NC, below_NL + index_NL),
-        join_(past.tree.end_NL * step, below_NL + tree.end_NL),
+        join_(jnp.arange(C)[None, :] + before_NC[:, :C], place_NL),
+        join_(past_end_NC, place_NL + tree.end_NL - index_NL),
         join_(past.tree.depth_NL, tree.depth_NL),
     )
 

@@ -111,8 +111,18 @@ def visited_blocks(
 
 
 def list_visits(visited: jax.Array) -> Visits:
-    """The pairs that `visited` [N, a, b] marks; sums are held for its second axis."""
-    N, a, _ = visited.shape
+    """The pairs that `visited` [N, a, b] marks; sums are held for its second axis.
+
+    Raises:
+      ValueError: more pairs than an int32 counts.
+    """
+    N, a, b = visited.shape
+    if visited.size >= _MOST:
+        raise ValueError(
+            f"attention over token trees: got {N} rows of {a} x {b} blocks; allowed: fewer than"
+            " 2**31 - 1 pairs of blocks, which int32 counts: lower"
+            " config.batching.microbatch_tokens or config.rollout.max_context."
+        )
     (pair,) = jnp.nonzero(visited.reshape(-1), size=visited.size, fill_value=visited.size)
     pair = jnp.pad(pair.astype(jnp.int32), 1, constant_values=visited.size)
     end = jnp.cumsum(visited.sum(2, dtype=jnp.int32).reshape(N * a))

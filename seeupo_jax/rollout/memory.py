@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from seeupo_jax import config
 from seeupo_jax.policy.architecture import Architecture
@@ -148,7 +149,18 @@ def plan_cache(
             f" a device for {plan.concurrency} conversations of {plan.max_context} tokens;"
             f" allowed: {free}."
         )
+    _check_places(rollout, heads, plan)
     return plan
+
+
+def _check_places(rollout: config.Rollout, heads: int, plan: CachePlan) -> None:
+    """Keys are written to the place of their head, page and token in one flat array."""
+    if heads * plan.pages * plan.page_size > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {plan.pages} pages of"
+            f" {plan.page_size} tokens for {heads} heads a device; allowed: fewer than 2**31 keys a"
+            " layer, which int32 counts."
+        )
 
 
 def _whose_mesh(rollout: config.Rollout) -> str:

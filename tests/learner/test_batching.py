@@ -339,3 +339,11 @@ def test_a_refresh_and_what_it_leaves_are_the_previous_step(order, make):
 def test_a_row_longer_than_every_listed_length_is_told():
     with pytest.raises(ValueError, match="a row has 9 tokens; allowed: at most 8"):
         Shapes((4, 8), action=4, rows=1, trajectories=1).allowed(9)
+
+
+def test_more_places_than_int32_counts_are_refused_before_they_are_made():
+    # 32,768 conversations of 65,536 tokens: 2**31 places, which would need 8 GiB an array.
+    rows = Rows.of(trajectories())
+    shapes = Shapes((65_536,), action=8, rows=1, trajectories=2**15)
+    with pytest.raises(ValueError, match=r"32768 rows of 65536 tokens.*fewer than 2\*\*31"):
+        empty_batch(rows, shapes, length=65_536, action=8)

@@ -1,5 +1,7 @@
 """The memory plan: what it counts, what it says, what it refuses."""
 
+import dataclasses
+
 import pytest
 
 from seeupo_jax import config
@@ -50,3 +52,13 @@ def test_rows_that_the_samplers_devices_do_not_divide_are_told_with_the_mesh(mes
     rollout = config.Rollout(tasks=4, group_size=4, max_context=100, mesh=mesh)
     with pytest.raises(ValueError, match=rf"concurrency: got 16; .* the 3 devices .*\({field}\)"):
         plan_cache(ARCH, rollout, shards=3)
+
+
+def test_more_keys_than_int32_counts_are_refused():
+    rollout = config.Rollout(tasks=2**13, group_size=2**9, max_context=112, page_size=16)
+    pages = rollout.tasks * rollout.group_size * 7
+    assert pages * 16 * 4 < 2**31
+    plan_cache(ARCH, rollout)
+    longer = dataclasses.replace(rollout, max_context=128)  # 8 pages: 2**22 x 8 x 16 x 4 = 2**31
+    with pytest.raises(ValueError, match=r"33554432 pages of 16 .* 4 heads .* fewer than 2\*\*31"):
+        plan_cache(ARCH, longer)
