@@ -36,7 +36,9 @@ def check_config(config: Config) -> None:
             " all of them must run their programs in one order."
         )
     environment = envs.make(config.env.name, **config.env.options)
-    splits = ("train", config.evaluation.split, *config.evaluation.extra_splits)
+    splits = ["train", config.evaluation.split, *config.evaluation.extra_splits]
+    if config.evaluation.select_on is not None:
+        splits.append(config.evaluation.select_on)
     for split in dict.fromkeys(splits):
         if not len(environment.task_ids(split)):
             raise ValueError(f"env {config.env.name}: split {split!r} is empty; allowed: tasks.")

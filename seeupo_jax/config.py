@@ -170,6 +170,9 @@ class Evaluation:
     k: int = at_least(1, 4)  # episodes a task
     temperature: float | None = above(0, None)  # none: the training temperature
     extra_splits: tuple[str, ...] = ()  # also evaluated before and after
+    # split that checkpoint.keep_best goes by; none: validation where the environment has it, else
+    # the split above
+    select_on: str | None = None
 
 
 @dataclass(frozen=True)

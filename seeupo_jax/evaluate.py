@@ -56,7 +56,11 @@ from seeupo_jax.rollout.collect import Request, collect, group_requests
 from seeupo_jax.rollout.engine import Engine
 from seeupo_jax.telemetry.episodes import Episode, EpisodeFile, read_played, to_episode
 from seeupo_jax.telemetry.progress import Progress
-from seeupo_jax.telemetry.statistics import evaluation_metrics, evaluation_table
+from seeupo_jax.telemetry.statistics import (
+    evaluation_metrics,
+    evaluation_prefix,
+    evaluation_table,
+)
 from seeupo_jax.types import Trajectory
 from seeupo_jax.watch import Watch
 
@@ -145,7 +149,7 @@ def evaluate(
             if not played[key].failed:
                 file.add(played[key])
     success = np.array([played[request.task_id, request.member].success for request in requests])
-    prefix = "eval" if split == config.evaluation.split else f"eval_{split}"
+    prefix = evaluation_prefix(config.evaluation.split, split)
     return evaluation_metrics(prefix, success.reshape(-1, k), [labels[each] for each in task_ids])
 
 

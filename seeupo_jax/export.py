@@ -74,8 +74,14 @@ def export(config: Config, workdir: Path, step: str, folder: Path) -> int:
     found = checkpoints.restore({"params": example}, step=number, partial=True)
     if found is None:
         raise ValueError(f"--workdir: got {workdir}; allowed: one that has a checkpoint.")
-    restored, state, _ = found
+    restored, state, notes = found
     write_policy(config, policy, state["params"], folder)
+    reported = config.evaluation.split
+    if step == "best" and notes.get("selected_on", reported) == reported:
+        _tell(
+            f"checkpoint {restored} was chosen on the split {reported!r}: its figure there is too"
+            " good; report it on another split."
+        )
     return restored
 
 

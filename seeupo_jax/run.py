@@ -25,10 +25,12 @@ from seeupo_jax.parallel.distributed import agree
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.run_log import RunLog
 from seeupo_jax.same_run import check_same_run
+from seeupo_jax.selection import selection_split, selection_warning
 from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.checksum import checksum
 from seeupo_jax.telemetry.progress import Progress
 from seeupo_jax.telemetry.run_record import Launch
+from seeupo_jax.telemetry.statistics import evaluation_prefix
 from seeupo_jax.trajectory_source import TrajectorySource
 from seeupo_jax.types import Learned, TrainState
 
@@ -61,6 +63,7 @@ class Run:
         self.engine = build.build_engine(config, policy)
         self.pool = build.build_pool(config, self.engine.concurrency)
         self._environment = envs.make(config.env.name, **config.env.options)
+        self._selects_on = selection_split(config, self._environment)
         self.source = TrajectorySource(
             config,
             workdir,
@@ -77,6 +80,8 @@ class Run:
             f" (model.attention={config.model.attention} on {platform})"
         )
         progress.log(str(self.engine.plan))
+        if (warning := selection_warning(config, self._selects_on)) is not None:
+            progress.log(warning)
         kept, folder = config.checkpoint, find_directory(config.checkpoint, workdir)
         self._checkpoints = Checkpoints(folder, kept.keep, kept.keep_best, log=progress.log)
         self._stopped_folder = f"{folder}/stopped"  # a sweep that was stopped between two turns
@@ -116,6 +121,7 @@ class Run:
             self._done, state, notes = found
             check_same_run(self.config, notes["config"])
             self._tell_remat(notes)
+            self._tell_selection(notes)
             # Older versions saved after they evaluated, and did not say so.
             self._saved, self.evaluated = True, notes.get("evaluated", True)
             self._progress.log(f"resuming after iteration {self._done}")
@@ -274,11 +280,18 @@ class Run:
         self._log.iteration(iteration, collected, learned, labels, more)
 
     def evaluate(self, state: TrainState, iteration: int) -> None:
-        """Evaluates on the held-out split; before and after training on the extra splits too."""
-        config = self.config.evaluation
+        """Evaluates on the held-out split; before and after training on the extra splits too.
+
+        What is going to be saved is evaluated on the split that checkpoints are chosen on.
+        """
+        config, selects_on = self.config.evaluation, self._selects_on
         splits = [config.split]
         if iteration in (0, self.config.iterations):
             splits += config.extra_splits
+        selects = selects_on is not None and iteration > 0
+        selects = selects and self.due(iteration, self.config.checkpoint.every)
+        if selects and selects_on not in splits:
+            splits.append(selects_on)
         self._progress.phase("evaluation")
         values: dict[str, float] = {}
         with self._log.timed("evaluation"):
@@ -296,8 +309,11 @@ class Run:
                     on_played=functools.partial(self._log.episodes, iteration, split),
                     watch=self._progress.watch,
                 )
+        if selects:
+            self._score = values[f"{evaluation_prefix(config.split, selects_on)}/avg@{config.k}"]
+            values["eval/selected_on"] = float(selects_on == config.split)
         self._log.evaluation(iteration, values)
-        self.evaluated, self._score = True, values[f"eval/avg@{config.k}"]
+        self.evaluated = True
 
     def _labels(self, task_ids: Collection[str]) -> dict[str, Mapping[str, str]]:
         """What the environment says of tasks; nothing where it has no labels."""
@@ -314,7 +330,16 @@ class Run:
         random = {"seed": self.config.seed, "iteration": self._done}
         remat = self.policy.network.arch.remat
         about = {"config": to_dict(self.config), "random": random, "remat": remat}
-        return about | {"data_position": position}
+        return about | {"data_position": position, "selected_on": self._selects_on}
+
+    def _tell_selection(self, notes: Mapping[str, Any]) -> None:
+        """Warns where checkpoints so far were chosen on another split than from now on."""
+        own, before = self._selects_on, notes.get("selected_on", self.config.evaluation.split)
+        if None not in (own, before) and own != before:
+            self._progress.log(
+                f"checkpoints are chosen on the split {own!r} from now on, and were on {before!r}:"
+                " the best of them is chosen among figures of both"
+            )
 
     def _tell_remat(self, notes: Mapping[str, Any]) -> None:
         """Says where other activations are computed again than before, as on other devices."""

@@ -41,3 +41,10 @@ class Settled(Echo):
 
     def _chance(self):
         return 0.25 if self._odd else super()._chance()
+
+
+class Validated(Echo):
+    """As `Echo`, with tasks to choose a checkpoint by."""
+
+    def task_ids(self, split):
+        return ["t20", "t21", "t22"] if split == "validation" else super().task_ids(split)

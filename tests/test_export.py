@@ -21,7 +21,7 @@ from seeupo_jax.types import TrainState
 BASE = "package:order_desk"
 
 
-def a_run(workdir, **fields):
+def a_run(workdir, notes=None, **fields):
     """A configuration and its run: checkpoints 1, the best, and 2, and the parameters of each."""
     config = from_dict({"model": {"path": BASE}, **fields})
     made, params = build.load_policy(config, BASE)
@@ -31,7 +31,7 @@ def a_run(workdir, **fields):
         params = jax.tree.map(lambda leaf: leaf + 0.25, params)
         zero = jnp.int32(0)
         state = TrainState(params, optax.adam(1e-3).init(params), zero, zero)
-        checkpoints.save(step, state, {}, score)
+        checkpoints.save(step, state, notes or {}, score)
         saved[step] = made.whole(params)
     checkpoints.close()
     return config, saved
@@ -51,6 +51,17 @@ def test_the_folder_holds_the_policy_of_the_step(run, tmp_path, step, wanted):
     assert checksum(split(model)[1]) == checksum(saved[wanted])
     assert tokenizer is not None
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_it_is_said_where_the_best_was_chosen_on_the_reported_split(run, tmp_path, capsys):
+    workdir, config, _ = run
+    export(config, workdir, "latest", tmp_path / "latest")
+    assert "chosen" not in capsys.readouterr().err
+    export(config, workdir, "best", tmp_path / "best")
+    assert "checkpoint 1 was chosen on the split 'test'" in capsys.readouterr().err
+    config, _ = a_run(tmp_path / "other", {"selected_on": "validation"})
+    export(config, tmp_path / "other", "best", tmp_path / "validated")
+    assert "chosen" not in capsys.readouterr().err
 
 
 def test_only_parameters_are_read_and_they_are_cut_over_all_devices(run, tmp_path, monkeypatch):

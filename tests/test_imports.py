@@ -18,7 +18,7 @@ LEVELS = (
     ("algorithms", "envs", "parallel"),
     ("policy",),
     ("rollout", "learner", "checkpoint", "telemetry"),
-    ("build", "cli", "lab", "same_run", "report"),
+    ("build", "cli", "lab", "same_run", "report", "selection"),
     ("remat", "outline", "run_log", "trajectory_source", "checks"),
     ("explain", "players"),
     ("evaluate", "export", "aot", "warm_start", "compare"),

@@ -10,9 +10,11 @@ import jax
 import numpy as np
 import pytest
 import run_cases as cases
+from etils import epath
 from run_environment import Settled
 
 from seeupo_jax import build
+from seeupo_jax.checkpoint.manifest import read_manifest
 from seeupo_jax.config import load_config
 from seeupo_jax.learner.sweep_pass import SweepStopped
 from seeupo_jax.rollout.collect import Collected
@@ -21,6 +23,7 @@ from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.run import Run
 from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.compilation import Compilations
+from seeupo_jax.telemetry.metrics import read_metrics
 from seeupo_jax.telemetry.progress import Progress
 from seeupo_jax.types import Segment, Trajectory, learnable
 
@@ -155,6 +158,28 @@ def test_tasks_that_teach_nothing_are_replaced_the_same_way_in_every_life_of_a_r
         assert_same_trajectories(first.sampled, collected[0].sampled)
         assert_same_trajectories(second.sampled, collected[1].sampled)
         assert {t.policy_version for t in second.sampled} == {0}
+
+
+SELECTING = ("checkpoint.every=2", "evaluation.tasks=2", "evaluation.k=2")
+
+
+@pytest.mark.parametrize("name, split", [("Validated", "eval_validation"), ("Echo", "eval")])
+def test_a_checkpoint_is_scored_on_validation_tasks_where_there_are_some(
+    begin, tmp_path, name, split
+):
+    folder = tmp_path / name
+    with begin(name, f"env.name=run_environment:{name}", *SELECTING) as (run, state):
+        for iteration in (1, 2):  # after the first none is saved
+            run.evaluate(state, iteration)
+        run.save(2, state)
+    first, second = read_metrics(folder)
+    assert "eval_validation/avg@2" not in first and "eval/selected_on" not in first
+    assert second["eval/selected_on"] == (name == "Echo")
+    score = second[f"{split}/avg@2"]
+    assert second["eval/avg@2"] != score or name == "Echo"
+    manifest = read_manifest(epath.Path(folder / "checkpoints" / "2"))
+    assert manifest["score"] == score
+    assert manifest["extra"]["selected_on"] == ("validation" if name == "Validated" else "test")
 
 
 def test_a_run_that_is_stopped_in_a_round_samples_the_iteration_again(begin, monkeypatch):

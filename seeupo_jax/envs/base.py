@@ -59,7 +59,11 @@ class Environment(Protocol):
     """
 
     def task_ids(self, split: str) -> Sequence[str]:
-        """Names of the tasks of `train` or `test`. Raises ValueError on an unknown split."""
+        """Names of the tasks of `train`, `test` and, where there are any, `validation`.
+
+        Raises ValueError on a split that it does not have. Checkpoints are chosen on `validation`
+        tasks, which are neither training nor test tasks.
+        """
         ...
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:

@@ -26,7 +26,7 @@ ORDER_NUMBERS = tuple(f"-{number}" for number in range(10, 70))  # mug-34: a mug
 
 REQUESTS = ("cancel", "return", "address", "status")
 STATUSES = ("processing", "shipped", "delivered")
-SPLITS = {"train": 50_000, "test": 2_000}
+SPLITS = {"train": 50_000, "validation": 2_000, "test": 2_000}
 
 POLICY = """You work at an online shop's order desk. Use the tools; end with one reply.
 - Look an order up before you decide about it.
@@ -146,7 +146,8 @@ def carry_out(outcome: str, order: Order, address: str) -> Order:
 def make_task(split: str, index: int) -> Task:
     """The task `split/index`; the same arguments always give the same task.
 
-    A task's own content decides its split (one in eight is a test task), so no task is in both.
+    A task's own content decides whether it is held out (one in eight is), so no training task is a
+    validation or test task.
 
     Raises:
       ValueError: unknown split or index out of range.
@@ -160,7 +161,7 @@ def make_task(split: str, index: int) -> Task:
     rng = random.Random(f"order_desk/{split}/{index}")
     while True:
         task = _draw(rng)
-        if (zlib.crc32(repr(task).encode()) % 8 == 0) == (split == "test"):
+        if (zlib.crc32(repr(task).encode()) % 8 == 0) == (split != "train"):
             return task
 
 

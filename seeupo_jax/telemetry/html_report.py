@@ -54,6 +54,7 @@ class Tile:
     label: str
     value: str
     detail: str = ""
+    warning: str = ""
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def _head(run: Recorded, folder: Path) -> Head:
     tiles = [
         Tile("state", *_state(run)),
         Tile("iterations", str(run.done), planned),
-        Tile(f"success, {measure}", _rates(ends), _intervals(ends)),
+        Tile(f"success, {measure}", _rates(ends), _intervals(ends), _selected_on(run)),
         Tile("tokens per second", *_speed(run)),
         Tile("time", format_duration(run.seconds) if run.seconds else "-", _iteration_time(run)),
     ]
@@ -181,6 +182,13 @@ def _intervals(ends: Sequence[Estimate]) -> str:
     if not ends or any(math.isnan(end.low) for end in ends):
         return ""
     return " → ".join(f"[{end.low:.2f}, {end.high:.2f}]" for end in ends)
+
+
+def _selected_on(run: Recorded) -> str:
+    """A warning where the best checkpoint was chosen by the figures that are shown."""
+    if not any(value for _, value in run.series("eval/selected_on")):
+        return ""
+    return f"the best checkpoint is chosen on {run.split} too: its figure there is too good"
 
 
 def _speed(run: Recorded) -> tuple[str, str]:

@@ -146,6 +146,11 @@ def read_estimates(metrics: Mapping[str, object]) -> dict[str, Estimate]:
     }
 
 
+def evaluation_prefix(reported: str, split: str) -> str:
+    """What the metrics of a split begin with: `eval` where it is the one reported, `eval_SPLIT`."""
+    return "eval" if split == reported else f"eval_{split}"
+
+
 def split_and_metric(key: str, split: str) -> tuple[str, str]:
     """A key in two: `eval/avg@4` is (`split`, avg@4), and `eval_NAME/avg@4` is (NAME, avg@4)."""
     prefix, metric = key.rsplit("/", 1)

@@ -267,7 +267,9 @@ def test_task_ids_are_the_splits_and_a_mistake_is_named():
     desk = envs.make("order_desk")
     assert desk.task_ids("test")[:2] == ["test/0", "test/1"]
     assert len(desk.task_ids("train")) == 50_000
-    with pytest.raises(ValueError, match="order_desk split: got 'dev'; allowed: train, test"):
+    with pytest.raises(
+        ValueError, match="order_desk split: got 'dev'; allowed: train, validation, test"
+    ):
         desk.task_ids("dev")
     for task_id in ("train", "train/x", "train/-1", "/", ""):
         with pytest.raises(ValueError, match=f"order_desk task: got '{task_id}'; allowed: SPLIT/"):

@@ -22,10 +22,11 @@ def test():
     return [make_task("test", index) for index in range(world.SPLITS["test"])]
 
 
-def test_no_task_is_in_both_splits_and_none_comes_twice(train, test):
-    contents = [set(map(repr, tasks)) for tasks in (train, test)]
-    assert not contents[0] & contents[1]
-    assert [len(c) for c in contents] == [5000, 2000]
+def test_no_task_is_in_two_splits_and_none_comes_twice(train, test):
+    validation = [make_task("validation", i) for i in range(world.SPLITS["validation"])]
+    contents = [set(map(repr, tasks)) for tasks in (train, validation, test)]
+    assert [len(c) for c in contents] == [5000, 2000, 2000]
+    assert len(set.union(*contents)) == 9000
 
 
 def test_a_task_is_the_same_whenever_it_is_asked_for(train):
@@ -102,7 +103,7 @@ def test_a_description_tells_what_the_policy_depends_on():
 @pytest.mark.parametrize(
     "split, index, reason",
     [
-        ("dev", 0, "order_desk split: got 'dev'; allowed: train, test"),
+        ("dev", 0, "order_desk split: got 'dev'; allowed: train, validation, test"),
         ("test", 2000, "order_desk test task: got 2000; allowed: 0 to 1999"),
         ("train", -1, "order_desk train task: got -1; allowed: 0 to 49999"),
     ],

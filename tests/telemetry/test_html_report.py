@@ -119,6 +119,14 @@ def test_turns_have_a_map_each(runs):
     assert {row["turn"] for row in weights} == set(range(1, report_cases.TURNS + 1))
 
 
+@pytest.mark.parametrize("selected_on", [0.0, 1.0])
+def test_a_figure_that_the_best_checkpoint_was_chosen_by_is_marked(tmp_path, selected_on):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(1, {"eval/avg@4": 0.5, "eval/selected_on": selected_on})
+    text = write_report(tmp_path).read_text()
+    assert ("the best checkpoint is chosen on test too" in text) == bool(selected_on)
+
+
 def test_stop_reasons_are_shares(runs):
     rows = values(stops_section(runs[:1]).charts[0])
     first = [r["value"] for r in rows if r["from"] == 0.5]
