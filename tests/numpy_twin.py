@@ -301,9 +301,10 @@ def piece_objective(
     weight_A = np.broadcast_to(weight_A, count)
     value, slope_A = 0.0, np.zeros(count)
     if options.kl_in == "loss":
-        to_ref_A = ref_A - logp_A
-        value -= options.kl_coef * np.mean(np.exp(to_ref_A) - to_ref_A - 1)
-        slope_A -= options.kl_coef * (1 - np.exp(to_ref_A)) / count
+        to_ref_A = np.clip(ref_A - logp_A, -20, 20)  # the bounds are verl's
+        k3_A = np.exp(to_ref_A) - to_ref_A - 1
+        value -= options.kl_coef * np.mean(np.minimum(k3_A, 10))
+        slope_A -= options.kl_coef * np.where(k3_A > 10, 0, 1 - np.exp(to_ref_A)) / count
     if options.ratio == "token":
         for j in range(count):
             term, slope = _term(logp_A[j], logp_A[j] - old_A[j], weight_A[j], options)

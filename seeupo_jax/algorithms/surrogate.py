@@ -8,6 +8,10 @@ import jax.numpy as jnp
 # float32 ends at exp(88.7). A ratio stops at exp(80) instead: an infinite one times an advantage of
 # 0 is NaN, and far outside the clip range its size changes nothing.
 _MAX_LOG_RATIO = 80.0
+# Of k3, as in the framework of SeeUPO's authors: volcengine/verl, verl/trainer/ppo/core_algos.py,
+# `kl_penalty_forward` ("low_var_kl", "k3"), which holds d and then the estimate within these.
+_MAX_K3_DIFFERENCE = 20.0  # nats
+_MAX_K3 = 10.0  # nats
 
 
 def turn_ratio(
@@ -146,7 +150,10 @@ def kl_estimate(
     Args:
       logp, ref_logp: the same shape, log-probabilities (nats) of the sampled tokens.
       kind: with d = ref_logp - logp, `k1` is -d (unbiased, of either sign), `k2` is d^2 / 2, `k3`
-        is exp(d) - d - 1 (unbiased, never negative).
+        is exp(d) - d - 1 (unbiased up to its bound, never negative). k3 is at most 10 nats, which
+        it is at d = 2.61 and at d = -11; beyond these its gradient is 0, as that of verl's
+        `torch.clamp`: a token 95 nats off would else be an infinite step, one 25 nats off all of a
+        clipped gradient. The gradients of k1 and k2 are 1 and |d| at most, and not bounded.
       mask: nonzero where there is a token; elsewhere the estimate is 0 and no value, not even an
         infinite one, reaches a gradient. Masking the result instead cannot ensure that. None: all.
 
@@ -189,9 +196,13 @@ def _token(difference_NL: jax.Array, mask_NL: jax.Array) -> jax.Array:
 
 
 _LEVELS = {"geometric": _geometric, "product": _product, "token": _token}
-_KINDS = {
-    "k1": lambda d: -d,
-    "k2": lambda d: 0.5 * d**2,
+
+
+def _k3(difference: jax.Array) -> jax.Array:
+    # The difference too: exp(95) is infinite, and backwards 0 times that is NaN.
+    difference = jnp.clip(difference, -_MAX_K3_DIFFERENCE, _MAX_K3_DIFFERENCE)
     # expm1: near d = 0 float32 rounds exp(d) - 1 to multiples of 1e-7, the size of the estimate.
-    "k3": lambda d: jnp.expm1(d) - d,
-}
+    return jnp.clip(jnp.expm1(difference) - difference, max=_MAX_K3)
+
+
+_KINDS = {"k1": lambda d: -d, "k2": lambda d: 0.5 * d**2, "k3": _k3}

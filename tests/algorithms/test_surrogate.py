@@ -242,6 +242,29 @@ def test_k3_keeps_its_digits_near_the_reference():
     np.testing.assert_allclose(kl_estimate(np.zeros(1), np.full(1, d)), expected, rtol=1e-3)
 
 
+# By verl's `kl_penalty_forward` ("low_var_kl"), in torch: a far token is worth 10 nats at the most,
+# and its gradient is 0; up to that bound it is exp(d) - d - 1.
+@pytest.mark.parametrize(
+    "difference, value, slope",
+    [
+        (2.5, np.exp(2.5) - 3.5, 1 - np.exp(2.5)),
+        (-10.5, np.exp(-10.5) + 9.5, 1 - np.exp(-10.5)),
+        (3.0, 10.0, 0.0),
+        (-12.0, 10.0, 0.0),
+        (25.0, 10.0, 0.0),
+        (95.0, 10.0, 0.0),
+        (-95.0, 10.0, 0.0),
+        (np.inf, 10.0, 0.0),
+        (-np.inf, 10.0, 0.0),
+    ],
+)
+def test_k3_of_a_far_token_is_bounded_and_sends_no_gradient(difference, value, slope):
+    logp, ref_logp = np.array([-1.0]), np.array([-1.0 + difference])
+    estimate = partial(kl_estimate, ref_logp=ref_logp)
+    np.testing.assert_allclose(estimate(logp), [value], rtol=1e-5)
+    np.testing.assert_allclose(gradient(estimate, logp), [slope], rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["k1", "k3"])
 def test_the_estimate_is_unbiased(kind):
     p, q = np.array([0.2, 0.5, 0.3]), np.array([0.4, 0.25, 0.35])
@@ -265,7 +288,10 @@ def test_padding_never_reaches_a_kl_estimate_or_its_gradient(kind, garbage):
 def test_ragged_objectives_and_gradients_agree_with_the_numpy_twin(level, clip_low, clip_high):
     logp_NL, old_logp_NL, mask_NL = ragged(4)
     old_logp_NL = logp_NL + 0.3 * (old_logp_NL - logp_NL)
-    ref_logp_NL, weight_N = logp_NL[::-1], np.array([1.0, -2.0, 0.5, 3.0, -1.0])
+    ref_logp_NL, weight_N = logp_NL[::-1].copy(), np.array([1.0, -2.0, 0.5, 3.0, -1.0])
+    ref_logp_NL[1, :4] = logp_NL[1, :4] + np.array(
+        [95.0, -95.0, 3.0, -10.5]
+    )  # three beyond k3's bound
     clips = {"clip_low": clip_low, "clip_high": clip_high}
 
     def mean(x_NL):

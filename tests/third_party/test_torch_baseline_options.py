@@ -24,8 +24,8 @@ from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
 
-options, optimizer, trajectories, update = map(
-    torch_side.load, ("options", "optimizer", "trajectories", "update")
+options, objective, optimizer, samples, trajectories, update = map(
+    torch_side.load, ("options", "objective", "optimizer", "samples", "trajectories", "update")
 )
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.py"))
 HERE = set(options.FIELDS) | set(options.FIXED)
@@ -108,6 +108,24 @@ def test_learning_rates_are_those_of_our_schedules(schedule, warmup):
     theirs = options.Optimizer(**chosen)
     got = [optimizer.learning_rate(theirs, step, 10) for step in range(13)]
     np.testing.assert_allclose(got, [rate(step) for step in range(13)], rtol=1e-5, atol=1e-8)
+
+
+def test_the_kl_penalty_of_far_tokens_is_bounded_as_ours():
+    difference = np.array([95.0, -95.0, 3.0, -10.5, 0.5], np.float32)
+    logp = torch.tensor([-1.0] * 5, requires_grad=True)
+    at, row = torch.arange(5), torch.zeros(5, dtype=torch.int64)
+    real = torch.tensor([True])
+    batch = samples.Microbatch(at[None], row, at, at, torch.tensor([5.0]), row[:1], real, 5)
+    algorithm = options.Algorithm(kl_coef=1.0)
+    ref_logp = torch.tensor(-1 + difference)
+    terms = objective.row_terms(algorithm, batch, logp, logp.detach(), ref_logp, torch.zeros(1))
+    terms.loss.sum().backward()
+
+    near = difference[3:]  # the others are beyond k3's bound of 10
+    np.testing.assert_allclose(
+        terms.loss.item(), (30 + (np.exp(near) - near - 1).sum()) / 5, rtol=1e-6
+    )
+    np.testing.assert_allclose(logp.grad, np.append(np.zeros(3), 1 - np.exp(near)) / 5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", optimizer.KWARGS)

@@ -10,6 +10,8 @@ from torch_baseline.options import Algorithm
 from torch_baseline.samples import Microbatch
 
 _MAX_LOG_RATIO = 80.0  # float32 ends at exp(88.7)
+# Nats; of k3, as in volcengine/verl, verl/trainer/ppo/core_algos.py, `kl_penalty_forward`.
+_MAX_K3_DIFFERENCE, _MAX_K3 = 20.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ def row_terms(
         kl = torch.full_like(batch.size, torch.nan)
         loss = -term
     else:
-        difference = ref_logp - logp
-        kl = _sum(batch, torch.expm1(difference) - difference) / batch.size
+        difference = (ref_logp - logp).clamp(-_MAX_K3_DIFFERENCE, _MAX_K3_DIFFERENCE)
+        k3 = (torch.expm1(difference) - difference).clamp(max=_MAX_K3)
+        kl = _sum(batch, k3) / batch.size
         loss = -term + algorithm.kl_coef * kl if algorithm.kl_coef else -term
     zero = torch.zeros_like(batch.size)
     loss, kl, clipped = (torch.where(batch.real, x, zero) for x in (loss, kl, clipped))
