@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_collections
-
 from seeupo_jax.choices import Algorithm, check_choices
 from seeupo_jax.fields import above, assign, at_least, build, checked, choice, parse, within
 
@@ -285,7 +283,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     if not hasattr(module, "get_config"):
         raise ValueError(f"--config: {path} has no function get_config().")
     values = module.get_config()
-    return values.to_dict() if isinstance(values, ml_collections.ConfigDict) else dict(values)
+    to_dict_ = getattr(values, "to_dict", None)  # of an ml_collections.ConfigDict
+    return dict(values) if to_dict_ is None else to_dict_()
 
 
 def _check_together(config: Config) -> None:

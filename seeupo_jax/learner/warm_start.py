@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,6 +65,8 @@ class Batches:
 
     def from_step(self, step: int) -> Iterator[TurnBatch]:
         """Endless batches, starting with batch `step`."""
+        import grain  # what only uses `to_segments` goes without it
+
         source = grain.MapDataset.source(self.demonstrations).shuffle(seed=self.seed).repeat()
         block, offset = divmod(step, BLOCK)
         while True:

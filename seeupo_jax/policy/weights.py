@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,15 @@ from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.chat_template import gguf_tokenizer
 from seeupo_jax.policy.families import config_json, read_architecture
-from seeupo_jax.policy.gguf import GgufFile
 from seeupo_jax.policy.network import abstract, split
 from seeupo_jax.policy.placement import check_tensors, load_params
 from seeupo_jax.policy.stored import at, shape_in_file, stored_tensors
 from seeupo_jax.policy.tensors import SafetensorsFolder, Tensors, write_tensors
 from seeupo_jax.policy.tokenizer import Tokenizer, load_tokenizer
 from seeupo_jax.policy.transformer import Transformer
+
+if TYPE_CHECKING:
+    from seeupo_jax.policy.gguf import GgufFile
 
 CONFIG_FILE = "config.json"
 PACKAGE = "package:"  # a path that begins so names a policy that ships with the package
@@ -59,9 +61,16 @@ def inspect(path: str, **layout: Any) -> Architecture:
     """
     place = resolve_path(path)
     if place.suffix == ".gguf":
-        return read_architecture(GgufFile(place).config, str(place), **layout)
+        return read_architecture(_gguf(place).config, str(place), **layout)
     file = place / CONFIG_FILE
     return read_architecture(read_json(file), str(file), **layout)
+
+
+def _gguf(file: Path) -> GgufFile:
+    """A GGUF file; its library is imported with the first one."""
+    from seeupo_jax.policy.gguf import GgufFile
+
+    return GgufFile(file)
 
 
 def read_tokenizer(path: str, chat: config.Chat | None = None) -> Tokenizer | None:
@@ -72,7 +81,7 @@ def read_tokenizer(path: str, chat: config.Chat | None = None) -> Tokenizer | No
     """
     place = resolve_path(path)
     if place.suffix == ".gguf":
-        return gguf_tokenizer(GgufFile(place).fields, chat)
+        return gguf_tokenizer(_gguf(place).fields, chat)
     return load_tokenizer(place, chat)
 
 
@@ -105,7 +114,7 @@ def from_pretrained(
     place = resolve_path(path)
     arch = inspect(path, dtype=dtype, **layout)
     tokenizer = read_tokenizer(path, chat)
-    tensors: Tensors = GgufFile(place) if place.suffix == ".gguf" else SafetensorsFolder(place)
+    tensors: Tensors = _gguf(place) if place.suffix == ".gguf" else SafetensorsFolder(place)
     if tokenizer is not None and tokenizer.vocab_size > arch.vocab_size:
         raise ValueError(
             f"{place}: the tokenizer has {tokenizer.vocab_size} tokens; allowed: at most the"

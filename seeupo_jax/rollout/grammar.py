@@ -8,25 +8,28 @@ that the tokenizer would write it with. llguidance does the parsing.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from seeupo_jax.envs.base import Tool
 from seeupo_jax.policy.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 TOOL_CALLS = "tool_calls"
 COMPILED = 256  # grammars of different tools that are kept
 
 # As `json.dumps` writes, or without the spaces: white space that is free has no end.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-_LIMITS = LLParserLimits(verbose_errors=False)
 
 _TEXT = r"""
 TEXT: /(?s:.*)/
@@ -104,12 +107,17 @@ class Grammars:
             calls = self._compile(_calls(schemas), TOOL_CALLS)
         except ValueError:
             for name, schema in schemas.items():  # which of them it was
-                _check(LLMatcher.validate_grammar(f"start: %json {schema}"), f"tool {name!r}")
+                _check(
+                    _llguidance().LLMatcher.validate_grammar(f"start: %json {schema}"),
+                    f"tool {name!r}",
+                )
             raise
         return calls, self._compile(_BLOCKS, TOOL_CALLS)
 
     def _compile(self, grammar: str, name: str) -> LLMatcher:
-        parser = LLMatcher(self._library, grammar, log_level=0, limits=_LIMITS)
+        library = _llguidance()
+        limits = library.LLParserLimits(verbose_errors=False)
+        parser = library.LLMatcher(self._library, grammar, log_level=0, limits=limits)
         _check(parser.get_error(), name)
         return parser
 
@@ -181,16 +189,21 @@ def apply_mask(logits_NV: jax.Array, mask_NW: jax.Array) -> jax.Array:
     return jnp.where(allowed_NV, logits_NV, -jnp.inf)
 
 
+def _llguidance() -> ModuleType:
+    """The library, which is imported with the first grammar: most runs have none."""
+    return importlib.import_module("llguidance")
+
+
 def _from_json(text: str) -> str:
     json.loads(text)  # llguidance's own error would come late and without a place
-    return LLMatcher.grammar_from_json_schema(text, defaults=_JSON_STYLE)
+    return _llguidance().LLMatcher.grammar_from_json_schema(text, defaults=_JSON_STYLE)
 
 
 # A grammar file's suffix -> its reader.
 FORMATS: Mapping[str, Callable[[str], str]] = {
     ".json": _from_json,
-    ".regex": lambda text: LLMatcher.grammar_from_regex(text.removesuffix("\n")),
-    ".lark": LLMatcher.grammar_from_lark,
+    ".regex": lambda text: _llguidance().LLMatcher.grammar_from_regex(text.removesuffix("\n")),
+    ".lark": lambda text: _llguidance().LLMatcher.grammar_from_lark(text),
 }
 
 
@@ -243,7 +256,8 @@ class _Vocabulary:
         self.tokens = tokenizer.token_bytes()
         self.eos_token_id = tokenizer.end_ids[0]
         ends = list(tokenizer.end_ids)
-        self.library = LLTokenizer(TokenizerWrapper(self), eos_token=ends)
+        library = _llguidance()
+        self.library = library.LLTokenizer(library.TokenizerWrapper(self), eos_token=ends)
 
     def __call__(self, data: bytes) -> list[int]:
         text = data.decode()
