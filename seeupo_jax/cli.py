@@ -17,7 +17,6 @@ import jax
 from absl import flags, logging
 
 import seeupo_jax
-from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.checkpoint import check_could_write, check_writable
 from seeupo_jax.config import Config, load_config, to_dict
 from seeupo_jax.parallel import cluster
@@ -56,7 +55,7 @@ def read_config(*, make: bool = True) -> tuple[Config, Path]:
     Raises:
       ValueError: a wrong field, or a folder that cannot be written.
     """
-    config = load_config(_CONFIG.value, _OVERRIDES.value, recipes=RECIPES)
+    config = load_config(_CONFIG.value, _OVERRIDES.value)
     check = check_writable if make else check_could_write
     check(_WORKDIR.value)
     if config.checkpoint.directory is not None:

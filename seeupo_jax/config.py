@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.choices import Algorithm, check_choices
 from seeupo_jax.fields import above, assign, at_least, build, checked, choice, parse, within
 
@@ -202,6 +203,16 @@ class Telemetry:
 
 @dataclass(frozen=True)
 class Config:
+    """A whole run.
+
+    `recipe` names the row of `algorithms/recipes.py` below the fields of `algorithm`: without an
+    algorithm it is that row. A whole `Algorithm` of one's own has to agree with it, since which of
+    its fields were meant cannot be known.
+
+    Raises:
+      ValueError: an unknown recipe, or an algorithm that another recipe has made.
+    """
+
     iterations: int = at_least(0, 60)
     seed: int = within(0, 2**32 - 1, 0)
     recipe: str = "seeupo"
@@ -213,7 +224,7 @@ class Config:
     env: Env = Env()
     mesh: Mesh = Mesh()
     offload: Offload = Offload()
-    algorithm: Algorithm = Algorithm()
+    algorithm: Algorithm = None  # type: ignore[assignment]  # left out: as the recipe has it
     optimizer: Optimizer = Optimizer()
     rollout: Rollout = Rollout()
     batching: Batching = Batching()
@@ -222,32 +233,58 @@ class Config:
     checkpoint: Checkpoint = Checkpoint()
     profile: Profile = Profile()
     telemetry: Telemetry = Telemetry()
+    # The recipe that `algorithm` was made of; None: by hand.
+    _made_of: str | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        recipe = recipe_fields(self.recipe)
+        if self.algorithm is None:
+            object.__setattr__(self, "algorithm", Algorithm(**recipe))
+        elif self._made_of != self.recipe:
+            _check_agrees(self.recipe, recipe, self.algorithm, self._made_of)
+        object.__setattr__(self, "_made_of", self.recipe)
 
 
-def load_config(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    *,
-    recipes: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Config:
+def recipe_fields(recipe: str) -> dict[str, Any]:
+    """The fields of `config.algorithm` that a recipe sets.
+
+    Raises:
+      ValueError: an unknown recipe.
+    """
+    if not isinstance(recipe, str) or recipe not in RECIPES:
+        raise ValueError(f"config.recipe: got {recipe!r}; allowed: {', '.join(RECIPES)}.")
+    return RECIPES[recipe]
+
+
+def _check_agrees(
+    recipe: str, fields: Mapping[str, Any], algorithm: Algorithm, made_of: str | None
+) -> None:
+    """Whether an algorithm is what a recipe makes; what it does not set may be anything."""
+    if made_of is None and recipe == Config.recipe:
+        return  # its fields are the defaults: any other value was meant
+    for name, value in fields.items():
+        if (got := getattr(algorithm, name)) != value:
+            raise ValueError(
+                f"config.recipe: got {recipe!r} with an algorithm whose {name} is {got!r}; allowed:"
+                f" {value!r}, or from_dict with 'recipe' and only those fields of 'algorithm' that"
+                " are to differ from it."
+            )
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Reads a config file's `get_config()` and applies `field.sub=value` overrides.
 
-    Args:
-      recipes: the table of recipes. The fields of `algorithm` that the chosen one sets go below
-        the file's, and above them where an override chose it.
+    A recipe among the overrides stands above the file's fields of `algorithm`; the other overrides
+    stand above all.
 
     Raises:
       ValueError: no such file, no `get_config`, or a key or value that is not allowed.
     """
     values = _read_file(Path(path))
     chosen = dict(_override(text) for text in overrides)
-    if recipes is not None:
-        recipe = chosen.get("recipe", values.get("recipe", Config.recipe))
-        if recipe not in recipes:
-            raise ValueError(f"config.recipe: got {recipe!r}; allowed: {', '.join(recipes)}.")
-        parts = [recipes[recipe], values.get("algorithm", {})]
-        below, above = parts[::-1] if "recipe" in chosen else parts
-        values["algorithm"] = {**below, **above}
+    below = values.get("algorithm", {})
+    if "recipe" in chosen and isinstance(below, Mapping):
+        values["algorithm"] = {**below, **recipe_fields(chosen["recipe"])}
     for key, value in chosen.items():
         assign(values, key, value)
     return from_dict(values)
@@ -261,15 +298,27 @@ def _override(text: str) -> tuple[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
-    """Builds a validated `Config`; keys that are not given keep their defaults."""
-    config = build(Config, values, "config")
+    """Builds a validated `Config`; keys that are not given are the recipe's, or the defaults.
+
+    Raises:
+      ValueError: a key or a value that is not allowed, or values that do not go together.
+    """
+    values, made_of = dict(values), None
+    algorithm = values.get("algorithm", {})
+    recipe = values.get("recipe", Config.recipe)
+    fields = recipe_fields(recipe)
+    if isinstance(algorithm, Mapping):
+        values["algorithm"], made_of = {**fields, **algorithm}, recipe
+    config = build(Config, values, "config", _made_of=made_of)
     _check_together(config)
     return config
 
 
 def to_dict(config: Config) -> dict[str, Any]:
     """The configuration as plain nested values, for JSON and for checkpoints."""
-    return dataclasses.asdict(config)
+    values = dataclasses.asdict(config)
+    del values["_made_of"]
+    return values
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -66,8 +66,12 @@ def parse(text: str) -> Any:
         return text
 
 
-def build(cls: type, values: Mapping[str, Any], name: str) -> Any:
-    """The dataclass of nested values, every one of them checked; `name` is its own in errors.
+def build(cls: type, values: Mapping[str, Any], name: str, **own: Any) -> Any:
+    """The dataclass of nested values, every one of them checked.
+
+    Args:
+      name: its own, in errors.
+      own: fields that nobody else sets, whose names begin with an underscore; passed as they are.
 
     Raises:
       ValueError: an unknown key, a wrong type or a value that is not allowed.
@@ -76,7 +80,7 @@ def build(cls: type, values: Mapping[str, Any], name: str) -> Any:
         values = dataclasses.asdict(values)
     if not isinstance(values, Mapping):
         raise ValueError(f"{name}: got {values!r}; allowed: a group of fields.")
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+    fields = {f.name: f for f in dataclasses.fields(cls) if not f.name.startswith("_")}
     hints = typing.get_type_hints(cls)
     for key in values:
         if key not in fields:
@@ -87,7 +91,7 @@ def build(cls: type, values: Mapping[str, Any], name: str) -> Any:
         key: _convert(value, hints[key], fields[key], f"{name}.{key}")
         for key, value in values.items()
     }
-    return cls(**built)
+    return cls(**built, **own)
 
 
 def _convert(value: Any, hint: Any, field: dataclasses.Field, name: str) -> Any:
@@ -121,6 +125,8 @@ def _as_type(value: Any, expected: Any, name: str) -> Any:
     right_type = isinstance(value, origin) and (expected is bool or not isinstance(value, bool))
     if expected is float and right_type:
         right_type = value == value and abs(value) != float("inf")
+    if right_type and origin is Mapping:
+        return _as_json(value, name)
     if not right_type:
         words = {
             tuple: "a tuple",
@@ -131,3 +137,20 @@ def _as_type(value: Any, expected: Any, name: str) -> Any:
         }.get(origin, "a dict")
         raise ValueError(f"{name}: got {value!r} ({type(value).__name__}); allowed: {words}.")
     return value
+
+
+def _as_json(value: Any, name: str) -> Any:
+    """A value of free form as JSON gives it back, since checkpoints keep it so: tuples as lists."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"{name}: got the key {key!r}; allowed: keys that are texts.")
+        return {key: _as_json(item, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(item, f"{name}[{i}]") for i, item in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(
+        f"{name}: got {value!r} ({type(value).__name__}); allowed: texts, numbers, True, False,"
+        " none, and lists and dicts of them."
+    )

@@ -25,7 +25,6 @@ import jax
 import numpy as np
 
 from seeupo_jax import build
-from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.checkpoint import check_writable
 from seeupo_jax.cli import parse_flags, prepare_xla
 from seeupo_jax.config import Config, Rollout, load_config
@@ -221,7 +220,7 @@ def main(arguments: Sequence[str]) -> None:
     with sentence_errors():
         # The model is the one that is named here, whatever a training run would begin with.
         own = (f"model.path={flags.model!r}", "warm_start.stages=()")
-        config = load_config(flags.config, (*flags.override, *own), recipes=RECIPES)
+        config = load_config(flags.config, (*flags.override, *own))
         folder = Path(flags.output).absolute()
         check_output(folder)
         if flags.json is not None:

@@ -6,7 +6,6 @@ Their policy, tokenizer and compiled programs are shared. Each leaves its run in
 import sys
 from pathlib import Path
 
-from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.config import load_config
 from seeupo_jax.train import train
 
@@ -27,7 +26,7 @@ def main(folder: str, *names: str) -> None:
     for name in names:
         print(f"recipe {name}", file=sys.stderr, flush=True)
         chosen = [*CHOICES, f"recipe={name}"]
-        train(load_config(CONFIG, chosen, recipes=RECIPES), Path(folder) / name)
+        train(load_config(CONFIG, chosen), Path(folder) / name)
 
 
 if __name__ == "__main__":

@@ -61,14 +61,14 @@ def file(tmp_path):
 
 
 def test_a_files_own_choices_stand_above_the_recipe_that_it_names(file):
-    algorithm = load_config(file, recipes=RECIPES).algorithm
+    algorithm = load_config(file).algorithm
     assert (algorithm.ratio, algorithm.turns_per_update) == ("token", None)
     assert (algorithm.scale, algorithm.clip_low) == ("none", 0.1)
 
 
 def test_a_recipe_of_the_command_line_stands_above_the_file_and_below_a_field(file):
-    algorithm = load_config(file, ["recipe=seeupo"], recipes=RECIPES).algorithm
+    algorithm = load_config(file, ["recipe=seeupo"]).algorithm
     assert (algorithm.ratio, algorithm.scale, algorithm.clip_low) == ("geometric", "batch", 0.1)
     overrides = ["algorithm.order=forward", "recipe=seeupo", "algorithm.scale=group"]
-    algorithm = load_config(file, overrides, recipes=RECIPES).algorithm
+    algorithm = load_config(file, overrides).algorithm
     assert (algorithm.order, algorithm.scale) == ("forward", "group")

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from seeupo_jax.choices import fused_refresh_applies
+from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.choices import Algorithm, fused_refresh_applies
 from seeupo_jax.config import Config, from_dict, load_config, to_dict
 
 
@@ -292,3 +293,93 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path):
 def test_a_single_value_is_a_tuple_of_one():
     config = from_dict({"profile": {"steps": 3}, "telemetry": {"trackers": "tensorboard"}})
     assert config.profile.steps == (3,) and config.telemetry.trackers == ("tensorboard",)
+
+
+EXPLICIT = {"clip_high": 0.28, "ratio": "geometric"}  # geometric: what SeeUPO has, and grpo has not
+
+
+def _grpo_file(tmp_path, **algorithm):
+    path = tmp_path / "grpo.py"
+    values = {"recipe": "grpo", "algorithm": algorithm} if algorithm else {"recipe": "grpo"}
+    path.write_text(f"def get_config():\n    return {values!r}\n")
+    return path
+
+
+def _ways_to_grpo(tmp_path):
+    yield from_dict({"recipe": "grpo"})
+    yield Config(recipe="grpo")
+    yield load_config(_grpo_file(tmp_path))
+    yield load_config(_grpo_file(tmp_path, ratio="geometric"), ["recipe=grpo"])
+    yield dataclasses.replace(Config(recipe="grpo", seed=1), seed=0)
+    yield from_dict(to_dict(Config(recipe="grpo")))
+
+
+def test_every_way_to_a_recipe_gives_the_same_configuration(tmp_path):
+    for config in _ways_to_grpo(tmp_path):
+        assert config == from_dict({"recipe": "grpo"})
+        # DeepSeekMath, arXiv:2402.03300, Eq. 3 and §4.1.2
+        algorithm = config.algorithm
+        assert (algorithm.ratio, algorithm.scale, algorithm.weight) == ("token", "group", "off")
+        assert algorithm.turns_per_update is None
+
+
+def test_explicit_fields_stand_above_the_recipe_on_every_way(tmp_path):
+    wanted = from_dict({"recipe": "grpo", "algorithm": EXPLICIT})
+    assert wanted.algorithm.clip_high == 0.28 and wanted.algorithm.ratio == "geometric"
+    assert wanted.algorithm.scale == "group"
+    overrides = [f"algorithm.{name}={value}" for name, value in EXPLICIT.items()]
+    assert load_config(_grpo_file(tmp_path, **EXPLICIT)) == wanted
+    assert load_config(_grpo_file(tmp_path), overrides) == wanted
+    assert load_config(_grpo_file(tmp_path, scale="none"), ["recipe=grpo", *overrides]) == wanted
+    assert from_dict(to_dict(wanted)) == wanted
+    # What is changed later stays above it too.
+    algorithm = dataclasses.replace(wanted.algorithm, scale="batch")
+    later = dataclasses.replace(dataclasses.replace(wanted, algorithm=algorithm), seed=4)
+    assert (later.algorithm.scale, later.algorithm.clip_high) == ("batch", 0.28)
+    assert from_dict(to_dict(later)) == later
+
+
+def test_one_recipe_under_the_name_of_another_is_refused():
+    seeupo = from_dict({"algorithm": {"clip_high": 0.28}})
+    for make in (
+        lambda: dataclasses.replace(seeupo, recipe="grpo"),
+        lambda: dataclasses.replace(Config(recipe="grpo"), recipe="seeupo"),
+        lambda: Config(recipe="grpo", algorithm=Algorithm(clip_high=0.28)),
+        lambda: from_dict({"recipe": "grpo", "algorithm": Algorithm(clip_high=0.28)}),
+    ):
+        with pytest.raises(ValueError, match=r"^config\.recipe: got '\w+' with an algorithm"):
+            make()
+    algorithm = dataclasses.replace(Config(recipe="grpo").algorithm, clip_high=0.28)
+    changed = dataclasses.replace(seeupo, recipe="grpo", algorithm=algorithm)
+    assert changed == from_dict({"recipe": "grpo", "algorithm": {"clip_high": 0.28}})
+
+
+@pytest.mark.parametrize("recipe", ["no_such", [], None, {"a": 1}])
+def test_an_unknown_recipe_is_refused_on_every_way(file, recipe):
+    sentence = f"config.recipe: got {recipe!r}; allowed: seeupo, "
+    for make in (
+        lambda: from_dict({"recipe": recipe}),
+        lambda: Config(recipe=recipe),
+        lambda: load_config(file, [f"recipe={recipe}"]),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+            make()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_configuration_survives_notes_and_run_json(name):
+    config = from_dict(
+        {
+            "recipe": name,
+            "env": {"options": {"files": ("a", "b"), "depth": {"1": [2]}}},
+            "optimizer": {"kwargs": {"betas": (0.9, 0.95)}},
+            "warm_start": {"stages": [{"steps": 3, "demonstrations": {"skill": 0.5}}]},
+        }
+    )
+    assert from_dict(to_dict(config)) == config
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+@pytest.mark.parametrize("value", [{1: "a"}, {"a": {2: 3}}, {"a": print}, {"a": [{1, 2}]}])
+def test_what_json_cannot_hold_is_refused_in_a_free_field(value):
+    assert "config.env.options" in _refused({"env": {"options": value}})

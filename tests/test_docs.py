@@ -16,7 +16,6 @@ import pytest
 import report_cases
 
 from seeupo_jax import envs
-from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.aot.chips import parse_topology
 from seeupo_jax.checks import check_config
 from seeupo_jax.cli import parse_flags
@@ -59,7 +58,7 @@ def config_of(line: str) -> Config:
     flags = dict(f.removeprefix("--").split("=", 1) for f in line.split() if f.startswith("--conf"))
     path = flags.pop("config")
     overrides = [f"{key.removeprefix('config.')}={value}" for key, value in flags.items()]
-    return load_config(ROOT / path, overrides, recipes=RECIPES)
+    return load_config(ROOT / path, overrides)
 
 
 def test_the_readme_is_short_and_its_commands_were_found():
@@ -102,7 +101,7 @@ def test_every_config_file_passes_every_check_and_is_in_the_readme(with_devices)
     for path in sorted((ROOT / "configs").glob("*.py")):
         assert f"configs/{path.name}" in readme
         if "14b" not in path.name:
-            check_config(load_config(path, recipes=RECIPES))
+            check_config(load_config(path))
 
 
 ARCHITECTURES = ROOT / "seeupo_jax" / "assets" / "architectures"
@@ -111,7 +110,7 @@ TOKENIZERS = {"qwen3": "qwen3", "qwen2": "qwen2_5"}  # of third_party/models, by
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*14b*.py")), ids=lambda p: p.stem)
 def test_the_papers_configs_pass_every_check_where_their_models_are(path, tmp_path, monkeypatch):
-    config = load_config(path, recipes=RECIPES)
+    config = load_config(path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=f"model path: got {config.model.path!r}"):
         check_config(dataclasses.replace(config, env=Env()))

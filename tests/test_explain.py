@@ -13,7 +13,6 @@ from absl import flags
 from absl.testing import flagsaver
 
 from seeupo_jax import build, evaluate, train
-from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.choices import Algorithm
 from seeupo_jax.cli import parse_flags
 from seeupo_jax.config import load_config
@@ -46,7 +45,7 @@ def model(tmp_path_factory):
 
 def explain(path, workdir, capsys, *overrides):
     """What is printed, on one line."""
-    config = load_config(path, overrides, recipes=RECIPES)
+    config = load_config(path, overrides)
     tell(explain_training(config, workdir))
     return re.sub(r"\s+", " ", capsys.readouterr().out)
 
@@ -122,7 +121,7 @@ def begin(model, tmp_path):
 
     def begin(*overrides):
         every = [*chosen, f"model.path={model}", *overrides]
-        config = load_config(cases.TESTS / "tiny_config.py", every, recipes=RECIPES)
+        config = load_config(cases.TESTS / "tiny_config.py", every)
         progress = Progress(config.iterations, "plain", stream=io.StringIO())
         policy, params = build.load_policy(config, str(model))
         return config, Run(config, tmp_path, progress, StopRequest(), policy, params)
@@ -228,7 +227,7 @@ def test_the_commands_flag_runs_nothing(tmp_path, capsys, monkeypatch):
 
 
 def test_an_evaluation_tells_what_is_left_to_play(tmp_path, capsys):
-    config = load_config(QUICKSTART, recipes=RECIPES)
+    config = load_config(QUICKSTART)
     arguments = [f"--config={QUICKSTART}", f"--workdir={tmp_path}", "--k=2", "--explain"]
     arguments.append("--config.evaluation.tasks=8")
 

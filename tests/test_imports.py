@@ -12,10 +12,10 @@ import seeupo_jax
 ROOT = Path(seeupo_jax.__path__[0])
 # The package from the ground up; a unit imports itself and units of the rows above it.
 LEVELS = (
-    ("types", "fields", "errors", "stop", "watch"),
+    ("types", "fields", "errors", "stop", "watch", "algorithms"),
     ("choices",),
     ("config",),
-    ("algorithms", "envs", "parallel"),
+    ("envs", "parallel"),
     ("policy",),
     ("rollout", "learner", "checkpoint", "telemetry"),
     ("build", "cli", "lab", "same_run", "report", "selection"),

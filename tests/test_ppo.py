@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from seeupo_jax import build
-from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.config import load_config
 from seeupo_jax.run import Run
 from seeupo_jax.stop import StopRequest
@@ -40,7 +39,7 @@ NAMES = ("value_loss", "value_clip_fraction", "explained_variance", "critic_grad
 def test_order_desk_is_trained_with_a_value_function(tmp_path, monkeypatch):
     one = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda: one)
-    config = load_config(Path(__file__).parent / "tiny_config.py", OVERRIDES, recipes=RECIPES)
+    config = load_config(Path(__file__).parent / "tiny_config.py", OVERRIDES)
     policy, params = build.load_policy(config, config.model.path)
     progress = Progress(config.iterations, "plain", stream=io.StringIO())
     with progress, jax.set_mesh(policy.mesh):

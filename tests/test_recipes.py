@@ -85,7 +85,7 @@ def test_a_recipe_of_the_command_line_wins_over_the_file_and_a_field_over_the_re
 
     def algorithm(*arguments):
         overrides = [a.removeprefix("--override=") for a in parse_flags(arguments)]
-        return load_config(file, overrides, recipes=RECIPES).algorithm
+        return load_config(file, overrides).algorithm
 
     written = algorithm()
     assert (written.order, written.scale, written.turns_per_update) == ("forward", "batch", None)

@@ -17,7 +17,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from seeupo_jax import build, update
-from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.config import load_config
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.sweep import sweep
@@ -222,7 +221,7 @@ def test_what_differs_between_turns_is_told_of_the_turns_of_a_step():
 
 def config_of(model, *choices):
     overrides = (f"model.path={model}", "warm_start.stages=()", *CHOICES, *choices)
-    return load_config(CONFIG, overrides, recipes=RECIPES)
+    return load_config(CONFIG, overrides)
 
 
 def long_file(tmp_path, tokens, action):

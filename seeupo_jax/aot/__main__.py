@@ -17,7 +17,6 @@ from pathlib import Path
 
 import jax
 
-from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.aot.chips import parse_topology
 from seeupo_jax.aot.measure import measure
 from seeupo_jax.aot.programs import KINDS, choose_programs, list_programs, prepare
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     # A slice's programs cannot be loaded here, so neither from a cache of them.
     jax.config.update("jax_enable_compilation_cache", False)
     with sentence_errors():
-        config = load_config(flags.config, flags.override, recipes=RECIPES)
+        config = load_config(flags.config, flags.override)
         setup = prepare(config, parse_topology(flags.topology))
         wanted = flags.programs.split(",") if flags.programs else None
         programs = choose_programs(list_programs(setup), wanted)

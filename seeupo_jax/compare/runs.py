@@ -82,11 +82,11 @@ def plan(
     for seed in range(seeds):
         for recipe in recipes:
             own = [*overrides, f"recipe={recipe}", f"seed={seed}"]
-            config = load_config(config_file, own, recipes=RECIPES)
+            config = load_config(config_file, own)
             if equal_steps and updates_at_once(config.algorithm):
                 parts = config.algorithm.minibatches_per_turn * config.rollout.max_turns
                 own.append(f"algorithm.minibatches_per_turn={parts}")
-                config = load_config(config_file, own, recipes=RECIPES)
+                config = load_config(config_file, own)
             folder = workdir / recipe / f"seed{seed}"
             command = [sys.executable, "-m", "seeupo_jax.train", f"--config={config_file}"]
             command += [f"--workdir={folder}", *(f"--config.{text}" for text in own)]

@@ -90,7 +90,7 @@ def test_recipes_are_ours_where_a_turn_is_a_step():
 )
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_our_configuration_files_mean_the_same(path, overrides):
-    ours = config.load_config(path, overrides, recipes=RECIPES)
+    ours = config.load_config(path, overrides)
     try:
         theirs = options.read_options(path, overrides)
     except ValueError as error:
