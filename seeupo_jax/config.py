@@ -217,6 +217,8 @@ class Config:
     seed: int = within(0, 2**32 - 1, 0)
     recipe: str = "seeupo"
     log_checksum: bool = False
+    # iterations in a row that move no parameter, after which a run ends; none: it does not
+    stop_after_idle: int | None = at_least(1, 10)
     rollout_ahead: int = within(0, 1, 0)  # 1: sample the next iteration while one is swept
     model: Model = Model()
     lora: Lora = Lora()

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def sentence_errors(kind: type[Exception] = ValueError, code: int = 2) -> Iterator[None]:
-    """Ends the command with an error of a kind as one sentence instead of a traceback.
+def sentence_errors(
+    kind: type[Exception] | tuple[type[Exception], ...] = ValueError, code: int = 2
+) -> Iterator[None]:
+    """Ends the command with an error of these kinds as one sentence instead of a traceback.
 
     A user's mistake is a ValueError, and ends with 2.
     """

@@ -26,6 +26,7 @@ from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.run_log import RunLog
 from seeupo_jax.same_run import check_same_run
 from seeupo_jax.selection import selection_split, selection_warning
+from seeupo_jax.stagnation import NotLearning, Stagnation, check_groups
 from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.checksum import checksum
 from seeupo_jax.telemetry.progress import Progress
@@ -89,6 +90,7 @@ class Run:
         self._resume: tuple[int, Mapping[str, Any], Mapping[str, Any]] | None = None
         self._log = RunLog(config, workdir, progress, policy.tokenizer)
         self._launch = launch
+        self._stagnation = Stagnation(config.stop_after_idle, warn=progress.log)
         self._learned: list[Learned | None] = []  # of this iteration's trajectories
         # The last iteration whose sweep is over, its state, and whether these are evaluated, saved.
         self._done, self._state = 0, self._fresh
@@ -120,6 +122,7 @@ class Run:
         if found is not None:
             self._done, state, notes = found
             check_same_run(self.config, notes["config"])
+            self._stagnation.idle = notes.get("idle_iterations", 0)
             self._tell_remat(notes)
             self._tell_selection(notes)
             # Older versions saved after they evaluated, and did not say so.
@@ -147,6 +150,7 @@ class Run:
         _, arrays, notes = found
         check_same_run(self.config, notes["config"])
         self._resume = (step, arrays, notes["sweep"])
+        self._stagnation.idle = notes.get("idle_iterations", 0)
         self._done, self._saved, self.evaluated = step - 1, True, True
         self._progress.log(f"resuming in the sweep of iteration {step}")
         return arrays["state"]
@@ -173,13 +177,20 @@ class Run:
 
         Raises:
           Stopped: the run was asked to stop.
+          NotLearning: none of them counts; the same command samples them again.
         """
-        return self.source.of(
+        collected = self.source.of(
             iteration,
             state.params,
             saves=self.due(iteration, self.config.checkpoint.every),
             evaluates=self.due(iteration, self.config.evaluation.every),
         )
+        try:
+            check_groups(iteration, collected)
+        except NotLearning:
+            self.source.forget(iteration)
+            raise
+        return collected
 
     def sweep(
         self, iteration: int, state: TrainState, collected: Collected
@@ -224,7 +235,7 @@ class Run:
         if stopped is not None and stopped <= covered and self._writes:
             epath.Path(self._stopped_folder).rmtree()
 
-    def save_stopped(self, stopped: Stopped) -> None:
+    def save_stopped(self, stopped: Stopped | NotLearning) -> None:
         """Leaves all that the same command needs to go on where this run was stopped."""
         where = f"after iteration {self._done}"
         if isinstance(stopped, SweepStopped):
@@ -269,7 +280,11 @@ class Run:
         collected: Collected,
         sweep_metrics: dict[str, float],
     ) -> None:
-        """Writes and shows an iteration: its metrics and its trajectories."""
+        """Writes and shows an iteration: its metrics and its trajectories.
+
+        Raises:
+          NotLearning: it is one too many that moved no parameter.
+        """
         more: dict[str, Any] = dict(sweep_metrics)
         versions = [t.policy_version for t in collected.trajectories]
         more["rollout/policy_lag"] = iteration - 1 - min(versions)
@@ -278,6 +293,7 @@ class Run:
         learned, self._learned = self._learned, []
         labels = self._labels({t.task_id for t in collected.sampled})
         self._log.iteration(iteration, collected, learned, labels, more)
+        self._stagnation.check(iteration, collected, sweep_metrics)
 
     def evaluate(self, state: TrainState, iteration: int) -> None:
         """Evaluates on the held-out split; before and after training on the extra splits too.
@@ -330,7 +346,8 @@ class Run:
         random = {"seed": self.config.seed, "iteration": self._done}
         remat = self.policy.network.arch.remat
         about = {"config": to_dict(self.config), "random": random, "remat": remat}
-        return about | {"data_position": position, "selected_on": self._selects_on}
+        about |= {"data_position": position, "idle_iterations": self._stagnation.idle}
+        return about | {"selected_on": self._selects_on}
 
     def _tell_selection(self, notes: Mapping[str, Any]) -> None:
         """Warns where checkpoints so far were chosen on another split than from now on."""

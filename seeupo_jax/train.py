@@ -27,6 +27,7 @@ from seeupo_jax.explain.training import explain_training
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.remat import choose_remat
 from seeupo_jax.run import UNKNOWN, Run
+from seeupo_jax.stagnation import NotLearning
 from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.progress import Progress
 from seeupo_jax.telemetry.report import learning_curve, print_summary
@@ -40,6 +41,9 @@ def train(config: Config, workdir: Path, launch: Launch = UNKNOWN) -> None:
 
     Args:
       launch: what was typed, for the record of the run.
+
+    Raises:
+      NotLearning: it has nothing to learn from; all is saved.
     """
     shows = jax.process_index() == 0
     with (
@@ -61,6 +65,9 @@ def train(config: Config, workdir: Path, launch: Launch = UNKNOWN) -> None:
                 iterate(run, state, done)
             except Stopped as stopped:
                 return run.save_stopped(stopped)
+            except NotLearning as stopped:
+                run.save_stopped(stopped)
+                raise
     if shows:
         learning_curve(workdir, split=config.evaluation.split)
         print_summary(workdir, split=config.evaluation.split)
@@ -100,7 +107,7 @@ def main(_: Sequence[str]) -> None:
                 check_shared(workdir)
             else:
                 check_shared(config.checkpoint.directory, "config.checkpoint.directory")
-        with sentence_errors(SaveError, code=1):
+        with sentence_errors((SaveError, NotLearning), code=1):
             train(config, workdir, Launch.of_module("seeupo_jax.train", config_file()))
 
 

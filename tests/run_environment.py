@@ -48,3 +48,17 @@ class Validated(Echo):
 
     def task_ids(self, split):
         return ["t20", "t21", "t22"] if split == "validation" else super().task_ids(split)
+
+
+class Indifferent(Echo):
+    """As `Echo`, but nothing that is said changes any reward."""
+
+    def _chance(self):
+        return 0.25
+
+
+class Broken(Echo):
+    """No episode of it begins."""
+
+    def reset(self, task_id, seed):
+        raise ConnectionError("no server listens")

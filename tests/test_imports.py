@@ -19,7 +19,7 @@ LEVELS = (
     ("policy",),
     ("rollout", "learner", "checkpoint", "telemetry"),
     ("build", "cli", "lab", "same_run", "report", "selection"),
-    ("remat", "outline", "run_log", "trajectory_source", "checks"),
+    ("remat", "outline", "run_log", "stagnation", "trajectory_source", "checks"),
     ("explain", "players"),
     ("evaluate", "export", "aot", "warm_start", "compare"),
     ("run", "update"),

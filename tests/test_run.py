@@ -21,6 +21,7 @@ from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.metrics import most_frequent_failure, rollout_metrics
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.run import Run
+from seeupo_jax.stagnation import NotLearning
 from seeupo_jax.stop import Stopped, StopRequest
 from seeupo_jax.telemetry.compilation import Compilations
 from seeupo_jax.telemetry.metrics import read_metrics
@@ -180,6 +181,32 @@ def test_a_checkpoint_is_scored_on_validation_tasks_where_there_are_some(
     manifest = read_manifest(epath.Path(folder / "checkpoints" / "2"))
     assert manifest["score"] == score
     assert manifest["extra"]["selected_on"] == ("validation" if name == "Validated" else "test")
+
+
+def test_iterations_that_move_no_parameter_are_counted_over_a_restart(begin):
+    choices = ("env.name=run_environment:Indifferent", "algorithm.dynamic_sampling=0")
+    choices += ("rollout.max_turns=1", "stop_after_idle=2", "checkpoint.every=1")
+    with begin("idle", *choices) as (run, state):
+        collected = run.rollout(1, state)
+        with run.phase("sweep"):
+            state, metrics = run.sweep(1, state, collected)
+        run.record(1, state, collected, metrics)
+        run.save(1, state)
+    with begin("idle", *choices) as (run, state):
+        collected = run.rollout(2, state)
+        with run.phase("sweep"):
+            state, metrics = run.sweep(2, state, collected)
+        with pytest.raises(NotLearning, match="in a row: 2"):
+            run.record(2, state, collected, metrics)
+
+
+def test_trajectories_of_failed_environments_are_sampled_again_by_the_same_command(begin):
+    choices = ("env.name=run_environment:Broken", "env.retries=0", "algorithm.dynamic_sampling=0")
+    for _ in range(2):
+        with begin("broken", *choices) as (run, state):
+            with pytest.raises(NotLearning, match="16 environments failed"):
+                run.rollout(1, state)
+            assert run.source.stored(1) is None
 
 
 def test_a_run_that_is_stopped_in_a_round_samples_the_iteration_again(begin, monkeypatch):

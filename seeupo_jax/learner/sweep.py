@@ -264,6 +264,7 @@ def _summarize(
         "sweep/weight_max": max(step["weight_max"] for step in totals),
         "sweep/grad_norm": float(np.mean([step["grad_norm"] for step in totals])),
         "sweep/updates_skipped": sum(step["update_skipped"] for step in totals),
+        "sweep/updates": sum(0 < step["grad_norm"] < np.inf for step in totals),
         "sweep/tokens": current.tokens,
         "sweep/shared_fraction": 1 - current.computed / current.tokens,
         "sweep/padding_fraction": 1 - current.computed / current.padded,
