@@ -19,7 +19,7 @@ from seeupo_jax.rollout.collect import Begun, Collected, begin_ahead, collect, g
 from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.slots import SlotEngine
 from seeupo_jax.rollout.store import RolloutStore
-from seeupo_jax.rollout.tasks import TrainingTasks
+from seeupo_jax.rollout.tasks import TrainingTasks, too_few
 from seeupo_jax.same_run import made_by
 from seeupo_jax.telemetry.progress import Progress
 
@@ -49,6 +49,8 @@ class TrajectorySource:
     ):
         self._config, self._policy, self._engine, self._pool = config, policy, engine, pool
         self._progress, self._stop = progress, stop
+        if (sentence := too_few(len(task_ids), config.rollout.tasks)) is not None:
+            progress.log(sentence)
         self._tasks = TrainingTasks(task_ids, count=config.rollout.tasks, seed=config.seed)
         self._store = RolloutStore(workdir / "rollouts", log=progress.log)
         self._made_by = made_by(config)

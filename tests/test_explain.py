@@ -88,6 +88,13 @@ def test_no_parameter_is_allocated(tmp_path, capsys, monkeypatch):
     assert len(jax.live_arrays()) == before
 
 
+def test_fewer_tasks_than_an_iteration_takes_are_told(model, tmp_path, capsys):
+    choices = [text.removeprefix("--config.") for text in cases.CHOICES]
+    choices += [f"model.path={model}", "rollout.tasks=16"]
+    said = explain(cases.TESTS / "tiny_config.py", tmp_path, capsys, *choices)
+    assert "config.rollout.tasks: got 16, and there are 12 training tasks" in said
+
+
 def test_a_policy_that_is_made_from_nothing_has_a_warm_start(tmp_path, capsys):
     said = explain(ROOT / "configs" / "bfcl_tiny.py", tmp_path, capsys)
     assert "made from nothing: 836,864 parameters" in said

@@ -209,6 +209,32 @@ def test_trajectories_of_failed_environments_are_sampled_again_by_the_same_comma
             assert run.source.stored(1) is None
 
 
+def test_groups_of_the_same_task_are_sampled_independently(begin):
+    few = ("rollout.tasks=16", "rollout.concurrency=16", "algorithm.dynamic_sampling=0")
+    with begin("few", *few) as (run, state):
+        brought = run.rollout(1, state)
+    texts: dict[str, list[str]] = {}
+    for group in groups_of(brought.trajectories).values():
+        told = [[m["content"] for m in t.messages if m["role"] == "assistant"] for t in group]
+        texts.setdefault(group[0].task_id, []).append(repr(told))
+    repeated = [told for told in texts.values() if len(told) > 1]
+    # 16 groups of 12 tasks: each once, and four of them once more, none of these alike.
+    assert len(texts) == 12 and [len(told) for told in repeated] == [2] * 4
+    assert all(first != second for first, second in repeated)
+    assert rollout_metrics(brought)["rollout/repeated_tasks"] == 4
+
+
+def test_a_run_with_fewer_tasks_than_an_iteration_takes_says_so(begin, monkeypatch):
+    told = []
+    monkeypatch.setattr(Progress, "log", lambda self, sentence: told.append(sentence))
+    for tasks, wanted in ((12, 0), (13, 1)):
+        told.clear()
+        with begin(f"few{tasks}", f"rollout.tasks={tasks}", "rollout.concurrency=4"):
+            pass
+        found = [sentence for sentence in told if "rollout.tasks" in sentence]
+        assert len(found) == wanted and all("got 13" in each and "12" in each for each in found)
+
+
 def test_a_run_that_is_stopped_in_a_round_samples_the_iteration_again(begin, monkeypatch):
     request, numbers = StopRequest(), []
     with begin("stopped", request=request) as (run, state):

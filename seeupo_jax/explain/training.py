@@ -27,6 +27,7 @@ from seeupo_jax.explain.tell import Section, choices, listed
 from seeupo_jax.learner.sweep import update_order
 from seeupo_jax.outline import Outline
 from seeupo_jax.rollout.memory import in_units
+from seeupo_jax.rollout.tasks import too_few
 from seeupo_jax.same_run import check_same_run
 
 # What of an algorithm is always told; the other choices where they are not the default.
@@ -96,7 +97,8 @@ def _tasks(config: Config) -> list[str]:
         if split != chosen.split:
             tested = f"{tested} before and after" if split in chosen.extra_splits else ""
         lines.append(f"{split}: {count:,}{tested}")
-    return lines
+    repeats = too_few(len(task_ids(config, "train")), config.rollout.tasks)
+    return lines if repeats is None else [*lines, repeats]
 
 
 def _recipe(config: Config) -> list[str]:

@@ -50,12 +50,17 @@ class Collected:
 
 
 def group_requests(task_ids: Sequence[str], group_size: int) -> list[Request]:
-    """`group_size` requests a task; the group is the task's index."""
-    return [
-        Request(task_id, group, member)
-        for group, task_id in enumerate(task_ids)
-        for member in range(group_size)
-    ]
+    """`group_size` requests a task; the group is the task's index.
+
+    Members of a task that comes again count on, so that its groups have random numbers of their
+    own: they begin in the same state and are sampled independently.
+    """
+    requests, occurrences = [], Counter[str]()
+    for group, task_id in enumerate(task_ids):
+        first = group_size * occurrences[task_id]
+        occurrences[task_id] += 1
+        requests += [Request(task_id, group, first + member) for member in range(group_size)]
+    return requests
 
 
 def begin_ahead(

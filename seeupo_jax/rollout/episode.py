@@ -14,7 +14,10 @@ from seeupo_jax.types import Trajectory
 
 @dataclass(frozen=True)
 class Request:
-    """One trajectory to sample: member `member` of group `group`, on one task."""
+    """One trajectory to sample: one of group `group`, on one task.
+
+    member: which of the task's trajectories; its groups share the numbers out.
+    """
 
     task_id: str
     group: int

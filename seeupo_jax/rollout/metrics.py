@@ -44,6 +44,7 @@ def rollout_metrics(
         "rollout/failed": len(stops) - len(good),
         "rollout/groups_dropped": len(groups) - len(kept),
         "rollout/no_signal_fraction": idle / len(groups),
+        "rollout/repeated_tasks": len(groups) - len({t.task_id for t in trajectories}),
         "rollout/rounds": collected.rounds,
         "rollout/retries": sum(t.info["retries"] for t in collected.sampled),
         "time/environment_s": collected.environment_s,

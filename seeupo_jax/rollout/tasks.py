@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -12,18 +13,25 @@ import numpy as np
 class TrainingTasks:
     """The tasks of every iteration; nothing but the arguments decides them.
 
+    Each epoch has its own seeded order of all tasks, and iterations follow each other through the
+    epochs. Where an iteration reaches into the next epoch, tasks of that epoch change places, so
+    that no task comes twice in the iteration while another has not come as often.
+
     Args:
       task_ids: all there are. count: of an iteration.
     """
 
     def __init__(self, task_ids: Sequence[str], *, count: int, seed: int):
         self._task_ids, self._count, self._seed = task_ids, count, seed
-        self._order = grain.MapDataset.source(task_ids).shuffle(seed=seed).repeat()
+        order = grain.MapDataset.source(task_ids).shuffle(seed=seed).repeat()
+        # The task at a place, counted through all epochs. Of few tasks each takes 1 ms to find.
+        self._shuffled = functools.lru_cache(4 * count)(order.__getitem__)
+        self._exchanges: dict[int, dict[int, int]] = {}  # by epoch: places of it that change
 
     def of(self, iteration: int) -> list[str]:
-        """A seeded order, shuffled anew every epoch."""
+        """The iteration's tasks, `count` of them; iterations count from 1."""
         first = (iteration - 1) * self._count
-        return [self._order[i] for i in range(first, first + self._count)]
+        return [self._at(place) for place in range(first, first + self._count)]
 
     def others(self, iteration: int) -> Iterator[str]:
         """Tasks to replace some of the iteration's: all others first, then all again and again."""
@@ -32,3 +40,56 @@ class TrainingTasks:
         taken = set(self.of(iteration))
         yield from (task_id for task_id in order if task_id not in taken)
         yield from itertools.cycle(order)
+
+    def _at(self, place: int) -> str:
+        """The task at a place, counted through all epochs."""
+        epoch, own = divmod(place, len(self._task_ids))
+        if own < self._count:  # no other places change
+            place += self._exchanged(epoch).get(own, own) - own
+        return self._shuffled(place)
+
+    def _exchanged(self, epoch: int) -> dict[int, int]:
+        """The places of an epoch that change, and whose tasks they get."""
+        missing = []
+        while epoch not in self._exchanges:
+            missing.append(epoch)
+            epoch, own = divmod(self._iteration_of(epoch), len(self._task_ids))
+            if not 0 < own < self._count:
+                break  # what `epoch` exchanges does not matter here
+        for each in reversed(missing):
+            self._exchanges[each] = self._exchange(each)
+        return self._exchanges[missing[0] if missing else epoch]
+
+    def _iteration_of(self, epoch: int) -> int:
+        """The first place of the iteration in which an epoch begins."""
+        return epoch * len(self._task_ids) // self._count * self._count
+
+    def _exchange(self, epoch: int) -> dict[int, int]:
+        """The places that an epoch exchanges in pairs; all others stay as they are.
+
+        The iteration under way has the end of an earlier epoch, besides whole ones. Those tasks of
+        it that are at the beginning of this epoch go to the next places whose tasks it has not.
+        There are at most as many of these, so all pairs lie in the epoch's first `count` places.
+        """
+        size, first = len(self._task_ids), self._iteration_of(epoch)
+        begin, whole = epoch * size, -(-first // size) * size
+        reached = min(first + self._count - begin, size)
+        taken = {self._at(place) for place in range(first, whole)}
+        repeated = [i for i in range(reached) if self._shuffled(begin + i) in taken]
+        fresh = (i for i in range(reached, size) if self._shuffled(begin + i) not in taken)
+        pairs = [(own, next(fresh, own)) for own in repeated]
+        return dict(pairs) | {other: own for own, other in pairs}
+
+
+def too_few(tasks: int, count: int) -> str | None:
+    """A sentence where an iteration must repeat tasks; None where it need not.
+
+    Args:
+      tasks: that there are. count: that an iteration takes.
+    """
+    if tasks >= count:
+        return None
+    return (
+        f"config.rollout.tasks: got {count}, and there are {tasks} training tasks: every iteration"
+        f" has {count - tasks} groups of a task that it has already (rollout/repeated_tasks)."
+    )

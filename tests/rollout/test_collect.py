@@ -455,6 +455,20 @@ def test_an_engine_is_told_whose_turn_it_is_and_what_is_known_of_it(pair):
     assert (other.group, other.task, other.member) == (4, task_number("done@1"), 6)
 
 
+def test_groups_of_the_same_task_have_random_numbers_of_their_own():
+    requests = group_requests(["a", "b", "a", "a"], 2)
+    assert [(r.task_id, r.group, r.member) for r in requests] == [
+        ("a", 0, 0),
+        ("a", 0, 1),
+        ("b", 1, 0),
+        ("b", 1, 1),
+        ("a", 2, 2),
+        ("a", 2, 3),
+        ("a", 3, 4),
+        ("a", 3, 5),
+    ]
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_environments_are_waited_for_only_while_nothing_is_sampled(pair, busy):
     collected = collect_with(Refusing(busy), pair, [Request("sleep@1", 0, 0)])
