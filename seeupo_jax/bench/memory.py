@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def _kilobytes(name: str) -> int:
 
 
 def _of_gpu(run: Callable[[], object]) -> int | None:
+    if "torch" not in sys.modules:  # only XLA has taken any
+        return _of_device(run)
     cuda = torch_side.torch().cuda
     cuda.reset_peak_memory_stats()
     before = cuda.memory_allocated()

@@ -1,7 +1,7 @@
 """FLOPs of traced programs whose loops run as often as one execution's data say.
 
-Matrix products only, a multiply-add as two; what our own derivatives compute again is told apart,
-not what rematerialised layers and Pallas kernels do. `aot/flops.py` counts the dearest branch of
+Matrix products only, a multiply-add as two; what our own derivatives and kernels compute again is
+told apart, not what rematerialised layers do. `aot/flops.py` counts the dearest branch of
 every conditional, for all data; here the data are known: which chunks of tokens predict anything,
 and which pairs of blocks of a tree see each other.
 """
@@ -19,6 +19,9 @@ from jax.extend import core
 from seeupo_jax.policy.derivatives import AGAIN
 
 REFRESH = "sweep/refresh"  # the scope of a turn step's continuations
+# A device's platform -> what its branches of a program are for.
+_BRANCHES = {"gpu": {"gpu", "cuda", "rocm"}, "cuda": {"gpu", "cuda"}}
+_KEYS_HELD = "keys_gradient"  # the kernel whose programs hold sums of keys
 
 
 class Flops(NamedTuple):
@@ -45,11 +48,14 @@ class Passes:
     """How a kind of pass goes, on average over those of one execution.
 
     visits: blocks of keys that a block of queries meets. predicting: the share of the chunks of
-    tokens in which anything is predicted.
+    tokens in which anything is predicted. pairs, key_pairs: of blocks that a kernel of the platform
+    visits in all rows, where its programs hold sums of queries, and of keys.
     """
 
     visits: float = 0.0
     predicting: float = 1.0
+    pairs: float = 0.0
+    key_pairs: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class _Place(NamedTuple):
     loops: int = 0
     continued: bool = False
     again: bool = False
+    kernel: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,7 @@ class _Walk:
             "while": lambda: self._loop(equation, place),
             "cond": lambda: self._branch(params, place),
             "scan": lambda: self.of(params["jaxpr"].jaxpr, place).times(params["length"]),
-            "pallas_call": lambda: Flops(attention=float(params["cost_estimate"].flops)),
+            "pallas_call": lambda: self._kernel(params, place),
         }
         if name in known:
             return known[name]()
@@ -112,6 +119,8 @@ class _Walk:
         """Microbatches outside, inside them continued chunks, innermost the pairs of blocks."""
         scope = str(equation.source_info.name_stack)
         body = equation.params["body_jaxpr"].jaxpr
+        if place.kernel:
+            return self.of(body, place)  # once: pairs of blocks are counted by `_kernel`
         if place.loops == 0:
             return self.of(body, place._replace(loops=1)).times(self.trips.microbatches)
         if REFRESH in scope and not place.continued:
@@ -123,11 +132,22 @@ class _Walk:
         platforms = params.get("branches_platforms")
         each = [self.of(branch.jaxpr, place) for branch in params["branches"]]
         if platforms is not None:
-            own = [i for i, names in enumerate(platforms) if names and self.platform in names]
+            names = _BRANCHES.get(self.platform, {self.platform})
+            own = [i for i, each_ in enumerate(platforms) if each_ and names & set(each_)]
             return each[own[0] if own else platforms.index(None)]
         dearest = max(each, key=lambda flops: flops.total)
-        idle = any(flops.total == 0 for flops in each)
+        idle = any(flops.total == 0 for flops in each) and not place.kernel
         return dearest.times(self._passes(place).predicting) if idle else dearest
+
+    def _kernel(self, params: dict[str, Any], place: _Place) -> Flops:
+        """Attention over token trees: for every head, what it does with each pair of blocks."""
+        if params["cost_estimate"] is not None:
+            return Flops(attention=float(params["cost_estimate"].flops))
+        pair = self.of(params["jaxpr"], place._replace(kernel=True))
+        passes = self._passes(place)
+        name = str(params.get("name") or params.get("name_and_src_info"))  # by JAX's version
+        pairs = passes.key_pairs if _KEYS_HELD in name else passes.pairs
+        return pair.times(params["grid_mapping"].grid[0] * pairs)
 
     def _passes(self, place: _Place) -> Passes:
         return self.trips.continued if place.continued else self.trips.rows
@@ -145,7 +165,9 @@ def _product(equation: Any, place: _Place) -> Flops:
     flops = 2.0 * equation.outvars[0].aval.size * math.prod(shape[i] for i in contracted)
     again = flops if place.again else 0.0
     # Heads are a batch of products; with parameters there is one product for all tokens.
-    return Flops(attention=flops, again=again) if batch else Flops(weights=flops, again=again)
+    if batch or place.kernel:
+        return Flops(attention=flops, again=again)
+    return Flops(weights=flops, again=again)
 
 
 def _inside(params: dict[str, Any]) -> Iterator[core.Jaxpr]:

@@ -17,6 +17,7 @@ from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.attention import Past, Tree, sight_of
+from seeupo_jax.policy.kernels import tree_blocks
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE
 from seeupo_jax.policy.tree_attention import block_for
 from seeupo_jax.policy.tree_sight import visited_blocks
@@ -94,18 +95,19 @@ def flops(calls: list[Call], arch: Architecture, platform: str) -> dict[str, Flo
         if key not in traced:
             bound = call.program
             traced[key] = bound.func.trace(*bound.args, *call.shapes).jaxpr
-        done = count(traced[key], trips(call, arch), platform)
+        done = count(traced[key], trips(call, arch, platform), platform)
         total[call.name] = total[call.name].plus(done)
     return total
 
 
-def trips(call: Call, arch: Architecture) -> Trips:
+def trips(call: Call, arch: Architecture, platform: str = "cpu") -> Trips:
     """How often the loops of an execution run."""
     batch, M = call.batch, int(call.batch.microbatches)
     rows = [Tree(batch.depth_MRL[m], batch.end_MRL[m]) for m in range(M)]
     passes = Passes(
         _visits([(tree, None) for tree in rows], arch),
         _predicting([batch.target_MRX[m] for m in range(M)], arch),
+        *_pairs([(tree, None) for tree in rows], arch, platform),
     )
     more = call.continued
     if more is None:
@@ -119,7 +121,9 @@ def trips(call: Call, arch: Architecture) -> Trips:
         for m, q in chunks
     ]
     continued = Passes(
-        _visits(below, arch), _predicting([more.target_MQRC[m, q] for m, q in chunks], arch)
+        _visits(below, arch),
+        _predicting([more.target_MQRC[m, q] for m, q in chunks], arch),
+        *_pairs(below, arch, platform),
     )
     return Trips(M, passes, len(chunks) / M if M else 0.0, continued)
 
@@ -134,6 +138,27 @@ def _visits(trees: list[tuple[Tree, Past | None]], arch: Architecture) -> float:
 def _count_visits(tree: Tree, past: Past | None, block: int) -> jax.Array:
     """Of every block of queries, of all rows."""
     return visited_blocks(sight_of(tree, past), block=block).sum(2).reshape(-1)
+
+
+def _pairs(
+    trees: list[tuple[Tree, Past | None]], arch: Architecture, platform: str
+) -> tuple[float, float]:
+    """Pairs of blocks that the platform's kernel visits in a pass, held by queries and by keys."""
+    blocks = tree_blocks(platform, arch.dtype)
+    if blocks is None or not trees:
+        return 0.0, 0.0
+    each = np.asarray([_count_pairs(*tree, *blocks) for tree in trees], float)
+    by_queries, by_keys = each.mean(0)
+    return float(by_queries), float(by_keys)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _count_pairs(tree: Tree, past: Past | None, held: int, met: int) -> tuple[jax.Array, jax.Array]:
+    """Of all rows; windows are not counted."""
+    sight = sight_of(tree, past)
+    by_queries = visited_blocks(sight, block=held, key_block=met)
+    by_keys = visited_blocks(sight, block=met, key_block=held)
+    return by_queries.sum(), by_keys.sum()
 
 
 def _predicting(targets: list[Any], arch: Architecture) -> float:

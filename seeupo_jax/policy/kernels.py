@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_lib
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as mask_lib
 
 from seeupo_jax.parallel.mesh import RULES, parts, per_shard
 from seeupo_jax.policy import tree_kernels
-from seeupo_jax.policy.tree_kernels_gpu import WIDEST
+from seeupo_jax.policy.tree_kernels_gpu import BLOCKS, WIDEST
 
 _LOGGER = logging.getLogger(__name__)
 _LANES = 128  # a block of keys fills the lanes of a TPU register, or several
@@ -270,6 +271,16 @@ def preferred_kernel(platform: str) -> str:
 def row_block(platform: str) -> int:
     """What divides the length of rows of which attention computes no part that is not there."""
     return tree_kernels.BLOCK if platform == "tpu" else 64
+
+
+def tree_blocks(platform: str, dtype: str) -> tuple[int, int] | None:
+    """Rows that a program of the platform's tree kernel holds, and rows that it meets at a time.
+
+    None where a platform has no such kernel.
+    """
+    if platform == "tpu":
+        return tree_kernels.BLOCK, tree_kernels.BLOCK
+    return BLOCKS[jnp.dtype(dtype).itemsize] if platform in ("gpu", "cuda") else None
 
 
 def check_kernel(wanted: str, platform: str) -> None:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from seeupo_jax.policy.derivatives import AGAIN
 from seeupo_jax.policy.tree_sight import (
     FLOOR,
     UNSEEN,
@@ -288,7 +289,9 @@ def _queries_gradient(
     k, v = k_ref[...], v_ref[...]
     scale = k.shape[1] ** -0.5
     for g in range(q_ref.shape[0]):
-        scores = jnp.where(seen_qc, _dot_t(q_ref[g], k) * scale, UNSEEN)
+        with jax.named_scope(AGAIN):
+            product = _dot_t(q_ref[g], k)
+        scores = jnp.where(seen_qc, product * scale, UNSEEN)
         weights = jnp.exp(scores - logsumexp_ref[g, :][:, None])
         d_scores = weights * (_dot_t(d_out_ref[g], v) - along_ref[g, :][:, None]) * scale
         sum_ref[g] += _dot(d_scores.astype(k.dtype), k)
@@ -323,9 +326,11 @@ def _keys_gradient(
     scale = k.shape[1] ** -0.5
     for g in range(q_ref.shape[0]):
         q, d_out = q_ref[g], d_out_ref[g]
-        scores = jnp.where(seen_cq, _dot_t(k, q) * scale, UNSEEN)
+        with jax.named_scope(AGAIN):
+            product, d_weights = _dot_t(k, q), _dot_t(v, d_out)
+        scores = jnp.where(seen_cq, product * scale, UNSEEN)
         weights = jnp.exp(scores - logsumexp_ref[g : g + 1, :])
-        d_scores = weights * (_dot_t(v, d_out) - along_ref[g : g + 1, :]) * scale
+        d_scores = weights * (d_weights - along_ref[g : g + 1, :]) * scale
         d_v_sum[...] += _dot(weights.astype(d_out.dtype), d_out)
         d_k_sum[...] += _dot(d_scores.astype(q.dtype), q)
 

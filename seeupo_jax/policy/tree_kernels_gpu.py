@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from seeupo_jax.policy.derivatives import AGAIN
 from seeupo_jax.policy.tree_sight import (
     FLOOR,
     UNSEEN,
@@ -30,7 +31,7 @@ from seeupo_jax.policy.tree_sight import (
 
 WIDEST = 128  # channels of a head; the sums of wider ones do not fit in registers
 _LEAST = 16  # rows, columns and channels of a product that Triton takes
-_BLOCKS = {2: (128, 64), 4: (32, 32)}  # by bytes of a number: rows held, rows met
+BLOCKS = {2: (128, 64), 4: (32, 32)}  # by bytes of a number: rows held, rows met
 # How an array is cut, a letter an axis: n one row, h one head of queries, g the head of keys that
 # it uses, b the block whose sums the program holds, 0 the axis whole.
 _HELD, _MET, _ROWS_HELD, _ROWS_MET = "nbh0", "n0h0", "nhb", "nh0"
@@ -77,7 +78,7 @@ def attend(
         raise ValueError(f"tree_attention: got head_dim={d}; allowed by triton: up to {WIDEST}.")
     if block is not None and (block < _LEAST or block & (block - 1)):
         raise ValueError(f"tree_attention: got block={block}; allowed: powers of 2 from {_LEAST}.")
-    held, met = _BLOCKS[q_NLHd.dtype.itemsize] if block is None else (block, block)
+    held, met = BLOCKS[q_NLHd.dtype.itemsize] if block is None else (block, block)
     visited = visited_blocks(sight, window=window, block=held, key_block=met)
     visited_by = visited_blocks(sight, window=window, block=met, key_block=held)
     visits = list_visits(visited), list_visits(visited_by.transpose(0, 2, 1))
@@ -295,7 +296,9 @@ def _queries_gradient(loop: Loop, arrays: Refs, results: Refs, plan: _Plan) -> N
         k, v = k_ref[at, :], v_ref[at, :]
         rows = (interval_ref[x, at][None, :] for x in range(3))
         seen_qc = sees(*columns, *rows, plan.window)
-        scores = jnp.where(seen_qc, _dot_t(q, k) * plan.scale_2, UNSEEN)
+        with jax.named_scope(AGAIN):
+            product = _dot_t(q, k)
+        scores = jnp.where(seen_qc, product * plan.scale_2, UNSEEN)
         d_scores = jnp.exp2(scores - logsumexp) * (_dot_t(d_out, v) - along)
         return (sums[0] + _dot(d_scores.astype(k.dtype), k),)
 
@@ -315,9 +318,11 @@ def _keys_gradient(loop: Loop, arrays: Refs, results: Refs, plan: _Plan) -> None
         q, d_out = q_ref[at, :], d_out_ref[at, :]
         rows = (order_ref[x, at][None, :] for x in range(2))
         seen_cq = sees(*rows, *columns, plan.window)
-        scores = jnp.where(seen_cq, _dot_t(k, q) * plan.scale_2, UNSEEN)
+        with jax.named_scope(AGAIN):
+            product, d_weights = _dot_t(k, q), _dot_t(v, d_out)
+        scores = jnp.where(seen_cq, product * plan.scale_2, UNSEEN)
         weights = jnp.exp2(scores - logsumexp_ref[at][None, :])
-        d_scores = weights * (_dot_t(v, d_out) - along_ref[at][None, :])
+        d_scores = weights * (d_weights - along_ref[at][None, :])
         d_v += _dot(weights.astype(d_out.dtype), d_out)
         return d_k + _dot(d_scores.astype(q.dtype), q), d_v
 

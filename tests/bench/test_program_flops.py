@@ -1,5 +1,7 @@
 """FLOPs of programs whose loops are as long as the data say, worked by hand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from seeupo_jax.bench.program_flops import Flops, Passes, Trips, count
 from seeupo_jax.bench.recorder import Call, trips
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.attention import KeyValues, Tree, attend_trees, sight_of
 from seeupo_jax.types import NOTHING, TurnBatch
 
 ARCH = Architecture(vocab_size=512, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, mlp_width=8)
@@ -139,3 +142,32 @@ def test_continued_chunks_see_their_own_branch():
     # second block the first one too.
     assert (found.chunks, found.continued) == (2.0, Passes((3 + 4) / 2, predicting=0.0))
     assert call.positions == 192 + 2 * 128
+
+
+def causal(length):
+    depth = np.arange(length, dtype=np.int32)[None, None]
+    return depth, np.full_like(depth, length)
+
+
+def test_a_gpu_s_kernels_count_the_pairs_of_blocks_that_they_visit():
+    """Their branch is CUDA's, and they estimate no cost of their own."""
+    L, H, d = 256, 4, 16
+    depth, end = causal(L)
+    call = Call("score", None, (), batch_of(depth, end, np.zeros_like(depth), 1), None)
+    arch = dataclasses.replace(ARCH, dtype="bfloat16")
+    given = trips(call, arch, "gpu").rows
+    # Two blocks of 128 held: the first meets two of 64, the second four. Two of keys likewise.
+    assert (given.pairs, given.key_pairs) == (2 + 4, 4 + 2)
+
+    def loss(q, k, v, depth, end):
+        sight = sight_of(Tree(depth, end))
+        return attend_trees(q, KeyValues(k, v), sight, kernel="cudnn").astype(jnp.float32).sum()
+
+    like = jax.ShapeDtypeStruct
+    q, k = (like((1, L, heads, d), jnp.bfloat16) for heads in (H, 2))
+    numbers = like((1, L), jnp.int32)
+    traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(q, k, k, numbers, numbers)
+    found = count(traced.jaxpr, Trips(1, given), "gpu")
+    product = H * 6 * 2 * 128 * 64 * d  # of all heads and pairs
+    # Forwards 2; for queries scores again and 2 more; for keys 2 again and 2 more.
+    assert found == Flops(attention=9 * product, again=3 * product)
