@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 _VERSIONS = ("jax", "jaxlib", "flax", "numpy", "torch", "transformers")
 _SIDE, _PRODUCTS = 8192, 20  # of the products that the peak is measured by
