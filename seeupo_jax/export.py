@@ -20,7 +20,12 @@ import jax
 from absl import app, flags
 
 from seeupo_jax import build
-from seeupo_jax.checkpoint import Checkpoints, check_writable, find_directory
+from seeupo_jax.checkpoint import (
+    Checkpoints,
+    check_writable,
+    exclusive_output,
+    find_directory,
+)
 from seeupo_jax.cli import join_cluster, parse_flags, read_config
 from seeupo_jax.config import Config, Mesh
 from seeupo_jax.errors import sentence_errors
@@ -61,9 +66,15 @@ def export(config: Config, workdir: Path, step: str, folder: Path) -> int:
     Returns: the checkpoint's step.
 
     Raises:
-      ValueError: a folder that is there, or no such checkpoint.
+      ValueError: a folder that is there or that another process is writing, or no such checkpoint.
     """
     check_output(folder)
+    with exclusive_output(folder):
+        check_output(folder)  # which another one may just have written
+        return _export(config, workdir, step, folder)
+
+
+def _export(config: Config, workdir: Path, step: str, folder: Path) -> int:
     checkpoints = Checkpoints(
         find_directory(config.checkpoint, workdir), config.checkpoint.keep, log=_tell
     )

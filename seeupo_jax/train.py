@@ -8,6 +8,7 @@ last checkpoint, to the same numbers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ import jax
 from absl import app
 
 from seeupo_jax import build
-from seeupo_jax.checkpoint import SaveError, check_shared
+from seeupo_jax.checkpoint import SaveError, check_shared, exclusive_run
 from seeupo_jax.checks import check_config
 from seeupo_jax.cli import config_file, join_cluster, parse_flags, prepare_xla, read_config
 from seeupo_jax.config import Config
@@ -45,6 +46,13 @@ def train(config: Config, workdir: Path, launch: Launch = UNKNOWN) -> None:
     Raises:
       NotLearning: it has nothing to learn from; all is saved.
     """
+    with contextlib.ExitStack() as held:
+        with sentence_errors():
+            held.enter_context(exclusive_run(workdir, config.checkpoint))
+        _train(config, workdir, launch)
+
+
+def _train(config: Config, workdir: Path, launch: Launch) -> None:
     shows = jax.process_index() == 0
     with (
         StopRequest() as request,

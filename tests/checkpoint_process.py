@@ -11,7 +11,14 @@ import checkpoint_cases
 import jax
 import numpy as np
 
-from seeupo_jax.checkpoint import Checkpoints, SaveError, check_shared, manifest, together
+from seeupo_jax.checkpoint import (
+    Checkpoints,
+    SaveError,
+    check_shared,
+    exclusive_output,
+    manifest,
+    together,
+)
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.store import RolloutStore
 from seeupo_jax.telemetry.checksum import checksum
@@ -44,11 +51,14 @@ def save(checkpoints):
     own.mkdir()
     together._PATIENCE_S = 0.3
     blind = refused(lambda: check_shared(own, "config.checkpoint.directory"), ValueError)
+    taken = Path(DIRECTORY) / "taken"
+    with exclusive_output(taken):
+        told = {"taken": refused(exclusive_output(taken).__enter__, ValueError)}
     mesh = checkpoint_cases.mesh(2, 2)
     for step, score in ((1, 0.9), (2, 0.5), (3, 0.1)):
         checkpoints.save(step, checkpoint_cases.state(mesh, step), {"step": step}, score)
     checkpoints.wait()
-    told = {"blind": blind, "latest": checkpoints.latest(), "best": checkpoints.best()}
+    told |= {"blind": blind, "latest": checkpoints.latest(), "best": checkpoints.best()}
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     if RANK == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))

@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from seeupo_jax import cli
 
 ROOT = Path(__file__).parent.parent
 # Page faults of twenty executions of a program whose temporaries take 64 MiB, 16,384 pages.
@@ -40,6 +44,16 @@ def faults(prepared, folder):
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
+
+
+def test_a_bucket_is_no_workdir_and_is_not_taken_for_a_folder_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with flagsaver.flagsaver():
+        flags.FLAGS(["train", "--config=none.py", "--workdir=gs://bucket/run"])
+        with pytest.raises(ValueError, match="^--workdir: got gs://bucket/run; allowed: a folder"):
+            cli.read_config()
+    flags.FLAGS.unparse_flags()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc can be told to keep memory")

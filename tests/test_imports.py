@@ -12,7 +12,7 @@ import seeupo_jax
 ROOT = Path(seeupo_jax.__path__[0])
 # The package from the ground up; a unit imports itself and units of the rows above it.
 LEVELS = (
-    ("types", "fields", "errors", "stop", "watch", "algorithms"),
+    ("types", "fields", "errors", "lock", "stop", "watch", "algorithms"),
     ("choices",),
     ("config",),
     ("envs", "parallel"),

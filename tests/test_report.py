@@ -8,6 +8,8 @@ import sys
 import report_cases
 import telemetry_cases
 
+from seeupo_jax.lock import exclusive
+
 
 def run(*arguments, cwd=None, prefix=()):
     command = [*prefix, sys.executable, "-m", "seeupo_jax.report", *map(str, arguments)]
@@ -51,6 +53,20 @@ def test_a_mistake_is_one_sentence(tmp_path):
         done = run(*arguments)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("error: ") and done.stderr.strip().endswith(sentence)
+
+
+def test_one_report_at_a_time_and_while_a_run_writes(tmp_path):
+    report_cases.write_run(tmp_path / "a", iterations=2)
+    with exclusive(tmp_path / "a" / ".lock", "the run"):
+        with exclusive(tmp_path / "a" / ".report.html.lock", "a report"):
+            done = run("--workdir=a", cwd=tmp_path)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert done.stderr.startswith(
+                f"error: --output: got {tmp_path / 'a' / 'report.html'}, in use by process"
+                f" {os.getpid()} on "
+            )
+        assert run("--workdir=a", cwd=tmp_path).returncode == 0
+    assert not list((tmp_path / "a").glob(".*"))
 
 
 def test_the_command_needs_no_jax():

@@ -47,9 +47,24 @@ def lives(model, workdir, end):
             return
 
 
+def second_is_refused(model, workdir, first):
+    """Another run in the workdir of one that is at work is told so, and leaves it alone."""
+    assert first.stdout.readline()  # from here on it is held still, for another one to find
+    first.send_signal(signal.SIGSTOP)
+    there = {file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file()}
+    (second,) = cases.start(model, workdir, *MANY)
+    _, told = second.communicate(timeout=120)
+    assert second.returncode == 2 and told.startswith(f"error: --workdir: got {workdir}, in use by")
+    assert f" process {first.pid} on " in told and len(told.splitlines()) == 1
+    assert {file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file()} == there
+    first.send_signal(signal.SIGCONT)
+
+
 def test_killed_at_ten_random_moments_it_ends_with_the_same_bits(model):
     undisturbed, workdir = model.parent / "undisturbed", model.parent / "killed"
-    cases.finish(cases.start(model, undisturbed, *MANY))
+    (first,) = cases.start(model, undisturbed, *MANY)
+    second_is_refused(model, undisturbed, first)
+    cases.finish([first])
     moments = random.Random(0)
 
     def kill(life, process):

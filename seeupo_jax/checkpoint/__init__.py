@@ -1,8 +1,13 @@
 """Checkpoints of a run, in a folder or a bucket."""
 
 from seeupo_jax.checkpoint.checkpoints import Checkpoints, SaveError
-from seeupo_jax.checkpoint.storage import check_could_write, check_writable, find_directory
-from seeupo_jax.checkpoint.together import check_shared
+from seeupo_jax.checkpoint.storage import (
+    check_could_write,
+    check_writable,
+    find_directory,
+    is_bucket,
+)
+from seeupo_jax.checkpoint.together import check_shared, exclusive_output, exclusive_run
 
 __all__ = [
     "Checkpoints",
@@ -10,5 +15,8 @@ __all__ = [
     "check_could_write",
     "check_shared",
     "check_writable",
+    "exclusive_output",
+    "exclusive_run",
     "find_directory",
+    "is_bucket",
 ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import jax
@@ -13,8 +15,10 @@ from etils import epath
 from jax._src import distributed  # the processes' common notes, which need no device
 from orbax.checkpoint import v1 as ocp
 
+from seeupo_jax import config
 from seeupo_jax.checkpoint.manifest import Damaged
 from seeupo_jax.checkpoint.storage import is_bucket, reason
+from seeupo_jax.lock import exclusive
 from seeupo_jax.parallel.distributed import from_first, gather
 
 T = TypeVar("T")
@@ -114,6 +118,54 @@ def check_shared(folder: str | os.PathLike[str], name: str = "--workdir") -> Non
             f" {', '.join(blind)} than on process 0; allowed: a folder that all hosts share, or"
             " gs://BUCKET/PATH."
         )
+
+
+def exclusive_run(
+    workdir: Path, chosen: config.Checkpoint
+) -> contextlib.AbstractContextManager[None]:
+    """Keeps other runs out of the workdir and of the checkpoints' folder as long as it is open.
+
+    Raises:
+      ValueError: another run is at work there; the sentence names its process.
+    """
+    folders = {"--workdir": Path(workdir)}
+    # A bucket has no locks.
+    if chosen.directory is not None and not is_bucket(chosen.directory):
+        if Path(chosen.directory).resolve() != Path(workdir).resolve():
+            folders["config.checkpoint.directory"] = Path(chosen.directory)
+    return exclusive_on_first(
+        {f"{name}: got {folder}": folder / ".lock" for name, folder in folders.items()}
+    )
+
+
+def exclusive_output(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Keeps others from writing the same folder as long as it is open.
+
+    Raises:
+      ValueError: another process is at work there; the sentence names it.
+    """
+    return exclusive_on_first({f"--output: got {folder}": folder.with_name(f".{folder.name}.lock")})
+
+
+@contextlib.contextmanager
+def exclusive_on_first(locks: Mapping[str, Path]) -> Iterator[None]:
+    """Process 0 holds locks for all processes; every process calls it.
+
+    Args:
+      locks: files, whose folders are made, by what the user gave; see `lock.exclusive`.
+
+    Raises:
+      ValueError: another process holds one of them.
+    """
+    with contextlib.ExitStack() as held:
+
+        def hold() -> None:
+            for got, file in locks.items():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                held.enter_context(exclusive(file, got))
+
+        lead(hold)
+        yield
 
 
 def _appears(file: epath.Path) -> bool:

@@ -7,7 +7,7 @@ again by the next evaluation, so a later line of the same task and member replac
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.lock import exclusive
 from seeupo_jax.types import Trajectory
 
 
@@ -88,12 +89,11 @@ class EpisodeFile:
         self.path = path
         self.played: dict[tuple[str, int], Episode] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+b")
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(exclusive(path.with_name(f".{path.name}.lock"), f"got {path}"))
+            self._file = opened.enter_context(path.open("a+b"))
             self._begin({"settings": dict(settings)})
-        except ValueError:
-            self.close()
-            raise
+            self._opened = opened.pop_all()
 
     def add(self, episode: Episode) -> None:
         """Appends an episode; it is in the file when this returns."""
@@ -101,7 +101,7 @@ class EpisodeFile:
         self._take(episode)
 
     def close(self) -> None:
-        self._file.close()
+        self._opened.close()
 
     def __enter__(self) -> EpisodeFile:
         return self
@@ -110,12 +110,6 @@ class EpisodeFile:
         self.close()
 
     def _begin(self, head: dict[str, Any]) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"{self.path}: got a second evaluation; allowed: one at a time."
-            ) from None
         self._file.seek(0)
         whole, end, _ = self._file.read().rpartition(b"\n")
         self._file.truncate(len(whole + end))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from seeupo_jax.lock import exclusive
 from seeupo_jax.telemetry.curves import curves_section, first_and_last, kinds_section
 from seeupo_jax.telemetry.recorded import Recorded, load_runs
 from seeupo_jax.telemetry.sections import (
@@ -79,17 +80,19 @@ def write_report(
     Returns: the file.
 
     Raises:
-      ValueError: no such folder, metrics that are none, or a file that cannot be written.
+      ValueError: no such folder, metrics that are none, a file that cannot be written, or that
+        another report is writing.
     """
     runs = load_runs([Path(folder) for folder in (workdir, *compare)])
     file = Path(os.path.abspath(output)) if output is not None else runs[0].workdir / REPORT_FILE
-    text = render(runs, file.parent)
     temporary = file.with_name(f"{file.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, file)
-    except OSError as error:
-        raise ValueError(f"--output: got {file} ({error.strerror}); allowed: a file.") from None
+    with exclusive(file.with_name(f".{file.name}.lock"), f"--output: got {file}"):
+        text = render(runs, file.parent)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, file)
+        except OSError as error:
+            raise ValueError(f"--output: got {file} ({error.strerror}); allowed: a file.") from None
     return file
 
 

@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.lock import exclusive
 from seeupo_jax.telemetry.trajectories import FOLDER, Shard, find_shards, read_shard
 
 CHUNK = 1_000_000  # characters of records in a chunk; one record may be longer
@@ -35,7 +36,8 @@ def write_pages(workdir: str | Path, *, report: str | None = "../report.html") -
       report: address of the report, as seen from the page, which gets a link to it; None: no link.
 
     Raises:
-      ValueError: no such folder, or a shard that holds something else than records.
+      ValueError: no such folder, a shard that holds something else than records, or pages that
+        another process is writing.
     """
     workdir = Path(workdir)
     if not workdir.is_dir():
@@ -43,9 +45,14 @@ def write_pages(workdir: str | Path, *, report: str | None = "../report.html") -
             f"workdir: got {str(workdir)!r}; allowed: a folder that a run has written."
         )
     home = workdir / FOLDER
-    data = home / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    parts = {}
+    (home / "data").mkdir(parents=True, exist_ok=True)
+    with exclusive(home / ".pages.lock", f"workdir: got {workdir}"):
+        _write_pages(workdir, home, report)
+    return home / "index.html"
+
+
+def _write_pages(workdir: Path, home: Path, report: str | None) -> None:
+    data, parts = home / "data", {}
     for shard in find_shards(workdir):
         parts |= _part(data, shard, shard.path(workdir))
     rows = [row for rows in parts.values() for row in rows]
@@ -57,7 +64,6 @@ def write_pages(workdir: str | Path, *, report: str | None = "../report.html") -
     for file in data.iterdir():
         if file.name not in kept:
             file.unlink(missing_ok=True)
-    return home / "index.html"
 
 
 def _name(workdir: Path) -> str:

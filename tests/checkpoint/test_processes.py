@@ -39,6 +39,13 @@ def test_all_processes_see_the_same_and_only_the_first_keeps_the_books(saved):
     assert told[0]["hashed"] and not told[1]["hashed"]
 
 
+def test_a_lock_is_held_by_the_first_for_all_and_all_are_told_that_it_is_taken(saved):
+    directory, told = saved
+    assert alike(told, "taken")["taken"].startswith(
+        f"--output: got {directory / 'taken'}, in use by process "
+    )
+
+
 def test_a_host_that_cannot_write_ends_the_save_on_all(saved):
     directory, told = saved
     assert alike(told, "full")["full"] == (

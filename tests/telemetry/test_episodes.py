@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -92,9 +93,13 @@ def test_episodes_of_other_settings_are_not_mixed_in(path, other):
 
 def test_two_evaluations_do_not_write_one_file(path):
     with EpisodeFile(path, SETTINGS):
-        with pytest.raises(ValueError, match="got a second evaluation; allowed: one at a time"):
+        with pytest.raises(ValueError) as told:
             EpisodeFile(path, SETTINGS)
+        assert str(told.value).startswith(f"got {path}, in use by process {os.getpid()} on ")
+        other = path.with_name("other.jsonl")
+        assert played(other) == {}  # with other settings there may be another one at a time
     assert played(path) == {}
+    assert sorted(file.name for file in path.parent.iterdir()) == [path.name, other.name]
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b'{"task_id": "t/0"}'])

@@ -1,0 +1,108 @@
+"""One writer at a time: a lock file beside what is written, which no process can leave held."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+import textwrap
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import IO
+
+_TRIES = 100  # each lost against a holder that removed the file just then
+_COMMAND_WIDTH = 300  # characters of a command that are shown
+
+
+@contextlib.contextmanager
+def exclusive(file: Path, got: str) -> Iterator[None]:
+    """Holds a lock as long as the context is open; when its process ends, by SIGKILL too, it ends.
+
+    Where the file system has no locks, one sentence on the standard error says so, and nothing is
+    held.
+
+    Args:
+      file: of the lock; made here, where its folder is there, and removed at the end.
+      got: how an error's sentence begins: what the user gave, and what it is.
+
+    Raises:
+      ValueError: another holds it; the sentence says which process on which host, and since when.
+    """
+    held = _acquire(file, got)
+    try:
+        yield
+    finally:
+        if held is not None:
+            with contextlib.suppress(OSError):  # whoever cleaned up was faster
+                file.unlink()
+            held.close()
+
+
+def _acquire(file: Path, got: str) -> IO[str] | None:
+    for _ in range(_TRIES):
+        try:
+            opened = file.open("a+", encoding="utf-8")
+        except FileNotFoundError:
+            return None  # whoever writes to a folder that is not there is told
+        except OSError as error:
+            return _unlocked(file, error)
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with opened:
+                raise ValueError(
+                    f"{got}, in use by {_holder(opened)}; allowed: one process at a time. Wait"
+                    " for it, end it, or name another place."
+                ) from None
+        except OSError as error:
+            opened.close()
+            return _unlocked(file, error)
+        if _is_there(file, opened):
+            _sign(opened)
+            return opened
+        opened.close()
+    raise ValueError(f"{got}, in use by one process after the other; allowed: one at a time.")
+
+
+def _unlocked(file: Path, error: OSError) -> None:
+    print(
+        f"warning: {file} cannot be locked ({error.strerror}): nothing keeps another process from"
+        " writing there at the same time.",
+        file=sys.stderr,
+    )
+
+
+def _is_there(file: Path, opened: IO[str]) -> bool:
+    """Whether what was locked is the file still: who held it before has removed it at the end."""
+    try:
+        return os.path.samestat(os.fstat(opened.fileno()), file.stat())
+    except OSError:
+        return False
+
+
+def _sign(opened: IO[str]) -> None:
+    opened.truncate(0)
+    me = {
+        "process": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": shlex.join(sys.orig_argv),
+    }
+    opened.write(json.dumps(me) + "\n")
+    opened.flush()
+
+
+def _holder(opened: IO[str]) -> str:
+    """Who signed; a holder that has yet to sign, or was made by something else, is not known."""
+    opened.seek(0)
+    try:
+        me = json.loads(opened.read())
+        command = textwrap.shorten(str(me["command"]), _COMMAND_WIDTH, placeholder=" ...")
+        return f"process {me['process']} on {me['host']} since {me['since']} ({command})"
+    except (ValueError, LookupError, TypeError, OSError):
+        return "another process"
