@@ -17,12 +17,7 @@ import jax
 from absl import flags, logging
 
 import seeupo_jax
-<<<<<<< HEAD
-from seeupo_jax.checkpoint import check_could_write, check_writable
-=======
-from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.checkpoint import check_could_write, check_writable, is_bucket
->>>>>>> 99ccdb2 (One run at a time in a workdir, one report and one export in a file: a lock that ends with its process and says who holds it)
 from seeupo_jax.config import Config, load_config, to_dict
 from seeupo_jax.parallel import cluster
 
@@ -60,16 +55,12 @@ def read_config(*, make: bool = True) -> tuple[Config, Path]:
     Raises:
       ValueError: a wrong field, or a folder that cannot be written.
     """
-<<<<<<< HEAD
-    config = load_config(_CONFIG.value, _OVERRIDES.value)
-=======
     if is_bucket(_WORKDIR.value):
         raise ValueError(
             f"--workdir: got {_WORKDIR.value}; allowed: a folder, such as a bucket that gcsfuse"
             " mounts; checkpoints alone may go to config.checkpoint.directory=gs://BUCKET/PATH."
         )
-    config = load_config(_CONFIG.value, _OVERRIDES.value, recipes=RECIPES)
->>>>>>> 99ccdb2 (One run at a time in a workdir, one report and one export in a file: a lock that ends with its process and says who holds it)
+    config = load_config(_CONFIG.value, _OVERRIDES.value)
     check = check_writable if make else check_could_write
     check(_WORKDIR.value)
     if config.checkpoint.directory is not None:

@@ -26,12 +26,7 @@ import jax
 import numpy as np
 
 from seeupo_jax import build
-<<<<<<< HEAD
-from seeupo_jax.checkpoint import check_writable
-=======
-from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.checkpoint import check_writable, exclusive_output
->>>>>>> 99ccdb2 (One run at a time in a workdir, one report and one export in a file: a lock that ends with its process and says who holds it)
 from seeupo_jax.cli import parse_flags, prepare_xla
 from seeupo_jax.config import Config, Rollout, load_config
 from seeupo_jax.errors import sentence_errors
@@ -223,25 +218,12 @@ def main(arguments: Sequence[str]) -> None:
     flags = _flags(parse_flags(arguments))
     prepare_xla()
     log = lambda sentence: print(sentence, file=sys.stderr)  # noqa: E731
-<<<<<<< HEAD
-    with sentence_errors():
-        # The model is the one that is named here, whatever a training run would begin with.
-        own = (f"model.path={flags.model!r}", "warm_start.stages=()")
-        config = load_config(flags.config, (*flags.override, *own))
-        folder = Path(flags.output).absolute()
-        check_output(folder)
-        if flags.json is not None:
-            _check_file(flags.json.absolute())
-        config, policy, params, trajectories = prepare(config, flags.trajectories, log)
-    params, done = update(config, policy, params, trajectories)
-    write_policy(config, policy, params, folder)
-=======
     folder = Path(flags.output).absolute()
     with contextlib.ExitStack() as held:
         with sentence_errors():
             # The model is the one that is named here, whatever a training run would begin with.
             own = (f"model.path={flags.model!r}", "warm_start.stages=()")
-            config = load_config(flags.config, (*flags.override, *own), recipes=RECIPES)
+            config = load_config(flags.config, (*flags.override, *own))
             check_output(folder)
             held.enter_context(exclusive_output(folder))
             if flags.json is not None:
@@ -249,7 +231,6 @@ def main(arguments: Sequence[str]) -> None:
             config, policy, params, trajectories = prepare(config, flags.trajectories, log)
         params, done = update(config, policy, params, trajectories)
         write_policy(config, policy, params, folder)
->>>>>>> 99ccdb2 (One run at a time in a workdir, one report and one export in a file: a lock that ends with its process and says who holds it)
     if flags.json is not None:
         flags.json.write_text(json.dumps(done, allow_nan=False) + "\n")
     steps, metrics = len(done["steps"]), done["metrics"]
