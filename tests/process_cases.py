@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -18,10 +21,18 @@ TESTS = Path(__file__).parent
 PYTHONPATH = os.pathsep.join(map(str, (TESTS / "without_torch", TESTS, TESTS.parent)))
 
 
+# Below those that Linux gives to connections (32,768 on), so that nothing takes a port between its
+# choice and its use; each worker of the tests tries them in an order of its own.
+_PORTS = itertools.cycle(random.Random(os.getpid()).sample(range(20_000, 32_000), 4_000))
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
+    """A port of this machine that nobody listens on, another one at each call."""
+    for port in _PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("localhost", port))
+            return port
+    raise AssertionError("a cycle of ports does not end")
 
 
 def environment(devices: int = 1) -> dict[str, str]:

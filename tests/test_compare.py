@@ -268,12 +268,12 @@ def test_a_stopped_comparison_goes_on_with_the_same_command(tmp_path):
     called = command(tmp_path / "runs", save_policy(tmp_path / "policy"))
     first = tmp_path / "runs" / "seeupo" / "seed0"
     process = subprocess.Popen(called, env=environment(), stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 300
     while not iterations(first):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    printed, _ = process.communicate(timeout=100)
+    printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     assert printed == "stopped in seeupo seed 0; the same command goes on from there\n"
     assert "stopped" in (first / "log.txt").read_text()
@@ -307,6 +307,6 @@ def test_nothing_is_trained_to_draw_only(tmp_path):
 
 def test_a_users_mistake_is_one_sentence(tmp_path):
     called = command(tmp_path / "runs", "package:order_desk", "--plot=curve.jpeg")
-    done = subprocess.run(called, env=environment(), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(called, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: --plot: got 'curve.jpeg'; allowed")

@@ -41,7 +41,7 @@ def lives(model, workdir, end):
         for line in process.stdout:
             if line.startswith("compiled the sweep") and end(life, process):
                 break
-        process.communicate(timeout=120)
+        process.communicate(timeout=300)
         yield process.returncode
         if process.returncode == 0 and (workdir / "learning_curve.png").exists():
             return

@@ -37,7 +37,7 @@ def run_killed_at(checkpoint: int, workdir: Path, *overrides: str) -> None:
     process = subprocess.Popen(
         command(workdir, *overrides), env=environment(), stdout=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not (workdir / "checkpoints" / str(checkpoint) / "manifest.json").exists():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)

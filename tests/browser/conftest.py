@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 ARGUMENTS = (
     "--headless",
@@ -17,6 +17,7 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
+expect.set_options(timeout=30_000)  # ms; five, as it is, are not enough on a loaded machine
 LOCAL = ("file://", "data:", "http://127.0.0.1:")
 
 

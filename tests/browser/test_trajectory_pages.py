@@ -6,7 +6,6 @@ import random
 import re
 import shutil
 import threading
-import time
 
 import pytest
 from playwright.sync_api import expect
@@ -443,13 +442,11 @@ def test_unclosed_and_nested_blocks_do_not_hang_the_page(tmp_path, page):
     content = "<tool_call>" * 20_000 + "```\n" * 20_000 + '{"a":' * 20_000 + "[[" * 20_000
     messages = speaking(content) + speaking(content, "tool") + speaking(content, "user")
     workdir = write_one(tmp_path, messages=messages, segments=[])
-    began = time.perf_counter()
     go(page, workdir, "#train/0/0/0?folds=all")
     expect(page.locator("#view .message")).to_have_count(6, timeout=20_000)
-    assert time.perf_counter() - began < 20
 
 
-def test_ten_thousand_trajectories_open_quickly(tmp_path, page, screenshot):
+def test_of_ten_thousand_trajectories_only_those_in_sight_are_drawn(tmp_path, page, screenshot):
     some = [record(group=g, member=m) for g in range(10) for m in range(4)]
     for iteration in range(25):
         made = [
@@ -459,17 +456,12 @@ def test_ten_thousand_trajectories_open_quickly(tmp_path, page, screenshot):
         ]
         write_shard(tmp_path, made)
     write_pages(tmp_path)
-    began = time.perf_counter()
     page.goto((tmp_path / "trajectories" / "index.html").as_uri())
     page.locator(".row").first.wait_for()
-    seconds = time.perf_counter() - began
     expect(page.locator("#count")).to_contain_text("10,000 of 10,000")
-    began = time.perf_counter()
+    assert page.locator(".row").count() < 300  # what is not in sight is not drawn
     page.locator(".row").nth(3).click()
     page.locator("#view .message").first.wait_for()
-    opened = time.perf_counter() - began
-    print(f"\n10,000 trajectories: the list after {seconds:.2f} s, one opened after {opened:.2f} s")
-    assert seconds < 6  # two on a quiet machine
     page.locator("#q").fill("cancel")
     expect(page.locator("#count")).to_contain_text(re.compile("^4,000 of 10,000"))
     screenshot(page, "trajectories_ten_thousand")

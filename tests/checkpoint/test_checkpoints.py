@@ -459,7 +459,7 @@ def test_runs_killed_while_saving_go_on_from_a_whole_checkpoint(tmp_path):
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     restored = [int(line) for line in done.stdout.split()]
@@ -521,7 +521,7 @@ def _fill(directory, limit):
         cwd=Path(seeupo_jax.__path__[0]).parent,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr[-3000:]
     return done.stdout

@@ -31,7 +31,7 @@ def play(env, task_id, actions):
 def judge(root, category="multi_turn_base"):
     """What the official scorer says: its head line, and the failed ids with reasons."""
     arguments = [sys.executable, str(SCORER), str(root), DECODER, category]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

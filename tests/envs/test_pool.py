@@ -48,7 +48,7 @@ def make():
     released.set()
     for pool in pools:
         pool.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left  # closing ends every thread, those that hung included
@@ -110,12 +110,12 @@ def at_once(poll):
     """The result of a poll that must not wait."""
     began = time.monotonic()
     result = poll()
-    assert time.monotonic() - began < 0.2
+    assert time.monotonic() - began < 5  # what it must not wait for takes ten
     return result
 
 
 def until(fact):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not fact() and time.monotonic() < deadline:
         time.sleep(0.005)
     assert fact()
@@ -151,9 +151,10 @@ def test_the_oldest_is_the_call_that_has_been_at_work_for_longest(make):
 
 
 def test_what_is_given_up_at_once_comes_back_by_slot(make):
-    pool = make(timeout_s=0.1)
-    pool.submit(Call(3, hang))
-    pool.submit(Call(1, hang))
+    pool, begun = make(timeout_s=0.1), threading.Semaphore(0)
+    for slot in (3, 1):
+        pool.submit(Call(slot, lambda env: begun.release() or env.hang()))
+    assert begun.acquire(timeout=30) and begun.acquire(timeout=30)
     time.sleep(0.2)
     assert [call.slot for call, _ in pool.poll()] == [1, 3]
 
@@ -277,7 +278,7 @@ def test_an_answer_that_is_there_when_the_pool_is_polled_is_not_late(make):
 
 def test_calls_run_side_by_side_up_to_the_number_of_workers(make):
     pool = make(size=4, workers=3, timeout_s=30)
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(3, timeout=60)
     assert ask(pool, [(i, lambda env: together.wait() >= 0) for i in range(3)]) == [True] * 3
     lock, running, most = threading.Lock(), 0, 0
 
@@ -506,7 +507,7 @@ def test_a_late_answer_to_the_first_try_is_nobodys_and_its_environment_is_closed
         if len(first) == 1:
             return env.hang()
         first[0].released.set()  # the first try ends while the second is at work
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not first[0].closed and time.monotonic() < deadline:
             time.sleep(0.005)
         return "in time"

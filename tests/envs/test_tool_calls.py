@@ -1,6 +1,7 @@
 """Each reader of tool calls takes exactly its form, and says what is wrong with all else."""
 
 import ast
+import functools
 import gc
 import json
 import random
@@ -10,6 +11,7 @@ from importlib.resources import files
 
 import bfcl_eval
 import pytest
+from cpu_cases import costs_less
 
 from seeupo_jax.envs.tool_calls import (
     MAX_CHARS,
@@ -380,14 +382,12 @@ def test_a_broken_block_is_refused_with_its_reason(text, reason):
         parse_fenced(text)
 
 
-def seconds(parse, text):
-    """The processor time of a reading that ends in a result or in a ToolCallError."""
-    start = time.thread_time()
+def read(parse, text):
+    """A reading that ends in a result or in a ToolCallError."""
     try:
         parse(text)
     except ToolCallError as error:
         assert len(str(error)) < 1000
-    return time.thread_time() - start
 
 
 READERS = [*PARSERS.values(), parse_fenced]
@@ -402,7 +402,7 @@ def test_repeated_pieces_cost_little_and_never_break_a_reader(reader):
     for piece in BOMBS:
         for count in (20, 150, 900, MAX_CHARS // len(piece) - 10, 100_000 // len(piece)):
             for text in (piece * count, "f(x=" + piece * count, "[f(x='" + piece * count + "1')]"):
-                assert seconds(reader, text) < 0.1, (piece, count)
+                assert costs_less(functools.partial(read, reader, text), 0.1), (piece, count)
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -418,7 +418,7 @@ def test_random_changes_of_valid_texts_never_break_a_reader(reader):
             start = rng.randrange(len(text) + 1)
             stop = start + rng.choice([0, 0, 1, 5])
             text = text[:start] + rng.choice(pieces) + text[stop:]
-        assert seconds(reader, text) < 0.1, text
+        assert costs_less(functools.partial(read, reader, text), 0.1), text
 
 
 def test_parsers_are_chosen_by_name():

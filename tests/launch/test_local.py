@@ -64,7 +64,7 @@ def test_a_signal_lets_all_processes_save(here, number):
     with begin(here, *flags) as run:
         assert sorted(run.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
         run.send_signal(number)
-        output, _ = run.communicate(timeout=20)
+        output, _ = run.communicate(timeout=120)
     assert sorted(output.splitlines()) == ["[0] saved", "[1] saved"]
     assert run.returncode == 0
 
@@ -80,7 +80,7 @@ def test_processes_that_do_not_end_are_killed_after_the_grace_or_a_second_signal
         for _ in range(signals):
             run.terminate()
             time.sleep(0.3)
-        run.communicate(timeout=20)
+        run.communicate(timeout=120)
     assert run.returncode == 137
 
 

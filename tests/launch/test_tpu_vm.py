@@ -247,7 +247,7 @@ def test_a_run_that_is_under_way_is_watched_not_started_twice(cloud):
     second = subprocess.Popen(command, env=cloud.env, stdout=subprocess.PIPE, text=True)
     assert second.stdout.readline() == "it trains\n"
     (cloud.folder / "enough").touch()
-    second.communicate(timeout=20)
+    second.communicate(timeout=120)
     assert second.returncode == 0 and len(cloud.calls("training")) == 1
 
 

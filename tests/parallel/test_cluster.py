@@ -178,7 +178,7 @@ def test_real_processes_begin_and_the_end_of_one_is_no_hang_of_the_other():
         )
         for number in "01"
     ]
-    printed = [process.communicate(timeout=120)[0] for process in both]
+    printed = [process.communicate(timeout=300)[0] for process in both]
     assert [text.splitlines()[-1] for text in printed] == ["['of 0', 'of 1'] 0"] * 2
     assert both[0].returncode == 7 and both[1].returncode != 0
     assert time.monotonic() - started < 100

@@ -761,7 +761,7 @@ def test_waiting_for_resets_is_timed_and_takes_no_time_where_they_are_over(watch
     requests = group_requests(["sleep@0"], 4)
     late = collect_begun(watched(), requests, None)
     assert 0.2 < late.reset_s <= late.environment_s  # two workers, two resets of 0.1 s each
-    ahead = collect_begun(watched(), requests, meanwhile=lambda: time.sleep(0.5))
+    ahead = collect_begun(watched(), requests, meanwhile=lambda: time.sleep(1))
     assert ahead.reset_s < 0.1
 
 

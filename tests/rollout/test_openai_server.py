@@ -149,7 +149,7 @@ def test_seeds_can_be_left_to_the_server(server, dialect):
 
 
 def test_requests_go_out_side_by_side(server):
-    together = threading.Barrier(4, timeout=20)
+    together = threading.Barrier(4, timeout=60)
     with connect(server, retries=0) as engine:
         server.usual = lambda reply: (together.wait() >= 0) and cases.right(reply)
         actions = play(engine, [turn_of(key) for key in range(8)])
@@ -293,7 +293,7 @@ def test_the_wait_for_an_action_is_short(server):
         assert engine.busy
         began = time.monotonic()
         assert engine.step(False) == []
-        assert 0.015 < time.monotonic() - began < 1
+        assert 0.015 < time.monotonic() - began < 10
         released.set()
         assert [action.key for action in finish(engine)] == [0]
         assert engine.step(False) is None

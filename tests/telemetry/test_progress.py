@@ -212,7 +212,7 @@ class _Terminal:
     def end(self):
         """Everything that was drawn, as text."""
         self.stream.close()
-        self._reader.join(timeout=10)
+        self._reader.join(timeout=60)
         os.close(self._master)
         return b"".join(self._chunks).decode()
 
