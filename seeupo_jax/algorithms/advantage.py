@@ -8,6 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.magnitude import exact_unit
+
 _FLAT = 1e-6  # reward units: a batch whose standard deviation is at most this is not divided by it
 
 
@@ -17,6 +19,7 @@ class _Groups(NamedTuple):
     index_N: jax.Array
     size_N: jax.Array
     total_N: jax.Array  # of rewards
+    unit_N: jax.Array  # that rewards are counted in here, reward units
 
 
 @functools.partial(jax.jit, static_argnames=("baseline", "scale", "clip"))
@@ -47,8 +50,9 @@ def group_relative_advantage(
       valid_N: bool [N]; False leaves a trajectory out of every statistic. None: all are valid.
 
     Returns:
-      float32 [N], reward units for `none` and standard deviations otherwise; 0 for invalid
-      trajectories and, unless the baseline is `batch`, for those that are alone in their group.
+      float32 [N], reward units for `none` and standard deviations otherwise, whatever the size of
+      the rewards, whose squares may lie beyond float32; 0 for invalid trajectories and, unless the
+      baseline is `batch`, for those that are alone in their group.
 
     Raises:
       ValueError: an unknown baseline or scale, scale `group` with baseline `batch`, arrays that are
@@ -74,13 +78,28 @@ def group_relative_advantage(
         group_N = jnp.zeros_like(group_N)  # the mean of the one group that all make
     # Ids become 0, 1, ...: an id past N would be dropped silently by the segment sums.
     _, index_N = jnp.unique(group_N, return_inverse=True, size=group_N.shape[0])
-    reward_N = _above_group_minimum(reward_N, index_N, valid_N)
+    unit_N = _units(reward_N, index_N, valid_N, whole=scale == "batch")
+    reward_N = _above_group_minimum(reward_N / unit_N, index_N, valid_N)
     groups = _Groups(
-        index_N, _group_sum(valid_N, index_N).astype(jnp.int32), _group_sum(reward_N, index_N)
+        index_N,
+        _group_sum(valid_N, index_N).astype(jnp.int32),
+        _group_sum(reward_N, index_N),
+        unit_N,
     )
     advantage_N = reward_N - _BASELINES[baseline](reward_N, groups)
     advantage_N = jnp.where(valid_N, advantage_N, 0.0)
     return _SCALES[scale](advantage_N, reward_N, valid_N, groups, clip)
+
+
+def _units(
+    reward_N: jax.Array, index_N: jax.Array, valid_N: jax.Array, *, whole: bool
+) -> jax.Array:
+    """What to count each trajectory's reward in, [N]: of its group, or one unit for all."""
+    size_N = jnp.where(valid_N, jnp.abs(reward_N), 0.0)
+    if whole:
+        return jnp.broadcast_to(exact_unit(jnp.max(size_N, initial=0.0)), size_N.shape)
+    largest_N = jax.ops.segment_max(size_N, index_N, num_segments=size_N.shape[0])
+    return exact_unit(largest_N[index_N])
 
 
 def _above_group_minimum(reward_N: jax.Array, index_N: jax.Array, valid_N: jax.Array) -> jax.Array:
@@ -110,20 +129,21 @@ def _leave_one_out(reward_N: jax.Array, groups: _Groups) -> jax.Array:
 
 
 def _unscaled(advantage_N, reward_N, valid_N, groups, clip):
-    return advantage_N
+    return advantage_N * groups.unit_N
 
 
 def _by_batch(advantage_N, reward_N, valid_N, groups, clip):
     # The batch mean is 0 already: either baseline makes every group's advantages sum to 0.
     std = jnp.sqrt(jnp.sum(advantage_N**2) / jnp.maximum(jnp.sum(valid_N) - 1, 1))
-    scaled_N = advantage_N / jnp.where(std > _FLAT, std, 1.0)
+    scaled_N = advantage_N / jnp.where(std > _FLAT / groups.unit_N, std, 1.0 / groups.unit_N)
     return scaled_N if clip is None else jnp.clip(scaled_N, -clip, clip)
 
 
 def _by_group(advantage_N, reward_N, valid_N, groups, clip):
     deviation_N = jnp.where(valid_N, reward_N - _mean(reward_N, groups), 0.0)
     square_N = _group_sum(deviation_N**2, groups.index_N)
-    return advantage_N / (jnp.sqrt(square_N / jnp.maximum(groups.size_N - 1, 1)) + 1e-6)
+    std_N = jnp.sqrt(square_N / jnp.maximum(groups.size_N - 1, 1))
+    return advantage_N / (std_N + 1e-6 / groups.unit_N)
 
 
 _BASELINES = {"mean": _mean, "leave_one_out": _leave_one_out, "batch": _mean}

@@ -7,6 +7,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.magnitude import exact_unit
+
 _FLAT = 1e-6  # numbers whose standard deviation is at most this are not divided by it
 
 
@@ -89,8 +91,8 @@ def standardize(x: jax.Array, mask: jax.Array, *, clip: float | None = None) -> 
       clip: bound > 0 on the magnitude of the result; None: no bound.
 
     Returns:
-      float32, the shape of `x`, in standard deviations; exactly 0 where all are equal and outside
-      the mask.
+      float32, the shape of `x`, in standard deviations, also where squares of the numbers lie
+      beyond float32; exactly 0 where all are equal and outside the mask.
 
     Raises:
       ValueError: a clip that is not > 0.
@@ -99,12 +101,14 @@ def standardize(x: jax.Array, mask: jax.Array, *, clip: float | None = None) -> 
         raise ValueError(f"clip: got {clip!r}; allowed: a number > 0, or None.")
     mask = jnp.asarray(mask, bool)
     count = mask.sum()
+    x = _masked(x, mask)
+    unit = exact_unit(jnp.max(jnp.abs(x), initial=0.0))
+    x = x / unit
     # Above the least one first: the float32 mean of equal numbers is not always that number.
-    least = jnp.min(jnp.where(mask, jnp.asarray(x, jnp.float32), jnp.inf))
-    x = _masked(x - least, mask)
+    x = _masked(x - jnp.min(jnp.where(mask, x, jnp.inf)), mask)
     x = _masked(x - x.sum() / jnp.maximum(count, 1), mask)
     std = jnp.sqrt((x**2).sum() / jnp.maximum(count - 1, 1))
-    x = x / jnp.where(std > _FLAT, std, 1.0)
+    x = x / jnp.where(std > _FLAT / unit, std, 1.0 / unit)
     return x if clip is None else jnp.clip(x, -clip, clip)
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from seeupo_jax.algorithms.advantage import group_relative_advantage
 from seeupo_jax.algorithms.credit import gigpo_advantage, hgpo_advantage
+from seeupo_jax.algorithms.magnitude import exact_unit
 from seeupo_jax.algorithms.value import generalized_advantage, reward_to_go, standardize
 from seeupo_jax.choices import Algorithm
 from seeupo_jax.lab.trajectories import Batch
@@ -41,14 +42,16 @@ def expected_credit(algorithm: Algorithm, batch: Batch) -> Credit:
 
     Every baseline is the policy's value then, and a group's deviation that of the batch.
     """
-    deviation_N = batch.reward_N - jnp.sum(batch.share_N * batch.reward_N)
+    unit = exact_unit(jnp.max(jnp.abs(batch.reward_N)))
+    reward_N, flat = batch.reward_N / unit, _FLAT / unit
+    deviation_N = reward_N - jnp.sum(batch.share_N * reward_N)
     std = jnp.sqrt(jnp.sum(batch.share_N * deviation_N**2))
-    scaled_N = deviation_N / jnp.where(std > _FLAT, std, 1.0)
+    scaled_N = deviation_N / jnp.where(std > flat, std, 1.0 / unit)
     bound = algorithm.advantage_clip
     advantages = {
-        "none": deviation_N,
+        "none": deviation_N * unit,
         "batch": scaled_N if bound is None else jnp.clip(scaled_N, -bound, bound),
-        "group": deviation_N / (std + _FLAT),
+        "group": deviation_N / (std + flat),
     }
     return _same_in_all_turns(advantages[algorithm.scale], batch)
 

@@ -72,6 +72,45 @@ def test_ragged_groups_agree_with_the_numpy_twin(baseline, scale, seed):
     np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("baseline, scale", [*CHOICES, ("batch", "batch")])
+@pytest.mark.parametrize("size", [1e13, 1e30, 1.6e38])
+def test_rewards_whose_squares_float32_cannot_hold_agree_with_the_numpy_twin(baseline, scale, size):
+    reward_N, group_N, valid_N = ragged(0)
+    reward_N = (size * (reward_N - 6)).astype(np.float32)  # of both signs
+    assert reward_N.min() < -0.5 * size and reward_N.max() > 0.5 * size
+    options = {"baseline": baseline, "scale": scale, "clip": 1.0}
+    exact_N = reward_N.astype(np.float64)
+    expected = twin.group_relative_advantages(exact_N, group_N, valid_N, **options)
+    result = advantages(reward_N, group_N, valid_N=valid_N, **options)
+    unit = size if scale == "none" else 1.0
+    np.testing.assert_allclose(result / unit, expected / unit, rtol=2e-5, atol=2e-6)
+    assert np.abs(result).max() > 0.5 * unit
+
+
+def test_one_huge_group_leaves_the_advantages_of_the_others_alone():
+    reward_N, group_N = np.array([1e38, -1e38, 3.0, 1.0]), [0, 0, 1, 1]
+    for scale, wanted in {"group": [0.5**0.5, -(0.5**0.5)], "none": [1, -1]}.items():
+        result = advantages(reward_N, group_N, scale=scale)
+        np.testing.assert_allclose(result[2:], wanted, atol=2e-6)
+        alone = advantages([0.0, 0.0, 3.0, 1.0], group_N, scale=scale)
+        np.testing.assert_array_equal(result[2:], alone[2:])
+        assert np.isfinite(result).all() and result[0] > 0 > result[1]
+    # Over the batch they are nothing beside it, as in exact arithmetic.
+    result = advantages(reward_N, group_N, scale="batch")
+    np.testing.assert_allclose(result, [1.5**0.5, -(1.5**0.5), 0, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", ["batch", "group"])
+def test_the_unit_of_large_rewards_moves_no_bit(scale):
+    reward_N, group_N, valid_N = ragged(1)
+    # 2^39 times as large is the last without a unit, 2^120 times needs one of 2^82.
+    near, far = (
+        advantages(reward_N * 2.0**power, group_N, valid_N=valid_N, scale=scale)
+        for power in (37, 120)
+    )
+    np.testing.assert_array_equal(near, far)
+
+
 @pytest.mark.parametrize("baseline, scale", CHOICES)
 def test_invalid_trajectories_get_zero_and_move_nobody(baseline, scale):
     reward_N, group_N, valid_N = ragged(3)

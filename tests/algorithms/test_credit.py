@@ -196,6 +196,18 @@ def test_ragged_tasks_agree_with_plain_loops(name, scale):
 
 @EVERY
 @BOTH
+def test_the_size_of_rewards_has_no_bound_where_they_are_scaled(estimator, scale):
+    reward_NK, group_N, state_NK, valid_N = ragged(4)
+    of = partial(estimator, scale=scale, valid_N=valid_N)
+    plain = of(reward_NK, group_N, state_NK)
+    large = of(reward_NK * 2.0**100, group_N, state_NK)  # 1.3e30
+    large = large / 2.0**100 if scale == "none" else large
+    np.testing.assert_allclose(large, plain, rtol=1e-5, atol=1e-5)
+    assert np.abs(large).max() > 1.0
+
+
+@EVERY
+@BOTH
 def test_what_is_not_there_gets_zero_and_moves_nobody(estimator, scale):
     reward_NK, group_N, state_NK, valid_N = ragged(5)
     result = np.asarray(estimator(reward_NK, group_N, state_NK, scale=scale, valid_N=valid_N))

@@ -96,6 +96,15 @@ def test_numbers_are_standardised_over_the_mask_with_n_minus_one():
     np.testing.assert_allclose(standardize(x, mask, clip=1.0)[0, 0], -2 / std, rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e13, 1e30, 3e38])
+def test_numbers_whose_squares_float32_cannot_hold_are_standardised(size):
+    x = np.float32(size) * np.array([1.0, -1.0, 0.5, 0.0])
+    exact = x.astype(np.float64)
+    expected = (exact - exact.mean()) / exact.std(ddof=1)
+    np.testing.assert_allclose(standardize(x, np.ones(4)), expected, rtol=1e-6)
+    assert not standardize(np.full(4, size), np.ones(4)).any()
+
+
 def test_equal_numbers_are_exactly_zero_and_tiny_spreads_only_centred():
     assert not standardize(np.full(7, 100.1), np.ones(7)).any()
     assert not standardize(np.array([3.0, np.nan]), np.array([1, 0])).any()

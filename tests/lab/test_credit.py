@@ -44,6 +44,17 @@ def test_expected_credit_is_what_samples_tend_to(scale):
         assert largest == pytest.approx(1.2 if scale == "batch" else 2.625 / np.std(REWARD_N))
 
 
+@pytest.mark.parametrize("scale", ["none", "batch", "group"])
+def test_expected_credit_has_no_bound_on_rewards(scale):
+    algorithm = Algorithm(scale=scale, advantage_clip=1.2)
+    plain, large = (
+        expected_credit(algorithm, batch_of(ACTION_NK, size * REWARD_N)).advantage_NK
+        for size in (1.0, 2.0**100)
+    )
+    large = large / 2.0**100 if scale == "none" else large
+    np.testing.assert_allclose(large, plain, rtol=1e-5)
+
+
 def test_expected_credit_weighs_sequences_by_their_share():
     batch = batch_of(ACTION_NK[:2], REWARD_N[:2])._replace(share_N=jnp.array([0.9, 0.1]))
     advantage_NK = expected_credit(Algorithm(scale="none"), batch).advantage_NK
