@@ -132,8 +132,8 @@ def _ratio(figures: Figures) -> str:
     return f"**{figures['ratio']:.2f}x** ({least:.2f} to {most:.2f})"
 
 
-def _over_recipe(figures: Figures) -> str:
-    over = figures["over_recipe"]
+def _over(figures: Figures, name: str) -> str:
+    over = figures[name]
     return "-" if over is None else f"{over['ratio']:.2f}x"
 
 
@@ -164,7 +164,7 @@ def _updates(found: dict[str, Figures]) -> str:
                 continue
             first = ("",) * 4
             if name == OURS:
-                first = (_ratio(f), _over_recipe(f), f["model"], _workload(f))
+                first = (_ratio(f), _over(f, "over_recipe"), f["model"], _workload(f))
             spread = f"{side['least_s']:.3f} to {side['most_s']:.3f}"
             cells = (name, f"{side['median_s']:.3f}", spread, f"{side['tokens_per_second']:,.0f}")
             rows.append((*first, *cells, _megabytes(side["peak_bytes"]), f"{side['positions']:,}"))
@@ -250,7 +250,7 @@ def _rollouts(found: dict[str, Figures]) -> str:
         for name in sorted(f["contenders"], key=lambda name: name != OURS):
             side, first = f["contenders"][name], ("", "", "", "")
             if name == OURS:
-                first = (_ratio(f), f"{f['over_kept']['ratio']:.2f}x", f["model"], _workload(f))
+                first = (_ratio(f), _over(f, "over_kept"), f["model"], _workload(f))
             numbers = (side[key] for key in ("computed_per_sampled", "waste"))
             cells = (name, f"{side['median_s']:.2f}", f"{side['tokens_per_second']:.0f}")
             rows.append((*first, *cells, *(f"{number:.2f}" for number in numbers)))
@@ -272,8 +272,8 @@ def _iterations(found: dict[str, Figures]) -> str:
         for name, side in f["contenders"].items():
             first = ("",) * 5
             if name == OURS:
-                kept = f"{f['over_kept']['ratio']:.2f}x"
-                first = (_ratio(f), _over_recipe(f), kept, f["model"], _workload(f))
+                over = (_over(f, name) for name in ("over_recipe", "over_kept"))
+                first = (_ratio(f), *over, f["model"], _workload(f))
             keys = ("median_s", "rollout_s", "sweep_s")
             rows.append((*first, name, *(f"{side[key]:.2f}" for key in keys)))
     text = (

@@ -6,13 +6,13 @@ What is sampled differs, and is cut to the lengths that are given: the work is t
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from seeupo_jax.aot.flops import parameters
 from seeupo_jax.bench import machine, models, torch_side, workloads
-from seeupo_jax.bench.contest import alternate, ratio
+from seeupo_jax.bench.contest import Timing, alternate, ratio
 from seeupo_jax.bench.sampling import converse, make_engine, spent
 from seeupo_jax.bench.settings import Settings, command
 from seeupo_jax.bench.tables import print_table
@@ -23,6 +23,13 @@ from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
 
 RESENT, KEPT = "generate, conversation sent again", "generate, KV cache kept"
+STATIC = "generate, static KV cache kept"
+# A way of `--generate` -> its name for people, and what the baseline is told.
+WAYS: dict[str, tuple[str, dict[str, bool]]] = {
+    "resent": (RESENT, {"kept": False}),
+    "kept": (KEPT, {"kept": True}),
+    "static": (STATIC, {"kept": True, "static": True}),
+}
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -38,14 +45,17 @@ def run(settings: Settings) -> dict[str, Any]:
     work = workloads.make(settings, arch.vocab_size)
     with tempfile.TemporaryDirectory() as folder:
         models.write(arch, Path(folder), seed=settings.seed, dtype=dtype)
-        generate = torch_side.load("generate")
-        theirs = generate.load(folder, models.torch_device(device.platform), dtype)
+        theirs = None
+        if settings.generate:
+            generate = torch_side.load("generate")
+            theirs = generate.load(folder, models.torch_device(device.platform), dtype)
+            use_every_core(machine.cores())
         model, _ = from_pretrained(folder, dtype=dtype)
-    use_every_core(machine.cores())
     network, params = policy.split(model)
     engine = make_engine(network, work, settings, device.platform)
     engine.compile(params)
-    figures: dict[str, dict[str, Any]] = {name: {} for name in (RESENT, KEPT, OURS)}
+    ways = dict(WAYS[way] for way in settings.generate)
+    figures: dict[str, dict[str, Any]] = {name: {} for name in (*ways, OURS)}
 
     def ours(number: int) -> float:
         seconds, _ = converse(engine, params, work, settings.seed + number)
@@ -53,10 +63,9 @@ def run(settings: Settings) -> dict[str, Any]:
         return seconds
 
     contenders: dict[str, Callable[[int], float]] = {
-        RESENT: _generate(theirs, work, settings, figures[RESENT], kept=False),
-        KEPT: _generate(theirs, work, settings, figures[KEPT], kept=True),
-        OURS: ours,
-    }
+        name: _generate(theirs, work, settings, figures[name], options)
+        for name, options in ways.items()
+    } | {OURS: ours}
     timings = alternate(contenders, settings.repeats)
     for name, timing in timings.items():
         figures[name] |= timing.as_json()
@@ -69,9 +78,7 @@ def run(settings: Settings) -> dict[str, Any]:
     done = {
         "benchmark": "rollout",
         "command": command("rollout", settings),
-        **ratio(timings[RESENT], timings[OURS]),
-        "against": RESENT,
-        "over_kept": ratio(timings[KEPT], timings[OURS]),
+        **_compare(timings, list(ways)),
         "workload": describe(work),
         "least_computed_per_sampled": work.least_computed / work.sampled,
         "model": settings.model,
@@ -84,8 +91,19 @@ def run(settings: Settings) -> dict[str, Any]:
     return done
 
 
+def _compare(timings: Mapping[str, Timing], ways: Sequence[str]) -> dict[str, Any]:
+    """Ours against the first way of `generate`, and against those that keep the cache."""
+    over = {name: ratio(timings[name], timings[OURS]) for name in ways}
+    first = {"against": None} if not ways else over[ways[0]] | {"against": ways[0]}
+    return first | {"over_kept": over.get(KEPT), "over_static": over.get(STATIC)}
+
+
 def _generate(
-    model: Any, work: Workload, settings: Settings, found: dict[str, Any], *, kept: bool
+    model: Any,
+    work: Workload,
+    settings: Settings,
+    found: dict[str, Any],
+    options: Mapping[str, bool],
 ) -> Callable[[int], float]:
     generate = torch_side.load("generate")
 
@@ -94,7 +112,7 @@ def _generate(
         result = generate.run(
             model,
             everything,
-            kept=kept,
+            **options,
             temperature=1.0,
             seed=settings.seed + number,
             batch=len(everything),
@@ -107,7 +125,9 @@ def _generate(
 
 def _print(figures: Mapping[str, Any]) -> None:
     print(summary(figures, "a rollout"))
-    print(f"{figures['over_kept']['ratio']:.2f}x the cache kept")
+    for name, words in (("over_kept", "the cache kept"), ("over_static", "a static cache kept")):
+        if figures[name] is not None:
+            print(f"{figures[name]['ratio']:.2f}x {words}")
     head = ("contender", "median s", "sampled/s", "computed/sampled", "with padding", "waste")
     rows = [head]
     for name, f in figures["contenders"].items():

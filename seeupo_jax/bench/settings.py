@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 # padded with trajectories that do not have the turn.
 RECIPE = "recipe"
 CONTENDERS = ("eager", "compile", RECIPE)
+GENERATE = ("resent", "kept", "static")  # ways to sample by `generate`
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Settings:
     torch: how the baseline runs; empty: it does not. torch_tokens: of its microbatches,
       at most; None: what suits the device.
     without: techniques of `bench/switches.py`, each left out by a contender of its own.
+    generate: how `generate` samples; empty: it does not.
     slots: conversations that decode together; None: all. decode_steps: tokens of a dispatch.
     """
 
@@ -41,6 +43,7 @@ class Settings:
     torch: tuple[str, ...] = CONTENDERS
     torch_tokens: int | None = None
     without: tuple[str, ...] = ()
+    generate: tuple[str, ...] = ("resent", "kept")
     slots: int | None = None
     decode_steps: int = 16
 
@@ -54,11 +57,12 @@ class Settings:
                 raise ValueError(f"--{name}: got {value}; allowed: a whole number >= {low}.")
         if self.scale is not None and not 0 < self.scale < float("inf"):
             raise ValueError(f"--scale: got {self.scale}; allowed: a number > 0.")
-        wrong = [name for name in self.torch if name not in CONTENDERS]
-        if wrong:
-            raise ValueError(
-                f"--torch: got {wrong[0]!r}; allowed: none, or some of {', '.join(CONTENDERS)}."
-            )
+        for flag, allowed in (("torch", CONTENDERS), ("generate", GENERATE)):
+            wrong = [name for name in getattr(self, flag) if name not in allowed]
+            if wrong:
+                raise ValueError(
+                    f"--{flag}: got {wrong[0]!r}; allowed: none, or some of {', '.join(allowed)}."
+                )
 
     def flags(self) -> list[str]:
         """Those that differ from what is chosen without any, as a command line has them."""
@@ -105,6 +109,7 @@ _SWEEP: dict[str, tuple[Callable[[str], Any], str]] = {
 OWN: dict[str, dict[str, tuple[Callable[[str], Any], str]]] = {
     "update": _SWEEP | {"without": (_names, "techniques to leave out, one at a time; or all")},
     "rollout": {
+        "generate": (_names, "of resent,kept,static: how generate samples; none: it does not"),
         "slots": (int, "conversations that decode together; default: all"),
         "decode_steps": (int, "tokens that a dispatch decodes at most"),
     },

@@ -113,6 +113,19 @@ def test_greedy_tokens_of_both_modes_are_those_of_our_network(models, family, ba
         np.testing.assert_allclose(logp_of(result), logp, atol=2e-5)
 
 
+def test_a_static_cache_holds_what_a_growing_one_does(models):
+    _, model = models("qwen3")
+    workload, options = ragged(), {"temperature": 0.0, "seed": 0, "batch": 4, "kept": True}
+    kept, static = (
+        torch_generate.run(model, workload.conversations, static=static, **options)
+        for static in (False, True)
+    )
+    assert static.actions == kept.actions
+    assert static.computed > kept.computed  # ended rows run on as padding
+    # Each with its last token, which nothing needs.
+    assert 0 <= static.computed_tokens - kept.computed_tokens <= 6
+
+
 @MODES
 def test_log_probabilities_are_of_the_whole_distribution_at_the_temperature(models, kept):
     ours, model = models("qwen3")
@@ -212,4 +225,8 @@ def test_a_token_that_the_model_lacks_is_refused(models):
     with pytest.raises(ValueError, match="batch: got 0; allowed: a number >= 1"):
         torch_generate.run(
             model, ragged().conversations, kept=False, temperature=1.0, seed=0, batch=0
+        )
+    with pytest.raises(ValueError, match="static: got True without kept"):
+        torch_generate.run(
+            model, ragged().conversations, kept=False, static=True, temperature=1, seed=0, batch=1
         )

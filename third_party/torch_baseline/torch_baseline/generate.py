@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import transformers
+
+_WARM_STEPS = 4  # of which compiled ones are traced, captured and replayed
 
 
 class Conversation(Protocol):
@@ -77,6 +79,7 @@ def run(
     temperature: float,
     seed: int,
     batch: int,
+    static: bool = False,
 ) -> Result:
     """Samples every conversation, after a warm-up that is not timed.
 
@@ -92,9 +95,12 @@ def run(
         turn sends the whole conversation again.
       temperature: nothing else changes the distribution; 0 takes the likeliest token.
       batch: conversations that are sampled together, at least 1.
+      static: with `kept`, a KV cache of a fixed size, with which `generate` compiles its decode
+        steps on a GPU. A batch keeps its rows to the end: conversations that have ended run on as
+        padding.
 
     Raises:
-      ValueError: a token that the model does not have; no batch.
+      ValueError: a token that the model does not have; no batch; `static` without `kept`.
     """
     highest = max(max(map(max, (c.prompt, *c.observations))) for c in conversations)
     if highest >= model.config.vocab_size:
@@ -104,16 +110,28 @@ def run(
         )
     if batch < 1:
         raise ValueError(f"batch: got {batch}; allowed: a number >= 1.")
+    if static and not kept:
+        raise ValueError("static: got True without kept; allowed: with a KV cache that is kept.")
     starts = range(0, len(conversations), batch)
     batches = [conversations[start : start + batch] for start in starts]
     meter = _Meter()
-    with torch.inference_mode(), _counted(model, meter):
-        warm = [_Row(c, list(c.prompt)) for c in batches[0]]
-        _generate(model, _resend(warm, model.device), steps=2, temperature=temperature)
+    caches = [_static_cache(model, part) if static else None for part in batches]
+    # Compiled steps are not for inference mode; nor for a hook, whose count would change them.
+    quiet, counted = (torch.no_grad(), nullcontext()) if static else _uncompiled(model, meter)
+    with quiet, counted:
+        for part, cache in zip(batches[:1] if not static else batches, caches, strict=False):
+            warm = _resend([_Row(c, list(c.prompt)) for c in part], model.device, cache)
+            _generate(model, warm, steps=_WARM_STEPS, temperature=temperature)
+            if cache is not None:
+                cache.reset()
         meter.positions = 0
         torch.manual_seed(seed)
         began = time.perf_counter()
-        rows = [row for part in batches for row in _converse(model, part, kept, temperature, meter)]
+        rows = [
+            row
+            for part, cache in zip(batches, caches, strict=True)
+            for row in _converse(model, part, kept, temperature, meter, cache)
+        ]
         seconds = time.perf_counter() - began
     return Result(
         seconds=seconds - meter.logp_seconds,
@@ -148,16 +166,18 @@ class _Row:
 
     @property
     def length(self) -> int:
-        """Tokens of the next action."""
-        return self.conversation.lengths[len(self.actions)]
+        """Tokens of the next action; none after the last."""
+        return 0 if self.finished else self.conversation.lengths[len(self.actions)]
 
     @property
     def observation(self) -> Sequence[int]:
-        """What answered the last action."""
-        return self.conversation.observations[len(self.actions) - 1]
+        """What answered the last action; nothing after the last turn."""
+        return () if self.finished else self.conversation.observations[len(self.actions) - 1]
 
     def act(self, tokens: Sequence[int], logp: Sequence[float]) -> None:
         """Takes the next action from what was sampled, and hears what answers it."""
+        if self.finished:
+            return
         length = self.length
         self.actions += (list(tokens[:length]),)
         self.logp += (list(logp[:length]),)
@@ -179,16 +199,44 @@ class _Given:
     cache: Any = None
 
 
+def _uncompiled(model: Any, meter: _Meter) -> tuple[Any, Any]:
+    return torch.inference_mode(), _counted(model, meter)
+
+
+def _static_cache(model: Any, conversations: Sequence[Conversation]) -> Any:
+    """As long as a batch of conversations becomes whose rows are padded to the longest."""
+    turns = range(max(len(c.lengths) for c in conversations))
+    longest = prompt = max(len(c.prompt) for c in conversations)
+    for turn in turns:
+        longest += max(c.lengths[turn] for c in conversations if turn < len(c.lengths))
+        heard = (c.observations[turn] for c in conversations if turn < len(c.observations))
+        longest += max(map(len, heard), default=0)
+    longest = max(longest, prompt + _WARM_STEPS)
+    return transformers.StaticCache(config=model.config, max_cache_len=longest)
+
+
 def _converse(
-    model: Any, conversations: Sequence[Conversation], kept: bool, temperature: float, meter: _Meter
+    model: Any,
+    conversations: Sequence[Conversation],
+    kept: bool,
+    temperature: float,
+    meter: _Meter,
+    cache: Any,
 ) -> list[_Row]:
-    """Takes one batch through all its turns."""
+    """Takes one batch through all its turns.
+
+    Args:
+      cache: a static one, empty; None: one that grows.
+    """
     rows = [_Row(conversation, list(conversation.prompt)) for conversation in conversations]
-    active, given = rows, _resend(rows, model.device)
-    while active:
+    active, given, static = rows, _resend(rows, model.device, cache), cache is not None
+    while active and not all(row.finished for row in active):
         lengths = [row.length for row in active]
         steps = max(lengths)
         meter.tokens += _tokens_to_compute(given, lengths)
+        if static:
+            columns = given.ids.shape[1] - int(given.cache.get_seq_length()) + steps - 1
+            meter.positions += len(active) * columns
         output = _generate(model, given, steps=steps, temperature=temperature)
         sampled = output.sequences[:, -steps:]
         tokens = sampled.tolist()
@@ -197,7 +245,7 @@ def _converse(
         meter.logp_seconds += time.perf_counter() - began
         for row, its_tokens, its_logp in zip(active, tokens, logp, strict=True):
             row.act(its_tokens, its_logp)
-        left = [index for index, row in enumerate(active) if not row.finished]
+        left = [index for index, row in enumerate(active) if static or not row.finished]
         active = [active[index] for index in left]
         if active and kept:
             given = _keep(output, given, lengths, left, active)
@@ -208,7 +256,7 @@ def _converse(
 
 def _tokens_to_compute(given: _Given, lengths: Sequence[int]) -> int:
     """Tokens of the conversations that a turn puts through the network; its last step does not."""
-    past = 0 if given.cache is None else given.cache.get_seq_length()
+    past = 0 if given.cache is None else int(given.cache.get_seq_length())
     acted = sum(min(length, max(lengths) - 1) for length in lengths)
     return int(given.mask[:, past:].sum()) + acted
 
@@ -229,9 +277,13 @@ def _generate(model: Any, given: _Given, *, steps: int, temperature: float) -> A
     )
 
 
-def _resend(rows: Sequence[_Row], device: Any) -> _Given:
-    """Whole conversations, nothing of them computed."""
-    return _Given(*_pad_left([row.context for row in rows], device))
+def _resend(rows: Sequence[_Row], device: Any, cache: Any = None) -> _Given:
+    """Whole conversations, nothing of them computed.
+
+    Args:
+      cache: an empty one to use; None: one that grows.
+    """
+    return _Given(*_pad_left([row.context for row in rows], device), cache)
 
 
 def _keep(
