@@ -2,86 +2,100 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import hashlib
 import importlib.util
 import json
 import os
 import platform
-import re
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 import jax
-from absl import flags, logging
+from absl import logging
 
 import seeupo_jax
 from seeupo_jax.checkpoint import check_could_write, check_writable, is_bucket
 from seeupo_jax.config import Config, load_config, to_dict
+from seeupo_jax.flags import Flags, Wrong, path, whole
 from seeupo_jax.parallel import cluster
-
-_CONFIG = flags.DEFINE_string("config", None, "A Python file with get_config().", required=True)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
-_OVERRIDES = flags.DEFINE_multi_string(
-    "override", [], "FIELD.SUB=VALUE on top of the config; --config.FIELD.SUB=VALUE is the same."
-)
-_COORDINATOR = flags.DEFINE_string(
-    "coordinator", None, "HOST:PORT of process 0, where the environment does not tell it."
-)
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "This process, from 0 on.", 0)
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.", 1)
-_CLUSTER_TIMEOUT_S = flags.DEFINE_integer(
-    "cluster_timeout_s", 300, "How long to wait for all processes at the start.", 1
-)
 
 # Of glibc's mallopt: one heap for all threads, nothing outside it, none of it ever given back, and
 # 64 MiB more than asked for when it grows.
 _MALLOC_OPTIONS = {-8: 1, -4: 0, -1: -1, -2: 2**26}
 
 
-def parse_flags(argv: Sequence[str]) -> list[str]:
-    """The command line with every `--config.FIELD=VALUE` as `--override=FIELD=VALUE`."""
-    logging.set_verbosity(logging.WARNING)  # Orbax tells every step of every save otherwise
-    return [re.sub(r"^--config\.", "--override=", argument) for argument in argv]
+def add_config_flags(flags: Flags) -> None:
+    """Declares `--config` and `--config.FIELD`."""
+    flags.flag("config", "a Python file with get_config().", required=True)
+    flags.overrides()
 
 
-def read_config(*, make: bool = True) -> tuple[Config, Path]:
-    """The validated configuration and the run's folder.
+def add_run_flags(flags: Flags) -> None:
+    """Declares what commands that work on a run are told: its configuration and its folder."""
+    add_config_flags(flags)
+    flags.flag("workdir", "the folder of the run.", _folder, required=True)
+
+
+def _folder(value: str) -> Path:
+    if is_bucket(value):
+        raise Wrong(
+            value,
+            "a folder, such as a bucket that gcsfuse mounts; checkpoints alone may go to"
+            " config.checkpoint.directory=gs://BUCKET/PATH",
+        )
+    return path(value)
+
+
+def add_cluster_flags(flags: Flags) -> None:
+    """Declares what makes a process one of several."""
+    flags.flag("coordinator", "HOST:PORT of process 0, where the environment does not tell it.")
+    flags.flag("process_id", "this process, from 0 on.", whole(0))
+    flags.flag("num_processes", "how many there are.", whole(1))
+    flags.flag(
+        "cluster_timeout_s",
+        "how long to wait for all processes at the start.",
+        whole(1),
+        default=300,
+    )
+
+
+def quiet_logs() -> None:
+    """Orbax tells every step of every save otherwise."""
+    logging.set_verbosity(logging.WARNING)
+
+
+def read_config(given: argparse.Namespace, *, make: bool = True) -> Config:
+    """The validated configuration, and the run's folder checked.
 
     Args:
+      given: by the flags of `add_run_flags`.
       make: the folder too if need be, and write to it for a moment; otherwise all stays as it is.
 
     Raises:
       ValueError: a wrong field, or a folder that cannot be written.
     """
-    if is_bucket(_WORKDIR.value):
-        raise ValueError(
-            f"--workdir: got {_WORKDIR.value}; allowed: a folder, such as a bucket that gcsfuse"
-            " mounts; checkpoints alone may go to config.checkpoint.directory=gs://BUCKET/PATH."
-        )
-    config = load_config(_CONFIG.value, _OVERRIDES.value)
+    config = load_config(given.config, given.override)
     check = check_writable if make else check_could_write
-    check(_WORKDIR.value)
+    check(given.workdir)
     if config.checkpoint.directory is not None:
         check(config.checkpoint.directory, "config.checkpoint.directory")
-    return config, Path(_WORKDIR.value).absolute()
+    return config
 
 
-def config_file() -> str:
-    """What `--config` names."""
-    return _CONFIG.value
-
-
-def join_cluster(config: Config) -> None:
+def join_cluster(config: Config, given: argparse.Namespace) -> None:
     """Makes this process one of several, where there are several.
+
+    Args:
+      given: by the flags of `add_cluster_flags`.
 
     Raises:
       ValueError: they do not all come in time, or are not of one mind.
     """
-    timeout_s = _CLUSTER_TIMEOUT_S.value
+    timeout_s = given.cluster_timeout_s
     place = cluster.find_place(
-        _COORDINATOR.value, _PROCESS_ID.value, _NUM_PROCESSES.value, timeout_s=timeout_s
+        given.coordinator, given.process_id, given.num_processes, timeout_s=timeout_s
     )
     if place is None:
         return

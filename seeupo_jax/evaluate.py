@@ -16,6 +16,7 @@ With several processes each keeps a file of what it plays; that of process 0 is 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -23,148 +24,49 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
-from absl import app, flags
 
 from seeupo_jax import build, envs
-from seeupo_jax.cli import join_cluster, parse_flags, prepare_xla, read_config
+from seeupo_jax.checks import check_config
+from seeupo_jax.cli import (
+    add_cluster_flags,
+    add_run_flags,
+    join_cluster,
+    prepare_xla,
+    quiet_logs,
+    read_config,
+)
 from seeupo_jax.config import Config
-from seeupo_jax.envs import Labelled
 from seeupo_jax.envs.bfcl_export import export_results
-from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.errors import sentence_errors
+from seeupo_jax.evaluation import evaluate
 from seeupo_jax.explain.evaluation import explain_episodes, explain_policy, explain_server
 from seeupo_jax.explain.tell import EXPLAIN, Section, tell
+from seeupo_jax.flags import Flags, path, positive, whole
 from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.parallel.distributed import gather
-from seeupo_jax.players import (
-    SERVER,
-    SERVER_MODEL,
-    check_own,
-    check_served,
-    own_policy,
-    policy_folder,
-    served_policy,
-)
-from seeupo_jax.policy.tokenizer import Tokenizer
-from seeupo_jax.rollout.collect import Request, collect, group_requests
-from seeupo_jax.rollout.engine import Engine
-from seeupo_jax.telemetry.episodes import Episode, EpisodeFile, read_played, to_episode
+from seeupo_jax.players import Server, check_served, own_policy, policy_folder, served_policy
+from seeupo_jax.telemetry.episodes import EpisodeFile, read_played
 from seeupo_jax.telemetry.progress import Progress
-from seeupo_jax.telemetry.statistics import (
-    evaluation_metrics,
-    evaluation_prefix,
-    evaluation_table,
-)
-from seeupo_jax.types import Trajectory
-from seeupo_jax.watch import Watch
-
-_SPLIT = flags.DEFINE_string("split", None, "Split to evaluate; default: config.evaluation.split.")
-_K = flags.DEFINE_integer(
-    "k", None, "Episodes a task; default: config.evaluation.k, and 1 with --greedy.", 1
-)
-_GREEDY = flags.DEFINE_bool("greedy", False, "Always take the likeliest token.")
-_BFCL_RESULTS = flags.DEFINE_string(
-    "bfcl_results", None, "Also write result files for `bfcl evaluate` into this folder."
-)
-_JSON = flags.DEFINE_string("json", None, "Also write the metrics to this file.")
-
-# Added to the iteration, so that an evaluation never samples with an iteration's random numbers.
-_STREAM = 2**31
+from seeupo_jax.telemetry.statistics import evaluation_table
 
 
-Labels = Mapping[str, Mapping[str, str]]  # of tasks
-
-
-def evaluate(
-    config: Config,
-    engine: Engine,
-    pool: EnvPool,
-    tokenizer: Tokenizer,
-    params: Any,
-    *,
-    split: str,
-    k: int,
-    iteration: int = 0,
-    file: EpisodeFile | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    on_played: Callable[[Sequence[Trajectory], Labels], None] = lambda *_: None,
-    watch: Watch | None = None,
-) -> dict[str, float]:
-    """Plays the first `config.evaluation.tasks` tasks of a split k times each.
-
-    Args:
-      file: what is in it is not played; what this process plays goes there. All processes have
-        one, or none has.
-      stop: whether this process was asked to stop.
-      on_played: is given what all processes played, and the labels of the tasks.
-      watch: where others can see how far this process is.
-
-    Returns: `evaluation_metrics` of success (score 1) among the episodes whose environment did not
-      fail, by `eval/`; by `eval_SPLIT/` for another split than the config's.
-
-    Raises:
-      Stopped: a process was asked to.
-    """
-    environment = envs.make(config.env.name, **config.env.options)
-    task_ids = environment.task_ids(split)[: config.evaluation.tasks]
-    labelled = isinstance(environment, Labelled)
-    labels = {task_id: environment.labels(task_id) if labelled else {} for task_id in task_ids}
-    played: dict[tuple[str, int], Episode] = {}
-    for part in gather({} if file is None else file.played):
-        played |= part
-    requests = group_requests(task_ids, k)
-    missing = [request for request in requests if (request.task_id, request.member) not in played]
-
-    def keep(request: Request, trajectory: Trajectory) -> None:
-        if file is not None:
-            file.add(to_episode(trajectory, labels[request.task_id]))
-
-    collected = collect(
-        engine,
-        pool,
-        tokenizer,
-        params,
-        missing,
-        max_turns=config.rollout.max_turns,
-        seed=config.seed,
-        iteration=_STREAM + iteration,
-        temperature=config.evaluation.temperature,
-        deterministic=config.rollout.deterministic,
-        on_finished=keep,
-        stop=stop,
-        watch=watch,
-    )
-    on_played(collected.trajectories, labels)
-    for trajectory in collected.trajectories:
-        episode = to_episode(trajectory, labels[trajectory.task_id])
-        played[episode.key] = episode
-    if file is not None and jax.process_index() == 0:
-        for key in played.keys() - file.played.keys():
-            if not played[key].failed:
-                file.add(played[key])
-    success = np.array([played[request.task_id, request.member].success for request in requests])
-    prefix = evaluation_prefix(config.evaluation.split, split)
-    return evaluation_metrics(prefix, success.reshape(-1, k), [labels[each] for each in task_ids])
-
-
-def _explain(config: Config, workdir: Path, split: str, k: int) -> list[Section]:
+def _explain(
+    config: Config, given: argparse.Namespace, server: Server | None, split: str, k: int
+) -> list[Section]:
     """What this evaluation would do; a server is not asked for anything."""
-    if SERVER.value is None:
-        check_own(config)
+    workdir = given.workdir
+    if server is None:
+        check_config(config)
         found = explain_policy(config, workdir, policy_folder(config, workdir))
         same: dict[str, Any] | None = {"iteration": found.iteration}
     else:
         jax.config.update("jax_platforms", "cpu")
         check_served(config)
-        found = explain_server(SERVER.value, SERVER_MODEL.value)
-        model = SERVER_MODEL.value
-        same = None if model is None else {"server": SERVER.value, "model": model}
+        found = explain_server(server.url, server.model)
+        same = None if server.model is None else {"server": server.url, "model": server.model}
     path, played = workdir / "evaluation", None
     if same is not None:
         settings = _settings(config, split, k, same)
@@ -214,37 +116,91 @@ def _file_name(settings: dict[str, Any]) -> str:
     return re.sub(r"[^\w.-]+", "_", "-".join(parts))[:200] + ".jsonl"
 
 
-def _choices(config: Config) -> tuple[Config, str, int]:
+def _choices(config: Config, given: argparse.Namespace) -> tuple[Config, str, int]:
     """The configuration as the flags have it, the split, and k."""
-    split = config.evaluation.split if _SPLIT.value is None else _SPLIT.value
-    k = config.evaluation.k if _K.value is None else _K.value
-    if _GREEDY.value:
+    split = config.evaluation.split if given.split is None else given.split
+    k = config.evaluation.k if given.k is None else given.k
+    if given.greedy:
         rollout = dataclasses.replace(config.rollout, top_k=1)
         config = dataclasses.replace(config, rollout=rollout)
-        k = 1 if _K.value is None else _K.value
-    if _GREEDY.value and k > 1:
+        k = 1 if given.k is None else given.k
+    if given.greedy and k > 1:
         print(
             f"--greedy: the {k} episodes of a task are alike, unless its environment is random.",
             file=sys.stderr,
         )
-    if _BFCL_RESULTS.value is not None and config.env.name != "bfcl":
+    if given.bfcl_results is not None and config.env.name != "bfcl":
         raise ValueError(
             f"--bfcl_results: got env {config.env.name!r}; allowed: config.env.name=bfcl."
         )
     return config, split, k
 
 
-def main(_: Sequence[str]) -> None:
+def _flags() -> Flags:
+    flags = Flags("evaluate", __doc__)
+    add_run_flags(flags)
+    add_cluster_flags(flags)
+    flags.switch("explain", EXPLAIN)
+    flags.flag("split", "the split to evaluate; default: config.evaluation.split.")
+    flags.flag("k", "episodes a task; default: config.evaluation.k, and 1 with --greedy.", whole(1))
+    flags.switch("greedy", "always take the likeliest token.")
+    flags.flag(
+        "bfcl_results", "also write result files for `bfcl evaluate` into this folder.", path
+    )
+    flags.flag("json", "also write the metrics to this file.", path)
+    flags.flag("server", "play with the policy that this server holds.")
+    flags.flag("server_model", "what the server calls it; default: the only one that it lists.")
+    flags.flag(
+        "server_dialect", "vllm, sglang, or auto (default): by who the server says owns the model."
+    )
+    flags.switch(
+        "server_seeded",
+        "give each request a seed (default); vLLM on TPU refuses seeds.",
+        default=None,
+    )
+    flags.flag(
+        "server_timeout_s",
+        "of a request (default: 600); tried again as config.env.retries says.",
+        positive,
+    )
+    return flags
+
+
+def _server(given: argparse.Namespace) -> Server | None:
+    """The server that is named, if one is."""
+    said = {
+        name: value
+        for name in ("model", "dialect", "seeded", "timeout_s")
+        if (value := vars(given)[f"server_{name}"]) is not None
+    }
+    if given.server is not None:
+        return Server(given.server, **said)
+    if said:
+        raise ValueError(
+            f"--server_{next(iter(said))}: got a value; allowed: none without --server."
+        )
+    return None
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command."""
+    with sentence_errors():
+        given = _flags().read(arguments[1:])
+        server = _server(given)
+    quiet_logs()
     with errors_end_at_once(), sentence_errors(), contextlib.ExitStack() as opened:
-        config, workdir = read_config(make=not EXPLAIN.value)
-        if SERVER.value is None:
+        workdir = given.workdir
+        config = read_config(given, make=not given.explain)
+        if server is None:
             prepare_xla()
-            join_cluster(config)
-        config, split, k = _choices(config)
-        if EXPLAIN.value:
-            return tell(_explain(config, workdir, split, k))
-        policy = own_policy if SERVER.value is None else served_policy
-        player = opened.enter_context(policy(config, workdir))
+            join_cluster(config, given)
+        config, split, k = _choices(config, given)
+        if given.explain:
+            return tell(_explain(config, given, server, split, k))
+        if server is None:
+            player = opened.enter_context(own_policy(config, workdir))
+        else:
+            player = opened.enter_context(served_policy(config, workdir, server))
         engine, tokenizer, params, iteration, about, _ = player
         settings = _settings(config, split, k, player.same)
         path = workdir / "evaluation" / _file_name(settings)
@@ -266,7 +222,7 @@ def main(_: Sequence[str]) -> None:
                 watch=progress.watch,
             )
         if jax.process_index() == 0:
-            _report(config, file, about, metrics)
+            _report(config, given, file, about, metrics)
 
 
 @contextlib.contextmanager
@@ -281,20 +237,24 @@ def _progress(config: Config) -> Iterator[Progress]:
 
 
 def _report(
-    config: Config, file: EpisodeFile, about: dict[str, Any], metrics: dict[str, float]
+    config: Config,
+    given: argparse.Namespace,
+    file: EpisodeFile,
+    about: dict[str, Any],
+    metrics: dict[str, float],
 ) -> None:
     """Prints what the evaluation came to, and writes what else was asked for."""
     print(f"{evaluation_table(metrics)}\n\nEvery episode: {file.path}")
-    if _BFCL_RESULTS.value is not None:
+    if given.bfcl_results is not None:
         environment = envs.make(config.env.name, **config.env.options)
         played = ((e.task_id, e.member, e.messages) for e in file.played.values())
-        for command in export_results(environment, played, Path(_BFCL_RESULTS.value)):
+        for command in export_results(environment, played, given.bfcl_results):
             print(command)
-    if _JSON.value is not None:
+    if given.json is not None:
         numbers = {name: None if math.isnan(value) else value for name, value in metrics.items()}
         result = about | {"episodes": str(file.path)} | numbers
-        Path(_JSON.value).write_text(json.dumps(result) + "\n")
+        given.json.write_text(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":
-    app.run(main, argv=parse_flags(sys.argv))
+    main(sys.argv)

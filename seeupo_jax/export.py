@@ -9,161 +9,45 @@ that `transformers` loads or, with adapters that are not merged, one that `peft`
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import jax
-from absl import app, flags
 
-from seeupo_jax import build
-from seeupo_jax.checkpoint import (
-    Checkpoints,
-    check_writable,
-    exclusive_output,
-    find_directory,
+from seeupo_jax.cli import (
+    add_cluster_flags,
+    add_run_flags,
+    join_cluster,
+    quiet_logs,
+    read_config,
 )
-from seeupo_jax.cli import join_cluster, parse_flags, read_config
-from seeupo_jax.config import Config, Mesh
 from seeupo_jax.errors import sentence_errors
+from seeupo_jax.flags import Flags, path
 from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.parallel.mesh import make_mesh, param_shardings
-from seeupo_jax.policy import save_pretrained
-from seeupo_jax.policy.lora import merge, save_adapters
-from seeupo_jax.policy.network import abstract
-from seeupo_jax.policy.weights import inspect, read_tokenizer
-
-_STEP = flags.DEFINE_string("step", "latest", "Which checkpoint: latest, best, or its number.")
-_OUTPUT = flags.DEFINE_string("output", None, "The folder to write; a new one, or empty.")
+from seeupo_jax.policy_folder import export_policy
 
 
-def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path) -> None:
-    """Leaves a policy in a folder, or its adapters; with several processes all call it."""
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
-    writes = jax.process_index() == 0
-    if writes:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    model = policy.network.bind(policy.whole(params))
-    if model.arch.lora is not None and not config.lora.merge:
-        save_adapters(model, unfinished, str(config.model.path))
-    else:
-        save_pretrained(merge(model), unfinished, policy.tokenizer, dtype=config.model.param_dtype)
-    if writes:
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
+def _flags() -> Flags:
+    flags = Flags("export", __doc__)
+    add_run_flags(flags)
+    add_cluster_flags(flags)
+    flags.flag("step", "which checkpoint: latest, best, or its number.", default="latest")
+    flags.flag("output", "the folder to write; a new one, or empty.", path, required=True)
+    return flags
 
 
-def export(config: Config, workdir: Path, step: str, folder: Path) -> int:
-    """Writes the policy of a checkpoint into a folder.
-
-    Args:
-      step: latest, best, or a number.
-      folder: a new one, or an empty one.
-
-    Returns: the checkpoint's step.
-
-    Raises:
-      ValueError: a folder that is there or that another process is writing, or no such checkpoint.
-    """
-    check_output(folder)
-    with exclusive_output(folder):
-        check_output(folder)  # which another one may just have written
-        return _export(config, workdir, step, folder)
-
-
-def _export(config: Config, workdir: Path, step: str, folder: Path) -> int:
-    checkpoints = Checkpoints(
-        find_directory(config.checkpoint, workdir), config.checkpoint.keep, log=_tell
-    )
-    number = _find_step(checkpoints, step)
-    # Nothing is computed here, and the devices need not be those that trained.
-    model = replace(config.model, attention="xla", remat="none")
-    policy, example = _abstract_policy(replace(config, model=model), workdir)
-    found = checkpoints.restore({"params": example}, step=number, partial=True)
-    if found is None:
-        raise ValueError(f"--workdir: got {workdir}; allowed: one that has a checkpoint.")
-    restored, state, notes = found
-    write_policy(config, policy, state["params"], folder)
-    reported = config.evaluation.split
-    if step == "best" and notes.get("selected_on", reported) == reported:
-        _tell(
-            f"checkpoint {restored} was chosen on the split {reported!r}: its figure there is too"
-            " good; report it on another split."
-        )
-    return restored
-
-
-def check_output(folder: Path) -> None:
-    """Whether a policy can be written to a folder.
-
-    Raises:
-      ValueError: it holds something, or cannot be made.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"--output: got {folder}, which is there; allowed: a new or empty folder.")
-    check_writable(folder.parent, "--output")
-
-
-def _find_step(checkpoints: Checkpoints, step: str) -> int | None:
-    """Which checkpoint is meant; None: the newest that is whole."""
-    if step == "latest":
-        return None
-    if step.isdecimal():
-        return int(step)
-    if step != "best":
-        raise ValueError(f"--step: got {step!r}; allowed: latest, best, or a number.")
-    best = checkpoints.best()
-    if best is None:
-        raise ValueError("--step: got 'best'; allowed: latest or a number, since none has a score.")
-    return best
-
-
-def _abstract_policy(config: Config, workdir: Path) -> tuple[build.Policy, Any]:
-    """A policy, and what its trained parameters are like; weights are read for adapters only."""
-    path = build.policy_folder(config, workdir)
-    if path is None:
-        raise ValueError(f"--workdir: got {workdir}; allowed: one whose warm start is over.")
-    chosen = config.model
-    arch = inspect(
-        path, dtype=chosen.dtype, param_dtype=chosen.param_dtype, scan_layers=chosen.scan_layers
-    )
-    network, shapes = abstract(arch)
-    count = jax.device_count()
-    for parts in (n for n in range(count, 0, -1) if count % n == 0):
-        layout = Mesh(fsdp=parts)
-        mesh = make_mesh(layout)
-        try:
-            shardings = param_shardings(mesh, network.logical_axes(), shapes)
-        except ValueError:
-            continue  # parameters cannot be cut into so many parts
-        break
-    if config.lora.rank or config.lora.path is not None:
-        return build.load_policy(replace(config, mesh=layout), path)
-    example = jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
-        shapes,
-        shardings,
-    )
-    return build.Policy(network, read_tokenizer(path, config.chat), mesh), example
-
-
-def _tell(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
-
-
-def main(_: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
+    """The command."""
+    with sentence_errors():
+        given = _flags().read(arguments[1:])
+    quiet_logs()
     with errors_end_at_once(), sentence_errors():
-        config, workdir = read_config()
-        join_cluster(config)
-        folder = Path(_OUTPUT.value).absolute()
-        step = export(config, workdir, _STEP.value, folder)
+        config = read_config(given)
+        join_cluster(config, given)
+        step = export_policy(config, given.workdir, given.step, given.output)
         if jax.process_index() == 0:
-            print(f"wrote {folder}: the policy after iteration {step}")
+            print(f"wrote {given.output}: the policy after iteration {step}")
 
 
 if __name__ == "__main__":
-    flags.mark_flag_as_required("output")
-    app.run(main, argv=parse_flags(sys.argv))
+    main(sys.argv)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from absl import flags
 
 from seeupo_jax import build
 from seeupo_jax.checkpoint import Checkpoints, find_directory
@@ -21,20 +21,22 @@ from seeupo_jax.rollout.engine import Engine
 from seeupo_jax.rollout.openai_server import OpenAIServer
 from seeupo_jax.telemetry.checksum import checksum
 
-SERVER = flags.DEFINE_string("server", None, "Play with the policy that this server holds.")
-SERVER_MODEL = flags.DEFINE_string(
-    "server_model", None, "What the server calls it; default: the only model that it lists."
-)
-_SERVER_DIALECT = flags.DEFINE_string(
-    "server_dialect", "auto", "vllm, sglang, or auto: by who the server says owns the model."
-)
-_SERVER_SEEDED = flags.DEFINE_bool(
-    "server_seeded", True, "Give each request a seed; vLLM on TPU refuses seeds."
-)
-_SERVER_TIMEOUT_S = flags.DEFINE_float(
-    "server_timeout_s", 600.0, "Of a request; tried again as config.env.retries says."
-)
-_OF_SERVER = (SERVER_MODEL, _SERVER_DIALECT, _SERVER_SEEDED, _SERVER_TIMEOUT_S)
+
+@dataclass(frozen=True)
+class Server:
+    """Where a policy is served.
+
+    model: what the server calls it; None: the only one that it lists.
+    dialect: vllm, sglang, or auto: by who the server says owns the model.
+    seeded: give each request a seed.
+    timeout_s: of a request.
+    """
+
+    url: str
+    model: str | None = None
+    dialect: str = "auto"
+    seeded: bool = True
+    timeout_s: float = 600.0
 
 
 class Player(NamedTuple):
@@ -54,7 +56,7 @@ class Player(NamedTuple):
 @contextlib.contextmanager
 def own_policy(config: Config, workdir: Path) -> Iterator[Player]:
     """The run's last checkpoint, or what it starts from, in our own engine."""
-    check_own(config)
+    check_config(config)
     made, params = build.load_policy(config, policy_folder(config, workdir))
     files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
     found = files.restore({"params": params}, partial=True)
@@ -70,11 +72,11 @@ def own_policy(config: Config, workdir: Path) -> Iterator[Player]:
 
 
 @contextlib.contextmanager
-def served_policy(config: Config, workdir: Path) -> Iterator[Player]:
+def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[Player]:
     """What a server holds; at the end stderr has what the server cost, if it cost anything."""
     # The server may hold this machine's accelerator, and a TPU lets only one process in.
     jax.config.update("jax_platforms", "cpu")
-    rollout, url = config.rollout, SERVER.value
+    rollout, url = config.rollout, server.url
     check_served(config)
     folder = policy_folder(config, workdir)
     tokenizer = read_tokenizer(folder, config.chat)
@@ -85,15 +87,15 @@ def served_policy(config: Config, workdir: Path) -> Iterator[Player]:
         open_at_once = rollout.tasks * rollout.group_size
     engine = OpenAIServer(
         url,
-        SERVER_MODEL.value,
+        server.model,
         concurrency=open_at_once,
         sampling=build.build_sampling(config, tokenizer),
         max_context=rollout.max_context,
-        timeout_s=_SERVER_TIMEOUT_S.value,
+        timeout_s=server.timeout_s,
         retries=config.env.retries,
         retry_wait_s=config.env.retry_wait_s,
-        dialect=_SERVER_DIALECT.value,
-        seeded=_SERVER_SEEDED.value,
+        dialect=server.dialect,
+        seeded=server.seeded,
     )
     with contextlib.closing(engine):
         about = {"server": url, "model": engine.model}
@@ -105,12 +107,6 @@ def served_policy(config: Config, workdir: Path) -> Iterator[Player]:
             f" {usage['server_failures']}, whose episodes do not count.",
             file=sys.stderr,
         )
-
-
-def check_own(config: Config) -> None:
-    if unused := [flag.name for flag in _OF_SERVER if flag.present]:
-        raise ValueError(f"--{unused[0]}: got a value; allowed: none without --server.")
-    check_config(config)
 
 
 def check_served(config: Config) -> None:

@@ -13,27 +13,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from absl import app, flags
-
 from seeupo_jax.errors import sentence_errors
+from seeupo_jax.flags import Flags, names, path
 from seeupo_jax.telemetry.html_report import write_report
 from seeupo_jax.telemetry.pages import write_pages
 from seeupo_jax.telemetry.trajectories import FOLDER, find_shards
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
-_COMPARE = flags.DEFINE_list(
-    "compare", [], "Folders of other runs, drawn over it; more may follow."
-)
-_OUTPUT = flags.DEFINE_string("output", None, "The file to write; default: WORKDIR/report.html.")
+
+def _flags() -> Flags:
+    flags = Flags("report", __doc__)
+    flags.flag("workdir", "the folder of the run.", path, required=True)
+    flags.flag("compare", "folders of other runs, drawn over it.", names, nargs="+", default=[])
+    flags.flag("output", "the file to write; default: WORKDIR/report.html.", path)
+    return flags
 
 
-def main(argv: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
+    """The command."""
     with sentence_errors():
-        more = argv[1:]
-        if more and not _COMPARE.value:
-            raise ValueError(f"got {more[0]!r} without a flag; allowed: --workdir, --compare.")
-        workdir, compare = Path(_WORKDIR.value), [*_COMPARE.value, *more]
-        file = write_report(workdir, compare=compare, output=_OUTPUT.value)
+        given = _flags().read(arguments[1:])
+        workdir = given.workdir
+        compare = [folder for listed in given.compare for folder in listed]
+        file = write_report(workdir, compare=compare, output=given.output)
         print(f"wrote {file} ({file.stat().st_size / 2**20:.1f} MiB)")
         if find_shards(workdir):
             back = Path(os.path.relpath(file, workdir / FOLDER)).as_posix()
@@ -41,6 +42,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flag_as_required("workdir")
-    flags.FLAGS.set_gnu_getopt(True)  # folders may stand before other flags
-    app.run(main, argv=sys.argv)
+    main(sys.argv)

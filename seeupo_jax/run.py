@@ -15,13 +15,13 @@ from seeupo_jax import build, envs
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.config import Config, to_dict
 from seeupo_jax.envs import Labelled
-from seeupo_jax.evaluate import evaluate
-from seeupo_jax.export import write_policy
+from seeupo_jax.evaluation import evaluate
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.programs import compile_programs
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_pass import SweepStopped, stopped_arrays
 from seeupo_jax.parallel.distributed import agree
+from seeupo_jax.policy_folder import write_policy
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.run_log import RunLog
 from seeupo_jax.same_run import check_same_run

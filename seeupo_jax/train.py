@@ -15,16 +15,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-from absl import app
 
 from seeupo_jax import build
 from seeupo_jax.checkpoint import SaveError, check_shared, exclusive_run
 from seeupo_jax.checks import check_config
-from seeupo_jax.cli import config_file, join_cluster, parse_flags, prepare_xla, read_config
+from seeupo_jax.cli import (
+    add_cluster_flags,
+    add_run_flags,
+    join_cluster,
+    prepare_xla,
+    quiet_logs,
+    read_config,
+)
 from seeupo_jax.config import Config
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.explain.tell import EXPLAIN, tell
 from seeupo_jax.explain.training import explain_training
+from seeupo_jax.flags import Flags
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.remat import choose_remat
 from seeupo_jax.run import UNKNOWN, Run
@@ -102,22 +109,34 @@ def iterate(run: Run, state: TrainState, done: int) -> None:
     run.finish(state)
 
 
-def main(_: Sequence[str]) -> None:
+def _flags() -> Flags:
+    flags = Flags("train", __doc__)
+    add_run_flags(flags)
+    add_cluster_flags(flags)
+    flags.switch("explain", EXPLAIN)
+    return flags
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command."""
+    with sentence_errors():
+        given = _flags().read(arguments[1:])
+    quiet_logs()
     prepare_xla()
     with errors_end_at_once():
         with sentence_errors():
-            config, workdir = read_config(make=not EXPLAIN.value)
-            join_cluster(config)
+            config, workdir = read_config(given, make=not given.explain), given.workdir
+            join_cluster(config, given)
             check_config(config)
-            if EXPLAIN.value:
+            if given.explain:
                 return tell(explain_training(config, workdir))
             if config.checkpoint.directory is None:
                 check_shared(workdir)
             else:
                 check_shared(config.checkpoint.directory, "config.checkpoint.directory")
         with sentence_errors((SaveError, NotLearning), code=1):
-            train(config, workdir, Launch.of_module("seeupo_jax.train", config_file()))
+            train(config, workdir, Launch.of_module("seeupo_jax.train", given.config))
 
 
 if __name__ == "__main__":
-    app.run(main, argv=parse_flags(sys.argv))
+    main(sys.argv)

@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from seeupo_jax import cli
+from seeupo_jax.flags import Flags
 
 ROOT = Path(__file__).parent.parent
 # Page faults of twenty executions of a program whose temporaries take 64 MiB, 16,384 pages.
@@ -48,11 +47,10 @@ def faults(prepared, folder):
 
 def test_a_bucket_is_no_workdir_and_is_not_taken_for_a_folder_of_that_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with flagsaver.flagsaver():
-        flags.FLAGS(["train", "--config=none.py", "--workdir=gs://bucket/run"])
-        with pytest.raises(ValueError, match="^--workdir: got gs://bucket/run; allowed: a folder"):
-            cli.read_config()
-    flags.FLAGS.unparse_flags()
+    flags = Flags("train", None)
+    cli.add_run_flags(flags)
+    with pytest.raises(ValueError, match="^--workdir: got 'gs://bucket/run'; allowed: a folder"):
+        flags.read(["--config=none.py", "--workdir=gs://bucket/run"])
     assert not list(tmp_path.iterdir())
 
 

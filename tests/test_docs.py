@@ -18,8 +18,8 @@ import report_cases
 from seeupo_jax import envs
 from seeupo_jax.aot.chips import parse_topology
 from seeupo_jax.checks import check_config
-from seeupo_jax.cli import parse_flags
 from seeupo_jax.config import Config, Env, load_config
+from seeupo_jax.flags import as_overrides
 from seeupo_jax.telemetry import trajectories
 from seeupo_jax.telemetry.records import to_record
 from seeupo_jax.types import Trajectory
@@ -145,7 +145,7 @@ def test_a_report_command_writes_its_page(line, tmp_path):
 
 def test_overrides_reach_the_override_flag():
     line = ["train", "--config=f.py", "--config.seed=1", "--workdir=d"]
-    assert parse_flags(line) == ["train", "--config=f.py", "--override=seed=1", "--workdir=d"]
+    assert as_overrides(line) == ["train", "--config=f.py", "--override=seed=1", "--workdir=d"]
 
 
 def test_a_launch_command_passes_every_check_of_its_script():

@@ -15,11 +15,8 @@ from pathlib import Path
 
 import openai_cases as cases
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from seeupo_jax import envs, evaluate
-from seeupo_jax.cli import parse_flags
 from seeupo_jax.config import Chat
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.policy import from_pretrained, save_pretrained
@@ -79,9 +76,7 @@ def arguments(folder, *more, workdir):
 def play(folder, *more, workdir=None):
     """The JSON of an evaluation in this process, without the path of the episodes."""
     workdir = tempfile.mkdtemp(dir=folder.parent) if workdir is None else workdir
-    with flagsaver.flagsaver():
-        flags.FLAGS(parse_flags(["evaluate", *arguments(folder, *more, workdir=workdir)]))
-        evaluate.main([])
+    evaluate.main(["evaluate", *arguments(folder, *more, workdir=workdir)])
     result = json.loads((Path(workdir) / "out.json").read_text())
     assert Path(result.pop("episodes")).parent == Path(workdir) / "evaluation"
     return result
@@ -396,10 +391,8 @@ def test_greedy_is_one_episode_a_task_unless_more_are_asked_for(folder, own, tmp
     choices = ("--config.rollout.top_k=none", "--greedy")
     flag = GREEDY.index("--k=2")
     default = [*GREEDY[:flag], *GREEDY[flag + 1 :], *choices]
-    with flagsaver.flagsaver():
-        paths = [f"--config={CONFIG}", f"--workdir={tmp_path}", f"--config.model.path={folder}"]
-        flags.FLAGS(parse_flags(["evaluate", *paths, *default]))
-        evaluate.main([])
+    paths = [f"--config={CONFIG}", f"--workdir={tmp_path}", f"--config.model.path={folder}"]
+    evaluate.main(["evaluate", *paths, *default])
     (file,) = (tmp_path / "evaluation").iterdir()
     assert file.name == "test-k1-greedy-iteration0.jsonl" and len(episodes(tmp_path)) == 8
     assert not capsys.readouterr().err

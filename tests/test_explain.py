@@ -9,12 +9,9 @@ import jax
 import numpy as np
 import pytest
 import run_cases as cases
-from absl import flags
-from absl.testing import flagsaver
 
 from seeupo_jax import build, evaluate, train
 from seeupo_jax.choices import Algorithm
-from seeupo_jax.cli import parse_flags
 from seeupo_jax.config import load_config
 from seeupo_jax.explain.parts import outline_run
 from seeupo_jax.explain.tell import listed, tell
@@ -52,9 +49,7 @@ def explain(path, workdir, capsys, *overrides):
 
 def call(main, *arguments):
     """A command in this process."""
-    with flagsaver.flagsaver():
-        flags.FLAGS(parse_flags(["command", *arguments]))
-        main([])
+    main(["command", *arguments])
 
 
 def test_the_quickstart_is_told_before_any_of_it(tmp_path, capsys):

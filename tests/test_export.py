@@ -11,10 +11,10 @@ from seeupo_jax import build
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.checkpoint import checkpoints as module
 from seeupo_jax.config import from_dict
-from seeupo_jax.export import export
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters, merge
 from seeupo_jax.policy.network import split
+from seeupo_jax.policy_folder import export_policy
 from seeupo_jax.telemetry.checksum import checksum
 from seeupo_jax.types import TrainState
 
@@ -46,7 +46,7 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize("step, wanted", [("latest", 2), ("best", 1), ("1", 1)])
 def test_the_folder_holds_the_policy_of_the_step(run, tmp_path, step, wanted):
     workdir, config, saved = run
-    assert export(config, workdir, step, tmp_path / "out") == wanted
+    assert export_policy(config, workdir, step, tmp_path / "out") == wanted
     model, tokenizer = from_pretrained(str(tmp_path / "out"))
     assert checksum(split(model)[1]) == checksum(saved[wanted])
     assert tokenizer is not None
@@ -55,12 +55,12 @@ def test_the_folder_holds_the_policy_of_the_step(run, tmp_path, step, wanted):
 
 def test_it_is_said_where_the_best_was_chosen_on_the_reported_split(run, tmp_path, capsys):
     workdir, config, _ = run
-    export(config, workdir, "latest", tmp_path / "latest")
+    export_policy(config, workdir, "latest", tmp_path / "latest")
     assert "chosen" not in capsys.readouterr().err
-    export(config, workdir, "best", tmp_path / "best")
+    export_policy(config, workdir, "best", tmp_path / "best")
     assert "checkpoint 1 was chosen on the split 'test'" in capsys.readouterr().err
     config, _ = a_run(tmp_path / "other", {"selected_on": "validation"})
-    export(config, tmp_path / "other", "best", tmp_path / "validated")
+    export_policy(config, tmp_path / "other", "best", tmp_path / "validated")
     assert "chosen" not in capsys.readouterr().err
 
 
@@ -72,7 +72,7 @@ def test_only_parameters_are_read_and_they_are_cut_over_all_devices(run, tmp_pat
         module.ocp, "load", lambda path, leaves: asked.update(leaves) or load(path, leaves)
     )
     monkeypatch.setattr(build, "load_policy", lambda *_: pytest.fail("weights were read"))
-    export(config, workdir, "latest", tmp_path / "out")
+    export_policy(config, workdir, "latest", tmp_path / "out")
     assert asked and all(name.startswith("params/") for name in asked)
     embedding = asked["params/embedding"]
     assert (
@@ -85,20 +85,20 @@ def test_a_layout_of_other_machines_does_not_matter(run, tmp_path):
     workdir, config, saved = run
     model = replace(config.model, attention="splash", remat="full")
     elsewhere = replace(config, model=model, mesh=replace(config.mesh, fsdp=64, data=1))
-    export(elsewhere, workdir, "latest", tmp_path / "out")
+    export_policy(elsewhere, workdir, "latest", tmp_path / "out")
     model, _ = from_pretrained(str(tmp_path / "out"))
     assert checksum(split(model)[1]) == checksum(saved[2])
 
 
 def test_adapters_are_exported_alone_or_merged(tmp_path):
     config, saved = a_run(tmp_path, lora={"rank": 2, "targets": ("q_proj",)})
-    export(config, tmp_path, "latest", tmp_path / "alone")
+    export_policy(config, tmp_path, "latest", tmp_path / "alone")
     names = {path.name for path in (tmp_path / "alone").iterdir()}
     assert names == {"adapter_config.json", "adapter_model.safetensors"}
     trained = load_adapters(from_pretrained(BASE)[0], tmp_path / "alone")
     assert checksum(split(trained)[1]) == checksum(saved[2])
     merging = replace(config, lora=replace(config.lora, merge=True))
-    export(merging, tmp_path, "latest", tmp_path / "merged")
+    export_policy(merging, tmp_path, "latest", tmp_path / "merged")
     model, _ = from_pretrained(str(tmp_path / "merged"))
     assert checksum(split(model)[1]) == checksum(split(merge(trained))[1])
 
@@ -113,7 +113,7 @@ def test_adapters_are_exported_alone_or_merged(tmp_path):
 def test_a_step_that_is_not_there_is_refused(run, tmp_path, step, sentence):
     workdir, config, _ = run
     with pytest.raises(ValueError, match=sentence):
-        export(config, workdir, step, tmp_path / "out")
+        export_policy(config, workdir, step, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -121,7 +121,7 @@ def test_a_workdir_without_checkpoints_is_refused(run, tmp_path):
     _, config, _ = run
     for step, sentence in (("latest", "one that has a checkpoint"), ("best", "none has a score")):
         with pytest.raises(ValueError, match=sentence):
-            export(config, tmp_path, step, tmp_path / "out")
+            export_policy(config, tmp_path, step, tmp_path / "out")
 
 
 def test_a_folder_with_something_in_it_is_left_alone(run, tmp_path):
@@ -129,5 +129,5 @@ def test_a_folder_with_something_in_it_is_left_alone(run, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     for folder in (tmp_path, tmp_path / "mine.txt"):
         with pytest.raises(ValueError, match="--output: got .*; allowed: a new or empty folder"):
-            export(config, workdir, "latest", folder)
+            export_policy(config, workdir, "latest", folder)
     assert (tmp_path / "mine.txt").read_text() == "mine"

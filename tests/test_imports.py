@@ -12,15 +12,24 @@ import seeupo_jax
 ROOT = Path(seeupo_jax.__path__[0])
 # The package from the ground up; a unit imports itself and units of the rows above it.
 LEVELS = (
-    ("types", "fields", "errors", "lock", "stop", "watch", "algorithms"),
+    ("types", "fields", "flags", "errors", "lock", "stop", "watch", "algorithms"),
     ("choices",),
     ("config",),
     ("envs", "parallel"),
     ("policy",),
     ("rollout", "learner", "checkpoint", "telemetry"),
     ("build", "cli", "lab", "same_run", "report", "selection"),
-    ("remat", "outline", "run_log", "stagnation", "trajectory_source", "checks"),
-    ("explain", "players"),
+    (
+        "remat",
+        "outline",
+        "run_log",
+        "stagnation",
+        "trajectory_source",
+        "checks",
+        "evaluation",
+        "policy_folder",
+    ),
+    ("explain", "players", "stored_update"),
     ("evaluate", "export", "aot", "warm_start", "compare"),
     ("run", "update"),
     ("train", "bench"),
@@ -70,6 +79,20 @@ def test_imports_point_down(module):
         if unit(other) != unit(module) and LEVEL[unit(other)] >= LEVEL[unit(module)]
     }
     assert not upwards
+
+
+def commands():
+    """Modules that are run: those with `if __name__ == "__main__"`."""
+    return {
+        module for module, file in MODULES.items() if '__name__ == "__main__"' in file.read_text()
+    }
+
+
+def test_no_command_is_imported_by_another_module():
+    found = commands()
+    assert {"train", "evaluate", "report", "export", "update", "bench.__main__"} <= found
+    imported = {(module, other) for module in MODULES for other in own_imports(MODULES[module])}
+    assert not [pair for pair in imported if pair[1] in found]
 
 
 def test_the_search_sees_imports_of_every_kind(tmp_path):

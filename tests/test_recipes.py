@@ -11,8 +11,8 @@ import run_cases
 from process_cases import TESTS
 
 from seeupo_jax.algorithms.recipes import RECIPES
-from seeupo_jax.cli import parse_flags
 from seeupo_jax.config import load_config
+from seeupo_jax.flags import as_overrides
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.network import split
 from seeupo_jax.telemetry.metrics import read_metrics
@@ -84,7 +84,7 @@ def test_a_recipe_of_the_command_line_wins_over_the_file_and_a_field_over_the_re
     )
 
     def algorithm(*arguments):
-        overrides = [a.removeprefix("--override=") for a in parse_flags(arguments)]
+        overrides = [a.removeprefix("--override=") for a in as_overrides(arguments)]
         return load_config(file, overrides).algorithm
 
     written = algorithm()

@@ -38,7 +38,7 @@ def test_the_pages_of_trajectories_are_written_beside_it_and_lead_back(tmp_path)
     for output in ("a/report.html", "elsewhere.html"):
         done = run("--workdir=a", f"--output={output}", cwd=tmp_path)
         pages = tmp_path / "a" / "trajectories"
-        assert done.stdout.splitlines()[1] == "wrote a/trajectories/index.html", done.stderr
+        assert done.stdout.splitlines()[1] == f"wrote {pages / 'index.html'}", done.stderr
         (link,) = re.findall(r'"report": ?"([^"]+)"', (pages / "data" / "index.js").read_text())
         assert (pages / link).resolve() == tmp_path / output
         (forth,) = re.findall(r'href="([^"]*index\.html)"', (tmp_path / output).read_text())
@@ -48,7 +48,7 @@ def test_the_pages_of_trajectories_are_written_beside_it_and_lead_back(tmp_path)
 def test_a_mistake_is_one_sentence(tmp_path):
     for arguments, sentence in (
         ([f"--workdir={tmp_path / 'no'}"], f"got {tmp_path / 'no'}; allowed: the folder of a run."),
-        ([f"--workdir={tmp_path}", "b"], "got 'b' without a flag; allowed: --workdir, --compare."),
+        ([f"--workdir={tmp_path}", "b"], "got 'b'; allowed: flags only, as --NAME=VALUE."),
     ):
         done = run(*arguments)
         assert (done.returncode, done.stdout) == (2, "")

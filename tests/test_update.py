@@ -16,7 +16,7 @@ import stored_cases as files
 import torch
 from transformers import AutoModelForCausalLM
 
-from seeupo_jax import build, update
+from seeupo_jax import build, stored_update, update
 from seeupo_jax.config import load_config
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.sweep import sweep
@@ -213,10 +213,10 @@ def test_a_critic_starts_anew_and_its_advantages_are_means(small, stored, tmp_pa
 def test_what_differs_between_turns_is_told_of_the_turns_of_a_step():
     rows = Rows.of(cases.ragged())
     advantage = [10.0 * turn_L for turn_L in rows.turn]
-    means_N = update._means(rows, advantage, [1])
+    means_N = stored_update._means(rows, advantage, [1])
     # The fourth has no such turn, and the fifth failed.
     assert means_N.tolist()[:4] == [10, 10, 10, 0] and np.isnan(means_N[4])
-    assert update._means(rows, advantage, [2, 1]).tolist()[5:] == [7.5 + 5, 15, 15]
+    assert stored_update._means(rows, advantage, [2, 1]).tolist()[5:] == [7.5 + 5, 15, 15]
 
 
 def config_of(model, *choices):
@@ -234,16 +234,16 @@ def long_file(tmp_path, tokens, action):
 def test_lengths_are_the_files(model, tmp_path):
     _, pair = long_file(tmp_path, 300, 90)
     shapes = lambda config: build.build_shapes(config, make_mesh(config.mesh), 2)  # noqa: E731
-    fitted = shapes(update.fit(config_of(model), pair))
+    fitted = shapes(stored_update.fit(config_of(model), pair))
     assert fitted.lengths == (32, 300) and (fitted.action, fitted.longest) == (90, 300)
     budget = ("batching.buckets=()", "batching.microbatch_tokens=200")
-    fitted = shapes(update.fit(config_of(model, *budget), pair))
+    fitted = shapes(stored_update.fit(config_of(model, *budget), pair))
     assert fitted.lengths == tuple(48 * i for i in range(1, 9))  # the longest holds a trajectory
     # As short as the file where that is shorter; but for the constant that a mean divides by.
     _, pair = long_file(tmp_path, 12, 3)
-    assert shapes(update.fit(config_of(model), pair)).action == 3
+    assert shapes(stored_update.fit(config_of(model), pair)).action == 3
     constant = config_of(model, "algorithm.loss_mean=constant")
-    assert shapes(update.fit(constant, pair)).action == shapes(constant).action == 8
+    assert shapes(stored_update.fit(constant, pair)).action == shapes(constant).action == 8
 
 
 WRONG = {
@@ -296,7 +296,7 @@ def test_the_written_weights_are_those_of_a_sweep_that_nobody_observes(
     made, real = [], build.build_learner
     monkeypatch.setattr(build, "build_learner", lambda *given: made.append(real(*given)) or made[0])
     written, done = run(small[0], stored, tmp_path, "optimizer.name=adamw")
-    config = update.fit(config_of(small[0], "optimizer.name=adamw"), cases.ragged())
+    config = stored_update.fit(config_of(small[0], "optimizer.name=adamw"), cases.ragged())
     policy, params = build.load_policy(config, config.model.path)
     (learner,) = made
     sweep_it = lambda **more: sweep(  # noqa: E731

@@ -22,9 +22,10 @@ from collections.abc import Sequence
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 from seeupo_jax.bench import iteration, report, rollout, suite, update  # noqa: E402
-from seeupo_jax.bench.settings import Parser, add_flags, check_json, read, split  # noqa: E402
+from seeupo_jax.bench.settings import add_flags, check_json, read, split  # noqa: E402
 from seeupo_jax.cli import prepare_xla  # noqa: E402
 from seeupo_jax.errors import sentence_errors  # noqa: E402
+from seeupo_jax.flags import Flags  # noqa: E402
 
 BENCHMARKS = {"update": update.run, "rollout": rollout.run, "iteration": iteration.run}
 PAGES = {"all": suite, "report": report}
@@ -34,16 +35,14 @@ def main(argv: Sequence[str]) -> None:
     """The command."""
     with sentence_errors():
         name = split(argv, (*BENCHMARKS, *PAGES))
-        parser = Parser(
-            prog=f"python -m seeupo_jax.bench {name}", description=__doc__, allow_abbrev=False
-        )
+        parser = Flags(f"bench {name}", __doc__)
         if name in PAGES:
             page = PAGES[name]
             page.add_flags(parser)
-            page.run(parser.parse_args(argv[2:]))
+            page.run(parser.read(argv[2:]))
         elif name in BENCHMARKS:
             add_flags(parser, name)
-            given = parser.parse_args(argv[2:])
+            given = parser.read(argv[2:])
             check_json(given.json)
             prepare_xla()
             figures = BENCHMARKS[name](read(given))

@@ -9,17 +9,16 @@ data (third_party/bfcl) and a tokenizer (third_party/models); what it writes shi
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from seeupo_jax.bench.workloads import cut
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.bfcl import Bfcl
 from seeupo_jax.errors import sentence_errors
+from seeupo_jax.flags import Flags, path
 from seeupo_jax.learner.warm_start import to_segments
 from seeupo_jax.policy.tokenizer import Tokenizer, load_tokenizer
 
@@ -53,27 +52,25 @@ def lengths_of(tokenizer: Tokenizer, demonstration: Demonstration) -> list[Any]:
 
 def main(argv: Sequence[str]) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m seeupo_jax.bench.bfcl_lengths", description=__doc__, allow_abbrev=False
-    )
-    parser.add_argument("--tokenizer", required=True, help="a folder")
-    parser.add_argument("--output", required=True, type=Path)
-    flags = parser.parse_args(argv[1:])
+    flags = Flags("bench.bfcl_lengths", __doc__)
+    flags.flag("tokenizer", "a folder", path, required=True)
+    flags.flag("output", "the file to write", path, required=True)
     with sentence_errors():
-        tokenizer = load_tokenizer(Path(flags.tokenizer))
+        given = flags.read(argv[1:])
+        tokenizer = load_tokenizer(given.tokenizer)
         if tokenizer is None:
-            raise ValueError(f"--tokenizer: got {flags.tokenizer}; allowed: one's folder.")
+            raise ValueError(f"--tokenizer: got {given.tokenizer}; allowed: one's folder.")
         found = measure(tokenizer)
     about = {
         "source": "BFCL v4 multi_turn_base, tasks 0 to 99, reference solutions (Apache-2.0)",
-        "tokenizer": Path(flags.tokenizer).name,
+        "tokenizer": given.tokenizer.name,
         "columns": ["prompt", "actions", "observations"],
     }
     lines = ",\n    ".join(json.dumps(row, separators=(",", ":")) for row in found)
     head = json.dumps(about, indent=2).removesuffix("\n}")
-    flags.output.parent.mkdir(parents=True, exist_ok=True)
-    flags.output.write_text(f'{head},\n  "conversations": [\n    {lines}\n  ]\n}}\n')
-    print(f"wrote {flags.output}: {len(found)} conversations")
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    given.output.write_text(f'{head},\n  "conversations": [\n    {lines}\n  ]\n}}\n')
+    print(f"wrote {given.output}: {len(found)} conversations")
 
 
 if __name__ == "__main__":

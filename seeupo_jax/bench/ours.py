@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from seeupo_jax import build, config, update
+from seeupo_jax import build, config, stored_update
 from seeupo_jax.bench.check import Outcome
 from seeupo_jax.bench.choices import nested
 from seeupo_jax.bench.program_flops import Flops
@@ -46,7 +46,7 @@ class OurSweeps:
         fields = nested(dict(values) | dict(switch.fields) | {"model.path": str(folder)})
         chosen = config.from_dict(fields)
         # Shapes of microbatches and rows are what any user of the `update` command gets.
-        chosen, self.policy, params, self.trajectories = update.prepare(
+        chosen, self.policy, params, self.trajectories = stored_update.prepare(
             chosen, str(path), lambda sentence: None
         )
         optimizer = make_optimizer(chosen.optimizer, total_steps=build.total_steps(chosen))

@@ -11,6 +11,7 @@ from typing import Any
 
 from seeupo_jax.bench import plots
 from seeupo_jax.bench.update import OURS, flops_once
+from seeupo_jax.flags import Flags
 
 Figures = dict[str, Any]
 _VARIED = {"turns": "turns", "prompt": "prompt, tokens", "group_size": "conversations a group"}
@@ -30,10 +31,10 @@ random; lengths are what the workloads say (`bench/workloads.py`), times `--scal
 """
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: Flags) -> None:
     """Where figures are and where the page goes."""
-    parser.add_argument("--results", type=Path, default=Path("docs/benchmarks"))
-    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"))
+    parser.flag("results", "where figures are", Path, default=Path("docs/benchmarks"))
+    parser.flag("output", "where the page goes", Path, default=Path("docs/benchmarks.md"))
 
 
 def run(flags: argparse.Namespace) -> None:

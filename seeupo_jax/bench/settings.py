@@ -8,7 +8,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from seeupo_jax.flags import Flags
+from seeupo_jax.flags import path as file_path
 
 # Ways to run the PyTorch baseline. The recipe is the reference implementation's: a turn's batch is
 # padded with trajectories that do not have the turn.
@@ -80,13 +83,6 @@ class Settings:
         return found
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are ValueErrors."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"bench: {message}.")
-
-
 def _names(text: str) -> tuple[str, ...]:
     return () if text == "none" else tuple(text.split(","))
 
@@ -121,12 +117,12 @@ OWN: dict[str, dict[str, tuple[Callable[[str], Any], str]]] = {
 }
 
 
-def add_flags(parser: argparse.ArgumentParser, benchmark: str) -> None:
+def add_flags(parser: Flags, benchmark: str) -> None:
     """The flags of a benchmark, and where its figures go."""
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
     for name, (kind, words) in (_SHARED | OWN[benchmark]).items():
-        parser.add_argument(f"--{name}", type=kind, default=defaults[name], help=words)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+        parser.flag(name, words, kind, default=defaults[name])
+    parser.flag("json", "also write the figures to this file", file_path)
 
 
 def read(given: argparse.Namespace) -> Settings:

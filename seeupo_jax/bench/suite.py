@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from seeupo_jax.bench import report
+from seeupo_jax.flags import Flags
 
 _EAGER = "--torch=eager"  # where the others would take longer than all that is measured
 _EACH = "--torch=none --without=all"
@@ -39,10 +40,10 @@ ACCELERATOR: dict[str, str] = {
 SUITES = {"cpu": CPU, "accelerator": ACCELERATOR}
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: Flags) -> None:
     """Those of the page, and which list is run."""
     report.add_flags(parser)
-    parser.add_argument("--suite", default="cpu", help=f"one of {', '.join(SUITES)}")
+    parser.flag("suite", f"one of {', '.join(SUITES)}", default="cpu")
 
 
 def run(flags: argparse.Namespace) -> None:

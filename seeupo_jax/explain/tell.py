@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from absl import flags
 
-EXPLAIN = flags.DEFINE_bool("explain", False, "Print what would run, and run nothing.")
+EXPLAIN = "print what would run, and run nothing."  # what --explain is
 
 Section = tuple[str, list[str]]  # a title and its lines
 _TITLE, _WIDTH, _LISTED = 13, 100, 12

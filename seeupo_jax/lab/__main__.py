@@ -15,6 +15,7 @@ samples. A wrong value ends with 2 and one sentence.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -22,14 +23,13 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-from absl import app, flags
 from rich.console import Console
 from rich.progress import track
 
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.fields import build, parse
+from seeupo_jax.flags import Flags, path
 from seeupo_jax.lab import report
 from seeupo_jax.lab.laboratory import Result, Settings, compile_experiment, experiment
 from seeupo_jax.lab.problems import PROBLEMS, Problem, load_problem
@@ -48,43 +48,46 @@ _HELP = {
     "optimizer": "sgd is plain gradient ascent; any other of optax by name.",
     "policy": "tables: logits of their own for each turn; shared: one small network for all.",
 }
-_PROBLEM = flags.DEFINE_string("problem", None, "Names, with commas; default: all of them.")
-_PROBLEM_FILE = flags.DEFINE_string("problem_file", None, "An .npz with mean and probability.")
-_CHOSEN = flags.DEFINE_string("recipes", _RECIPES, "Names, with commas.")
-_EXACT = flags.DEFINE_bool("exact", False, "Expectations instead of samples.")
-_JSON = flags.DEFINE_string("json", None, "Also write the figures to this file.")
-_PLOT = flags.DEFINE_string("plot", None, "Also draw the curves: .svg or .png.")
-# Read as text and checked with the settings, so that every wrong value is told in the same way.
-_SETTINGS = {
-    field.name: flags.DEFINE_string(field.name, str(field.default).lower(), _HELP[field.name])
-    for field in dataclasses.fields(Settings)
-    if field.name in _HELP
-}
 
 
-def main(argv: Sequence[str]) -> None:
+def _flags() -> Flags:
+    flags = Flags("lab", __doc__)
+    flags.flag("problem", "names, with commas; default: all of them.")
+    flags.flag("problem_file", "an .npz with mean and probability.", path)
+    flags.flag("recipes", "names, with commas.", default=_RECIPES)
+    flags.switch("exact", "expectations instead of samples.")
+    flags.flag("json", "also write the figures to this file.", path)
+    flags.flag("plot", "also draw the curves: .svg or .png.", path)
+    # Read as text and checked with the settings, so that every wrong value is told in the same way.
+    for field in dataclasses.fields(Settings):
+        if field.name in _HELP:
+            flags.flag(field.name, _HELP[field.name], default=str(field.default).lower())
+    return flags
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command."""
     with sentence_errors():
-        if argv[1:]:
-            raise ValueError(f"lab: got {argv[1]!r}; allowed: flags only.")
-        values = {name: parse(flag.value) for name, flag in _SETTINGS.items()}
-        settings = build(Settings, values | {"exact": _EXACT.value}, "lab")
+        given = _flags().read(arguments[1:])
+        values = {name: parse(vars(given)[name]) for name in _HELP}
+        settings = build(Settings, values | {"exact": given.exact}, "lab")
         settings.make_optimizer()
-        recipes = _CHOSEN.value.split(",")
+        recipes = given.recipes.split(",")
         for recipe in recipes:
             settings.algorithm(recipe)
-        problems = _problems()
-        if _PLOT.value is not None:
-            report.check_output("--plot", _PLOT.value, report.PLOT_SUFFIXES)
-        if _JSON.value is not None:
-            report.check_output("--json", _JSON.value)
+        problems = _problems(given)
+        if given.plot is not None:
+            report.check_output("--plot", given.plot, report.PLOT_SUFFIXES)
+        if given.json is not None:
+            report.check_output("--json", given.json)
     console = Console()
     results, compile_s, run_s = _run(problems, recipes, settings)
     console.print(report.tables(results))
     console.print(f"compiled in {compile_s:.1f} s, ran in {run_s:.1f} s")
-    if _JSON.value is not None:
-        Path(_JSON.value).write_text(json.dumps(report.json_values(results)) + "\n")
-    if _PLOT.value is not None:
-        report.draw(results, _PLOT.value)
+    if given.json is not None:
+        given.json.write_text(json.dumps(report.json_values(results)) + "\n")
+    if given.plot is not None:
+        report.draw(results, given.plot)
 
 
 def _run(
@@ -111,17 +114,17 @@ def _run(
     return results, compiled - start, end - compiled
 
 
-def _problems() -> list[Problem]:
+def _problems(given: argparse.Namespace) -> list[Problem]:
     """The problems that the flags ask for.
 
     Raises:
       ValueError: both flags, an unknown name, or a file that holds no problem.
     """
-    if _PROBLEM_FILE.value is not None:
-        if _PROBLEM.value is not None:
+    if given.problem_file is not None:
+        if given.problem is not None:
             raise ValueError("--problem: got --problem_file too; allowed: one of the two.")
-        return [load_problem(_PROBLEM_FILE.value)]
-    names = list(PROBLEMS) if _PROBLEM.value is None else _PROBLEM.value.split(",")
+        return [load_problem(given.problem_file)]
+    names = list(PROBLEMS) if given.problem is None else given.problem.split(",")
     for name in names:
         if name not in PROBLEMS:
             raise ValueError(f"--problem: got {name!r}; allowed: {', '.join(PROBLEMS)}.")
@@ -129,4 +132,4 @@ def _problems() -> list[Problem]:
 
 
 if __name__ == "__main__":
-    app.run(main, argv=sys.argv)
+    main(sys.argv)

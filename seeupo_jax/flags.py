@@ -1,0 +1,164 @@
+"""The flags of a command: what it reads, and one sentence for what it does not."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+def as_overrides(arguments: Sequence[str]) -> list[str]:
+    """A command line with every `--config.FIELD=VALUE` as `--override=FIELD=VALUE`."""
+    return [re.sub(r"^--config\.", "--override=", argument) for argument in arguments]
+
+
+class Flags(argparse.ArgumentParser):
+    """The flags of one command, and no other's: what is not declared here is refused."""
+
+    def __init__(self, command: str, about: str | None):
+        super().__init__(
+            prog=f"python -m seeupo_jax.{command}",
+            description=about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self._command = command
+        self._required: list[tuple[str, str]] = []
+
+    def flag(
+        self,
+        name: str,
+        words: str,
+        kind: Callable[[str], Any] | None = None,
+        *,
+        default: Any = None,
+        required: bool = False,
+        **more: Any,
+    ) -> None:
+        """Declares `--NAME=VALUE`.
+
+        Args:
+          words: what it is, for `--help`.
+          kind: makes its value of a text, or raises `Wrong`; default: any text but none.
+          more: as `ArgumentParser.add_argument` takes it.
+        """
+        if required:
+            self._required.append((name, words))
+        kind = text if kind is None else kind
+        self.add_argument(f"--{name}", type=kind, default=default, help=words, **more)
+
+    def switch(self, name: str, words: str, *, default: bool = False) -> None:
+        """Declares `--NAME`, `--NAME=False` and `--noNAME`."""
+        more = {"nargs": "?", "const": True, "metavar": "True|False"}
+        self.flag(name, words, _truth, default=default, **more)
+        self.add_argument(f"--no{name}", dest=name, action="store_false", help=argparse.SUPPRESS)
+
+    def overrides(self) -> None:
+        """Declares `--override=FIELD=VALUE`, and so `--config.FIELD=VALUE`."""
+        self.add_argument(
+            "--override",
+            action="append",
+            default=[],
+            metavar="FIELD.SUB=VALUE",
+            help="on top of the config; --config.FIELD.SUB=VALUE is the same",
+        )
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """What a command line says.
+
+        Args:
+          arguments: without the program's name.
+
+        Raises:
+          ValueError: a flag that the command does not have, a wrong value, or one that is missing.
+        """
+        names = self._option_string_actions
+        given = list(arguments)
+        if "--override" in names:
+            given = as_overrides(given)
+        values, unknown = self.parse_known_args(given)
+        if unknown:
+            raise ValueError(self._unknown(unknown[0]))
+        for name, words in self._required:
+            if getattr(values, name) is None:
+                raise ValueError(f"--{name}: got none; allowed: {words}")
+        return values
+
+    def error(self, message: str) -> NoReturn:
+        """A complaint of argparse, as one sentence.
+
+        Raises:
+          ValueError: always.
+        """
+        raise ValueError(f"{message.removeprefix('argument ').rstrip('.')}.")
+
+    def _unknown(self, argument: str) -> str:
+        hidden = ("--no", "--help")
+        every = [name for name in self._option_string_actions if name.startswith("--")]
+        flags = [name for name in every if not name.startswith(hidden)]
+        if not argument.startswith("-"):
+            return f"{self._command}: got {argument!r}; allowed: flags only, as --NAME=VALUE."
+        name = argument.partition("=")[0]
+        near = difflib.get_close_matches("--" + name.lstrip("-"), flags, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        return f"{name}: {self._command} has no such flag;{hint} allowed: {', '.join(flags)}."
+
+
+class Wrong(argparse.ArgumentTypeError):
+    """A value that a flag does not allow: what was got, and what is allowed."""
+
+    def __init__(self, got: str, allowed: str):
+        super().__init__(f"got {got[:200]!r}; allowed: {allowed}")
+
+
+def text(value: str) -> str:
+    """Any text but the empty one."""
+    if not value.strip():
+        raise Wrong(value, "a text that is not empty")
+    return value
+
+
+def path(value: str) -> Path:
+    """A path, absolute from here on, whatever folder the process goes to."""
+    if not value.strip():
+        raise Wrong(value, "a path")
+    return Path(value).absolute()
+
+
+def names(value: str) -> list[str]:
+    """Names with commas between them."""
+    return [name.strip() for name in text(value).split(",") if name.strip()]
+
+
+def whole(low: int) -> Callable[[str], int]:
+    """Whole numbers from `low` on."""
+
+    def read(value: str) -> int:
+        # Longer ones than the largest int64 are no counts; int() refuses 4,300 digits and more.
+        if not re.fullmatch(r"[+-]?\d{1,19}", value.strip()) or int(value) < low:
+            raise Wrong(value, f"a whole number >= {low}")
+        return int(value)
+
+    return read
+
+
+def positive(value: str) -> float:
+    """A finite number above 0."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise Wrong(value, "a number > 0")
+    return number
+
+
+def _truth(value: str) -> bool:
+    truths = {"true": True, "1": True, "false": False, "0": False}
+    if value.lower() not in truths:
+        raise Wrong(value, "True or False")
+    return truths[value.lower()]
