@@ -35,6 +35,7 @@ class Algorithm:
     weight_clip: float | None = above(0, 0.2)  # M's factors stay in [1 - it, 1 + it]; none: Eq. 8
     clip_low: float | None = at_least(0, 0.2)
     clip_high: float | None = at_least(0, 0.2)
+    clip_dual: float | None = above(1, None)  # clipped: bounds the loss at it times a negative M
     kl_coef: float = at_least(0, 0.002)
     kl_in: str = choice("loss", "reward")
     tis_clip: float | None = above(0, None)  # weigh surrogates by trainer / sampler, at most this
@@ -88,10 +89,15 @@ def check_choices(algorithm: Algorithm, *, max_turns: int) -> None:
             "loss with advantage=gigpo and advantage=hgpo",
             algorithm.kl_in == "loss" or algorithm.advantage not in ("gigpo", "hgpo"),
         ),
+        "clip_dual": (
+            "none unless objective=clipped, whose loss it bounds",
+            algorithm.clip_dual is None or algorithm.objective == "clipped",
+        ),
     }
     for field, (allowed, fits) in wrong.items():
         if not fits:
-            got = f"got {vars(algorithm)[field]!r} with advantage={algorithm.advantage}"
+            beside = "objective" if field == "clip_dual" else "advantage"
+            got = f"got {vars(algorithm)[field]!r} with {beside}={vars(algorithm)[beside]}"
             raise ValueError(f"config.algorithm.{field}: {got}; allowed: {allowed}.")
 
 

@@ -66,6 +66,7 @@ class Options:
     weight_clip: float | None = 0.2
     clip_low: float | None = 0.2
     clip_high: float | None = 0.2
+    clip_dual: float | None = None
     kl_coef: float = 0.002
     kl_in: str = "loss"
     tis_clip: float | None = None
@@ -333,6 +334,8 @@ def _term(logp: float, difference: float, weight: float, options: Options) -> tu
         return bounded * weight * logp, bounded * weight
     assert options.objective == "clipped", options.objective
     plain, clipped = ratio * weight, bounded * weight
+    if options.clip_dual is not None and weight < 0 and ratio > options.clip_dual:
+        return options.clip_dual * weight, 0.0
     # At a tie the derivative is that of s W.
     return (plain, plain) if plain <= clipped else (clipped, 0.0)
 

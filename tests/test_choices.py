@@ -16,6 +16,8 @@ from seeupo_jax.config import from_dict, load_config
         ("baseline", {"advantage": "gigpo", "baseline": "leave_one_out"}),
         ("baseline", {"baseline": "batch", "scale": "group"}),
         ("kl_in", {"advantage": "hgpo", "kl_in": "reward"}),
+        ("clip_dual", {"objective": "cispo", "clip_dual": 3.0}),
+        ("clip_dual", {"objective": "logp", "clip_dual": 3.0}),
         ("turns_per_update", {"order": "custom", "custom_order": (0, 1), "turns_per_update": None}),
         ("refresh", {"refresh": "fused", "weight": "off"}),
         ("refresh", {"refresh": "fused", "turns_per_update": None}),

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from seeupo_jax.algorithms.surrogate import action_logp, clipped_surrogate, turn_ratio
+
+
+class _Clips(NamedTuple):
+    """Bounds of the ratio, and of the term where its weight is negative; None: there is none."""
+
+    low: float | None
+    high: float | None
+    dual: float | None
 
 
 def action_objective(
@@ -19,6 +29,7 @@ def action_objective(
     ratio: str = "geometric",
     clip_low: float | None,
     clip_high: float | None,
+    clip_dual: float | None = None,
     importance: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """An action's term of the objective, to maximise, and how much of it is clipped.
@@ -35,6 +46,8 @@ def action_objective(
       ratio: level of the ratio s and of log pi, as for `turn_ratio`: `geometric` is the mean over
         the tokens of log pi, `product` its sum, `token` a term a token.
       clip_low, clip_high: s counts within [1 - clip_low, 1 + clip_high]; None: unbounded.
+      clip_dual: > 1, of objective `clipped` alone: where W < 0 its term is at least clip_dual W,
+        as `clipped_surrogate` says. None: unbounded.
       importance: multiplies each term; [N], or [N, L] for `token`. None: 1.
 
     Returns:
@@ -54,7 +67,7 @@ def action_objective(
         weight = average(weight)
     weight = jax.lax.stop_gradient(weight)
     term, clipped = _OBJECTIVES[objective](
-        logp_NL, old_logp_NL, mask_NL, weight, ratio, clip_low, clip_high
+        logp_NL, old_logp_NL, mask_NL, weight, ratio, _Clips(clip_low, clip_high, clip_dual)
     )
     if importance is not None:
         term = importance * term
@@ -65,22 +78,23 @@ def action_objective(
     return term, jax.lax.stop_gradient(clipped)
 
 
-def _clipped(logp_NL, old_logp_NL, mask_NL, weight, level, clip_low, clip_high):
+def _clipped(logp_NL, old_logp_NL, mask_NL, weight, level, clips):
     ratio = turn_ratio(logp_NL, old_logp_NL, mask_NL, level=level)
-    term = clipped_surrogate(ratio, weight, clip_low=clip_low, clip_high=clip_high)
-    return term, (term < ratio * weight).astype(jnp.float32)
+    bounds = {"clip_low": clips.low, "clip_high": clips.high, "clip_dual": clips.dual}
+    term = clipped_surrogate(ratio, weight, **bounds)
+    return term, (term != ratio * weight).astype(jnp.float32)
 
 
-def _cispo(logp_NL, old_logp_NL, mask_NL, weight, level, clip_low, clip_high):
+def _cispo(logp_NL, old_logp_NL, mask_NL, weight, level, clips):
     ratio = turn_ratio(logp_NL, old_logp_NL, mask_NL, level=level)
-    low = None if clip_low is None else 1.0 - clip_low
-    high = None if clip_high is None else 1.0 + clip_high
+    low = None if clips.low is None else 1.0 - clips.low
+    high = None if clips.high is None else 1.0 + clips.high
     bounded = jax.lax.stop_gradient(jnp.clip(ratio, low, high))
     term = bounded * weight * action_logp(logp_NL, mask_NL, level=level)
     return term, (bounded != ratio).astype(jnp.float32)
 
 
-def _logp(logp_NL, old_logp_NL, mask_NL, weight, level, clip_low, clip_high):
+def _logp(logp_NL, old_logp_NL, mask_NL, weight, level, clips):
     term = weight * action_logp(logp_NL, mask_NL, level=level)
     return term, jnp.zeros_like(term)
 

@@ -100,6 +100,7 @@ def clipped_surrogate(
     *,
     clip_low: float | None,
     clip_high: float | None,
+    clip_dual: float | None = None,
 ) -> jax.Array:
     """The lesser of ratio x weight and clipped ratio x weight, to maximise (Eq. 6).
 
@@ -108,10 +109,13 @@ def clipped_surrogate(
       weight_N: M of the trajectory, in a shape that broadcasts to the ratio's; held constant.
       clip_low, clip_high: the ratio counts within [1 - clip_low, 1 + clip_high]; None: unbounded
         on that side.
+      clip_dual: > 1; where the weight is negative the result is at least clip_dual x weight, with
+        no gradient beyond, however large the ratio (dual-clip PPO, arXiv:1912.09729; verl's
+        `clip_ratio_c`). None: there it falls with the ratio without a bound.
 
     Returns:
       float32, the ratio's shape, in units of the weight. Where the two are equal the gradient is
-      that of ratio x weight, at the ends of the clip range too.
+      that of ratio x weight, at the ends of the clip range too, and so it is at the dual bound.
     """
     ratio_N = jnp.asarray(ratio_N, jnp.float32)
     weight_N = jax.lax.stop_gradient(jnp.asarray(weight_N, jnp.float32))
@@ -119,7 +123,11 @@ def clipped_surrogate(
     high = None if clip_high is None else 1.0 + clip_high
     plain_N, clipped_N = ratio_N * weight_N, jnp.clip(ratio_N, low, high) * weight_N
     # Not jnp.minimum: at a tie it averages the two gradients, and the clip's is 1/2 or 0 there.
-    return jnp.where(plain_N <= clipped_N, plain_N, clipped_N)
+    surrogate_N = jnp.where(plain_N <= clipped_N, plain_N, clipped_N)
+    if clip_dual is None:
+        return surrogate_N
+    bound_N = clip_dual * weight_N
+    return jnp.where((weight_N < 0) & (surrogate_N < bound_N), bound_N, surrogate_N)
 
 
 def update_weight(factor_N: jax.Array, ratio_N: jax.Array, *, clip: float | None) -> jax.Array:

@@ -127,6 +127,7 @@ def _step(
             ratio=algorithm.ratio,
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
+            clip_dual=algorithm.clip_dual,
         )
         if params.value_C is not None:
             term_NU -= algorithm.value_coef * _value_loss(algorithm, params, rows, mask_NUL)

@@ -124,6 +124,7 @@ class Learner:
             old_is_current=chosen.old_policy == "turn" and self.fused,
             clip_low=chosen.clip_low,
             clip_high=chosen.clip_high,
+            clip_dual=chosen.clip_dual,
             kl_coef=chosen.kl_coef if chosen.kl_in == "loss" else 0.0,
             weight_clip=chosen.weight_clip,
             temperature=self.temperature,

@@ -69,6 +69,7 @@ def turn_loss(
         ratio=objective.ratio,
         clip_low=objective.clip_low,
         clip_high=objective.clip_high,
+        clip_dual=objective.clip_dual,
         importance=importance,
     )
     kl_PJ = mean(kl_estimate(logp_PA, row.ref_logp_PA, mask=row.mask_PA))

@@ -18,6 +18,7 @@ class Objective:
     old_is_current: bool  # the ratio is to the policy just before this very step
     clip_low: float | None
     clip_high: float | None
+    clip_dual: float | None
     kl_coef: float
     weight_clip: float | None
     temperature: float

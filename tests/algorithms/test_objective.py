@@ -14,7 +14,15 @@ from seeupo_jax.algorithms.surrogate import action_logp, turn_ratio
 
 OBJECTIVES = ("clipped", "cispo", "logp")
 RATIOS = ("geometric", "product", "token")
-CLIPS = ((0.2, 0.3), (0.1, None), (None, 0.2), (None, None))
+# clip_low, clip_high, clip_dual
+CLIPS = (
+    (0.2, 0.3, None),
+    (0.1, None, None),
+    (None, 0.2, None),
+    (None, None, None),
+    (0.2, 0.3, 1.1),
+    (None, None, 1.1),
+)
 CHOICES = pytest.mark.parametrize("objective, ratio", list(itertools.product(OBJECTIVES, RATIOS)))
 ROWS, LENGTH = 6, 7
 
@@ -46,7 +54,11 @@ def row_twin(logp_A, old_logp_A, advantage_A, factor, weigh, objective, ratio, c
     low, high = (None if c is None else 1 + c for c in (clips[0] and -clips[0], clips[1]))
     near = s if low is high is None else torch.clamp(s, low, high)
     if objective == "clipped":
-        term, clipped = torch.minimum(s * weight, near * weight), near * weight < s * weight
+        # As in verl's `compute_policy_loss_vanilla`, of losses, which are the negative terms.
+        loss = torch.maximum(-s * weight, -near * weight)
+        if clips[2] is not None:
+            loss = torch.where(weight < 0, torch.minimum(loss, -clips[2] * weight), loss)
+        term, clipped = -loss, -loss != s * weight
     elif objective == "cispo":
         term, clipped = near.detach() * weight * logp, near != s
     else:
@@ -81,14 +93,17 @@ def terms_and_slopes(arrays, **options):
 
 
 @CHOICES
-@pytest.mark.parametrize("clip_low, clip_high", CLIPS)
-def test_terms_shares_and_gradients_agree_with_torch(objective, ratio, clip_low, clip_high):
+@pytest.mark.parametrize("clips", CLIPS)
+def test_terms_shares_and_gradients_agree_with_torch(objective, ratio, clips):
     choices = {"objective": objective, "ratio": ratio}
-    options = {**choices, "clip_low": clip_low, "clip_high": clip_high}
+    if objective != "clipped":
+        clips = (*clips[:2], None)
+    names = ("clip_low", "clip_high", "clip_dual")
+    options = choices | dict(zip(names, clips, strict=True))
     for seed, weighed in ((0, True), (1, True), (2, False)):
         arrays, weigh = ragged(seed), importance(seed, ratio)
         weigh = weigh if weighed else np.ones_like(weigh)
-        expected = twin(arrays, weigh, *choices.values(), (clip_low, clip_high))
+        expected = twin(arrays, weigh, *choices.values(), clips)
         result = terms_and_slopes(arrays, importance=weigh if weighed else None, **options)
         for got, want in zip(result, expected, strict=True):
             np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)

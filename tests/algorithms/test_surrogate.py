@@ -172,6 +172,25 @@ def test_the_surrogate_takes_the_lesser_side(ratio, weight, value, slope):
     np.testing.assert_allclose(gradient(surrogate, [ratio]), [slope], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "ratio, weight, value, slope",
+    [
+        (1.5, -2.0, -3.0, -2.0),  # above the clip range, punished, within the bound
+        (2.5, -2.0, -5.0, -2.0),  # on the bound: of ratio x weight
+        (4.0, -2.0, -5.0, 0.0),  # beyond it
+        (1e30, -2.0, -5.0, 0.0),
+        (0.5, -2.0, -1.6, 0.0),  # below the clip range, as ever
+        (4.0, 2.0, 2.6, 0.0),  # rewarded: no matter of the second bound
+        (4.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_the_second_bound_of_dual_clip_is_of_negative_weights(ratio, weight, value, slope):
+    clips = {"clip_low": 0.2, "clip_high": 0.3, "clip_dual": 2.5}
+    surrogate = partial(clipped_surrogate, weight_N=np.array([weight]), **clips)
+    np.testing.assert_allclose(surrogate(np.array([ratio])), [value], rtol=1e-6)
+    np.testing.assert_allclose(gradient(surrogate, [ratio]), [slope], rtol=1e-6)
+
+
 @pytest.mark.parametrize("weight", [2.0, -2.0])
 def test_the_gradient_at_the_end_of_the_clip_range_is_whole(weight):
     surrogate = partial(clipped_surrogate, weight_N=np.array([weight]), clip_low=0, clip_high=0)

@@ -108,9 +108,10 @@ def test_credit_per_turn_or_token_feeds_any_update(name, advantage):
         ("seeupo", {"objective": "cispo", "loss_mean": "token"}, REVERSE, {}),
         ("seeupo", {"baseline": "batch", "loss_mean": "constant", "pool_mean": "active"}, None, {}),
         ("parallel", {"tis_clip": 1.1, "loss_mean": "token"}, ALL, {}),
+        ("grpo", TWICE | {"clip_dual": 1.01}, ALL, {}),
         ("parallel", {"turns_per_update": 3}, ALL, {"actions": [(1, 2, 3), (0,)]}),
     ],
-    ids=["cispo", "batch baseline", "importance", "long actions"],
+    ids=["cispo", "batch baseline", "importance", "dual clip", "long actions"],
 )
 def test_choices_that_no_recipe_makes_are_the_twins(name, choices, order, rest):
     assert_equal_to_the_twin(learner(name, **LOUD, **choices), 12, order, **rest)

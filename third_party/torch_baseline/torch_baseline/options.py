@@ -129,6 +129,7 @@ FIXED: dict[str, Any] = {
     "algorithm.advantage": "grae",
     "algorithm.baseline": "mean",
     "algorithm.objective": "clipped",
+    "algorithm.clip_dual": None,
     "algorithm.loss_mean": "action",
     "algorithm.kl_in": "loss",
     "algorithm.tis_clip": None,
