@@ -32,7 +32,7 @@ from seeupo_jax.telemetry.checksum import checksum
 from seeupo_jax.telemetry.progress import Progress
 from seeupo_jax.telemetry.run_record import Launch
 from seeupo_jax.telemetry.statistics import evaluation_prefix
-from seeupo_jax.trajectory_source import TrajectorySource
+from seeupo_jax.trajectory_source import Origin, Stored, TrajectorySource
 from seeupo_jax.types import Learned, TrainState
 
 UNKNOWN = Launch()  # nobody said how the run was begun
@@ -88,6 +88,7 @@ class Run:
         self._stopped_folder = f"{folder}/stopped"  # a sweep that was stopped between two turns
         self._stopped = Checkpoints(self._stopped_folder, 1, 0, log=progress.log)
         self._resume: tuple[int, Mapping[str, Any], Mapping[str, Any]] | None = None
+        self._stored: Stored | None = None  # the trajectories of the sweep to resume
         self._log = RunLog(config, workdir, progress, policy.tokenizer)
         self._launch = launch
         self._stagnation = Stagnation(config.stop_after_idle, warn=progress.log)
@@ -140,16 +141,22 @@ class Run:
         step = self._stopped.latest()
         if step is None or step <= self._done:
             return state
-        collected = self.source.stored(step)
-        if collected is None:
+        known = self._stopped.newest({}, partial=True)
+        origin = {} if known is None else known[1].get("trajectories", {})
+        stored = self.source.stored(step, Origin(**origin)) if origin else None
+        if stored is None:
+            self._progress.log(
+                f"the sweep of iteration {step} that was stopped begins again: the trajectories"
+                " that it is of are not there"
+            )
             return state
-        example = stopped_arrays(self.learner, state, collected.trajectories)
+        example = stopped_arrays(self.learner, state, stored.collected.trajectories)
         found = self._stopped.restore(example)
         if found is None:
             return state
         _, arrays, notes = found
         check_same_run(self.config, notes["config"])
-        self._resume = (step, arrays, notes["sweep"])
+        self._resume, self._stored = (step, arrays, notes["sweep"]), stored
         self._stagnation.idle = notes.get("idle_iterations", 0)
         self._done, self._saved, self.evaluated = step - 1, True, True
         self._progress.log(f"resuming in the sweep of iteration {step}")
@@ -159,6 +166,7 @@ class Run:
         """Compiles all programs ahead; the state comes back bit for bit."""
         rollout = self.config.rollout
         count = rollout.tasks * rollout.group_size
+        self.source.compile(state.params)
         with self.phase("rollout"):
             self.engine.compile(self.policy.whole(state.params))
         with self.phase("sweep"):
@@ -179,11 +187,13 @@ class Run:
           Stopped: the run was asked to stop.
           NotLearning: none of them counts; the same command samples them again.
         """
+        stopped, self._stored = self._stored, None
         collected = self.source.of(
             iteration,
             state.params,
             saves=self.due(iteration, self.config.checkpoint.every),
             evaluates=self.due(iteration, self.config.evaluation.every),
+            stopped=stopped,
         )
         try:
             check_groups(iteration, collected)
@@ -240,12 +250,14 @@ class Run:
         where = f"after iteration {self._done}"
         if isinstance(stopped, SweepStopped):
             where = f"in the sweep of iteration {self._done + 1}, {stopped.notes['done']} turns in"
-            extra = self._notes() | {"sweep": stopped.notes}
+            origin = self.source.origin
+            extra = self._notes() | {"sweep": stopped.notes, "trajectories": origin._asdict()}
             self.source.wait()  # what was stopped is nothing without its trajectories
             self._stopped.save(self._done + 1, stopped.arrays, extra)
             self._stopped.wait()
         elif not self._saved:
             self.save(self._done, self._state)
+        self.source.save_ahead()
         self._checkpoints.wait()
         self._progress.log(f"stopped {where}; the same command goes on from there")
 

@@ -131,6 +131,7 @@ def test_tasks_that_teach_nothing_are_replaced_the_same_way_in_every_life_of_a_r
 ):
     with begin("whole") as (run, state):
         run.engine.compile(state.params)
+        run.source.compile(state.params)
         compilations = Compilations()
         collected = [run.rollout(iteration, state) for iteration in (1, 2)]
         compilations.close()
@@ -206,7 +207,7 @@ def test_trajectories_of_failed_environments_are_sampled_again_by_the_same_comma
         with begin("broken", *choices) as (run, state):
             with pytest.raises(NotLearning, match="16 environments failed"):
                 run.rollout(1, state)
-            assert run.source.stored(1) is None
+            assert run.source.stored(1, run.source.origin) is None
 
 
 def test_groups_of_the_same_task_are_sampled_independently(begin):
@@ -251,6 +252,17 @@ def test_a_run_that_is_stopped_in_a_round_samples_the_iteration_again(begin, mon
     assert numbers == [1, 1 + 2**24]
     with begin("stopped") as (run, state):
         assert run.rollout(1, state).rounds == 3
+
+
+def test_what_was_sampled_ahead_is_of_its_own_iteration_also_beside_stored_ones(begin, tmp_path):
+    choices = ("rollout_ahead=1", "algorithm.dynamic_sampling=0", "checkpoint.every=2")
+    with begin("beside", *choices) as (run, state):
+        wanted = [run.rollout(iteration, state) for iteration in (1, 2, 3)]
+    (tmp_path / "beside" / "rollouts" / "3.rollouts").unlink()
+    with begin("beside", *choices) as (run, state):
+        got = [run.rollout(iteration, state) for iteration in (1, 2, 3)]
+    for collected, same in zip(got, wanted, strict=True):
+        assert_same_trajectories(collected.sampled, same.sampled)
 
 
 def began(run):

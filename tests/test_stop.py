@@ -3,6 +3,7 @@
 import random
 import signal
 import subprocess
+import time
 import traceback
 
 import jax
@@ -80,6 +81,27 @@ def test_killed_at_ten_random_moments_it_ends_with_the_same_bits(model):
     assert_same_run(workdir, undisturbed)
 
 
+def test_trajectories_of_other_parameters_are_thrown_away_after_a_kill(model, here, capsys):
+    """A run is killed in a sweep and started again with another learning rate."""
+    undisturbed, workdir = model.parent / "other_rate", model.parent / "killed_in_a_sweep"
+    choices = ("iterations=3", "checkpoint.every=0", "evaluation.every=0")
+    here(undisturbed, StopRequest(), *choices, "optimizer.learning_rate=0.05")
+    (process,) = cases.start(model, workdir, *[f"--config.{each}" for each in choices])
+    deadline = time.monotonic() + 120
+    while not (workdir / "rollouts" / "2.rollouts").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    capsys.readouterr()
+    here(workdir, StopRequest(), *choices, "optimizer.learning_rate=0.05")
+    told = [line for line in capsys.readouterr().out.splitlines() if "thrown away" in line]
+    assert told and all("was sampled by other parameters" in line for line in told)
+    assert "2.rollouts" in told[0]  # the first iteration's were sampled by the same ones
+    assert cases.checksums(workdir) == cases.checksums(undisturbed)
+
+
 class Asked(StopRequest):
     """Is asked to stop once a function of this name has looked so often."""
 
@@ -107,11 +129,14 @@ def here(model, monkeypatch):
     one = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda: one)
     overrides = [text.removeprefix("--config.") for text in (*cases.CHOICES, *CHOICES)]
-    config = load_config(cases.TESTS / "tiny_config.py", [*overrides, f"model.path={model}"])
 
-    def train(workdir, request):
+    def configured(*more):
+        every = [*overrides, f"model.path={model}", *more]
+        return load_config(cases.TESTS / "tiny_config.py", every)
+
+    def train(workdir, request, *more):
         monkeypatch.setattr(train_module, "StopRequest", lambda: request)
-        train_module.train(config, workdir)
+        train_module.train(configured(*more), workdir)
 
     return train
 
@@ -143,3 +168,18 @@ def test_stopped_anywhere_it_goes_on_from_there(model, here, capsys):
     assert_same_run(workdir, undisturbed)
     assert not (workdir / "checkpoints" / "stopped").exists()
     assert list((workdir / "rollouts").iterdir()) == []
+
+
+def test_stopped_while_it_samples_ahead_it_goes_on_with_the_same_policies(model, here, capsys):
+    choices = ("rollout_ahead=1", "iterations=3", "checkpoint.every=0", "evaluation.every=0")
+    undisturbed, workdir = model.parent / "ahead", model.parent / "ahead_stopped"
+    here(undisturbed, StopRequest(), *choices)
+    lags = [line["rollout/policy_lag"] for line in cases.iterations(undisturbed)]
+    assert lags == [0, 1, 1]
+    capsys.readouterr()
+    for function, times in (("sweep", 2), ("_sample", 1), ("sweep", 3), ("none of all", 0)):
+        here(workdir, Asked(function, times), *choices)
+        assert "not sampled ahead" not in capsys.readouterr().out
+    assert_same_run(workdir, undisturbed)
+    assert [line["rollout/policy_lag"] for line in cases.iterations(workdir)] == lags
+    assert not (workdir / "checkpoints" / "ahead").exists()

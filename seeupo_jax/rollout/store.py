@@ -53,17 +53,21 @@ class RolloutStore:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
         self._pending: Future[None] | None = None  # the last save; those before it are over then
 
-    def save(self, iteration: int, collected: Collected, made_by: str = "") -> None:
+    def save(
+        self, iteration: int, collected: Collected, made_by: str = "", sampled_by: str = ""
+    ) -> None:
         """Keeps a collection: writes it in the background, all of it or nothing.
 
         A collection that cannot be written is told and not kept: all that it costs is that a killed
         sweep samples again.
 
         Args:
-          made_by: names the policy that sampled, for instance by a checksum of its parameters.
+          made_by: names the settings that decide, with the parameters, what is sampled.
+          sampled_by: names the parameters that sampled, by a fingerprint.
         """
         if jax.process_index() == 0:
-            self._pending = self._writer.submit(self._save, iteration, collected, made_by)
+            origin = {"made_by": made_by, "sampled_by": sampled_by}
+            self._pending = self._writer.submit(self._save, iteration, collected, origin)
 
     def wait(self) -> None:
         """Returns when every collection that was saved is on the disk, or was told not to be."""
@@ -78,25 +82,27 @@ class RolloutStore:
         finally:
             self._writer.shutdown()
 
-    def _save(self, iteration: int, collected: Collected, made_by: str) -> None:
+    def _save(self, iteration: int, collected: Collected, origin: Mapping[str, str]) -> None:
         file = self._file(iteration)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            _write(file, _pack(iteration, collected, made_by))
+            _write(file, _pack(iteration, collected, origin))
         except (OSError, ValueError, RecursionError) as error:
             file.with_suffix(".unfinished").unlink(missing_ok=True)
             self._log(
                 f"{file} could not be written ({error}): a sweep that is killed will sample again."
             )
 
-    def load(self, iteration: int, made_by: str = "") -> Collected | None:
+    def load(self, iteration: int, made_by: str = "", sampled_by: str = "") -> Collected | None:
         """The iteration's collection, bit for bit; None where there is none that can be used.
+
+        One that other settings or parameters sampled than those named cannot.
 
         Of `info` and messages what JSON cannot hold has become text, and tuples lists.
         """
         self.wait()
         first = jax.process_index() == 0
-        return from_first(self._load(iteration, made_by) if first else None)
+        return from_first(self._load(iteration, made_by, sampled_by) if first else None)
 
     def forget(self, up_to_iteration: int) -> None:
         """Removes the collections of all iterations up to this one: a checkpoint covers them."""
@@ -110,29 +116,40 @@ class RolloutStore:
     def _file(self, iteration: int) -> Path:
         return self._folder / f"{iteration}.rollouts"
 
-    def _load(self, iteration: int, made_by: str) -> Collected | None:
+    def _load(self, iteration: int, made_by: str, sampled_by: str) -> Collected | None:
         file = self._file(iteration)
         try:
             data = file.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            return self._pass_over(file, f"cannot be read ({error.strerror})")
+            return self._throw_away(file, f"cannot be read ({error.strerror})")
         if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
-            return self._pass_over(file, "changed after it was written")
+            return self._throw_away(file, "changed after it was written")
         try:
             notes, arrays = _unpack(data)
             if (notes["iteration"], notes["made_by"]) != (iteration, made_by):
-                return self._pass_over(file, "was sampled by another policy")
+                return self._throw_away(
+                    file,
+                    "was sampled with another seed, environment, model, chat or rollout than the"
+                    " configuration has now",
+                )
+            if notes["sampled_by"] != sampled_by:
+                return self._throw_away(
+                    file,
+                    f"was sampled by other parameters ({notes['sampled_by'][:8]}) than those that"
+                    f" iteration {iteration} is to be sampled by ({sampled_by[:8]}), as after a"
+                    " change of the learning rate, the recipe or the optimizer",
+                )
             return _collected(notes, arrays)
         except (LookupError, TypeError, ValueError):  # whole, and yet of another form
-            return self._pass_over(file, "was written by another version of this program")
+            return self._throw_away(file, "was written by another version of this program")
 
-    def _pass_over(self, file: Path, reason: str) -> None:
-        self._log(f"{file} {reason}; its trajectories are sampled again.")
+    def _throw_away(self, file: Path, reason: str) -> None:
+        self._log(f"{file} {reason}; its trajectories are thrown away and sampled again.")
 
 
-def _pack(iteration: int, collected: Collected, made_by: str) -> bytes:
+def _pack(iteration: int, collected: Collected, origin: Mapping[str, str]) -> bytes:
     trajectories = collected.sampled
     segments = [segment for trajectory in trajectories for segment in trajectory.segments]
     arrays = {name: _join(segments, name, kind) for name, kind in _ARRAYS.items()}
@@ -142,7 +159,7 @@ def _pack(iteration: int, collected: Collected, made_by: str) -> bytes:
     arrays["turn_rewards"] = np.array([*itertools.chain(*turns)], np.float64)
     notes = {
         "iteration": iteration,
-        "made_by": made_by,
+        **origin,
         "collected": _fields(collected, without=("trajectories", "left_out")),
         "left_out": len(collected.left_out),
         "trajectories": [_fields(trajectory, without=_OTHER) for trajectory in trajectories],

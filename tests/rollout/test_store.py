@@ -211,14 +211,18 @@ def test_a_damaged_file_is_passed_over_with_one_sentence(kept, log, tmp_path, da
     file = tmp_path / "rollouts" / "3.rollouts"
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
     assert kept.load(3) is None
-    assert log == [f"{file} changed after it was written; its trajectories are sampled again."]
+    assert log == [
+        f"{file} changed after it was written; its trajectories are thrown away and sampled again."
+    ]
 
 
-def test_what_another_policy_sampled_is_not_used(kept, log):
+def test_what_other_settings_or_parameters_sampled_is_thrown_away(kept, log):
     saved = collection(trajectory(np.random.default_rng(6)))
-    kept.save(2, saved, made_by="a1")
-    assert kept.load(2, made_by="b2") is None and "another policy" in log[0]
-    assert bits(kept.load(2, made_by="a1")) == bits(saved)
+    kept.save(2, saved, "a1", "p1")
+    assert kept.load(2, "b2", "p1") is None and "with another seed, environment" in log[0]
+    assert kept.load(2, "a1", "p2") is None and "by other parameters (p1)" in log[1]
+    assert len(log) == 2 and all(each.endswith("thrown away and sampled again.") for each in log)
+    assert bits(kept.load(2, "a1", "p1")) == bits(saved)
 
 
 def test_a_file_of_another_form_is_sampled_again(kept, log, monkeypatch):

@@ -1,0 +1,68 @@
+"""Equal parameters have equal fingerprints wherever they lie; one bit makes another."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seeupo_jax.config import Mesh
+from seeupo_jax.parallel.fingerprint import fingerprint, mix
+from seeupo_jax.parallel.mesh import make_mesh, sharding
+
+
+def numbers(shape, dtype="float32", seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def test_the_mixing_is_murmur3s():
+    # Of the reference implementation, MurmurHash3.cpp's fmix32.
+    got = mix(jnp.array([0, 1, 0xDEADBEEF, 0xFFFFFFFF], jnp.uint32))
+    assert [hex(x) for x in np.asarray(got)] == ["0x0", "0x514e28b7", "0xde5c6a9", "0x81f16f39"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_every_bit_of_every_element_counts(dtype):
+    x = numbers((8, 16), dtype)
+    width = x.dtype.itemsize * 8
+    found = {fingerprint({"x": x})}
+    bits = np.array(jax.lax.bitcast_convert_type(x, f"uint{width}"))
+    for place, bit in [((0, 0), 0), ((7, 15), width - 1), ((3, 5), 1), ((5, 3), 1)]:
+        changed = bits.copy()
+        changed[place] ^= bits.dtype.type(1) << bits.dtype.type(bit)
+        found.add(fingerprint({"x": jax.lax.bitcast_convert_type(changed, x.dtype)}))
+    assert len(found) == 5
+
+
+def test_order_shape_name_and_type_count():
+    x = numbers((8, 16))
+    others = [
+        {"x": x},
+        {"y": x},
+        {"x": x[::-1]},
+        {"x": x[:, ::-1]},
+        {"x": x.reshape(16, 8)},
+        {"x": x.at[0, 0].set(x[0, 1]).at[0, 1].set(x[0, 0])},
+        {"x": x, "y": x[0]},
+        {"x": x[0], "y": x},
+        {"x": x.astype(jnp.bfloat16)},
+        {"x": jnp.zeros((8, 16))},
+        {"x": jnp.zeros((8, 16), jnp.int32)},
+        {"x": -jnp.zeros((8, 16))},
+    ]
+    assert len({fingerprint(each) for each in others}) == len(others)
+
+
+def test_how_an_array_is_cut_makes_no_difference():
+    mesh = make_mesh(Mesh(data=2, fsdp=2, tensor=2))
+    x = {"x": numbers((8, 16)), "s": numbers(())}
+    wanted = fingerprint(x)
+    for axes in (("rows", None), (None, "rows"), ("rows",), ()):
+        where = sharding(mesh, axes)
+        assert fingerprint(x | {"x": jax.device_put(x["x"], where)}) == wanted
+    with jax.set_mesh(mesh):
+        assert fingerprint(x) == wanted
+
+
+def test_small_steps_are_told_apart():
+    x = numbers((64, 64))
+    assert len({fingerprint([x * np.float32(1 + 2e-7 * i)]) for i in range(20)}) == 20
