@@ -6,7 +6,7 @@ import jax
 
 from seeupo_jax import build, envs
 from seeupo_jax.config import Config
-from seeupo_jax.envs import Demonstrator
+from seeupo_jax.envs import Demonstrator, gate
 from seeupo_jax.learner.layout import check_offload
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.parallel.mesh import make_mesh
@@ -39,9 +39,7 @@ def check_config(config: Config) -> None:
     splits = ["train", config.evaluation.split, *config.evaluation.extra_splits]
     if config.evaluation.select_on is not None:
         splits.append(config.evaluation.select_on)
-    for split in dict.fromkeys(splits):
-        if not len(environment.task_ids(split)):
-            raise ValueError(f"env {config.env.name}: split {split!r} is empty; allowed: tasks.")
+    gate.check_tasks(environment, splits, labelled=config.evaluation.tasks)
     if config.model.path is None and not config.warm_start.stages:
         raise ValueError(
             "config.model.path: got none; allowed: a model folder, or stages in config.warm_start"

@@ -77,6 +77,7 @@ class Env:
     timeout_s: float = above(0, 60.0)  # of one environment call
     retries: int = at_least(0, 2)  # of a reset that failed, or of a call that had no effect
     retry_wait_s: float = at_least(0, 0.5)  # before the first retry; doubles with each
+    max_reward: float = above(0, 1e6)  # in magnitude, of a step and of an episode; more: env_error
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from seeupo_jax import envs
 from seeupo_jax.config import Config
-from seeupo_jax.envs import Labelled
+from seeupo_jax.envs import gate
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.policy.tokenizer import Tokenizer
@@ -58,9 +59,8 @@ def evaluate(
       Stopped: a process was asked to.
     """
     environment = envs.make(config.env.name, **config.env.options)
-    task_ids = environment.task_ids(split)[: config.evaluation.tasks]
-    labelled = isinstance(environment, Labelled)
-    labels = {task_id: environment.labels(task_id) if labelled else {} for task_id in task_ids}
+    task_ids = gate.task_ids(environment, split)[: config.evaluation.tasks]
+    labels = gate.labels_of(environment, task_ids, lambda text: print(text, file=sys.stderr))
     played: dict[tuple[str, int], Episode] = {}
     for part in gather({} if file is None else file.played):
         played |= part
@@ -77,6 +77,7 @@ def evaluate(
         tokenizer,
         params,
         missing,
+        env=config.env,
         max_turns=config.rollout.max_turns,
         seed=config.seed,
         iteration=_STREAM + iteration,

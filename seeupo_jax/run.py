@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from etils import epath
 from seeupo_jax import build, envs
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.config import Config, to_dict
-from seeupo_jax.envs import Labelled
+from seeupo_jax.envs import gate
 from seeupo_jax.evaluation import evaluate
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.programs import compile_programs
@@ -71,7 +71,7 @@ class Run:
             policy,
             self.engine,
             self.pool,
-            self._environment.task_ids("train"),
+            gate.task_ids(self._environment, "train"),
             progress,
             self._asked,
         )
@@ -303,7 +303,8 @@ class Run:
         if self.config.log_checksum:
             more["state/checksum"] = checksum(state)
         learned, self._learned = self._learned, []
-        labels = self._labels({t.task_id for t in collected.sampled})
+        tasks = {t.task_id for t in collected.sampled}
+        labels = gate.labels_of(self._environment, tasks, self._progress.log)
         self._log.iteration(iteration, collected, learned, labels, more)
         self._stagnation.check(iteration, collected, sweep_metrics)
 
@@ -342,11 +343,6 @@ class Run:
             values["eval/selected_on"] = float(selects_on == config.split)
         self._log.evaluation(iteration, values)
         self.evaluated = True
-
-    def _labels(self, task_ids: Collection[str]) -> dict[str, Mapping[str, str]]:
-        """What the environment says of tasks; nothing where it has no labels."""
-        labelled = isinstance(self._environment, Labelled)
-        return {each: self._environment.labels(each) for each in task_ids if labelled}
 
     def _asked(self) -> bool:
         """Whether this process was asked to stop; the others may not know."""

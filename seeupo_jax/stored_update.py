@@ -153,6 +153,7 @@ def prepare(
         trajectories,
         vocab_size=arch.vocab_size,
         max_positions=arch.max_positions,
+        max_reward=config.env.max_reward,
         recorded=config.algorithm.tis_clip is not None,
     )
     config = fit(config, trajectories)

@@ -246,6 +246,7 @@ class TrajectorySource:
                 self._policy.tokenizer,
                 self._policy.whole(params),
                 group_requests(tasks, config.rollout.group_size),
+                env=config.env,
                 max_turns=config.rollout.max_turns,
                 seed=config.seed,
                 iteration=collection_number(iteration, round),

@@ -1,6 +1,8 @@
 """An environment to serve, servers in threads and in processes, and a wire that can be cut."""
 
 import contextlib
+import http.server
+import json
 import os
 import re
 import socket
@@ -73,6 +75,32 @@ def served(make, token_file, **options):
         server.stop()
         thread.join(20)
         assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def answering(answers):
+    """A server of another make, at a URL: it answers each operation with a fixed JSON value."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = json.dumps(answers[self.path.removeprefix("/")]).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield "http://127.0.0.1:{}".format(*server.server_address[1:])
+        finally:
+            server.shutdown()
+            thread.join(20)
 
 
 class Process:

@@ -25,8 +25,40 @@ class DeskWithoutTests(OrderDesk):
 
 def test_an_empty_split_is_told_before_any_compile(monkeypatch):
     monkeypatch.setitem(envs.ENVIRONMENTS, "order_desk", lambda **_: DeskWithoutTests())
-    with pytest.raises(ValueError, match="env order_desk: split 'test' is empty"):
+    with pytest.raises(ValueError, match=r"DeskWithoutTests.task_ids\('test'\): got no task"):
         check_config(load_config(CONFIG))
+
+
+class BadDesk(OrderDesk):
+    """Its option says which of the class's answers is wrong."""
+
+    def __init__(self, wrong):
+        super().__init__()
+        self.wrong = wrong
+        if wrong == "init":
+            raise LookupError("no desk")
+
+    def task_ids(self, split):
+        return iter(super().task_ids(split)) if self.wrong == split else super().task_ids(split)
+
+    def labels(self, task_id):
+        return None if self.wrong == task_id else super().labels(task_id)
+
+
+@pytest.mark.parametrize(
+    "wrong, told",
+    [
+        ("init", "env.name: 'test_build:BadDesk' cannot be made: LookupError: no desk."),
+        ("test", "BadDesk.task_ids('test'): got <list_iterator"),
+        ("train/0", "BadDesk.labels('train/0'): got None; allowed: a dict of texts."),
+        ("test/3", "BadDesk.labels('test/3'): got None; allowed: a dict of texts."),
+    ],
+)
+def test_a_class_that_breaks_the_protocol_is_told_before_any_compile(wrong, told):
+    overrides = ["env.name=test_build:BadDesk", f"env.options={{'wrong': {wrong!r}}}"]
+    with pytest.raises(ValueError) as error:
+        check_config(load_config(CONFIG, overrides))
+    assert str(error.value).startswith(told)
 
 
 def test_an_unknown_option_of_an_environment_is_told():

@@ -16,6 +16,7 @@ from seeupo_jax.envs.base import (
     Tool,
     TransientError,
 )
+from seeupo_jax.envs.gate import describe
 
 
 def _order_desk(**options: Any) -> Environment:
@@ -70,13 +71,15 @@ ENVIRONMENTS = {
     "textworld_express": _textworld_express,
 }
 _METHODS = ("task_ids", "reset", "step", "score", "close")
+_ANYTHING = (Exception, SystemExit)  # what a user's code may raise, but for the user's Ctrl-C
 
 
 def make(name: str, **options: Any) -> Environment:
     """An environment by name, or by `module:Class` where its code lies.
 
     Raises:
-      ValueError: an unknown name or option; a class that is not there or lacks a method.
+      ValueError: an unknown name or option; a class that is not there, lacks a method or cannot be
+        made.
     """
     if ":" in name:
         return _from_module(name, options)
@@ -87,22 +90,28 @@ def make(name: str, **options: Any) -> Environment:
         return ENVIRONMENTS[name](**options)
     except TypeError as error:
         raise ValueError(f"env.options: {name} refused {options}: {error}.") from None
+    except ValueError:
+        raise  # a sentence of its own
+    except Exception as error:
+        raise ValueError(f"env.name: {name!r} cannot be made: {describe(error)}.") from error
 
 
 def _from_module(name: str, options: dict[str, Any]) -> Environment:
     module_name, _, class_name = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:  # the module is run by this, so anything may come up
-        text = f"{type(error).__name__}: {error}"
-        raise ValueError(f"env.name: {name!r} cannot be imported: {text}.") from error
+    except _ANYTHING as error:  # the module is run by this
+        raise ValueError(f"env.name: {name!r} cannot be imported: {describe(error)}.") from error
     if not callable(found):
         raise ValueError(f"env.name: {name!r} is a {type(found).__name__}; allowed: a class.")
     try:
         inspect.signature(found).bind(**options)
     except TypeError as error:
         raise ValueError(f"env.options: {name} refused {options}: {error}.") from None
-    made = found(**options)
+    try:
+        made = found(**options)
+    except _ANYTHING as error:
+        raise ValueError(f"env.name: {name!r} cannot be made: {describe(error)}.") from error
     missing = [method for method in _METHODS if not callable(getattr(made, method, None))]
     if missing:
         raise ValueError(f"env.name: {name!r} has no {', no '.join(missing)}.")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from seeupo_jax.envs.base import Environment, TransientError
+from seeupo_jax.envs.gate import describe
 
 
 @dataclass(frozen=True)
@@ -251,8 +252,8 @@ class EnvPool:
             one.answered = True
             return call.read(one.environment, answer)
         except BaseException as error:  # even SystemExit ends this episode and no other
-            one.transient = isinstance(error, TransientError)
-            failure = Failure("env_error", f"{type(error).__name__}: {error}")
+            one.transient = issubclass(type(error), TransientError)
+            failure = Failure("env_error", describe(error))
         if call.fresh and not one.answered:
             _discard(one.environment)
             one.environment = None

@@ -11,11 +11,14 @@ from typing import Any
 
 import urllib3
 
-from seeupo_jax.envs import wire
+from seeupo_jax.envs import gate, wire
 from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
 
 _CONNECT_S = 10.0
 _CLOSE_S = 5.0
+_STEP = ("observation", "reward", "done", "info")
+_ANSWERS = {"reset": ("messages", "tools", "score"), "step": (*_STEP, "score")}
+_ERRORS = {"ValueError": ValueError, "ProtocolError": gate.ProtocolError}
 
 
 class RemoteError(Exception):
@@ -56,7 +59,7 @@ class Remote:
         self._forget()
 
     def task_ids(self, split: str) -> Sequence[str]:
-        return _result(self._post("task_ids", {"split": split}))
+        return self._result(self._post("task_ids", {"split": split}))
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """Starts an episode in this object's session, or in a new one where that is over."""
@@ -68,14 +71,13 @@ class Remote:
         except _Gone:
             self._forget()
             answer = self._play("reset", request)
-        return tuple(answer["messages"]), tuple(answer["tools"])
+        return gate.check_opening((answer["messages"], answer["tools"]))
 
     def step(self, text: str) -> StepResult:
         if self._score is None:
             raise ValueError("remote: reset() must come before step().")
         answer = self._play("step", {"text": text})
-        observation, info = tuple(answer["observation"]), answer["info"]
-        return StepResult(observation, answer["reward"], answer["done"], info)
+        return gate.check_step(StepResult(*(answer[name] for name in _STEP)))
 
     def score(self) -> float:
         if self._score is None:
@@ -102,9 +104,25 @@ class Remote:
         answer = self._post(operation, numbered | arguments)
         self._number += 1
         self._in_doubt = False
-        result = _result(answer)
-        self._score = float(result["score"])
+        result = self._result(answer)
+        missing = [name for name in _ANSWERS[operation] if name not in _keys(result)]
+        if missing:
+            allowed = ", ".join(_ANSWERS[operation])
+            got = ", ".join(_keys(result)) or "none"
+            raise RemoteError(f"{self.url}/{operation}: got the fields {got}; allowed: {allowed}.")
+        self._score = gate.check_score(result["score"])
         return result
+
+    def _result(self, answer: dict[str, Any]) -> Any:
+        """What the environment returned; raises what it raised."""
+        if "result" in answer:
+            return answer["result"]
+        error = answer.get("error")
+        if not _keys(error) >= {"type", "text"}:
+            got = ", ".join(answer) or "none"
+            raise RemoteError(f"{self.url}: got the fields {got}; allowed: result, or error.")
+        kind, text = str(error["type"]), str(error["text"])
+        raise _ERRORS[kind](text) if kind in _ERRORS else RemoteError(f"{kind}: {text}")
 
     def _post(self, operation: str, request: Any, timeout_s: float | None = None) -> dict:
         body = json.dumps(request).encode()
@@ -147,16 +165,12 @@ class Remote:
         if status != 200 or not isinstance(answer, dict):
             raise RemoteError(f"{self.url}: status {status}: {_excerpt(payload)}")
         if "transient" in answer:
-            raise TransientError(answer["transient"])
+            raise TransientError(str(answer["transient"]))
         return answer
 
 
-def _result(answer: dict[str, Any]) -> Any:
-    """What the environment returned; raises what it raised."""
-    if "error" not in answer:
-        return answer["result"]
-    kind, text = answer["error"]["type"], answer["error"]["text"]
-    raise ValueError(text) if kind == "ValueError" else RemoteError(f"{kind}: {text}")
+def _keys(value: Any) -> set[str]:
+    return set(value) if isinstance(value, dict) else set()
 
 
 def _excerpt(payload: bytes) -> str:

@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from seeupo_jax import envs
-from seeupo_jax.envs import wire
+from seeupo_jax.envs import gate, wire
 from seeupo_jax.envs.base import Environment, TransientError
 
 _log = logging.getLogger(__name__)
@@ -54,19 +54,14 @@ class _Session:
 
 
 def _reset(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
-    messages, tools = environment.reset(request["task_id"], request["seed"])
-    return {"messages": messages, "tools": tools, "score": float(environment.score())}
+    messages, tools = gate.check_opening(environment.reset(request["task_id"], request["seed"]))
+    score = gate.check_score(environment.score())
+    return {"messages": messages, "tools": tools, "score": score}
 
 
 def _step(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
-    step = environment.step(request["text"])
-    return {
-        "observation": step.observation,
-        "reward": float(step.reward),
-        "done": bool(step.done),
-        "info": step.info,
-        "score": float(environment.score()),
-    }
+    step = gate.check_step(environment.step(request["text"]))
+    return vars(step) | {"score": gate.check_score(environment.score())}
 
 
 _PLAYS = {"reset": (_reset, {"task_id": str, "seed": int}), "step": (_step, {"text": str})}
@@ -146,7 +141,7 @@ class EnvServer:
         if operation == "task_ids":
             _check(request, {"split": str})
             with self._catalogue_lock:
-                return _ask(lambda: list(self._catalogue.task_ids(request["split"])))[0]
+                return _ask(lambda: gate.task_ids(self._catalogue, request["split"]))[0]
         if operation == "close":
             _check(request, {"session": str})
             with self._lock:
@@ -249,12 +244,11 @@ def _ask(question: Callable[[], Any]) -> tuple[bytes, bool]:
             )
         return answer, True
     except TransientError as error:
-        return json.dumps({"transient": str(error)}).encode(), False
+        return json.dumps({"transient": gate.text_of(error)}).encode(), False
     except BaseException as error:  # even SystemExit ends this episode and no other
         _log.warning("an environment failed", exc_info=True)
-        return json.dumps(
-            {"error": {"type": type(error).__name__, "text": str(error)}}
-        ).encode(), True
+        told = {"type": type(error).__name__, "text": gate.text_of(error)}
+        return json.dumps({"error": told}).encode(), True
 
 
 def _check(request: Any, fields: dict[str, type]) -> None:

@@ -9,6 +9,7 @@ import jax
 
 from seeupo_jax import envs
 from seeupo_jax.config import Config
+from seeupo_jax.envs import gate
 from seeupo_jax.explain.tell import grouped, listed
 from seeupo_jax.outline import Outline, outline
 from seeupo_jax.parallel.devices import total_memory
@@ -146,4 +147,4 @@ def environment_lines(config: Config) -> list[str]:
 
 
 def task_ids(config: Config, split: str) -> Sequence[str]:
-    return envs.make(config.env.name, **config.env.options).task_ids(split)
+    return gate.task_ids(envs.make(config.env.name, **config.env.options), split)

@@ -13,6 +13,7 @@ Where a context was rewritten, `tokens`, `turn` and `logp` are lists of lists, o
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,18 +93,25 @@ def check_trajectories(
     *,
     vocab_size: int,
     max_positions: int,
+    max_reward: float = math.inf,
     recorded: bool = False,
 ) -> None:
     """Whether a model can be swept with trajectories of `read_trajectories`.
 
     Args:
       vocab_size, max_positions: of the model.
+      max_reward: the largest magnitude of a reward.
       recorded: whether the sampler's log-probabilities are needed.
 
     Raises:
       ValueError: one sentence with the line, what was got and what is allowed.
     """
     for trajectory in trajectories:
+        if abs(trajectory.reward) > max_reward:
+            allowed = f"a number of magnitude at most {max_reward:g} (config.env.max_reward)"
+            raise ValueError(
+                f"{trajectory.task_id}: reward: got {trajectory.reward:g}; allowed: {allowed}."
+            )
         for segment in trajectory.segments:
             where, highest = trajectory.task_id, segment.tokens_L.max(initial=0)
             if highest >= vocab_size:

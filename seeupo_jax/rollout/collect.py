@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from seeupo_jax import config
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.policy.tokenizer import Tokenizer
@@ -16,6 +17,8 @@ from seeupo_jax.rollout.engine import Engine
 from seeupo_jax.rollout.episode import Request
 from seeupo_jax.types import Trajectory
 from seeupo_jax.watch import Watch
+
+DEFAULT = config.Env()
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ def collect(
     params: Any,
     requests: Sequence[Request],
     *,
+    env: config.Env = DEFAULT,
     max_turns: int,
     seed: int,
     iteration: int,
@@ -110,6 +114,7 @@ def collect(
     With several processes each plays the groups that its engine owns; all get all trajectories.
 
     Args:
+      env: what environments may return, and what becomes of what they do not.
       max_turns: of an episode.
       seed, iteration: what random numbers derive from; no two collections share both.
       temperature: None is the training's.
@@ -131,6 +136,7 @@ def collect(
         pool,
         tokenizer,
         requests,
+        env=env,
         max_turns=max_turns,
         seed=seed,
         policy_version=policy_version,

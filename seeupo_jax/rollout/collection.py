@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from seeupo_jax import config
+from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment, Message, StepResult, Tool
 from seeupo_jax.envs.pool import Call, EnvPool
 from seeupo_jax.policy.tokenizer import Conversation, Tokenizer
@@ -37,9 +39,10 @@ class Begun:
 def reset_call(slot: int, request: Request, tokenizer: Tokenizer, seed: int) -> Call:
     """Begins an episode; gives its first messages, its tools and the conversation they begin."""
 
-    # Tokenised in the worker: a malformed message is the environment's failure, not the run's.
+    # Checked and tokenised in the worker: a message that the tokenizer refuses is the environment's
+    # failure, not the run's.
     def begin(_: Environment, answer: Any) -> Any:
-        messages, tools = answer
+        messages, tools = gate.check_opening(answer)
         return messages, tools, tokenizer.begin(messages, tools)
 
     return Call(slot, lambda env: env.reset(request.task_id, seed), begin, fresh=True)
@@ -55,6 +58,7 @@ class Collection:
         tokenizer: Tokenizer,
         requests: Sequence[Request],
         *,
+        env: config.Env,
         max_turns: int,
         seed: int,
         policy_version: int | None,
@@ -63,7 +67,7 @@ class Collection:
         stop: Callable[[], bool],
     ):
         self._engine, self._pool, self._tokenizer = engine, pool, tokenizer
-        self._requests, self._max_turns, self._seed = requests, max_turns, seed
+        self._env, self._requests, self._max_turns, self._seed = env, requests, max_turns, seed
         self._policy_version, self._deterministic = policy_version, deterministic
         self._on_finished, self._stop = on_finished, stop
         owned = (key for key, request in enumerate(requests) if engine.owns(request.group))
@@ -163,16 +167,19 @@ class Collection:
         if action.failure:
             episode.fail("env_error", action.failure)
             return self._go_on(action.key, episode)
-        episode.transcript.act(action.tokens, episode.turn, action.logp)
+        turn, earned = episode.turn, episode.earned
+        episode.transcript.act(action.tokens, turn, action.logp)
         episode.rewards.append(0.0)  # until its environment answers
         self._sampled += len(action.tokens)
         text = self._tokenizer.text(action.tokens)
         episode.messages.append({"role": "assistant", "content": text})
-        conversation = episode.conversation
+        conversation, max_reward = episode.conversation, self._env.max_reward
 
-        def extend(env: Environment, step: StepResult) -> Any:
+        def extend(env: Environment, answer: Any) -> Any:
+            step = gate.check_step(answer, turn=turn, max_reward=max_reward, earned=earned)
+            score = gate.check_score(env.score())
             after = None if step.done else conversation.extend(action.tokens, step.observation)
-            return step, float(step.reward), env.score(), after
+            return step, score, after
 
         self._pool.submit(Call(episode.slot, lambda env: env.step(text), extend))
 
@@ -180,11 +187,10 @@ class Collection:
         self,
         episode: Episode,
         step: StepResult,
-        reward: float,
         score: float,
         conversation: Conversation | None,
     ) -> None:
-        episode.rewards[-1] = reward
+        episode.rewards[-1] = step.reward
         episode.score, episode.conversation = score, conversation
         episode.messages += step.observation
         episode.info = episode.info | step.info

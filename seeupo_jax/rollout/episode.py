@@ -45,6 +45,11 @@ class Episode:
         """To be sampled next."""
         return len(self.rewards)
 
+    @property
+    def earned(self) -> float:
+        """The rewards so far."""
+        return sum(self.rewards, 0.0)
+
     def hear(self, outcome: Outcome) -> Any:
         """What its environment brought; None where it failed, which ends the episode."""
         self.retries += outcome.retries
@@ -62,7 +67,7 @@ class Episode:
         own = {"score": self.score, "member": request.member, "retries": self.retries}
         return Trajectory(
             segments=self.transcript.segments(),
-            reward=sum(self.rewards, 0.0),
+            reward=self.earned,
             group=request.group,
             task_id=request.task_id,
             seed=seed,

@@ -240,10 +240,16 @@ def _calls(schemas: Mapping[str, str]) -> str:
 
 def _arguments(tool: Tool) -> dict[str, Any]:
     """The schema of a tool's arguments: an object, and no key beyond those that are listed."""
-    schema = {"type": "object", **tool["parameters"]}
+    schema = {"type": "object", **tool.get("parameters", {})}
+    guidance = schema.get("x-guidance", {})
+    if not isinstance(guidance, dict):
+        raise ValueError(
+            f"config.rollout.grammar: tool {tool['name']!r}: x-guidance: got {guidance!r}; allowed:"
+            " a dict."
+        )
     if "properties" in schema and not {"allOf", "anyOf", "oneOf", "$ref"} & schema.keys():
         schema = {"additionalProperties": False, **schema}
-    return schema | {"x-guidance": _JSON_STYLE | schema.get("x-guidance", {})}
+    return schema | {"x-guidance": _JSON_STYLE | guidance}
 
 
 class _Vocabulary:

@@ -7,10 +7,15 @@ import pytest
 from seeupo_jax import envs
 
 CODE = """
+class Dumb(Exception):
+    def __str__(self): raise RuntimeError
+
+MISTAKES = {13: TypeError("an own mistake"), 14: SystemExit(2), 15: Dumb()}
+
 class Whole:
     def __init__(self, level=1):
-        if level == 13:
-            raise TypeError("an own mistake")
+        if level in MISTAKES:
+            raise MISTAKES[level]
         self.level = level
     def task_ids(self, split): return ["a"]
     def reset(self, task_id, seed): return (), ()
@@ -26,6 +31,13 @@ class Half:
 def factory(): return Whole(level=7)
 number = 5
 """
+
+
+MISTAKES = {
+    13: "TypeError: an own mistake",
+    14: "SystemExit: 2",
+    15: "Dumb: a Dumb whose text cannot be read",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +72,13 @@ def test_what_is_no_environment_is_refused_in_a_sentence(name, wanted):
         envs.make(name)
 
 
-def test_unknown_options_are_refused_and_an_own_type_error_is_shown_as_it_is():
+def test_unknown_options_are_refused_and_a_constructor_that_fails_is_a_sentence():
     with pytest.raises(ValueError, match="env.options: own_world:Whole refused {'size': 1}"):
         envs.make("own_world:Whole", size=1)
-    with pytest.raises(TypeError, match="an own mistake"):
-        envs.make("own_world:Whole", level=13)
+    for level, said in MISTAKES.items():
+        with pytest.raises(ValueError) as error:
+            envs.make("own_world:Whole", level=level)
+        assert str(error.value) == f"env.name: 'own_world:Whole' cannot be made: {said}."
 
 
 def test_every_name_of_the_table_leads_to_a_class():

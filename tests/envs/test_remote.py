@@ -3,11 +3,12 @@
 import time
 
 import pytest
-from remote_cases import CutWire, Echo, Process, remote, served
+from remote_cases import CutWire, Echo, Process, answering, remote, served
 
 from seeupo_jax import envs
 from seeupo_jax.envs import order_desk_world as world
 from seeupo_jax.envs.base import TransientError
+from seeupo_jax.envs.gate import ProtocolError
 from seeupo_jax.envs.order_desk import OrderDesk
 from seeupo_jax.envs.pool import Call, EnvPool, Failure
 from seeupo_jax.envs.remote import Remote, RemoteError
@@ -68,8 +69,7 @@ def test_make_knows_it_by_name(token_file):
         ("key", RemoteError, r"KeyError: 'gone'"),
         ("value", ValueError, "no such thing"),
         ("exit", RemoteError, "SystemExit: 3"),
-        ("set", RemoteError, "TypeError: .*set is not JSON"),
-        ("nan", ValueError, "not JSON compliant"),
+        ("nan", ProtocolError, r"^step\(\) reward: got nan \(float\); allowed: a finite number"),
     ],
 )
 def test_an_exception_of_the_environment_arrives_with_its_text(token_file, text, error, wanted):
@@ -79,6 +79,51 @@ def test_an_exception_of_the_environment_arrives_with_its_text(token_file, text,
         with pytest.raises(error, match=wanted):
             env.step(text)
         assert env.step("on").info == {"steps": 2}  # the sequence goes on
+
+
+def test_what_json_cannot_hold_arrives_as_its_text(token_file):
+    with served(Echo, token_file) as server:
+        env = remote(server.url, token_file)
+        env.reset("train/0", 5)
+        assert env.step("set").info == {"steps": 1, "odd": "{1, 2}"}
+
+
+OPENING = {"result": {"messages": [], "tools": [], "score": 0}}
+STEP = {"observation": [], "reward": 1, "done": True, "info": {}, "score": 0}
+
+
+@pytest.mark.parametrize(
+    "operation, answer, error, wanted",
+    [
+        ("task_ids", {}, RemoteError, "got the fields none; allowed: result, or error"),
+        ("task_ids", {"error": "no"}, RemoteError, "got the fields error; allowed: result"),
+        ("task_ids", {"error": {"type": 5}}, RemoteError, "got the fields error; allowed: result"),
+        ("task_ids", [1], RemoteError, r"status 200: \[1\]"),
+        ("reset", {}, RemoteError, "got the fields none; allowed: result, or error"),
+        ("reset", {"result": None}, RemoteError, "got the fields none; allowed: messages, tools"),
+        ("reset", {"result": {"score": 1}}, RemoteError, "got the fields score; allowed: messages"),
+        ("reset", {"result": OPENING["result"] | {"tools": 5}}, ProtocolError, "tools: got 5"),
+        ("reset", {"result": OPENING["result"] | {"score": "1"}}, ProtocolError, "got '1' .str.;"),
+        ("step", {"result": {}}, RemoteError, "got the fields none; allowed: observation, reward"),
+        ("step", {"result": STEP | {"reward": None}}, ProtocolError, "reward: got None"),
+        ("step", {"result": STEP | {"info": None}}, ProtocolError, "info: got None"),
+        (
+            "step",
+            {"result": STEP | {"score": 7}},
+            ProtocolError,
+            r"score\(\): got 7 .int.; allowed",
+        ),
+    ],
+)
+def test_what_a_server_answers_is_checked(token_file, operation, answer, error, wanted):
+    token_file.write_text("secret-token\n")
+    with answering({"reset": OPENING, operation: answer}) as url:
+        env = remote(url, token_file)
+        ask = {"task_ids": lambda: env.task_ids("train"), "step": lambda: env.step("one")}
+        if operation != "reset":
+            env.reset("train/0", 5)
+        with pytest.raises(error, match=wanted):
+            ask.get(operation, lambda: env.reset("train/0", 5))()
 
 
 def test_an_environment_that_is_still_busy_is_asked_again_and_nothing_is_counted(token_file):

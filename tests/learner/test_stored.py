@@ -131,11 +131,15 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
     [
         ({"vocab_size": 9}, "tokens: got 9; allowed: ids below the model's vocabulary of 9"),
         ({"max_positions": 4}, "tokens: got 5; allowed: at most the 4 positions"),
+        (
+            {"max_reward": 0.4},
+            r"reward: got 0.5; allowed: .* at most 0.4 \(config.env.max_reward\)",
+        ),
         ({"recorded": True}, "logp: got none; allowed: .* which config.algorithm.tis_clip reads"),
     ],
 )
 def test_what_does_not_go_with_the_model_is_named(tmp_path, limits, said):
-    whole = {"tokens": [1] * 4, "turn": [-1, 0, 0, 0], "logp": LOGP[:4]}
+    whole = {"tokens": [1] * 4, "turn": [-1, 0, 0, 0], "logp": LOGP[:4], "reward": -0.4}
     trajectories = read(tmp_path, LINE | whole, LINE)
     fitting = {"vocab_size": 10, "max_positions": 5}
     check_trajectories(trajectories, **fitting)

@@ -229,8 +229,8 @@ def test_a_reply_without_messages_asks_for_the_next_action(run):
         ("raise@0", 0, "KeyError: 'boom'", RETRIES),
         ("raise@2", 2, "KeyError: 'boom'", 0),
         ("busy@2", 2, "TransientError: busy", RETRIES),
-        ("role@1", 1, "KeyError: 'nobody'", 0),
-        ("nothing@2", 2, "AttributeError: 'NoneType'", 0),
+        ("role@1", 1, "step() observation: got a role 'nobody'", 0),
+        ("nothing@2", 2, "step(): got None; allowed: a StepResult", 0),
     ],
 )
 def test_an_environment_that_fails_is_an_env_error_and_spoils_no_other(

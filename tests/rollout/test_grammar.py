@@ -369,6 +369,9 @@ def test_a_tool_that_cannot_be_enforced_is_named_unless_it_says_lenient(tiny):
     with pytest.raises(ValueError, match="refused tool 'paint': .*colour"):
         grammars.begin((tool,))
     grammars.begin((tool | {"parameters": schema | {"x-guidance": {"lenient": True}}},))
+    grammars.begin(({"name": "paint"},))  # without parameters it takes any
+    with pytest.raises(ValueError, match="tool 'paint': x-guidance: got 5; allowed: a dict"):
+        grammars.begin((tool | {"parameters": {"x-guidance": 5}},))
 
 
 @pytest.mark.parametrize("vocab_size", [64, 71])

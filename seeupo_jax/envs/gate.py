@@ -1,0 +1,279 @@
+"""The gate: what an environment returns is checked where it enters, local or remote.
+
+The fault of an episode raises `ProtocolError`, which costs that episode; the fault of the class
+(its tasks, its labels) raises `ValueError`. Either is one sentence: method, got, allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from seeupo_jax.envs.base import Environment, Labelled, Message, StepResult, Tool
+
+ROLES = ("system", "user", "assistant", "tool")
+STATES = "states"  # of `info`: where an environment names the states itself
+_FIELDS = ("observation", "reward", "done", "info")
+_SHOWN = 60  # characters of what was got
+_LONGEST = 2000  # characters of an error's text
+_DEEPEST = 32  # levels of lists and dicts in `info`
+_ROUNDING = 1e-6  # a score that is a sum of shares may come out above 1
+_INT64 = 2**63  # trackers and JSON readers hold no larger integers
+
+
+class ProtocolError(Exception):
+    """An environment returned what its protocol does not allow."""
+
+
+def check_opening(answer: Any) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+    """What `reset` returned: its messages and its tools."""
+    if not isinstance(answer, list | tuple) or len(answer) != 2:
+        raise _refuse("reset()", answer, "a pair: messages and tools")
+    messages, tools = answer
+    return _messages(messages, "reset() messages"), _tools(tools)
+
+
+def check_step(
+    answer: Any, *, turn: int | None = None, max_reward: float = math.inf, earned: float = 0.0
+) -> StepResult:
+    """What `step` returned, with a float reward and an `info` that JSON can hold.
+
+    Args:
+      turn: of the episode, from 0; None: not known here.
+      max_reward: the largest magnitude of a step's reward, and of the episode's.
+      earned: by the steps before.
+    """
+    if not all(hasattr(answer, name) for name in _FIELDS):
+        raise _refuse("step()", answer, f"a StepResult({', '.join(_FIELDS)})")
+    observation = _messages(answer.observation, "step() observation")
+    reward = check_reward(answer.reward, "step() reward", max_reward=max_reward, earned=earned)
+    done = answer.done
+    if not isinstance(done, bool | np.bool_ | int) or done not in (0, 1):
+        raise _refuse("step() done", done, "True or False")
+    return StepResult(observation, reward, bool(done), _info(answer.info, turn))
+
+
+def check_reward(
+    value: Any, where: str, *, max_reward: float = math.inf, earned: float = 0.0
+) -> float:
+    """A reward in `where`; see `check_step`."""
+    bound = "" if max_reward == math.inf else f" of magnitude at most {max_reward:g}"
+    bound += " (config.env.max_reward), alone and in an episode's sum" if bound else ""
+    reward = _number(value)
+    if reward is None or not math.isfinite(reward) or abs(reward) > max_reward:
+        raise _refuse(where, value, f"a finite number{bound}")
+    if abs(earned + reward) > max_reward:
+        raise ProtocolError(
+            f"{where}: got {reward:g} after {earned:g}; allowed: a finite number{bound}."
+        )
+    return reward
+
+
+def check_score(value: Any) -> float:
+    """What `score` returned."""
+    score = _number(value)
+    if score is None or not -_ROUNDING <= score <= 1 + _ROUNDING:
+        raise _refuse("score()", value, "a number from 0 to 1")
+    return min(max(score, 0.0), 1.0)
+
+
+def task_ids(environment: Environment, split: str) -> list[str]:
+    """The tasks of a split.
+
+    Raises:
+      ValueError: one sentence: no such split, no tasks, or what is no list of texts.
+    """
+    where = f"{type(environment).__name__}.task_ids({split!r})"
+    found = _ask(where, lambda: environment.task_ids(split))
+    listed = hasattr(found, "__len__") and hasattr(found, "__getitem__")
+    if not listed or isinstance(found, str | bytes | Mapping):
+        raise ValueError(str(_refuse(where, found, "a list of texts")))
+    tasks = _ask(where, lambda: list(found))
+    if not tasks:
+        raise ValueError(f"{where}: got no task; allowed: at least one.")
+    for task in tasks:
+        if not isinstance(task, str) or not _encodes(task):
+            raise ValueError(str(_refuse(where, task, "a list of texts", "a task ")))
+    return [str(task) for task in tasks]
+
+
+def labels(environment: Environment, task_id: str) -> dict[str, str]:
+    """A task's labels; empty where the environment has none.
+
+    Raises:
+      ValueError: one sentence: `labels` raised, or returned no texts by name.
+    """
+    if not isinstance(environment, Labelled):
+        return {}
+    where = f"{type(environment).__name__}.labels({task_id!r})"
+    found = _ask(where, lambda: environment.labels(task_id))
+    if not isinstance(found, Mapping):
+        raise ValueError(str(_refuse(where, found, "a dict of texts")))
+    for label, value in found.items():
+        if not all(isinstance(text, str) and _encodes(text) for text in (label, value)):
+            raise ValueError(str(_refuse(where, dict(found), "a dict of texts")))
+    return dict(found)
+
+
+def labels_of(
+    environment: Environment, tasks: Collection[str], warn: Callable[[str], None]
+) -> dict[str, dict[str, str]]:
+    """The labels of several tasks; one whose labels fail has none, and `warn` is told of it."""
+    found, wrong = {}, []
+    for task_id in tasks:
+        try:
+            found[task_id] = labels(environment, task_id)
+        except ValueError as error:
+            found[task_id] = {}
+            wrong.append(str(error))
+    if wrong:
+        warn(f"{len(wrong)} of {len(tasks)} tasks have no labels: {wrong[0]}")
+    return found
+
+
+def check_tasks(environment: Environment, splits: Sequence[str], *, labelled: int) -> None:
+    """Whether all splits have tasks, and the first `labelled` of each split their labels.
+
+    Raises:
+      ValueError: as `task_ids` and `labels`.
+    """
+    for split in dict.fromkeys(splits):
+        for task_id in task_ids(environment, split)[:labelled]:
+            labels(environment, task_id)
+
+
+def describe(error: BaseException) -> str:
+    """An error's class and text, whatever its class does; of a `ProtocolError` the sentence."""
+    kind = "" if type(error) is ProtocolError else f"{type(error).__name__}: "
+    return f"{kind}{text_of(error)}"[:_LONGEST]
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A value as JSON holds it; what JSON cannot hold becomes its text."""
+    if isinstance(value, str):
+        return _utf8(str.__str__(value))
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, int) and -_INT64 <= value < _INT64:
+        return value
+    if depth < _DEEPEST and isinstance(value, Mapping):
+        return {text_of(key): plain(item, depth + 1) for key, item in value.items()}
+    if depth < _DEEPEST and isinstance(value, list | tuple):
+        return [plain(item, depth + 1) for item in value]
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        inner = value.tolist()
+        return text_of(value) if isinstance(inner, complex) else plain(inner, depth + 1)
+    return text_of(value)
+
+
+def _ask(where: str, question: Callable[[], Any]) -> Any:
+    """The class's answer; what it raises is one sentence, a ValueError's own if it has one."""
+    try:
+        return question()
+    except (Exception, SystemExit) as error:
+        own = text_of(error) if isinstance(error, ValueError) else ""
+        raise ValueError(own or f"{where} raised {describe(error)}.") from error
+
+
+def _messages(value: Any, where: str) -> tuple[Message, ...]:
+    allowed = "a tuple or a list of messages, dicts with role and content"
+    if not isinstance(value, list | tuple):
+        raise _refuse(where, value, allowed)
+    for message in value:
+        if not isinstance(message, Mapping):
+            raise _refuse(where, message, allowed, "a message ")
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or role not in ROLES:
+            raise _refuse(where, role, ", ".join(ROLES), "a role ")
+        if not isinstance(content, str) or not _encodes(content):
+            raise _refuse(where, content, "a text that UTF-8 can encode", "a content ")
+    return tuple({key: plain(item) for key, item in message.items()} for message in value)
+
+
+def _tools(value: Any) -> tuple[Tool, ...]:
+    where = "reset() tools"
+    allowed = "a tuple or a list of dicts with the text name, the text description and the JSON"
+    allowed += " schema parameters"
+    if not isinstance(value, list | tuple):
+        raise _refuse(where, value, allowed)
+    for tool in value:
+        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+            raise _refuse(where, tool, allowed, "a tool ")
+        described = isinstance(tool.get("description", ""), str)
+        if not described or not isinstance(tool.get("parameters", {}), dict):
+            raise _refuse(where, tool, allowed, "a tool ")
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProtocolError(
+            f"{where}: got no JSON ({text_of(error)}); allowed: {allowed}."
+        ) from None
+    return tuple(value)
+
+
+def _info(value: Any, turn: int | None) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _refuse("step() info", value, "a dict")
+    info = plain(value)
+    if STATES in info and turn is not None:
+        _check_states(info[STATES], turn)
+    return info
+
+
+def _check_states(states: Any, turn: int) -> None:
+    named = isinstance(states, list) and all(isinstance(state, str) for state in states)
+    if not named or len(states) != turn + 1:
+        allowed = f"a list of {turn + 1} texts, one for each step so far"
+        raise _refuse(f'step() info["{STATES}"]', states, allowed)
+
+
+def _number(value: Any) -> float | None:
+    """A scalar of any library as a float; None: it is none."""
+    if isinstance(value, str | bytes) or not hasattr(type(value), "__float__"):
+        return None
+    if getattr(value, "shape", ()) != ():
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _refuse(where: str, got: Any, allowed: str, what: str = "") -> ProtocolError:
+    kind = "" if got is None else f" ({type(got).__name__})"
+    return ProtocolError(f"{where}: got {what}{_shown(got)}{kind}; allowed: {allowed}.")
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = _utf8(repr(value))
+    except BaseException:  # of a user's class
+        return "a value that cannot be shown"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+
+
+def text_of(value: Any) -> str:
+    """A value's text, whatever its class does."""
+    try:
+        return _utf8(str(value))
+    except BaseException:  # of a user's class
+        return f"a {type(value).__name__} whose text cannot be read"
+
+
+def _encodes(text: str) -> bool:
+    """Whether a text is Unicode: Python's may hold half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

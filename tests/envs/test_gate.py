@@ -1,0 +1,125 @@
+"""What a class of environments says of its tasks is a sentence where it is wrong."""
+
+import enum
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from seeupo_jax.envs import gate
+from seeupo_jax.envs.base import StepResult
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise KeyError
+
+
+class Desk:
+    """Two tasks a split, of two kinds."""
+
+    def __init__(self, tasks=("a", "b"), kind=None):
+        self._tasks, self._kind = tasks, {} if kind is None else kind
+
+    def task_ids(self, split):
+        return self._tasks() if callable(self._tasks) else self._tasks
+
+    def labels(self, task_id):
+        kind = self._kind.get(task_id, {"kind": task_id})
+        return kind() if callable(kind) else kind
+
+
+def fail(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    "tasks, wanted",
+    [
+        ((), r"got no task; allowed: at least one\."),
+        (None, r"got None; allowed: a list of texts\."),
+        (lambda: (name for name in "ab"), r"got <generator .*; allowed: a list of texts\."),
+        ({"a", "b"}, r"got \{.*\} \(set\); allowed: a list of texts\."),
+        ({"a": 1}, r"got \{'a': 1\} \(dict\); allowed: a list of texts\."),
+        ("ab", r"got 'ab' \(str\); allowed: a list of texts\."),
+        ([1, 2], r"got a task 1 \(int\); allowed: a list of texts\."),
+        (["a", None], r"got a task None; allowed: a list of texts\."),
+        (["\udc80"], r"got a task '\\udc80' \(str\); allowed: a list of texts\."),
+        (lambda: fail(OSError("no file")), r"raised OSError: no file\."),
+        (lambda: fail(SystemExit(1)), r"raised SystemExit: 1\."),
+        (lambda: fail(Mute()), r"raised Mute: a Mute whose text cannot be read\."),
+        (lambda: fail(ValueError()), r"raised ValueError: \."),
+    ],
+)
+def test_tasks_that_are_no_list_of_texts_are_refused_in_a_sentence(tasks, wanted):
+    with pytest.raises(ValueError, match=rf"^Desk\.task_ids\('dev'\):? {wanted}$"):
+        gate.check_tasks(Desk(tasks), ["dev"], labelled=2)
+
+
+def test_tasks_are_texts_in_any_list():
+    assert gate.task_ids(Desk(np.array(["x", "y"])), "train") == ["x", "y"]
+    with pytest.raises(ValueError, match="^desk split: got 'dev'; allowed: train.$"):
+        gate.task_ids(Desk(lambda: fail(ValueError("desk split: got 'dev'; allowed: train."))), "")
+
+
+@pytest.mark.parametrize(
+    "labels, wanted",
+    [
+        (None, r"got None; allowed: a dict of texts\."),
+        (["kind"], r"got \['kind'\] \(list\); allowed: a dict of texts\."),
+        ({"kind": 3}, r"got \{'kind': 3\} \(dict\); allowed: a dict of texts\."),
+        ({4: "kind"}, r"got \{4: 'kind'\} \(dict\); allowed: a dict of texts\."),
+        (lambda: fail(KeyError("b")), r"raised KeyError: 'b'\."),
+    ],
+)
+def test_labels_that_are_no_texts_by_name_are_refused_at_the_start_and_reported_later(
+    labels, wanted
+):
+    desk, told = Desk(kind={"b": labels}), []
+    gate.check_tasks(desk, ["train"], labelled=1)
+    with pytest.raises(ValueError, match=rf"^Desk\.labels\('b'\):? {wanted}$"):
+        gate.check_tasks(desk, ["train"], labelled=2)
+    assert gate.labels_of(desk, ["a", "b"], told.append) == {"a": {"kind": "a"}, "b": {}}
+    assert len(told) == 1 and told[0].startswith("1 of 2 tasks have no labels: Desk.labels('b')")
+
+
+def test_an_environment_without_labels_has_none():
+    assert gate.labels(SimpleNamespace(), "a") == {}
+
+
+def test_info_becomes_what_json_holds():
+    class Colour(enum.Enum):
+        RED = 1
+
+    loop = []
+    loop.append(loop)
+    info = {
+        "count": np.int64(3), "share": np.float32(0.5), "won": np.True_, "path": np.arange(2),
+        5: (1, None), "who": Colour.RED, "mute": Mute(), "large": 10**5000, "loss": float("inf"),
+        "half": "\ud800", "at": 1 + 2j,
+    }  # fmt: skip
+    got = gate.check_step(StepResult((), np.float32(1), np.False_, info | {"loop": loop}), turn=0)
+    held = dict(got.info)
+    assert str(held.pop("loop")).count("[") >= 32
+    assert held == {
+        "count": 3, "share": 0.5, "won": True, "path": [0, 1], "5": [1, None],
+        "who": "Colour.RED", "mute": "a Mute whose text cannot be read",
+        "large": "a int whose text cannot be read", "loss": "inf", "half": "\\ud800",
+        "at": "(1+2j)",
+    }  # fmt: skip
+    assert (got.reward, type(got.reward), got.done, type(got.done)) == (1.0, float, False, bool)
+
+
+def test_a_sum_of_shares_is_a_score_and_more_is_none():
+    assert gate.check_score(sum([0.1] * 3) + 0.7000000001) == 1.0
+    assert gate.check_score(-1e-9) == 0.0 and gate.check_score(np.float32(0.25)) == 0.25
+    for wrong in (1.001, -0.001, np.ones(1), "1", None, 1j):
+        with pytest.raises(gate.ProtocolError, match=r"^score\(\): got .*; allowed: a number from"):
+            gate.check_score(wrong)
+
+
+def test_an_errors_text_is_bounded_and_can_be_printed():
+    assert gate.describe(KeyError("x" * 10_000)).startswith("KeyError: 'xxx")
+    assert len(gate.describe(KeyError("x" * 10_000))) == 2000
+    assert gate.describe(OSError("\ud800")).encode() == b"OSError: \\ud800"
+    assert gate.describe(gate.ProtocolError("step(): no.")) == "step(): no."

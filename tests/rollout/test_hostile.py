@@ -1,0 +1,206 @@
+"""What a hostile environment returns costs its own episode, with a sentence, and nothing else."""
+
+import itertools
+
+import numpy as np
+import pytest
+from rollout_cases import NumberTokenizer
+
+from seeupo_jax import config
+from seeupo_jax.envs.base import StepResult
+from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.rollout.collect import collect, group_requests
+from seeupo_jax.rollout.engine import Action
+from seeupo_jax.types import learnable
+
+SAYS = ({"role": "tool", "content": "7"},)
+USER = ({"role": "user", "content": "1 2"},)
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class Hostile:
+    """Its task's name says which method returns what; every other answer is healthy."""
+
+    answers = {
+        # reset
+        "none": ("reset", lambda: None),
+        "words": ("reset", lambda: ("hello", ())),
+        "three": ("reset", lambda: (USER, (), 1)),
+        "role": ("reset", lambda: (({"role": "robot", "content": "1"},), ())),
+        "content": ("reset", lambda: (({"role": "user", "content": None},), ())),
+        "half": ("reset", lambda: (({"role": "user", "content": "\ud800"},), ())),
+        "tool": ("reset", lambda: (USER, ("look",))),
+        "toolset": ("reset", lambda: (USER, ({"name": "look", "parameters": {"enum": {1}}},))),
+        # step
+        "nothing": ("step", lambda: None),
+        "tuple": ("step", lambda: (SAYS, 1.0, False, {})),
+        "info": ("step", lambda: StepResult(SAYS, 0.5, False, None)),
+        "list": ("step", lambda: StepResult(SAYS, 0.5, False, [1])),
+        "text": ("step", lambda: StepResult("hello", 0.5, False)),
+        "number": ("step", lambda: StepResult(5, 0.5, True)),
+        "strings": ("step", lambda: StepResult(("hello",), 0.5, True)),
+        "person": ("step", lambda: StepResult(({"role": 5, "content": "1"},), 0.5, True)),
+        "reward": ("step", lambda: StepResult(SAYS, "0.5", False)),
+        "vector": ("step", lambda: StepResult(SAYS, np.ones(2), False)),
+        "unpaid": ("step", lambda: StepResult(SAYS, None, False)),
+        "done": ("step", lambda: StepResult(SAYS, 0.5, "no")),
+        "states": ("step", lambda: StepResult(SAYS, 0.5, False, {"states": ["a", "b", "c"]})),
+        "unspeakable": ("step", lambda: raise_(Unspeakable())),
+        "exit": ("step", lambda: raise_(SystemExit(3))),
+        "interrupt": ("step", lambda: raise_(KeyboardInterrupt())),
+        # score
+        "two": ("score", lambda: 2.0),
+        "nan": ("score", lambda: float("nan")),
+        "unscored": ("score", lambda: None),
+        "lost": ("score", lambda: raise_(LookupError("gone"))),
+    }
+
+    def reset(self, task_id, seed):
+        self._task = task_id
+        return self._or("reset", (USER, ()))
+
+    def step(self, text):
+        return self._or("step", StepResult(SAYS, 0.5, True, {}))
+
+    def score(self):
+        return self._or("score", 0.5)
+
+    def close(self):
+        pass
+
+    def _or(self, method, healthy):
+        where, answer = self.answers.get(self._task, ("", None))
+        return answer() if where == method else healthy
+
+
+def raise_(error):
+    raise error
+
+
+SENTENCES = {
+    "none": "reset(): got None; allowed: a pair: messages and tools.",
+    "words": "reset() messages: got 'hello' (str); allowed: a tuple or a list of messages",
+    "three": "reset(): got (({'role': 'user', 'content': '1 2'},), (), 1) (tuple)",
+    "role": "reset() messages: got a role 'robot' (str); allowed: system, user, assistant, tool.",
+    "content": "reset() messages: got a content None; allowed: a text that UTF-8 can encode.",
+    "half": "reset() messages: got a content '\\ud800' (str); allowed: a text that UTF-8",
+    "tool": "reset() tools: got a tool 'look' (str); allowed: a tuple or a list of dicts",
+    "toolset": "reset() tools: got no JSON (",
+    "nothing": "step(): got None; allowed: a StepResult(observation, reward, done, info).",
+    "tuple": "step(): got (",
+    "info": "step() info: got None; allowed: a dict.",
+    "list": "step() info: got [1] (list); allowed: a dict.",
+    "text": "step() observation: got 'hello' (str); allowed: a tuple or a list of messages",
+    "number": "step() observation: got 5 (int); allowed: a tuple or a list of messages",
+    "strings": "step() observation: got a message 'hello' (str); allowed:",
+    "person": "step() observation: got a role 5 (int); allowed: system, user, assistant, tool.",
+    "reward": "step() reward: got '0.5' (str); allowed: a finite number",
+    "vector": "step() reward: got array([1., 1.]) (ndarray); allowed: a finite number",
+    "unpaid": "step() reward: got None; allowed: a finite number",
+    "done": "step() done: got 'no' (str); allowed: True or False.",
+    "states": "step() info[\"states\"]: got ['a', 'b', 'c'] (list); allowed: a list of 1 texts",
+    "unspeakable": "Unspeakable: a Unspeakable whose text cannot be read",
+    "exit": "SystemExit: 3",
+    "interrupt": "KeyboardInterrupt: ",
+    "two": "score(): got 2.0 (float); allowed: a number from 0 to 1.",
+    "nan": "score(): got nan (float); allowed: a number from 0 to 1.",
+    "unscored": "score(): got None; allowed: a number from 0 to 1.",
+    "lost": "LookupError: gone",
+}
+
+
+class Saying:
+    """Says the same in every turn."""
+
+    concurrency, patience_s, busy = 4, None, False
+
+    def begin(self, params, **numbers):
+        self._open = []
+
+    def owns(self, group):
+        return True
+
+    def fits(self, context):
+        return len(context) < 40
+
+    def submit(self, turn):
+        self._open.append(turn)
+
+    def step(self, unfinished, stop=False):
+        turns, self._open = self._open, []
+        return [Action(turn.key, [5, 3], [-1.0, -2.0]) for turn in turns] if unfinished else None
+
+    def retire(self, key):
+        pass
+
+    def usage(self):
+        return {}
+
+
+def play(make, tasks, *, group_size=1, max_turns=2, timeout_s=5.0, **options):
+    """Trajectories of a group for each task."""
+    pool = EnvPool(make, 4, workers=4, timeout_s=timeout_s, retries=1, retry_wait_s=0.01)
+    requests = group_requests(tasks, group_size)
+    numbers = {"max_turns": max_turns, "seed": 3, "iteration": 1}
+    try:
+        return collect(
+            Saying(), pool, NumberTokenizer(), None, requests, **numbers, **options
+        ).trajectories
+    finally:
+        pool.close()
+
+
+def test_every_answer_that_the_protocol_does_not_allow_costs_its_episode_only():
+    assert SENTENCES.keys() == Hostile.answers.keys()
+    tasks = list(itertools.chain(*((task, "healthy") for task in SENTENCES)))
+    failed, healthy = (play(Hostile, tasks)[first::2] for first in (0, 1))
+    for trajectory in failed:
+        assert trajectory.stop == "env_error", trajectory.task_id
+        assert trajectory.info["failure"].startswith(SENTENCES[trajectory.task_id])
+    assert {(t.stop, t.reward, t.info["score"]) for t in healthy} == {("done", 0.5, 0.5)}
+    assert learnable([*failed, *healthy]).sum() == 0  # groups of one
+
+
+class Paying(Hostile):
+    """Its task's name is a list of what its steps pay; the last of them ends the episode."""
+
+    def reset(self, task_id, seed):
+        self._pays = [float(pay) for pay in task_id.split()]
+        return USER, ()
+
+    def step(self, text):
+        pay = self._pays.pop(0)
+        return StepResult(SAYS, pay, not self._pays)
+
+    def score(self):
+        return 0.0
+
+
+def test_a_reward_that_is_not_finite_or_too_large_costs_its_episode():
+    bound = "of magnitude at most 1e+06 (config.env.max_reward), alone and in an episode's sum."
+    wrong = {
+        "nan": "got nan (float)",
+        "inf": "got inf (float)",
+        "-inf": "got -inf (float)",
+        "1e30": "got 1e+30 (float)",
+        "1 -1.1e6": "got -1100000.0 (float)",
+        "6e5 5e5": "got 500000 after 600000",
+    }
+    failed = play(Paying, wrong)
+    for trajectory, got in zip(failed, wrong.values(), strict=True):
+        wanted = f"step() reward: {got}; allowed: a finite number {bound}"
+        assert (trajectory.stop, trajectory.info["failure"]) == ("env_error", wanted)
+        assert np.isfinite(trajectory.reward)
+    kept = play(Paying, ["1e6", "-1e6", "6e5 -5e5"])
+    assert [(t.stop, t.reward) for t in kept] == [("done", r) for r in (1e6, -1e6, 1e5)]
+
+
+def test_the_bound_on_rewards_is_the_configurations():
+    env = config.Env(max_reward=2.0)
+    assert [t.stop for t in play(Paying, ["2", "-2.5"], env=env)] == ["done", "env_error"]
+    with pytest.raises(ValueError, match="config.env.max_reward: got 0.0; allowed: a number > 0"):
+        config.from_dict({"env": {"max_reward": 0}})
