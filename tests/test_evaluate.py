@@ -176,13 +176,15 @@ def test_the_dialect_can_be_said(folder, serve):
 
 @pytest.mark.parametrize("concurrency, most", [("2", 2), ("none", 8)])
 def test_so_many_conversations_are_open_as_the_config_says(folder, serve, concurrency, most):
-    together, counts = threading.Lock(), collections.Counter()
+    together, counts = threading.Condition(), collections.Counter()
 
     def slow(reply):
         with together:
             counts["now"] += 1
             counts["most"] = max(counts["most"], counts["now"])
-        time.sleep(0.1)
+            together.notify_all()
+            together.wait_for(lambda: counts["most"] >= most, 5)  # however slowly they come
+        time.sleep(0.1)  # for one more than are allowed
         with together:
             counts["now"] -= 1
         return cases.right(reply)
