@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from seeupo_jax.config import Config
-from seeupo_jax.envs import Environment
+from seeupo_jax.envs import Environment, gate
 
 VALIDATION = "validation"
 
@@ -23,12 +23,13 @@ def selection_split(config: Config, environment: Environment) -> str | None:
     if evaluation.select_on is not None:
         return evaluation.select_on
     try:
-        own = set(environment.task_ids(VALIDATION))
-    except (ValueError, LookupError):  # what an environment says of a split that it does not have
+        own = set(gate.task_ids(environment, VALIDATION))
+    except ValueError:  # what an environment says of a split that it does not have
         return evaluation.split
     # An environment that takes any name for one of its other splits has no validation tasks.
-    others = {*environment.task_ids("train"), *environment.task_ids(evaluation.split)}
-    return VALIDATION if own and not own & others else evaluation.split
+    splits = ("train", evaluation.split)
+    others = {task_id for split in splits for task_id in gate.task_ids(environment, split)}
+    return VALIDATION if not own & others else evaluation.split
 
 
 def selection_warning(config: Config, split: str | None) -> str | None:
