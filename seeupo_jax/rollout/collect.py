@@ -148,15 +148,22 @@ def collect(
         collection.adopt(begun)
     with (Watch() if watch is None else watch).on(collection.activity):
         collection.run()
+    return _gather(collection, engine.usage(), began, len(requests))
+
+
+def _gather(
+    collection: Collection, counts: Mapping[str, int], began: float, requests: int
+) -> Collected:
+    """What all processes collected and spent, since `began` by this process's clock."""
     finished: dict[int, Trajectory] = {}
     usage: Counter[str] = Counter()
     waits, waited = [], (collection.environment_s, collection.reset_s)
-    own = (collection.finished, waited, Counter(engine.usage()))
-    for trajectories, seconds, counts in gather(own):
+    own = (collection.finished, waited, Counter(counts))
+    for trajectories, seconds, used in gather(own):
         finished |= trajectories
-        usage.update(counts)
+        usage.update(used)
         waits.append(seconds)
-    ordered = tuple(finished[key] for key in range(len(requests)))
+    ordered = tuple(finished[key] for key in range(requests))
     turns = [s.turn_L for trajectory in ordered for s in trajectory.segments]
     sampled = sum(int((turn_L >= 0).sum()) for turn_L in turns)
     context = sum(len(turn_L) for turn_L in turns) - sampled
