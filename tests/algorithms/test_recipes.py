@@ -72,12 +72,35 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
         ("ppo", {"advantage": "gae", "ratio": "token", "loss_mean": "token", "scale": "batch"}),
         ("dapo", {"loss_mean": "token", "clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.0}),
         ("cispo", {"objective": "cispo", "loss_mean": "token", "clip_low": None, "kl_coef": 0.0}),
+        # algorithm.gamma, gigpo.mode=mean_std_norm, gigpo.step_advantage_w, actor.kl_loss_coef,
+        # actor.loss_agg_mode=token-mean, actor.clip_ratio of langfengQ/verl-agent
+        (
+            "gigpo",
+            {
+                "advantage": "gigpo",
+                "discount": 0.95,
+                "scale": "group",
+                "step_coef": 1.0,
+                "kl_coef": 0.01,
+                "loss_mean": "token",
+                "ratio": "token",
+                "clip_low": 0.2,
+                "clip_high": 0.2,
+                "kl_in": "loss",
+            },
+        ),
+        # env.history_length, hgpo.length_weight_alpha
+        ("hgpo", {"advantage": "hgpo", "history": 2, "history_power": 1.0, "discount": 0.95}),
     ],
 )
 def test_the_backbones_are_what_their_papers_say(name, expected):
     algorithm = dataclasses.asdict(Algorithm(**RECIPES[name]))
     assert expected == {field: algorithm[field] for field in expected}
     assert algorithm["turns_per_update"] is None and algorithm["weight"] == "off"
+
+
+def test_hgpo_is_gigpo_with_another_credit():
+    assert differing("hgpo", "gigpo") == {"advantage": "hgpo"}
 
 
 def test_only_ppo_has_a_value_function():
