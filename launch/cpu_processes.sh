@@ -44,7 +44,7 @@ if [ "$processes" -gt 1 ] && [ -z "$port" ]; then
     port=PORT
     [ -n "$dry_run" ] ||
         port=$("$python" -c 'import socket
-with socket.create_server(("", 0)) as server:
+with socket.create_server(("localhost", 0)) as server:
     print(server.getsockname()[1])')
 fi
 

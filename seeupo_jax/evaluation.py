@@ -62,7 +62,7 @@ def evaluate(
     task_ids = gate.task_ids(environment, split)[: config.evaluation.tasks]
     labels = gate.labels_of(environment, task_ids, lambda text: print(text, file=sys.stderr))
     played: dict[tuple[str, int], Episode] = {}
-    for part in gather({} if file is None else file.played):
+    for part in gather({} if file is None else file.played, Episode):
         played |= part
     requests = group_requests(task_ids, k)
     missing = [request for request in requests if (request.task_id, request.member) not in played]

@@ -22,6 +22,7 @@ from seeupo_jax.lock import exclusive
 from seeupo_jax.parallel.distributed import from_first, gather
 
 T = TypeVar("T")
+_SENT = {"ValueError": ValueError, "Damaged": Damaged}  # what is raised on all processes alike
 _POLL_S = 1.0  # how often a process asks whether another one has failed
 _PATIENCE_S = 10.0  # until a new file is seen by hosts that share a folder
 
@@ -36,18 +37,19 @@ def lead(action: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return action()
-    result = error = None
+    result = error = sent = None
     if jax.process_index() == 0:
         try:
             result = action()
-        except (ValueError, Damaged) as known:
-            error = known
-        except Exception as unknown:  # it may not be one that can be sent
-            error = OSError(reason(unknown))
-    result, error = from_first((result, error))
-    if error is not None:
-        raise error
-    return result
+        except Exception as raised:
+            kind = next((name for name, each in _SENT.items() if isinstance(raised, each)), "")
+            error = raised if kind else OSError(reason(raised))
+            sent = kind, str(error)
+    result, sent = from_first((result, sent))
+    if sent is None:
+        return result
+    kind, text = sent
+    raise _SENT.get(kind, OSError)(text) if error is None else error
 
 
 def together(action: Callable[[], T]) -> T:

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import jax
 from jax._src.clusters import ClusterEnv  # what jax.distributed.initialize itself looks with
 
+from seeupo_jax.parallel.listening import listen
+
 HEARTBEAT_S = 60  # a process that is not heard of for so long is dead, and the others end
 _MESSAGE_S = 10.0  # for one message between two processes that are connected
 _RETRY_S = 0.2
@@ -99,8 +101,11 @@ def join(place: Place, about: Mapping[str, str], *, timeout_s: int) -> None:
       ValueError: processes that did not come, that came twice, or that differ.
     """
     deadline = time.monotonic() + timeout_s
-    meet = _welcome if place.process_id == 0 else _arrive
-    meet(place, dict(about), deadline, timeout_s)
+    bound = None
+    if place.process_id == 0:
+        bound = _welcome(place, dict(about), deadline, timeout_s)
+    else:
+        _arrive(place, dict(about), deadline, timeout_s)
     # Ours is the handler of SIGTERM: the service's own would only take note of it.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
@@ -109,6 +114,7 @@ def join(place: Place, about: Mapping[str, str], *, timeout_s: int) -> None:
         place.process_id,
         local_device_ids=place.local_device_ids,
         cluster_detection_method="deactivate",
+        coordinator_bind_address=bound,
         initialization_timeout=max(10, int(deadline - time.monotonic())),
         heartbeat_timeout_seconds=HEARTBEAT_S,
         shutdown_timeout_seconds=HEARTBEAT_S,
@@ -134,22 +140,17 @@ def errors_end_at_once() -> Iterator[None]:
         os._exit(code if isinstance(code, int) else 1)
 
 
-def _welcome(place: Place, about: dict[str, str], deadline: float, timeout_s: int) -> None:
-    """Process 0: waits for all the others, and tells them whether the run can begin."""
-    port = int(place.coordinator.rpartition(":")[2])
+def _welcome(place: Place, about: dict[str, str], deadline: float, timeout_s: int) -> str:
+    """Process 0: waits for all the others, and tells them whether the run can begin.
+
+    Returns: the address at which it listened, for the coordinator to do so too.
+    """
     came: set[int] = set()
     connections: list[socket.socket] = []
     problem = None
-    both = socket.has_dualstack_ipv6()
-    try:
-        server = socket.create_server(
-            ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
-        )
-    except OSError as error:
-        raise ValueError(
-            f"--coordinator: port {port} of this machine cannot be listened to ({error.strerror});"
-            " allowed: a free one."
-        ) from None
+    server = listen(place.coordinator, deadline)
+    host, port = server.getsockname()[:2]
+    bound = f"[{host}]:{port}" if server.family == socket.AF_INET6 else f"{host}:{port}"
     with contextlib.ExitStack() as opened:
         opened.enter_context(server)
         while problem is None and len(came) < place.num_processes - 1:
@@ -169,6 +170,7 @@ def _welcome(place: Place, about: dict[str, str], deadline: float, timeout_s: in
             _hear(connection)  # it closes first, so that this port is free again at once
     if problem is not None:
         raise ValueError(problem)
+    return bound
 
 
 def _arrive(place: Place, about: dict[str, str], deadline: float, timeout_s: int) -> None:

@@ -1,8 +1,7 @@
-"""What several processes share: rows of global arrays, small agreements, and whole objects."""
+"""What several processes share: rows of global arrays, small agreements, and whole values."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
+from seeupo_jax.parallel import codec
 from seeupo_jax.parallel.mesh import row_shards, sharding
 
 
@@ -63,26 +63,37 @@ def agree(wants: Sequence[int]) -> list[int]:
     return multihost_utils.process_allgather(np.array(wants, np.int32)).max(axis=0).tolist()
 
 
-def gather(x: Any) -> list[Any]:
-    """Every process's object, in the order of the processes, to all of them."""
+def gather(x: Any, *types: type) -> list[Any]:
+    """Every process's value, in the order of the processes, to all of them.
+
+    Args:
+      x: plain values and arrays, and dataclasses of `types`; see `codec.encode`.
+    """
     if jax.process_count() == 1:
         return [x]
-    data = np.frombuffer(pickle.dumps(x), np.uint8)
-    lengths = multihost_utils.process_allgather(np.array([len(data)]))[:, 0]
+    data = _bytes(x, types)
+    lengths = multihost_utils.process_allgather(np.array([len(data)], np.int32))[:, 0]
     padded = np.pad(data, (0, int(lengths.max()) - len(data)))
     every = multihost_utils.process_allgather(padded)
-    return [pickle.loads(row[:n].tobytes()) for row, n in zip(every, lengths, strict=True)]
+    return [codec.decode(row[:n].tobytes(), types) for row, n in zip(every, lengths, strict=True)]
 
 
-def from_first(x: Any) -> Any:
-    """Process 0's object, to all of them; what the others give is not looked at."""
+def from_first(x: Any, *types: type) -> Any:
+    """Process 0's value, as in `gather`, to all of them; what the others give is not looked at."""
     if jax.process_count() == 1:
         return x
     first = jax.process_index() == 0
-    data = np.frombuffer(pickle.dumps(x if first else None), np.uint8)
+    data = _bytes(x if first else None, types)
     length = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
     own = data if first else np.zeros(length, np.uint8)
-    return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes())
+    return codec.decode(np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes(), types)
+
+
+def _bytes(x: Any, types: tuple[type, ...]) -> np.ndarray:
+    data = np.frombuffer(codec.encode(x, types), np.uint8)
+    if len(data) >= 2**31:
+        raise OverflowError(f"between processes: got {len(data)} bytes; allowed: less than 2 GiB.")
+    return data
 
 
 def to_host(x: Any) -> np.ndarray:

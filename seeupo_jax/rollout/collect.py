@@ -15,7 +15,7 @@ from seeupo_jax.policy.tokenizer import Tokenizer
 from seeupo_jax.rollout.collection import Begun, Collection, reset_call
 from seeupo_jax.rollout.engine import Engine
 from seeupo_jax.rollout.episode import Request
-from seeupo_jax.types import Trajectory
+from seeupo_jax.types import Segment, Trajectory
 from seeupo_jax.watch import Watch
 
 DEFAULT = config.Env()
@@ -159,7 +159,7 @@ def _gather(
     usage: Counter[str] = Counter()
     waits, waited = [], (collection.environment_s, collection.reset_s)
     own = (collection.finished, waited, Counter(counts))
-    for trajectories, seconds, used in gather(own):
+    for trajectories, seconds, used in gather(own, Trajectory, Segment):
         finished |= trajectories
         usage.update(used)
         waits.append(seconds)

@@ -102,7 +102,8 @@ class RolloutStore:
         """
         self.wait()
         first = jax.process_index() == 0
-        return from_first(self._load(iteration, made_by, sampled_by) if first else None)
+        loaded = self._load(iteration, made_by, sampled_by) if first else None
+        return from_first(loaded, Collected, Trajectory, Segment)
 
     def forget(self, up_to_iteration: int) -> None:
         """Removes the collections of all iterations up to this one: a checkpoint covers them."""

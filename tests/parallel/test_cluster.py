@@ -25,6 +25,15 @@ def begun(monkeypatch):
     return numbers
 
 
+@pytest.fixture
+def bound(monkeypatch):
+    """Where the coordinators listen of those that got as far as to begin."""
+    addresses = []
+    take = lambda *_, coordinator_bind_address, **k: addresses.append(coordinator_bind_address)  # noqa: E731
+    monkeypatch.setattr(jax.distributed, "initialize", take)
+    return addresses
+
+
 def meet(*processes, timeout_s=20):
     """Runs each (process_id, num_processes, about) in a thread; what each was told, None: begin."""
     port, told = free_port(), {}
@@ -80,6 +89,48 @@ def test_processes_that_differ_are_all_told_how(begun, others, wanted):
 def test_a_number_that_comes_twice_is_told(begun):
     told = meet((0, 3, ABOUT), (1, 3, ABOUT), (1, 3, ABOUT))
     assert len(set(told)) == 1 and told[0].startswith("--process_id: got 1 twice") and not begun
+
+
+def test_the_coordinator_listens_at_its_own_address_and_no_other(bound):
+    port = free_port()
+    listening = threading.Thread(
+        target=join, args=(Place(f"127.0.0.1:{port}", 0, 2), ABOUT), kwargs={"timeout_s": 20}
+    )
+    listening.start()
+    while True:  # until it listens, where it is to
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+    with pytest.raises(ConnectionRefusedError):  # another address of this machine
+        socket.create_connection(("127.0.0.2", port), timeout=5)
+    join(Place(f"127.0.0.1:{port}", 1, 2), ABOUT, timeout_s=20)
+    listening.join(60)
+    assert sorted(bound, key=str) == [f"127.0.0.1:{port}", None]
+
+
+def test_an_address_that_this_machine_does_not_have_is_told_and_all_are_listened_on(bound, capsys):
+    port = free_port()
+    join(Place(f"192.0.2.1:{port}", 0, 1), ABOUT, timeout_s=5)  # of a network for documents
+    told = capsys.readouterr().err
+    assert bound == [f"[::]:{port}"] or bound == [f"0.0.0.0:{port}"]
+    assert told.startswith("warning: 192.0.2.1 is no address of this machine that others reach:")
+
+
+def test_the_variable_of_jax_chooses_another_address(bound, monkeypatch):
+    port = free_port()
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", f"127.0.0.2:{port}")
+    join(Place(f"192.0.2.1:{port}", 0, 1), ABOUT, timeout_s=5)
+    assert bound == [f"127.0.0.2:{port}"]
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", f"192.0.2.1:{port}")
+    with pytest.raises(ValueError, match="^JAX_COORD.*: got 192.0.2.1:.*; allowed: an address of"):
+        join(Place(f"localhost:{port}", 0, 1), ABOUT, timeout_s=5)
+
+
+def test_a_host_that_is_not_known_in_time_is_told(bound):
+    with pytest.raises(ValueError, match="^--coordinator: got nowhere.invalid:1 .*that is known"):
+        join(Place("nowhere.invalid:1", 0, 2), ABOUT, timeout_s=0)
 
 
 def test_a_port_that_is_in_use_is_told(begun):
@@ -152,12 +203,17 @@ def test_a_cluster_that_does_not_answer_is_told(monkeypatch):
 
 
 PROGRAM = """
-import sys
+import socket, sys
 from seeupo_jax.parallel import cluster, distributed
 port, number = sys.argv[1:]
 with cluster.errors_end_at_once():
     cluster.join(cluster.Place(f"localhost:{port}", int(number), 2), {}, timeout_s=60)
     print(distributed.gather("of " + number), distributed.from_first(number), flush=True)
+    try:
+        socket.create_connection(("127.0.0.2", int(port)), timeout=5)
+    except ConnectionRefusedError:
+        print("loopback alone", flush=True)
+    distributed.gather(0)
     if number == "0":
         raise SystemExit(7)
     distributed.gather(0)  # in the middle of something with process 0
@@ -179,6 +235,7 @@ def test_real_processes_begin_and_the_end_of_one_is_no_hang_of_the_other():
         for number in "01"
     ]
     printed = [process.communicate(timeout=300)[0] for process in both]
-    assert [text.splitlines()[-1] for text in printed] == ["['of 0', 'of 1'] 0"] * 2
+    told = ["['of 0', 'of 1'] 0", "loopback alone"]
+    assert [text.splitlines()[-2:] for text in printed] == [told] * 2
     assert both[0].returncode == 7 and both[1].returncode != 0
     assert time.monotonic() - started < 100

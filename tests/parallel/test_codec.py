@@ -1,0 +1,157 @@
+"""What processes send each other comes back to the bit, and cannot be code."""
+
+import pickle
+import re
+import struct
+from collections import Counter, namedtuple
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+import seeupo_jax
+from seeupo_jax.parallel.codec import decode, encode
+from seeupo_jax.telemetry.episodes import Episode
+from seeupo_jax.types import Segment, Trajectory
+
+NAN = struct.unpack(">d", bytes.fromhex("fff8000000000abc"))[0]  # negative, with a payload
+
+
+def bits(value):
+    """A value with the type and the bytes of everything in it."""
+    if is_dataclass(value):
+        return type(value), {f.name: bits(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return dict, [(bits(key), bits(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value), [bits(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return type(value), value.dtype.str, value.shape, value.tobytes()
+    if type(value) is float:
+        return float, struct.pack(">d", value)
+    return type(value), value
+
+
+VALUES = [
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        2**63,
+        -(2**64),
+        10**6000,
+        "",
+        "ü\0",
+        "\ud83d\ude00 \ud800",
+        b"\x80",
+    ),
+    *(0.1, -0.0, 1.0, 5e-324, float("inf"), float("nan"), NAN),
+    *([], (), {}, [()], ([],), [None, [1, (2,)]], (1.0, 1, True)),
+    *({"a": 1, "b": (1,)}, {1: "a", ("t", 0): [2], "": 3}, {"ü": 1}, {"class": ["list"]}),
+    *(["list", 1], ("array", "<f4", [1], 0)),
+    np.array([np.nan, -0.0, np.inf, 1e-45], np.float32),
+    np.array([2**63 - 1, -(2**63)], np.int64),
+    np.arange(6, dtype=">i2").reshape(2, 3).T,
+    np.zeros((0, 3), np.uint8),
+    np.array([NAN]),
+    *(np.array(7, np.int32), np.array(["a", "üü"]), np.array([True, False])),
+    *(np.float32(0.1), np.float64(0.1), np.int64(3), np.bool_(True), np.str_("x")),
+    np.array(["2026-11-23"], "datetime64[D]"),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+def test_a_value_comes_back_to_the_bit(value):
+    assert bits(decode(encode(value))) == bits(value)
+    assert bits(decode(encode([value, {"x": value}]))) == bits([value, {"x": value}])
+
+
+def trajectory(number):
+    logp_L = np.random.default_rng(number).normal(size=5).astype(np.float32)
+    logp_L[number % 5] = np.nan
+    tokens_L = np.arange(5, dtype=np.int32)
+    return Trajectory(
+        segments=(Segment(tokens_L, tokens_L % 2 - 1, logp_L),) * 2,
+        reward=1 / 3,
+        group=number,
+        messages=({"role": "user", "content": "ü\n"},),
+        info={"states": ["a", "b"], "pair": (1, 2), "score": 0.5},
+        turn_rewards=(0.1, float("nan")),
+    )
+
+
+def test_what_a_collection_gathers_is_what_pickle_would_have_made_of_it():
+    sent = ({3: trajectory(3), 1: trajectory(1)}, (0.5, 0.25), Counter(tokens=4))
+    got = decode(encode(sent, (Trajectory, Segment)), (Segment, Trajectory))
+    assert bits(got) == bits(pickle.loads(pickle.dumps(sent)))
+    logp_L = got[0][3].segments[0].logp_L
+    logp_L[0] = 1  # as after pickle, an array is the receiver's own
+    assert decode(encode(MappingProxyType({"a": 1}))) == {"a": 1}
+
+
+class Code:
+    def __reduce__(self):
+        return print, ("it ran",)
+
+
+@dataclass
+class Other:
+    x: int = 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(Code(), Other(), {1, 2}, Path("x"), namedtuple("N", "x")(1), 1j, ValueError("x")),
+        np.array([Code()], object),
+        np.zeros(2, [("a", "f4")]),
+        Episode,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_plain_value_is_refused_where_it_is_sent(value, capsys):
+    with pytest.raises(TypeError, match="^between processes: got .*; allowed: plain values"):
+        encode({"deep": [value]}, (Trajectory,))
+    assert capsys.readouterr().out == ""
+
+
+def raw(text, data=b""):
+    return struct.pack("<Q", len(text)) + text.encode() + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps(Code()),
+        b"",
+        encode([1, "text"])[:-3],
+        raw("{"),
+        raw("[]"),
+        raw('["set",1]'),
+        raw('["bytes",0,9]', b"12345678"),
+        raw('["bytes",-4,4]', b"12345678"),
+        raw('["array","<f4",[3],0]', b"12345678"),
+        raw('["array","<f4",[-1],0]', b"12345678"),
+        raw('["array","|O",[1],0]', b"12345678"),
+        raw('["array","V4",[1],0]', b"12345678"),
+        raw('["class","Code",{}]'),
+        raw('["class","Segment",{"no":1}]'),
+        raw('["list",' * 100_000),
+    ],
+    ids=range(15),
+)
+def test_bytes_that_are_no_value_are_an_error_and_nothing_runs(data, capsys):
+    with pytest.raises(ValueError):
+        decode(data, (Segment,))
+    assert capsys.readouterr().out == ""
+
+
+def test_no_module_of_the_package_can_unpickle():
+    banned = re.compile(r"^\s*(import|from) (pickle|cloudpickle|dill|shelve|marshal)\b", re.M)
+    for file in Path(seeupo_jax.__path__[0]).rglob("*.py"):
+        assert not banned.search(file.read_text()), file
+    assert banned.search("\n    import pickle\n")
