@@ -18,12 +18,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from seeupo_jax import envs
 from seeupo_jax.envs import gate, wire
 from seeupo_jax.envs.base import Environment, TransientError
+from seeupo_jax.envs.connections import BoundedServer
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ class EnvServer:
       host, port: where to listen; port 0 is a free one.
       max_sessions: open at once.
       idle_s: a session without a request for longer is closed.
+      max_connections: open at once; None: two a session, of which a client needs one.
+      auth_s: seconds that a new connection has to show the token; then it is cut.
     """
 
     def __init__(
@@ -92,6 +95,8 @@ class EnvServer:
         port: int = 0,
         max_sessions: int = 256,
         idle_s: float = 3600.0,
+        max_connections: int | None = None,
+        auth_s: float = 10.0,
     ):
         self._make, self._token = make, token.encode()
         self._max_sessions, self._idle_s = max_sessions, idle_s
@@ -99,7 +104,8 @@ class EnvServer:
         self._sessions: dict[str, _Session] = {}
         self._lock = threading.Lock()  # of the dict
         self._stopped = threading.Event()
-        self._http = _Http((host, port), _Handler)
+        most = 2 * max_sessions if max_connections is None else max_connections
+        self._http = _Http((host, port), _Handler, max_connections=most, admit_s=auth_s)
         self._http.environments = self
         self.url = "http://{}:{}".format(*self._http.server_address[:2])
 
@@ -262,15 +268,8 @@ def _check(request: Any, fields: dict[str, type]) -> None:
         raise _Refusal(400, f"body: allowed: a JSON object with exactly {wanted}.")
 
 
-class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
+class _Http(BoundedServer):
     environments: EnvServer
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news; it asks again if it wants the answer."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -299,6 +298,7 @@ class _Handler(BaseHTTPRequestHandler):
         served = self.server.environments
         if not served.knows(self.headers["Authorization"]):
             raise _Refusal(wire.UNAUTHORIZED, "the token is missing or wrong.")
+        self.server.admit(self.connection)
         length = self.headers["Content-Length"]
         chunked = "Transfer-Encoding" in self.headers
         if chunked or length is None or not (length.isascii() and length.isdigit()):
@@ -324,6 +324,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=8700, help="0 is a free one")
     parser.add_argument("--token-file", help="made with a new token where there is none")
     parser.add_argument("--max-sessions", type=int, default=256, help="episodes open at once")
+    parser.add_argument("--max-connections", type=int, help="open at once; default: two a session")
     parser.add_argument("--idle-s", type=float, default=3600.0, help="then a session is closed")
     flags = parser.parse_args(arguments)
     try:
@@ -338,6 +339,7 @@ def main(arguments: list[str] | None = None) -> None:
             port=flags.port,
             max_sessions=flags.max_sessions,
             idle_s=flags.idle_s,
+            max_connections=flags.max_connections,
         )
     except (ValueError, OSError) as error:
         parser.error(str(error))

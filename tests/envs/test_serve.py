@@ -100,6 +100,71 @@ def test_sizes_are_bounded_before_anything_is_read(token_file):
         assert " 501 " in raw(server, "GET / HTTP/1.1\r\n\r\n")
 
 
+def connect(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def cut(wire):
+    """Whether the other side has ended a connection."""
+    try:
+        return wire.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_who_shows_no_token_in_time_is_cut_however_busily_it_sends(token_file):
+    with served(Echo, token_file, auth_s=0.3) as server:
+        with connect(server) as silent, connect(server) as slow:
+            slow.settimeout(0.05)
+            sent = iter(b"POST /step HTTP/1.1\r\nX: " + b"y" * 10_000)
+            deadline = time.monotonic() + 10
+            assert cut(silent)
+            while True:
+                try:
+                    slow.sendall(bytes([next(sent)]))
+                    assert slow.recv(1) == b""
+                    break
+                except TimeoutError:
+                    assert time.monotonic() < deadline
+                except ConnectionError:
+                    break
+        env = remote(server.url, token_file)
+        env.reset("train/0", 0)
+        assert env.step("one").info == {"steps": 1}
+
+
+def test_who_has_shown_the_token_keeps_its_connection(token_file):
+    head = "POST /task_ids HTTP/1.1\r\nAuthorization: Bearer secret-token\r\n"
+    body = '{"split": "train"}'
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    with served(Echo, token_file, auth_s=0.2) as server, connect(server) as wire:
+        for _ in range(2):
+            wire.sendall(request)
+            assert wire.recv(2**16).startswith(b"HTTP/1.1 200 ")
+            time.sleep(0.5)
+
+
+def test_connections_are_bounded_and_one_that_ends_makes_room(token_file):
+    with served(Echo, token_file, max_connections=2) as server:
+        env = remote(server.url, token_file, timeout_s=5)
+        with connect(server), connect(server) as second:
+            with pytest.raises(TransientError):
+                env.reset("train/0", 0)
+            with connect(server) as third:
+                told = third.makefile("rb").read()
+            assert told.startswith(b"HTTP/1.1 503 ") and b"all 2 connections are open." in told
+            second.close()
+            deadline = time.monotonic() + 10
+            while True:
+                try:
+                    env.reset("train/0", 0)
+                    break
+                except TransientError:
+                    assert time.monotonic() < deadline
+        assert env.step("one").info == {"steps": 1}
+
+
 def test_a_number_is_played_once_and_in_its_turn(token_file):
     with served(Echo, token_file) as server:
         reset = PLAY | {"task_id": "train/0", "seed": 3}
