@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from seeupo_jax.fields import above, at_least, choice, within
 
@@ -93,12 +95,51 @@ def check_choices(algorithm: Algorithm, *, max_turns: int) -> None:
             "none unless objective=clipped, whose loss it bounds",
             algorithm.clip_dual is None or algorithm.objective == "clipped",
         ),
+        **{
+            field: (
+                "1 with objective=logp, which has no ratio to correct for the steps before",
+                vars(algorithm)[field] == 1 or algorithm.objective != "logp",
+            )
+            for field in ("inner_epochs", "minibatches_per_turn")
+        },
     }
+    of_objective = ("clip_dual", "inner_epochs", "minibatches_per_turn")
     for field, (allowed, fits) in wrong.items():
         if not fits:
-            beside = "objective" if field == "clip_dual" else "advantage"
+            beside = "objective" if field in of_objective else "advantage"
             got = f"got {vars(algorithm)[field]!r} with {beside}={vars(algorithm)[beside]}"
             raise ValueError(f"config.algorithm.{field}: {got}; allowed: {allowed}.")
+
+
+def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
+    """Whether ratios correct for data that the policy before sampled, and are of one kind.
+
+    What the sampler recorded is then the old policy's log-probability. It must be of the whole
+    softmax, as the trainer's is: else a ratio is not 1 where no parameter has changed.
+
+    Args:
+      drawn: top_k, top_p and grammar of config.rollout.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    needed = {
+        "algorithm.old_policy": (algorithm.old_policy, algorithm.old_policy == "iteration"),
+        "algorithm.tis_clip": (algorithm.tis_clip, algorithm.tis_clip is None),
+        "algorithm.objective": (algorithm.objective, algorithm.objective != "logp"),
+        **{
+            f"rollout.{name}": (value, value is None or (name, value) == ("top_p", 1))
+            for name, value in drawn.items()
+        },
+    }
+    allowed = {"algorithm.old_policy": "iteration", "algorithm.objective": "clipped or cispo"}
+    for name, (value, fits) in needed.items():
+        if not fits:
+            raise ValueError(
+                f"config.rollout_ahead: got 1 with {name}={value!r}; allowed: 0 unless it is"
+                f" {allowed.get(name, 'none')}, since what is sampled ahead is corrected by ratios"
+                " of whole softmaxes to the policy that sampled."
+            )
 
 
 def _critic_fits(algorithm: Algorithm) -> bool:

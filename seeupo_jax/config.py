@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.algorithms.recipes import RECIPES
-from seeupo_jax.choices import Algorithm, check_choices
+from seeupo_jax.choices import Algorithm, check_ahead, check_choices
 from seeupo_jax.fields import above, assign, at_least, build, checked, choice, parse, within
 
 
@@ -364,12 +364,9 @@ def _check_together(config: Config) -> None:
             f"config.model.kv_heads: got {model.kv_heads}; allowed: a divisor of"
             f" heads={model.heads}."
         )
-    if config.rollout_ahead and (algorithm.old_policy != "iteration" or algorithm.tis_clip):
-        raise ValueError(
-            f"config.rollout_ahead: got {config.rollout_ahead}; allowed: 0 unless"
-            " algorithm.old_policy=iteration and algorithm.tis_clip=none, since its ratios are"
-            " against the policy that sampled."
-        )
+    if config.rollout_ahead:
+        drawn = {name: vars(rollout)[name] for name in ("top_k", "top_p", "grammar")}
+        check_ahead(algorithm, drawn)
     buckets = config.batching.buckets
     rising = list(buckets) == sorted(set(buckets)) and min(buckets, default=1) > 0
     if buckets and (not rising or buckets[-1] < rollout.max_context):

@@ -18,6 +18,8 @@ from seeupo_jax.config import from_dict, load_config
         ("kl_in", {"advantage": "hgpo", "kl_in": "reward"}),
         ("clip_dual", {"objective": "cispo", "clip_dual": 3.0}),
         ("clip_dual", {"objective": "logp", "clip_dual": 3.0}),
+        ("inner_epochs", {"objective": "logp", "inner_epochs": 2}),
+        ("minibatches_per_turn", {"objective": "logp", "minibatches_per_turn": 2}),
         ("turns_per_update", {"order": "custom", "custom_order": (0, 1), "turns_per_update": None}),
         ("refresh", {"refresh": "fused", "weight": "off"}),
         ("refresh", {"refresh": "fused", "turns_per_update": None}),
@@ -27,6 +29,12 @@ def test_choices_that_do_not_go_together_are_refused_by_name(field, choices):
     values = {"algorithm": choices, "rollout": {"max_turns": 2}}
     with pytest.raises(ValueError, match=rf"^config\.algorithm\.{field}: got .*; allowed"):
         from_dict(values)
+
+
+def test_what_has_ratios_may_be_sampled_ahead_and_stepped_on_twice():
+    for name in ("seeupo", "grpo", "gspo", "ppo", "cispo", "dapo"):
+        values = {"recipe": name, "rollout_ahead": 1, "rollout": {"top_p": 1.0}}
+        assert from_dict(values | {"algorithm": {"inner_epochs": 2}}).rollout_ahead == 1
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -195,12 +195,24 @@ def test_a_value_out_of_range_is_refused(key, value, allowed):
         (
             {"rollout_ahead": 1, "algorithm": {"old_policy": "turn"}},
             "rollout_ahead",
-            "allowed: 0 unless algorithm.old_policy=iteration",
+            "got 1 with algorithm.old_policy='turn'; allowed: 0 unless it is iteration",
         ),
         (
             {"rollout_ahead": 1, "algorithm": {"tis_clip": 2.0}},
             "rollout_ahead",
-            "and algorithm.tis_clip=none",
+            "got 1 with algorithm.tis_clip=2.0; allowed: 0 unless it is none",
+        ),
+        ({"rollout_ahead": 1, "rollout": {"top_k": 20}}, "rollout_ahead", "rollout.top_k=20; all"),
+        ({"rollout_ahead": 1, "rollout": {"top_p": 0.9}}, "rollout_ahead", "rollout.top_p=0.9; a"),
+        (
+            {"rollout_ahead": 1, "rollout": {"grammar": "tool_calls"}},
+            "rollout_ahead",
+            "got 1 with rollout.grammar='tool_calls'; allowed: 0 unless it is none",
+        ),
+        (
+            {"rollout_ahead": 1, "recipe": "rloo"},
+            "rollout_ahead",
+            "objective='logp'; allowed: 0 un",
         ),
         ({"batching": {"buckets": (256, 64)}}, "batching.buckets", "rising lengths"),
         ({"batching": {"buckets": (64, 64, 256)}}, "batching.buckets", "rising lengths"),
