@@ -15,7 +15,7 @@ from seeupo_jax.build import Policy
 from seeupo_jax.config import Config, to_dict
 from seeupo_jax.policy.tokenizer import Tokenizer
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.rollout.metrics import most_frequent_failure, rollout_metrics
+from seeupo_jax.rollout.metrics import most_frequent_failure, rollout_metrics, truncation
 from seeupo_jax.telemetry.compilation import Compilations
 from seeupo_jax.telemetry.metrics import MetricsWriter
 from seeupo_jax.telemetry.progress import Progress
@@ -133,9 +133,10 @@ class RunLog:
             samples = samples_of(collected.trajectories, TRAIN)
             self._metrics.draw(iteration, histograms_of(learned), samples)
         self._progress.iteration(iteration, values)
-        trouble = most_frequent_failure(collected)
-        if trouble is not None:
-            self._progress.log(f"iteration {iteration}: {trouble}")
+        max_context = self._config.rollout.max_context
+        for trouble in (most_frequent_failure(collected), truncation(collected, max_context)):
+            if trouble is not None:
+                self._progress.log(f"iteration {iteration}: {trouble}")
 
     def episodes(
         self, iteration: int, split: str, trajectories: Sequence[Trajectory], labels: Labels

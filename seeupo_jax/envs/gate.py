@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from seeupo_jax.envs.base import Environment, Labelled, Message, StepResult, Tool
+from seeupo_jax.envs.base import Environment, Message, StepResult, Tool
 
 ROLES = ("system", "user", "assistant", "tool")
 STATES = "states"  # of `info`: where an environment names the states itself
@@ -73,6 +73,18 @@ def check_reward(
     return reward
 
 
+def has_finish(environment: Environment) -> bool:
+    """Whether an environment is told of the episodes that the trainer ends."""
+    return callable(getattr(environment, "finish", None))
+
+
+def check_last_reward(value: Any, *, max_reward: float = math.inf, earned: float = 0.0) -> float:
+    """What `finish` returned: a last reward, or None, which is none; see `check_step`."""
+    if value is None:
+        return 0.0
+    return check_reward(value, "finish()", max_reward=max_reward, earned=earned)
+
+
 def check_score(value: Any) -> float:
     """What `score` returned."""
     score = _number(value)
@@ -107,7 +119,8 @@ def labels(environment: Environment, task_id: str) -> dict[str, str]:
     Raises:
       ValueError: one sentence: `labels` raised, or returned no texts by name.
     """
-    if not isinstance(environment, Labelled):
+    # Not by isinstance: since Python 3.12 it does not see what a wrapper's __getattr__ passes on.
+    if not callable(getattr(environment, "labels", None)):
         return {}
     where = f"{type(environment).__name__}.labels({task_id!r})"
     found = _ask(where, lambda: environment.labels(task_id))

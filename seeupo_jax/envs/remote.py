@@ -17,7 +17,11 @@ from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
 _CONNECT_S = 10.0
 _CLOSE_S = 5.0
 _STEP = ("observation", "reward", "done", "info")
-_ANSWERS = {"reset": ("messages", "tools", "score"), "step": (*_STEP, "score")}
+_ANSWERS = {
+    "reset": ("messages", "tools", "score"),
+    "step": (*_STEP, "score"),
+    "finish": ("reward", "score"),
+}
 _ERRORS = {"ValueError": ValueError, "ProtocolError": gate.ProtocolError}
 
 
@@ -71,6 +75,7 @@ class Remote:
         except _Gone:
             self._forget()
             answer = self._play("reset", request)
+        self._has_finish = answer.get("finish") is True  # older servers do not say
         return gate.check_opening((answer["messages"], answer["tools"]))
 
     def step(self, text: str) -> StepResult:
@@ -78,6 +83,14 @@ class Remote:
             raise ValueError("remote: reset() must come before step().")
         answer = self._play("step", {"text": text})
         return gate.check_step(StepResult(*(answer[name] for name in _STEP)))
+
+    def finish(self, stop: str) -> float | None:
+        """Tells the environment, where it has `finish`, that the trainer ends its episode."""
+        if self._score is None:
+            raise ValueError("remote: reset() must come before finish().")
+        if not self._has_finish:
+            return None
+        return gate.check_last_reward(self._play("finish", {"stop": stop})["reward"])
 
     def score(self) -> float:
         if self._score is None:
@@ -96,6 +109,7 @@ class Remote:
         self._session, self._number = secrets.token_hex(16), 0
         self._in_doubt = False  # whether the server has carried the last request out
         self._score: float | None = None
+        self._has_finish = False
 
     def _play(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Sends the session's next request, or the one before again if that got no answer."""

@@ -57,7 +57,8 @@ class _Session:
 def _reset(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
     messages, tools = gate.check_opening(environment.reset(request["task_id"], request["seed"]))
     score = gate.check_score(environment.score())
-    return {"messages": messages, "tools": tools, "score": score}
+    told = gate.has_finish(environment)  # else clients need not ask
+    return {"messages": messages, "tools": tools, "score": score, "finish": told}
 
 
 def _step(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +66,16 @@ def _step(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
     return vars(step) | {"score": gate.check_score(environment.score())}
 
 
-_PLAYS = {"reset": (_reset, {"task_id": str, "seed": int}), "step": (_step, {"text": str})}
+def _finish(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
+    reward = gate.check_last_reward(environment.finish(request["stop"]))
+    return {"reward": reward, "score": gate.check_score(environment.score())}
+
+
+_PLAYS = {
+    "reset": (_reset, {"task_id": str, "seed": int}),
+    "step": (_step, {"text": str}),
+    "finish": (_finish, {"stop": str}),
+}
 _SESSION = {"session": str, "number": int}
 
 

@@ -37,13 +37,13 @@ class Begun:
 
 
 def reset_call(slot: int, request: Request, tokenizer: Tokenizer, seed: int) -> Call:
-    """Begins an episode; gives its first messages, its tools and the conversation they begin."""
+    """Begins an episode; gives what `Collection._begin` takes."""
 
     # Checked and tokenised in the worker: a message that the tokenizer refuses is the environment's
     # failure, not the run's.
-    def begin(_: Environment, answer: Any) -> Any:
+    def begin(env: Environment, answer: Any) -> Any:
         messages, tools = gate.check_opening(answer)
-        return messages, tools, tokenizer.begin(messages, tools)
+        return messages, tools, tokenizer.begin(messages, tools), gate.has_finish(env)
 
     return Call(slot, lambda env: env.reset(request.task_id, seed), begin, fresh=True)
 
@@ -141,7 +141,7 @@ class Collection:
                 continue
             episode = self._open[key]
             if (heard := episode.hear(outcome)) is not None:
-                (self._begin if episode.conversation is None else self._answer)(episode, *heard)
+                self._take(episode, *heard)
             self._go_on(key, episode)
 
     def _open_next(self) -> int:
@@ -151,15 +151,26 @@ class Collection:
         self._key_of[slot] = key
         return key
 
+    def _take(self, episode: Episode, *answer: Any) -> None:
+        """Takes what an environment answered to `finish`, `reset` or `step`."""
+        if episode.stop is not None:
+            self._settle(episode, *answer)
+        elif episode.conversation is None:
+            self._begin(episode, *answer)
+        else:
+            self._answer(episode, *answer)
+
     def _begin(
         self,
         episode: Episode,
         messages: Sequence[Message],
         tools: Sequence[Tool],
         conversation: Conversation,
+        has_finish: bool,
     ) -> None:
         episode.messages += messages
         episode.tools, episode.conversation = tools, conversation
+        episode.has_finish = has_finish
 
     def _act(self, action: Action) -> None:
         """Brings a sampled action to its environment."""
@@ -197,12 +208,29 @@ class Collection:
         if step.done:
             episode.stop = "done"
 
+    def _ask_last(self, episode: Episode) -> None:
+        """Tells an environment once that the trainer ends its episode, and asks what it pays."""
+        episode.has_finish = False
+        stop, earned, max_reward = episode.stop, episode.earned, self._env.max_reward
+
+        def settle(env: Environment, answer: Any) -> Any:
+            reward = gate.check_last_reward(answer, max_reward=max_reward, earned=earned)
+            return reward, gate.check_score(env.score())
+
+        self._pool.submit(Call(episode.slot, lambda env: env.finish(stop), settle))
+
+    def _settle(self, episode: Episode, reward: float, score: float) -> None:
+        episode.pay_last(reward)
+        episode.score = score
+
     def _go_on(self, key: int, episode: Episode) -> None:
         """Asks for the next action, or ends the episode."""
         if episode.stop is None and episode.turn == self._max_turns:
             episode.stop = "max_turns"
         if episode.stop is None and not self._engine.fits(episode.conversation.tokens):
             episode.stop = "max_tokens"
+        if episode.stop in ("max_turns", "max_tokens") and episode.has_finish:
+            return self._ask_last(episode)
         if episode.stop is not None:
             del self._open[key]
             self._slots.append(episode.slot)

@@ -35,6 +35,8 @@ class Episode:
     messages: list[Message] = field(default_factory=list)
     tools: Sequence[Tool] = ()
     rewards: list[float] = field(default_factory=list)  # of each turn that was sampled
+    turnless_reward: float = 0.0  # paid by `finish` where no turn was sampled
+    has_finish: bool = False  # its environment has yet to be told that the trainer ends it
     score: float = 0.0
     stop: str | None = None
     retries: int = 0
@@ -48,7 +50,14 @@ class Episode:
     @property
     def earned(self) -> float:
         """The rewards so far."""
-        return sum(self.rewards, 0.0)
+        return sum(self.rewards, self.turnless_reward)
+
+    def pay_last(self, reward: float) -> None:
+        """Adds the reward of `finish` to the last turn's."""
+        if self.rewards:
+            self.rewards[-1] += reward
+        else:
+            self.turnless_reward = reward
 
     def hear(self, outcome: Outcome) -> Any:
         """What its environment brought; None where it failed, which ends the episode."""

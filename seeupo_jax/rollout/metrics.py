@@ -14,6 +14,7 @@ from seeupo_jax.types import CONTEXT, Trajectory, learnable
 
 _CAUSES = 5  # of failures that have a metric of their own
 _CAUSE = 80  # characters of it
+TRUNCATED = 0.1  # share of trajectories that the limit on context may stop without a warning
 
 
 def rollout_metrics(
@@ -104,3 +105,16 @@ def most_frequent_failure(collected: Collected) -> str | None:
         return None
     (reason, times), total = reasons.most_common(1)[0], sum(reasons.values())
     return f"{total} environments failed, {times} of them so: {textwrap.shorten(reason, 200)}"
+
+
+def truncation(collected: Collected, max_context: int) -> str | None:
+    """How many trajectories the limit on context stopped, in a sentence, if more than a tenth."""
+    cut = [t for t in collected.sampled if t.stop == "max_tokens"]
+    if len(cut) <= TRUNCATED * len(collected.sampled):
+        return None
+    early = sum(t.turns == 0 for t in cut)
+    return (
+        f"{len(cut)} of {len(collected.sampled)} trajectories were stopped by max_tokens, {early}"
+        f" of them before their first action: rollout.max_context={max_context} leaves no room for"
+        " one more action; raise it, or shorten what the environment shows."
+    )

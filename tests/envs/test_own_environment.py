@@ -1,5 +1,6 @@
 """The example of docs/environments.md runs, here and behind the server, and is the one shown."""
 
+import dataclasses
 import re
 import types
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from remote_cases import Process, remote
 
 from seeupo_jax import envs
+from seeupo_jax.envs import gate
 
 ROOT = Path(__file__).parents[2]
 NAME = "docs.examples.guess_number:GuessNumber"
@@ -48,6 +50,20 @@ def settings_on_the_page():
 
 def test_every_environment_with_options_is_shown():
     assert len(settings_on_the_page()) == 3
+
+
+def test_the_wrapper_on_the_page_pays_its_bonus_whoever_ends_the_episode():
+    text = (ROOT / "docs" / "environments.md").read_text()
+    (block,) = re.findall(r"```python\n(class Thrifty.*?)```", text, re.DOTALL)
+    names = {"envs": envs, "dataclasses": dataclasses}
+    exec(block, names)
+    env = names["Thrifty"]("order_desk")
+    assert gate.labels(env, gate.task_ids(env, "train")[0]).keys() == {"request"}
+    env.reset("train/0", seed=0)
+    assert env.step("one two").reward == 0.0 and env.finish("max_turns") == 1 / 3
+    env.reset("train/0", seed=0)
+    rewards = [env.step("three").reward for _ in range(6)]  # the desk ends at the sixth
+    assert rewards == [0.0] * 5 + [1 / 7]
 
 
 @pytest.mark.parametrize("block", settings_on_the_page())

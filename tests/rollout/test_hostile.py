@@ -4,13 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from rollout_cases import NumberTokenizer
+from rollout_cases import play
 
 from seeupo_jax import config
 from seeupo_jax.envs.base import StepResult
-from seeupo_jax.envs.pool import EnvPool
-from seeupo_jax.rollout.collect import collect, group_requests
-from seeupo_jax.rollout.engine import Action
 from seeupo_jax.types import learnable
 
 SAYS = ({"role": "tool", "content": "7"},)
@@ -111,47 +108,6 @@ SENTENCES = {
     "unscored": "score(): got None; allowed: a number from 0 to 1.",
     "lost": "LookupError: gone",
 }
-
-
-class Saying:
-    """Says the same in every turn."""
-
-    concurrency, patience_s, busy = 4, None, False
-
-    def begin(self, params, **numbers):
-        self._open = []
-
-    def owns(self, group):
-        return True
-
-    def fits(self, context):
-        return len(context) < 40
-
-    def submit(self, turn):
-        self._open.append(turn)
-
-    def step(self, unfinished, stop=False):
-        turns, self._open = self._open, []
-        return [Action(turn.key, [5, 3], [-1.0, -2.0]) for turn in turns] if unfinished else None
-
-    def retire(self, key):
-        pass
-
-    def usage(self):
-        return {}
-
-
-def play(make, tasks, *, group_size=1, max_turns=2, timeout_s=5.0, **options):
-    """Trajectories of a group for each task."""
-    pool = EnvPool(make, 4, workers=4, timeout_s=timeout_s, retries=1, retry_wait_s=0.01)
-    requests = group_requests(tasks, group_size)
-    numbers = {"max_turns": max_turns, "seed": 3, "iteration": 1}
-    try:
-        return collect(
-            Saying(), pool, NumberTokenizer(), None, requests, **numbers, **options
-        ).trajectories
-    finally:
-        pool.close()
 
 
 def test_every_answer_that_the_protocol_does_not_allow_costs_its_episode_only():
