@@ -23,6 +23,7 @@ from seeupo_jax.learner.layout import (
     to_pinned_host,
 )
 from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.schedule import Schedule
 from seeupo_jax.parallel.distributed import place
 from seeupo_jax.parallel.mesh import (
     ROW_AXES,
@@ -106,7 +107,7 @@ def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
 
 
 def total_steps(config: Config) -> int:
-    """Optimizer steps of a whole run in which every iteration uses all its turns."""
+    """Optimizer steps that a whole run takes at the most: every iteration uses all its turns."""
     algorithm, max_turns = config.algorithm, config.rollout.max_turns
     updates = 1 if algorithm.order == "parallel" else -(-max_turns // algorithm.span(max_turns))
     each = algorithm.inner_epochs * algorithm.minibatches_per_turn
@@ -321,6 +322,7 @@ def build_learner(
         seed=config.seed,
         entropy=config.telemetry.entropy,
         critic_optimizer=critic_optimizer(config, total_steps=total_steps(config)),
+        schedule=Schedule(config.optimizer, config.iterations),
         frozen=policy.frozen,
         layout=jax.tree.map(lambda leaf: leaf.sharding, state),
         everywhere=sharding(policy.mesh, ()),

@@ -9,6 +9,7 @@ from seeupo_jax.config import Config
 from seeupo_jax.envs import Demonstrator, gate
 from seeupo_jax.learner.layout import check_offload
 from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.schedule import Schedule
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy.lora import with_adapters
 from seeupo_jax.policy.weights import read_tokenizer
@@ -21,6 +22,7 @@ def check_config(config: Config) -> None:
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
+    Schedule(config.optimizer, config.iterations)
     make_optimizer(config.optimizer, total_steps=build.total_steps(config))
     check_trackers(config.telemetry.trackers)
     mesh = make_mesh(config.mesh)

@@ -106,7 +106,8 @@ class Optimizer:
     name: str = "adam"
     learning_rate: float = above(0, 3e-4)
     schedule: str = choice("constant", "linear", "cosine")
-    warmup_steps: int = at_least(0, 0)
+    warmup_iterations: int = at_least(0, 0)
+    warmup_steps: int = at_least(0, 0)  # optimizer steps, instead of iterations
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     max_grad_norm: float | None = above(0, 1.0)
 

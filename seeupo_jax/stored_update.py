@@ -15,6 +15,7 @@ from seeupo_jax.config import Config, Rollout
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.layout import check_offload
 from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.schedule import Schedule
 from seeupo_jax.learner.stored import check_trajectories, read_trajectories
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_pass import Step
@@ -160,6 +161,7 @@ def prepare(
     mesh = make_mesh(config.mesh)
     check_offload(config.offload, mesh.local_devices[0])
     build.check_layout(config, mesh)
+    Schedule(config.optimizer, config.iterations)
     make_optimizer(config.optimizer, total_steps=build.total_steps(config))
     config, _ = choose_remat(config, mesh)
     left_out = int(np.sum(~learnable(trajectories)))

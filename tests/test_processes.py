@@ -12,7 +12,12 @@ from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split
 
-CHOICES = ("--config.iterations=2", "--config.evaluation.every=0", "--config.checkpoint.every=0")
+CHOICES = (
+    "--config.iterations=2",
+    "--config.optimizer.schedule=cosine",
+    "--config.evaluation.every=0",
+    "--config.checkpoint.every=0",
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +51,8 @@ def test_two_processes_one_of_them_told_to_stop_are_one_to_the_last_bit(model):
     assert cases.checksums(workdir) == cases.checksums(alone)
     lines, wanted = cases.read_metrics(workdir), cases.read_metrics(alone)
     assert list(map(without_times, lines)) == list(map(without_times, wanted))
+    first, second = (line for line in lines if "sweep/learning_rate" in line)
+    assert second["sweep/learning_rate"] == pytest.approx(first["sweep/learning_rate"] / 2)
     shards = [
         {file.name: file.read_bytes() for file in (folder / "trajectories").iterdir()}
         for folder in (workdir, alone)

@@ -111,6 +111,9 @@ def _recipe(config: Config) -> list[str]:
         lines.append(f"other than the recipe: {choices(other)}")
     chosen = config.optimizer
     rate = f"learning rate {chosen.learning_rate:g} ({chosen.schedule})"
+    for unit in ("iterations", "steps"):
+        if warmup := vars(chosen)[f"warmup_{unit}"]:
+            rate += f", warm-up over {warmup} {unit}"
     return [*lines, f"optimizer {chosen.name}, {rate}"]
 
 

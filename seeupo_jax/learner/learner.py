@@ -17,6 +17,7 @@ from seeupo_jax.learner import update
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.critic import Critic, make_critic
 from seeupo_jax.learner.layout import on_device
+from seeupo_jax.learner.schedule import Schedule, at_share
 from seeupo_jax.learner.step_objective import Objective
 from seeupo_jax.parallel import distributed
 from seeupo_jax.policy.network import Network, join
@@ -28,6 +29,7 @@ class Learner:
     """What a sweep needs and does not change.
 
     critic_optimizer: of the value function, where there is one; None: the policy's.
+    schedule: what the learning rates of both are in an iteration; None: as the state has them.
     entropy: whether the pass that begins a sweep also finds the entropy of every action token.
     frozen: parameters that no step changes (all but the adapters, where there are any).
     layout: shardings of the TrainState, and `everywhere` one of small arrays. Every program returns
@@ -42,6 +44,7 @@ class Learner:
     seed: int = 0
     entropy: bool = False
     critic_optimizer: optax.GradientTransformation | None = None
+    schedule: Schedule | None = None
     frozen: Any = field(default_factory=dict)
     layout: TrainState | None = None
     everywhere: jax.sharding.Sharding | None = None
@@ -106,6 +109,12 @@ class Learner:
         chosen = self.critic_optimizer
         optimizer = self.optimizer if chosen is None else chosen
         return make_critic(self.algorithm, self.network.arch.width, optimizer)
+
+    def at_iteration(self, state: TrainState, iteration: int) -> TrainState:
+        """The state with the learning rates of an iteration (1, 2, ...)."""
+        if self.schedule is None:
+            return state
+        return at_share(state, self.schedule.share(iteration), self.spread)
 
     def spread(self, x_N: Any) -> jax.Array:
         """A small array, the same in all processes, on every device."""

@@ -1,4 +1,4 @@
-"""Optimizers by name, learning-rate schedules, and the update that skips gradients gone bad."""
+"""Optimizers by name, and the update that skips gradients gone bad."""
 
 from __future__ import annotations
 
@@ -16,13 +16,8 @@ import jax.numpy as jnp
 import optax
 
 from seeupo_jax.config import Optimizer
+from seeupo_jax.learner.schedule import by_iteration, step_warmup
 from seeupo_jax.types import TrainState
-
-_DECAY = {
-    "constant": lambda progress: jnp.ones_like(progress),
-    "linear": lambda progress: 1.0 - progress,
-    "cosine": lambda progress: 0.5 * (1.0 + jnp.cos(jnp.pi * progress)),
-}
 
 
 def make_optimizer(config: Optimizer, *, total_steps: int) -> optax.GradientTransformation:
@@ -30,8 +25,10 @@ def make_optimizer(config: Optimizer, *, total_steps: int) -> optax.GradientTran
 
     Args:
       config: `name` is an optax function (`adamw`, `contrib.muon`) or a user's `module:function`
-        with a `learning_rate` parameter; `kwargs` are its other keyword arguments.
-      total_steps: optimizer steps of the whole run, where the learning rate has decayed to 0.
+        with a `learning_rate` parameter; `kwargs` are its other keyword arguments. What it gets as
+        learning rate is a number, or with a schedule or a warm-up a function of its own steps,
+        which within an iteration changes by `warmup_steps` alone: see `learner/schedule.py`.
+      total_steps: optimizer steps that the whole run takes at the most.
 
     Raises:
       ValueError: an unknown name, a keyword it does not take, a result that is no
@@ -40,11 +37,13 @@ def make_optimizer(config: Optimizer, *, total_steps: int) -> optax.GradientTran
     """
     build = _find(config.name)
     _check_keywords(config.name, build, config.kwargs)
-    rate = learning_rate_schedule(config, total_steps=total_steps)
-    if config.schedule == "constant" and not config.warmup_steps:
+    _check_warmup(config, total_steps)
+    rate, make = step_warmup(config), lambda rate: build(learning_rate=rate, **config.kwargs)
+    follows = config.schedule != "constant" or config.warmup_iterations > 0
+    if not follows and not config.warmup_steps:
         rate = config.learning_rate  # a few optax optimizers take a number only
     try:
-        optimizer = build(learning_rate=rate, **config.kwargs)
+        optimizer = make(rate)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"config.optimizer: {config.name} refuses kwargs={dict(config.kwargs)!r} with"
@@ -55,6 +54,8 @@ def make_optimizer(config: Optimizer, *, total_steps: int) -> optax.GradientTran
             f"config.optimizer.name: {config.name} returned a {type(optimizer).__name__}; allowed:"
             " a function that returns an optax.GradientTransformation."
         )
+    if follows:
+        optimizer = by_iteration(make, rate)
     # A user's own function may know the names of the parameters, so only optax's are tried.
     if ":" not in config.name:
         _try_abstractly(config, optimizer)
@@ -64,29 +65,13 @@ def make_optimizer(config: Optimizer, *, total_steps: int) -> optax.GradientTran
     return optax.chain(clip, optimizer)
 
 
-def learning_rate_schedule(config: Optimizer, *, total_steps: int) -> optax.Schedule:
-    """The learning rate as a function of the optimizer steps applied so far.
-
-    It rises over `warmup_steps` (step 0 already has 1/warmup_steps of the full rate), then stays
-    (`constant`) or falls to 0 at `total_steps` (`linear`, `cosine`).
-
-    Raises:
-      ValueError: warmup_steps is not below total_steps.
-    """
+def _check_warmup(config: Optimizer, total_steps: int) -> None:
     warmup = config.warmup_steps
     if warmup and warmup >= total_steps:
         raise ValueError(
             f"config.optimizer.warmup_steps: got {warmup}; allowed: fewer than the run's"
             f" {total_steps} optimizer steps."
         )
-
-    def rate(step: jax.Array | int) -> jax.Array:
-        step = jnp.asarray(step, jnp.float32)
-        progress = jnp.clip((step - warmup) / max(total_steps - warmup, 1), 0.0, 1.0)
-        rise = jnp.minimum((step + 1) / max(warmup, 1), 1.0)
-        return config.learning_rate * rise * _DECAY[config.schedule](progress)
-
-    return rate
 
 
 def apply_update(

@@ -78,8 +78,9 @@ def sweep(
 
     Args:
       ref_params: parameters of the reference policy of the KL penalty.
-      iteration: seeds the random order and the minibatches. Its policy has version iteration - 1:
-        ratios of trajectories that say to be of another one are against what the sampler recorded.
+      iteration: 1 and up; seeds the random order and the minibatches, and sets the learning rate.
+        Its policy has version iteration - 1: ratios of trajectories that say to be of another one
+        are against what the sampler recorded.
       stop: asked before every turn; with several processes it must say the same in all.
       learned: is told at the end what was learned of each trajectory; None of those left out.
       resume: arrays and notes of the `SweepStopped` that this sweep of the same trajectories ended
@@ -109,7 +110,7 @@ def sweep(
         current = start_pass(learner, state.params, ref_params, rows, trajectories, **begun)
     else:
         current = resume_pass(learner, rows, trajectories, order, *resume)
-    current.observe = observe
+    current.observe, state = observe, learner.at_iteration(state, iteration)
     flying: deque[Any] = deque()
     for turns in order[current.done :]:
         if len(flying) == IN_FLIGHT:
@@ -124,6 +125,9 @@ def sweep(
     totals, weights = host_metrics(current.metrics), weigh(current)
     learned(learned_of(current, weights))
     metrics = _summarize(current, totals, len(order)) | turn_metrics(current, weights, totals)
+    if learner.schedule is not None:
+        done = max(int(state.step) - 1, 0)  # optimizer steps before the sweep's last
+        metrics["sweep/learning_rate"] = learner.schedule.rate(iteration, done)
     return state, current.begun | metrics
 
 

@@ -18,6 +18,7 @@ from seeupo_jax import build, config
 from seeupo_jax.bench import torch_side
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.schedule import Schedule
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Transformer
@@ -110,6 +111,7 @@ def our_sweep(family, values):
         learner_cases.SHAPES,
         chosen.rollout.temperature,
         seed=5,
+        schedule=Schedule(chosen.optimizer, chosen.iterations),
     )
     observed = observe(
         learner,

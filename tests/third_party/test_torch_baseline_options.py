@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from seeupo_jax import build, config
 from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.bench import torch_side
-from seeupo_jax.learner.optimizer import learning_rate_schedule
+from seeupo_jax.learner.schedule import Schedule
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
@@ -49,6 +49,7 @@ def assert_same(theirs, ours):
     assert theirs.temperature == ours.rollout.temperature
     assert (theirs.seed, theirs.dtype) == (ours.seed, ours.model.dtype)
     assert theirs.total_steps == build.total_steps(ours)
+    assert theirs.iterations == ours.iterations
 
 
 def test_defaults_are_those_of_our_configuration():
@@ -101,13 +102,13 @@ def test_our_configuration_files_mean_the_same(path, overrides):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
-@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize("warmup", [{}, {"warmup_iterations": 3}, {"warmup_steps": 5}])
 def test_learning_rates_are_those_of_our_schedules(schedule, warmup):
-    chosen = {"schedule": schedule, "warmup_steps": warmup, "learning_rate": 0.3}
-    rate = learning_rate_schedule(config.Optimizer(**chosen), total_steps=10)
-    theirs = options.Optimizer(**chosen)
-    got = [optimizer.learning_rate(theirs, step, 10) for step in range(13)]
-    np.testing.assert_allclose(got, [rate(step) for step in range(13)], rtol=1e-5, atol=1e-8)
+    chosen = {"schedule": schedule, "learning_rate": 0.3} | warmup
+    ours, theirs = Schedule(config.Optimizer(**chosen), 10), options.Optimizer(**chosen)
+    at = [(iteration, 2 * iteration) for iteration in range(1, 14)]
+    got = [optimizer.learning_rate(theirs, step, iteration, 10) for iteration, step in at]
+    np.testing.assert_allclose(got, [ours.rate(*each) for each in at], rtol=1e-12, atol=1e-12)
 
 
 def test_the_kl_penalty_of_far_tokens_is_bounded_as_ours():
@@ -165,11 +166,14 @@ def test_what_is_not_done_here_is_refused_by_name(values, words):
             "got 'eps_root' for adam; allowed here: b1",
         ),
         ({"warmup_steps": 9}, "warmup_steps: got 9; allowed: fewer than the run's 9"),
+        ({"warmup_iterations": 3}, "warmup_iterations: got 3; allowed: fewer than the run's 3"),
     ],
 )
 def test_optimizers_refuse_what_they_cannot(chosen, words):
     with pytest.raises(ValueError, match=words):
-        optimizer.Stepper([torch.zeros(2)], options.Optimizer(**chosen), total_steps=9)
+        optimizer.Stepper(
+            [torch.zeros(2)], options.Optimizer(**chosen), iterations=3, total_steps=9
+        )
 
 
 GOOD = {"tokens": [3, 4, 5], "turn": [-1, 0, 0], "reward": 1, "group": 0}

@@ -28,17 +28,28 @@ class Stepper:
     """Steps parameters by their gradients, or not at all where those are not finite."""
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], chosen: options.Optimizer, total_steps: int
+        self,
+        parameters: Sequence[torch.Tensor],
+        chosen: options.Optimizer,
+        *,
+        iterations: int,
+        total_steps: int,
     ) -> None:
         """Raises ValueError where a keyword argument is unknown or the warm-up too long."""
+        if chosen.warmup_iterations and chosen.warmup_iterations >= iterations:
+            raise ValueError(
+                f"config.optimizer.warmup_iterations: got {chosen.warmup_iterations}; allowed:"
+                f" fewer than the run's {iterations} iterations."
+            )
         if chosen.warmup_steps and chosen.warmup_steps >= total_steps:
             raise ValueError(
                 f"config.optimizer.warmup_steps: got {chosen.warmup_steps}; allowed: fewer than"
                 f" the run's {total_steps} optimizer steps."
             )
         self._parameters = list(parameters)
-        self._chosen, self._total_steps = chosen, total_steps
+        self._chosen, self._iterations = chosen, iterations
         self._optimizer = _make(self._parameters, chosen)
+        self.iteration = 1  # that steps are taken in
         self.steps = 0
         self.skipped = 0
 
@@ -50,7 +61,9 @@ class Stepper:
             if self._chosen.max_grad_norm is not None:
                 torch._foreach_mul_(grads, (self._chosen.max_grad_norm / norm).clamp(max=1.0))
             for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate(self._chosen, self.steps, self._total_steps)
+                group["lr"] = learning_rate(
+                    self._chosen, self.steps, self.iteration, self._iterations
+                )
             self._optimizer.step()
             self.steps += 1
         else:
@@ -59,10 +72,16 @@ class Stepper:
         return norm
 
 
-def learning_rate(chosen: options.Optimizer, step: int, total_steps: int) -> float:
-    """Of the step after `step` others: a rise over the warm-up, then by the schedule."""
-    progress = (step - chosen.warmup_steps) / max(total_steps - chosen.warmup_steps, 1)
-    rise = min((step + 1) / max(chosen.warmup_steps, 1), 1.0)
+def learning_rate(chosen: options.Optimizer, step: int, iteration: int, iterations: int) -> float:
+    """Of the step after `step` others, in an iteration from 1 on.
+
+    It rises over the warm-up of iterations, then goes by the schedule; times a rise over a warm-up
+    of steps.
+    """
+    warmup = chosen.warmup_iterations
+    progress = (iteration - 1 - warmup) / max(iterations - warmup, 1)
+    rise = min(iteration / max(warmup, 1), 1.0)
+    rise *= min((step + 1) / max(chosen.warmup_steps, 1), 1.0)
     return chosen.learning_rate * rise * _DECAY[chosen.schedule](min(max(progress, 0.0), 1.0))
 
 

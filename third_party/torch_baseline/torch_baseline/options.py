@@ -44,6 +44,7 @@ class Optimizer:
     name: str = "adam"
     learning_rate: float = 3e-4
     schedule: str = "constant"
+    warmup_iterations: int = 0
     warmup_steps: int = 0
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     max_grad_norm: float | None = 1.0
@@ -53,7 +54,8 @@ class Optimizer:
 class Options:
     """What a sweep does, and how.
 
-    total_steps: optimizer steps of the whole run, for schedules.
+    iterations: of the whole run, for schedules. total_steps: the optimizer steps that it takes at
+      the most.
     dtype: of activations; parameters are float32, and bfloat16 is by autocast.
     null_turns: a turn's batch also has the trajectories without that turn, as in the reference
       implementation. They change no number.
@@ -66,6 +68,7 @@ class Options:
     optimizer: Optimizer = Optimizer()
     temperature: float = 1.0
     seed: int = 0
+    iterations: int = 60
     total_steps: int = 360
     dtype: str = "float32"
     null_turns: bool = False
@@ -116,6 +119,7 @@ FIELDS: dict[str, tuple[Any, Check]] = {
     "optimizer.name": ("adam", _one_of("adam", "adamw", "sgd")),
     "optimizer.learning_rate": (3e-4, _number(0, strict=True)),
     "optimizer.schedule": ("constant", _one_of("constant", "linear", "cosine")),
+    "optimizer.warmup_iterations": (0, _number(0, whole=True)),
     "optimizer.warmup_steps": (0, _number(0, whole=True)),
     "optimizer.kwargs": ({}, ("a dict", lambda value: isinstance(value, Mapping))),
     "optimizer.max_grad_norm": (1.0, _number(0, strict=True, none=True)),
@@ -224,6 +228,7 @@ def from_flat(values: Mapping[str, Any], **own: Any) -> Options:
         optimizer=part(Optimizer),
         temperature=read["rollout.temperature"],
         seed=read["seed"],
+        iterations=read["iterations"],
         total_steps=max(1, steps),
         dtype=read["model.dtype"],
         **own,

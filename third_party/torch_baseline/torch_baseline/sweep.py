@@ -95,7 +95,12 @@ class Sweep:
         if options.checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
         model.train(options.checkpointing)  # without dropout the two modes differ in that alone
-        self.stepper = Stepper(list(model.parameters()), options.optimizer, options.total_steps)
+        self.stepper = Stepper(
+            list(model.parameters()),
+            options.optimizer,
+            iterations=options.iterations,
+            total_steps=options.total_steps,
+        )
         for compiled in (model, self.reference) if options.compile else ():
             _compile_layers(compiled)
 
@@ -103,9 +108,11 @@ class Sweep:
         """Updates the model with one iteration's trajectories.
 
         Args:
-          iteration: seeds the random order, with the seed of the options.
+          iteration: seeds the random order, with the seed of the options, and sets the learning
+            rate.
         """
         chosen, kept = self.options.algorithm, learnable(trajectories)
+        self.stepper.iteration = iteration
         current = self._begin(trajectories, kept)
         order = update_order(len(current.batches), chosen.order, (self.options.seed, iteration))
         order = [turn for turn in order if current.batches[turn]]

@@ -1,0 +1,186 @@
+"""The learning rate goes by iterations, whatever steps they take, and lies in the state."""
+
+import functools
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import learner_cases as cases
+import numpy as np
+import optax
+import pytest
+
+from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.checks import check_config
+from seeupo_jax.config import Optimizer, from_dict
+from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.optimizer import apply_update, make_optimizer
+from seeupo_jax.learner.schedule import Schedule, Scheduled, at_share
+from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.learner.sweep_pass import SweepStopped, stopped_arrays
+from seeupo_jax.types import CriticState, TrainState
+
+# Learning rate 1 and SGD: a gradient of 1 moves a parameter by the learning rate.
+PLAIN = {"name": "sgd", "learning_rate": 1.0, "max_grad_norm": None}
+
+
+def optimizer_of(**fields):
+    return make_optimizer(Optimizer(**PLAIN | fields), total_steps=100)
+
+
+def state_of(optimizer, **critic):
+    params = {"scale": jnp.zeros(1)}
+    return TrainState(params, optimizer.init(params), jnp.int32(0), jnp.int32(0), **critic)
+
+
+def rates_of(optimizer, schedule, iterations):
+    """How far each step goes, of iterations with so many steps; and of how many programs."""
+    step, state, rates = jax.jit(functools.partial(apply_update, optimizer)), None, []
+    state = state_of(optimizer)
+    for iteration, steps in enumerate(iterations, 1):
+        state = at_share(state, schedule.share(iteration), jnp.asarray)
+        for _ in range(steps):
+            before = float(state.params["scale"][0])
+            state, _ = step({"scale": jnp.ones(1)}, state)
+            rates.append(before - float(state.params["scale"][0]))
+    return rates, step._cache_size()
+
+
+@pytest.mark.parametrize(
+    "schedule, rates",
+    [
+        ("constant", {1: 0.25, 2: 0.5, 4: 1.0, 5: 1.0, 13: 1.0, 21: 1.0}),
+        ("linear", {1: 0.25, 4: 1.0, 5: 1.0, 9: 0.75, 13: 0.5, 21: 0.0, 26: 0.0}),
+        ("cosine", {1: 0.25, 4: 1.0, 5: 1.0, 9: (1 + 2**-0.5) / 2, 13: 0.5, 21: 0.0, 26: 0.0}),
+    ],
+)
+def test_schedules_rise_over_the_warm_up_and_end_after_the_last_iteration(schedule, rates):
+    config = Optimizer(learning_rate=2.0, schedule=schedule, warmup_iterations=4)
+    made = Schedule(config, iterations=20)
+    for iteration, share in rates.items():
+        assert made.share(iteration) == pytest.approx(share, abs=1e-12)
+        assert made.rate(iteration, 99) == pytest.approx(2 * share, abs=1e-12)
+
+
+def test_ragged_iterations_all_end_at_the_same_rate():
+    """By optimizer steps, counted as if all took 6, this cosine ended at 0.69."""
+    fields = {"schedule": "cosine"}
+    optimizer, schedule = optimizer_of(**fields), Schedule(Optimizer(**PLAIN | fields), 5)
+    ragged, programs = rates_of(optimizer, schedule, [1, 6, 2, 0, 3])
+    wanted = [0.5 * (1 + np.cos(np.pi * done / 5)) for done in (0, *6 * (1,), 2, 2, 4, 4, 4)]
+    np.testing.assert_allclose(ragged, wanted, rtol=1e-5)
+    assert programs == 1  # the share is an array, not a constant of the program
+
+
+def test_a_warm_up_of_steps_multiplies_the_schedule():
+    fields = {"schedule": "linear", "warmup_steps": 4}
+    config = Optimizer(**PLAIN | fields)
+    schedule = Schedule(config, 2)
+    rates, _ = rates_of(optimizer_of(**fields), schedule, [3, 3])
+    np.testing.assert_allclose(rates, [0.25, 0.5, 0.75, 0.5, 0.5, 0.5], rtol=1e-6)
+    assert [schedule.rate(*at) for at in ((1, 0), (1, 2), (2, 3))] == [0.25, 0.75, 0.5]
+
+
+def test_a_constant_rate_leaves_the_state_as_it_was():
+    plain = jax.eval_shape(optax.sgd(1.0, momentum=0.9).init, jnp.ones(2))
+    made = jax.eval_shape(optimizer_of(kwargs={"momentum": 0.9}).init, jnp.ones(2))
+    assert jax.tree.structure(made[1]) == jax.tree.structure(plain)
+    optimizer = optimizer_of(warmup_steps=3)
+    state = state_of(optimizer)
+    assert jax.tree.structure(at_share(state, 0.5, jnp.asarray)) == jax.tree.structure(state)
+    assert not [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.dtype == jnp.float32]
+
+
+def test_the_value_function_has_the_policys_share_of_its_own_rate_in_a_buffer_of_its_own():
+    optimizer, of_critic = (
+        optimizer_of(schedule="linear"),
+        optimizer_of(schedule="linear", learning_rate=10.0),
+    )
+    own = {"scale": jnp.zeros(1)}
+    state = state_of(optimizer, critic=CriticState(own, of_critic.init(own)))
+    state = at_share(state, 0.25, jnp.asarray)
+    ones = {"scale": jnp.ones(1)}
+    step = jax.jit(functools.partial(apply_update, optimizer), static_argnums=2, donate_argnums=1)
+    state, _ = step(ones, state, of_critic, ones)
+    assert float(state.params["scale"][0]) == -0.25
+    assert float(state.critic.params["scale"][0]) == -2.5
+
+
+def test_a_users_function_gets_a_schedule_of_its_steps(tmp_path, monkeypatch):
+    (tmp_path / "my_scheduled.py").write_text(
+        "import optax\n"
+        "def slower(learning_rate, *, total_steps):\n"
+        "    decay = optax.linear_schedule(1.0, 0.0, total_steps)\n"
+        "    return optax.sgd(lambda step: learning_rate(step) * decay(step))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    fields = {
+        "name": "my_scheduled:slower",
+        "schedule": "linear",
+        "kwargs": {"total_steps": 4},
+    }
+    schedule = Schedule(Optimizer(**PLAIN | fields), 2)
+    rates, _ = rates_of(optimizer_of(**fields), schedule, [2, 2])
+    np.testing.assert_allclose(rates, [1.0, 0.75, 0.25, 0.125], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        ({"warmup_iterations": 4}, "warmup_iterations: got 4; allowed: fewer than the run's 4"),
+        (
+            {"warmup_iterations": 2, "warmup_steps": 3},
+            "warmup_steps: got 3 with warmup_iterations=2; allowed: one of the two",
+        ),
+    ],
+)
+def test_a_warm_up_that_cannot_be_is_refused_before_the_run(fields, sentence):
+    config = from_dict({"iterations": 4, "optimizer": fields})
+    with pytest.raises(ValueError, match=f"^config.optimizer.{sentence}"):
+        check_config(config)
+
+
+@functools.cache
+def learner_of(**fields):
+    """A learner whose optimizer has these fields, and the run 5 iterations."""
+    chosen = Optimizer(**PLAIN | fields)
+    optimizer = make_optimizer(chosen, total_steps=1)
+    algorithm = cases.learner().algorithm
+    schedule = Schedule(chosen, 5)
+    return Learner(cases.policy()[0], optimizer, algorithm, cases.SHAPES, 1.0, schedule=schedule)
+
+
+def run(learner, state=None, **rest):
+    state = cases.new_state(learner.optimizer) if state is None else state
+    reference = jax.device_put(cases.policy()[1])
+    return sweep(learner, state, reference, cases.ragged(), iteration=3, **rest)
+
+
+def test_a_sweep_steps_at_its_iterations_rate_and_says_so():
+    ends, rates = [], []
+    for fields in ({"schedule": "linear", "learning_rate": 0.05}, {"learning_rate": 0.03}):
+        state, metrics = run(learner_of(**fields))
+        ends.append(cases.host(state.params))
+        rates.append(metrics["sweep/learning_rate"])
+    assert rates == pytest.approx([0.03, 0.03])  # two of five iterations are over
+    cases.assert_trees_close(*ends, 1e-6)
+
+
+def test_a_stopped_sweep_goes_on_from_files_at_the_same_rate(tmp_path):
+    learner = learner_of(schedule="linear", learning_rate=0.05)
+    state, metrics = run(learner)
+    asked = iter([False, False])
+    with pytest.raises(SweepStopped) as stopped:
+        run(learner, stop=lambda: next(asked, True))
+    files = Checkpoints(tmp_path, 1)
+    files.save(3, stopped.value.arrays, json.loads(json.dumps(stopped.value.notes)))
+    example = stopped_arrays(learner, cases.new_state(learner.optimizer), cases.ragged())
+    _, arrays, notes = files.restore(example)
+    files.close()
+    (share,) = (x.share for x in arrays["state"].opt_state if isinstance(x, Scheduled))
+    assert share == np.float32(0.6)
+    resumed, again = run(learner, arrays["state"], resume=(arrays, notes))
+    cases.assert_trees_equal(resumed, state)
+    assert again == metrics
