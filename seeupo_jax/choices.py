@@ -24,9 +24,9 @@ class Algorithm:
     scale: str = choice("batch", "none", "group")
     advantage_clip: float | None = above(0, 3.0)
     discount: float = within(0, 1, 1.0)  # a turn (gigpo, hgpo) or a token (returns, gae)
-    step_coef: float = at_least(0, 1.0)  # gigpo: of the turn beside the episode
+    step_coef: float = within(0, 1000, 1.0)  # gigpo: of the turn beside the episode
     history: int = at_least(0, 2)  # hgpo: turns before a state that its deepest group shares
-    history_power: float = at_least(0, 1.0)  # hgpo: how much more deeper groups count; 0: not
+    history_power: float = within(0, 10, 1.0)  # hgpo: how much more deeper groups count; 0: not
     gae_lambda: float = within(0, 1, 0.95)
     # What is maximised.
     objective: str = choice("clipped", "cispo", "logp")
@@ -34,20 +34,26 @@ class Algorithm:
     old_policy: str = choice("iteration", "turn")
     pool_mean: str = choice("all", "active")  # divide by N, or by those that have the turn
     loss_mean: str = choice("action", "token", "constant")  # how tokens are averaged
-    weight_clip: float | None = above(0, 0.2)  # M's factors stay in [1 - it, 1 + it]; none: Eq. 8
-    clip_low: float | None = at_least(0, 0.2)
-    clip_high: float | None = at_least(0, 0.2)
-    clip_dual: float | None = above(1, None)  # clipped: bounds the loss at it times a negative M
-    kl_coef: float = at_least(0, 0.002)
+    weight_clip: float | None = above(
+        0, 0.2, most=1000
+    )  # M's factors stay in [1 - it, 1 + it]; none: Eq. 8
+    clip_low: float | None = within(0, 1000, 0.2)
+    clip_high: float | None = within(0, 1000, 0.2)
+    clip_dual: float | None = above(
+        1, None, most=1000
+    )  # clipped: bounds the loss at it times a negative M
+    kl_coef: float = within(0, 100, 0.002)
     kl_in: str = choice("loss", "reward")
-    tis_clip: float | None = above(0, None)  # weigh surrogates by trainer / sampler, at most this
+    tis_clip: float | None = above(
+        0, None, most=1000
+    )  # weigh surrogates by trainer / sampler, at most this
     # A value function, which only advantage=gae reads.
     critic: str = choice("none", "head", "model")
-    value_coef: float = above(0, 0.5)
+    value_coef: float = above(0, 0.5, most=1000)
     value_clip: float | None = above(0, 0.2)
-    critic_learning_rate: float | None = above(0, None)  # none: the policy's
+    critic_learning_rate: float | None = above(0, None, most=100)  # none: the policy's
     # How often a turn is stepped on.
-    inner_epochs: int = at_least(1, 1)
+    inner_epochs: int = within(1, 1000, 1)
     minibatches_per_turn: int = at_least(1, 1)
     refresh: str = choice("auto", "fused", "separate")
     dynamic_sampling: int = within(0, 127, 0)  # more rounds of tasks, for groups of equal rewards

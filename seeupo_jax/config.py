@@ -74,9 +74,9 @@ class Env:
     name: str = "order_desk"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     workers: int = at_least(1, 8)  # threads that step environments
-    timeout_s: float = above(0, 60.0)  # of one environment call
-    retries: int = at_least(0, 2)  # of a reset that failed, or of a call that had no effect
-    retry_wait_s: float = at_least(0, 0.5)  # before the first retry; doubles with each
+    timeout_s: float = above(0, 60.0, most=1_000_000)  # of one environment call
+    retries: int = within(0, 20, 2)  # of a reset that failed, or of a call that had no effect
+    retry_wait_s: float = within(0, 3600, 0.5)  # before the first retry; doubles with each
     max_reward: float = above(0, 1e6)  # in magnitude, of a step and of an episode; more: env_error
 
 
@@ -104,7 +104,7 @@ class Optimizer:
     """An optax optimizer: `adamw`, `contrib.muon`, or a user's own `module:function`."""
 
     name: str = "adam"
-    learning_rate: float = above(0, 3e-4)
+    learning_rate: float = above(0, 3e-4, most=100)
     schedule: str = choice("constant", "linear", "cosine")
     warmup_iterations: int = at_least(0, 0)
     warmup_steps: int = at_least(0, 0)  # optimizer steps, instead of iterations
@@ -119,9 +119,10 @@ class Rollout:
     max_turns: int = at_least(1, 6)
     max_action_tokens: int = at_least(1, 32)
     max_context: int = at_least(2, 256)  # tokens a conversation may reach
-    temperature: float = above(0, 1.0)
+    # Above, every token is as likely as any; below, logits over it leave float32.
+    temperature: float = within(0.01, 100, 1.0)
     top_k: int | None = at_least(1, None)
-    top_p: float | None = within(0, 1, None)
+    top_p: float | None = above(0, None, most=1)
     deterministic: bool = False  # wait for all environments between dispatches: equal to the bit
     grammar: str | None = None  # tool_calls, or a .json, .regex or .lark file: what may be said
     concurrency: int | None = at_least(1, None)  # conversations open at once; none: all
@@ -131,7 +132,7 @@ class Rollout:
     decode_steps: int = at_least(1, 8)  # tokens a dispatch decodes at most
     prefill_tokens: int = at_least(16, 1024)  # tokens a dispatch prefills at most
     # environments begin during the sweep before, and once more if it takes longer; 0: they do not
-    reset_ahead_s: float = at_least(0, 300.0)
+    reset_ahead_s: float = within(0, 1_000_000, 300.0)
     mesh: Mesh | None = None  # the sampler's layout of the same devices; none: the trainer's
 
 
@@ -150,7 +151,7 @@ class Batching:
 @dataclass(frozen=True)
 class WarmStartStage:
     steps: int = at_least(1, 1000)
-    learning_rate: float = above(0, 3e-3)
+    learning_rate: float = above(0, 3e-3, most=100)
     demonstrations: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -169,7 +170,7 @@ class Evaluation:
     split: str = "test"
     tasks: int = at_least(1, 64)
     k: int = at_least(1, 4)  # episodes a task
-    temperature: float | None = above(0, None)  # none: the training temperature
+    temperature: float | None = within(0.01, 100, None)  # none: the training temperature
     extra_splits: tuple[str, ...] = ()  # also evaluated before and after
     # split that checkpoint.keep_best goes by; none: validation where the environment has it, else
     # the split above

@@ -29,9 +29,10 @@ def at_least(low: float, default: Any) -> Any:
     return checked(default, f"a number >= {low}", lambda value: value >= low)
 
 
-def above(low: float, default: Any) -> Any:
-    """A field of numbers above `low`."""
-    return checked(default, f"a number > {low}", lambda value: value > low)
+def above(low: float, default: Any, *, most: float = float("inf")) -> Any:
+    """A field of numbers above `low`, `most` at the most."""
+    bound = "" if most == float("inf") else f" and <= {most}"
+    return checked(default, f"a number > {low}{bound}", lambda value: low < value <= most)
 
 
 def within(low: float, high: float, default: Any) -> Any:

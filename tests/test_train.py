@@ -280,7 +280,10 @@ def test_evaluate_plays_the_last_checkpoint(finished):
     [
         ("algorithm.ordr=reverse", "config.algorithm.ordr: no such field; Did you mean order?"),
         ("iterations=ten", "config.iterations: got 'ten' (str); allowed: a whole number."),
-        ("algorithm.clip_low=-0.1", "config.algorithm.clip_low: got -0.1; allowed: a number >= 0"),
+        (
+            "algorithm.clip_low=-0.1",
+            "config.algorithm.clip_low: got -0.1; allowed: a number from 0",
+        ),
         ("algorithm.order=backwards", "config.algorithm.order: got 'backwards'; allowed: one of"),
         ("env.name=chess", "env.name: got 'chess'; allowed: order_desk, bfcl, "),
         ("evaluation.split=dev", "order_desk split: got 'dev'; allowed: train, test."),

@@ -42,7 +42,7 @@ _HELP = {
     "group_size": "Trajectories a group.",
     "lr": "Learning rate of the logits.",
     "clip": "The surrogate's ratio counts within [1 - clip, 1 + clip]; none: no bound.",
-    "inner_epochs": "Full-batch optimizer steps on each turn.",
+    "inner_epochs": "Full-batch optimizer steps on each turn; 1 where there is no ratio.",
     "weight_clip": "M's factors stay in [1 - it, 1 + it]; none: Eq. 8 as it is.",
     "advantage_clip": "Bound on standardised advantages; none: Eq. 9 as it is.",
     "optimizer": "sgd is plain gradient ascent; any other of optax by name.",

@@ -72,7 +72,8 @@ class Settings:
 
         Args:
           recipe: `NAME` or, with some choices changed, `NAME:field=value:field=value`. `clip`
-            bounds the ratio of those that set no bounds of their own.
+            bounds the ratio of those that set no bounds of their own; those of objective `logp`
+            have no ratio, and make one step instead of `inner_epochs`.
 
         Raises:
           ValueError: an unknown recipe, field or value, or one that has no meaning here.
@@ -88,6 +89,8 @@ class Settings:
         }
         fixed = {"inner_epochs": self.inner_epochs, "kl_coef": 0.0}
         changed = dict(_change(text) for text in changes)
+        if (RECIPES[name] | changed)["objective"] == "logp":
+            fixed["inner_epochs"] = 1
         algorithm = build(Algorithm, {**common, **RECIPES[name], **fixed, **changed}, "--recipes")
         check_choices(algorithm, max_turns=1)
         if self.exact and algorithm.advantage != "grae":
