@@ -5,10 +5,12 @@
     python -m seeupo_jax.bench iteration [--workload=bfcl] [--model=tiny] [--json=OUT]
     python -m seeupo_jax.bench all       [--suite=cpu] [--results=docs/benchmarks]
     python -m seeupo_jax.bench report    [--results=docs/benchmarks] [--output=docs/benchmarks.md]
+    python -m seeupo_jax.bench accelerator --out=DIR [--minutes=30] [--rehearse]
 
 The first three measure; `--help` after one tells its flags. `all` runs the list of them that the
 page is made of (`--suite=accelerator`: one for a GPU or a TPU), leaving out what has its figures
 already, and then does as `report`, which writes the page from the figures there are.
+`accelerator` runs all that only a GPU or a TPU can show.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ from collections.abc import Sequence
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 from seeupo_jax.bench import iteration, report, rollout, suite, update  # noqa: E402
+from seeupo_jax.bench.accelerator import command as accelerator  # noqa: E402
 from seeupo_jax.bench.settings import add_flags, check_json, read, split  # noqa: E402
 from seeupo_jax.cli import prepare_xla  # noqa: E402
 from seeupo_jax.errors import sentence_errors  # noqa: E402
 from seeupo_jax.flags import Flags  # noqa: E402
 
 BENCHMARKS = {"update": update.run, "rollout": rollout.run, "iteration": iteration.run}
-PAGES = {"all": suite, "report": report}
+PAGES = {"all": suite, "report": report, "accelerator": accelerator}
 
 
 def main(argv: Sequence[str]) -> None:

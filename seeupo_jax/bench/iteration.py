@@ -91,10 +91,10 @@ def _ours(
 
     def contend(number: int) -> float:
         params = policy.whole(sweeps.state.params)
-        rollout, actions = converse(engine, params, work, settings.seed + number + 1)
+        played = converse(engine, params, work, settings.seed + number + 1)
         # As stored ones: reading them back is no part of an iteration, nor timed.
-        lines.write_text("\n".join(_records(work, actions, settings)) + "\n")
-        return _add(parts, OURS, rollout, sweeps.run(read_trajectories(lines)))
+        lines.write_text("\n".join(_records(work, played.actions, settings)) + "\n")
+        return _add(parts, OURS, played.seconds, sweeps.run(read_trajectories(lines)))
 
     return contend
 

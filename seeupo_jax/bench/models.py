@@ -14,8 +14,18 @@ from seeupo_jax.policy.transformer import Transformer
 
 _SMALL = {"vocab_size": 8192, "width": 256, "layers": 6, "heads": 4, "kv_heads": 2, "head_dim": 64}
 _QWEN = {"vocab_size": 151_936, "head_dim": 64, "kv_heads": 2, "qkv_bias": True, "qk_norm": False}
-# Qwen3's layout; that of SmolLM2-135M, Qwen2.5-0.5B and Qwen2.5-1.5B.
+# For rehearsals, with the vocabulary of the order desk's tokenizer; Qwen3's layout; that of
+# SmolLM2-135M, Qwen2.5-0.5B and Qwen2.5-1.5B.
 MODELS: dict[str, dict[str, Any]] = {
+    "nano": {
+        "vocab_size": 896,
+        "width": 16,
+        "layers": 1,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 8,
+        "mlp_width": 24,
+    },
     "tiny": _SMALL | {"mlp_width": 512},
     "135m": {
         "vocab_size": 49_152,

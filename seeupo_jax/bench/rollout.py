@@ -58,9 +58,9 @@ def run(settings: Settings) -> dict[str, Any]:
     figures: dict[str, dict[str, Any]] = {name: {} for name in (*ways, OURS)}
 
     def ours(number: int) -> float:
-        seconds, _ = converse(engine, params, work, settings.seed + number)
+        played = converse(engine, params, work, settings.seed + number)
         figures[OURS] |= spent(engine)
-        return seconds
+        return played.seconds
 
     contenders: dict[str, Callable[[int], float]] = {
         name: _generate(theirs, work, settings, figures[name], options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from seeupo_jax import config
 from seeupo_jax.bench.settings import Settings
@@ -35,18 +35,26 @@ def make_engine(network: Network, work: Workload, settings: Settings, platform: 
     )
 
 
-def converse(
-    engine: SlotEngine, params: Any, work: Workload, seed: int
-) -> tuple[float, list[list[list[int]]]]:
-    """Plays a workload's conversations.
+class Played(NamedTuple):
+    """A workload's conversations.
 
-    Returns: the seconds that it took, and the actions, [conversation][turn], token ids.
+    seconds: that they took. actions, logp: [conversation][turn], token ids, and their
+    log-probabilities by the sampler.
     """
+
+    seconds: float
+    actions: list[list[list[int]]]
+    logp: list[list[list[float]]]
+
+
+def converse(engine: SlotEngine, params: Any, work: Workload, seed: int) -> Played:
+    """Plays a workload's conversations."""
     began = time.perf_counter()
     engine.begin(params, seed=seed, iteration=0)
     conversations = work.conversations
     contexts = [list(c.prompt) for c in conversations]
     actions: list[list[list[int]]] = [[] for _ in conversations]
+    logp: list[list[list[float]]] = [[] for _ in conversations]
 
     def submit(key: int) -> None:
         turn, group = len(actions[key]), key // work.group_size
@@ -60,6 +68,7 @@ def converse(
         for action in found:
             key, conversation = action.key, conversations[action.key]
             actions[key].append(action.tokens)
+            logp[key].append(action.logp)
             turn = len(actions[key])
             if turn == len(conversation.lengths):
                 engine.retire(key)
@@ -67,7 +76,7 @@ def converse(
                 continue
             contexts[key] = [*contexts[key], *action.tokens, *conversation.observations[turn - 1]]
             submit(key)
-    return time.perf_counter() - began, actions
+    return Played(time.perf_counter() - began, actions, logp)
 
 
 def spent(engine: SlotEngine) -> Mapping[str, int]:

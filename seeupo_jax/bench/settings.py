@@ -89,7 +89,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 _SHARED: dict[str, tuple[Callable[[str], Any], str]] = {
     "workload": (str, "of bench/workloads.py: bfcl, order_desk, appworld, long"),
-    "model": (str, "random weights of a size: tiny, 135m, 0.5b, 1.5b"),
+    "model": (str, "random weights of a size: nano, tiny, 135m, 0.5b, 1.5b"),
     "scale": (float, "of the workload's lengths; 1 is real"),
     "groups": (int, "prompts"),
     "group_size": (int, "conversations that begin with each"),

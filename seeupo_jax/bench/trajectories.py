@@ -14,6 +14,7 @@ from seeupo_jax.bench.workload import Conversation, Workload
 from seeupo_jax.types import CONTEXT
 
 Actions = Sequence[Sequence[Sequence[int]]]  # [conversation][turn], token ids
+Logp = Sequence[Sequence[Sequence[float]]]  # of each
 
 
 def random_actions(work: Workload, seed: int) -> Actions:
@@ -25,30 +26,39 @@ def random_actions(work: Workload, seed: int) -> Actions:
     ]
 
 
-def records(work: Workload, actions: Actions, *, seed: int) -> list[dict[str, Any]]:
+def records(
+    work: Workload, actions: Actions, *, seed: int, logp: Logp | None = None
+) -> list[dict[str, Any]]:
     """The lines of a trajectory file (`learner/stored.py`), as plain values.
 
-    Rewards are uniform in [0, 1). Log-probabilities are those of a uniform guess: no choice of the
-    benchmarks reads what the sampler recorded.
+    Rewards are uniform in [0, 1).
+
+    Args:
+      logp: by the sampler; None: those of a uniform guess, since no choice of the benchmarks reads
+        what the sampler recorded.
     """
     reward = np.random.default_rng((seed, 2)).random(len(work.conversations)).tolist()
     guess = -math.log(work.vocab_size)
+    logp = [[[guess] * len(act) for act in said] for said in actions] if logp is None else logp
     return [
-        _record(conversation, said, guess)
+        _record(conversation, said, its_logp)
         | {"reward": reward[number], "group": number // work.group_size}
-        for number, (conversation, said) in enumerate(zip(work.conversations, actions, strict=True))
+        for number, (conversation, said, its_logp) in enumerate(
+            zip(work.conversations, actions, logp, strict=True)
+        )
     ]
 
 
 def _record(
-    conversation: Conversation, said: Sequence[Sequence[int]], guess: float
+    conversation: Conversation, said: Sequence[Sequence[int]], said_logp: Sequence[Sequence[float]]
 ) -> dict[str, Any]:
     tokens, turn = list(conversation.prompt), [CONTEXT] * len(conversation.prompt)
-    for number, action in enumerate(said):
+    logp = [0.0] * len(tokens)
+    for number, (action, its_logp) in enumerate(zip(said, said_logp, strict=True)):
         heard = conversation.observations[number] if number + 1 < len(said) else ()
         tokens += [*action, *heard]
         turn += [number] * len(action) + [CONTEXT] * len(heard)
-    logp = [0.0 if of == CONTEXT else guess for of in turn]
+        logp += [*its_logp, *[0.0] * len(heard)]
     return {"tokens": tokens, "turn": turn, "logp": logp}
 
 

@@ -61,7 +61,7 @@ def test_all_techniques_are_named_by_one_word():
             "rollout --without=all",
             "--without: bench rollout has no such flag; allowed: --workload,",
         ),
-        ("update --model=7b", "--model: got '7b'; allowed: tiny, 135m, 0.5b, 1.5b."),
+        ("update --model=7b", "--model: got '7b'; allowed: nano, tiny, 135m, 0.5b, 1.5b."),
         ("update --workload=chat", "--workload: got 'chat'; allowed: bfcl"),
         ("update --without=x", "--without: got 'x'; allowed: all, share_prefixes"),
         ("iteration --torch=none", "--torch: got none; allowed: a way to run"),
