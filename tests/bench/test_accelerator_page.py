@@ -183,9 +183,12 @@ def test_sizes_are_those_that_fit_into_the_memory_that_is_free():
     kept, notes = piece.fitting(20 * GIB, alone=False)
     assert kept == [2] and "0.5b, bfcl, 4 groups of 8 would take about" in notes[0]
     assert notes[0].endswith("of the 20 that are free.")
-    assert BY_NAME["update_bfcl_1.5b"].fitting(60 * GIB, alone=False)[0] == []
-    # Alone it needs half.
-    assert BY_NAME["update_bfcl_1.5b"].fitting(60 * GIB, alone=True)[0] == [0, 1]
+    large = BY_NAME["update_bfcl_1.5b"]
+    assert large.fitting(20 * GIB, alone=False)[0] == []
+    # Alone it needs half: beside PyTorch it is the last resort, without PyTorch the first.
+    assert large.fitting(60 * GIB, alone=False)[0] == [2]
+    assert large.fitting(60 * GIB, alone=True)[0] == [0, 1, 2]
+    assert str(large.sizes[2]) == "1.5b, bfcl, 4 groups of 8, without PyTorch"
 
 
 def test_what_fits_in_no_size_is_not_run_and_says_so(tmp_path):

@@ -21,22 +21,28 @@ LIMIT_S = 450.0  # of a piece: with what surrounds it, under eight minutes
 REHEARSAL_LIMIT_S = 300.0
 # Bytes a parameter at the peak of a sweep: float32 weights, the reference policy's, two moments
 # and gradients, and a copy in bfloat16; the baseline samples with one more.
-_OURS, _BOTH = 22, 46
-_SAMPLED = 4  # of a rollout, both sides in bfloat16
-_BESIDE = 12 * GIB  # activations, logits and the libraries themselves, about
+_OURS, _THEIRS = 22, 24
+_SAMPLED = 2  # of a rollout, a side: weights in bfloat16
+_TOKENS = 9000  # of a microbatch of one group's conversations, at real lengths, about
+_BESIDE = 6 * GIB  # logits, caches and the libraries themselves, about
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a piece is measured with, and the memory that it takes at its peak, about."""
+    """What a piece is measured with, and the memory that it takes at its peak, about.
+
+    bytes: with both sides. alone: without PyTorch.
+    """
 
     settings: Settings
     bytes: float = 0.0
+    alone: float = 0.0
 
     def __str__(self) -> str:
         s = self.settings
         scaled = "" if s.scale in (None, 1.0) else f", lengths times {s.scale:g}"
-        return f"{s.model}, {s.workload}, {s.groups} groups of {s.group_size}{scaled}"
+        alone = "" if s.torch else ", without PyTorch"
+        return f"{s.model}, {s.workload}, {s.groups} groups of {s.group_size}{scaled}{alone}"
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,7 @@ class Piece:
         """
         kept, notes = [], []
         for index, size in enumerate(self.sizes):
-            share = _OURS / _BOTH if alone and self.section == UPDATE else 1.0
-            needed = size.bytes * share
+            needed = size.alone if alone or not size.settings.torch else size.bytes
             if free_bytes is None or needed <= free_bytes:
                 kept.append(index)
             else:
@@ -76,30 +81,41 @@ class Piece:
         return kept, notes
 
 
-def _sized(settings: Settings, bytes_each: float) -> Size:
+def _of_sweep(settings: Settings) -> Size:
+    """Weights and what lies beside them, and what layers keep for the backward pass."""
+    arch = models.architecture(settings.model, "bfloat16")
+    P, scale = parameters(arch), settings.scale or 1.0
+    kept = 2 * arch.layers * (6 * arch.width + 3 * arch.mlp_width) * _TOKENS * scale
+    return Size(settings, (_OURS + _THEIRS) * P + 2 * kept + _BESIDE, _OURS * P + kept + _BESIDE)
+
+
+def _of_rollout(settings: Settings) -> Size:
     P = parameters(models.architecture(settings.model, "bfloat16"))
-    return Size(settings, bytes_each * P + _BESIDE)
+    return Size(settings, 2 * (_SAMPLED * P + _BESIDE), _SAMPLED * P + _BESIDE)
 
 
 def _update(workload: str, model: str, groups: int) -> tuple[Size, ...]:
-    scale = None if workload == "order_desk" else 1.0
+    desk = workload == "order_desk"
     first = Settings(
-        workload=workload, model=model, groups=groups, scale=scale, torch=("compile",), repeats=3
+        workload=workload,
+        model=model,
+        groups=groups,
+        scale=None if desk else 1.0,
+        torch=("compile",),
+        repeats=3,
     )
-    tries = [first, replace(first, groups=max(1, groups // 4))]
-    if model == "0.5b":
-        tries.append(replace(tries[-1], model="135m"))
-    return tuple(_sized(each, _BOTH) for each in tries)
+    few = replace(first, groups=max(1, groups // 4), scale=None if desk else 0.5)
+    last = replace(few, model="135m") if model == "0.5b" else replace(first, torch=())
+    return tuple(map(_of_sweep, (first, few, last)))
 
 
 def _rollout(model: str, groups: int) -> tuple[Size, ...]:
     first = Settings(
         workload="bfcl", model=model, groups=groups, scale=1.0, generate=("static", "kept")
     )
-    tries = [first, replace(first, groups=max(1, groups // 4))]
-    if model == "0.5b":
-        tries.append(replace(tries[-1], model="135m"))
-    return tuple(_sized(each, _SAMPLED) for each in tries)
+    few = replace(first, groups=max(1, groups // 4))
+    last = replace(few, model="135m") if model == "0.5b" else replace(few, scale=0.5)
+    return tuple(map(_of_rollout, (first, few, last)))
 
 
 def _checked(model: str, *smaller: str) -> tuple[Size, ...]:
@@ -108,10 +124,10 @@ def _checked(model: str, *smaller: str) -> tuple[Size, ...]:
         Settings(workload="bfcl", model=name, groups=1, group_size=4, scale=0.125)
         for name in (model, *smaller)
     )
-    return tuple(_sized(settings, _BOTH) for settings in each)
+    return tuple(map(_of_sweep, each))
 
 
-_SMALL = (Size(Settings(), 4 * GIB),)
+_SMALL = (Size(Settings(), 4 * GIB, 4 * GIB),)
 _TREES = "attention over token trees by the platform's kernel against plain attention, {}"
 
 PIECES = (

@@ -24,6 +24,8 @@ _SMALLEST = {  # of a rehearsal
     "evaluation.every": 0,
     "evaluation.k": 1,
     "checkpoint.every": 0,
+    "batching.buckets": "(128,)",  # one shape, to be compiled once
+    "batching.microbatch_tokens": 128,
 }
 
 

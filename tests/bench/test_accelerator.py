@@ -1,0 +1,113 @@
+"""`bench accelerator`, rehearsed: every piece on CPU in its smallest size."""
+
+import json
+
+import jax
+import pytest
+from bench_cases import small  # noqa: F401
+from process_cases import QUICK_XLA
+
+from seeupo_jax.bench import __main__ as bench
+from seeupo_jax.bench.accelerator import __main__ as child
+from seeupo_jax.bench.accelerator import command
+from seeupo_jax.bench.accelerator.pieces import PIECES
+from seeupo_jax.bench.accelerator.record import Record, read
+
+# Those that the command itself runs here, in processes of their own; the others are run by the
+# same function in this process, which has imported everything and has their programs.
+PROCESSES = ("trees_bfloat16", "quickstart")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """A folder where all pieces but those of `PROCESSES` are done."""
+    folder = tmp_path_factory.mktemp("out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child, "_die_with_parent", lambda: None)
+        patch.setattr(child, "prepare_xla", lambda: None)
+        for piece in PIECES:
+            if piece.name not in PROCESSES:
+                child.main(["", piece.name, f"--out={folder}", "--rehearse"])
+    return folder
+
+
+@pytest.mark.parametrize("piece", [p.name for p in PIECES if p.name not in PROCESSES])
+def test_every_piece_measures_what_it_is_for(out, piece):
+    values = read(out / f"{piece}.json")
+    assert values["status"] == "done" and values["notes"] == []
+    assert all(check["passed"] for check in values["checks"])
+    if piece.startswith(("update", "rollout")):
+        assert values["figures"]["against"] in ("PyTorch, eager", "generate, static KV cache kept")
+        assert values["size"].startswith("nano, ")
+    else:
+        assert values["checks"]
+
+
+def test_the_command_goes_on_with_what_is_left_and_writes_the_page(
+    out, tmp_path, monkeypatch, capsys
+):
+    before = {file.name: file.read_bytes() for file in out.glob("*.json")}
+    monkeypatch.setenv("XLA_FLAGS", f"{QUICK_XLA} --xla_force_host_platform_device_count=8")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
+    page = tmp_path / "page.md"
+    bench.main(["bench", "accelerator", f"--out={out}", "--rehearse", f"--page={page}"])
+    told = capsys.readouterr().out
+    assert [line.partition(":")[0] for line in told.splitlines() if "begins" in line] == [
+        *PROCESSES
+    ]
+    assert {name: (out / name).read_bytes() for name in before} == before
+    text = page.read_text()
+    assert text == (out / command.PAGE).read_text()
+    assert "**This page holds no measurements.**" in text
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    assert [row[0] for row in rows] == [f"| `{piece.name}`" for piece in PIECES]
+    assert {row[2] for row in rows} == {"done"}
+    curve = read(out / "quickstart.json")["figures"]["curve"]
+    assert [iteration for iteration, _ in curve] == [0, 1]
+
+    # What went wrong is tried again, said on the page, and the command's exit code.
+    values = json.loads(before["rows.json"])
+    values["checks"][0]["passed"] = False
+    Record(out / "rows.json", values).put()
+    probed(monkeypatch)
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["bench", "accelerator", f"--out={out}", "--rehearse"])
+    assert ended.value.code == 1
+    assert "1 of 2 within bounds" in (out / command.PAGE).read_text()
+
+
+def probed(monkeypatch, **changes):
+    """Instead of a process that looks at this machine."""
+    found = {"platform": "gpu", "device": "NVIDIA H200", "count": 1, "free_bytes": None}
+    monkeypatch.setattr(command, "_probe", lambda *_, **__: found | {"no_torch": None} | changes)
+
+
+def refused(line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["bench", "accelerator", *line])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_without_an_accelerator_one_sentence_says_what_is_allowed(tmp_path, capsys):
+    out = tmp_path / "new"
+    said = refused([f"--out={out}", "--minutes=1"], capsys)
+    assert said == (
+        "error: bench accelerator: JAX finds no GPU or TPU here; allowed: a machine with one, or"
+        " --rehearse, which runs all pieces on CPU in the smallest sizes.\n"
+    )
+    assert not out.exists()
+
+
+def test_wrong_flags_and_folders_of_other_figures_are_refused(tmp_path, capsys, monkeypatch):
+    probed(monkeypatch)
+    out = f"--out={tmp_path}"
+    assert "--minutes: got 0.0; allowed: a number > 0" in refused([out, "--minutes=0"], capsys)
+    assert "--page: got /nowhere/x" in refused([out, "--page=/nowhere/x"], capsys)
+    assert "required: --out" in refused([], capsys)
+    file = tmp_path / "rows.json"
+    Record.begin(file, rehearsal=True)
+    assert "rows.json is of a rehearsal; allowed: another" in refused([out], capsys)
+    Record.begin(file, rehearsal=False, device="NVIDIA A100")
+    assert "is of NVIDIA A100, not of NVIDIA H200" in refused([out], capsys)
+    assert "is of measurements" in refused([out, "--rehearse"], capsys)
