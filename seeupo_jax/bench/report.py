@@ -30,6 +30,52 @@ must give the same losses, KL, weights M and parameters, or the run ends with an
 random; lengths are what the workloads say (`bench/workloads.py`), times `--scale`.
 """
 
+ACCELERATOR = """
+## On a GPU or a TPU
+
+No figure above is of an accelerator. One command measures there everything that a CPU cannot show:
+
+```bash
+python -m seeupo_jax.bench accelerator --out=runs/accelerator --minutes=30
+```
+
+It runs pieces, most valuable first, each in a process of its own that is ended after 7.5 minutes:
+
+1. `trees_bfloat16`, `trees_float32`: attention over token trees by the platform's kernel (Triton on
+   GPU, Pallas on TPU) against plain attention, outputs and gradients, in shapes of real use;
+2. `rows`: cuDNN's (GPU) or splash (TPU) attention over rows, and attention over pages of the KV
+   cache, against plain attention;
+3. `parity`: logits and gradients against PyTorch from the same random weights;
+4. `sweep`: a sweep with fused against separate refresh and against PyTorch, and the sampler's
+   log-probabilities against the trainer's;
+5. `update_bfcl_0.5b`, `update_order_desk_0.5b`, `rollout_0.5b`: `bench update` against compiled
+   PyTorch, with MFU, and `bench rollout` against `generate` with a static KV cache;
+6. `quickstart`: `configs/quickstart.py` trained, with its first and last avg@4;
+7. `update_bfcl_1.5b`, `update_order_desk_1.5b`, `rollout_1.5b`.
+
+Comparisons are made in float32 (matrix products with the highest precision) and in bfloat16; each
+says its greatest difference and the bound that it must keep.
+
+- **Results**: `OUT/NAME.json` for each piece, written anew after every measurement;
+  `OUT/NAME.log`, what a piece printed that was not done; and the page `OUT/benchmarks_gpu.md`, in a
+  checkout also `docs/benchmarks_gpu.md` (`--page=FILE`: there instead), which ends with what was
+  not run and why.
+- **Resuming**: the same command with the same `--out` runs what is left: first what was never tried
+  to its end, then what failed. What is done is not repeated; delete its JSON file to measure it
+  again. `--minutes` is the budget of one start: where a machine is lent for ten minutes at a time,
+  `--minutes=9` several times does the same as one long run.
+- **Failures** of a piece (an error, a crash, its time limit) are written down with their last
+  sentence, and the next piece runs. The exit code is 0; 1 where a piece failed or a comparison did
+  not keep its bound; 2 where there is no accelerator, or a wrong flag.
+- **Memory**: sizes that do not fit into the memory that is free are left out, and where memory runs
+  out the piece begins again in its next smaller size; its notes on the page say so.
+- **What it needs**: no network. Without PyTorch (`torch` with CUDA and `transformers`) only our
+  side is measured. Only `quickstart` needs `ml_collections`, `grain` and `array_record`; no piece
+  needs `gguf`, `llguidance`, `tensorflow-datasets`, `tensorboardX` or `vl-convert-python`. Of
+  several devices the first is used.
+- `--rehearse` runs all pieces on CPU in their smallest sizes; its page holds no figures.
+"""
+
 
 def add_flags(parser: Flags) -> None:
     """Where figures are and where the page goes."""
@@ -97,7 +143,7 @@ def page(found: dict[str, Figures], drawn: dict[str, str]) -> str:
             parts.append(f"## {title}\n\n{section(own)}")
     if drawn:
         parts.append(_plots(drawn))
-    parts.append(_commands(found))
+    parts += [_commands(found), ACCELERATOR]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -210,8 +256,8 @@ def _flops(found: dict[str, Figures]) -> str:
         "What our programs multiplied, counted in the programs that ran with the loops as long as"
         " they were; a multiply-add is two. Again is what backward passes compute a second time"
         " instead of keeping it (logits, scores of attention); neither the goal nor MFU counts it,"
-        " but where it was not told apart: in older figures, marked by a question mark, and in the"
-        " kernels and rematerialised layers of accelerators."
+        " but where it was not told apart: in older figures, marked by a question mark, and in"
+        " rematerialised layers."
         " The goal is 1.15 x [6 P x tokens of every turn's pool, a group's prompt once + 4 P x"
         " tokens of the trajectories, likewise]; the reference recipe"
         " 12 P x tokens of every turn's rows. P: all parameters, as if logits were computed"

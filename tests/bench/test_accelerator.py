@@ -1,6 +1,7 @@
 """`bench accelerator`, rehearsed: every piece on CPU in its smallest size."""
 
 import json
+import os
 
 import jax
 import pytest
@@ -16,6 +17,7 @@ from seeupo_jax.bench.accelerator.record import Record, read
 # Those that the command itself runs here, in processes of their own; the others are run by the
 # same function in this process, which has imported everything and has their programs.
 PROCESSES = ("trees_bfloat16", "quickstart")
+MISSING = ("ml_collections", "grain", "gguf", "llguidance", "tensorboardX", "vl_convert")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,13 @@ def refused(line, capsys):
     return capsys.readouterr().err
 
 
-def test_without_an_accelerator_one_sentence_says_what_is_allowed(tmp_path, capsys):
+def test_without_an_accelerator_one_sentence_says_what_is_allowed(tmp_path, capsys, monkeypatch):
+    """Nor does a process of the pieces need the libraries that only other commands use."""
+    for name in MISSING:
+        error = f"raise ModuleNotFoundError('No module named {name}', name='{name}')\n"
+        (tmp_path / f"{name}.py").write_text(error)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    monkeypatch.setenv("PYTHONPATH", path)
     out = tmp_path / "new"
     said = refused([f"--out={out}", "--minutes=1"], capsys)
     assert said == (
