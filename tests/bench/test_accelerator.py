@@ -29,7 +29,7 @@ def out(tmp_path_factory):
         patch.setattr(child, "prepare_xla", lambda: None)
         for piece in PIECES:
             if piece.name not in PROCESSES:
-                child.main(["", piece.name, f"--out={folder}", "--rehearse"])
+                child.main(["", f"--piece={piece.name}", f"--out={folder}", "--rehearse"])
     return folder
 
 
@@ -110,9 +110,12 @@ def test_without_an_accelerator_one_sentence_says_what_is_allowed(tmp_path, caps
 def test_wrong_flags_and_folders_of_other_figures_are_refused(tmp_path, capsys, monkeypatch):
     probed(monkeypatch)
     out = f"--out={tmp_path}"
-    assert "--minutes: got 0.0; allowed: a number > 0" in refused([out, "--minutes=0"], capsys)
+    assert "--minutes: got '0'; allowed: a number > 0" in refused([out, "--minutes=0"], capsys)
     assert "--page: got /nowhere/x" in refused([out, "--page=/nowhere/x"], capsys)
-    assert "required: --out" in refused([], capsys)
+    assert "--out: got none; allowed: the folder of results" in refused([], capsys)
+    with pytest.raises(SystemExit):
+        child.main(["", "--piece=x", out])
+    assert "--piece: got 'x'; allowed: machine, trees_bfloat16" in capsys.readouterr().err
     file = tmp_path / "rows.json"
     Record.begin(file, rehearsal=True)
     assert "rows.json is of a rehearsal; allowed: another" in refused([out], capsys)

@@ -47,7 +47,10 @@ def test_all_techniques_are_named_by_one_word():
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("", "bench: got ''; allowed: one of update, rollout, iteration, all, report."),
+        (
+            "",
+            "bench: got ''; allowed: one of update, rollout, iteration, all, report, accelerator.",
+        ),
         ("sweep", "bench: got 'sweep'; allowed: one of update"),
         ("update --groups=0", "--groups: got 0; allowed: a whole number >= 1."),
         ("update --group_size=1", "--group_size: got 1; allowed: a whole number >= 2."),

@@ -1,4 +1,4 @@
-"""One piece, in this process: `python -m seeupo_jax.bench.accelerator NAME --out=DIR`.
+"""One piece, in this process: `python -m seeupo_jax.bench.accelerator --piece=NAME --out=DIR`.
 
 `bench accelerator` starts it for each of them; by hand it is for looking into one.
 """
@@ -11,7 +11,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 # As in `bench/__main__.py`: both libraries are to find memory on a GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -25,9 +24,9 @@ from seeupo_jax.bench.accelerator.record import (  # noqa: E402
     Record,
     sentence,
 )
-from seeupo_jax.bench.settings import Parser  # noqa: E402
 from seeupo_jax.cli import prepare_xla  # noqa: E402
 from seeupo_jax.errors import sentence_errors  # noqa: E402
+from seeupo_jax.flags import Flags, path, whole  # noqa: E402
 
 PROBE = "machine"  # the record of what the machine is, which every start writes anew
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
@@ -36,23 +35,23 @@ _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 def main(argv: Sequence[str]) -> None:
     """The command; exit code 1 where the piece failed, which its record says too."""
     with sentence_errors():
-        parser = Parser(prog="python -m seeupo_jax.bench.accelerator", allow_abbrev=False)
-        parser.add_argument("name", help=f"{PROBE}, {', '.join(pieces.BY_NAME)}")
-        parser.add_argument("--out", type=Path, required=True, help="folder of results")
-        parser.add_argument("--size", type=int, default=0, help="0 is the largest")
-        parser.add_argument("--rehearse", action="store_true", help="the smallest sizes")
-        flags = parser.parse_args(argv[1:])
-        if flags.name not in (PROBE, *pieces.BY_NAME):
-            allowed = ", ".join((PROBE, *pieces.BY_NAME))
-            raise ValueError(f"bench accelerator: got {flags.name!r}; allowed: {allowed}.")
+        names = (PROBE, *pieces.BY_NAME)
+        parser = Flags("bench.accelerator", __doc__)
+        parser.flag("piece", f"one of {', '.join(names)}", required=True)
+        parser.flag("out", "the folder of results", path, required=True)
+        parser.flag("size", "0 is the largest", whole(0), default=0)
+        parser.switch("rehearse", "the smallest sizes")
+        flags = parser.read(argv[1:])
+        if flags.piece not in names:
+            raise ValueError(f"--piece: got {flags.piece!r}; allowed: {', '.join(names)}.")
     _die_with_parent()
-    record = Record.begin(flags.out / f"{flags.name}.json", rehearsal=flags.rehearse)
+    record = Record.begin(flags.out / f"{flags.piece}.json", rehearsal=flags.rehearse)
     try:
         prepare_xla()
-        if flags.name == PROBE:
+        if flags.piece == PROBE:
             device.probe(record)
         else:
-            piece = pieces.BY_NAME[flags.name]
+            piece = pieces.BY_NAME[flags.piece]
             pieces.run(piece, record, flags.size, rehearse=flags.rehearse)
     except NotHere as reason:
         record.put(status=SKIPPED, error=str(reason))

@@ -18,6 +18,7 @@ from seeupo_jax.bench.accelerator.page import page
 from seeupo_jax.bench.accelerator.pieces import PIECES, Piece
 from seeupo_jax.bench.accelerator.record import DONE, SKIPPED, STOPPED, read
 from seeupo_jax.bench.accelerator.runner import Job, work_through
+from seeupo_jax.flags import Flags, path, positive
 
 PAGE = "benchmarks_gpu.md"
 DOCS = Path("docs")  # of the checkout that the command runs in
@@ -32,28 +33,24 @@ _ONE_DEVICE = {  # for the baseline's sake; of several TPU chips one process tak
 }
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: Flags) -> None:
     """Those of the command."""
-    parser.add_argument("--out", type=Path, required=True, help="folder of results")
-    parser.add_argument("--minutes", type=float, default=30.0, help="for all pieces together")
-    parser.add_argument(
-        "--page",
-        type=Path,
-        help=f"also write the page to this file; in a checkout {DOCS / PAGE} without being told",
+    parser.flag("out", "the folder of results", path, required=True)
+    parser.flag("minutes", "for all pieces together", positive, default=30.0)
+    parser.flag(
+        "page",
+        f"also write the page to this file; in a checkout {DOCS / PAGE} without being told",
+        path,
     )
-    parser.add_argument(
-        "--rehearse", action="store_true", help="all pieces on CPU in the smallest sizes"
-    )
+    parser.switch("rehearse", "all pieces on CPU in the smallest sizes")
 
 
 def run(flags: argparse.Namespace) -> None:
     """Runs what is left, writes the page, and exits with 1 where a piece or a check failed.
 
     Raises:
-      ValueError: a wrong flag; no accelerator; a folder with results of another machine.
+      ValueError: no folder for the page; no accelerator; a folder with results of another machine.
     """
-    if not 0 < flags.minutes < float("inf"):
-        raise ValueError(f"--minutes: got {flags.minutes}; allowed: a number > 0.")
     ends = time.monotonic() + 60 * flags.minutes
     where, environment = _pages(flags), _environment(rehearse=flags.rehearse)
     device = _probe(environment, rehearse=flags.rehearse)
@@ -81,7 +78,7 @@ def _pages(flags: argparse.Namespace) -> list[Path]:
     """
     where = [flags.out / PAGE]
     if flags.page is not None:
-        if not flags.page.absolute().parent.is_dir():
+        if not flags.page.parent.is_dir():
             raise ValueError(f"--page: got {flags.page}; allowed: a file in a folder there is.")
         where.append(flags.page)
     elif not flags.rehearse and (DOCS / "benchmarks.md").is_file():
@@ -179,7 +176,7 @@ def _job(piece: Piece, sizes: list[int], notes: tuple[str, ...], flags: argparse
 
 
 def _command(name: str, out: Path, size: int, *, rehearse: bool) -> list[str]:
-    line = [sys.executable, "-m", "seeupo_jax.bench.accelerator", name, f"--out={out}"]
+    line = [sys.executable, "-m", "seeupo_jax.bench.accelerator", f"--piece={name}", f"--out={out}"]
     if size:
         line.append(f"--size={size}")
     return [*line, "--rehearse"] if rehearse else line

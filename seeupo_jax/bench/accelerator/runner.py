@@ -109,7 +109,6 @@ def _run(job: Job, out: Path, left_s: float, environment: Mapping[str, str]) -> 
             error=error,
             seconds=round(time.monotonic() - began, 1),
             attempts=attempts,
-            command=" ".join(command[1:]),
         )
         smaller = number < len(job.commands) and limit_s - (time.monotonic() - began) > 1
         if not (smaller and status == FAILED and _OUT_OF_MEMORY.search(f"{error}\n{output}")):
