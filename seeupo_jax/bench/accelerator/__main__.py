@@ -28,14 +28,13 @@ from seeupo_jax.cli import prepare_xla  # noqa: E402
 from seeupo_jax.errors import sentence_errors  # noqa: E402
 from seeupo_jax.flags import Flags, path, whole  # noqa: E402
 
-PROBE = "machine"  # the record of what the machine is, which every start writes anew
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 def main(argv: Sequence[str]) -> None:
     """The command; exit code 1 where the piece failed, which its record says too."""
     with sentence_errors():
-        names = (PROBE, *pieces.BY_NAME)
+        names = (device.PROBE, *pieces.BY_NAME)
         parser = Flags("bench.accelerator", __doc__)
         parser.flag("piece", f"one of {', '.join(names)}", required=True)
         parser.flag("out", "the folder of results", path, required=True)
@@ -48,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
     record = Record.begin(flags.out / f"{flags.piece}.json", rehearsal=flags.rehearse)
     try:
         prepare_xla()
-        if flags.piece == PROBE:
+        if flags.piece == device.PROBE:
             device.probe(record)
         else:
             piece = pieces.BY_NAME[flags.piece]

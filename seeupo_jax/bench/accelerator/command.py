@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.bench.accelerator import pieces
-from seeupo_jax.bench.accelerator.__main__ import PROBE
+from seeupo_jax.bench.accelerator.device import PROBE
 from seeupo_jax.bench.accelerator.page import page
 from seeupo_jax.bench.accelerator.pieces import PIECES, Piece
 from seeupo_jax.bench.accelerator.record import DONE, SKIPPED, STOPPED, read

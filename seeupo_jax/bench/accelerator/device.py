@@ -13,6 +13,7 @@ from seeupo_jax.bench import machine, torch_side
 from seeupo_jax.bench.accelerator.record import Record, sentence
 
 MIB = 2**20
+PROBE = "machine"  # the name of the record of what the machine is
 # Dense bfloat16 FLOP/s without sparsity, by the vendors' data sheets (NVIDIA: B200, H200, H100,
 # A100, L40S, L4, A10). The first pattern that the device's name matches counts.
 _PEAKS: tuple[tuple[str, float], ...] = (
