@@ -1,10 +1,7 @@
 """The page of the accelerator's figures, from records that were made up."""
 
-import pytest
-
-from seeupo_jax.bench.accelerator import command, device
 from seeupo_jax.bench.accelerator.page import page
-from seeupo_jax.bench.accelerator.pieces import BY_NAME, PIECES
+from seeupo_jax.bench.accelerator.pieces import PIECES
 from seeupo_jax.bench.update import OURS
 
 GIB = 2**30
@@ -155,47 +152,3 @@ def test_a_rehearsal_s_page_has_no_figure_of_a_measurement():
     assert "1 of 1 within bounds" in text
     for figure in ("4.00", "2.000", "9.89", "1e-", "%", "GiB", DEVICE["device"]):
         assert figure not in text
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA H200", 989e12),
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA A100-SXM4-40GB", 312e12),
-        ("NVIDIA L40S", 362e12),
-        ("NVIDIA L4", 121e12),
-        ("TPU v5 lite", 197e12),
-        ("TPU v5", 459e12),
-        ("TPU v6 lite", 918e12),
-        ("NVIDIA GeForce GTX 1080", None),
-    ],
-)
-def test_peaks_are_known_by_the_names_that_jax_gives_devices(name, peak):
-    assert device.peak_flops(name) == peak
-
-
-def test_sizes_are_those_that_fit_into_the_memory_that_is_free():
-    piece = BY_NAME["update_bfcl_0.5b"]
-    assert piece.fitting(None, alone=False) == ([0, 1, 2], [])
-    assert piece.fitting(139 * GIB, alone=False) == ([0, 1, 2], [])
-    kept, notes = piece.fitting(20 * GIB, alone=False)
-    assert kept == [2] and "0.5b, bfcl, 4 groups of 8 would take about" in notes[0]
-    assert notes[0].endswith("of the 20 that are free.")
-    large = BY_NAME["update_bfcl_1.5b"]
-    assert large.fitting(20 * GIB, alone=False)[0] == []
-    # Alone it needs half: beside PyTorch it is the last resort, without PyTorch the first.
-    assert large.fitting(60 * GIB, alone=False)[0] == [2]
-    assert large.fitting(60 * GIB, alone=True)[0] == [0, 1, 2]
-    assert str(large.sizes[2]) == "1.5b, bfcl, 4 groups of 8, without PyTorch"
-
-
-def test_what_fits_in_no_size_is_not_run_and_says_so(tmp_path):
-    flags = type("Flags", (), {"rehearse": False, "out": tmp_path})
-    jobs, too_large = command._jobs(flags, DEVICE | {"free_bytes": 20 * GIB})
-    assert "update_bfcl_1.5b" not in [job.name for job in jobs]
-    assert "would take about" in too_large["update_bfcl_1.5b"]
-    (job,) = [job for job in jobs if job.name == "update_bfcl_0.5b"]
-    assert len(job.commands) == 1 and job.commands[0][-1] == "--size=2" and job.notes
-    assert job.limit_s < 8 * 60

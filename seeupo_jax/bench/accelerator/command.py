@@ -23,14 +23,7 @@ from seeupo_jax.flags import Flags, path, positive
 PAGE = "benchmarks_gpu.md"
 DOCS = Path("docs")  # of the checkout that the command runs in
 _PROBE_S = 120.0
-_ONE_DEVICE = {  # for the baseline's sake; of several TPU chips one process takes all otherwise
-    "gpu": {"CUDA_VISIBLE_DEVICES": "0"},
-    "tpu": {
-        "TPU_VISIBLE_CHIPS": "0",
-        "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
-        "TPU_PROCESS_BOUNDS": "1,1,1",
-    },
-}
+_GPUS, _CHIPS = "CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"
 
 
 def add_flags(parser: Flags) -> None:
@@ -56,8 +49,8 @@ def run(flags: argparse.Namespace) -> None:
     device = _probe(environment, rehearse=flags.rehearse)
     _check_same(_found(flags.out), device, flags)
     flags.out.mkdir(parents=True, exist_ok=True)
-    if device["count"] > 1 and device["platform"] in _ONE_DEVICE:
-        environment = _ONE_DEVICE[device["platform"]] | environment
+    if device["count"] > 1:  # the baseline uses one
+        environment |= _first_device(device["platform"], environment)
     jobs, too_large = _jobs(flags, device)
     budget_s = ends - time.monotonic()
     reasons = too_large | work_through(jobs, flags.out, budget_s=budget_s, environment=environment)
@@ -100,6 +93,14 @@ def _environment(*, rehearse: bool) -> dict[str, str]:
         )
         environment["XLA_FLAGS"] = kept.strip()
     return environment
+
+
+def _first_device(platform: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """What leaves a process the first of the devices that it would have."""
+    if platform != "tpu":
+        return {_GPUS: environment.get(_GPUS, "0").partition(",")[0]}
+    one = dict.fromkeys(("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS"), "1,1,1")
+    return one | {_CHIPS: environment.get(_CHIPS, "0").partition(",")[0]}
 
 
 def _probe(environment: Mapping[str, str], *, rehearse: bool) -> dict[str, Any]:
