@@ -1,6 +1,7 @@
 """What pieces are run with: sizes that fit, the other side where it runs, true comparisons."""
 
 import functools
+import sys
 
 import jax.numpy as jnp
 import pytest
@@ -129,6 +130,14 @@ def test_out_of_memory_is_for_the_next_smaller_size(tmp_path, monkeypatch):
     found, values = beside(sides, tmp_path, monkeypatch)
     assert found == "CUDA out of memory." and sides.ran == [(), ("compile",)]
     assert values["figures"] == {"sides": []}  # what was measured stays
+
+
+def test_why_pytorch_does_not_run_is_a_sentence(monkeypatch):
+    assert device.no_torch("cpu") is None
+    assert device.no_torch("tpu") == "the PyTorch baseline does not run on TPU"
+    assert "sees no GPU" in device.no_torch("gpu")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert device.no_torch("gpu").startswith("import of torch halted; None in sys.modules; allowed")
 
 
 def test_without_pytorch_only_our_side_runs(tmp_path, monkeypatch):

@@ -75,6 +75,8 @@ def no_torch(platform: str) -> str | None:
     try:
         torch_side.load("generate")
         torch = torch_side.torch()
+    except ValueError as error:  # a sentence already
+        return str(error).removeprefix("bench: ").rstrip(".")
     except Exception as error:  # a broken CUDA library raises whatever it likes
         return sentence(error)
     if platform != "cpu" and not torch.cuda.is_available():
