@@ -118,9 +118,13 @@ def _of_ours(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
 
 @contextlib.contextmanager
 def _precision(dtype: str) -> Iterator[None]:
-    """Matrix products of float32 are of float32, which a GPU does not do by itself."""
-    with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
+    """Matrix products of float32 are of float32, in all threads; a GPU's are not by default."""
+    before = jax.config.jax_default_matmul_precision
+    jax.config.update("jax_default_matmul_precision", "highest" if dtype == "float32" else before)
+    try:
         yield
+    finally:
+        jax.config.update("jax_default_matmul_precision", before)
 
 
 def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
