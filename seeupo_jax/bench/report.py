@@ -68,7 +68,7 @@ says its greatest difference and the bound that it must keep.
   sentence, and the next piece runs. The exit code is 0; 1 where a piece failed or a comparison did
   not keep its bound; 2 where there is no accelerator, or a wrong flag.
 - **Memory**: sizes that do not fit into the memory that is free are left out, and where memory runs
-  out the piece begins again in its next smaller size; its notes on the page say so.
+  out the piece is run again in its next smaller size; its notes on the page say so.
 - **What it needs**: no network. Without PyTorch (`torch` with CUDA and `transformers`) only our
   side is measured. Only `quickstart` needs `ml_collections`, `grain` and `array_record`; no piece
   needs `gguf`, `llguidance`, `tensorflow-datasets`, `tensorboardX` or `vl-convert-python`. Of

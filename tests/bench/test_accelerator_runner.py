@@ -37,7 +37,9 @@ def job(out, name, *told, limit_s=30.0, about_s=0.0):
 
 def run(jobs, out, budget_s=60.0):
     heard = []
-    reasons = work_through(jobs, out, budget_s=budget_s, environment=os.environ, tell=heard.append)
+    reasons = work_through(
+        jobs, out, budget_s=budget_s, environment=os.environ, report=heard.append
+    )
     return reasons, heard
 
 

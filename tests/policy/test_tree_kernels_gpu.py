@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 from tree_cases import CASES, assert_equal, attend, random_arrays, trained, wanted
 
 from seeupo_jax import config
-from seeupo_jax.parallel.mesh import make_mesh, sharding
+from seeupo_jax.parallel.mesh import AXES, make_mesh, sharding
 from seeupo_jax.policy.attention import FEWEST_QUERIES, KeyValues, attend_trees
 from seeupo_jax.policy.kernels import select_kernel
 from seeupo_jax.policy.tree_sight import Sight
@@ -69,8 +70,12 @@ def test_the_kernels_lower_for_cuda_from_a_machine_without_a_gpu(H, kv_heads, d,
         out = attend(q, k, v, sight=Sight(*sight), window=window, implementation="triton")
         return out.astype(jnp.float32).sum()
 
-    traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(q, k, k, *[numbers] * 5)
-    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    # Newer versions of JAX ask which GPU a kernel is for.
+    gpu = AbstractDevice("NVIDIA H100 80GB HBM3", 132, "gpu")
+    kinds = (AxisType.Auto,) * len(AXES)
+    with use_abstract_mesh(AbstractMesh((1,) * len(AXES), AXES, kinds, abstract_device=gpu)):
+        traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(q, k, k, *[numbers] * 5)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
     calls = [line for line in text.splitlines() if "@__gpu$xla.gpu.triton(" in line]
     names = [re.search(r' name = "(\w+)"', call)[1] for call in calls]
     assert names == ["attend", "queries_gradient", "keys_gradient"]

@@ -32,7 +32,7 @@ def add_flags(parser: Flags) -> None:
     parser.flag("minutes", "for all pieces together", positive, default=30.0)
     parser.flag(
         "page",
-        f"also write the page to this file; in a checkout {DOCS / PAGE} without being told",
+        f"also write the page to this file; by default, in a checkout, {DOCS / PAGE}",
         path,
     )
     parser.switch("rehearse", "all pieces on CPU in the smallest sizes")
@@ -112,7 +112,7 @@ def _probe(environment: Mapping[str, str], *, rehearse: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         job = Job(PROBE, [_command(PROBE, out, 0, rehearse=rehearse)], _PROBE_S)
-        quiet = {"environment": environment, "tell": lambda sentence: None}
+        quiet = {"environment": environment, "report": lambda sentence: None}
         work_through([job], out, budget_s=_PROBE_S, **quiet)
         values = read(out / f"{PROBE}.json") or {}
     if values.get("status") != DONE:

@@ -55,7 +55,7 @@ def probe(record: Record) -> None:
 
 
 def free_bytes(device: jax.Device) -> int | None:
-    """Memory of a device that nobody has taken; None where nobody tells."""
+    """Memory of a device that nobody has taken; None where it is not known."""
     if device.platform == "gpu" and shutil.which("nvidia-smi"):
         line = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
         done = subprocess.run(line, capture_output=True, text=True)

@@ -252,7 +252,7 @@ def _left(pieces: Sequence[Listed], found: Mapping[str, Values], reasons: Mappin
     if not rows:
         return "## Not run\n\nNothing: every piece was measured to its end."
     text = (
-        "The same command with the same `--out` goes on with these: first those that were never"
+        "The same command with the same `--out` resumes with these: first those that were never"
         " tried to their end, then those that failed. What a piece measured before it ended is"
         " above."
     )
@@ -268,8 +268,8 @@ def _states(
         state, why = _state(piece.name, found, reasons)
         checks = found.get(piece.name, {}).get("checks", ())
         kept = sum(check["passed"] for check in checks)
-        told = f"{kept} of {len(checks)} within bounds" if checks else "-"
-        rows.append((f"`{piece.name}`", piece.words, state, told, _cell(why)))
+        compared = f"{kept} of {len(checks)} within bounds" if checks else "-"
+        rows.append((f"`{piece.name}`", piece.words, state, compared, _cell(why)))
     return table(("piece", "would show", "rehearsed", "comparisons", "why not"), rows)
 
 

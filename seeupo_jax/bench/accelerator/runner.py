@@ -58,7 +58,7 @@ def work_through(
     *,
     budget_s: float,
     environment: Mapping[str, str],
-    tell: Callable[[str], None] = print,
+    report: Callable[[str], None] = print,
 ) -> dict[str, str]:
     """Runs what is left of the jobs, one after the other, whatever becomes of each.
 
@@ -76,11 +76,11 @@ def work_through(
                 f"{max(0.0, left):.0f} s of the budget were left, and it may take"
                 f" {max(job.about_s, 1.0):.0f} s"
             )
-            tell(f"{job.name}: not begun: {not_begun[job.name]}")
+            report(f"{job.name}: not begun: {not_begun[job.name]}")
             continue
-        tell(f"{job.name}: begins, with at most {min(job.limit_s, left):.0f} s")
+        report(f"{job.name}: begins, with at most {min(job.limit_s, left):.0f} s")
         values = _run(job, out, left, environment)
-        tell(f"{job.name}: {_words(values)}")
+        report(f"{job.name}: {_words(values)}")
     return not_begun
 
 
