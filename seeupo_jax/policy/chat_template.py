@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,12 @@ from seeupo_jax import config
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.policy import gguf_vocabulary, vocabulary
 from seeupo_jax.policy.messages import ROLES, choose_chat, keep_messages, list_tools, save_chat
+from seeupo_jax.policy.same_ids import compare
+
+_LOGGER = logging.getLogger(__name__)
 
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
-GENERATION_FILE = "generation_config.json"
+TEMPLATE_FILE, GENERATION_FILE = "chat_template.jinja", "generation_config.json"
 
 # A private-use character that parts a control token's name where a message holds it as plain text.
 # A message's own such character is doubled while it is rendered.
@@ -79,12 +83,13 @@ class HuggingFaceTokenizer:
         starts = (f"{re.escape(n[0])}(?={re.escape(n[1:])})" for n in self._control.values())
         self._forged = re.compile("|".join(starts))
 
-        library.chat_template = self._template = _read_template(library, chat, where)
+        self._template = _read_template(library, chat, where)
         reads = _variables(self._template or "")
         _check_kwargs(chat, reads - _GIVEN - library.special_tokens_map.keys())
         self._lists_tools = "tools" in reads
         if "strftime_now" in reads:
             self._template = _STOPPED_CLOCK + self._template
+        library.chat_template = _with_kwargs(self._template, chat)
         closing = [] if self._template is None else self._closing_ids()
         self.end_ids = tuple(dict.fromkeys((*closing, *eos)))
         self._anchor = self._control[self.end_ids[0]]
@@ -124,10 +129,25 @@ class HuggingFaceTokenizer:
 
     def save(self, folder: Path) -> None:
         self._library.save_pretrained(folder)
+        try:
+            compare(folder, self._texts(), self._plain, self._backend.decode)
+        except ValueError as error:
+            for name in (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE):
+                (folder / name).unlink(missing_ok=True)
+            _LOGGER.warning("%s: no tokenizer is written.", error)
+            return
         file = folder / GENERATION_FILE
         values = _read_json(file) | self._generation | {"eos_token_id": list(self.end_ids)}
         file.write_text(json.dumps(values, indent=2) + "\n")
         save_chat(folder, self._chat)
+
+    def _plain(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def _texts(self) -> list[str]:
+        """What tokens stand for, each alone; those of parts of characters are left out."""
+        texts = self._backend.decode_batch([[token] for token in range(self.vocab_size)])
+        return [text for text in texts if text and "\ufffd" not in text]
 
     def part(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages that the model is to read, with marks in their texts.
@@ -310,6 +330,17 @@ def _read_template(library: PreTrainedTokenizerBase, chat: config.Chat, where: s
         f"tokenizer: {where} has {len(template)} chat templates; allowed: one, or a Jinja file in"
         " config.chat.template."
     )
+
+
+def _with_kwargs(template: str | None, chat: config.Chat) -> str | None:
+    """The template with `chat.template_kwargs` in it, which other software does not read."""
+    if template is None:
+        return None
+    given = "".join(
+        f"{{%- if {name} is not defined -%}}{{%- set {name} = {value!r} -%}}{{%- endif -%}}"
+        for name, value in chat.template_kwargs.items()
+    )
+    return template if template.startswith(given) else given + template
 
 
 def _variables(template: str) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import sentencepiece
 
 from seeupo_jax import config
 from seeupo_jax.envs.base import Message, Tool
+from seeupo_jax.policy import fast_tokenizer
 from seeupo_jax.policy.messages import (
     CHAT_FILE,
     ROLES,
@@ -21,8 +23,12 @@ from seeupo_jax.policy.messages import (
 )
 from seeupo_jax.policy.vocabulary import CONTROL, byte_fallback
 
+_LOGGER = logging.getLogger(__name__)
+
 END = "<|end|>"
 MODEL_FILE = "tokenizer.model"
+# Where `transformers` would read other ids from a file of that name: a name that it does not know.
+UNREAD_FILE = "sentencepiece.model"
 
 
 class SentencePieceTokenizer:
@@ -74,8 +80,22 @@ class SentencePieceTokenizer:
         return [self._bytes(token) for token in range(self.vocab_size)]
 
     def save(self, folder: Path) -> None:
+        headers = {role: f"<|{role}|>" for role in ROLES}
+        template = fast_tokenizer.chat_template(
+            headers, END, system=self._chat.system, tools=self._chat.tools
+        )
+        (folder / UNREAD_FILE).unlink(missing_ok=True)
         (folder / MODEL_FILE).write_bytes(self.model)
         save_chat(folder, self._chat)
+        try:
+            fast_tokenizer.save(folder, self.model, MODEL_FILE, template, END)
+        except ValueError as error:
+            (folder / MODEL_FILE).rename(folder / UNREAD_FILE)
+            _LOGGER.warning(
+                "%s: no tokenizer for transformers is written, only %s, which this package reads.",
+                error,
+                folder / UNREAD_FILE,
+            )
 
     def _message(self, role: str, content: str) -> list[int]:
         return [self._header[role], *self._pieces.encode(content), self._end]
@@ -109,14 +129,17 @@ def load(folder: Path, chat: config.Chat | None) -> SentencePieceTokenizer:
     Raises:
       ValueError: a file is missing or damaged.
     """
-    if not (folder / CHAT_FILE).is_file():
-        raise ValueError(
-            f"tokenizer: no file {folder / CHAT_FILE}; allowed: {MODEL_FILE} with {CHAT_FILE} (a"
-            " SentencePiece model made here), or Hugging Face's tokenizer.json."
-        )
+    unread = folder / UNREAD_FILE
+    file = unread if unread.is_file() else folder / MODEL_FILE
+    for needed in (file, folder / CHAT_FILE):
+        if not needed.is_file():
+            raise ValueError(
+                f"tokenizer: no file {needed}; allowed: {file.name} with {CHAT_FILE} (a"
+                " SentencePiece model made here), or Hugging Face's tokenizer.json."
+            )
     options = choose_chat(folder, chat)
     try:
-        return SentencePieceTokenizer((folder / MODEL_FILE).read_bytes(), options)
+        return SentencePieceTokenizer(file.read_bytes(), options)
     except (RuntimeError, IndexError, ValueError) as error:
         raise ValueError(f"tokenizer: {folder} cannot be read: {error}.") from None
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from seeupo_jax import config
 from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.policy import chat_template, sentence_pieces
-from seeupo_jax.policy.sentence_pieces import MODEL_FILE, train_tokenizer
+from seeupo_jax.policy import chat_template, fast_tokenizer, sentence_pieces
+from seeupo_jax.policy.sentence_pieces import MODEL_FILE, UNREAD_FILE, train_tokenizer
 from seeupo_jax.types import CONTEXT, Segment
 
 __all__ = ["Conversation", "Tokenizer", "Transcript", "load_tokenizer", "train_tokenizer"]
@@ -136,6 +136,7 @@ class Transcript:
 LOADERS = {
     chat_template.TOKENIZER_FILE: chat_template.load,
     chat_template.CONFIG_FILE: chat_template.load,  # beside a SentencePiece model, as Llama 2 has
+    UNREAD_FILE: sentence_pieces.load,
     MODEL_FILE: sentence_pieces.load,
 }
 
@@ -152,6 +153,8 @@ def load_tokenizer(folder: Path, chat: config.Chat | None = None) -> Tokenizer |
     Raises:
       ValueError: a file is missing or damaged; options that the tokenizer cannot honour.
     """
+    if fast_tokenizer.made_from(folder) is not None:
+        return sentence_pieces.load(folder, chat)
     for file, load in LOADERS.items():
         if (folder / file).is_file():
             return load(folder, chat)
