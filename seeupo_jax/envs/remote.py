@@ -11,15 +11,14 @@ from typing import Any
 
 import urllib3
 
-from seeupo_jax.envs import gate, wire
+from seeupo_jax.envs import calls, gate, wire
 from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
 
 _CONNECT_S = 10.0
 _CLOSE_S = 5.0
-_STEP = ("observation", "reward", "done", "info")
 _ANSWERS = {
     "reset": ("messages", "tools", "score"),
-    "step": (*_STEP, "score"),
+    "step": (*calls.STEP, "score"),
     "finish": ("reward", "score"),
 }
 _ERRORS = {"ValueError": ValueError, "ProtocolError": gate.ProtocolError}
@@ -76,13 +75,12 @@ class Remote:
             self._forget()
             answer = self._play("reset", request)
         self._has_finish = answer.get("finish") is True  # older servers do not say
-        return gate.check_opening((answer["messages"], answer["tools"]))
+        return calls.read_opening(answer)
 
     def step(self, text: str) -> StepResult:
         if self._score is None:
             raise ValueError("remote: reset() must come before step().")
-        answer = self._play("step", {"text": text})
-        return gate.check_step(StepResult(*(answer[name] for name in _STEP)))
+        return calls.read_step(self._play("step", {"text": text}))
 
     def finish(self, stop: str) -> float | None:
         """Tells the environment, where it has `finish`, that the trainer ends its episode."""

@@ -22,8 +22,8 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from seeupo_jax import envs
-from seeupo_jax.envs import gate, wire
-from seeupo_jax.envs.base import Environment, TransientError
+from seeupo_jax.envs import calls, gate, wire
+from seeupo_jax.envs.base import Environment
 from seeupo_jax.envs.connections import BoundedServer
 
 _log = logging.getLogger(__name__)
@@ -54,28 +54,6 @@ class _Session:
     retired: bool = False
 
 
-def _reset(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
-    messages, tools = gate.check_opening(environment.reset(request["task_id"], request["seed"]))
-    score = gate.check_score(environment.score())
-    told = gate.has_finish(environment)  # else clients need not ask
-    return {"messages": messages, "tools": tools, "score": score, "finish": told}
-
-
-def _step(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
-    step = gate.check_step(environment.step(request["text"]))
-    return vars(step) | {"score": gate.check_score(environment.score())}
-
-
-def _finish(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
-    reward = gate.check_last_reward(environment.finish(request["stop"]))
-    return {"reward": reward, "score": gate.check_score(environment.score())}
-
-
-_PLAYS = {
-    "reset": (_reset, {"task_id": str, "seed": int}),
-    "step": (_step, {"text": str}),
-    "finish": (_finish, {"stop": str}),
-}
 _SESSION = {"session": str, "number": int}
 
 
@@ -165,10 +143,10 @@ class EnvServer:
             if session is not None:
                 _retire(session)
             return json.dumps({"result": None}).encode()
-        if operation not in _PLAYS:
-            allowed = ", ".join(["task_ids", *_PLAYS, "close"])
+        if operation not in calls.PLAYS:
+            allowed = ", ".join(["task_ids", *calls.PLAYS, "close"])
             raise _Refusal(404, f"path: got {operation!r}; allowed: {allowed}.")
-        play, arguments = _PLAYS[operation]
+        play, arguments = calls.PLAYS[operation]
         _check(request, _SESSION | arguments)
         session = self._session(operation, request)
         try:
@@ -251,20 +229,7 @@ def _retire(session: _Session) -> None:
 
 
 def _ask(question: Callable[[], Any]) -> tuple[bytes, bool]:
-    """The answer in JSON, and whether anything has happened that must not happen again."""
-    try:
-        answer = json.dumps({"result": question()}, allow_nan=False).encode()
-        if len(answer) > wire.MAX_ANSWER_BYTES:
-            raise OverflowError(
-                f"an answer of {len(answer)} bytes; {wire.MAX_ANSWER_BYTES} allowed"
-            )
-        return answer, True
-    except TransientError as error:
-        return json.dumps({"transient": gate.text_of(error)}).encode(), False
-    except BaseException as error:  # even SystemExit ends this episode and no other
-        _log.warning("an environment failed", exc_info=True)
-        told = {"type": type(error).__name__, "text": gate.text_of(error)}
-        return json.dumps({"error": told}).encode(), True
+    return calls.answer(question, lambda: _log.warning("an environment failed", exc_info=True))
 
 
 def _check(request: Any, fields: dict[str, type]) -> None:
