@@ -13,6 +13,8 @@ from flax import nnx
 
 from seeupo_jax import envs
 from seeupo_jax.config import Config
+from seeupo_jax.envs import Environment
+from seeupo_jax.envs.isolated import Isolated
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.learner.batching import Shapes, row_lengths
 from seeupo_jax.learner.critic import critic_optimizer, make_critic
@@ -181,14 +183,21 @@ def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, A
 
 
 def build_pool(config: Config, size: int) -> EnvPool:
-    """`size` environments, a conversation each."""
+    """`size` environments, a conversation each; in processes of their own they begin when used."""
+    env = config.env
+
+    def make() -> Environment:
+        if env.isolation == "process":
+            return Isolated(env.name, env.options, memory_mib=env.memory_mib)
+        return envs.make(env.name, **env.options)
+
     return EnvPool(
-        lambda: envs.make(config.env.name, **config.env.options),
+        make,
         size,
-        workers=config.env.workers,
-        timeout_s=config.env.timeout_s,
-        retries=config.env.retries,
-        retry_wait_s=config.env.retry_wait_s,
+        workers=env.workers,
+        timeout_s=env.timeout_s,
+        retries=env.retries,
+        retry_wait_s=env.retry_wait_s,
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 
 from seeupo_jax import build, envs
-from seeupo_jax.config import Config
+from seeupo_jax.config import Config, Env
 from seeupo_jax.envs import Demonstrator, gate
+from seeupo_jax.envs.isolated import check_isolated
 from seeupo_jax.learner.layout import check_offload
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.schedule import Schedule
@@ -42,6 +43,7 @@ def check_config(config: Config) -> None:
     if config.evaluation.select_on is not None:
         splits.append(config.evaluation.select_on)
     gate.check_tasks(environment, splits, labelled=config.evaluation.tasks)
+    check_isolation(config.env)
     if config.model.path is None and not config.warm_start.stages:
         raise ValueError(
             "config.model.path: got none; allowed: a model folder, or stages in config.warm_start"
@@ -54,6 +56,16 @@ def check_config(config: Config) -> None:
         )
     build.check_layout(config, mesh)
     _check_model(config, mesh)
+
+
+def check_isolation(env: Env) -> None:
+    """Whether the environment can be made where it is to run.
+
+    Raises:
+      ValueError: one sentence.
+    """
+    if env.isolation == "process":
+        check_isolated(env.name, env.options, memory_mib=env.memory_mib, timeout_s=env.timeout_s)
 
 
 def _check_model(config: Config, mesh: jax.sharding.Mesh) -> None:

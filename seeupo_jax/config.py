@@ -77,6 +77,8 @@ class Env:
     timeout_s: float = above(0, 60.0, most=1_000_000)  # of one environment call
     retries: int = within(0, 20, 2)  # of a reset that failed, or of a call that had no effect
     retry_wait_s: float = within(0, 3600, 0.5)  # before the first retry; doubles with each
+    isolation: str = choice("thread", "process")  # process: each environment in one of its own
+    memory_mib: int | None = at_least(1, None)  # of address space of such a process; none: no bound
     max_reward: float = above(0, 1e6)  # in magnitude, of a step and of an episode; more: env_error
 
 
@@ -349,6 +351,11 @@ def _check_together(config: Config) -> None:
         raise ValueError(
             f"config.rollout.max_action_tokens: got {rollout.max_action_tokens}; allowed: a number"
             f" < max_context={rollout.max_context}."
+        )
+    if config.env.memory_mib is not None and config.env.isolation == "thread":
+        raise ValueError(
+            f"config.env.memory_mib: got {config.env.memory_mib}; allowed: none, unless"
+            " config.env.isolation=process."
         )
     lora = config.lora
     if model.param_dtype != "float32" and not (lora.rank or lora.path):

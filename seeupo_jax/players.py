@@ -13,7 +13,7 @@ import jax
 
 from seeupo_jax import build
 from seeupo_jax.checkpoint import Checkpoints, find_directory
-from seeupo_jax.checks import check_config
+from seeupo_jax.checks import check_config, check_isolation
 from seeupo_jax.config import Config
 from seeupo_jax.policy.tokenizer import Tokenizer
 from seeupo_jax.policy.weights import read_tokenizer
@@ -115,6 +115,7 @@ def check_served(config: Config) -> None:
             f"config.rollout.grammar: got {config.rollout.grammar!r}; allowed with --server: none,"
             " since a server is not told of it."
         )
+    check_isolation(config.env)
 
 
 def policy_folder(config: Config, workdir: Path) -> str:

@@ -14,6 +14,7 @@ _LAYOUT = (
     "mesh concurrency slots cache_gib page_size decode_steps prefill_tokens deterministic"
     " reset_ahead_s"
 ).split()
+_PROCESSES = ("isolation", "memory_mib")  # of config.env: where environments run, to the same end
 
 
 def made_by(config: Config) -> str:
@@ -47,7 +48,8 @@ def _same_fields(config: Config) -> dict[str, Any]:
     """What decides which trajectories are sampled, but for the policy."""
     values = to_dict(config)
     rollout = {name: v for name, v in values["rollout"].items() if name not in _LAYOUT}
-    return {"seed": values["seed"], "rollout": rollout, "env": values["env"]}
+    env = {name: value for name, value in values["env"].items() if name not in _PROCESSES}
+    return {"seed": values["seed"], "rollout": rollout, "env": env}
 
 
 def _plain(value: Any) -> Any:

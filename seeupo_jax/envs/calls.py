@@ -12,28 +12,29 @@ from seeupo_jax.envs.base import Environment, StepResult, TransientError
 STEP = ("observation", "reward", "done", "info")
 
 
-def _reset(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
-    messages, tools = gate.check_opening(environment.reset(request["task_id"], request["seed"]))
-    score = gate.check_score(environment.score())
+def reset(environment: Environment, task_id: str, seed: int) -> dict[str, Any]:
+    messages, tools = gate.check_opening(environment.reset(task_id, seed))
     told = gate.has_finish(environment)  # else clients need not ask
-    return {"messages": messages, "tools": tools, "score": score, "finish": told}
+    return {"messages": messages, "tools": tools, "finish": told}
 
 
-def _step(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
-    step = gate.check_step(environment.step(request["text"]))
-    return vars(step) | {"score": gate.check_score(environment.score())}
+def step(environment: Environment, text: str) -> dict[str, Any]:
+    return dict(vars(gate.check_step(environment.step(text))))
 
 
-def _finish(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
-    reward = gate.check_last_reward(environment.finish(request["stop"]))
-    return {"reward": reward, "score": gate.check_score(environment.score())}
+def finish(environment: Environment, stop: str) -> dict[str, Any]:
+    return {"reward": gate.check_last_reward(environment.finish(stop))}
+
+
+def score(environment: Environment) -> float:
+    return gate.check_score(environment.score())
 
 
 # What plays an episode: the call, and the types of its arguments.
 PLAYS = {
-    "reset": (_reset, {"task_id": str, "seed": int}),
-    "step": (_step, {"text": str}),
-    "finish": (_finish, {"stop": str}),
+    "reset": (reset, {"task_id": str, "seed": int}),
+    "step": (step, {"text": str}),
+    "finish": (finish, {"stop": str}),
 }
 
 

@@ -29,6 +29,10 @@ class ProtocolError(Exception):
     """An environment returned what its protocol does not allow."""
 
 
+class ErrorElsewhere(Exception):
+    """What an environment in another process raised; its text begins with the error's class."""
+
+
 def check_opening(answer: Any) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
     """What `reset` returned: its messages and its tools."""
     if not isinstance(answer, list | tuple) or len(answer) != 2:
@@ -161,7 +165,8 @@ def check_tasks(environment: Environment, splits: Sequence[str], *, labelled: in
 
 def describe(error: BaseException) -> str:
     """An error's class and text, whatever its class does; of a `ProtocolError` the sentence."""
-    kind = "" if type(error) is ProtocolError else f"{type(error).__name__}: "
+    told = type(error) in (ProtocolError, ErrorElsewhere)
+    kind = "" if told else f"{type(error).__name__}: "
     return f"{kind}{text_of(error)}"[:_LONGEST]
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from seeupo_jax.envs.base import Environment, TransientError
-from seeupo_jax.envs.gate import describe
+from seeupo_jax.envs.gate import ProtocolError, describe
+from seeupo_jax.envs.isolated import Isolated
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class EnvPool:
       make: makes an environment; called for every slot at once, and later by the threads.
       workers: threads, at most one a slot.
       timeout_s: a try without an answer for longer is given up by the next poll: the slot gets a
-        new environment, and its thread, which cannot be stopped, a substitute.
+        new environment, and its thread, which cannot be stopped, a substitute. An environment in a
+        process of its own is killed, which ends the thread as well.
       retries: tries after the first of a call that may be repeated.
       retry_wait_s: before the first of them, twice as long before each further one; no thread is
         held meanwhile.
@@ -204,6 +206,8 @@ class EnvPool:
                 self._waiting.put(one)
                 continue
             self.abandoned += 1
+            if isinstance(one.environment, Isolated):
+                one.environment.kill()  # which ends its thread's wait too
             self._threads.discard(one.worker)
             self._add_worker()
             self._end(one, None, Failure("timeout", f"no answer in {self._timeout_s:g} s"))
@@ -253,6 +257,7 @@ class EnvPool:
             return call.read(one.environment, answer)
         except BaseException as error:  # even SystemExit ends this episode and no other
             one.transient = issubclass(type(error), TransientError)
+            one.answered |= issubclass(type(error), ProtocolError)  # where the answer is checked
             failure = Failure("env_error", describe(error))
         if call.fresh and not one.answered:
             _discard(one.environment)

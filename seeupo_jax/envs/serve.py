@@ -174,7 +174,7 @@ class EnvServer:
         self,
         session: _Session,
         asked: tuple[str, dict[str, Any]],
-        play: Callable[[Environment, dict[str, Any]], Any],
+        play: Callable[..., dict[str, Any]],
     ) -> bytes:
         """Under the session's lock: the answer of the environment, now or as it was before."""
         if asked == session.request:
@@ -188,7 +188,9 @@ class EnvServer:
         def ask() -> Any:
             if session.environment is None:
                 session.environment = self._make()
-            return play(session.environment, asked[1])
+            arguments = {name: asked[1][name] for name in asked[1].keys() - _SESSION.keys()}
+            result = play(session.environment, **arguments)
+            return result | {"score": calls.score(session.environment)}
 
         answer, happened = _ask(ask)
         if happened:

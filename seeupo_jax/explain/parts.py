@@ -140,9 +140,10 @@ def program_lines(found: Outline, iterations: int) -> list[str]:
 def environment_lines(config: Config) -> list[str]:
     env = config.env
     chosen = ", ".join(f"{name}={value!r}" for name, value in env.options.items())
+    where = ", a process for each environment" if env.isolation == "process" else ""
     return [
-        f"{env.name}{f' ({chosen})' if chosen else ''}; {env.workers} threads, a call at most"
-        f" {env.timeout_s:g} s, {env.retries} retries"
+        f"{env.name}{f' ({chosen})' if chosen else ''}; {env.workers} threads{where}, a call at"
+        f" most {env.timeout_s:g} s, {env.retries} retries"
     ]
 
 

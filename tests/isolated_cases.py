@@ -1,0 +1,78 @@
+"""Environments that do to their process what they must not do to a trainer's."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from seeupo_jax.envs.base import StepResult, TransientError
+
+
+class Wild:
+    """Its task's name says what a step does; a number is how many steps pass without anything."""
+
+    def __init__(self, folder="."):
+        self._folder, self._kept = Path(folder), []
+
+    def task_ids(self, split):
+        return ["2", "exit"]
+
+    def reset(self, task_id, seed):
+        self._task, self._steps = task_id, 0
+        once = self._folder / task_id
+        if task_id == "dies once" and not once.exists():
+            once.touch()
+            os._exit(4)
+        return ({"role": "user", "content": "1 2"},), ()
+
+    def step(self, text):
+        self._steps += 1
+        getattr(self, f"_{self._task}", lambda: None)()
+        done = self._task.isdecimal() and self._steps == int(self._task)
+        info = {"pid": os.getpid(), "jax": "jax" in sys.modules}
+        return StepResult(({"role": "tool", "content": "7"},), 0.5, done, info)
+
+    def score(self):
+        return self._steps / 8
+
+    def close(self):
+        if self._task == "close":
+            (self._folder / "closed").touch()
+
+    def _exit(self):
+        os._exit(7)
+
+    def _segfault(self):
+        ctypes.string_at(0)
+
+    def _hang(self):
+        child = subprocess.Popen(["sleep", "1000"])
+        (self._folder / "hangs").write_text(f"{os.getpid()} {child.pid}\n")
+        while True:
+            time.sleep(1000)
+
+    def _leak(self):
+        self._kept.append(bytearray(2**28))
+
+    def _prints(self):
+        os.write(1, b"not an answer\n")
+        print("nor this", flush=True)
+        assert sys.stdin.read() == ""
+
+    def _shut(self):
+        os.closerange(3, 100)
+
+    def _busy(self):
+        if self._steps == 1 and not self._kept:
+            self._kept.append("asked")
+            self._steps = 0
+            raise TransientError("not yet")
+
+
+class Paying(Wild):
+    """Pays a last reward that says how the episode ended."""
+
+    def finish(self, stop):
+        return {"max_turns": 2.0, "max_tokens": 4.0}[stop]
