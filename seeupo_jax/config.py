@@ -75,6 +75,9 @@ class Env:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     workers: int = at_least(1, 8)  # threads that step environments
     timeout_s: float = above(0, 60.0, most=1_000_000)  # of one environment call
+    # what an action becomes that made the environment hang: zero_reward: the episode counts, with
+    # reward 0 for that turn and score 0; failure: it is left out
+    timeout_as: str = choice("failure", "zero_reward")
     retries: int = within(0, 20, 2)  # of a reset that failed, or of a call that had no effect
     retry_wait_s: float = within(0, 3600, 0.5)  # before the first retry; doubles with each
     isolation: str = choice("thread", "process")  # process: each environment in one of its own

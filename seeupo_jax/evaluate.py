@@ -39,7 +39,7 @@ from seeupo_jax.cli import (
     quiet_logs,
     read_config,
 )
-from seeupo_jax.config import Config
+from seeupo_jax.config import Config, Env
 from seeupo_jax.envs.bfcl_export import export_results
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.evaluation import evaluate
@@ -95,6 +95,10 @@ def _settings(config: Config, split: str, k: int, same: Mapping[str, Any]) -> di
     temperature = config.evaluation.temperature
     if temperature is None:
         values["config.evaluation.temperature"] = config.rollout.temperature
+    # What decides which episodes count; files of versions that had none of these have the defaults.
+    for name in ("timeout_as", "max_reward"):
+        if vars(config.env)[name] != vars(Env())[name]:
+            values[f"config.env.{name}"] = vars(config.env)[name]
     return {"split": split, "k": k, "config.seed": config.seed, **values, **same}
 
 

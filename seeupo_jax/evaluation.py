@@ -95,6 +95,15 @@ def evaluate(
         for key in played.keys() - file.played.keys():
             if not played[key].failed:
                 file.add(played[key])
-    success = np.array([played[request.task_id, request.member].success for request in requests])
+    episodes = [played[request.task_id, request.member] for request in requests]
     prefix = evaluation_prefix(config.evaluation.split, split)
-    return evaluation_metrics(prefix, success.reshape(-1, k), [labels[each] for each in task_ids])
+    return _metrics(prefix, episodes, [labels[each] for each in task_ids])
+
+
+def _metrics(
+    prefix: str, episodes: Sequence[Episode], labels: Sequence[Mapping[str, str]]
+) -> dict[str, float]:
+    """Of the episodes of some tasks, task by task, and the labels of each task."""
+    success = np.array([episode.success for episode in episodes]).reshape(len(labels), -1)
+    timeouts = sum(episode.stop == "timeout" for episode in episodes)
+    return evaluation_metrics(prefix, success, labels) | {f"{prefix}/timeouts": timeouts}

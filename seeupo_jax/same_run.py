@@ -33,10 +33,11 @@ def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
     Raises:
       ValueError: another seed, environment or rollout.
     """
+    defaults = _plain(_same_fields(Config()))  # of fields that the saved one's version did not have
     for field, value in _plain(_same_fields(config)).items():
         theirs = saved[field]
         if isinstance(value, dict):
-            theirs = {name: theirs[name] for name in value if name in theirs}
+            theirs = {name: theirs.get(name, defaults[field][name]) for name in value}
         if theirs != value:
             raise ValueError(
                 f"config.{field}: got {value}; allowed for this workdir, whose checkpoint"

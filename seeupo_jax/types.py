@@ -51,6 +51,7 @@ class Trajectory:
     stop: done | max_turns | max_tokens | env_error | timeout.
     policy_version: sweeps that the policy which sampled it had behind it; None: nobody said.
     turn_rewards: of each turn, in order; empty: all of `reward` came with the last one.
+    timeout_counts: it stopped with `timeout` and counts all the same (env.timeout_as=zero_reward).
     """
 
     segments: tuple[Segment, ...]
@@ -63,6 +64,7 @@ class Trajectory:
     info: dict[str, Any] = field(default_factory=dict)
     policy_version: int | None = None
     turn_rewards: tuple[float, ...] = ()
+    timeout_counts: bool = False
 
     @property
     def turns(self) -> int:
@@ -72,7 +74,7 @@ class Trajectory:
     @property
     def failed(self) -> bool:
         """The environment failed: left out of every statistic and of every update."""
-        return self.stop in ("env_error", "timeout")
+        return self.stop == "env_error" or (self.stop == "timeout" and not self.timeout_counts)
 
 
 @dataclass(frozen=True)

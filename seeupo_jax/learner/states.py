@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -35,15 +36,18 @@ def turn_states(trajectories: Sequence[Trajectory]) -> np.ndarray:
 
 def _states(trajectory: Trajectory) -> Iterator[tuple[int, str | bytes]]:
     """Each turn and its state's name, or the bytes of its tokens."""
-    if NAMES in trajectory.info:
-        return enumerate(_named(trajectory))
-    return (pair for segment in trajectory.segments for pair in _read(segment))
+    read = (pair for segment in trajectory.segments for pair in _read(segment))
+    if NAMES not in trajectory.info:
+        return read
+    names = _named(trajectory)
+    # A step that hung named no state: there it is what was read.
+    return itertools.chain(enumerate(names), (pair for pair in read if pair[0] >= len(names)))
 
 
 def _named(trajectory: Trajectory) -> Sequence[str]:
     names, turns = trajectory.info[NAMES], trajectory.turns
     texts = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-    if not texts or len(names) != turns:
+    if not texts or len(names) not in (turns, turns - trajectory.timeout_counts):
         got = f"{len(names)} names" if texts else repr(names)
         raise ValueError(
             f'info["{NAMES}"] of task {trajectory.task_id!r}: got {got}; allowed: a list of texts,'

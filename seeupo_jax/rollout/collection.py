@@ -140,7 +140,7 @@ class Collection:
                 self._pool.submit(call)
                 continue
             episode = self._open[key]
-            if (heard := episode.hear(outcome)) is not None:
+            if (heard := episode.hear(outcome, self._env.timeout_as)) is not None:
                 self._take(episode, *heard)
             self._go_on(key, episode)
 

@@ -39,6 +39,7 @@ class Episode:
     has_finish: bool = False  # its environment has yet to be told that the trainer ends it
     score: float = 0.0
     stop: str | None = None
+    timeout_counts: bool = False
     retries: int = 0
     info: dict[str, Any] = field(default_factory=dict)
 
@@ -59,13 +60,19 @@ class Episode:
         else:
             self.turnless_reward = reward
 
-    def hear(self, outcome: Outcome) -> Any:
-        """What its environment brought; None where it failed, which ends the episode."""
+    def hear(self, outcome: Outcome, timeout_as: str) -> Any:
+        """What its environment brought; None where it failed, which ends the episode.
+
+        With `timeout_as=zero_reward` an episode counts whose environment hung after an action: the
+        rewards before that turn stay, and its score is 0.
+        """
         self.retries += outcome.retries
         result = outcome.result
         if not isinstance(result, Failure):
             return result
         self.fail(result.stop, result.reason)
+        if result.stop == "timeout" and timeout_as == "zero_reward" and self.rewards:
+            self.timeout_counts, self.score = True, 0.0
         return None
 
     def fail(self, stop: str, reason: str) -> None:
@@ -85,4 +92,5 @@ class Episode:
             info=self.info | own,
             policy_version=policy_version,
             turn_rewards=tuple(self.rewards),
+            timeout_counts=self.timeout_counts,
         )

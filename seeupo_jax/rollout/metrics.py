@@ -43,6 +43,8 @@ def rollout_metrics(
         "rollout/context_tokens": collected.context_tokens,
         "rollout/tokens_per_second": collected.sampled_tokens / collected.wall_s,
         "rollout/failed": len(stops) - len(good),
+        "rollout/timeouts": stops.count("timeout"),
+        "rollout/timeouts_counted": sum(t.timeout_counts for t in collected.sampled),
         "rollout/groups_dropped": len(groups) - len(kept),
         "rollout/no_signal_fraction": idle / len(groups),
         "rollout/repeated_tasks": len(groups) - len({t.task_id for t in trajectories}),

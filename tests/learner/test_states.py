@@ -110,3 +110,13 @@ def test_random_trajectories_are_numbered_as_a_search_numbers_them():
             assert found.setdefault(context, number) == number
     assert len(set(found.values())) == len(found) == 6
     assert min(found.values()) == 0 and max(found.values()) == 5
+
+
+def test_a_step_that_hung_named_no_state_and_has_what_was_read():
+    turns = segment([1, 2], (0, [7]), [5, 6], (1, [9]))
+    hung = played(turns, stop="timeout", timeout_counts=True, info={"states": ["start"]})
+    named = played(turns, info={"states": ["start", "end"]})
+    read = played(turns)
+    first, second = states(hung, named)
+    assert first[0] == second[0] and first[1] not in second
+    assert states(hung, read)[0][1] == states(hung, read)[1][1]
