@@ -329,6 +329,7 @@ def build_learner(
         shapes=build_shapes(config, policy.mesh, config.rollout.tasks * config.rollout.group_size),
         temperature=config.rollout.temperature,
         seed=config.seed,
+        truncated=config.rollout.truncated,
         entropy=config.telemetry.entropy,
         critic_optimizer=critic_optimizer(config, total_steps=total_steps(config)),
         schedule=Schedule(config.optimizer, config.iterations),

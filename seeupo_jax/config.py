@@ -140,6 +140,11 @@ class Rollout:
     reset_ahead_s: float = within(0, 1_000_000, 300.0)
     mesh: Mesh | None = None  # the sampler's layout of the same devices; none: the trainer's
 
+    @property
+    def truncated(self) -> bool:
+        """Whether actions are drawn from less than the policy's whole softmax."""
+        return not (self.top_k is None and self.top_p in (None, 1) and self.grammar is None)
+
 
 @dataclass(frozen=True)
 class Batching:

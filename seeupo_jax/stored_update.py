@@ -50,7 +50,7 @@ def update(
         state, metrics = sweep(
             learner, state, reference, trajectories, iteration=ITERATION, observe=steps.append
         )
-    rows = Rows.of(trajectories)
+    rows = Rows.of(trajectories, truncated=learner.truncated)
     every = range(rows.turns)
     return state.params, {
         "steps": [_plain_step(rows, step) for step in steps],
@@ -121,6 +121,9 @@ def fit(config: Config, trajectories: Sequence[Trajectory]) -> Config:
         max_action_tokens=action,
         max_context=length,
         temperature=chosen.temperature,
+        top_k=chosen.top_k,
+        top_p=chosen.top_p,
+        grammar=chosen.grammar,
     )
     buckets = config.batching.buckets
     if buckets and buckets[-1] < length:

@@ -20,6 +20,7 @@ from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.parallel.fingerprint import fingerprint
 from seeupo_jax.rollout.collect import Begun, Collected, begin_ahead, collect, group_requests
 from seeupo_jax.rollout.resample import collection_number, resample
+from seeupo_jax.rollout.sampling import truncation_note
 from seeupo_jax.rollout.slots import SlotEngine
 from seeupo_jax.rollout.store import RolloutStore
 from seeupo_jax.rollout.tasks import TrainingTasks, too_few
@@ -79,8 +80,10 @@ class TrajectorySource:
     ):
         self._config, self._policy, self._engine, self._pool = config, policy, engine, pool
         self._progress, self._stop = progress, stop
-        if (sentence := too_few(len(task_ids), config.rollout.tasks)) is not None:
-            progress.log(sentence)
+        drawn = {name: vars(config.rollout)[name] for name in ("top_k", "top_p", "grammar")}
+        for note in (too_few(len(task_ids), config.rollout.tasks), truncation_note(**drawn)):
+            if note is not None:
+                progress.log(note)
         self._tasks = TrainingTasks(task_ids, count=config.rollout.tasks, seed=config.seed)
         self._store = RolloutStore(workdir / "rollouts", log=progress.log)
         self._made_by = made_by(config)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from seeupo_jax.learner.forest import Forest, choose_length, pack
-from seeupo_jax.types import NOTHING, Trajectory, TurnBatch, learnable
+from seeupo_jax.types import CONTEXT, NOTHING, Trajectory, TurnBatch, learnable
 
 _KINDS = {"action": np.int32}  # of what is known of tokens; float32 else
 
@@ -17,8 +17,9 @@ _KINDS = {"action": np.int32}  # of what is known of tokens; float32 else
 class Rows:
     """The segments of all trajectories that count, side by side; index S below.
 
-    tokens, turn, logp: as in `Segment`, one array a segment. trajectory_S: whose segment it is.
-    group_S: of whose trajectory, whose members begin alike.
+    tokens, turn, logp: as in `Segment`, one array a segment; but the turn of forced tokens is
+      `CONTEXT`.
+    trajectory_S: whose segment it is. group_S: of whose trajectory, whose members begin alike.
     """
 
     tokens: tuple[np.ndarray, ...]
@@ -28,23 +29,44 @@ class Rows:
     group_S: np.ndarray
     trajectories: int  # N, those left out included
     turns: int  # K, of the longest trajectory
+    forced: int = 0  # sampled tokens that count as context
 
     @classmethod
-    def of(cls, trajectories: Sequence[Trajectory]) -> Rows:
-        """Segments of the trajectories that an update learns from."""
+    def of(cls, trajectories: Sequence[Trajectory], *, truncated: bool = False) -> Rows:
+        """Segments of the trajectories that an update learns from.
+
+        Args:
+          truncated: whether actions were drawn from less than the policy's whole softmax. Tokens of
+            probability 1 were then forced: the policy had no choice, and learns nothing from them.
+        """
         kept = np.flatnonzero(learnable(trajectories))
         pairs = [(i, segment) for i in kept for segment in trajectories[i].segments]
         groups = dict.fromkeys(trajectories[i].group for i in kept)
         number = {group: place for place, group in enumerate(groups)}  # groups are only names
+        turn = tuple(segment.turn_L for _, segment in pairs)
+        forced = [
+            (segment.turn_L != CONTEXT) & (segment.logp_L == 0) if truncated else False
+            for _, segment in pairs
+        ]
+        if truncated:
+            marked = zip(turn, forced, strict=True)
+            turn = tuple(np.where(forced_L, CONTEXT, turn_L) for turn_L, forced_L in marked)
         return cls(
             tuple(segment.tokens_L for _, segment in pairs),
-            tuple(segment.turn_L for _, segment in pairs),
+            turn,
             tuple(segment.logp_L for _, segment in pairs),
             np.array([i for i, _ in pairs], np.int32),
             np.array([number[trajectories[i].group] for i, _ in pairs], np.int32),
             len(trajectories),
-            max((trajectories[i].turns for i in kept), default=0),
+            1 + max((int(turn_L.max(initial=CONTEXT)) for turn_L in turn), default=CONTEXT),
+            int(sum(np.sum(forced_L) for forced_L in forced)),
         )
+
+
+def forced_fraction(rows: Rows) -> float:
+    """Share of the sampled tokens that were forced; NaN without any."""
+    free = sum(int((turn_L != CONTEXT).sum()) for turn_L in rows.turn)
+    return rows.forced / (rows.forced + free) if rows.forced + free else float("nan")
 
 
 @dataclass(frozen=True, eq=False)

@@ -155,14 +155,18 @@ class _Time:
         return np.split(flat, np.cumsum(self._sizes)[:-1])
 
     def rewards(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
-        """Rows [N, L] with the reward of each turn at its last token."""
+        """Rows [N, L] with the reward of each turn at its last token.
+
+        That of a turn without one, all of whose tokens were forced, is at the last one before it.
+        """
         reward_NL = np.zeros(self.mask_NL.shape, np.float32)
         turns = np.stack([self._owner, self._turn], axis=1)
-        last = np.append(np.any(turns[1:] != turns[:-1], axis=1), True)
-        for owner, column, turn in zip(
-            self._owner[last], self._column[last], self._turn[last], strict=True
-        ):
-            reward_NL[owner, column] = rewards_of(trajectories[owner])[turn]
+        last = np.flatnonzero(np.append(np.any(turns[1:] != turns[:-1], axis=1), True))
+        for place, after in zip(last, [*last[1:], None], strict=True):
+            owner, turn = self._owner[place], self._turn[place]
+            same = after is not None and self._owner[after] == owner
+            until = self._turn[after] if same else None
+            reward_NL[owner, self._column[place]] = sum(rewards_of(trajectories[owner])[turn:until])
         return reward_NL
 
 

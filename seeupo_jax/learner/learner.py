@@ -30,6 +30,7 @@ class Learner:
 
     critic_optimizer: of the value function, where there is one; None: the policy's.
     schedule: what the learning rates of both are in an iteration; None: as the state has them.
+    truncated: whether actions are drawn from less than the policy's whole softmax; see `Rows.of`.
     entropy: whether the pass that begins a sweep also finds the entropy of every action token.
     frozen: parameters that no step changes (all but the adapters, where there are any).
     layout: shardings of the TrainState, and `everywhere` one of small arrays. Every program returns
@@ -42,6 +43,7 @@ class Learner:
     shapes: Shapes
     temperature: float
     seed: int = 0
+    truncated: bool = False
     entropy: bool = False
     critic_optimizer: optax.GradientTransformation | None = None
     schedule: Schedule | None = None

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from seeupo_jax.learner.batching import Piece, Rows, lay_out, pieces_of
+from seeupo_jax.learner.batching import Piece, Rows, forced_fraction, lay_out, pieces_of
 from seeupo_jax.learner.learned import learned_of, turn_metrics, weigh
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.refresh_batch import refresh_batch
@@ -93,7 +93,7 @@ def sweep(
     Raises:
       SweepStopped: as asked.
     """
-    rows, chosen = Rows.of(trajectories), learner.algorithm
+    rows, chosen = Rows.of(trajectories, truncated=learner.truncated), learner.algorithm
     seed = (learner.seed, iteration)
     order = update_order(
         rows.turns,
@@ -102,9 +102,10 @@ def sweep(
         custom_order=chosen.custom_order,
         seed=seed,
     )
+    forced = {"sweep/forced_fraction": forced_fraction(rows)} if learner.truncated else {}
     if not order:
         learned([None] * len(trajectories))
-        return state, {"sweep/turns": 0}
+        return state, {"sweep/turns": 0} | forced
     if resume is None:
         begun = {"version": iteration - 1, "critic": state.critic}
         current = start_pass(learner, state.params, ref_params, rows, trajectories, **begun)
@@ -128,7 +129,7 @@ def sweep(
     if learner.schedule is not None:
         done = max(int(state.step) - 1, 0)  # optimizer steps before the sweep's last
         metrics["sweep/learning_rate"] = learner.schedule.rate(iteration, done)
-    return state, current.begun | metrics
+    return state, current.begun | metrics | forced
 
 
 def update_turn(

@@ -267,7 +267,7 @@ class SweepStopped(Stopped):
 
 def stopped_arrays(learner: Learner, state: Any, trajectories: Sequence[Trajectory]) -> Any:
     """What `SweepStopped.arrays` look like, to load them; `state` may be shapes."""
-    rows = Rows.of(trajectories)
+    rows = Rows.of(trajectories, truncated=learner.truncated)
     shape = lambda size: jax.ShapeDtypeStruct(  # noqa: E731
         (size,), np.float32, sharding=learner.everywhere
     )

@@ -137,9 +137,11 @@ def decode(
         logits_RV = jnp.einsum(
             "nd,vd->nv", hidden_R1D[:, 0], head_VD, preferred_element_type=jnp.float32
         )
-        if rows.mask_RW is not None:
+        masked = rows.mask_RW is not None
+        if masked:
             logits_RV = apply_mask(logits_RV, rows.mask_RW)
-        drawn_R, drawn_logp_R = draw(logits_RV, stream_keys(streams, step_R), sampling)
+        keys_R = stream_keys(streams, step_R)
+        drawn_R, drawn_logp_R = draw(logits_RV, keys_R, sampling, masked=masked)
         tokens_RK = tokens_RK.at[:, i].set(jnp.where(alive_R, drawn_R, 0))
         logp_RK = logp_RK.at[:, i].set(jnp.where(alive_R, drawn_logp_R, 0.0))
         token_R = jnp.where(alive_R, drawn_R, token_R)

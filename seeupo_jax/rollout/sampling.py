@@ -71,13 +71,37 @@ def filter_logits(logits_NV: jax.Array, *, top_k: int | None, top_p: float | Non
     return logits_NV
 
 
+def truncation_note(*, top_k: int | None, top_p: float | None, grammar: str | None) -> str | None:
+    """A sentence where tokens are drawn from less than the whole softmax; None where not."""
+    chosen = {"top_k": top_k, "top_p": None if top_p == 1 else top_p, "grammar": grammar}
+    set_ = [f"{name}={value}" for name, value in chosen.items() if value is not None]
+    if not set_:
+        return None
+    return (
+        f"config.rollout.{', '.join(set_)}: tokens are drawn from a part of the softmax whose"
+        " gradient is taken, which biases updates; forced tokens are left out"
+        " (sweep/forced_fraction), and logp/sampler_trainer_gap_mean says how much is cut off"
+    )
+
+
 def draw(
-    logits_NV: jax.Array, keys_N: jax.Array, sampling: Sampling
+    logits_NV: jax.Array, keys_N: jax.Array, sampling: Sampling, *, masked: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """A token a row and its log-probability under the distribution that it was drawn from."""
+    """A token a row and its log-probability under the distribution that it was drawn from.
+
+    Where top-k, top-p or a mask leave one candidate this is 0 to the bit, which marks the token as
+    forced: the learner leaves it out.
+
+    Args:
+      masked: whether logits may be -inf.
+    """
     logits = filter_logits(
         logits_NV / sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
     )
     token_N = jax.vmap(jax.random.categorical)(keys_N, logits)
     chosen = jnp.take_along_axis(logits, token_N[:, None], axis=1)[:, 0]
-    return token_N, chosen - jax.nn.logsumexp(logits, axis=1)
+    logp_N = chosen - jax.nn.logsumexp(logits, axis=1)
+    if masked or sampling.top_k is not None or sampling.top_p is not None:
+        alone_N = jnp.isfinite(logits).sum(axis=1) == 1
+        logp_N = jnp.where(alone_N, 0.0, logp_N)
+    return token_N, logp_N

@@ -12,6 +12,7 @@ from seeupo_jax.rollout.sampling import (
     filter_logits,
     stream_keys,
     task_number,
+    truncation_note,
 )
 
 
@@ -91,3 +92,25 @@ def test_a_draw_follows_the_renormalised_distribution_at_the_temperature():
     np.testing.assert_allclose(np.exp(logp_N), wanted[np.asarray(token_N)], rtol=1e-5)
     frequency = np.bincount(token_N, minlength=3) / draws
     np.testing.assert_allclose(frequency, wanted, atol=0.03)  # 4 standard deviations
+
+
+@pytest.mark.parametrize("top_k, top_p", [(None, None), (1, None), (None, 0.39), (None, 0.65)])
+def test_the_only_candidate_has_probability_one_to_the_bit(top_k, top_p):
+    """Without truncation nothing is done to the numbers; a mask's -inf are no candidates."""
+    rng = np.random.default_rng(0)
+    logits_NV = np.log(np.array(P_V, np.float32))[None] + 30 * rng.random((50, 1), np.float32)
+    masked_NV = np.where(np.arange(5) == np.arange(50)[:, None] % 5, logits_NV, -np.inf)
+    sampling = Sampling(0.7, top_k, top_p, max_tokens=1, end_ids=(0,))
+    keys = jax.random.split(jax.random.key(0), 50)
+    token_N, logp_N = draw(jnp.asarray(masked_NV), keys, sampling, masked=True)
+    np.testing.assert_array_equal(token_N, np.arange(50) % 5)
+    np.testing.assert_array_equal(logp_N, np.zeros(50, np.float32))
+    _, logp_N = draw(jnp.asarray(logits_NV), keys, sampling)
+    single = top_k == 1 or top_p == 0.39  # at this temperature the likeliest has 0.46 of the mass
+    assert (np.asarray(logp_N) == 0).all() == single
+
+
+def test_draws_from_a_part_of_the_softmax_are_said():
+    assert truncation_note(top_k=None, top_p=1.0, grammar=None) is None
+    said = truncation_note(top_k=20, top_p=0.9, grammar="tool_calls")
+    assert said.startswith("config.rollout.top_k=20, top_p=0.9, grammar=tool_calls: ")

@@ -345,18 +345,19 @@ def test_an_action_may_have_a_limit_of_its_own():
 
 
 class Evens:
-    """A grammar of even tokens; the third of a conversation of task 101 is where it is stuck."""
+    """A grammar of even tokens, stuck at the third or with but one first token where tools say."""
 
     words = 1
 
     class Matcher:
-        def __init__(self, fails):
-            self.heard, self.fails = [], fails
+        def __init__(self, tools):
+            self.heard, self.tools = [], tools
 
         def allowed(self, words_W):
-            if self.fails and len(self.heard) == 2:
+            if self.tools == "stick" and len(self.heard) == 2:
                 raise RuntimeError("stuck after two")
-            words_W[:] = sum(1 << token for token in range(0, 30, 2))
+            only = self.tools == "force" and not self.heard
+            words_W[:] = sum(1 << token for token in ([4] if only else range(0, 30, 2)))
 
         def accept(self, token):
             assert token % 2 == 0
@@ -365,14 +366,14 @@ class Evens:
     def begin(self, tools):
         if tools == "refuse":
             raise ValueError("no such tools")
-        return self.Matcher(tools == "stick")
+        return self.Matcher(tools)
 
 
 def test_a_grammars_mask_is_in_the_distribution_and_its_failure_is_the_actions():
     engine = make_engine(sampling=SAMPLING._replace(end_ids=(6,)), options={"grammars": Evens()})
     network, params = make()
     engine.begin(params, seed=1, iteration=2)
-    tools = {0: (), 1: "refuse", 2: "stick", 3: ()}
+    tools = {0: (), 1: "refuse", 2: "stick", 3: "force"}
     for key in tools:
         engine.submit(Turn(key, STARTS[0], 0, 1, key, 0, tools=tools[key]))
     actions = {}
@@ -390,7 +391,10 @@ def test_a_grammars_mask_is_in_the_distribution_and_its_failure_is_the_actions()
         assert len(tokens) == LONGEST or tokens[-1] == 6
         logits_LV = model(np.array([STARTS[0] + tokens], np.int32))[0, len(STARTS[0]) - 1 : -1]
         even_LV = np.where(np.arange(30)[None, :] % 2 == 0, logits_LV / TEMPERATURE, -np.inf)
-        wanted_LV = jax.nn.log_softmax(even_LV, axis=-1)
+        wanted_LV = np.array(jax.nn.log_softmax(even_LV, axis=-1))
+        if key == 3:
+            assert (tokens[0], logp[0]) == (4, 0.0) and 0 not in logp[1:]
+            wanted_LV[0, 4] = 0.0
         np.testing.assert_allclose(logp, wanted_LV[np.arange(len(tokens)), tokens], atol=1e-5)
 
 
