@@ -130,7 +130,7 @@ class _Time:
     """
 
     def __init__(self, rows: Rows, multiple: int):
-        self._sizes = [len(tokens) for tokens in rows.tokens]
+        self._sizes, self._forced = [len(tokens) for tokens in rows.tokens], rows.forced > 0
         turn, owner = np.concatenate(rows.turn), np.repeat(rows.trajectory_S, self._sizes)
         acted = np.flatnonzero(turn != CONTEXT)
         self._place = acted[np.lexsort((acted, turn[acted], owner[acted]))]
@@ -157,15 +157,17 @@ class _Time:
     def rewards(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
         """Rows [N, L] with the reward of each turn at its last token.
 
-        That of a turn without one, all of whose tokens were forced, is at the last one before it.
+        Where tokens were forced, that of a turn without any other is at the last one before it.
         """
         reward_NL = np.zeros(self.mask_NL.shape, np.float32)
         turns = np.stack([self._owner, self._turn], axis=1)
         last = np.flatnonzero(np.append(np.any(turns[1:] != turns[:-1], axis=1), True))
         for place, after in zip(last, [*last[1:], None], strict=True):
             owner, turn = self._owner[place], self._turn[place]
-            same = after is not None and self._owner[after] == owner
-            until = self._turn[after] if same else None
+            until = turn + 1
+            if self._forced:
+                same = after is not None and self._owner[after] == owner
+                until = self._turn[after] if same else None
             reward_NL[owner, self._column[place]] = sum(rewards_of(trajectories[owner])[turn:until])
         return reward_NL
 
