@@ -66,22 +66,32 @@ def quiet_logs() -> None:
     logging.set_verbosity(logging.WARNING)
 
 
-def read_config(given: argparse.Namespace, *, make: bool = True) -> Config:
-    """The validated configuration, and the run's folder checked.
+def read_config(given: argparse.Namespace) -> Config:
+    """The validated configuration.
 
     Args:
-      given: by the flags of `add_run_flags`.
-      make: the folder too if need be, and write to it for a moment; otherwise all stays as it is.
+      given: by the flags of `add_config_flags`.
 
     Raises:
-      ValueError: a wrong field, or a folder that cannot be written.
+      ValueError: a wrong field.
     """
-    config = load_config(given.config, given.override)
+    return load_config(given.config, given.override)
+
+
+def check_places(config: Config, workdir: Path, *, make: bool = True) -> None:
+    """Whether a run can write where it is to write.
+
+    Args:
+      make: the folders too if need be, and write to them for a moment; otherwise all stays as it
+        is.
+
+    Raises:
+      ValueError: a folder that cannot be written.
+    """
     check = check_writable if make else check_could_write
-    check(given.workdir)
+    check(workdir)
     if config.checkpoint.directory is not None:
         check(config.checkpoint.directory, "config.checkpoint.directory")
-    return config
 
 
 def join_cluster(config: Config, given: argparse.Namespace) -> None:

@@ -1,12 +1,13 @@
 """Evaluation: avg@k and pass@k of a policy on a split, with 95% intervals.
 
-python -m seeupo_jax.evaluate --config=FILE.py --workdir=DIR [--split=test] [--k=4] [--greedy]
-    [--explain] [--json=OUT] [--bfcl_results=FOLDER]
+python -m seeupo_jax.evaluate --config=FILE.py --workdir=DIR [--untrained] [--split=test] [--k=4]
+    [--greedy] [--explain] [--json=OUT] [--bfcl_results=FOLDER]
     [--server=http://HOST:PORT [--server_model=NAME] [--server_dialect=auto|vllm|sglang]
     [--server_seeded=True] [--server_timeout_s=600]]
 
-The policy is the run's; with a server, the one that the server holds, whose tokenizer must be the
-run's. Nothing is loaded or computed here then. With --explain it prints what would be played, and
+The policy is the run's last checkpoint, with --untrained what the run starts from; with a server,
+the one that the server holds, whose tokenizer must be the run's: nothing is loaded or computed here
+then. With --explain it prints what would be played, and
 plays nothing.
 
 Every episode is in DIR/evaluation as soon as it is over (`telemetry/episodes.py`). The same command
@@ -30,6 +31,7 @@ from typing import Any
 import jax
 
 from seeupo_jax import build, envs
+from seeupo_jax.checkpoint import check_could_write, check_writable
 from seeupo_jax.checks import check_config
 from seeupo_jax.cli import (
     add_cluster_flags,
@@ -47,7 +49,14 @@ from seeupo_jax.explain.evaluation import explain_episodes, explain_policy, expl
 from seeupo_jax.explain.tell import EXPLAIN, Section, tell
 from seeupo_jax.flags import Flags, path, positive, whole
 from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.players import Server, check_served, own_policy, policy_folder, served_policy
+from seeupo_jax.players import (
+    Server,
+    check_served,
+    check_trained,
+    own_policy,
+    policy_folder,
+    served_policy,
+)
 from seeupo_jax.telemetry.episodes import EpisodeFile, read_played
 from seeupo_jax.telemetry.progress import Progress
 from seeupo_jax.telemetry.statistics import evaluation_table
@@ -59,8 +68,8 @@ def _explain(
     """What this evaluation would do; a server is not asked for anything."""
     workdir = given.workdir
     if server is None:
-        check_config(config)
-        found = explain_policy(config, workdir, policy_folder(config, workdir))
+        folder = policy_folder(config, workdir)
+        found = explain_policy(config, workdir, folder, untrained=given.untrained)
         same: dict[str, Any] | None = {"iteration": found.iteration}
     else:
         jax.config.update("jax_platforms", "cpu")
@@ -145,6 +154,7 @@ def _flags() -> Flags:
     add_run_flags(flags)
     add_cluster_flags(flags)
     flags.switch("explain", EXPLAIN)
+    flags.switch("untrained", "evaluate the policy that the configuration starts from.")
     flags.flag("split", "the split to evaluate; default: config.evaluation.split.")
     flags.flag("k", "episodes a task; default: config.evaluation.k, and 1 with --greedy.", whole(1))
     flags.switch("greedy", "always take the likeliest token.")
@@ -177,6 +187,8 @@ def _server(given: argparse.Namespace) -> Server | None:
         for name in ("model", "dialect", "seeded", "timeout_s")
         if (value := vars(given)[f"server_{name}"]) is not None
     }
+    if given.server is not None and given.untrained:
+        raise ValueError("--untrained: got True; allowed: without --server, which has its policy.")
     if given.server is not None:
         return Server(given.server, **said)
     if said:
@@ -194,15 +206,24 @@ def main(arguments: Sequence[str]) -> None:
     quiet_logs()
     with errors_end_at_once(), sentence_errors(), contextlib.ExitStack() as opened:
         workdir = given.workdir
-        config = read_config(given, make=not given.explain)
+        config = read_config(given)
+        check_could_write(workdir)
         if server is None:
             prepare_xla()
             join_cluster(config, given)
         config, split, k = _choices(config, given)
+        if server is None:
+            check_config(config)
+            if not given.untrained:
+                check_trained(config, workdir)
         if given.explain:
             return tell(_explain(config, given, server, split, k))
+        check_writable(workdir)
+        if given.json is not None:
+            check_writable(given.json.parent, "--json")
         if server is None:
-            player = opened.enter_context(own_policy(config, workdir))
+            own = own_policy(config, workdir, untrained=given.untrained)
+            player = opened.enter_context(own)
         else:
             player = opened.enter_context(served_policy(config, workdir, server))
         engine, tokenizer, params, iteration, about, _ = player

@@ -13,7 +13,7 @@ import jax
 
 from seeupo_jax import build
 from seeupo_jax.checkpoint import Checkpoints, find_directory
-from seeupo_jax.checks import check_config, check_isolation
+from seeupo_jax.checks import check_isolation
 from seeupo_jax.config import Config
 from seeupo_jax.policy.tokenizer import Tokenizer
 from seeupo_jax.policy.weights import read_tokenizer
@@ -53,14 +53,32 @@ class Player(NamedTuple):
     same: dict[str, Any]
 
 
+def check_trained(config: Config, workdir: Path) -> None:
+    """Whether there is a checkpoint to play with; every process calls it.
+
+    Raises:
+      ValueError: there is none.
+    """
+    directory = find_directory(config.checkpoint, workdir)
+    files = Checkpoints(directory, 1)
+    if files.latest() is None:
+        lacks = "has no checkpoint"
+        if config.checkpoint.directory is None and not workdir.is_dir():
+            lacks = "is not there"
+        raise ValueError(
+            f"--workdir: got {workdir}, which {lacks}; allowed: the folder of a run, or --untrained"
+            " to evaluate the policy that the configuration starts from."
+        )
+
+
 @contextlib.contextmanager
-def own_policy(config: Config, workdir: Path) -> Iterator[Player]:
-    """The run's last checkpoint, or what it starts from, in our own engine."""
-    check_config(config)
+def own_policy(config: Config, workdir: Path, *, untrained: bool = False) -> Iterator[Player]:
+    """The run's last checkpoint in our own engine; what it starts from, where that is meant."""
     made, params = build.load_policy(config, policy_folder(config, workdir))
-    files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
-    found = files.restore({"params": params}, partial=True)
-    iteration = 0
+    found, iteration = None, 0
+    if not untrained:
+        files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
+        found = files.restore({"params": params}, partial=True)
     if found is not None:
         iteration, state, _ = found
         params = state["params"]

@@ -48,6 +48,9 @@ def export_policy(config: Config, workdir: Path, step: str, folder: Path) -> int
     Raises:
       ValueError: a folder that is there or that another process is writing, or no such checkpoint.
     """
+    if Checkpoints(find_directory(config.checkpoint, workdir), 1).latest() is None:
+        lacks = "has no checkpoint" if workdir.is_dir() else "is not there"
+        raise ValueError(f"--workdir: got {workdir}, which {lacks}; allowed: the folder of a run.")
     check_output(folder)
     with exclusive_output(folder):
         check_output(folder)  # which another one may just have written

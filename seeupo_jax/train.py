@@ -22,6 +22,7 @@ from seeupo_jax.checks import check_config
 from seeupo_jax.cli import (
     add_cluster_flags,
     add_run_flags,
+    check_places,
     join_cluster,
     prepare_xla,
     quiet_logs,
@@ -125,7 +126,8 @@ def main(arguments: Sequence[str]) -> None:
     prepare_xla()
     with errors_end_at_once():
         with sentence_errors():
-            config, workdir = read_config(given, make=not given.explain), given.workdir
+            config, workdir = read_config(given), given.workdir
+            check_places(config, workdir, make=not given.explain)
             join_cluster(config, given)
             check_config(config)
             if given.explain:

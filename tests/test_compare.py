@@ -297,6 +297,10 @@ def test_a_stopped_comparison_goes_on_with_the_same_command(tmp_path):
 def test_nothing_is_trained_to_draw_only(tmp_path):
     called = command(tmp_path / "runs", "package:order_desk", "--draw_only")
     plot = tmp_path / "plot.png"
+    refused = subprocess.run(called, env=environment(), capture_output=True, text=True, timeout=100)
+    assert refused.returncode == 2 and not (tmp_path / "runs").exists()
+    assert "runs, which is not there; allowed with --draw_only: the" in refused.stderr
+    (tmp_path / "runs").mkdir()
     done = subprocess.run(
         [*called, f"--plot={plot}"], env=environment(), capture_output=True, text=True, timeout=100
     )

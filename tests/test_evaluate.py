@@ -70,7 +70,9 @@ def serve(logits):
 
 def arguments(folder, *more, workdir):
     paths = [f"--config={CONFIG}", f"--workdir={workdir}", f"--config.model.path={folder}"]
-    return [*paths, f"--json={Path(workdir) / 'out.json'}", *GREEDY, *more]
+    served = any(each.startswith("--server=") for each in more)
+    whose = [] if served else ["--untrained"]
+    return [*paths, f"--json={Path(workdir) / 'out.json'}", *whose, *GREEDY, *more]
 
 
 def play(folder, *more, workdir=None):
@@ -105,6 +107,25 @@ def own(folder):
 def test_our_own_engine_plays_what_the_run_starts_from(own):
     assert own["iteration"] == 0
     assert 0 < own[AVG] == own[PASS] < 1  # greedy: every member of a group plays alike
+
+
+@pytest.mark.parametrize("more", [(), ("--explain",)])
+def test_a_workdir_without_a_checkpoint_is_refused_and_not_made(tmp_path, capsys, more):
+    (tmp_path / "empty").mkdir()
+    for name, lacks in (("typo", "is not there"), ("empty", "has no checkpoint")):
+        with pytest.raises(SystemExit) as ended:
+            evaluate.main(["", f"--config={CONFIG}", f"--workdir={tmp_path / name}", *more])
+        assert ended.value.code == 2
+        assert capsys.readouterr().err == (
+            f"error: --workdir: got {tmp_path / name}, which {lacks}; allowed: the folder of a run,"
+            " or --untrained to evaluate the policy that the configuration starts from.\n"
+        )
+    assert list(tmp_path.iterdir()) == [tmp_path / "empty"] and not list(tmp_path.rglob("*/*"))
+
+
+def test_a_server_has_its_own_policy(folder, capsys):
+    told = refusal(folder, capsys, "--server=http://nobody.invalid:1", "--untrained")
+    assert told.startswith("error: --untrained: got True; allowed: without --server")
 
 
 @pytest.mark.parametrize("owner, path", [("vllm", "/v1/completions"), ("sglang", "/generate")])
@@ -394,7 +415,7 @@ def test_greedy_is_one_episode_a_task_unless_more_are_asked_for(folder, own, tmp
     flag = GREEDY.index("--k=2")
     default = [*GREEDY[:flag], *GREEDY[flag + 1 :], *choices]
     paths = [f"--config={CONFIG}", f"--workdir={tmp_path}", f"--config.model.path={folder}"]
-    evaluate.main(["evaluate", *paths, *default])
+    evaluate.main(["evaluate", *paths, "--untrained", *default])
     (file,) = (tmp_path / "evaluation").iterdir()
     assert file.name == "test-k1-greedy-iteration0.jsonl" and len(episodes(tmp_path)) == 8
     assert not capsys.readouterr().err

@@ -212,6 +212,8 @@ def test_a_run_that_goes_on_is_told_from_where(begin, tmp_path, capsys):
 def test_a_mistake_is_told_in_the_runs_own_words(main, mistake, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     arguments = [f"--config={QUICKSTART}", f"--workdir={tmp_path}/run", mistake.format(tmp_path)]
+    if main == evaluate.main:
+        arguments.append("--untrained")
     told = []
     for more in ((), ("--explain",)):
         with pytest.raises(SystemExit) as ended:
@@ -237,9 +239,9 @@ def test_an_evaluation_tells_what_is_left_to_play(tmp_path, capsys):
         call(evaluate.main, *arguments, *more)
         return re.sub(r"\s+", " ", capsys.readouterr().out)
 
-    first = said()
+    first = said("--untrained")
     for fact in (
-        f"policy as package:order_desk has it: {tmp_path} has no checkpoint",
+        "policy untrained, as package:order_desk has it",
         "tasks test: the first 8 of 2000",
         "8 tasks x k=2: 16; temperature 1",
         "programs at most 11, as they are needed",
@@ -254,9 +256,9 @@ def test_an_evaluation_tells_what_is_left_to_play(tmp_path, capsys):
         for member, failed in ((0, False), (1, True)):
             file.add(Episode(task_id, member, 1.0, 1.0, "done", failed, 1, [], {}, {}))
     before = path.read_bytes()
-    assert f"1 of 16 are in {path}; 15 are to be played" in said()
+    assert f"1 of 16 are in {path}; 15 are to be played" in said("--untrained")
     assert path.read_bytes() == before
-    assert "always the likeliest token" in said("--greedy", "--split=train")
+    assert "always the likeliest token" in said("--untrained", "--greedy", "--split=train")
     served = said("--server=http://nobody.invalid:1")
     assert "at http://nobody.invalid:1, which was not asked" in served
     assert "which file is known once the server has named its model" in served

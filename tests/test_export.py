@@ -119,9 +119,12 @@ def test_a_step_that_is_not_there_is_refused(run, tmp_path, step, sentence):
 
 def test_a_workdir_without_checkpoints_is_refused(run, tmp_path):
     _, config, _ = run
-    for step, sentence in (("latest", "one that has a checkpoint"), ("best", "none has a score")):
-        with pytest.raises(ValueError, match=sentence):
+    for step in ("latest", "best", "1"):
+        with pytest.raises(ValueError, match="^--workdir: got .*, which has no checkpoint; "):
             export_policy(config, tmp_path, step, tmp_path / "out")
+    with pytest.raises(ValueError, match="^--workdir: got .*/typo, which is not there; allowed"):
+        export_policy(config, tmp_path / "typo", "latest", tmp_path / "out")
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_folder_with_something_in_it_is_left_alone(run, tmp_path):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seeupo_jax.checkpoint import check_writable
-from seeupo_jax.cli import add_run_flags, read_config
+from seeupo_jax.cli import add_run_flags, check_places, read_config
 from seeupo_jax.compare import figures
 from seeupo_jax.compare.runs import PlannedRun, plan, train_all
 from seeupo_jax.errors import sentence_errors
@@ -50,12 +50,17 @@ def main(arguments: Sequence[str]) -> None:
     """The command."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
-        read_config(given)
-        workdir = given.workdir
+        config, workdir = read_config(given), given.workdir
+        if given.draw_only and not workdir.is_dir():
+            raise ValueError(
+                f"--workdir: got {workdir}, which is not there; allowed with --draw_only: the"
+                " folder of a comparison."
+            )
+        check_places(config, workdir)
         plot = workdir / "comparison.svg" if given.plot is None else given.plot
         if plot.suffix not in figures.PLOT_SUFFIXES:
             allowed = ", ".join(figures.PLOT_SUFFIXES)
-            raise ValueError(f"--plot: got {str(plot)!r}; allowed: a name that ends in {allowed}.")
+            raise ValueError(f"--plot: got {plot.name!r}; allowed: a name that ends in {allowed}.")
         for flag, file in (("--plot", plot), ("--json", given.json)):
             if file is not None:
                 check_writable(file.parent, flag)

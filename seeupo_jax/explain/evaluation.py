@@ -27,14 +27,16 @@ class FoundPolicy(NamedTuple):
     sections: list[Section]
 
 
-def explain_policy(config: Config, workdir: Path, folder: str) -> FoundPolicy:
+def explain_policy(config: Config, workdir: Path, folder: str, *, untrained: bool) -> FoundPolicy:
     """The run's last checkpoint, or what it starts from, in our own engine."""
     found, _ = outline_run(config, folder)
     files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
-    newest = files.newest({"params": found.state.params}, partial=True)
+    newest = None
+    if not untrained:
+        newest = files.newest({"params": found.state.params}, partial=True)
     files.close()
     iteration = 0 if newest is None else newest[0]
-    weights = f"as {folder} has it: {workdir} has no checkpoint"
+    weights = f"untrained, as {folder} has it"
     if newest is not None:
         weights = f"of the checkpoint after iteration {iteration} in {workdir}"
     sections = [
