@@ -86,7 +86,7 @@ def play(folder, *more, workdir=None):
 
 def episodes(workdir):
     """The lines of the only file of episodes, without its settings."""
-    (file,) = (workdir / "evaluation").iterdir()
+    (file,) = (workdir / "evaluation").glob("*.jsonl")  # a lock lies beside it while it is played
     return file.read_text().splitlines()[1:]
 
 
@@ -280,7 +280,7 @@ REFUSED = [
         ["--config.rollout.grammar=tool_calls"],
         "config.rollout.grammar: got 'tool_calls'; allowed with --server: none",
     ),
-    (["--split=dev"], "order_desk split: got 'dev'; allowed: train, test."),
+    (["--split=dev"], "order_desk split: got 'dev'; allowed: train, validation, test."),
 ]
 
 
@@ -328,12 +328,12 @@ def test_an_evaluation_that_was_killed_goes_on_to_the_same_numbers(folder, serve
         killed = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         place = tmp_path / "evaluation"
         deadline = time.monotonic() + 300
-        while not (place.is_dir() and len(episodes(tmp_path)) >= 4):
+        while not (any(place.glob("*.jsonl")) and len(episodes(tmp_path)) >= 4):
             assert killed.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
         killed.send_signal(signal.SIGKILL)
         killed.communicate()
-        (file,) = place.iterdir()
+        (file,) = place.glob("*.jsonl")
         file.write_bytes(file.read_bytes().rpartition(b"\n")[0] + b'\n{"task_id": "te')
         kept = episodes(tmp_path)[:-1]
         assert 4 <= len(kept) < 24
