@@ -101,15 +101,12 @@ def check_choices(algorithm: Algorithm, *, max_turns: int) -> None:
             "none unless objective=clipped, whose loss it bounds",
             algorithm.clip_dual is None or algorithm.objective == "clipped",
         ),
-        **{
-            field: (
-                "1 with objective=logp, which has no ratio to correct for the steps before",
-                vars(algorithm)[field] == 1 or algorithm.objective != "logp",
-            )
-            for field in ("inner_epochs", "minibatches_per_turn")
-        },
+        "inner_epochs": (
+            "1 with objective=logp, which has no ratio to correct for the steps before",
+            algorithm.inner_epochs == 1 or algorithm.objective != "logp",
+        ),
     }
-    of_objective = ("clip_dual", "inner_epochs", "minibatches_per_turn")
+    of_objective = ("clip_dual", "inner_epochs")
     for field, (allowed, fits) in wrong.items():
         if not fits:
             beside = "objective" if field in of_objective else "advantage"

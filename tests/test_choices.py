@@ -19,7 +19,6 @@ from seeupo_jax.config import from_dict, load_config
         ("clip_dual", {"objective": "cispo", "clip_dual": 3.0}),
         ("clip_dual", {"objective": "logp", "clip_dual": 3.0}),
         ("inner_epochs", {"objective": "logp", "inner_epochs": 2}),
-        ("minibatches_per_turn", {"objective": "logp", "minibatches_per_turn": 2}),
         ("turns_per_update", {"order": "custom", "custom_order": (0, 1), "turns_per_update": None}),
         ("refresh", {"refresh": "fused", "weight": "off"}),
         ("refresh", {"refresh": "fused", "turns_per_update": None}),
