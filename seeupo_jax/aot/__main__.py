@@ -60,7 +60,7 @@ def _command(arguments: Sequence[str]) -> str:
 def _flags() -> Flags:
     flags = Flags("aot", __doc__)
     add_config_flags(flags)
-    flags.flag("topology", "v5e:4x8, v5p:4x4x4, v6e:16x16*2, ...", required=True)
+    flags.flag("topology", "v5e:4x8, v5p:4x4x4, v6e:16x16*2, v5p-128, ...", required=True)
     flags.flag("programs", f"of these only: {', '.join(KINDS)}, or full names.", names)
     flags.switch("search", "also find the largest that fits.")
     flags.flag("json", "also write all figures to this file.", path)

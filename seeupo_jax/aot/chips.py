@@ -60,6 +60,10 @@ CHIPS = {
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _SMALL = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 CUBE = 4  # chips along each side
+# Accelerator types of gcloud, and what their number counts a chip: TensorCores up to v5p, chips
+# from v5e on.
+_TYPES = {"v4": ("v4", 2), "v5p": ("v5p", 2), "v5e": ("v5e", 1), "v5litepod": ("v5e", 1)}
+_TYPES |= {"v6e": ("v6e", 1)}
 _TOO_LARGE = 2**40  # bytes that no device has
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # Without these libtpu asks the cloud which TPUs are here, and lets one process at a time load it.
@@ -112,23 +116,60 @@ class Topology:
 
 
 def parse_topology(name: str) -> Topology:
-    """Slices by name: the chip and its shape, `v5p:4x4x4`; several of them as `v5e:16x16*2`.
+    """Slices by name: several of them as `v5e:16x16*2`.
+
+    Args:
+      name: the chip and its shape, `v5p:4x4x4`, or an accelerator type of gcloud, `v5p-128`, whose
+        default shape is meant.
 
     Raises:
-      ValueError: an unknown chip, or a shape that it does not come in.
+      ValueError: an unknown chip, or a shape or size that it does not come in.
     """
-    found = re.fullmatch(r"(\w+):(\d+(?:x\d+)*)(?:\*([1-9]\d*))?", name)
-    if found is None or found[1] not in CHIPS:
+    found = re.fullmatch(r"(\w+)(?::(\d+(?:x\d+)*)|-(\d{1,9}))(?:\*([1-9]\d*))?", name)
+    kinds = CHIPS if found is None or found[3] is None else _TYPES
+    if found is None or found[1] not in kinds:
         raise ValueError(
-            f"--topology: got {name!r}; allowed: CHIP:SHAPE as in v5p:4x4x4, or CHIP:SHAPE*SLICES,"
-            f" with a chip of {', '.join(CHIPS)}."
+            f"--topology: got {name!r}; allowed: CHIP:SHAPE as in v5p:4x4x4 with a chip of"
+            f" {', '.join(CHIPS)}, or an accelerator type of gcloud as in v5p-128, of"
+            f" {', '.join(_TYPES)}; either with *SLICES behind it."
         )
+    slices = int(found[4] or 1)
+    if found[3] is not None:
+        chip, shape = _of_type(name, found[1], int(found[3]))
+        return Topology(chip, shape, slices)
     chip = CHIPS[found[1]]
     shape = tuple(int(side) for side in found[2].split("x"))
     exists = shape in (_FLAT if chip.dims == 2 else _SMALL) or _of_cubes(chip, shape)
     if not exists:
         raise ValueError(f"--topology: got {name!r}; allowed for {chip.name}: {_allowed(chip)}.")
-    return Topology(chip, shape, int(found[3] or 1))
+    return Topology(chip, shape, slices)
+
+
+def _of_type(name: str, kind: str, count: int) -> tuple[Chip, tuple[int, ...]]:
+    """The chip of an accelerator type, and its default shape for a number of them."""
+    chip, cores = CHIPS[_TYPES[kind][0]], _TYPES[kind][1]
+    chips, rest = divmod(count, cores)
+    listed = {math.prod(shape): shape for shape in (_FLAT if chip.dims == 2 else _SMALL[1:])}
+    cubes, part = divmod(chips, CUBE**chip.dims)
+    if not rest and chips in listed:
+        return chip, listed[chips]
+    if not rest and chip.dims == 3 and cubes and not part and chips <= chip.largest:
+        return chip, _compact(cubes)
+    sizes = ", ".join(f"{kind}-{size * cores}" for size in listed)
+    if chip.dims == 3:
+        sizes += f", or multiples of {CUBE**3 * cores} up to {kind}-{chip.largest * cores}"
+    what = "chips" if cores == 1 else f"TensorCores, {cores} a chip"
+    raise ValueError(f"--topology: got {name!r}; allowed: {sizes} (a number of {what}).")
+
+
+def _compact(cubes: int) -> tuple[int, ...]:
+    """The shape of so many cubes whose sides are shortest together, rising."""
+    sides = range(1, cubes + 1)
+    whole = (
+        (a, b, cubes // (a * b)) for a in sides for b in sides[a - 1 :] if cubes % (a * b) == 0
+    )
+    best = min((each for each in whole if each == tuple(sorted(each))), key=sum)
+    return tuple(CUBE * side for side in best)
 
 
 def _of_cubes(chip: Chip, shape: tuple[int, ...]) -> bool:
