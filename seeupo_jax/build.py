@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax
 import optax
 from flax import nnx
 
+import seeupo_jax
 from seeupo_jax import envs
 from seeupo_jax.config import Config
 from seeupo_jax.envs import Environment
@@ -45,7 +46,7 @@ from seeupo_jax.policy.network import Network
 from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.tokenizer import Tokenizer, train_tokenizer
 from seeupo_jax.policy.transformer import Transformer
-from seeupo_jax.policy.weights import inspect, read_tokenizer
+from seeupo_jax.policy.weights import CONFIG_FILE, PACKAGE, inspect, read_tokenizer
 from seeupo_jax.rollout.grammar import Grammars
 from seeupo_jax.rollout.layout import Layout
 from seeupo_jax.rollout.memory import free_memory, plan_cache
@@ -53,6 +54,7 @@ from seeupo_jax.rollout.sampling import Sampling
 from seeupo_jax.rollout.slots import SlotEngine, choose_reading
 from seeupo_jax.types import TrainState
 
+ARCHITECTURES = "architectures"  # folder of `assets` with the config.json of published models
 TOKENIZER_DEMONSTRATIONS = 4000  # whose text a new tokenizer is trained on
 
 
@@ -114,6 +116,30 @@ def total_steps(config: Config) -> int:
     updates = 1 if algorithm.order == "parallel" else -(-max_turns // algorithm.span(max_turns))
     each = algorithm.inner_epochs * algorithm.minibatches_per_turn
     return max(1, config.iterations * updates * each)
+
+
+def find_model(config: Config) -> tuple[Config, str]:
+    """The configuration with a model folder that is there, and where its architecture is from.
+
+    Raises:
+      ValueError: neither the model's folder is there, nor is one of its name in the package.
+    """
+    path = config.model.path
+    if path is None:
+        return config, "the sizes in config.model"
+    place = Path(path)
+    if path.startswith(PACKAGE) or (place / CONFIG_FILE).is_file() or place.is_file():
+        return config, path
+    folder = Path(seeupo_jax.__path__[0]) / "assets" / ARCHITECTURES
+    known = sorted(each.name for each in folder.iterdir())
+    if place.name not in known:
+        raise ValueError(
+            f"config.model.path: got {path!r}, which is not here; allowed without its files: a path"
+            f" that ends in one of {', '.join(known)}."
+        )
+    inside = f"{PACKAGE}{ARCHITECTURES}/{place.name}"
+    model = dataclasses.replace(config.model, path=inside)
+    return dataclasses.replace(config, model=model), f"{inside} ({path} is not here)"
 
 
 def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
@@ -201,8 +227,13 @@ def build_pool(config: Config, size: int) -> EnvPool:
     )
 
 
-def build_engine(config: Config, made: Policy) -> SlotEngine:
+def build_engine(
+    config: Config, made: Policy, free: Callable[[jax.Device], int | None] | None = None
+) -> SlotEngine:
     """The sampler, on a layout of its own of the policy's devices.
+
+    Args:
+      free: bytes that a device has left, or None where nobody knows; default: what it says.
 
     Raises:
       ValueError: its cache and its copy of the policy do not fit into what memory is free.
@@ -219,7 +250,7 @@ def build_engine(config: Config, made: Policy) -> SlotEngine:
             shards=row_shards(mesh),
             tensor=mesh.shape["tensor"],
             reshard=Layout(made.network, mesh).reshard(_held(made)),
-            free_bytes=free_memory(device),
+            free_bytes=(free_memory if free is None else free)(device),
         ),
         mesh=mesh,
         group_size=rollout.group_size,

@@ -134,16 +134,28 @@ def names(value: str) -> list[str]:
     return [name.strip() for name in text(value).split(",") if name.strip()]
 
 
-def whole(low: int) -> Callable[[str], int]:
-    """Whole numbers from `low` on."""
+def whole(low: int, high: int | None = None) -> Callable[[str], int]:
+    """Whole numbers from `low` on, up to `high`."""
+    allowed = f">= {low}" if high is None else f"from {low} to {high}"
 
     def read(value: str) -> int:
         # Longer ones than the largest int64 are no counts; int() refuses 4,300 digits and more.
         if not re.fullmatch(r"[+-]?\d{1,19}", value.strip()) or int(value) < low:
-            raise Wrong(value, f"a whole number >= {low}")
+            raise Wrong(value, f"a whole number {allowed}")
+        if high is not None and int(value) > high:
+            raise Wrong(value, f"a whole number {allowed}")
         return int(value)
 
     return read
+
+
+def size(value: str) -> int:
+    """Bytes, as 95GiB, 80GB or 1.5TiB say it."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([MGT])(i?)B", value.strip())
+    count = 0.0 if found is None else float(found[1])
+    if found is None or not count:
+        raise Wrong(value, "a size above 0 with its unit, as 95GiB (MiB, GiB, TiB, MB, GB, TB)")
+    return int(count * (1024 if found[3] else 1000) ** (" KMGT".index(found[2])))
 
 
 def positive(value: str) -> float:

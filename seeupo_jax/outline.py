@@ -28,6 +28,12 @@ class Ends(NamedTuple):
     end_ids: tuple[int, ...] = (0,)
 
 
+class Planned(NamedTuple):
+    """Devices that a run would have and that are not here. memory_bytes: of each; None: unknown."""
+
+    memory_bytes: int | None = None
+
+
 @dataclass(frozen=True)
 class Outline:
     """The parts of a run, as its own are but for arrays.
@@ -65,11 +71,12 @@ class Outline:
         return credit + list(names.values()) + [COPY_FACTORS]
 
 
-def outline(config: Config, mesh: jax.sharding.Mesh) -> Outline:
+def outline(config: Config, mesh: jax.sharding.Mesh, planned: Planned | None = None) -> Outline:
     """The parts of a run on a mesh, whose devices need not be here.
 
     Args:
       config: with `model.remat` decided, and a model whose architecture can be read.
+      planned: what the devices of the mesh stand for; None: themselves.
 
     Raises:
       ValueError: a mesh, a model or a cache that cannot be.
@@ -86,7 +93,12 @@ def outline(config: Config, mesh: jax.sharding.Mesh) -> Outline:
     optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
     state = build.new_state(config, policy, optimizer, params)
     reference = build.place_reference(config, params)
-    engine = build.build_engine(config, policy)
+    held = device_bytes((state, reference, policy.frozen))
+
+    def free(_: jax.Device) -> int | None:
+        return None if planned.memory_bytes is None else max(0, planned.memory_bytes - held)
+
+    engine = build.build_engine(config, policy, None if planned is None else free)
     parts = {
         "parameters": device_bytes(state.params),
         "optimizer": device_bytes(state.opt_state),

@@ -19,7 +19,7 @@ from seeupo_jax.rollout.memory import in_units, plan_cache
 # Of a device's memory, what a sweep's step may take by our estimate: a CPU's is its host's, which
 # has environments and other programs to hold, and allocators need some room to themselves.
 _SHARES = {"cpu": 0.5}
-_SHARE = 0.9
+SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,19 @@ def choose_remat(
     return dataclasses.replace(config, model=model), plan
 
 
-def plan_remat(config: Config, mesh: jax.sharding.Mesh, memory_bytes: int | None) -> RematPlan:
-    """The estimate; nothing is compiled or allocated."""
+def plan_remat(
+    config: Config,
+    mesh: jax.sharding.Mesh,
+    memory_bytes: int | None,
+    *,
+    share: float | None = None,
+) -> RematPlan:
+    """The estimate; nothing is compiled or allocated.
+
+    Args:
+      memory_bytes: that programs of one device may use; None: nobody knows.
+      share: of it that a step may take; None: what suits the devices of the mesh.
+    """
     policy, params = build.abstract_policy(config, mesh)
     optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
     state = build.new_state(config, policy, optimizer, params)
@@ -110,7 +121,7 @@ def plan_remat(config: Config, mesh: jax.sharding.Mesh, memory_bytes: int | None
         )
         for name in names
     }
-    share = _SHARES.get(platform, _SHARE)
+    share = _SHARES.get(platform, SHARE) if share is None else share
     return RematPlan(standing, activations, memory_bytes and int(share * memory_bytes))
 
 

@@ -2,8 +2,9 @@
 
     python -m seeupo_jax.train --config=FILE.py [--config.FIELD=VALUE ...] --workdir=DIR [--explain]
 
-With --explain it prints what would run, and runs nothing. A run that was stopped goes on from its
-last checkpoint, to the same numbers.
+With --explain it prints what would run, and runs nothing; with --devices=64 --device_memory=95GiB
+besides, for devices, a model and benchmark files that need not be here. A run that was stopped goes
+on from its last checkpoint, to the same numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import jax
 
 from seeupo_jax import build
 from seeupo_jax.checkpoint import SaveError, check_shared, exclusive_run
-from seeupo_jax.checks import check_config
+from seeupo_jax.checks import check_config, check_planned
 from seeupo_jax.cli import (
     add_cluster_flags,
     add_run_flags,
@@ -30,6 +31,7 @@ from seeupo_jax.cli import (
 )
 from seeupo_jax.config import Config
 from seeupo_jax.errors import sentence_errors
+from seeupo_jax.explain.planned import add_planned_flags, plan_devices
 from seeupo_jax.explain.tell import EXPLAIN, tell
 from seeupo_jax.explain.training import explain_training
 from seeupo_jax.flags import Flags
@@ -115,6 +117,7 @@ def _flags() -> Flags:
     add_run_flags(flags)
     add_cluster_flags(flags)
     flags.switch("explain", EXPLAIN)
+    add_planned_flags(flags)
     return flags
 
 
@@ -126,8 +129,12 @@ def main(arguments: Sequence[str]) -> None:
     prepare_xla()
     with errors_end_at_once():
         with sentence_errors():
+            planned = plan_devices(given)
             config, workdir = read_config(given), given.workdir
             check_places(config, workdir, make=not given.explain)
+            if planned is not None:
+                config, missing = check_planned(config)
+                return tell(explain_training(config, workdir, planned, missing), runs_here=False)
             join_cluster(config, given)
             check_config(config)
             if given.explain:

@@ -2,21 +2,27 @@
 
 import dataclasses
 import io
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import run_cases as cases
+from process_cases import PYTHONPATH
 
 from seeupo_jax import build, evaluate, train
+from seeupo_jax.checks import check_planned
 from seeupo_jax.choices import Algorithm
 from seeupo_jax.config import load_config
 from seeupo_jax.explain.parts import outline_run
 from seeupo_jax.explain.tell import listed, tell
 from seeupo_jax.explain.training import explain_training
 from seeupo_jax.learner.credit import compile_credit, credit_programs
+from seeupo_jax.outline import Planned
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.run import Run
 from seeupo_jax.stop import StopRequest
@@ -268,3 +274,89 @@ def test_many_numbers_are_cut_short():
     assert listed(range(1, 5)) == "1, 2, 3, 4"
     assert listed(range(100)).endswith("9, 10, ..., 99")
     assert np.all([len(listed(range(n)).split(",")) <= 13 for n in (5, 50, 500)])
+
+
+PLANNED = """
+import sys
+sys.modules["bfcl_eval"] = None  # not installed
+from seeupo_jax.train import main
+for file in sys.argv[1:]:
+    print("CONFIG", file)
+    main(["train", f"--config={file}", "--workdir=run", "--explain", "--devices=64",
+          "--device_memory=95GiB", "--config.env.options.%s=%s" % (
+              ("home", "nowhere") if "appworld" in file else ("max_calls", "10"))])
+"""
+
+
+def test_a_shipped_14b_run_is_told_without_its_devices_model_and_benchmark(tmp_path):
+    files = sorted((ROOT / "configs").glob("qwen*_14b_*.py"))
+    assert len(files) == 4
+    ended = subprocess.run(
+        [sys.executable, "-c", PLANNED, *map(str, files)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": PYTHONPATH, "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    told = re.sub(r"\s+", " ", ended.stdout).split("CONFIG ")[1:]
+    assert len(told) == 4
+    for file, said in zip(files, told, strict=True):
+        # Figures of the published models: 14.77 billion parameters, 4 bytes each over 64 devices.
+        count = int(re.search(r"([\d,]+) parameters, all of them", said)[1].replace(",", ""))
+        assert round(count / 1e9, 2) == 14.77
+        held = float(re.search(r"([\d.]+) MiB parameters that train", said)[1])
+        assert held == pytest.approx(14.77e9 * 4 / 64 / 2**20, rel=1e-3)  # norms lie everywhere
+        assert "64 devices of 95 GiB that are not here: fsdp 16 x tensor 4" in said
+        assert "a step of the sweep, of 85.5 GiB" in said
+        assert "this machine has not: the model's weights and tokenizer; its sizes are" in said
+        bench = "which has no .venv" if "appworld" in file.name else "no module 'bfcl_eval'"
+        assert "this machine has not: the environment's tasks: " in said and bench in said
+        assert "tasks not known here; " in said
+        assert said.rstrip().endswith("Nothing was run and nothing written.")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "flags, told",
+    [
+        (("--devices=8",), "--devices: got 8 without --explain; allowed: with it only."),
+        (
+            ("--explain", "--device_memory=16GiB"),
+            "--device_memory: got 17179869184 without --devices; allowed: with it only.",
+        ),
+        (("--explain", "--devices=0"), "--devices: got '0'; allowed: a whole number from 1 to"),
+        (("--explain", "--devices=8", "--device_memory=95"), "--device_memory: got '95'; allowed:"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(flags, told, tmp_path, capsys):
+    arguments = [f"--config={QUICKSTART}", f"--workdir={tmp_path / 'run'}", *flags]
+    with pytest.raises(SystemExit) as ended:
+        call(train.main, *arguments)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.startswith(f"error: {told}") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "choices, told",
+    [
+        (
+            ["model.path=models/unheard-of"],
+            "config.model.path: got 'models/unheard-of', which is not here; allowed without its"
+            " files: a path that ends in one of Qwen2.5-14B-Instruct,",
+        ),
+        (["env.name=bfcl", "env.options.format=x"], "bfcl format: got 'x'; allowed:"),
+        (["mesh.tensor=3"], "config.mesh: got "),
+    ],
+)
+def test_a_mistake_is_not_what_is_missing(choices, told):
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+        check_planned(load_config(QUICKSTART, choices))
+
+
+def test_less_memory_than_a_run_needs_is_told_for_planned_devices(tmp_path):
+    config = load_config(QUICKSTART)
+    with pytest.raises(ValueError, match="cache_gib: got None, which means 24 MiB a device.* free"):
+        explain_training(config, tmp_path, Planned(24 * 2**20))
+    explain_training(config, tmp_path, Planned(64 * 2**20))

@@ -29,6 +29,7 @@ COMMANDS = {
 EVERY = pytest.mark.parametrize("command", COMMANDS)
 # Flags that one command or the other reads.
 KNOWN = {
+    *("devices", "device_memory"),
     *("explain", "split", "k", "greedy", "bfcl_results", "json", "server", "server_model"),
     *("server_dialect", "server_seeded", "server_timeout_s", "step", "output", "recipes", "seeds"),
     *("equal_steps", "draw_only", "plot", "compare", "problem", "exact", "lr", "workload", "scale"),

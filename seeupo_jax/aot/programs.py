@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-import seeupo_jax
 from seeupo_jax import build
 from seeupo_jax.aot import flops
 from seeupo_jax.aot.chips import Topology, topology_devices, usable_hbm
@@ -23,12 +20,10 @@ from seeupo_jax.learner.programs import sweep_programs
 from seeupo_jax.outline import CACHE, SAMPLER, outline
 from seeupo_jax.parallel.mesh import make_mesh, row_shards, sampler_mesh
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.weights import CONFIG_FILE, PACKAGE
 from seeupo_jax.remat import choose_remat
 from seeupo_jax.rollout.slots import SlotEngine
 from seeupo_jax.types import TrainState
 
-ARCHITECTURES = "architectures"  # folder of `assets` with the config.json of published models
 # The kinds of programs that a report is about. A run has more of each kind, of smaller shapes.
 KINDS = (
     "sweep/turn",
@@ -140,37 +135,13 @@ class Program:
         return tuple(map(int, re.findall(r"\d+", self.name)))
 
 
-def find_model(config: Config) -> tuple[Config, str]:
-    """The configuration with a model folder that is there, and where its architecture is from.
-
-    Raises:
-      ValueError: neither the model's folder is there, nor is one of its name in the package.
-    """
-    path = config.model.path
-    if path is None:
-        return config, "the sizes in config.model"
-    place = Path(path)
-    if path.startswith(PACKAGE) or (place / CONFIG_FILE).is_file() or place.is_file():
-        return config, path
-    folder = Path(seeupo_jax.__path__[0]) / "assets" / ARCHITECTURES
-    known = sorted(each.name for each in folder.iterdir())
-    if place.name not in known:
-        raise ValueError(
-            f"config.model.path: got {path!r}, which is not here; allowed without its files: a path"
-            f" that ends in one of {', '.join(known)}."
-        )
-    inside = f"{PACKAGE}{ARCHITECTURES}/{place.name}"
-    model = dataclasses.replace(config.model, path=inside)
-    return dataclasses.replace(config, model=model), f"{inside} ({path} is not here)"
-
-
 def prepare(config: Config, topology: Topology) -> Setup:
     """All of a run that can be had without its devices and its weights.
 
     Raises:
       ValueError: no libtpu, a mesh that does not fit, a model that nobody knows.
     """
-    given, source = find_model(config)
+    given, source = build.find_model(config)
     mesh = make_mesh(given.mesh, topology_devices(topology))
     config = given
     if given.model.remat == "auto":

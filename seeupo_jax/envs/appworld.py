@@ -16,7 +16,7 @@ from seeupo_jax.envs.appworld_prompt import (
     task_message,
 )
 from seeupo_jax.envs.appworld_server import OwnServer, PoolServer, python_of
-from seeupo_jax.envs.base import Message, StepResult, Tool
+from seeupo_jax.envs.base import Message, Missing, StepResult, Tool
 from seeupo_jax.envs.degenerate import is_degenerate
 from seeupo_jax.envs.tool_calls import ToolCallError, parse_fenced
 
@@ -91,7 +91,7 @@ class AppWorld:
         _check_choice("split", split, SPLITS)
         file = self._data / "datasets" / f"{SPLITS[split]}.txt"
         if not file.is_file():
-            raise ValueError(f"appworld split: got {split!r}; allowed: one that {file} exists for.")
+            raise Missing(f"appworld split: got {split!r}; allowed: one that {file} exists for.")
         return file.read_text().split()
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
@@ -229,7 +229,7 @@ def _read(text: str) -> tuple[str | None, str]:
 
 def _check_installed(home: Path) -> None:
     if not python_of(home).exists():
-        raise ValueError(
+        raise Missing(
             f"appworld home: got {home}, which has no .venv; "
             "allowed: a folder set up by `sh third_party/appworld/setup.sh`."
         )
@@ -237,7 +237,7 @@ def _check_installed(home: Path) -> None:
 
 def _check_data(home: Path, root: Path) -> None:
     if not (root / "data" / "tasks").is_dir():
-        raise ValueError(
+        raise Missing(
             f"appworld root: got {root}, which has no data/tasks; allowed: a folder filled by "
             f"`{home}/.venv/bin/appworld download data --root {root}` (needs the internet)."
         )

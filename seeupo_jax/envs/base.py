@@ -14,6 +14,10 @@ Message = dict[str, str]
 Tool = dict[str, Any]
 
 
+class Missing(ValueError):
+    """What an environment needs is not on this machine: files, a benchmark, a server's program."""
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What one action brought about.

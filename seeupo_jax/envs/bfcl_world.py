@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from seeupo_jax.envs.base import Message
+from seeupo_jax.envs.base import Message, Missing
 from seeupo_jax.envs.tool_calls import ToolCall, parse_python
 
 MAX_DIGITS = 1000  # of a number that a call computes: mpmath takes 5 ms for these, 0.8 s for 30,000
@@ -51,12 +51,12 @@ def official(module: str) -> ModuleType:
     """A module of the official package, imported on first use.
 
     Raises:
-      ValueError: the package, or the one library it needs, is not installed.
+      Missing: the package, or the one library it needs, is not installed.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise Missing(
             f"bfcl: got no module {error.name!r}; install the official benchmark with"
             " `pip install --no-deps bfcl-eval==2026.3.23 mpmath==1.3.0`."
         ) from None

@@ -8,29 +8,39 @@ from collections.abc import Sequence
 import jax
 
 from seeupo_jax import envs
+from seeupo_jax.build import ARCHITECTURES
 from seeupo_jax.config import Config
 from seeupo_jax.envs import gate
 from seeupo_jax.explain.tell import grouped, listed
-from seeupo_jax.outline import Outline, outline
+from seeupo_jax.outline import Outline, Planned, outline
 from seeupo_jax.parallel.devices import total_memory
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy.network import ADAPTER
-from seeupo_jax.policy.weights import resolve_path
-from seeupo_jax.remat import RematPlan, choose_remat, plan_remat
+from seeupo_jax.policy.weights import PACKAGE, resolve_path
+from seeupo_jax.remat import SHARE, RematPlan, choose_remat, plan_remat
 from seeupo_jax.rollout.memory import in_units
 
 
-def outline_run(config: Config, start: str | None) -> tuple[Outline, RematPlan]:
+def outline_run(
+    config: Config, start: str | None, planned: Planned | None = None
+) -> tuple[Outline, RematPlan]:
     """The run's parts, and what recomputation was chosen by.
 
     Args:
       start: where the policy lies; None: it has still to be made.
+      planned: devices that are meant and not here; None: those that are.
     """
     model = dataclasses.replace(config.model, path=config.model.path if start is None else start)
     config, mesh = dataclasses.replace(config, model=model), make_mesh(config.mesh)
     if config.model.path is None:  # its tokenizer has still to be made, too
         rollout = dataclasses.replace(config.rollout, grammar=None)
         config = dataclasses.replace(config, rollout=rollout)
+    if planned is not None:
+        plan = plan_remat(config, mesh, planned.memory_bytes, share=SHARE)
+        if config.model.remat == "auto":
+            model = dataclasses.replace(config.model, remat=plan.chosen)
+            config = dataclasses.replace(config, model=model)
+        return outline(config, mesh, planned), plan
     config, plan = choose_remat(config, mesh)
     if plan is None:
         plan = plan_remat(config, mesh, total_memory(mesh.local_devices[0]))
@@ -57,6 +67,8 @@ def model_lines(found: Outline, start: str | None) -> list[str]:
         stages = config.warm_start.stages
         steps = ", then ".join(f"{stage.steps:,} steps" for stage in stages)
         lines.append(f"weights: a warm start first, {steps} on demonstrations")
+    elif start.startswith(f"{PACKAGE}{ARCHITECTURES}/"):
+        lines.append("weights: not here")
     else:
         lines.append(f"weights: {resolve_path(start)}")
     if config.lora.path is not None:
@@ -64,13 +76,22 @@ def model_lines(found: Outline, start: str | None) -> list[str]:
     return lines
 
 
-def mesh_lines(found: Outline) -> list[str]:
+def mesh_lines(found: Outline, planned: Planned | None = None) -> list[str]:
     mesh, reshard = found.policy.mesh, found.engine.plan.reshard
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     device = mesh.devices.flat[0]
     count = f"{mesh.size} x {device.platform} ({device.device_kind})"
+    more = []
+    if planned is not None:
+        memory = planned.memory_bytes
+        each = "" if memory is None else f" of {in_units(memory)}"
+        count = f"{mesh.size} devices{each} that are not here"
+        more = [
+            f"kernels and row lengths are those of {device.platform}; python -m seeupo_jax.aot"
+            " compiles for a TPU slice"
+        ]
     processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    return [f"{count}{processes}: {axes if axes else 'one device'}", str(reshard)]
+    return [f"{count}{processes}: {axes if axes else 'one device'}", str(reshard), *more]
 
 
 def memory_lines(found: Outline, remat: RematPlan, *, chosen: bool) -> list[str]:

@@ -14,15 +14,20 @@ Section = tuple[str, list[str]]  # a title and its lines
 _TITLE, _WIDTH, _LISTED = 13, 100, 12
 
 
-def tell(sections: Iterable[Section]) -> None:
-    """Prints what was found; process 0 does."""
+def tell(sections: Iterable[Section], *, runs_here: bool = True) -> None:
+    """Prints what was found; process 0 does.
+
+    Args:
+      runs_here: whether the same command would run it on this machine.
+    """
     if jax.process_index():
         return
     for title, lines in sections:
         for number, line in enumerate(lines):
             head = f"{title if not number else '':{_TITLE}}"
             print(_wrapped(line, head))
-    print("\nNothing was run and nothing written; without --explain the same command runs this.")
+    same = "without --explain the same command runs this."
+    print(f"\nNothing was run and nothing written{f'; {same}' if runs_here else '.'}")
 
 
 def _wrapped(line: str, head: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.choices import Algorithm
 from seeupo_jax.config import Config
+from seeupo_jax.envs.base import Missing
 from seeupo_jax.explain.parts import (
     environment_lines,
     memory_lines,
@@ -25,7 +26,7 @@ from seeupo_jax.explain.parts import (
 )
 from seeupo_jax.explain.tell import Section, choices, listed
 from seeupo_jax.learner.sweep import update_order
-from seeupo_jax.outline import Outline
+from seeupo_jax.outline import Outline, Planned
 from seeupo_jax.rollout.memory import in_units
 from seeupo_jax.rollout.tasks import too_few
 from seeupo_jax.same_run import check_same_run
@@ -45,18 +46,29 @@ class _Start(NamedTuple):
     lines: list[str]
 
 
-def explain_training(config: Config, workdir: Path) -> list[Section]:
+def explain_training(
+    config: Config,
+    workdir: Path,
+    planned: Planned | None = None,
+    missing: Sequence[str] = (),
+) -> list[Section]:
     """What `seeupo_jax.train` would do with a configuration that passes every check.
+
+    Args:
+      planned: devices that are meant and not here; None: those that are.
+      missing: what the run needs besides and this machine has not.
 
     Raises:
       ValueError: what the run would say, too.
     """
     start = build.policy_folder(config, workdir)
-    found, remat = outline_run(config, start)
+    found, remat = outline_run(config, start, planned)
     begins = _start(found, workdir)
+    lacks = [f"a run needs, and this machine has not: {what}" for what in missing]
     return [
+        *([("missing", lacks)] if lacks else []),
         ("model", model_lines(found, start)),
-        ("mesh", mesh_lines(found)),
+        ("mesh", mesh_lines(found, planned)),
         ("memory", memory_lines(found, remat, chosen=config.model.remat == "auto")),
         ("programs", program_lines(found, config.iterations - begins.done)),
         ("environment", environment_lines(config)),
@@ -91,13 +103,17 @@ def _start(found: Outline, workdir: Path) -> _Start:
 
 def _tasks(config: Config) -> list[str]:
     chosen, lines = config.evaluation, []
+    try:
+        trains_on = task_ids(config, "train")
+    except Missing:
+        return [f"not known here; {chosen.tasks} of {chosen.split} are tested"]
     for split in dict.fromkeys(("train", chosen.split, *chosen.extra_splits)):
         count = len(task_ids(config, split))
         tested = f", of which {min(count, chosen.tasks)} are tested"
         if split != chosen.split:
             tested = f"{tested} before and after" if split in chosen.extra_splits else ""
         lines.append(f"{split}: {count:,}{tested}")
-    repeats = too_few(len(task_ids(config, "train")), config.rollout.tasks)
+    repeats = too_few(len(trains_on), config.rollout.tasks)
     return lines if repeats is None else [*lines, repeats]
 
 

@@ -39,15 +39,27 @@ class Network:
 
     def logical_axes(self) -> Any:
         """The logical axis names of every parameter: a tree of tuples, shaped as the parameters."""
-        _, state = nnx.split(nnx.eval_shape(lambda: Transformer(self.arch, nnx.Rngs(0))))
-        is_param = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
-        names = jax.tree.map(lambda p: p.get_metadata("logical"), state, is_leaf=is_param)
-        return nnx.to_pure_dict(names)
+        return _copy(_shapes(self.arch)[2])
 
 
 def abstract(arch: Architecture) -> tuple[Network, Any]:
     """The network of an architecture, and the shapes of its parameters; nothing is allocated."""
-    return split(nnx.eval_shape(lambda: Transformer(arch, nnx.Rngs(0))))
+    network, shapes, _ = _shapes(arch)
+    return network, _copy(shapes)
+
+
+@functools.cache  # seconds for tens of layers, and asked for by every part of a run
+def _shapes(arch: Architecture) -> tuple[Network, Any, Any]:
+    """The network, its parameters' shapes, and the names of their axes."""
+    model = nnx.eval_shape(lambda: Transformer(arch, nnx.Rngs(0)))
+    _, state = nnx.split(model)
+    is_param = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
+    names = jax.tree.map(lambda p: p.get_metadata("logical"), state, is_leaf=is_param)
+    return *split(model), nnx.to_pure_dict(names)
+
+
+def _copy(tree: Any) -> Any:
+    return {key: _copy(node) if isinstance(node, dict) else node for key, node in tree.items()}
 
 
 def trainable(network: Network, params: Any) -> tuple[Any, Any]:
