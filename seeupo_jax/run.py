@@ -27,7 +27,7 @@ from seeupo_jax.run_log import RunLog
 from seeupo_jax.same_run import check_same_run
 from seeupo_jax.selection import selection_split, selection_warning
 from seeupo_jax.stagnation import NotLearning, Stagnation, check_groups
-from seeupo_jax.stop import Stopped, StopRequest
+from seeupo_jax.stop import Stopped, StoppedCompiling, StopRequest
 from seeupo_jax.telemetry.checksum import checksum
 from seeupo_jax.telemetry.progress import Progress
 from seeupo_jax.telemetry.run_record import Launch
@@ -163,14 +163,23 @@ class Run:
         return arrays["state"]
 
     def compile(self, state: TrainState) -> TrainState:
-        """Compiles all programs ahead; the state comes back bit for bit."""
+        """Compiles all programs ahead; the state comes back bit for bit.
+
+        Raises:
+          StoppedCompiling: the run was asked to stop; the state that was given may be gone.
+        """
         rollout = self.config.rollout
         count = rollout.tasks * rollout.group_size
+
+        def between() -> None:
+            if agree([self._asked()])[0]:
+                raise StoppedCompiling("stopped while programs were compiled")
+
         self.source.compile(state.params)
         with self.phase("rollout"):
-            self.engine.compile(self.policy.whole(state.params))
+            self.engine.compile(self.policy.whole(state.params), between)
         with self.phase("sweep"):
-            state = compile_programs(self.learner, state, self.ref_params, count)
+            state = compile_programs(self.learner, state, self.ref_params, count, between)
         for part in ("rollout", "sweep"):
             programs, seconds = (
                 self._log.spent[f"{part}/programs_compiled"],
@@ -255,11 +264,24 @@ class Run:
             self.source.wait()  # what was stopped is nothing without its trajectories
             self._stopped.save(self._done + 1, stopped.arrays, extra)
             self._stopped.wait()
+        elif isinstance(stopped, StoppedCompiling):
+            where = (
+                f"before iteration {self._done + 1}, while programs were compiled; {self._kept()}"
+            )
         elif not self._saved:
             self.save(self._done, self._state)
         self.source.save_ahead()
         self._checkpoints.wait()
         self._progress.log(f"stopped {where}; the same command goes on from there")
+
+    def _kept(self) -> str:
+        """What holds the state of a run that has done nothing yet."""
+        if self._resume is not None:
+            return f"nothing has changed since it was stopped in the sweep of {self._resume[0]}"
+        newest = self._checkpoints.latest()
+        if newest is None:
+            return "nothing was saved, since nothing was done yet"
+        return f"nothing has changed since checkpoint {newest}"
 
     def finish(self, state: TrainState) -> None:
         """Waits for the last checkpoint and leaves the trained policy in WORKDIR/policy."""

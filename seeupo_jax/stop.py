@@ -12,6 +12,10 @@ class Stopped(Exception):
     """The run was asked to stop and did, between two steps; nothing is lost."""
 
 
+class StoppedCompiling(Stopped):
+    """The run was asked to stop between two programs of those that are compiled ahead."""
+
+
 class StopRequest:
     """Takes SIGTERM (preemption) and SIGINT while it is open; a second SIGINT acts as ever.
 

@@ -75,7 +75,11 @@ def _train(config: Config, workdir: Path, launch: Launch) -> None:
             config, plan = choose_remat(config)
             if plan is not None:
                 progress.log(str(plan))
-            policy, params = build.load_policy(config, start_policy(config, workdir, progress))
+            try:
+                start = start_policy(config, workdir, progress, lambda: request.asked)
+            except Stopped as stopped:
+                return progress.log(f"stopped {stopped}; the same command begins it again")
+            policy, params = build.load_policy(config, start)
             run = Run(config, workdir, progress, request, policy, params, launch)
             state, done = run.restore()
         with jax.set_mesh(policy.mesh), run:

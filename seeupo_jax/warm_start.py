@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,26 @@ from seeupo_jax.config import Config
 from seeupo_jax.learner.warm_start import Batches, train_stage
 from seeupo_jax.parallel.distributed import agree
 from seeupo_jax.policy import save_pretrained
+from seeupo_jax.stop import Stopped
 from seeupo_jax.telemetry.progress import Progress
 
+_AGREED = 10  # steps between two times that processes ask each other whether to stop
 
-def start_policy(config: Config, workdir: Path, progress: Progress) -> str:
+
+def start_policy(
+    config: Config, workdir: Path, progress: Progress, stop: Callable[[], bool]
+) -> str:
     """The folder of the policy that training starts from, made by a warm start if need be.
 
+    Args:
+      stop: whether this process was asked to stop; the others may not know.
+
     Raises:
+      Stopped: a process was, in a warm start; nothing of it is kept.
       ValueError: only some processes see it.
     """
     if not agree([build.policy_folder(config, workdir) is not None])[0]:
-        _warm_start(config, workdir, progress)
+        _warm_start(config, workdir, progress, stop)
     folder = build.policy_folder(config, workdir)
     if agree([folder is None])[0]:
         raise ValueError(
@@ -33,7 +43,9 @@ def start_policy(config: Config, workdir: Path, progress: Progress) -> str:
     return folder
 
 
-def _warm_start(config: Config, workdir: Path, progress: Progress) -> None:
+def _warm_start(
+    config: Config, workdir: Path, progress: Progress, stop: Callable[[], bool]
+) -> None:
     """Trains a policy on demonstrations and leaves it in WORKDIR/warm_start as a model folder."""
     environment = envs.make(config.env.name, **config.env.options)
     stages = config.warm_start.stages
@@ -56,9 +68,14 @@ def _warm_start(config: Config, workdir: Path, progress: Progress) -> None:
                 seed=config.seed + index,
             )
 
-            def show(done: int, loss: Any, total: int = stage.steps) -> None:
+            def show(
+                done: int, loss: Any, total: int = stage.steps, stage_number: int = index + 1
+            ) -> None:
                 if done % 100 == 0 or done == total:
                     progress.step(done, total, f"loss {loss():.4f}")
+                # Each step may be another program. Several processes wait for each other to agree.
+                if (jax.process_count() == 1 or done % _AGREED == 0) and agree([stop()])[0]:
+                    raise Stopped(f"in the warm start, {done} steps into stage {stage_number}")
 
             params = train_stage(policy.network, params, stage, batches, on_step=show)
             if batches.counts["cut"]:

@@ -120,6 +120,23 @@ def test_a_published_model_is_told_from_its_header(tmp_path, capsys):
     assert "activations of a microbatch, remat full" in said and "model.remat=auto" not in said
 
 
+class Looks(StopRequest):
+    """Is never asked to stop, and counts the programs compiled before each look at it."""
+
+    def __init__(self):
+        super().__init__()
+        self.compilations, self.looks = Compilations(), []
+
+    @property
+    def asked(self):
+        self.looks.append(self.compilations.programs)
+        return False
+
+    @asked.setter
+    def asked(self, value):
+        self.looks = []
+
+
 @pytest.fixture
 def begin(model, tmp_path):
     """A run of one layer, compiled as it is; its configuration, and the run."""
@@ -127,12 +144,13 @@ def begin(model, tmp_path):
     jax.config.update("jax_disable_most_optimizations", True)
     chosen = [text.removeprefix("--config.") for text in cases.CHOICES]
 
-    def begin(*overrides):
+    def begin(*overrides, request=None):
+        request = StopRequest() if request is None else request
         every = [*chosen, f"model.path={model}", *overrides]
         config = load_config(cases.TESTS / "tiny_config.py", every)
         progress = Progress(config.iterations, "plain", stream=io.StringIO())
         policy, params = build.load_policy(config, str(model))
-        return config, Run(config, tmp_path, progress, StopRequest(), policy, params)
+        return config, Run(config, tmp_path, progress, request, policy, params)
 
     yield begin
     jax.config.update("jax_disable_most_optimizations", before)
@@ -148,13 +166,19 @@ def begin(model, tmp_path):
     ids=["seeupo", "ppo", "epochs"],
 )
 def test_as_many_programs_are_compiled_as_were_told(begin, model, overrides):
-    config, opened = begin(*overrides)
+    request = Looks()
+    config, opened = begin(*overrides, request=request)
     found, _ = outline_run(config, str(model))
     with opened as run, jax.set_mesh(run.policy.mesh):
         state, _ = run.restore()
         jax.clear_caches()
+        request.looks = []
         run.compile(state)
+        request.compilations.close()
         spent = dict(run._log.spent)
+    # Whether to stop is looked at after each of them, a critic's two of crediting together.
+    assert max(np.diff([*request.looks, request.compilations.programs])) <= 2
+    assert len(request.looks) >= len(found.rollout_programs() + found.sweep_programs()) - 4
     assert len(found.rollout_programs()) == spent["rollout/programs_compiled"]
     assert len(found.sweep_programs()) == spent["sweep/programs_compiled"]
 

@@ -146,22 +146,30 @@ def test_stopped_anywhere_it_goes_on_from_there(model, here, capsys):
     here(undisturbed, StopRequest())
     told = []
     for function, times in (
+        ("compile", 3),
+        ("compile_programs", 2),
         ("evaluate", 3),
         ("_sample", 5),
         ("sweep", 2),
+        ("compile_programs", 1),
         ("sweep", 1),
         ("evaluate", 2),
+        ("compile", 1),
         ("sweep", 3),
         ("none of all", 0),
     ):
         here(workdir, Asked(function, times))
         told += [line for line in capsys.readouterr().out.splitlines() if "stopped " in line]
+    compiling = "before iteration {}, while programs were compiled; nothing {}"
     wanted = [
+        *[compiling.format(1, "was saved, since nothing was done yet")] * 2,
         "after iteration 0",
         "after iteration 0",
         "in the sweep of iteration 1, 2 turns in",
+        compiling.format(1, "has changed since it was stopped in the sweep of 1"),
         "in the sweep of iteration 1, 3 turns in",
         "after iteration 2",
+        compiling.format(3, "has changed since checkpoint 2"),
         "in the sweep of iteration 3, 3 turns in",
     ]
     assert told == [f"stopped {where}; the same command goes on from there" for where in wanted]
@@ -183,3 +191,31 @@ def test_stopped_while_it_samples_ahead_it_goes_on_with_the_same_policies(model,
     assert_same_run(workdir, undisturbed)
     assert [line["rollout/policy_lag"] for line in cases.iterations(workdir)] == lags
     assert not (workdir / "checkpoints" / "ahead").exists()
+
+
+def test_a_signal_while_programs_are_compiled_is_heard_before_all_of_them_are(model):
+    workdir = model.parent / "signalled"
+    (process,) = cases.start(model, workdir, "--config.iterations=1", "--config.rollout.slots=4")
+    for line in process.stdout:
+        if line.startswith("KV cache: "):  # the last line before programs are compiled
+            process.send_signal(signal.SIGTERM)
+            break
+    told, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "compiled the" not in told
+    assert told.splitlines()[-1] == (
+        "stopped before iteration 1, while programs were compiled; nothing was saved, since nothing"
+        " was done yet; the same command goes on from there"
+    )
+
+
+def test_stopped_in_a_warm_start_it_says_that_nothing_of_it_is_kept(here, model, capsys):
+    workdir = model.parent / "warm"
+    stage = "({'steps': 30, 'demonstrations': {}},)"
+    choices = ("env.name=order_desk", f"warm_start.stages={stage}", "warm_start.batch_size=4")
+    here(workdir, Asked("show", 2), *choices)
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == (
+        "stopped in the warm start, 3 steps into stage 1; the same command begins it again"
+    )
+    assert not (workdir / "warm_start").exists()

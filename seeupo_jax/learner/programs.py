@@ -53,13 +53,21 @@ def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
 
 
 def compile_programs(
-    learner: Learner, state: TrainState, ref_params: Any, trajectories: int
+    learner: Learner,
+    state: TrainState,
+    ref_params: Any,
+    trajectories: int,
+    between: Callable[[], None] = lambda: None,
 ) -> TrainState:
     """Compiles every program of the sweeps to come, by running each on a batch without rows.
+
+    Args:
+      between: called after each; what it raises ends the compilation, and the state is gone.
 
     Returns: the state, which was donated and comes back bit for bit.
     """
     compile_credit(learner.algorithm, learner.shapes, trajectories)
+    between()
 
     def fill(x: Any) -> Any:
         is_struct = isinstance(x, jax.ShapeDtypeStruct)
@@ -70,6 +78,7 @@ def compile_programs(
         if program.returns_state:
             state = out[0]
             jnp.copy(out[1])  # as a sweep keeps the factors of every step
+        between()
     return state
 
 

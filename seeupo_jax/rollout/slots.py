@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -202,17 +202,21 @@ class SlotEngine:
             actions += self._land()
         return actions
 
-    def compile(self, params: Any) -> None:
-        """Compiles every program ahead, by running each on rows that nobody owns."""
+    def compile(self, params: Any, between: Callable[[], None] = lambda: None) -> None:
+        """Compiles every program ahead on rows that nobody owns; `between` is called after each."""
         self.begin(params, seed=0, iteration=0)
+        between()
         nobody: list[list[Any]] = [[] for _ in self._shards]
         with self.mesh_in_force():
             self._copy(nobody)
+            between()
             for length, rows in self._tiles():
                 self._prefill(length, rows)
+                between()
             for rows, width in self._tables():
                 self._decode(nobody, rows, width)
                 self._land()
+                between()
         jax.block_until_ready(self._pages)
         self._free()
 
