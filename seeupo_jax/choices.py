@@ -63,6 +63,11 @@ class Algorithm:
         return max_turns if self.turns_per_update is None else self.turns_per_update
 
     @property
+    def merges(self) -> bool:
+        """Whether an action may have several turns, which may lie in several segments."""
+        return self.turns_per_update != 1
+
+    @property
     def weighs(self) -> bool:
         """Whether a turn's update weighs the ones after it."""
         several = self.order != "parallel" and self.turns_per_update is not None

@@ -7,7 +7,7 @@ Axes, as suffixes of array names:
   L  tokens of a sequence, or of a row, in which token trees may lie
   X  tokens of a row that a step predicts
   R  rows of one microbatch          M  microbatches
-  P  pieces: what each segment contributes to a step
+  P  pieces: what each segment contributes to a step; an action may lie in several
   A  tokens of the action, or the actions, of a piece
   J  actions of a piece
   V  vocabulary    D  model width    H  attention heads    C  slots of a KV cache
@@ -143,6 +143,8 @@ class TurnBatch(NamedTuple):
     What is known of every action token, each None where the program does not read it:
     old_logp_PA, ref_logp_PA: float32, log-probabilities under the old and the reference policy.
     advantage_PA: float32.
+    logp_PA: float32, log-probabilities under the parameters that the step begins from, with actions
+      of several turns; right only where it matters: at actions that lie in several pieces.
     start_logp_PA, sampler_logp_PA: float32, log-probabilities under the parameters that sampled, by
       the trainer's pass and as the sampler recorded them; with `tis_clip`.
     action_PA: int32, which of the piece's actions it belongs to; with order=parallel.
@@ -162,6 +164,7 @@ class TurnBatch(NamedTuple):
     segment_MRL: jax.Array | None = None
     old_logp_PA: jax.Array | None = None
     ref_logp_PA: jax.Array | None = None
+    logp_PA: jax.Array | None = None
     advantage_PA: jax.Array | None = None
     start_logp_PA: jax.Array | None = None
     sampler_logp_PA: jax.Array | None = None

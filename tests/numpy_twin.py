@@ -6,7 +6,7 @@ policy is `numpy_model`, its weights a dict of Hugging Face names; advantages ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,11 +42,14 @@ class Options:
 
     order: the turns of each step, e.g. [[2], [1], [0]]; several turns in one list are one step.
     actions: the turns of each of a step's actions, e.g. [[0], [1], [2]]; None: a step is one.
+    minibatches: per entry of `order`, the trajectories of each of its optimizer steps; None: as
+      many steps as there are inner epochs, each on all trajectories.
     longest: tokens of an action at the most; read by loss_mean=constant alone.
     """
 
     order: Sequence[Sequence[int]]
     actions: Sequence[Sequence[int]] | None = None
+    minibatches: Sequence[Sequence[Sequence[int]]] | None = None
     weight: str = "on"
     advantage: str = "grae"
     baseline: str = "mean"
@@ -81,7 +84,7 @@ class Options:
 class Step:
     """One optimizer step: the negative objective, its gradients, the factors when it was over.
 
-    The factors change with the last of a turn's inner epochs.
+    The factors change with the last of a turn's steps.
     """
 
     turns: tuple[int, ...]
@@ -108,7 +111,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Piece:
-    """A step's part of one segment: one action, however many of the step's turns it spans."""
+    """A step's part of one segment: an action, or as much of it as lies there."""
 
     trajectory: int
     place: int  # of the segment among its trajectory's
@@ -118,6 +121,10 @@ class Piece:
     @property
     def tokens_L(self) -> np.ndarray:
         return np.asarray(self.segment.tokens_L)
+
+
+# An action: the pieces of one trajectory whose tokens, one piece's after the other's, it is.
+Action = list[Piece]
 
 
 def sweep(
@@ -148,52 +155,57 @@ def sweep(
     credit = token_advantages(trajectories, whole, penalty, options, values)
     factor_N = np.ones(len(trajectories))
     current, optimizer, steps = start, Optimizer(options), []
-    for turns in options.order:
-        pieces = step_pieces(trajectories, turns, options.actions)
-        if not pieces:
+    for number, turns in enumerate(options.order):
+        acts = step_actions(trajectories, turns, options.actions)
+        if not acts:
             continue
-        old = piece_logps(current if options.old_policy == "turn" else start, pieces, arch, options)
-        ref = piece_logps(reference, pieces, arch, options)
-        importance = importances(piece_logps(start, pieces, arch, options), pieces, options)
+        old = action_logps(current if options.old_policy == "turn" else start, acts, arch, options)
+        ref = action_logps(reference, acts, arch, options)
+        importance = importances(action_logps(start, acts, arch, options), acts, options)
         weight = [
-            credit[p.trajectory][p.place][p.position_A] * factor_N[p.trajectory] * importance_A
-            for p, importance_A in zip(pieces, importance, strict=True)
+            factor_N[act[0].trajectory]
+            * importance_A
+            * joined(credit[piece.trajectory][piece.place][piece.position_A] for piece in act)
+            for act, importance_A in zip(acts, importance, strict=True)
         ]
-        share = shares(pieces, sum(learnable(trajectories)), options)
-        losses = []
-        for _ in range(options.inner_epochs):
-            loss, grads = turn_loss(current, pieces, old, ref, weight, share, arch, options)
+        valid, losses = sum(learnable(trajectories)), []
+        everyone = [range(len(trajectories))] * options.inner_epochs
+        for part in everyone if options.minibatches is None else options.minibatches[number]:
+            kept = [k for k, act in enumerate(acts) if act[0].trajectory in part]
+            share = shares(acts, kept, valid, options)
+            picked = ([x[k] for k in kept] for x in (acts, old, ref, weight))
+            loss, grads = turn_loss(current, *picked, share, arch, options)
             current = optimizer.step(current, grads)
             losses.append((loss, grads))
         before_N, factor_N = factor_N, factor_N.copy()
         if options.weight == "on":
-            new = piece_logps(current, pieces, arch, options)
-            _refresh(factor_N, pieces, old, new, options)
-        for epoch, (loss, grads) in enumerate(losses, start=1):
-            after_N = factor_N if epoch == options.inner_epochs else before_N
+            new = action_logps(current, acts, arch, options)
+            _refresh(factor_N, acts, old, new, options)
+        for step, (loss, grads) in enumerate(losses, start=1):
+            after_N = factor_N if step == len(losses) else before_N
             steps.append(Step(tuple(turns), loss, grads, after_N))
     return Sweep(credit, steps, current)
 
 
 def _refresh(
     factor_N: np.ndarray,
-    pieces: Sequence[Piece],
+    actions: Sequence[Action],
     old: Sequence[np.ndarray],
     new: Sequence[np.ndarray],
     options: Options,
 ) -> None:
     """Multiplies the ratios of the actions just updated into their trajectories' factors."""
     ratios: dict[int, float] = {}
-    for piece, new_A, old_A in zip(pieces, new, old, strict=True):
-        ratio = _action_ratio(new_A - old_A, options)
-        ratios[piece.trajectory] = ratios.get(piece.trajectory, 1.0) * ratio
+    for action, new_A, old_A in zip(actions, new, old, strict=True):
+        ratio, owner = _action_ratio(new_A - old_A, options), action[0].trajectory
+        ratios[owner] = ratios.get(owner, 1.0) * ratio
     for i, ratio in ratios.items():
         factor_N[i] = _updated_factor(factor_N[i], ratio, options.weight_clip)
 
 
 def turn_loss(
     weights: Weights,
-    pieces: Sequence[Piece],
+    actions: Sequence[Action],
     old: Sequence[np.ndarray],
     ref: Sequence[np.ndarray],
     weight: Sequence[np.ndarray],
@@ -204,32 +216,42 @@ def turn_loss(
     """The negative objective of one step, and its gradients.
 
     Args:
-      old, ref: per piece, log-probabilities [A] under the old and the reference policy.
-      weight: per piece, M of each token [A].
-      share: per piece, what its objective counts in the mean.
+      old, ref: per action, log-probabilities [A] under the old and the reference policy.
+      weight: per action, M of each token [A].
+      share: per action, what its objective counts in the mean.
     """
     loss, grads = 0.0, {}
-    for piece, old_A, ref_A, weight_A, part in zip(pieces, old, ref, weight, share, strict=True):
-        logp_L, backward = token_logps(weights, piece.tokens_L, arch, options.temperature)
-        value, slope_A = piece_objective(logp_L[piece.position_A], old_A, ref_A, weight_A, options)
+    for action, old_A, ref_A, weight_A, part in zip(actions, old, ref, weight, share, strict=True):
+        passes = [token_logps(weights, p.tokens_L, arch, options.temperature) for p in action]
+        pairs = list(zip(action, passes, strict=True))
+        logp_A = joined(logp_L[piece.position_A] for piece, (logp_L, _) in pairs)
+        value, slope_A = piece_objective(logp_A, old_A, ref_A, weight_A, options)
         loss -= value * part
-        dlogp_L = np.zeros_like(logp_L)
-        dlogp_L[piece.position_A] = -slope_A * part
-        backward(dlogp_L, grads)
+        ends = np.cumsum([len(piece.position_A) for piece in action])[:-1]
+        for (piece, (logp_L, backward)), own_A in zip(pairs, np.split(slope_A, ends), strict=True):
+            dlogp_L = np.zeros_like(logp_L)
+            dlogp_L[piece.position_A] = -own_A * part
+            backward(dlogp_L, grads)
     return loss, grads
 
 
-def shares(pieces: Sequence[Piece], valid: int, options: Options) -> list[float]:
-    """Per piece, what its objective (a mean over its tokens) counts in a step's mean.
+def shares(
+    actions: Sequence[Action], part: Sequence[int], valid: int, options: Options
+) -> list[float]:
+    """What the objective of some of a step's actions (a mean over tokens) counts in their mean.
 
     Args:
+      actions: of the whole step. part: the numbers of those that are stepped on.
       valid: trajectories that are learned from, those without the step's turns included.
     """
-    active = len({piece.trajectory for piece in pieces})
-    counted = {"all": valid, "active": active}[options.pool_mean]
-    sizes = [len(piece.position_A) for piece in pieces]
+    active, own = (
+        len({actions[k][0].trajectory for k in some}) for some in (range(len(actions)), part)
+    )
+    # A part counts for as many trajectories as it has of those with the step's turns.
+    counted = {"all": valid, "active": active}[options.pool_mean] * own / active
+    sizes = [sum(len(piece.position_A) for piece in actions[k]) for k in part]
     if options.loss_mean == "action":
-        return [1 / counted for _ in pieces]
+        return [1 / counted for _ in part]
     if options.loss_mean == "token":
         return [size / sum(sizes) for size in sizes]
     assert options.loss_mean == "constant", options.loss_mean
@@ -237,42 +259,62 @@ def shares(pieces: Sequence[Piece], valid: int, options: Options) -> list[float]
 
 
 def step_pieces(
+    trajectories: Sequence[Trajectory], turns: Sequence[int], within: Sequence[int] | None = None
+) -> list[Piece]:
+    """The tokens that a step on `turns` updates: a piece for each segment that has any of them.
+
+    Args:
+      within: the turns of one action; None: all are.
+    """
+    pieces = []
+    kept = learnable(trajectories)
+    wanted = [turn for turn in turns if within is None or turn in within]
+    for i, trajectory in enumerate(trajectories):
+        for place, segment in enumerate(trajectory.segments if kept[i] else ()):
+            position_A = np.flatnonzero(np.isin(segment.turn_L, wanted))
+            if len(position_A):
+                pieces.append(Piece(i, place, segment, position_A))
+    return pieces
+
+
+def step_actions(
     trajectories: Sequence[Trajectory],
     turns: Sequence[int],
     actions: Sequence[Sequence[int]] | None = None,
-) -> list[Piece]:
-    """The actions that a step on `turns` updates: one a segment that has any of them.
+) -> list[Action]:
+    """The actions that a step on `turns` updates, in whatever segments their tokens lie.
 
     Args:
       actions: as for `Options`.
     """
-    pieces = []
-    kept = learnable(trajectories)
-    for i, trajectory in enumerate(trajectories):
-        for place, segment in enumerate(trajectory.segments if kept[i] else ()):
-            for action in [turns] if actions is None else actions:
-                wanted = [turn for turn in action if turn in turns]
-                position_A = np.flatnonzero(np.isin(segment.turn_L, wanted))
-                if len(position_A):
-                    pieces.append(Piece(i, place, segment, position_A))
-    return pieces
+    found: list[Action] = []
+    for within in [None] if actions is None else actions:
+        pieces = step_pieces(trajectories, turns, within)
+        found += [[p for p in pieces if p.trajectory == i] for i in range(len(trajectories))]
+    return sorted((action for action in found if action), key=lambda action: action[0].trajectory)
+
+
+def joined(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """What an action's pieces have of its tokens, as one array [A]."""
+    return np.concatenate(list(parts))
 
 
 def importances(
-    start: Sequence[np.ndarray], pieces: Sequence[Piece], options: Options
+    start: Sequence[np.ndarray], actions: Sequence[Action], options: Options
 ) -> list[np.ndarray]:
-    """Per piece and token [A], how much likelier the trainer finds it than its sampler did.
+    """Per action and token [A], how much likelier the trainer finds it than its sampler did.
 
     One number an action, repeated for its tokens, unless ratios are per token; 1 without a clip.
 
     Args:
-      start: per piece, log-probabilities [A] under the parameters that sampled.
+      start: per action, log-probabilities [A] under the parameters that sampled.
     """
     if options.tis_clip is None:
         return [np.ones(len(start_A)) for start_A in start]
     weights = []
-    for piece, start_A in zip(pieces, start, strict=True):
-        odds_A = np.exp(start_A) / np.exp(np.asarray(piece.segment.logp_L)[piece.position_A])
+    for action, start_A in zip(actions, start, strict=True):
+        logp_A = joined(np.asarray(p.segment.logp_L)[p.position_A] for p in action)
+        odds_A = np.exp(start_A) / np.exp(logp_A)
         if options.ratio != "token":
             root = len(odds_A) if options.ratio == "geometric" else 1
             odds_A = np.full(len(odds_A), np.prod(odds_A) ** (1 / root))
@@ -280,10 +322,17 @@ def importances(
     return weights
 
 
+def action_logps(
+    weights: Weights, actions: Sequence[Action], arch: Architecture, options: Options
+) -> list[np.ndarray]:
+    """Per action, log-probabilities [A] of its tokens."""
+    return [joined(piece_logps(weights, action, arch, options)) for action in actions]
+
+
 def piece_logps(
     weights: Weights, pieces: Sequence[Piece], arch: Architecture, options: Options
 ) -> list[np.ndarray]:
-    """Per piece, log-probabilities [A] of its action's tokens."""
+    """Per piece, log-probabilities [A] of its tokens."""
     return [
         token_logps(weights, p.tokens_L, arch, options.temperature)[0][p.position_A] for p in pieces
     ]

@@ -57,17 +57,17 @@ def assert_gradients_match(value, weights, grads):
 
 
 def geometric_ratios(weights, turns):
-    """Per trajectory the ratio of each of its actions, `weights` over the starting weights."""
-    ratios = [[] for _ in TRAJECTORIES]
-    for ratio, trajectory in zip(ratios, TRAJECTORIES, strict=True):
+    """Per trajectory the ratio of its tokens of these turns, now to at the start: none or one."""
+    ratios = []
+    for trajectory in TRAJECTORIES:
+        logs = []
         for segment in trajectory.segments:
             new_L, old_L = (
                 model.token_logps(w, segment.tokens_L, ARCH, 1.0)[0]
                 for w in (weights, small_weights())
             )
-            action_L = np.isin(segment.turn_L, turns)
-            if action_L.any():
-                ratio.append(np.exp(np.mean((new_L - old_L)[action_L])))
+            logs += (new_L - old_L)[np.isin(segment.turn_L, turns)].tolist()
+        ratios.append([np.exp(np.mean(logs))] if logs else [])
     return ratios
 
 
@@ -90,17 +90,17 @@ def test_the_gradients_of_log_probabilities_match_finite_differences(parts):
     )
 
 
-def step_arguments(options):
-    """A step on turn 1: the weights, and the rest of `turn_loss`'s arguments but the options.
+def step_arguments(options, turns=(1,)):
+    """A step on some turns: the weights, and the rest of `turn_loss`'s arguments but the options.
 
-    Ratios are near 0.6, 1.3 and 1, with weights that make both ends of the clip range bind.
+    On turn 1 ratios are near 0.6, 1.3 and 1, and weights make both ends of the clip range bind.
     """
     weights, other, ref_weights = (small_weights(seed) for seed in (0, 5, 2))
     old_weights = {name: 0.9 * value + 0.1 * other[name] for name, value in weights.items()}
-    pieces = twin.step_pieces(TRAJECTORIES, [1])
-    old, ref = (twin.piece_logps(w, pieces, ARCH, options) for w in (old_weights, ref_weights))
-    weight = [np.array([[-1.0, 2.0, 9.0, 0.5][p.trajectory]]) for p in pieces]
-    return weights, (pieces, old, ref, weight, [0.25] * len(pieces), ARCH)
+    actions = twin.step_actions(TRAJECTORIES, turns)
+    old, ref = (twin.action_logps(w, actions, ARCH, options) for w in (old_weights, ref_weights))
+    weight = [np.array([[-1.0, 2.0, 9.0, 0.5][action[0].trajectory]]) for action in actions]
+    return weights, (actions, old, ref, weight, [0.25] * len(actions), ARCH)
 
 
 @pytest.mark.parametrize("ratio", ["geometric", "product", "token"])
@@ -123,7 +123,7 @@ def test_the_gradients_of_the_log_probability_match_finite_differences(ratio):
     loss, grads = twin.turn_loss(weights, *rest, options)
     assert_gradients_match(lambda w: twin.turn_loss(w, *rest, options)[0], weights, grads)
     total = {"geometric": np.mean, "product": np.sum, "token": np.mean}[ratio]
-    logps = twin.piece_logps(weights, rest[0], ARCH, options)
+    logps = twin.action_logps(weights, rest[0], ARCH, options)
     wanted = -sum(w[0] * total(logp_A) for w, logp_A in zip(rest[3], logps, strict=True)) / 4
     np.testing.assert_allclose(loss, wanted, rtol=1e-12)
 
@@ -131,16 +131,16 @@ def test_the_gradients_of_the_log_probability_match_finite_differences(ratio):
 @pytest.mark.parametrize("ratio", ["geometric", "product", "token"])
 def test_cispo_weighs_the_log_probability_by_a_bounded_ratio_held_constant(ratio):
     options = dataclasses.replace(OPTIONS, ratio=ratio, objective="cispo", clip_low=None)
-    weights, (pieces, old, ref, weight, *rest) = step_arguments(options)
-    logps = twin.piece_logps(weights, pieces, ARCH, options)
+    weights, (actions, old, ref, weight, *rest) = step_arguments(options)
+    logps = twin.action_logps(weights, actions, ARCH, options)
     whole = {"geometric": np.mean, "product": np.sum, "token": lambda x_A: x_A}[ratio]
     pairs = zip(logps, old, strict=True)
     bounded = [np.minimum(np.exp(whole(logp_A - old_A)), 1.2) for logp_A, old_A in pairs]
     assert {True, False} == {bool(b) for b in np.hstack(bounded) == 1.2}
-    result = twin.turn_loss(weights, pieces, old, ref, weight, *rest, options)
+    result = twin.turn_loss(weights, actions, old, ref, weight, *rest, options)
     weight = [w * b for w, b in zip(weight, bounded, strict=True)]
     plain = dataclasses.replace(options, objective="logp")
-    wanted = twin.turn_loss(weights, pieces, old, ref, weight, *rest, plain)
+    wanted = twin.turn_loss(weights, actions, old, ref, weight, *rest, plain)
     np.testing.assert_allclose(result[0], wanted[0], rtol=1e-12)
     assert_same_weights(result[1], wanted[1])
 
@@ -159,14 +159,14 @@ def test_an_actions_advantage_is_the_mean_over_its_tokens_unless_ratios_are_per_
 
 def test_what_an_action_counts_in_each_mean():
     """Turn 1 has actions of 2, 1 and 2 tokens in three of four trajectories."""
-    pieces = twin.step_pieces(TRAJECTORIES, [1])
+    actions = twin.step_actions(TRAJECTORIES, [1])
     for choices, wanted in [
         ({}, [1 / 4] * 3),
         ({"pool_mean": "active"}, [1 / 3] * 3),
         ({"loss_mean": "token"}, [2 / 5, 1 / 5, 2 / 5]),
         ({"loss_mean": "constant", "longest": 6}, [2 / 24, 1 / 24, 2 / 24]),
     ]:
-        shares = twin.shares(pieces, 4, dataclasses.replace(OPTIONS, **choices))
+        shares = twin.shares(actions, range(3), 4, dataclasses.replace(OPTIONS, **choices))
         np.testing.assert_allclose(shares, wanted, rtol=1e-12)
 
 
@@ -244,15 +244,15 @@ def test_old_policy_turn_restarts_every_ratio_at_one():
 
 def test_importances_by_hand():
     segment = twin.Segment([1, 2, 3, 4], [-1, 0, 0, 0], np.log([1.0, 0.2, 0.4, 0.8]))
-    piece, _ = twin.step_pieces([twin.Trajectory([segment], 0.0, 0)] * 2, [0])
+    action, _ = twin.step_actions([twin.Trajectory([segment], 0.0, 0)] * 2, [0])
     start = [np.log([0.4, 0.2, 0.8])]  # quotients 2, 1/2 and 1
     expected = {"geometric": [1.0] * 3, "product": [1.0] * 3, "token": [1.5, 0.5, 1.0]}
     for ratio, weights in expected.items():
         options = dataclasses.replace(OPTIONS, ratio=ratio, tis_clip=1.5)
-        (result,) = twin.importances(start, [piece], options)
+        (result,) = twin.importances(start, [action], options)
         np.testing.assert_allclose(result, weights, rtol=1e-12)
     options = dataclasses.replace(OPTIONS, tis_clip=9.0)
-    (result,) = twin.importances([start[0] + np.log([2, 2, 2])], [piece], options)
+    (result,) = twin.importances([start[0] + np.log([2, 2, 2])], [action], options)
     np.testing.assert_allclose(result, [2.0] * 3, rtol=1e-12)
 
 
@@ -271,16 +271,55 @@ def test_what_is_not_learned_from_changes_nothing(failed):
         assert sweep.advantage_N[0] == 0.0 and sweep.steps[-1].factor_N[0] == 1.0
 
 
-def test_merged_turns_are_one_action_a_segment():
+def test_merged_turns_are_one_action_in_however_many_segments():
     sweep = run(order=[[1, 0]], weight_clip=None)
-    (step,) = sweep.steps
     ratios = geometric_ratios(sweep.weights, [0, 1])
-    assert [len(r) for r in ratios] == [1, 1, 1, 2]
-    np.testing.assert_allclose(step.factor_N, [np.prod(r) for r in ratios], rtol=1e-10)
-    # At ratio 1 a trajectory of two pieces has two terms: N = 4, weights 0.5, -0.5, 0.25, -0.25.
+    np.testing.assert_allclose(sweep.steps[0].factor_N, np.concatenate(ratios), rtol=1e-10)
+    # At ratio 1 every trajectory has one term: N = 4, weights 0.5, -0.5, 0.25, -0.25.
     for pool_mean in ("all", "active"):
-        loss = run(order=[[1, 0]], scale="none", pool_mean=pool_mean).steps[0].loss
-        np.testing.assert_allclose(loss, -(0.5 - 0.5 + 0.25 - 2 * 0.25) / 4, rtol=1e-10)
+        loss = run(order=[[1, 0]], scale="none", pool_mean=pool_mean, kl_coef=0.0).steps[0].loss
+        np.testing.assert_allclose(loss, 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("ratio", ["geometric", "product", "token"])
+def test_segments_of_a_trajectory_do_not_change_what_it_weighs(ratio):
+    """Four turns in one segment and in four, with advantages of +-0.5, at ratio 1."""
+    parts = [([1, 2], [-1, turn]) for turn in range(4)]
+    whole = twin.Segment(*(sum(values, []) for values in zip(*parts, strict=True)))
+    split = [twin.Segment(*part) for part in parts]
+    pair = [twin.Trajectory([whole], 1.0, 0), twin.Trajectory(split, 0.0, 0)]
+    options = {"order": [[0, 1, 2, 3]], "scale": "none", "kl_coef": 0.0, "ratio": ratio}
+    step = run(pair, **options).steps[0]
+    np.testing.assert_allclose(step.loss, 0, atol=1e-12)
+    assert max(np.abs(gradient).max() for gradient in step.gradients.values()) > 0
+
+
+@pytest.mark.parametrize("ratio", ["geometric", "product"])
+def test_the_gradients_of_an_action_in_two_segments_match_finite_differences(ratio):
+    options = dataclasses.replace(OPTIONS, ratio=ratio, clip_low=None, clip_high=None)
+    weights, rest = step_arguments(options, turns=(0, 1))
+    assert [len(action) for action in rest[0]] == [1, 1, 1, 2]
+    _, grads = twin.turn_loss(weights, *rest, options)
+    assert_gradients_match(lambda w: twin.turn_loss(w, *rest, options)[0], weights, grads)
+
+
+def test_a_minibatch_counts_for_its_trajectories_and_means_over_its_own_tokens():
+    """Turn 1 has actions of 2, 1 and 2 tokens in three of four trajectories."""
+    actions = twin.step_actions(TRAJECTORIES, [1])
+    for choices, wanted in [
+        ({}, [3 / 8] * 2),
+        ({"pool_mean": "active"}, [1 / 2] * 2),
+        ({"loss_mean": "token"}, [1 / 3, 2 / 3]),
+        ({"loss_mean": "constant", "longest": 6}, [3 / 8 / 6, 3 / 8 * 2 / 6]),
+    ]:
+        shares = twin.shares(actions, [1, 2], 4, dataclasses.replace(OPTIONS, **choices))
+        np.testing.assert_allclose(shares, wanted, rtol=1e-12)
+    parts = [[[0, 2], [1, 3]], [[0, 1, 2, 3]]]
+    sweep = run(minibatches=parts, scale="none", kl_coef=0.0, pool_mean="active")
+    assert [step.turns for step in sweep.steps] == [(1,), (1,), (0,)]
+    # Trajectory 0 alone has turn 1 in the first part; a third of the step's trajectories.
+    np.testing.assert_allclose(sweep.steps[0].loss, -0.5, rtol=1e-12)
+    assert (sweep.steps[0].factor_N == 1).all() and (sweep.steps[1].factor_N != 1).any()
 
 
 def test_parallel_actions_have_a_ratio_each_and_are_added_up():

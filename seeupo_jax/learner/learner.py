@@ -147,6 +147,8 @@ class Learner:
     def known(self) -> tuple[str, ...]:
         """What the turn step reads of every action token; names of `TurnBatch` without axes."""
         names = ["old_logp", "ref_logp", "advantage"]
+        if self.algorithm.merges:
+            names.append("logp")
         if self.algorithm.tis_clip is not None:
             names += ["start_logp", "sampler_logp"]
         if self.algorithm.order == "parallel":

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from seeupo_jax.algorithms.objective import action_objective
 from seeupo_jax.algorithms.surrogate import kl_estimate, truncated_importance
+from seeupo_jax.learner.actions import WholeActions, by_action
 from seeupo_jax.learner.critic import Critic, piece_loss, row_value
 from seeupo_jax.learner.refresh import refresh_pieces
 from seeupo_jax.learner.refresh_batch import RefreshBatch
@@ -31,6 +32,7 @@ def turn_loss(
     continued: RefreshBatch | None,
     index: jax.Array,
     factor_N: jax.Array,
+    whole: WholeActions | None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, dict[str, jax.Array]]]:
     """One microbatch's share of the negative objective (Eq. 6), not yet divided by anything.
 
@@ -39,7 +41,7 @@ def turn_loss(
         whose loss is added.
       frozen: the policy's other parameters.
       row: one microbatch, of this index.
-      continued: of all microbatches.
+      continued, whole: of all microbatches.
 
     Returns: the loss's sum, and (logp_PA, refreshed factor_N, sums for metrics).
     """
@@ -54,16 +56,22 @@ def turn_loss(
     old_logp_PA = row.old_logp_PA
     if objective.old_is_current:
         old_logp_PA = jax.lax.stop_gradient(logp_PA)
-    mask_PJA = _by_action(row, objective.actions)
+    mask_PJA = by_action(row, objective.actions)
     count_PJ = mask_PJA.sum(axis=2)
     wide = lambda x_PA: x_PA[:, None, :]  # noqa: E731
     mean = lambda x_PA: (wide(x_PA) * mask_PJA).sum(axis=2) / jnp.maximum(count_PJ, 1)  # noqa: E731
-    importance, shares = _importance(objective, row, mask_PJA)
+    importance, shares = _importance(objective, row, mask_PJA, whole)
+    logps_PJA, advantage = (wide(logp_PA), wide(old_logp_PA)), wide(row.advantage_PA)
+    part_PJ = count_PJ > 0  # how much of an action the piece holds
+    if whole is not None:
+        logps_PJA = whole.pair(*logps_PJA, whole.ratio, count_PJ, objective.ratio)
+        if objective.ratio != "token":
+            advantage += whole.advantage[..., None]
+        part_PJ = count_PJ / whole.tokens
     term_PJ, clipped_PJ = action_objective(
-        wide(logp_PA),
-        wide(old_logp_PA),
+        *logps_PJA,
         mask_PJA,
-        wide(row.advantage_PA),
+        advantage,
         factor_P[:, None],
         objective=objective.kind,
         ratio=objective.ratio,
@@ -73,49 +81,41 @@ def turn_loss(
         importance=importance,
     )
     kl_PJ = mean(kl_estimate(logp_PA, row.ref_logp_PA, mask=row.mask_PA))
-    real_PJ = count_PJ > 0
     # An action's terms are means over its tokens.
-    size_PJ = real_PJ if objective.loss_mean == "action" else count_PJ
+    size_PJ = part_PJ if objective.loss_mean == "action" else count_PJ
+    counted = lambda x_PJ: jnp.sum(part_PJ * x_PJ)  # noqa: E731
     loss = -jnp.sum(size_PJ * (term_PJ - objective.kl_coef * kl_PJ))
     weight_PA = jnp.where(row.mask_PA > 0, row.advantage_PA * factor_P[:, None], 0.0)
     sums = {
-        "actions": real_PJ.sum(dtype=jnp.float32),
-        "clipped": clipped_PJ.sum(),
-        "kl": kl_PJ.sum(),
+        "actions": part_PJ.sum(dtype=jnp.float32),
+        "clipped": counted(clipped_PJ),
+        "kl": counted(kl_PJ),
         "weight_max": jnp.max(jnp.abs(weight_PA)),
-        **{name: jnp.sum(real_PJ * share_PJ) for name, share_PJ in shares.items()},
+        **{name: counted(share_PJ) for name, share_PJ in shares.items()},
     }
     if critic is not None:
         value_PA = of_own(row_value(network, critic, params, trained[1], row, hidden_RXD))
         error_PJ, clipped_PJ = map(mean, piece_loss(critic, value_PA, row))
         loss += critic.coef * jnp.sum(size_PJ * error_PJ)
-        sums |= {"value_loss": error_PJ.sum(), "value_clipped": clipped_PJ.sum()}
+        sums |= {"value_loss": counted(error_PJ), "value_clipped": counted(clipped_PJ)}
     return loss, (logp_PA, factor_N, jax.lax.stop_gradient(sums))
 
 
-def _by_action(row: TurnBatch, actions: int) -> jax.Array:
-    """The mask of each of a piece's actions, [P, J, A]."""
-    if row.action_PA is None:
-        return row.mask_PA[:, None, :]
-    own_PJA = row.action_PA[:, None, :] == jnp.arange(actions)[None, :, None]
-    return own_PJA * row.mask_PA[:, None, :]
-
-
 def _importance(
-    objective: Objective, row: TurnBatch, mask_PJA: jax.Array
+    objective: Objective, row: TurnBatch, mask_PJA: jax.Array, whole: WholeActions | None
 ) -> tuple[jax.Array | None, dict[str, jax.Array]]:
     """What surrogates weigh against the sampler's mismatch, in the ratio's shape; and metrics."""
     if objective.tis_clip is None:
         return None, {}
+    count_PJ = mask_PJA.sum(axis=2)
+    logps_PJA = row.start_logp_PA[:, None, :], row.sampler_logp_PA[:, None, :]
+    if whole is not None:
+        logps_PJA = whole.pair(*logps_PJA, whole.importance, count_PJ, objective.ratio)
     weight = truncated_importance(
-        row.start_logp_PA[:, None, :],
-        row.sampler_logp_PA[:, None, :],
-        mask_PJA,
-        level=objective.ratio,
-        clip=objective.tis_clip,
+        *logps_PJA, mask_PJA, level=objective.ratio, clip=objective.tis_clip
     )
     shares = {"tis_weight": weight, "tis_truncated": weight >= objective.tis_clip}
     if objective.ratio == "token":
-        count_PJ = jnp.maximum(mask_PJA.sum(axis=2), 1)
+        count_PJ = jnp.maximum(count_PJ, 1)
         shares = jax.tree.map(lambda x: (x * mask_PJA).sum(axis=2) / count_PJ, shares)
     return weight, shares

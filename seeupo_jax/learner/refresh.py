@@ -58,22 +58,19 @@ def refreshed(
     batch: TurnBatch | RefreshBatch,
     mask_PA: jax.Array,
 ) -> jax.Array:
-    """Factors times the ratios of the pieces that have a mask."""
-    level = objective.weight_ratio
-    ratio_P = turn_ratio(logp_PA, batch.old_logp_PA, mask_PA, level=level)
-    nobody = factor_N.shape[0]
-    trajectory_P = jnp.where(mask_PA.any(axis=1), batch.trajectory_P, nobody)
-    return _multiply(factor_N, trajectory_P, ratio_P, objective.weight_clip)
-
-
-def _multiply(
-    factor_N: jax.Array, trajectory_X: jax.Array, ratio_X: jax.Array, clip: float | None
-) -> jax.Array:
-    """Multiplies pieces' ratios into their trajectories' factors; those of none are dropped.
-
-    A merged step may hold several pieces of one trajectory: their ratios multiply first.
-    """
+    """Factors times the ratios of the actions that have a mask, each in one or several pieces."""
     N = factor_N.shape[0]
-    ratio_N = jnp.ones(N).at[trajectory_X].multiply(ratio_X, mode="drop")
-    touched_N = jnp.zeros(N, bool).at[trajectory_X].set(True, mode="drop")
-    return jnp.where(touched_N, update_weight(factor_N, ratio_N, clip=clip), factor_N)
+    trajectory_P = jnp.where(mask_PA.any(axis=1), batch.trajectory_P, N)
+
+    def total(x_PA: jax.Array) -> jax.Array:
+        return jnp.zeros(N).at[trajectory_P].add(x_PA.sum(axis=1), mode="drop")
+
+    log_N = total(jnp.where(mask_PA > 0, logp_PA - batch.old_logp_PA, 0.0))
+    count_N = total(mask_PA)
+    if objective.weight_ratio == "geometric":
+        log_N = log_N / jnp.maximum(count_N, 1)
+    # Of one number each, whose sum it is: for its bound.
+    one_N1 = (count_N > 0)[:, None]
+    ratio_N = turn_ratio(log_N[:, None], jnp.zeros((N, 1)), one_N1, level="product")
+    updated_N = update_weight(factor_N, ratio_N, clip=objective.weight_clip)
+    return jnp.where(count_N > 0, updated_N, factor_N)

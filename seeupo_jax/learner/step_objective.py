@@ -32,6 +32,13 @@ class Objective:
         return names if self.tis_clip is None else (*names, "tis_weight", "tis_truncated")
 
     @property
+    def reads_whole_ratio(self) -> bool:
+        """Whether the gradient depends on the ratio of an action as a whole."""
+        # The log-probability's gradient does not, and a ratio to the step's own policy is 1.
+        clips = self.kind != "logp" and self.ratio != "token"
+        return clips and not self.old_is_current
+
+    @property
     def weight_ratio(self) -> str:
         """The level of the ratio that updates M: always one number per action."""
         return "geometric" if self.ratio == "token" else self.ratio

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from seeupo_jax.learner.batching import Piece, Rows, forced_fraction, lay_out, pieces_of
+from seeupo_jax.learner.batching import (
+    Layout,
+    Piece,
+    Rows,
+    forced_fraction,
+    lay_out,
+    pieces_of,
+)
 from seeupo_jax.learner.learned import learned_of, turn_metrics, weigh
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.refresh_batch import refresh_batch
@@ -21,7 +28,7 @@ from seeupo_jax.learner.sweep_pass import (
     resume_pass,
     start_pass,
 )
-from seeupo_jax.types import Learned, TrainState, Trajectory
+from seeupo_jax.types import Learned, TrainState, Trajectory, TurnBatch
 
 IN_FLIGHT = 2  # steps given to the device and not finished: a request to stop is heard soon
 
@@ -175,10 +182,10 @@ def _fused_turn(
         )
     state, current.factor_N, logp_PA, metrics = learner.turn_step(
         state,
-        current.batch(layout, learner.shapes),
+        _step_batch(learner, current, state, layout),
         continued,
         current.factor_N,
-        _denominator(learner, current, pieces),
+        _denominator(learner, current, pieces, pieces),
     )
     current.late = (pieces, logp_PA) if by_turn else None
     current.previous = pieces
@@ -202,17 +209,16 @@ def _separate_turn(
         logp_PA = learner.score(state.params, current.batch(layout, learner.shapes))
         current.store_old(pieces, logp_PA)
     rng = np.random.default_rng(seed)
-    share = _denominator(learner, current, pieces) / len(pieces)
     for _ in range(learner.algorithm.inner_epochs):
-        for part in _minibatches(pieces, learner.algorithm.minibatches_per_turn, rng):
+        for part in _minibatches(current.rows, pieces, learner.algorithm.minibatches_per_turn, rng):
             whole = part is pieces
             part_layout = layout if whole else lay_out(current.rows, part, learner.shapes)
             state, current.factor_N, _, metrics = learner.turn_step(
                 state,
-                current.batch(part_layout, learner.shapes),
+                _step_batch(learner, current, state, part_layout),
                 None,
                 current.factor_N,
-                np.float32(share * len(part)),
+                _denominator(learner, current, pieces, part),
             )
             current.record(turns, metrics)
     if learner.algorithm.weighs and not last:
@@ -221,29 +227,68 @@ def _separate_turn(
     return state
 
 
-def _minibatches(pieces: list[Piece], count: int, rng: np.random.Generator) -> list[list[Piece]]:
-    """The pieces in random parts of nearly equal size; one part keeps their own order."""
+def _step_batch(learner: Learner, current: Pass, state: TrainState, layout: Layout) -> TurnBatch:
+    """What a step computes and updates.
+
+    Where an action's tokens lie in several pieces, their ratio under the policy as it is now must
+    be known before the gradient. A pass of its own finds it unless no step has moved the policy.
+    """
+    if current.metrics and "logp" in current.known and learner.step_objective.reads_whole_ratio:
+        parts = _parts_of_actions(current, layout.pieces)
+        if parts:
+            current.rescore(learner, state.params, parts)
+    return current.batch(layout, learner.shapes)
+
+
+def _parts_of_actions(current: Pass, pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces that do not hold all tokens of an action that they hold some of."""
+    number = current.known.get("action")  # order=parallel: one of several in a piece
+
+    def actions(piece: Piece) -> set[tuple[int, int]]:
+        owner = int(current.rows.trajectory_S[piece.segment])
+        own = [0] if number is None else np.unique(number[piece.segment][piece.position_A])
+        return {(owner, int(action)) for action in own}
+
+    count = Counter(action for piece in pieces for action in actions(piece))
+    return [piece for piece in pieces if any(count[action] > 1 for action in actions(piece))]
+
+
+def _minibatches(
+    rows: Rows, pieces: list[Piece], count: int, rng: np.random.Generator
+) -> list[list[Piece]]:
+    """All pieces of trajectories in random parts of nearly equal size; one part keeps the order."""
     if count == 1:
         return [pieces]
-    parts = np.array_split(rng.permutation(len(pieces)), count)
-    return [[pieces[i] for i in part] for part in parts if part.size]
+    owned: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        owned.setdefault(int(rows.trajectory_S[piece.segment]), []).append(piece)
+    each = list(owned.values())
+    parts = np.array_split(rng.permutation(len(each)), count)
+    return [[piece for i in part for piece in each[i]] for part in parts if part.size]
 
 
-def _denominator(learner: Learner, current: Pass, pieces: Sequence[Piece]) -> np.float32:
-    """What a full step's sum is divided by.
+def _denominator(
+    learner: Learner, current: Pass, pieces: Sequence[Piece], part: Sequence[Piece]
+) -> np.float32:
+    """What the sum of a part of a turn's pieces is divided by in its step.
 
-    All trajectories, or those that have the turn; times the tokens that one may have at the most;
-    or all tokens of the step.
+    All trajectories, or those that have the turn, as many as the part has a share of; times the
+    tokens that one may have at the most; or the part's own tokens, as verl divides each minibatch
+    (`loss_agg_mode=token-mean`).
     """
     chosen = learner.algorithm
-    active = {int(current.rows.trajectory_S[piece.segment]) for piece in pieces}
-    counted = {"all": current.valid, "active": len(active)}[chosen.pool_mean]
+    active, own = (
+        len({int(current.rows.trajectory_S[piece.segment]) for piece in some})
+        for some in (pieces, part)
+    )
+    counted = {"all": current.valid, "active": active}[chosen.pool_mean]
     counts = {
         "action": counted,
         "constant": counted * learner.shapes.action,
-        "token": sum(piece.position_A.size for piece in pieces),
+        "token": sum(piece.position_A.size for piece in part),
     }
-    return np.float32(counts[chosen.loss_mean])
+    count = np.float32(counts[chosen.loss_mean])
+    return count if chosen.loss_mean == "token" else np.float32(count * own / active)
 
 
 def _summarize(

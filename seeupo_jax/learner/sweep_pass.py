@@ -100,6 +100,12 @@ class Pass:
         """Makes log-probabilities just computed the old policy's at these pieces."""
         scatter(self.known["old_logp"], pieces, np.asarray(logp_PA))
 
+    def rescore(self, learner: Learner, params: Any, pieces: list[Piece]) -> None:
+        """Scores these pieces by the policy as it is now, which waits for the device."""
+        layout = lay_out(self.rows, pieces, learner.shapes, learner.shapes.long)
+        batch = turn_batch(self.rows, layout, learner.shapes, {}, action=learner.shapes.longest)
+        scatter(self.known["logp"], pieces, np.asarray(_scored(learner, params, batch)[0]))
+
     def catch_up(self) -> None:
         """Fetches what is late, which waits for the device."""
         if self.late is not None:
@@ -142,15 +148,15 @@ def start_pass(
         scatter(numbers, pieces, np.asarray(found_PA))
         return numbers
 
-    def scored(params: Any) -> tuple[Any, Any]:
-        found = learner.begin(params, batch)
-        return found if learner.entropy else (found, np.full(batch.mask_PA.shape, np.nan))
-
     copied = lambda arrays: [array.copy() for array in arrays]  # noqa: E731
-    found = scored(params)
+    found = _scored(learner, params, batch)
     old_logp = ragged(found[0])
     started = dict(zip(STARTED, (ragged(x_PA, np.nan) for x_PA in found), strict=True))
-    ref_logp = ragged(scored(ref_params)[0]) if learner.algorithm.kl_coef else copied(old_logp)
+    ref_logp = (
+        ragged(_scored(learner, ref_params, batch)[0])
+        if learner.algorithm.kl_coef
+        else copied(old_logp)
+    )
     known = {"old_logp": old_logp, "ref_logp": ref_logp}
     if critic is not None:
         known["value"] = ragged(learner.value(params, critic.params, batch))
@@ -161,7 +167,7 @@ def start_pass(
     if learner.entropy:
         begun["rollout/entropy"] = float(np.nanmean(np.concatenate(started["entropy"])))
     _keep_behaviour(rows, old_logp, trajectories, version)
-    known |= _recorded(learner, rows) | assign_credit(
+    known |= _recorded(learner, rows, started) | assign_credit(
         learner.algorithm, learner.shapes, rows, trajectories, known
     )
     if critic is not None:
@@ -170,9 +176,19 @@ def start_pass(
     return Pass(rows, factor_N, int(learnable(trajectories).sum()), known, begun, started)
 
 
-def _recorded(learner: Learner, rows: Rows) -> dict[str, list[np.ndarray]]:
-    """What the rows themselves say of their tokens."""
+def _scored(learner: Learner, params: Any, batch: TurnBatch) -> tuple[Any, Any]:
+    """Log-probability and entropy [P, A] of every action token; the entropy NaN where not asked."""
+    found = learner.begin(params, batch)
+    return found if learner.entropy else (found, np.full(batch.mask_PA.shape, np.nan))
+
+
+def _recorded(
+    learner: Learner, rows: Rows, started: Mapping[str, Sequence[np.ndarray]]
+) -> dict[str, list[np.ndarray]]:
+    """What the rows themselves, and the policy that the sweep began with, say of their tokens."""
     known: dict[str, list[np.ndarray]] = {}
+    if "logp" in learner.known:
+        known["logp"] = [array.copy() for array in started["trainer_logp"]]
     if "sampler_logp" in learner.known:
         known["sampler_logp"] = list(rows.logp)
     if "action" in learner.known:
@@ -189,7 +205,7 @@ def _recorded(learner: Learner, rows: Rows) -> dict[str, list[np.ndarray]]:
 
 def _stored(learner: Learner) -> list[str]:
     """What of `Pass.known` a sweep that was stopped cannot find out again."""
-    return [name for name in learner.known if name not in ("sampler_logp", "action")]
+    return [name for name in learner.known if name not in ("logp", "sampler_logp", "action")]
 
 
 def resume_pass(
@@ -203,14 +219,14 @@ def resume_pass(
     """The pass of a sweep that was stopped."""
     ends = np.cumsum([len(tokens) for tokens in rows.tokens])[:-1]
     ragged = lambda name: [part.copy() for part in np.split(np.asarray(arrays[name]), ends)]  # noqa: E731
-    done = notes["done"]
+    done, started = notes["done"], {name: ragged(name) for name in STARTED}
     return Pass(
         rows,
         arrays["factor_N"],
         int(learnable(trajectories).sum()),
-        {name: ragged(name) for name in _stored(learner)} | _recorded(learner, rows),
+        {name: ragged(name) for name in _stored(learner)} | _recorded(learner, rows, started),
         begun=dict(notes["begun"]),
-        started={name: ragged(name) for name in STARTED},
+        started=started,
         previous=pieces_of(rows, order[done - 1]) if done else [],
         done=done,
         metrics=list(notes["metrics"]),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from seeupo_jax.learner.actions import whole_actions
 from seeupo_jax.learner.critic import Critic, row_value
 from seeupo_jax.learner.layout import on_device
 from seeupo_jax.learner.loss import turn_loss
@@ -104,6 +105,7 @@ def turn_step(
       log-probabilities before the step; metrics (float32 scalars).
     """
     grad, trained = jax.value_and_grad(turn_loss, has_aux=True), _trained(state)
+    whole = whole_actions(objective, batch, factor_N.shape[0])
 
     def place(grads: Any) -> Any:
         where = None if layout is None else _trained(layout)
@@ -113,7 +115,7 @@ def turn_step(
         grads, factor_N, logp_PA, total = carry
         row = microbatch(batch, index)
         (loss, (own_logp_PA, factor_N, sums)), new = grad(
-            trained, frozen, network, objective, critic, row, continued, index, factor_N
+            trained, frozen, network, objective, critic, row, continued, index, factor_N, whole
         )
         # Placed before they are added: each device receives its own part of the sum over rows only.
         grads = jax.tree.map(jnp.add, grads, place(new))

@@ -117,16 +117,20 @@ def test_choices_that_no_recipe_makes_are_the_twins(name, choices, order, rest):
     assert_equal_to_the_twin(learner(name, **LOUD, **choices), 12, order, **rest)
 
 
-def test_minibatches_share_all_tokens_by_their_rows():
-    made = learner("dapo", minibatches_per_turn=2)
+@pytest.mark.parametrize("name", ["dapo", "gspo"])
+def test_minibatches_are_the_twins_each_of_whole_trajectories_and_a_mean_of_its_own(name):
+    made = learner(name, minibatches_per_turn=2, inner_epochs=2)
     with mock.patch.dict(vars(made), turn_step=mock.Mock(wraps=made.turn_step)):
         cases.observe(made, batch(4))
-        calls = [call.args for call in made.turn_step.mock_calls]
-    rows = [(step.mask_PA[:, 0] > 0).sum() for _, step, *_ in calls]
-    tokens = sum(step.mask_PA.sum() for _, step, *_ in calls)
-    assert len(rows) == 2 and tokens > 50
-    wanted = [tokens * part / sum(rows) for part in rows]
-    np.testing.assert_allclose([call[-1] for call in calls], wanted, rtol=1e-6)
+        batches = [call.args[1] for call in made.turn_step.mock_calls]
+    parts = [set(b.trajectory_P[b.mask_PA[:, 0] > 0].tolist()) for b in batches]
+    kept = set(np.flatnonzero(learnable(batch(4))).tolist())
+    assert len(parts) == 4
+    for first, second in (parts[:2], parts[2:]):
+        assert first | second == kept and not first & second
+    tokens = [b.mask_PA.sum() / len(part) for b, part in zip(batches, parts, strict=True)]
+    assert max(tokens) > 1.1 * min(tokens)  # their share of the trajectories is not of the tokens
+    assert_equal_to_the_twin(made, 4, ALL, minibatches=[parts])
 
 
 @pytest.mark.parametrize("scale", ["batch", "none"])

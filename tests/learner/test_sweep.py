@@ -144,9 +144,9 @@ def test_metrics_of_truncated_importance(ratio):
     start = cases.weights_of(cases.policy()[1])
     weights = []
     for turns in REVERSE:
-        pieces = twin.step_pieces(mismatched(), turns)
-        logps = twin.piece_logps(start, pieces, cases.NUMPY_ARCH, options)
-        weights += twin.importances(logps, pieces, options)
+        actions = twin.step_actions(mismatched(), turns)
+        logps = twin.action_logps(start, actions, cases.NUMPY_ARCH, options)
+        weights += twin.importances(logps, actions, options)
     mean = lambda values: np.mean([value_A.mean() for value_A in values])  # noqa: E731
     truncated = mean([weight_A == 1.1 for weight_A in weights])
     assert 0.1 < truncated < 0.9
