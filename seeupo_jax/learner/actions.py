@@ -22,7 +22,7 @@ def by_action(row: TurnBatch, actions: int) -> jax.Array:
 class WholeActions(NamedTuple):
     """What a piece cannot tell of its actions where their other tokens lie in other pieces; [P, J].
 
-    tokens: of the action.
+    part: of the action's tokens that the piece holds. times: 1 / part.
     Means over the action's tokens, less those over the piece's own, which are 0 in a piece that
     holds all of them:
     advantage.
@@ -30,7 +30,8 @@ class WholeActions(NamedTuple):
     importance: log(π_start / π_sampler); None without tis_clip.
     """
 
-    tokens: jax.Array
+    part: jax.Array
+    times: jax.Array
     advantage: jax.Array
     ratio: jax.Array | None
     importance: jax.Array | None
@@ -40,7 +41,6 @@ class WholeActions(NamedTuple):
         logp_PJA: jax.Array,
         other_logp_PJA: jax.Array,
         behind_PJ: jax.Array | None,
-        count_PJ: jax.Array,
         level: str,
     ) -> tuple[jax.Array, jax.Array]:
         """Log-probabilities that have, over a piece's own tokens, the ratio of the whole action.
@@ -50,15 +50,12 @@ class WholeActions(NamedTuple):
         (geometric) or f' (product), the other pieces held constant in each.
 
         Args:
-          behind_PJ: `ratio` or `importance`; None: 0. count_PJ: the piece's own tokens.
-          level: of the ratio.
+          behind_PJ: `ratio` or `importance`; None: 0. level: of the ratio.
         """
         if level == "token":
             return logp_PJA, other_logp_PJA
         behind_PJ1 = 0.0 if behind_PJ is None else behind_PJ[..., None]
-        times_PJ1 = 1.0
-        if level == "product":
-            times_PJ1 = (self.tokens / jnp.maximum(count_PJ, 1))[..., None]
+        times_PJ1 = self.times[..., None] if level == "product" else 1.0
         return times_PJ1 * logp_PJA, times_PJ1 * (other_logp_PJA - behind_PJ1)
 
 
@@ -91,4 +88,5 @@ def whole_actions(objective: Objective, batch: TurnBatch, trajectories: int) -> 
         ratio = behind(batch.logp_PA - batch.old_logp_PA)
     if objective.tis_clip is not None:
         importance = behind(batch.start_logp_PA - batch.sampler_logp_PA)
-    return WholeActions(tokens_PJ, behind(batch.advantage_PA), ratio, importance)
+    part_PJ, times_PJ = count_PJ / tokens_PJ, tokens_PJ / jnp.maximum(count_PJ, 1)
+    return WholeActions(part_PJ, times_PJ, behind(batch.advantage_PA), ratio, importance)

@@ -64,10 +64,10 @@ def turn_loss(
     logps_PJA, advantage = (wide(logp_PA), wide(old_logp_PA)), wide(row.advantage_PA)
     part_PJ = count_PJ > 0  # how much of an action the piece holds
     if whole is not None:
-        logps_PJA = whole.pair(*logps_PJA, whole.ratio, count_PJ, objective.ratio)
+        logps_PJA = whole.pair(*logps_PJA, whole.ratio, objective.ratio)
         if objective.ratio != "token":
             advantage += whole.advantage[..., None]
-        part_PJ = count_PJ / whole.tokens
+        part_PJ *= whole.part
     term_PJ, clipped_PJ = action_objective(
         *logps_PJA,
         mask_PJA,
@@ -107,15 +107,14 @@ def _importance(
     """What surrogates weigh against the sampler's mismatch, in the ratio's shape; and metrics."""
     if objective.tis_clip is None:
         return None, {}
-    count_PJ = mask_PJA.sum(axis=2)
     logps_PJA = row.start_logp_PA[:, None, :], row.sampler_logp_PA[:, None, :]
     if whole is not None:
-        logps_PJA = whole.pair(*logps_PJA, whole.importance, count_PJ, objective.ratio)
+        logps_PJA = whole.pair(*logps_PJA, whole.importance, objective.ratio)
     weight = truncated_importance(
         *logps_PJA, mask_PJA, level=objective.ratio, clip=objective.tis_clip
     )
     shares = {"tis_weight": weight, "tis_truncated": weight >= objective.tis_clip}
     if objective.ratio == "token":
-        count_PJ = jnp.maximum(count_PJ, 1)
+        count_PJ = jnp.maximum(mask_PJA.sum(axis=2), 1)
         shares = jax.tree.map(lambda x: (x * mask_PJA).sum(axis=2) / count_PJ, shares)
     return weight, shares

@@ -224,18 +224,19 @@ def test_factors_of_trajectories_without_the_turn_stay_bit_for_bit(turn_1):
     assert set(np.flatnonzero(np.asarray(factor_N) != FACTOR_N)) == {2, 6, 7}
 
 
-def test_several_rows_of_a_trajectory_multiply_before_the_clip():
-    # Trajectory 6 has turn 0 in one segment and turn 1 in the other.
+def test_the_tokens_of_a_trajectorys_pieces_are_averaged_before_the_clip():
+    # Trajectory 6 has turn 0 in one segment, 3 tokens, and turn 1 in the other, 2 tokens.
     pieces = [p for p in pieces_of(ROWS, (0, 1)) if ROWS.trajectory_S[p.segment] == 6]
     batch = padded(pieces)
     params = cases.new_state(LEARNER.optimizer).params
     logp_PA = np.asarray(LEARNER.score(params, batch))
-    shift = [0.7, -0.6]  # ratios e^0.7 = 2.01 and e^-0.6 = 0.55: together 1.105, within the clip
+    # Ratios e^0.7 = 2.01 and e^-0.6 = 0.55: (3 x 0.7 - 2 x 0.6) / 5 = 0.18, within the clip.
+    shift = [0.7, -0.6]
     old_PA = logp_PA - np.array([*shift, *[0.0] * 7], np.float32)[:, None]
     shifted = batch._replace(old_logp_PA=old_PA.astype(np.float32))
     factor_N = LEARNER.refresh(params, shifted, jnp.ones(8))
     wanted = np.ones(8)
-    wanted[6] = np.exp(0.1)
+    wanted[6] = np.exp(0.18)
     np.testing.assert_allclose(factor_N, wanted, rtol=1e-5)
 
 
