@@ -63,6 +63,13 @@ class Algorithm:
         return max_turns if self.turns_per_update is None else self.turns_per_update
 
     @property
+    def grouped(self) -> bool:
+        """Whether a reward counts only beside those of its group."""
+        if self.advantage == "grae":
+            return self.baseline != "batch"
+        return self.advantage in ("gigpo", "hgpo")
+
+    @property
     def merges(self) -> bool:
         """Whether an action may have several turns, which may lie in several segments."""
         return self.turns_per_update != 1

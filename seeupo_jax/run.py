@@ -205,7 +205,7 @@ class Run:
             stopped=stopped,
         )
         try:
-            check_groups(iteration, collected)
+            check_groups(iteration, collected, grouped=self.config.algorithm.grouped)
         except NotLearning:
             self.source.forget(iteration)
             raise

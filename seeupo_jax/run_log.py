@@ -121,7 +121,8 @@ class RunLog:
           learned: of each trajectory. labels: of the tasks. more: metrics.
         """
         spent, self.spent = self.spent, Counter()
-        values = rollout_metrics(collected, labels) | dict(more) | spent
+        grouped = self._config.algorithm.grouped
+        values = rollout_metrics(collected, labels, grouped=grouped) | dict(more) | spent
         if "sweep/tokens" in values:
             values["sweep/tokens_per_second"] = values["sweep/tokens"] / spent["time/sweep_s"]
         if self._writes:

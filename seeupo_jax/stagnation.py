@@ -13,16 +13,20 @@ class NotLearning(Exception):
     """The run was ended because it does not learn; the text is a sentence that says why."""
 
 
-def check_groups(iteration: int, collected: Collected) -> None:
+def check_groups(iteration: int, collected: Collected, *, grouped: bool = True) -> None:
     """Whether an iteration has anything to learn from.
+
+    Args:
+      grouped: as for `learnable`.
 
     Raises:
       NotLearning: no trajectory counts.
     """
-    if not learnable(collected.trajectories).any():
+    if not learnable(collected.trajectories, grouped=grouped).any():
+        why = ", since a reward counts beside others of its group only" if grouped else ""
         raise NotLearning(
-            f"iteration {iteration} has nothing to learn from, since a reward counts beside others"
-            f" of its group only: {most_frequent_failure(collected)}."
+            f"iteration {iteration} has nothing to learn from{why}:"
+            f" {most_frequent_failure(collected)}."
         )
 
 

@@ -50,7 +50,8 @@ def update(
         state, metrics = sweep(
             learner, state, reference, trajectories, iteration=ITERATION, observe=steps.append
         )
-    rows = Rows.of(trajectories, truncated=learner.truncated)
+    grouped = config.algorithm.grouped
+    rows = Rows.of(trajectories, grouped=grouped, truncated=learner.truncated)
     every = range(rows.turns)
     return state.params, {
         "steps": [_plain_step(rows, step) for step in steps],
@@ -101,7 +102,8 @@ def fit(config: Config, trajectories: Sequence[Trajectory]) -> Config:
     Raises:
       ValueError: more turns than `algorithm.custom_order` orders.
     """
-    rows, chosen, mesh = Rows.of(trajectories), config.rollout, make_mesh(config.mesh)
+    rows = Rows.of(trajectories, grouped=config.algorithm.grouped)
+    chosen, mesh = config.rollout, make_mesh(config.mesh)
     if config.algorithm.order == "custom" and rows.turns > chosen.max_turns:
         raise ValueError(
             f"config.rollout.max_turns: got {chosen.max_turns}; allowed with order=custom: at least"
@@ -152,7 +154,8 @@ def prepare(
       ValueError: one sentence with what was got and what is allowed.
     """
     arch = inspect(config.model.path)
-    trajectories = read_trajectories(path, log=log)
+    grouped = config.algorithm.grouped
+    trajectories = read_trajectories(path, log=log, grouped=grouped)
     check_trajectories(
         trajectories,
         vocab_size=arch.vocab_size,
@@ -167,10 +170,8 @@ def prepare(
     Schedule(config.optimizer, config.iterations)
     make_optimizer(config.optimizer, total_steps=build.total_steps(config))
     config, _ = choose_remat(config, mesh)
-    left_out = int(np.sum(~learnable(trajectories)))
+    left_out = int(np.sum(~learnable(trajectories, grouped=grouped)))
     if left_out:
-        log(
-            f"{left_out} of {len(trajectories)} trajectories are left out: they failed, or all the"
-            " others of their group did."
-        )
+        why = "they failed, or all the others of their group did" if grouped else "they failed"
+        log(f"{left_out} of {len(trajectories)} trajectories are left out: {why}.")
     return config, *build.load_policy(config, config.model.path), trajectories

@@ -110,13 +110,16 @@ def rewards_of(trajectory: Trajectory) -> list[float]:
     return list(given) if given else [0.0] * (turns - 1) + [trajectory.reward] * (turns > 0)
 
 
-def learnable(trajectories: Sequence[Trajectory]) -> np.ndarray:
-    """Which trajectories an update learns from: bool [N].
+def learnable(trajectories: Sequence[Trajectory], *, grouped: bool = True) -> np.ndarray:
+    """Which trajectories an update learns from: bool [N]. Not those that failed.
 
-    Not those that failed, nor the last one left of its group: nothing is there to compare it with.
+    Args:
+      grouped: a reward counts only beside those of its group (`Algorithm.grouped`): then the last
+        one left of its group is out too, since nothing is there to compare it with.
     """
     left = Counter(t.group for t in trajectories if not t.failed)
-    return np.array([not t.failed and left[t.group] >= 2 for t in trajectories], bool)
+    least = 2 if grouped else 1
+    return np.array([not t.failed and left[t.group] >= least for t in trajectories], bool)
 
 
 class TurnBatch(NamedTuple):

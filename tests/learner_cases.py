@@ -279,7 +279,7 @@ def assert_equal_to_the_twin(
     assert [update.turns for update in observed.updates] == order
     wanted = twin_sweep(learner, trajectories, order, ref_params=ref_params, **rest)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
-    kept = np.flatnonzero(learnable(trajectories))
+    kept = np.flatnonzero(learnable(trajectories, grouped=learner.algorithm.grouped))
     credit_S = [credit_L for i in kept for credit_L in wanted.credit[i]]
     segments = [segment for i in kept for segment in trajectories[i].segments]
     for advantage_L, credit_L, segment in zip(observed.advantage, credit_S, segments, strict=True):

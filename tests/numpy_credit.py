@@ -27,12 +27,20 @@ class Token:
     value: float = field(default=0.0, compare=False)
 
 
-def learnable(trajectories: Sequence[Any]) -> list[bool]:
-    """Whether each is learned from: it did not fail, nor did all the others of its group."""
+def grouped(options: Any) -> bool:
+    """Whether an advantage is a comparison within a group."""
+    if options.advantage == "grae":
+        return options.baseline in ("mean", "leave_one_out")
+    return options.advantage not in ("returns", "gae")
+
+
+def learnable(trajectories: Sequence[Any], grouped: bool = True) -> list[bool]:
+    """Whether each is learned from: it did not fail, nor, in groups, did all others of its own."""
     kept = []
     for i, one in enumerate(trajectories):
         others = [t for j, t in enumerate(trajectories) if j != i and t.group == one.group]
-        kept.append(not one.failed and any(not other.failed for other in others))
+        alone = all(other.failed for other in others)
+        kept.append(not one.failed and not (grouped and alone))
     return kept
 
 
@@ -169,7 +177,7 @@ def group_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list
             for t, own in zip(trajectories, tokens, strict=True)
         ],
         [t.group for t in trajectories],
-        learnable(trajectories),
+        learnable(trajectories, grouped(options)),
         baseline=options.baseline,
         scale=options.scale,
         clip=options.advantage_clip,

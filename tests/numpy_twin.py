@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy_credit import learnable, token_advantages
+from numpy_credit import grouped, learnable, token_advantages
 from numpy_model import Architecture, Weights, token_logps
 
 
@@ -147,7 +147,8 @@ def sweep(
         {name: np.asarray(value, np.float64) for name, value in w.items()}
         for w in (weights, weights if ref_weights is None else ref_weights)
     )
-    whole = step_pieces(trajectories, range(100))
+    compared = grouped(options)
+    whole = step_pieces(trajectories, range(100), grouped=compared)
     penalty = [np.zeros(len(piece.position_A)) for piece in whole]
     if options.kl_in == "reward":
         logps = (piece_logps(w, whole, arch, options) for w in (start, reference))
@@ -156,7 +157,7 @@ def sweep(
     factor_N = np.ones(len(trajectories))
     current, optimizer, steps = start, Optimizer(options), []
     for number, turns in enumerate(options.order):
-        acts = step_actions(trajectories, turns, options.actions)
+        acts = step_actions(trajectories, turns, options.actions, grouped=compared)
         if not acts:
             continue
         old = action_logps(current if options.old_policy == "turn" else start, acts, arch, options)
@@ -168,7 +169,7 @@ def sweep(
             * joined(credit[piece.trajectory][piece.place][piece.position_A] for piece in act)
             for act, importance_A in zip(acts, importance, strict=True)
         ]
-        valid, losses = sum(learnable(trajectories)), []
+        valid, losses = sum(learnable(trajectories, compared)), []
         everyone = [range(len(trajectories))] * options.inner_epochs
         for part in everyone if options.minibatches is None else options.minibatches[number]:
             kept = [k for k, act in enumerate(acts) if act[0].trajectory in part]
@@ -259,15 +260,20 @@ def shares(
 
 
 def step_pieces(
-    trajectories: Sequence[Trajectory], turns: Sequence[int], within: Sequence[int] | None = None
+    trajectories: Sequence[Trajectory],
+    turns: Sequence[int],
+    within: Sequence[int] | None = None,
+    *,
+    grouped: bool = True,
 ) -> list[Piece]:
     """The tokens that a step on `turns` updates: a piece for each segment that has any of them.
 
     Args:
       within: the turns of one action; None: all are.
+      grouped: as for `learnable`.
     """
     pieces = []
-    kept = learnable(trajectories)
+    kept = learnable(trajectories, grouped)
     wanted = [turn for turn in turns if within is None or turn in within]
     for i, trajectory in enumerate(trajectories):
         for place, segment in enumerate(trajectory.segments if kept[i] else ()):
@@ -281,15 +287,17 @@ def step_actions(
     trajectories: Sequence[Trajectory],
     turns: Sequence[int],
     actions: Sequence[Sequence[int]] | None = None,
+    *,
+    grouped: bool = True,
 ) -> list[Action]:
     """The actions that a step on `turns` updates, in whatever segments their tokens lie.
 
     Args:
-      actions: as for `Options`.
+      actions: as for `Options`. grouped: as for `learnable`.
     """
     found: list[Action] = []
     for within in [None] if actions is None else actions:
-        pieces = step_pieces(trajectories, turns, within)
+        pieces = step_pieces(trajectories, turns, within, grouped=grouped)
         found += [[p for p in pieces if p.trajectory == i] for i in range(len(trajectories))]
     return sorted((action for action in found if action), key=lambda action: action[0].trajectory)
 

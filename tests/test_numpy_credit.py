@@ -36,6 +36,10 @@ def test_what_failed_and_the_last_one_left_of_a_group_are_not_learned_from():
     trajectories = [trajectory([], group=g, failed=f) for g, f in zip(groups, failed, strict=True)]
     kept = [False, True, False, False, False, True, False]
     assert credit.learnable(trajectories) == kept
+    assert credit.learnable(trajectories, grouped=False) == [not f for f in failed]
+    choices = [{}, {"baseline": "batch"}, {"advantage": "gigpo"}, {"advantage": "returns"}]
+    wanted = [True, False, True, False]
+    assert [credit.grouped(dataclasses.replace(OPTIONS, **c)) for c in choices] == wanted
 
 
 def test_the_baseline_of_the_whole_batch():

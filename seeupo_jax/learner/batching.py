@@ -32,14 +32,17 @@ class Rows:
     forced: int = 0  # sampled tokens that count as context
 
     @classmethod
-    def of(cls, trajectories: Sequence[Trajectory], *, truncated: bool = False) -> Rows:
+    def of(
+        cls, trajectories: Sequence[Trajectory], *, grouped: bool = True, truncated: bool = False
+    ) -> Rows:
         """Segments of the trajectories that an update learns from.
 
         Args:
+          grouped: as for `learnable`.
           truncated: whether actions were drawn from less than the policy's whole softmax. Tokens of
             probability 1 were then forced: the policy had no choice, and learns nothing from them.
         """
-        kept = np.flatnonzero(learnable(trajectories))
+        kept = np.flatnonzero(learnable(trajectories, grouped=grouped))
         pairs = [(i, segment) for i in kept for segment in trajectories[i].segments]
         groups = dict.fromkeys(trajectories[i].group for i in kept)
         number = {group: place for place, group in enumerate(groups)}  # groups are only names

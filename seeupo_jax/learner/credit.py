@@ -39,7 +39,7 @@ def compile_credit(algorithm: Algorithm, shapes: Shapes, trajectories: int) -> N
     nothing = np.zeros(2, np.float32)
     segment = Segment(np.zeros(2, np.int32), np.array([CONTEXT, 0], np.int32), nothing)
     alike = [Trajectory((segment,), 0.0, 0)] * trajectories
-    rows = Rows.of(alike)
+    rows = Rows.of(alike, grouped=algorithm.grouped)
     known = {name: [nothing] * len(rows.tokens) for name in ("old_logp", "ref_logp", "value")}
     assign_credit(algorithm, shapes, rows, alike, known)
 
@@ -64,7 +64,7 @@ def _of_trajectories(algorithm, shapes, rows, trajectories, known):
         baseline=algorithm.baseline,
         scale=algorithm.scale,
         clip=algorithm.advantage_clip,
-        valid_N=learnable(trajectories),
+        valid_N=learnable(trajectories, grouped=algorithm.grouped),
     )
     own_S = np.asarray(advantage_N)[rows.trajectory_S]
     pairs = zip(rows.turn, own_S, strict=True)
@@ -92,7 +92,7 @@ def _of_turns(algorithm, shapes, rows, trajectories, known):
         discount=algorithm.discount,
         scale=algorithm.scale,
         clip=algorithm.advantage_clip,
-        valid_N=learnable(trajectories),
+        valid_N=learnable(trajectories, grouped=algorithm.grouped),
         **choices,
     )
     own = np.asarray(advantage_NK)

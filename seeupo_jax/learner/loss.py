@@ -53,33 +53,13 @@ def turn_loss(
     factor_P = factor_N[jnp.minimum(row.trajectory_P, factor_N.shape[0] - 1)]
     of_own = functools.partial(of_pieces, slot_PA=row.slot_PA, mask_PA=row.mask_PA)
     logp_PA = of_own(logp_RX)
-    old_logp_PA = row.old_logp_PA
-    if objective.old_is_current:
-        old_logp_PA = jax.lax.stop_gradient(logp_PA)
     mask_PJA = by_action(row, objective.actions)
     count_PJ = mask_PJA.sum(axis=2)
-    wide = lambda x_PA: x_PA[:, None, :]  # noqa: E731
-    mean = lambda x_PA: (wide(x_PA) * mask_PJA).sum(axis=2) / jnp.maximum(count_PJ, 1)  # noqa: E731
-    importance, shares = _importance(objective, row, mask_PJA, whole)
-    logps_PJA, advantage = (wide(logp_PA), wide(old_logp_PA)), wide(row.advantage_PA)
-    part_PJ = count_PJ > 0  # how much of an action the piece holds
-    if whole is not None:
-        logps_PJA = whole.pair(*logps_PJA, whole.ratio, objective.ratio)
-        if objective.ratio != "token":
-            advantage += whole.advantage[..., None]
-        part_PJ *= whole.part
-    term_PJ, clipped_PJ = action_objective(
-        *logps_PJA,
-        mask_PJA,
-        advantage,
-        factor_P[:, None],
-        objective=objective.kind,
-        ratio=objective.ratio,
-        clip_low=objective.clip_low,
-        clip_high=objective.clip_high,
-        clip_dual=objective.clip_dual,
-        importance=importance,
-    )
+    total = lambda x_PA: (x_PA[:, None, :] * mask_PJA).sum(axis=2)  # noqa: E731
+    mean = lambda x_PA: total(x_PA) / jnp.maximum(count_PJ, 1)  # noqa: E731
+    term_PJ, clipped_PJ, shares = _action_terms(objective, row, logp_PA, factor_P, mask_PJA, whole)
+    # How much of an action the piece holds.
+    part_PJ = (count_PJ > 0) * (1 if whole is None else whole.part)
     kl_PJ = mean(kl_estimate(logp_PA, row.ref_logp_PA, mask=row.mask_PA))
     # An action's terms are means over its tokens.
     size_PJ = part_PJ if objective.loss_mean == "action" else count_PJ
@@ -99,6 +79,40 @@ def turn_loss(
         loss += critic.coef * jnp.sum(size_PJ * error_PJ)
         sums |= {"value_loss": counted(error_PJ), "value_clipped": counted(clipped_PJ)}
     return loss, (logp_PA, factor_N, jax.lax.stop_gradient(sums))
+
+
+def _action_terms(
+    objective: Objective,
+    row: TurnBatch,
+    logp_PA: jax.Array,
+    factor_P: jax.Array,
+    mask_PJA: jax.Array,
+    whole: WholeActions | None,
+) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    """The term of each action and how much of it is clipped [P, J]; metrics of importance."""
+    old_logp_PA = row.old_logp_PA
+    if objective.old_is_current:
+        old_logp_PA = jax.lax.stop_gradient(logp_PA)
+    importance, shares = _importance(objective, row, mask_PJA, whole)
+    logps_PJA = logp_PA[:, None, :], old_logp_PA[:, None, :]
+    advantage = row.advantage_PA[:, None, :]
+    if whole is not None:
+        logps_PJA = whole.pair(*logps_PJA, whole.ratio, objective.ratio)
+        if objective.ratio != "token":
+            advantage += whole.advantage[..., None]
+    term_PJ, clipped_PJ = action_objective(
+        *logps_PJA,
+        mask_PJA,
+        advantage,
+        factor_P[:, None],
+        objective=objective.kind,
+        ratio=objective.ratio,
+        clip_low=objective.clip_low,
+        clip_high=objective.clip_high,
+        clip_dual=objective.clip_dual,
+        importance=importance,
+    )
+    return term_PJ, clipped_PJ, shares
 
 
 def _importance(

@@ -57,7 +57,10 @@ _KINDS = {
 
 
 def read_trajectories(
-    path: str | Path, *, log: Callable[[str], None] = lambda sentence: None
+    path: str | Path,
+    *,
+    log: Callable[[str], None] = lambda sentence: None,
+    grouped: bool = True,
 ) -> list[Trajectory]:
     """The trajectories of a file, in its order; `task_id` is the FILE:LINE of each.
 
@@ -65,6 +68,7 @@ def read_trajectories(
 
     Args:
       log: is told which fields were not read.
+      grouped: as for `learnable`.
 
     Raises:
       ValueError: one sentence with the line, what was got and what is allowed.
@@ -84,7 +88,7 @@ def read_trajectories(
             trajectories.append(_trajectory(values, where))
     if unread:
         log(f"{path}: fields that are not read: {', '.join(sorted(unread))}.")
-    _check_together(trajectories, path)
+    _check_together(trajectories, path, grouped)
     return trajectories
 
 
@@ -223,10 +227,12 @@ def _check_turns(turn: Sequence[np.ndarray], where: str) -> None:
         )
 
 
-def _check_together(trajectories: Sequence[Trajectory], path: str | Path) -> None:
+def _check_together(trajectories: Sequence[Trajectory], path: str | Path, grouped: bool) -> None:
     if not trajectories:
         raise ValueError(f"{path}: got no line; allowed: a JSON object for each trajectory.")
-    kept = learnable(trajectories)
+    kept = learnable(trajectories, grouped=grouped)
+    if not kept.any() and not grouped:
+        raise ValueError(f"{path}: got failed trajectories only; allowed: at least one other.")
     if not kept.any():
         raise ValueError(
             f"{path}: got no group with two trajectories that did not fail; allowed: at least one,"

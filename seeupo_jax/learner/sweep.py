@@ -100,7 +100,8 @@ def sweep(
     Raises:
       SweepStopped: as asked.
     """
-    rows, chosen = Rows.of(trajectories, truncated=learner.truncated), learner.algorithm
+    chosen = learner.algorithm
+    rows = Rows.of(trajectories, grouped=chosen.grouped, truncated=learner.truncated)
     seed = (learner.seed, iteration)
     order = update_order(
         rows.turns,

@@ -173,7 +173,12 @@ def start_pass(
     if critic is not None:
         begun["sweep/explained_variance"] = _explained_variance(rows, known)
     factor_N = learner.spread(np.ones(rows.trajectories, np.float32))
-    return Pass(rows, factor_N, int(learnable(trajectories).sum()), known, begun, started)
+    return Pass(rows, factor_N, _valid(learner, trajectories), known, begun, started)
+
+
+def _valid(learner: Learner, trajectories: Sequence[Trajectory]) -> int:
+    """How many trajectories are learned from."""
+    return int(learnable(trajectories, grouped=learner.algorithm.grouped).sum())
 
 
 def _scored(learner: Learner, params: Any, batch: TurnBatch) -> tuple[Any, Any]:
@@ -223,7 +228,7 @@ def resume_pass(
     return Pass(
         rows,
         arrays["factor_N"],
-        int(learnable(trajectories).sum()),
+        _valid(learner, trajectories),
         {name: ragged(name) for name in _stored(learner)} | _recorded(learner, rows, started),
         begun=dict(notes["begun"]),
         started=started,
@@ -283,7 +288,8 @@ class SweepStopped(Stopped):
 
 def stopped_arrays(learner: Learner, state: Any, trajectories: Sequence[Trajectory]) -> Any:
     """What `SweepStopped.arrays` look like, to load them; `state` may be shapes."""
-    rows = Rows.of(trajectories, truncated=learner.truncated)
+    grouped = learner.algorithm.grouped
+    rows = Rows.of(trajectories, grouped=grouped, truncated=learner.truncated)
     shape = lambda size: jax.ShapeDtypeStruct(  # noqa: E731
         (size,), np.float32, sharding=learner.everywhere
     )

@@ -18,18 +18,23 @@ TRUNCATED = 0.1  # share of trajectories that the limit on context may stop with
 
 
 def rollout_metrics(
-    collected: Collected, labels: Mapping[str, Mapping[str, str]] | None = None
+    collected: Collected,
+    labels: Mapping[str, Mapping[str, str]] | None = None,
+    *,
+    grouped: bool = True,
 ) -> dict[str, float]:
     """What a collection says about the policy and about the sampler.
 
     Args:
       labels: by task; None: there are none.
+      grouped: as for `learnable`.
     """
     good = [t for t in collected.sampled if not t.failed]
     stops = [t.stop for t in collected.sampled]
     trajectories = collected.trajectories
     groups = groups_of(trajectories)
-    kept = {trajectories[i].group for i in np.flatnonzero(learnable(trajectories))}
+    learned = np.flatnonzero(learnable(trajectories, grouped=grouped))
+    kept = {trajectories[i].group for i in learned}
     idle = sum(not has_signal(group) for group in groups.values())
     mean = lambda values: float(np.mean(values)) if good else float("nan")  # noqa: E731
     counts = {f"rollout/stop_{name}": stops.count(name) for name in sorted(set(stops))}

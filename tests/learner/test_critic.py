@@ -460,7 +460,9 @@ def test_it_begins_with_values_of_0_and_a_model_begins_as_the_policy(kind):
 
 
 def test_programs_compiled_ahead_are_all_that_a_sweep_needs():
-    made = dataclasses.replace(learner("model"))  # nothing compiled yet
+    # Trajectories of several segments, whose ratio is scored before the second step.
+    choices = {"ratio": "geometric", "inner_epochs": 2}
+    made = dataclasses.replace(learner("model", **choices))  # nothing compiled yet
     state = state_of(made)
     before = cases.host(state)
     state = compile_programs(made, state, PARAMS, trajectories=8)
@@ -468,7 +470,7 @@ def test_programs_compiled_ahead_are_all_that_a_sweep_needs():
     compilations = Compilations()
     state, _ = sweep(made, state, PARAMS, TRAJECTORIES, iteration=1)
     compilations.close()
-    assert compilations.programs == 0 and state.step == 1
+    assert compilations.programs == 0 and state.step == 2
 
 
 def test_a_step_with_a_model_multiplies_what_its_formula_says():

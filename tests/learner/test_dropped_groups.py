@@ -37,6 +37,33 @@ def test_a_trajectory_counts_if_it_and_another_of_its_group_did_not_fail():
     wanted = [True, False, True, False, False, True, True, False]
     np.testing.assert_array_equal(learnable(trajectories), wanted)
     assert learnable([]).dtype == bool
+    done = [t.stop not in ("env_error", "timeout") for t in trajectories]
+    assert learnable(trajectories, grouped=False).tolist() == done
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"advantage": "returns"},
+        {"advantage": "gae", "critic": "head"},
+        {"baseline": "batch"},
+    ],
+    ids=str,
+)
+def test_without_groups_the_last_one_left_of_a_group_is_learned_from(choices):
+    trajectories = failing(5)  # trajectory 3 is the last one of group 1
+    learned = []
+    learner = cases.learner(**choices)
+    state = cases.new_state(learner.optimizer)
+    if learner.critic is not None:
+        state = state._replace(critic=learner.critic.init(state.params))
+    stats = learned.extend
+    sweep(learner, state, reference(), trajectories, iteration=1, learned=stats)
+    kept = [found is not None for found in learned]
+    assert kept == [True, True, True, True, False, False, True, True]
+    assert abs(learned[3].advantage) > 0.1
+    metrics = rollout_metrics(collected(trajectories, [0] * 8, [0] * 8), grouped=False)
+    assert metrics["rollout/groups_dropped"] == 0
 
 
 def test_the_rows_of_a_dropped_group_are_nowhere_and_its_turns_are_not_counted():

@@ -137,17 +137,20 @@ def test_minibatches_are_the_twins_each_of_whole_trajectories_and_a_mean_of_its_
 def test_generalized_advantages_are_the_twins_wherever_a_trajectorys_tokens_lie(scale):
     choices = {"kl_in": "reward", "kl_coef": 0.1, "discount": 0.97, "scale": scale}
     algorithm = Algorithm(**RECIPES["ppo"] | choices)
-    trajectories, rows, rng = batch(6), Rows.of(batch(6)), np.random.default_rng(0)
+    trajectories, rng = batch(6), np.random.default_rng(0)
+    rows = Rows.of(trajectories, grouped=False)
     names = ("old_logp", "ref_logp", "value")
     draw = lambda size: rng.normal(size=size).astype(np.float32)  # noqa: E731
     known = {name: [draw(len(turn_L)) for turn_L in rows.turn] for name in names}
     credit = assign_credit(algorithm, SHAPES, rows, trajectories, known)
 
-    pieces = twin.step_pieces(trajectories, ALL[0])  # one a segment, as rows are
+    # One a segment, as rows are; the last one left of its group is learned from too.
+    pieces = twin.step_pieces(trajectories, ALL[0], grouped=False)
+    assert 9 in rows.trajectory_S and 10 not in rows.trajectory_S
     pairs = zip(pieces, known["old_logp"], known["ref_logp"], strict=True)
     penalty = [0.1 * (old_L - ref_L)[piece.position_A] for piece, old_L, ref_L in pairs]
     left = iter(known["value"])
-    kept = learnable(trajectories)
+    kept = learnable(trajectories, grouped=False)
     values = [
         [next(left) for _ in t.segments] if keep else []
         for t, keep in zip(trajectories, kept, strict=True)
