@@ -120,7 +120,8 @@ def test_weights_and_steps_are_the_twins(model, stored, tmp_path, name):
     metrics, rows = done["metrics"], Rows.of(cases.ragged())
     assert metrics["sweep/steps"] == len(wanted.steps)
     close(metrics["sweep/loss"], np.mean(of(done, "loss")))
-    actions = [sum(np.isin(turn_L, t).any() for turn_L in rows.turn) for t in of(done, "turns")]
+    acted = [[np.isin(turn_L, t).any() for turn_L in rows.turn] for t in of(done, "turns")]
+    actions = [len({*rows.trajectory_S[has]}) for has in acted]
     for key in ("kl", "clip_fraction"):
         close(np.average(of(done, key), weights=actions), metrics[f"sweep/{key}"])
     assert max(of(done, "kl")) > 0
