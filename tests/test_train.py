@@ -140,8 +140,14 @@ def shards(workdir: Path) -> dict[str, bytes]:
 
 def test_every_trajectory_is_kept_with_what_was_learned_of_it(finished):
     workdir, _ = finished
-    names = [f"eval_test_00000{i}" for i in (0, 2, 4)] + [f"train_00000{i}" for i in (1, 2, 3, 4)]
-    assert sorted(shards(workdir)) == [f"{name}.jsonl.gz" for name in names]
+    names = {
+        "eval_test": (0, 2, 4),
+        "eval_validation": (2, 4),  # what a checkpoint is selected by
+        "train": (1, 2, 3, 4),
+    }
+    assert sorted(shards(workdir)) == [
+        f"{name}_00000{i}.jsonl.gz" for name, at in names.items() for i in at
+    ]
     lines = {line["iteration"]: line for line in iterations(workdir)}
     for iteration, line in lines.items():
         records = [*read_trajectories(workdir, split="train", iterations=[iteration])]
@@ -287,7 +293,7 @@ def test_evaluate_plays_the_last_checkpoint(finished):
         ),
         ("algorithm.order=backwards", "config.algorithm.order: got 'backwards'; allowed: one of"),
         ("env.name=chess", "env.name: got 'chess'; allowed: order_desk, bfcl, "),
-        ("evaluation.split=dev", "order_desk split: got 'dev'; allowed: train, test."),
+        ("evaluation.split=dev", "order_desk split: got 'dev'; allowed: train, validation, test."),
         ("optimizer.name=adamm", "config.optimizer.name: got 'adamm'; allowed:"),
         (
             "mesh.data=3",
