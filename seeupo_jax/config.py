@@ -7,7 +7,6 @@ sentence with the key's full name, what was got and what is allowed.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 
 from seeupo_jax.algorithms.recipes import RECIPES
 from seeupo_jax.choices import Algorithm, check_ahead, check_choices
-from seeupo_jax.fields import above, assign, at_least, build, checked, choice, parse, within
+from seeupo_jax.config_file import read_values
+from seeupo_jax.fields import above, assign, at_least, build, checked, choice, parse, shown, within
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def recipe_fields(recipe: str) -> dict[str, Any]:
       ValueError: an unknown recipe.
     """
     if not isinstance(recipe, str) or recipe not in RECIPES:
-        raise ValueError(f"config.recipe: got {recipe!r}; allowed: {', '.join(RECIPES)}.")
+        raise ValueError(f"config.recipe: got {shown(recipe)}; allowed: {', '.join(RECIPES)}.")
     return RECIPES[recipe]
 
 
@@ -293,9 +293,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     stand above all.
 
     Raises:
-      ValueError: no such file, no `get_config`, or a key or value that is not allowed.
+      ValueError: no such file, one that fails, or a key or value that is not allowed.
     """
-    values = _read_file(Path(path))
+    values = read_values(Path(path))
     chosen = dict(_override(text) for text in overrides)
     below = values.get("algorithm", {})
     if "recipe" in chosen and isinstance(below, Mapping):
@@ -308,8 +308,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def _override(text: str) -> tuple[str, Any]:
     key, separator, value = text.partition("=")
     if not separator:
-        raise ValueError(f"--config.{text}: expected --config.KEY=VALUE.")
-    return key, parse(value)
+        raise ValueError(f"--config.{text[:200]}: expected --config.KEY=VALUE.")
+    return key, parse(value, f"config.{key}")
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
@@ -334,21 +334,6 @@ def to_dict(config: Config) -> dict[str, Any]:
     values = dataclasses.asdict(config)
     del values["_made_of"]
     return values
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"--config: no file {path}.")
-    spec = importlib.util.spec_from_file_location("seeupo_jax_config_file", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"--config: {path} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise ValueError(f"--config: {path} has no function get_config().")
-    values = module.get_config()
-    to_dict_ = getattr(values, "to_dict", None)  # of an ml_collections.ConfigDict
-    return dict(values) if to_dict_ is None else to_dict_()
 
 
 def _check_together(config: Config) -> None:

@@ -5,12 +5,30 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
 _CHECK = "check"  # metadata key: (predicate, what is allowed in words)
+_SHOWN = 200  # characters of a value in an error
+_DEEPEST = 32  # levels of lists and dicts in a value of free form
+_LEVELS = f"lists and dicts in each other of at most {_DEEPEST} levels"
+_LARGEST = 2**63 - 1  # more than any count, and the most that arrays and trackers hold
+
+
+def shown(value: Any) -> str:
+    """A value in an error: its `repr`, in short."""
+    try:
+        text = repr(value)
+    except Exception:  # more digits than Python writes, or deeper than it goes
+        return "a value that cannot be shown"
+    return _short(text)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
 def checked(default: Any, allowed: str, check: Callable[[Any], bool]) -> Any:
@@ -51,20 +69,36 @@ def assign(values: dict[str, Any], key: str, value: Any) -> None:
         values = values.setdefault(parent, {})
         if not isinstance(values, dict):
             name = ".".join(parents[: depth + 1])
-            raise ValueError(f"config.{key}: config.{name} is a value, not a group of fields.")
+            raise ValueError(
+                f"config.{_short(key)}: config.{_short(name)} is a value, not a group of fields."
+            )
     values[leaf] = value
 
 
-def parse(text: str) -> Any:
-    """A Python literal where it is one, `none` as None, any other text as itself."""
+def parse(text: str, name: str) -> Any:
+    """A Python literal where it is one, `none` as None, any other text as itself.
+
+    Args:
+      name: of what it is the value of, in errors.
+
+    Raises:
+      ValueError: brackets in each other that are more than Python reads.
+    """
     if text.lower() == "none":
         return None
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError):
-        return text
+    except (RecursionError, MemoryError):  # of its parser: the first of its tree, the last of text
+        nested = True
+    except SyntaxError as error:
+        nested = "too many nested" in str(error.msg)
+    except (ValueError, TypeError):
+        nested = False
+    if nested:
+        raise ValueError(f"{_short(name)}: got {shown(text)}; allowed: {_LEVELS}.")
+    return text
 
 
 def build(cls: type, values: Mapping[str, Any], name: str, **own: Any) -> Any:
@@ -80,14 +114,16 @@ def build(cls: type, values: Mapping[str, Any], name: str, **own: Any) -> Any:
     if dataclasses.is_dataclass(values):
         values = dataclasses.asdict(values)
     if not isinstance(values, Mapping):
-        raise ValueError(f"{name}: got {values!r}; allowed: a group of fields.")
+        raise ValueError(f"{name}: got {shown(values)}; allowed: a group of fields.")
     fields = {f.name: f for f in dataclasses.fields(cls) if not f.name.startswith("_")}
     hints = typing.get_type_hints(cls)
     for key in values:
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{name}.{key}: no such field;{hint} allowed: {', '.join(fields)}.")
+            raise ValueError(
+                f"{name}.{_short(str(key))}: no such field;{hint} allowed: {', '.join(fields)}."
+            )
     built = {
         key: _convert(value, hints[key], fields[key], f"{name}.{key}")
         for key, value in values.items()
@@ -106,7 +142,7 @@ def _convert(value: Any, hint: Any, field: dataclasses.Field, name: str) -> Any:
     check, allowed = field.metadata.get(_CHECK, (lambda _: True, ""))
     if not check(value):
         none = ", or none" if type(None) in options else ""
-        raise ValueError(f"{name}: got {value!r}; allowed: {allowed}{none}.")
+        raise ValueError(f"{name}: got {shown(value)}; allowed: {allowed}{none}.")
     return value
 
 
@@ -122,36 +158,41 @@ def _as_type(value: Any, expected: Any, name: str) -> Any:
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_as_type(v, item, f"{name}[{i}]") for i, v in enumerate(value))
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        value = float(value) if abs(value) <= sys.float_info.max else value
     right_type = isinstance(value, origin) and (expected is bool or not isinstance(value, bool))
     if expected is float and right_type:
         right_type = value == value and abs(value) != float("inf")
+    if expected is int and right_type:
+        right_type = abs(value) <= _LARGEST
     if right_type and origin is Mapping:
         return _as_json(value, name)
     if not right_type:
         words = {
             tuple: "a tuple",
             float: "a finite number",
-            int: "a whole number",
+            int: "a whole number" + " below 2**63 in magnitude" * isinstance(value, int),
             str: "a text",
             bool: "True or False",
         }.get(origin, "a dict")
-        raise ValueError(f"{name}: got {value!r} ({type(value).__name__}); allowed: {words}.")
+        raise ValueError(f"{name}: got {shown(value)} ({type(value).__name__}); allowed: {words}.")
     return value
 
 
-def _as_json(value: Any, name: str) -> Any:
+def _as_json(value: Any, name: str, depth: int = 0) -> Any:
     """A value of free form as JSON gives it back, since checkpoints keep it so: tuples as lists."""
+    if isinstance(value, Mapping | list | tuple) and depth > _DEEPEST:
+        raise ValueError(f"{name}: got {shown(value)}; allowed: {_LEVELS}.")
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise ValueError(f"{name}: got the key {key!r}; allowed: keys that are texts.")
-        return {key: _as_json(item, f"{name}.{key}") for key, item in value.items()}
+                raise ValueError(f"{name}: got the key {shown(key)}; allowed: keys that are texts.")
+        return {key: _as_json(item, f"{name}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_json(item, f"{name}[{i}]") for i, item in enumerate(value)]
-    if value is None or isinstance(value, bool | int | float | str):
+        return [_as_json(item, f"{name}[{i}]", depth + 1) for i, item in enumerate(value)]
+    large = isinstance(value, int) and not abs(value) <= _LARGEST
+    if not large and (value is None or isinstance(value, bool | int | float | str)):
         return value
     raise ValueError(
-        f"{name}: got {value!r} ({type(value).__name__}); allowed: texts, numbers, True, False,"
-        " none, and lists and dicts of them."
+        f"{name}: got {shown(value)} ({type(value).__name__}); allowed: texts, numbers below 2**63"
+        " in magnitude, True, False, none, and lists and dicts of them."
     )

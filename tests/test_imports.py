@@ -13,7 +13,7 @@ ROOT = Path(seeupo_jax.__path__[0])
 # The package from the ground up; a unit imports itself and units of the rows above it.
 LEVELS = (
     ("types", "fields", "flags", "errors", "lock", "stop", "watch", "algorithms"),
-    ("choices",),
+    ("choices", "config_file"),
     ("config",),
     ("envs", "parallel"),
     ("policy",),

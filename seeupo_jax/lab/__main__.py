@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> None:
     """The command."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
-        values = {name: parse(vars(given)[name]) for name in _HELP}
+        values = {name: parse(vars(given)[name], f"--{name}") for name in _HELP}
         settings = build(Settings, values | {"exact": given.exact}, "lab")
         settings.make_optimizer()
         recipes = given.recipes.split(",")

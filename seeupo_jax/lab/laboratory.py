@@ -121,7 +121,7 @@ def _change(text: str) -> tuple[str, Any]:
             f"--recipes: got {text!r} after a recipe's name; allowed: field=value, with a field of"
             f" config.algorithm that is not {', '.join(_WITHOUT_MEANING)}."
         )
-    return field, parse(value)
+    return field, parse(value, f"--recipes: {field}")
 
 
 @dataclass(frozen=True)
