@@ -16,7 +16,7 @@ import jax
 from absl import logging
 
 import seeupo_jax
-from seeupo_jax.checkpoint import check_could_write, check_writable, is_bucket
+from seeupo_jax.checkpoint import check_could_write, check_writable, find_directory, is_bucket
 from seeupo_jax.config import Config, load_config, to_dict
 from seeupo_jax.flags import Flags, Wrong, path, whole
 from seeupo_jax.parallel import cluster
@@ -90,7 +90,9 @@ def check_places(config: Config, workdir: Path, *, make: bool = True) -> None:
     """
     check = check_writable if make else check_could_write
     check(workdir)
-    if config.checkpoint.directory is not None:
+    if config.checkpoint.directory is None:
+        check_could_write(find_directory(config.checkpoint, workdir))
+    else:
         check(config.checkpoint.directory, "config.checkpoint.directory")
 
 

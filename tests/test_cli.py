@@ -1,6 +1,7 @@
 """What all commands do before they begin."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from seeupo_jax import cli
+from seeupo_jax.config import Config
 from seeupo_jax.flags import Flags
 
 ROOT = Path(__file__).parent.parent
@@ -52,6 +54,14 @@ def test_a_bucket_is_no_workdir_and_is_not_taken_for_a_folder_of_that_name(tmp_p
     with pytest.raises(ValueError, match="^--workdir: got 'gs://bucket/run'; allowed: a folder"):
         flags.read(["--config=none.py", "--workdir=gs://bucket/run"])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("make", [True, False])
+def test_a_file_where_checkpoints_are_to_be_is_refused_before_anything_runs(tmp_path, make):
+    (tmp_path / "checkpoints").write_text("")
+    sentence = f"--workdir: got {tmp_path / 'checkpoints'} (File exists); allowed: a folder"
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        cli.check_places(Config(), tmp_path, make=make)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc can be told to keep memory")

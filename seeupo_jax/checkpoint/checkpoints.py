@@ -277,12 +277,16 @@ class Checkpoints:
     def _remove(self, name: str) -> None:
         """Removes a checkpoint so that it never counts while it is only half there."""
         folder = self._directory / name
-        if folder.is_dir():
-            (folder / MANIFEST).unlink(missing_ok=True)
-            folder.rmtree()
+        if not folder.is_dir():  # a file in its place, or nothing
+            return folder.unlink(missing_ok=True)
+        manifest = folder / MANIFEST
+        if manifest.is_dir():
+            manifest.rmtree()
+        manifest.unlink(missing_ok=True)
+        folder.rmtree()
 
     def _names(self) -> set[str]:
-        """Folders of checkpoints, finished or not."""
+        """Folders of checkpoints, finished or not, and files in their place."""
         if not self._directory.is_dir():
             return set()
         return {path.name for path in self._directory.iterdir() if _NAME.fullmatch(path.name)}

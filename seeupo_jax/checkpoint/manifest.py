@@ -92,7 +92,7 @@ def read_manifest(folder: epath.Path) -> dict[str, Any]:
         sealed = json.loads((folder / MANIFEST).read_text())
         if sealed["sha256"] == _seal(sealed["manifest"]):
             return sealed["manifest"]
-    except (ValueError, TypeError, LookupError):
+    except (ValueError, TypeError, LookupError, RecursionError, IsADirectoryError):
         pass  # not JSON, or JSON of another form: damaged just as a broken seal is
     raise Damaged(f"has a {MANIFEST} that changed after it was written")
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -255,6 +256,78 @@ def test_changed_notes_are_damage(saved):
     checkpoints, log = _open(saved)
     assert checkpoints.restore(_state())[2] == {"iteration": 1}
     assert "manifest.json" in log[0]
+
+
+def _as_folder(path):
+    path.unlink()
+    path.mkdir()
+    (path / "inside").write_text("")
+
+
+def _as_file(path):
+    shutil.rmtree(path)
+    path.write_text("no folder")
+
+
+def _as_loop(path):
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+_NAMED = re.compile(r"\d+(\.\d+)?")
+_DEEP = "[" * 100_000 + "]" * 100_000
+_WRECKS = {
+    "manifest is a folder": ("manifest.json", _as_folder),
+    "manifest is bytes": ("manifest.json", lambda path: path.write_bytes(b"\xff\x00garbage")),
+    "manifest is empty": ("manifest.json", lambda path: path.write_text("")),
+    "manifest is null": ("manifest.json", lambda path: path.write_text("null")),
+    "manifest is deep": ("manifest.json", lambda path: path.write_text(_DEEP)),
+    "manifest is deep inside": (
+        "manifest.json",
+        lambda path: path.write_text(f'{{"sha256": "", "manifest": {_DEEP}}}'),
+    ),
+    "manifest points to itself": ("manifest.json", _as_loop),
+    "state is a file": ("state", _as_file),
+    "state is empty": ("state", lambda path: (shutil.rmtree(path), path.mkdir())),
+    "checkpoint is a file": ("", _as_file),
+    "checkpoint is empty": ("", lambda path: (shutil.rmtree(path), path.mkdir())),
+}
+
+
+@pytest.mark.parametrize("wreck", _WRECKS)
+def test_a_wrecked_checkpoint_falls_back_to_the_one_before_and_makes_room(saved, wreck):
+    name, do = _WRECKS[wreck]
+    do(saved / "20" / name)
+    checkpoints, log = _open(saved)
+    step, state, _ = checkpoints.restore(_state())
+    assert step == 10 and "checkpoint 20 " in log[0] and log[0].endswith("it is passed over.")
+    _assert_same_bits(state, _state(1.0))
+    assert checkpoints.best() is None
+    if not wreck.startswith("state"):  # `newest` looks at no files of arrays
+        assert checkpoints.newest(_state())[0] == 10
+    checkpoints.save(20, _state(7.0), {})  # as the run does that begins again from 10
+    checkpoints.close()
+    again, log = _open(saved)
+    step, state, _ = again.restore(_state())
+    assert (step, log) == (20, [])
+    _assert_same_bits(state, _state(7.0))
+    assert sorted(_NAMED.sub("N", path.name) for path in saved.iterdir()) == ["N", "N"]
+
+
+@pytest.mark.parametrize("wreck", _WRECKS)
+def test_where_no_other_is_left_a_wrecked_checkpoint_is_a_sentence_and_no_fresh_start(saved, wreck):
+    shutil.rmtree(saved / "10")
+    name, do = _WRECKS[wreck]
+    do(saved / "20" / name)
+    checkpoints, log = _open(saved)
+    if (
+        wreck.startswith("checkpoint") or "itself" in wreck
+    ):  # as a run that was killed in its first save leaves it
+        assert checkpoints.restore(_state()) is None and "was not finished" in log[0]
+        return
+    with pytest.raises(ValueError, match="all checkpoints are damaged: checkpoint 20 ") as error:
+        checkpoints.restore(_state())
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
 def test_when_all_are_damaged_the_error_names_each(saved):
