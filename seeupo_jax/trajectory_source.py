@@ -143,6 +143,7 @@ class TrajectorySource:
                 self._policy.tokenizer,
                 requests,
                 seed=self._config.seed,
+                iteration=collection_number(iteration + 1, 0),
                 patience_s=rollout.reset_ahead_s,
             )
         return collected

@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from seeupo_jax.envs import StepResult, TransientError
+from seeupo_jax.envs import StepResult, TransientError, serve
 from seeupo_jax.envs.remote import Remote
 from seeupo_jax.envs.serve import EnvServer
 
@@ -63,10 +63,10 @@ class Echo:
 
 
 @contextlib.contextmanager
-def served(make, token_file, **options):
+def served(make, token_file, *, kind=EnvServer, **options):
     """A server in this process."""
     token_file.write_text("secret-token\n")
-    server = EnvServer(make, token="secret-token", **options)
+    server = kind(make, token="secret-token", **options)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -101,6 +101,18 @@ def answering(answers):
         finally:
             server.shutdown()
             thread.join(20)
+
+
+class OldServer(EnvServer):
+    """One from before `episode_seed`: it refuses a request with a field that it does not know."""
+
+    refused = 0
+
+    def answer(self, operation, request):
+        if operation == "reset" and request.keys() - {"session", "number", "task_id", "seed"}:
+            self.refused += 1
+            raise serve._Refusal(400, "body: allowed: a JSON object with exactly session, ...")
+        return super().answer(operation, request)
 
 
 class Process:

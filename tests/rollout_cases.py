@@ -142,7 +142,7 @@ def play(make, tasks, *, group_size=1, max_turns=2, timeout_s=5.0, **options):
     numbers = {"max_turns": max_turns, "seed": 3, "iteration": 1}
     try:
         return collect(
-            Saying(), pool, NumberTokenizer(), None, requests, **numbers, **options
+            Saying(), pool, NumberTokenizer(), None, requests, **(numbers | options)
         ).trajectories
     finally:
         pool.close()

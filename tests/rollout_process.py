@@ -87,7 +87,8 @@ def main() -> None:
             requests, tokenizer = group_requests(tasks, 3), rollout_cases.NumberTokenizer()
             begun = None
             if number == 1:  # whatever number of processes, in the same collections
-                begun = begin_ahead(engine, pool, tokenizer, requests, seed=1, patience_s=60)
+                numbers = {"seed": 1, "iteration": 2, "patience_s": 60}
+                begun = begin_ahead(engine, pool, tokenizer, requests, **numbers)
             return collect(
                 engine,
                 pool,

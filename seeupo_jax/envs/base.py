@@ -71,7 +71,12 @@ class Environment(Protocol):
         ...
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """Starts an episode; returns its first messages and the tools that exist."""
+        """Starts an episode; returns its first messages and the tools that exist.
+
+        An environment whose transitions are random also takes the keyword `episode_seed`, an int
+        from 0 to 2**31 - 1 of the episode: what happens at random after the first messages derives
+        from it, and these do not.
+        """
         ...
 
     def step(self, text: str) -> StepResult:

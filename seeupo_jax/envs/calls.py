@@ -12,8 +12,11 @@ from seeupo_jax.envs.base import Environment, StepResult, TransientError
 STEP = ("observation", "reward", "done", "info")
 
 
-def reset(environment: Environment, task_id: str, seed: int) -> dict[str, Any]:
-    messages, tools = gate.check_opening(environment.reset(task_id, seed))
+def reset(
+    environment: Environment, task_id: str, seed: int, episode_seed: int | None = None
+) -> dict[str, Any]:
+    opening = gate.reset(environment, task_id, seed, episode_seed)
+    messages, tools = gate.check_opening(opening)
     told = gate.has_finish(environment)  # else clients need not ask
     return {"messages": messages, "tools": tools, "finish": told}
 
@@ -36,6 +39,8 @@ PLAYS = {
     "step": (step, {"text": str}),
     "finish": (finish, {"stop": str}),
 }
+# Arguments that a request may lack; older clients do not know them.
+OPTIONAL = {"reset": {"episode_seed": int}}
 
 
 def answer(

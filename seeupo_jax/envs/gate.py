@@ -6,6 +6,7 @@ The fault of an episode raises `ProtocolError`, which costs that episode; the fa
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,6 +32,24 @@ class ProtocolError(Exception):
 
 class ErrorElsewhere(Exception):
     """What an environment in another process raised; its text begins with the error's class."""
+
+
+def reset(
+    environment: Environment, task_id: str, seed: int, episode_seed: int | None
+) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+    """Calls `reset`, with the episode's own seed where the environment names such a keyword."""
+    if episode_seed is None or not _takes_episode_seed(environment):
+        return environment.reset(task_id, seed)
+    return environment.reset(task_id, seed, episode_seed=episode_seed)
+
+
+def _takes_episode_seed(environment: Environment) -> bool:
+    """A `**` does not count: a wrapper would pass it to an environment that may not take it."""
+    try:
+        named = inspect.signature(environment.reset).parameters.get("episode_seed")
+    except (TypeError, ValueError):  # not all that is written in C has a signature
+        return False
+    return named is not None and named.kind in (named.POSITIONAL_OR_KEYWORD, named.KEYWORD_ONLY)
 
 
 def check_opening(answer: Any) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:

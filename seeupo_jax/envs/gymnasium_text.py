@@ -41,6 +41,7 @@ class GymnasiumText:
             self._env = gymnasium.make(self.id, **self.kwargs)
         except gymnasium.error.Error as error:
             raise ValueError(f"gymnasium_text id: got {self.id!r}: {error}") from None
+        self._generator = gymnasium.utils.seeding.np_random
         self._rendered = self._env.render_mode == "ansi"
         spaces = gymnasium.spaces
         if not self._rendered and not isinstance(self._env.observation_space, spaces.Text):
@@ -64,9 +65,17 @@ class GymnasiumText:
     def task_ids(self, split: str) -> Sequence[str]:
         return self._tasks.ids(split)
 
-    def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """Starts the task's game; its own seed decides everything."""
+    def reset(
+        self, task_id: str, seed: int, episode_seed: int | None = None
+    ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+        """Starts the task's game: its seed decides how it begins, `episode_seed` what follows.
+
+        Without an `episode_seed` the task's seed decides that too. `seed` changes nothing.
+        """
         observation, _ = self._env.reset(seed=self._tasks.seed(task_id))
+        if episode_seed is not None:
+            # Of the innermost environment, whose generator its wrappers use too.
+            self._env.unwrapped.np_random, _ = self._generator(episode_seed)
         self._total, self._done = 0.0, False
         return seeded.opening(self.instruction, self._shown(observation)), ()
 

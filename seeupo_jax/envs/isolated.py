@@ -66,9 +66,11 @@ class Isolated:
     def task_ids(self, split: str) -> Sequence[str]:
         return self._ask("task_ids", split=split)
 
-    def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+    def reset(
+        self, task_id: str, seed: int, episode_seed: int | None = None
+    ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """Starts an episode, in a new process where there is none or the last one has died."""
-        result = self._ask("reset", task_id=task_id, seed=seed)
+        result = self._ask("reset", task_id=task_id, seed=seed, episode_seed=episode_seed)
         self._has_finish = result["finish"]
         return calls.read_opening(result)
 

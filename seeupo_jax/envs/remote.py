@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ import urllib3
 
 from seeupo_jax.envs import calls, gate, wire
 from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
+
+_log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
 _CLOSE_S = 5.0
@@ -30,6 +34,10 @@ class RemoteError(Exception):
 
 class _Gone(RemoteError):
     """The server does not know the session."""
+
+
+class _Malformed(RemoteError):
+    """The server does not take the fields of a request; nothing of it was carried out."""
 
 
 @dataclass
@@ -64,16 +72,22 @@ class Remote:
     def task_ids(self, split: str) -> Sequence[str]:
         return self._result(self._post("task_ids", {"split": split}))
 
-    def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """Starts an episode in this object's session, or in a new one where that is over."""
+    def reset(
+        self, task_id: str, seed: int, episode_seed: int | None = None
+    ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+        """Starts an episode in this object's session, or in a new one where that is over.
+
+        A server that does not know `episode_seed` is asked without, and a warning says so.
+        """
         request = {"task_id": task_id, "seed": seed}
+        own = {} if episode_seed is None else {"episode_seed": episode_seed}
         if self._in_doubt:
             self.close()
         try:
-            answer = self._play("reset", request)
+            answer = self._begin(request, own)
         except _Gone:
             self._forget()
-            answer = self._play("reset", request)
+            answer = self._begin(request, own)
         self._has_finish = answer.get("finish") is True  # older servers do not say
         return calls.read_opening(answer)
 
@@ -108,6 +122,18 @@ class Remote:
         self._in_doubt = False  # whether the server has carried the last request out
         self._score: float | None = None
         self._has_finish = False
+        self._takes_episode_seed = True  # until the server refuses it, as older ones do
+
+    def _begin(self, request: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+        if not own or not self._takes_episode_seed:
+            return self._play("reset", request)
+        try:
+            return self._play("reset", request | own)
+        except _Malformed:
+            answer = self._play("reset", request)
+        self._takes_episode_seed = False
+        _warn_of_shared_noise(self.url)
+        return answer
 
     def _play(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Sends the session's next request, or the one before again if that got no answer."""
@@ -168,6 +194,8 @@ class Remote:
             raise TransientError(f"{self.url}: status {status}: {_excerpt(payload)}")
         if status == wire.GONE:
             raise _Gone(f"{self.url}: {_excerpt(payload)}")
+        if status in wire.MALFORMED:
+            raise _Malformed(f"{self.url}: status {status}: {_excerpt(payload)}")
         if status == wire.UNAUTHORIZED:
             raise ValueError(f"remote token_file: {self.url} refuses the token in it.")
         try:
@@ -179,6 +207,15 @@ class Remote:
         if "transient" in answer:
             raise TransientError(str(answer["transient"]))
         return answer
+
+
+@functools.cache  # once for each server, and not for each of its sessions
+def _warn_of_shared_noise(url: str) -> None:
+    _log.warning(
+        "%s does not take episode_seed: if transitions are random there, the members of a group may"
+        " share them. A server of this version takes it.",
+        url,
+    )
 
 
 def _keys(value: Any) -> set[str]:

@@ -147,7 +147,7 @@ class EnvServer:
             allowed = ", ".join(["task_ids", *calls.PLAYS, "close"])
             raise _Refusal(404, f"path: got {operation!r}; allowed: {allowed}.")
         play, arguments = calls.PLAYS[operation]
-        _check(request, _SESSION | arguments)
+        _check(request, _SESSION | arguments, calls.OPTIONAL.get(operation, {}))
         session = self._session(operation, request)
         try:
             with session.lock:
@@ -234,15 +234,17 @@ def _ask(question: Callable[[], Any]) -> tuple[bytes, bool]:
     return calls.answer(question, lambda: _log.warning("an environment failed", exc_info=True))
 
 
-def _check(request: Any, fields: dict[str, type]) -> None:
+def _check(request: Any, fields: dict[str, type], optional: dict[str, type] | None = None) -> None:
+    known = fields | (optional or {})
     # bool is an int to isinstance, and no number to a client.
     if (
         not isinstance(request, dict)
-        or request.keys() != fields.keys()
-        or any(type(request[key]) is not kind for key, kind in fields.items())
+        or not fields.keys() <= request.keys() <= known.keys()
+        or any(type(request[key]) is not known[key] for key in request)
     ):
         wanted = ", ".join(f"{key} ({kind.__name__})" for key, kind in fields.items())
-        raise _Refusal(400, f"body: allowed: a JSON object with exactly {wanted}.")
+        may = "".join(f", and optionally {key} ({known[key].__name__})" for key in optional or ())
+        raise _Refusal(400, f"body: allowed: a JSON object with exactly {wanted}{may}.")
 
 
 class _Http(BoundedServer):

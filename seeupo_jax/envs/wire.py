@@ -10,6 +10,7 @@ from pathlib import Path
 MAX_REQUEST_BYTES = 4 * 2**20
 MAX_ANSWER_BYTES = 64 * 2**20
 
+MALFORMED = (400, 422)  # the fields of a request; the second is what other servers answer
 UNAUTHORIZED = 401
 OUT_OF_ORDER = 409  # the sequence number is neither the next one nor that of a repeated request
 GONE = 410  # no such session: it ended, was idle for too long, or the server started anew

@@ -73,6 +73,7 @@ def begin_ahead(
     requests: Sequence[Request],
     *,
     seed: int,
+    iteration: int,
     patience_s: float,
 ) -> Begun:
     """Lets environments begin for the next collection, while nobody else uses the pool.
@@ -81,13 +82,14 @@ def begin_ahead(
     more environments are open than in a collection. Nothing waits for them here.
 
     Args:
+      seed, iteration: of that collection.
       patience_s: environments that a collection finds after longer begin once more, to the same
         episode: what holds them (a server, say) may have given them up meanwhile.
     """
     own = [request for request in requests if engine.owns(request.group)][: engine.concurrency]
     for slot, request in enumerate(own):
-        pool.submit(reset_call(slot, request, tokenizer, seed))
-    return Begun(tuple(own), seed, time.monotonic() + patience_s)
+        pool.submit(reset_call(slot, request, tokenizer, seed=seed, iteration=iteration))
+    return Begun(tuple(own), seed, iteration, time.monotonic() + patience_s)
 
 
 def collect(
@@ -123,7 +125,7 @@ def collect(
         together, and so the last bit of every number, does not depend on how long they take.
       on_finished: hears of every trajectory of this process as soon as it is over.
       stop: whether this process was asked to stop.
-      begun: what `begin_ahead` gave for these requests and this seed, if it was called.
+      begun: what `begin_ahead` gave for these requests and numbers, if it was called.
       watch: where others can see how far this process is.
 
     Raises:
@@ -139,6 +141,7 @@ def collect(
         env=env,
         max_turns=max_turns,
         seed=seed,
+        iteration=iteration,
         policy_version=policy_version,
         deterministic=deterministic,
         on_finished=on_finished,

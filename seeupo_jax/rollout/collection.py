@@ -27,17 +27,21 @@ class Begun:
     """Environments that begin before their collection does.
 
     requests: of the pool's slots from 0 on; their resets are open calls of the pool.
-    seed: that they begin with.
+    seed, iteration: that they begin with.
     until: until when they may be left alone, in seconds of the monotonic clock.
     """
 
     requests: tuple[Request, ...]
     seed: int
+    iteration: int
     until: float
 
 
-def reset_call(slot: int, request: Request, tokenizer: Tokenizer, seed: int) -> Call:
+def reset_call(
+    slot: int, request: Request, tokenizer: Tokenizer, *, seed: int, iteration: int
+) -> Call:
     """Begins an episode; gives what `Collection._begin` takes."""
+    own = request.episode_seed(seed=seed, iteration=iteration)
 
     # Checked and tokenised in the worker: a message that the tokenizer refuses is the environment's
     # failure, not the run's.
@@ -45,7 +49,7 @@ def reset_call(slot: int, request: Request, tokenizer: Tokenizer, seed: int) -> 
         messages, tools = gate.check_opening(answer)
         return messages, tools, tokenizer.begin(messages, tools), gate.has_finish(env)
 
-    return Call(slot, lambda env: env.reset(request.task_id, seed), begin, fresh=True)
+    return Call(slot, lambda env: gate.reset(env, request.task_id, seed, own), begin, fresh=True)
 
 
 class Collection:
@@ -61,13 +65,15 @@ class Collection:
         env: config.Env,
         max_turns: int,
         seed: int,
+        iteration: int,
         policy_version: int | None,
         deterministic: bool,
         on_finished: Callable[[Request, Trajectory], None] | None,
         stop: Callable[[], bool],
     ):
         self._engine, self._pool, self._tokenizer = engine, pool, tokenizer
-        self._env, self._requests, self._max_turns, self._seed = env, requests, max_turns, seed
+        self._env, self._requests, self._max_turns = env, requests, max_turns
+        self._seed, self._iteration = seed, iteration
         self._policy_version, self._deterministic = policy_version, deterministic
         self._on_finished, self._stop = on_finished, stop
         owned = (key for key, request in enumerate(requests) if engine.owns(request.group))
@@ -84,7 +90,8 @@ class Collection:
     def adopt(self, begun: Begun) -> None:
         """Opens the first episodes on environments that have been asked to begin."""
         own = tuple(self._requests[key] for key in self._queued)
-        assert begun.seed == self._seed and begun.requests == own[: len(begun.requests)]
+        assert (begun.seed, begun.iteration) == (self._seed, self._iteration)
+        assert begun.requests == own[: len(begun.requests)]
         keys = [self._open_next() for _ in begun.requests]
         if time.monotonic() > begun.until:
             self._stale.update(keys)
@@ -95,7 +102,13 @@ class Collection:
             while self._queued and self._slots:
                 episode = self._open[self._open_next()]
                 self._pool.submit(
-                    reset_call(episode.slot, episode.request, self._tokenizer, self._seed)
+                    reset_call(
+                        episode.slot,
+                        episode.request,
+                        self._tokenizer,
+                        seed=self._seed,
+                        iteration=self._iteration,
+                    )
                 )
             self._hear_environments()
             actions = self._engine.step(bool(self._open or self._queued), self._stop())

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.envs.pool import Failure, Outcome
 from seeupo_jax.policy.tokenizer import Conversation, Transcript
+from seeupo_jax.rollout.sampling import task_number
 from seeupo_jax.types import Trajectory
 
 
@@ -22,6 +25,17 @@ class Request:
     task_id: str
     group: int
     member: int
+
+    def episode_seed(self, *, seed: int, iteration: int) -> int:
+        """What its environment's random transitions derive from, as its tokens do (`Streams`).
+
+        Args:
+          seed: of the run. iteration: or any other number that keeps two collections apart.
+
+        Returns: below 2**31, so that any generator takes it.
+        """
+        numbers = [seed, iteration, task_number(self.task_id), self.member]
+        return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
 
 @dataclass

@@ -123,3 +123,42 @@ def test_an_errors_text_is_bounded_and_can_be_printed():
     assert len(gate.describe(KeyError("x" * 10_000))) == 2000
     assert gate.describe(OSError("\ud800")).encode() == b"OSError: \\ud800"
     assert gate.describe(gate.ProtocolError("step(): no.")) == "step(): no."
+
+
+class Opens:
+    """Remembers what `reset` was called with."""
+
+    def named(self, task_id, seed, episode_seed=None):
+        return task_id, seed, episode_seed
+
+    def keyword(self, task_id, seed, *, episode_seed):
+        return task_id, seed, episode_seed
+
+    def plain(self, task_id, seed):
+        return task_id, seed
+
+    def anything(self, *arguments, **named):
+        return arguments + tuple(named)
+
+    def positional(self, task_id, seed, episode_seed=None, /):
+        return task_id, seed, episode_seed
+
+
+@pytest.mark.parametrize(
+    "kind, wanted",
+    [
+        ("named", ("a", 3, 8)),
+        ("keyword", ("a", 3, 8)),
+        ("plain", ("a", 3)),
+        ("anything", ("a", 3)),
+        ("positional", ("a", 3, None)),
+    ],
+)
+def test_an_episodes_own_seed_goes_to_who_names_it(kind, wanted):
+    environment = SimpleNamespace(reset=getattr(Opens(), kind))
+    assert gate.reset(environment, "a", 3, 8) == wanted
+
+
+def test_what_has_no_signature_takes_no_seed_of_the_episode():
+    # Of max no signature is known to Python 3.12 and before, and none names the keyword.
+    assert gate.reset(SimpleNamespace(reset=max), 3, 5, 8) == 5

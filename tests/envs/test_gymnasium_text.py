@@ -1,5 +1,6 @@
 """Gymnasium's own environments, and one with texts, play as environments of ours."""
 
+import numpy as np
 import pytest
 
 from seeupo_jax import envs
@@ -108,3 +109,40 @@ def test_texts_are_played_as_they_are_and_the_task_is_the_seed():
 def test_what_cannot_be_played_is_refused(options, wanted):
     with pytest.raises(ValueError, match=wanted):
         envs.make("gymnasium_text", **options)
+
+
+SLIPPERY = {**LAKE, "kwargs": {"render_mode": "ansi", "is_slippery": True}}
+STEPS = ("up",) * 12  # slips to both sides along the first row, which has no hole
+
+
+def slid(env, task="train/0", **own):
+    """What is seen from the first message on, when the same actions slip."""
+    messages, _ = env.reset(task, 7, **own)
+    return [messages[0]["content"]] + [env.step(text).observation[0]["content"] for text in STEPS]
+
+
+def test_the_same_actions_slip_differently_in_each_episode_of_a_task():
+    env = lake(**SLIPPERY)
+    seen = [slid(env, episode_seed=own) for own in range(8)]
+    assert len({one[0] for one in seen}) == 1
+    assert len({tuple(one) for one in seen}) == 8
+    assert slid(env, episode_seed=3) == slid(lake(**SLIPPERY), episode_seed=3) == seen[3]
+
+
+def test_an_episode_slips_as_gymnasium_does_with_a_generator_of_its_seed():
+    world = gymnasium.make("FrozenLake-v1", **SLIPPERY["kwargs"])
+    world.reset(seed=0)
+    world.unwrapped.np_random = np.random.Generator(np.random.PCG64(3))
+    up = SLIPPERY["actions"].index("up")
+    wanted = [world.step(up) and world.render() for _ in STEPS]
+    assert slid(lake(**SLIPPERY), episode_seed=3)[1:] == wanted
+
+
+def test_without_a_seed_of_the_episode_the_task_decides_everything():
+    env = lake(**SLIPPERY)
+    assert slid(env) == slid(env) and slid(env) != slid(env, "train/1")
+    env.reset("train/1", 7, episode_seed=3)
+    assert slid(env) == slid(lake(**SLIPPERY))
+    words = envs.make("gymnasium_text", id="Parrot-v0")
+    told = {words.reset("train/2", 7, episode_seed=own)[0][0]["content"] for own in range(4)}
+    assert told == {words.reset("train/2", 7)[0][0]["content"]}

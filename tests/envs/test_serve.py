@@ -66,6 +66,13 @@ PLAY = {"session": "a", "number": 0}
         ("reset", PLAY, 400, "task_id .str., seed .int."),
         ("reset", PLAY | {"task_id": "train/0", "seed": True}, 400, "seed .int."),
         ("reset", PLAY | {"task_id": "train/0", "seed": 0, "more": 1}, 400, "exactly"),
+        ("reset", PLAY | {"task_id": "train/0", "episode_seed": 0}, 400, "optionally episode_seed"),
+        (
+            "reset",
+            PLAY | {"task_id": "train/0", "seed": 0, "episode_seed": "1"},
+            400,
+            "episode_seed .int.",
+        ),
         ("step", PLAY | {"text": 5}, 400, "text .str."),
         ("step", PLAY | {"text": "hi"}, 410, "the session is over"),
         ("close", {"session": ["a"]}, 400, "exactly session"),

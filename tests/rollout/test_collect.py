@@ -709,13 +709,14 @@ def collect_begun(pool, requests, patience_s=60.0, meanwhile=lambda: None):
     engine, params = make()
     begun = None
     if patience_s is not None:
-        options = {"seed": 5, "patience_s": patience_s}
+        options = {"seed": 5, "iteration": 1, "patience_s": patience_s}
         begun = begin_ahead(engine, pool, NumberTokenizer(), requests, **options)
         meanwhile()
     numbers = {"max_turns": 3, "seed": 5, "iteration": 1, "deterministic": True}
     return collect(engine, pool, NumberTokenizer(), params, requests, begun=begun, **numbers)
 
 
+AHEAD = {"seed": 5, "iteration": 1, "patience_s": 1}
 # More than environments. Of the first, which begin ahead: one comes at its third try, one not.
 BEGINNING = ["busy*2@0", "done@3", "raise@0", "sleep@0", "done@1", "raise@2", "done@2"]
 
@@ -750,7 +751,7 @@ def test_a_reset_that_hangs_ahead_is_given_up_and_made_again(watched):
 def test_no_more_environments_begin_ahead_than_there_are(watched):
     pool = watched()
     requests = group_requests(BEGINNING, 1)
-    begun = begin_ahead(make()[0], pool, NumberTokenizer(), requests, seed=5, patience_s=1)
+    begun = begin_ahead(make()[0], pool, NumberTokenizer(), requests, **AHEAD)
     assert list(begun.requests) == requests[:4] and pool.open == 4
     pool.drain()
     assert Watched.asked == {"busy*2@0": 3, "done@3": 1, "raise@0": 3, "sleep@0": 1}
@@ -768,7 +769,7 @@ def test_waiting_for_resets_is_timed_and_takes_no_time_where_they_are_over(watch
 def test_a_pool_that_is_closed_while_environments_begin_closes_them_all(watched):
     before, pool = threading.active_count(), watched(timeout_s=30)
     requests = group_requests(["sleep@0"], 4)
-    begin_ahead(make()[0], pool, NumberTokenizer(), requests, seed=5, patience_s=1)
+    begin_ahead(make()[0], pool, NumberTokenizer(), requests, **AHEAD)
     pool.close()
     assert len(set(map(id, Watched.closed))) == 4 and threading.active_count() <= before
 
@@ -776,7 +777,7 @@ def test_a_pool_that_is_closed_while_environments_begin_closes_them_all(watched)
 def test_what_began_for_other_trajectories_is_not_taken(watched):
     engine, params = make()
     requests = group_requests(["done@1", "done@2"], 1)
-    begun = begin_ahead(engine, watched(), NumberTokenizer(), requests, seed=5, patience_s=1)
+    begun = begin_ahead(engine, watched(), NumberTokenizer(), requests, **AHEAD)
     numbers = {"max_turns": 3, "seed": 5, "iteration": 1}
     with pytest.raises(AssertionError):
         collect(
