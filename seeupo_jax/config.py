@@ -17,21 +17,37 @@ from seeupo_jax.choices import Algorithm, check_ahead, check_choices
 from seeupo_jax.config_file import read_values
 from seeupo_jax.fields import above, assign, at_least, build, checked, choice, parse, shown, within
 
+# The most of each that a model may have: several times the largest published (Llama 3.1 405B: 126
+# layers of width 16,384; Gemma 3: 262,144 tokens), so that more is a mistake or a damaged file.
+MODEL_SIZES = {
+    "vocab_size": 2**24,
+    "width": 2**18,
+    "layers": 2**10,
+    "heads": 2**12,
+    "head_dim": 2**12,
+    "mlp_width": 2**21,
+    "max_positions": 2**31 - 1,  # positions are int32
+}
+
 
 @dataclass(frozen=True)
 class Model:
     """The policy network. `path` loads one; without it the sizes below make one from nothing."""
 
     path: str | None = None  # a Hugging Face folder, a .gguf file, or package:NAME
-    vocab_size: int = at_least(1, 512)
-    width: int = at_least(1, 128)
-    layers: int = at_least(1, 4)
-    heads: int = at_least(1, 4)
-    kv_heads: int = at_least(1, 4)
-    head_dim: int = checked(32, "an even number >= 2", lambda v: v >= 2 and v % 2 == 0)
-    mlp_width: int = at_least(1, 384)
+    vocab_size: int = within(1, MODEL_SIZES["vocab_size"], 512)
+    width: int = within(1, MODEL_SIZES["width"], 128)
+    layers: int = within(1, MODEL_SIZES["layers"], 4)
+    heads: int = within(1, MODEL_SIZES["heads"], 4)
+    kv_heads: int = within(1, MODEL_SIZES["heads"], 4)
+    head_dim: int = checked(
+        32,
+        f"an even number from 2 to {MODEL_SIZES['head_dim']}",
+        lambda v: 2 <= v <= MODEL_SIZES["head_dim"] and v % 2 == 0,
+    )
+    mlp_width: int = within(1, MODEL_SIZES["mlp_width"], 384)
     rope_theta: float = above(0, 10_000.0)
-    max_positions: int = at_least(2, 32_768)
+    max_positions: int = within(2, MODEL_SIZES["max_positions"], 32_768)
     qk_norm: bool = True
     qkv_bias: bool = False
     tied: bool = True

@@ -104,5 +104,5 @@ def _holder(opened: IO[str]) -> str:
         me = json.loads(opened.read())
         command = textwrap.shorten(str(me["command"]), _COMMAND_WIDTH, placeholder=" ...")
         return f"process {me['process']} on {me['host']} since {me['since']} ({command})"
-    except (ValueError, LookupError, TypeError, OSError):
+    except (ValueError, LookupError, TypeError, OSError, RecursionError):
         return "another process"

@@ -160,6 +160,15 @@ def test_a_folder_with_another_configuration_is_refused(tmp_path):
         planned(tmp_path, "optimizer.learning_rate=0.1")
 
 
+@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, "\0"], ids=range(4))
+def test_a_folder_whose_configuration_is_damaged_is_refused(tmp_path, content):
+    run = planned(tmp_path, seeds=1)[0]
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=f"got {run.folder}/config.json, which holds no config"):
+        planned(tmp_path)
+
+
 def test_a_folder_of_a_version_without_a_field_goes_on(tmp_path):
     run = planned(tmp_path, seeds=1)[0]
     run.folder.mkdir(parents=True)

@@ -116,7 +116,7 @@ def read(folder: Path) -> dict[str, Figures]:
     for file in files:
         try:
             found[file.stem] = json.loads(file.read_text())
-        except ValueError:
+        except (ValueError, RecursionError):
             found[file.stem] = None
         figures = found[file.stem]
         if not isinstance(figures, dict) or figures.get("benchmark") not in _SECTIONS:

@@ -202,7 +202,16 @@ def _check_same(run: PlannedRun) -> None:
     path = run.folder / CONFIG_FILE
     if not path.exists():
         return
-    saved, mine = json.loads(path.read_text()), json.loads(json.dumps(to_dict(run.config)))
+    try:
+        saved = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        saved = None
+    if not isinstance(saved, dict):
+        raise ValueError(
+            f"--workdir: got {path}, which holds no configuration; allowed: what this command wrote"
+            " there, or another workdir."
+        )
+    mine = json.loads(json.dumps(to_dict(run.config)))
     for field, value in _leaves(mine):
         theirs = dict(_leaves(saved)).get(field, value)  # a field may be newer than the run
         if theirs != value and field.partition(".")[0] not in _MAY_CHANGE:

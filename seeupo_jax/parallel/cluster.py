@@ -223,7 +223,7 @@ def _hear(connection: socket.socket, timeout_s: float = _MESSAGE_S) -> dict[str,
     try:
         with connection.makefile("rb") as lines:
             message = json.loads(lines.readline(2**16))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
 

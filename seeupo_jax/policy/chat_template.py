@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from seeupo_jax import config
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.policy import gguf_vocabulary, vocabulary
+from seeupo_jax.policy.json_file import read_object
 from seeupo_jax.policy.messages import ROLES, choose_chat, keep_messages, list_tools, save_chat
 from seeupo_jax.policy.same_ids import compare
 
@@ -137,7 +138,11 @@ class HuggingFaceTokenizer:
             _LOGGER.warning("%s: no tokenizer is written.", error)
             return
         file = folder / GENERATION_FILE
-        values = _read_json(file) | self._generation | {"eos_token_id": list(self.end_ids)}
+        values = (
+            (read_object(file) if file.is_file() else {})
+            | self._generation
+            | {"eos_token_id": list(self.end_ids)}
+        )
         file.write_text(json.dumps(values, indent=2) + "\n")
         save_chat(folder, self._chat)
 
@@ -277,7 +282,8 @@ def load(folder: Path, chat: config.Chat | None) -> HuggingFaceTokenizer:
         library = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library raises whatever a damaged file leads to
         raise ValueError(f"tokenizer: {folder} cannot be read: {error}.") from error
-    generation = _read_json(folder / GENERATION_FILE)
+    file = folder / GENERATION_FILE
+    generation = read_object(file) if file.is_file() else {}
     return HuggingFaceTokenizer(library, options, generation=generation, where=str(folder))
 
 
@@ -310,7 +316,7 @@ def _eos_ids(
             f" tokenizer_config.json, or an eos_token_id in {GENERATION_FILE}."
         )
     for token in ids:
-        if token not in library.added_tokens_decoder:
+        if not isinstance(token, int) or token not in library.added_tokens_decoder:
             raise ValueError(
                 f"tokenizer: {where}: eos_token_id is {token!r}; allowed: an added token."
             )
@@ -371,13 +377,3 @@ def _with_listing(messages: Sequence[Message], listing: str) -> list[Message]:
         first = messages[0] | {"content": f"{messages[0]['content']}\n\n{listing}"}
         return [first, *messages[1:]]
     return [{"role": "system", "content": listing}, *messages]
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no file."""
-    if not file.is_file():
-        return {}
-    try:
-        return dict(json.loads(file.read_text()))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{file} cannot be read: {error}.") from None

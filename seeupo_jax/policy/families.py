@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import AutoConfig
 
+from seeupo_jax.config import MODEL_SIZES
+from seeupo_jax.fields import shown
 from seeupo_jax.policy.architecture import Architecture, Moe
 from seeupo_jax.policy.rope import Rope
 
+# What sizes a config may state; of experts no more than ten times the largest published (Kimi K2:
+# 384).
+_SIZES = {
+    "vocab_size": MODEL_SIZES["vocab_size"],
+    "hidden_size": MODEL_SIZES["width"],
+    "num_hidden_layers": MODEL_SIZES["layers"],
+    "num_attention_heads": MODEL_SIZES["heads"],
+    "num_key_value_heads": MODEL_SIZES["heads"],
+    "head_dim": MODEL_SIZES["head_dim"],
+    "intermediate_size": MODEL_SIZES["mlp_width"],
+    "max_position_embeddings": MODEL_SIZES["max_positions"],
+    "sliding_window": MODEL_SIZES["max_positions"],
+    "num_experts": 2**12,
+    "num_local_experts": 2**12,
+    "num_experts_per_tok": 2**12,
+    "moe_intermediate_size": MODEL_SIZES["mlp_width"],
+    "decoder_sparse_step": MODEL_SIZES["layers"],
+}
+_NUMBERS = ("rms_norm_eps", "rope_theta")
+_TRUTHS = (
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "norm_topk_prob",
+    "use_sliding_window",
+)
+_LISTS = {"layer_types": str, "mlp_only_layers": int}
 # What a config must say itself: a default of the family would be a guess.
 _REQUIRED = (
     "vocab_size",
@@ -28,6 +58,7 @@ _FIXED = {
     "use_mrope": False,
     "pretraining_tp": 1,
 }
+_LARGEST_FACTOR = 10**6  # contexts of millions, of models made for thousands, are published
 _ROPE_NAMES = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 _ROPE_FIELDS = {
     "rope_theta": "theta",
@@ -94,25 +125,33 @@ def read_architecture(values: Mapping[str, Any], source: str, **layout: Any) -> 
       ValueError: another family, a missing size, or a setting that our network does not compute.
     """
     name = values.get("model_type")
-    if name not in FAMILIES:
-        raise ValueError(f"{source}: model_type is {name!r}; allowed: {', '.join(FAMILIES)}.")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ValueError(f"{source}: model_type is {shown(name)}; allowed: {', '.join(FAMILIES)}.")
     missing = [key for key in _REQUIRED if values.get(key) is None]
     if missing:
         raise ValueError(f"{source}: {', '.join(missing)} missing; a {name} config has them.")
+    _check_values(values, source)
     full = _with_defaults(name, values, source)
     for key, allowed in _FIXED.items():
         if full.get(key, allowed) != allowed:
-            raise ValueError(f"{source}: {key} is {full[key]!r}; allowed: {allowed!r}.")
+            raise ValueError(f"{source}: {key} is {shown(full[key])}; allowed: {allowed!r}.")
     family = FAMILIES[name]
     heads = full["num_attention_heads"]
-    head_dim = full.get("head_dim")
+    head_dim, kv_heads = full.get("head_dim"), full["num_key_value_heads"]
+    head_dim = full["hidden_size"] // heads if head_dim is None else head_dim
+    if heads % kv_heads:
+        raise ValueError(
+            f"{source}: num_key_value_heads is {kv_heads}; allowed: a divisor of {heads} heads."
+        )
+    if head_dim < 2 or head_dim % 2:
+        raise ValueError(f"{source}: head_dim is {head_dim}; allowed: an even number >= 2.")
     return Architecture(
         vocab_size=full["vocab_size"],
         width=full["hidden_size"],
         layers=full["num_hidden_layers"],
         heads=heads,
-        kv_heads=full["num_key_value_heads"],
-        head_dim=full["hidden_size"] // heads if head_dim is None else head_dim,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         mlp_width=full["intermediate_size"],
         rope=_read_rope(full, source),
         norm_eps=full["rms_norm_eps"],
@@ -124,6 +163,40 @@ def read_architecture(values: Mapping[str, Any], source: str, **layout: Any) -> 
         max_positions=full["max_position_embeddings"],
         **layout,
     )
+
+
+def _check_values(values: Mapping[str, Any], source: str) -> None:
+    """Types and bounds of what a config states, before anything is built with it.
+
+    Raises:
+      ValueError: one sentence with the first that is wrong.
+    """
+
+    def refuse(key: str, allowed: str) -> None:
+        raise ValueError(f"{source}: {key} is {shown(values[key])}; allowed: {allowed}.")
+
+    stated = {key: value for key, value in values.items() if value is not None}
+    for key in _SIZES.keys() & stated:
+        if type(stated[key]) is not int or not 1 <= stated[key] <= _SIZES[key]:
+            refuse(key, f"a whole number from 1 to {_SIZES[key]}")
+    if stated.get("head_dim", 2) % 2:
+        refuse("head_dim", "an even number, whose halves rotate")
+    for key in stated.keys() & set(_NUMBERS):
+        if not _is_positive(stated[key]):
+            refuse(key, "a number > 0")
+    for key in stated.keys() & set(_TRUTHS):
+        if not isinstance(stated[key], bool):
+            refuse(key, "true or false")
+    for key in _LISTS.keys() & stated:
+        listed = stated[key]
+        if not isinstance(listed, list) or not all(type(each) is _LISTS[key] for each in listed):
+            refuse(key, "a list of " + ("texts" if _LISTS[key] is str else "whole numbers"))
+
+
+def _is_positive(value: Any) -> bool:
+    """Whether a number is one that float32 holds."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 1e-37 < value < 1e38
 
 
 def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "float32") -> Any:
@@ -180,22 +253,27 @@ def _with_defaults(name: str, values: Mapping[str, Any], source: str) -> dict[st
     try:
         return AutoConfig.for_model(name, **given).to_dict()
     except Exception as error:  # it has many ways to refuse a config; all of them mean just that
-        reason = " ".join(str(error).split())
+        reason = textwrap.shorten(str(error), 400, placeholder=" ...")
         raise ValueError(f"{source}: not a {name} config: {reason}") from None
 
 
 def _read_rope(values: Mapping[str, Any], source: str) -> Rope:
+    if not isinstance(values["rope_parameters"], Mapping):
+        got = shown(values["rope_parameters"])
+        raise ValueError(f"{source}: rope_parameters is {got}; allowed: a JSON object.")
     given = {k: v for k, v in values["rope_parameters"].items() if v is not None}
     kind = given.pop("rope_type", "default")
-    if kind not in _ROPE_NAMES:
-        raise ValueError(f"{source}: rope scaling is {kind!r}; allowed: {', '.join(_ROPE_NAMES)}.")
+    if not isinstance(kind, str) or kind not in _ROPE_NAMES:
+        names = ", ".join(_ROPE_NAMES)
+        raise ValueError(f"{source}: rope scaling is {shown(kind)}; allowed: {names}.")
     scaling = _ROPE_NAMES[kind]
     positions = {"llama3", "yarn"} & {scaling}
     if positions:
         given.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
     if given.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError(
-            f"{source}: partial_rotary_factor is {given['partial_rotary_factor']}; allowed: 1.0."
+            f"{source}: partial_rotary_factor is {shown(given['partial_rotary_factor'])}; allowed:"
+            " 1.0."
         )
     given.pop("partial_rotary_factor", None)
     given.pop("type", None)  # the old name of rope_type
@@ -208,6 +286,15 @@ def _read_rope(values: Mapping[str, Any], source: str) -> Rope:
         )
     if scaling != "none" and "factor" not in given:
         raise ValueError(f"{source}: rope scaling {kind!r} without a factor; allowed: one >= 1.")
+    for key, value in given.items():
+        bad = not isinstance(value, bool) if key == "truncate" else not _is_positive(value)
+        if bad:
+            allowed = "true or false" if key == "truncate" else "a number > 0"
+            raise ValueError(f"{source}: rope's {key} is {shown(value)}; allowed: {allowed}.")
+    if given.get("factor", 1.0) > _LARGEST_FACTOR:
+        raise ValueError(
+            f"{source}: rope's factor is {given['factor']}; allowed: at most {_LARGEST_FACTOR}."
+        )
     return Rope(scaling=scaling, **{_ROPE_FIELDS[key]: value for key, value in given.items()})
 
 
@@ -222,7 +309,7 @@ def _read_windows(family: Family, values: Mapping[str, Any], source: str) -> tup
     known = {"full_attention": None, "sliding_attention": window}
     if len(kinds) != layers or set(kinds) - known.keys():
         raise ValueError(
-            f"{source}: layer_types is {kinds}; allowed: {layers} of {', '.join(known)}."
+            f"{source}: layer_types is {shown(kinds)}; allowed: {layers} of {', '.join(known)}."
         )
     windows = tuple(known[kind] for kind in kinds)
     return windows if any(windows) else ()

@@ -57,7 +57,7 @@ def made_from(folder: Path) -> str | None:
     try:
         values = json.loads((folder / CONFIG_FILE).read_text())
         return values.get(MADE_FROM)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None  # whoever reads the file for what it is says what is wrong with it
 
 

@@ -173,7 +173,7 @@ class _Settings:
 
     def whole(self, key: str, *default: int) -> int:
         value = self.values.get(key, *default)
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.refusal(key, "a whole number >= 1")
         return value
 
@@ -191,12 +191,12 @@ class _Settings:
 
 def _read_settings(path: Path, fields: Mapping[str, Any]) -> _Settings:
     family = fields.get("general.architecture")
-    if family not in _FAMILIES:
+    if not isinstance(family, str) or family not in _FAMILIES:
         raise ValueError(
             f"{path}: general.architecture is {family!r}; allowed: {', '.join(_FAMILIES)}."
         )
     parts = fields.get("split.count", 1)
-    if parts > 1:
+    if parts not in (0, 1):
         raise ValueError(f"{path} is one of {parts} parts of a model; allowed: a whole one.")
     prefix = f"{family}."
     values = {k.removeprefix(prefix): v for k, v in fields.items() if k.startswith(prefix)}
@@ -241,7 +241,7 @@ def _config(settings: _Settings, stored: Mapping[str, StoredTensor]) -> dict[str
 
 def _rope_scaling(settings: _Settings) -> dict[str, Any] | None:
     kind = settings.values.get("rope.scaling.type", "linear")  # llama.cpp's default
-    if kind not in _SCALINGS:
+    if not isinstance(kind, str) or kind not in _SCALINGS:
         raise settings.refusal("rope.scaling.type", ", ".join(_SCALINGS))
     factor = settings.real("rope.scaling.factor", 1.0)
     return None if factor == 1.0 else _SCALINGS[kind](settings, factor)

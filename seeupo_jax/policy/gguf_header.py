@@ -16,6 +16,7 @@ from gguf import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType,
 from gguf.quants import dequantize
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
+_DEEPEST = 8  # levels of arrays in each other; files of published models have one
 _DTYPES = {
     GGUFValueType.UINT8: "u1",
     GGUFValueType.INT8: "i1",
@@ -158,12 +159,17 @@ class _Cursor:
             raise ValueError(f"{self._path} is damaged: its header has a value of type {code}.")
         return GGUFValueType(code)
 
-    def _value(self, kind: GGUFValueType) -> Any:
+    def _value(self, kind: GGUFValueType, depth: int = 0) -> Any:
         if kind is GGUFValueType.STRING:
             return self.string()
         if kind in _DTYPES:
             return self.scalar(kind)
+        if depth == _DEEPEST:
+            raise ValueError(
+                f"{self._path} is damaged: its header has arrays nested without end; allowed: at"
+                f" most {_DEEPEST} levels."
+            )
         kind, count = self._kind(), self.scalar(GGUFValueType.UINT64)
         if kind in _DTYPES:
             return self.scalars(kind, count)
-        return [self._value(kind) for _ in range(count)]
+        return [self._value(kind, depth + 1) for _ in range(count)]

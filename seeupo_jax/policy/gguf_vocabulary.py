@@ -9,8 +9,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from seeupo_jax.errors import describe
+from seeupo_jax.fields import shown
+
 # Kinds of tokens in `tokenizer.ggml.token_type`.
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+
+_ITEMS = {str: "texts", int: "whole numbers"}
 
 # Where a text is cut before byte pairs are merged; `{digits}` differs between families.
 _WORDS = (
@@ -66,24 +71,31 @@ def build(fields: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     Raises:
       ValueError: a missing key; a model, or a way to prepare text, that is not known here.
     """
-    model = _field(fields, "tokenizer.ggml.model")
+    model = _field(fields, "tokenizer.ggml.model", str)
     if model != "gpt2":
         raise ValueError(f"GGUF: tokenizer.ggml.model is {model!r}; allowed: gpt2.")
-    pre = _field(fields, "tokenizer.ggml.pre")
+    pre = _field(fields, "tokenizer.ggml.pre", str)
     if pre not in PREPARATIONS:
         raise ValueError(
             f"GGUF: tokenizer.ggml.pre is {pre!r}; allowed: {', '.join(PREPARATIONS)}."
         )
-    names = list(_field(fields, "tokenizer.ggml.tokens"))
-    kinds = [int(kind) for kind in _field(fields, "tokenizer.ggml.token_type")]
+    names = _field(fields, "tokenizer.ggml.tokens", list, str)
+    kinds = _field(fields, "tokenizer.ggml.token_type", list, int)
     if len(kinds) != len(names) or len(set(names)) != len(names):
         raise ValueError(
             f"GGUF: {len(names)} tokens ({len(set(names))} different) and {len(kinds)} types;"
             " allowed: different tokens, and a type for each."
         )
     vocabulary = {n: i for i, n in enumerate(names) if kinds[i] != _UNUSED}
-    merges = [tuple(merge.split(" ", 1)) for merge in _field(fields, "tokenizer.ggml.merges")]
-    tokenizer = Tokenizer(BPE(vocabulary, merges))
+    stated = _field(fields, "tokenizer.ggml.merges", list, str)
+    merges = [tuple(merge.split(" ", 1)) for merge in stated]
+    try:
+        tokenizer = Tokenizer(BPE(vocabulary, merges))
+    except Exception as error:  # the library has no class of its own for them
+        raise ValueError(
+            f"GGUF: tokenizer.ggml.merges cannot be used: {describe(error)}; allowed: pairs of"
+            " tokens whose union is one."
+        ) from None
     PREPARATIONS[pre](tokenizer)
     tokenizer.decoder = decoders.ByteLevel()
     added = {_CONTROL: [], _USER_DEFINED: []}
@@ -93,22 +105,37 @@ def build(fields: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     tokenizer.add_tokens(added[_USER_DEFINED])
     tokenizer.add_special_tokens(added[_CONTROL])
     named = {
-        f"{role}_token": names[int(fields[key])]
+        f"{role}_token": names[_id(fields, key, len(names))]
         for role in ("bos", "eos")
         if (key := f"tokenizer.ggml.{role}_token_id") in fields
     }
     library = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
-    library.chat_template = fields.get("tokenizer.chat_template")
+    if "tokenizer.chat_template" in fields:
+        library.chat_template = _field(fields, "tokenizer.chat_template", str)
     return library
 
 
 def end_ids(fields: Mapping[str, Any]) -> list[int]:
     """Ids that end a generation, by the file's keys for the ends of turns and of texts."""
     keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eot", "eos"))
-    return [int(fields[key]) for key in keys if key in fields]
+    size = len(_field(fields, "tokenizer.ggml.tokens", list, str))
+    return [_id(fields, key, size) for key in keys if key in fields]
 
 
-def _field(fields: Mapping[str, Any], key: str) -> Any:
+def _field(fields: Mapping[str, Any], key: str, kind: type, item: type = object) -> Any:
+    """A value of a type; of a list also the type of its items."""
     if key not in fields:
         raise ValueError(f"GGUF: no key {key}; allowed: a file with a tokenizer.")
-    return fields[key]
+    value = fields[key]
+    items = value if isinstance(value, list) else ()
+    if not isinstance(value, kind) or not all(isinstance(each, item) for each in items):
+        allowed = "a text" if kind is str else f"a list of {_ITEMS[item]}"
+        raise ValueError(f"GGUF: {key} is {shown(value)}; allowed: {allowed}.")
+    return value
+
+
+def _id(fields: Mapping[str, Any], key: str, size: int) -> int:
+    value = fields[key]
+    if not isinstance(value, int) or not 0 <= value < size:
+        raise ValueError(f"GGUF: {key} is {shown(value)}; allowed: an id from 0 to {size - 1}.")
+    return value

@@ -19,12 +19,12 @@ from seeupo_jax import config
 from seeupo_jax.parallel.distributed import place, to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import Architecture, Lora
+from seeupo_jax.policy.json_file import read_object
 from seeupo_jax.policy.network import ADAPTER, Network, abstract, join, split, trainable
 from seeupo_jax.policy.placement import check_tensors, load_params
 from seeupo_jax.policy.stored import at, stored_tensors
 from seeupo_jax.policy.tensors import SafetensorsFolder
 from seeupo_jax.policy.transformer import Transformer
-from seeupo_jax.policy.weights import read_json
 
 _LOGGER = logging.getLogger(__name__)
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -169,7 +169,7 @@ def read_lora(folder: Path) -> Lora:
     file = folder / CONFIG_FILE
     if not file.is_file():
         raise ValueError(f"no file {file}; a folder of adapters in PEFT's format has one.")
-    values = read_json(file)
+    values = read_object(file)
     for key, allowed in _FIXED.items():
         if values.get(key, allowed[0]) not in allowed:
             raise ValueError(f"{file}: {key} is {values[key]!r}; allowed: {allowed[0]!r}.")

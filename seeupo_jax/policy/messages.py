@@ -10,6 +10,7 @@ from typing import Any
 
 from seeupo_jax import config
 from seeupo_jax.envs.base import Message, Tool
+from seeupo_jax.policy.json_file import read_object
 
 ROLES = ("system", "user", "assistant", "tool")
 CHAT_FILE = "chat.json"  # a model folder's own chat options
@@ -37,9 +38,9 @@ def choose_chat(folder: Path, chat: config.Chat | None) -> config.Chat:
     if not file.is_file() or (chat is not None and chat != config.Chat()):
         return config.Chat() if chat is None else chat
     try:
-        return config.from_dict({"chat": json.loads(file.read_text())}).chat
+        return config.from_dict({"chat": read_object(file)}).chat
     except ValueError as error:
-        raise ValueError(f"tokenizer: {folder} cannot be read: {error}.") from None
+        raise ValueError(f"tokenizer: {folder} cannot be read: {error}") from None
 
 
 def save_chat(folder: Path, chat: config.Chat) -> None:

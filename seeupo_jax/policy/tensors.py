@@ -85,7 +85,7 @@ def _index(folder: Path, file: str) -> dict[str, Path]:
     try:
         weight_map = json.loads(index.read_text())["weight_map"]
         files = {name: folder / file for name, file in weight_map.items()}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index} cannot be read: {error!r}.") from None
     for file in sorted(set(files.values())):
         if not file.is_file():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.chat_template import gguf_tokenizer
 from seeupo_jax.policy.families import config_json, read_architecture
+from seeupo_jax.policy.json_file import read_object
 from seeupo_jax.policy.network import abstract, split
 from seeupo_jax.policy.placement import check_tensors, load_params
 from seeupo_jax.policy.stored import at, shape_in_file, stored_tensors
@@ -63,7 +63,7 @@ def inspect(path: str, **layout: Any) -> Architecture:
     if place.suffix == ".gguf":
         return read_architecture(_gguf(place).config, str(place), **layout)
     file = place / CONFIG_FILE
-    return read_architecture(read_json(file), str(file), **layout)
+    return read_architecture(read_object(file), str(file), **layout)
 
 
 def _gguf(file: Path) -> GgufFile:
@@ -183,14 +183,3 @@ def save_pretrained(
     (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
     if tokenizer is not None:
         tokenizer.save(folder)
-
-
-def read_json(file: Path) -> Mapping[str, Any]:
-    """A file's JSON object. Raises ValueError where it is something else."""
-    try:
-        values = json.loads(file.read_text())
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{file}: not JSON: {error}.") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{file}: got a {type(values).__name__}; allowed: a JSON object.")
-    return values

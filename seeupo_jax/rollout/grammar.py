@@ -218,7 +218,7 @@ def _read(source: str) -> str:
         raise ValueError(f"config.rollout.grammar: no file {source!r}.")
     try:
         return FORMATS[file.suffix](file.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"config.rollout.grammar: {source} cannot be read: {error}.") from None
 
 

@@ -343,7 +343,7 @@ class OpenAIServer:
             raise ValueError(f"{self._url}: {answered}")
         try:
             return read(json.loads(reply.data))
-        except (AttributeError, LookupError, TypeError, ValueError):
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
             raise _TryAgain(f"{path} gave no such reply as expected: {_said(reply.data)}") from None
 
 
@@ -377,5 +377,5 @@ def _said(body: bytes) -> str:
     try:
         reply = json.loads(text)
         return str(reply.get("error", reply)["message"])
-    except (AttributeError, LookupError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return text[:SHOWN]

@@ -170,7 +170,7 @@ def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
 def _read(path: Path, line: bytes, number: int) -> dict[str, Any]:
     try:
         read = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} line {number}: got {error}; allowed: JSON.") from None
     if not isinstance(read, dict):
         raise ValueError(f"{path} line {number}: got {line[:60]!r}; allowed: an object.")

@@ -70,7 +70,7 @@ def _name(workdir: Path) -> str:
     """The run's name: what run.json says, or the folder's."""
     try:
         return str(json.loads((workdir / "run.json").read_text())["name"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return workdir.resolve().name
 
 

@@ -106,7 +106,7 @@ def _about(workdir: Path) -> dict[str, Any]:
     """What run.json says; without it, or where it is none of ours, an empty configuration."""
     try:
         about = json.loads((workdir / RUN_FILE).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         about = None
     about = about if isinstance(about, dict) else {}
     return about if isinstance(about.get("config"), dict) else {**about, "config": {}}

@@ -76,7 +76,7 @@ def read_run_record(workdir: str | Path) -> dict[str, Any] | None:
     """What the file says; None where there is none, or none that can be read."""
     try:
         record = json.loads((Path(workdir) / RUN_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

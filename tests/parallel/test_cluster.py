@@ -151,7 +151,7 @@ def test_who_says_something_else_is_not_counted(begun):
 
     thread = threading.Thread(target=welcome)
     thread.start()
-    for line in (b"GET / HTTP/1.1\r\n", b'{"process_id": "1"}\n', b"[1]\n"):
+    for line in (b"GET / HTTP/1.1\r\n", b'{"process_id": "1"}\n', b"[1]\n", b"[" * 9999 + b"\n"):
         for _ in range(100):
             try:
                 with socket.create_connection(("localhost", port)) as stranger:

@@ -266,7 +266,7 @@ def test_a_vocabulary_too_small_or_too_large_is_refused(vocab_size):
         ),
         ({"system": "yes"}, "config.chat.system: got 'yes'"),
         ({"tool": "json"}, "config.chat.tool: no such field"),
-        ([], "config.chat: got "),
+        ([], ".*chat.json: got a list; allowed: a JSON object"),
     ],
 )
 def test_a_damaged_chat_file_is_named(tokenizer, tmp_path, chat, reason):

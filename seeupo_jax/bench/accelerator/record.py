@@ -71,7 +71,7 @@ def read(path: Path) -> dict[str, Any] | None:
     """The values of a record; None where there is no file, or a damaged one."""
     try:
         values = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) and "status" in values else None
 

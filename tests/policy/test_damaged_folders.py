@@ -1,0 +1,140 @@
+"""Whatever a model's files say, it is an architecture or one sentence, before anything is built."""
+
+import json
+import re
+import struct
+
+import pytest
+from gguf_cases import write_llama
+from published_cases import LLAMA_3_1_8B, QWEN2_5_14B, QWEN3_14B, QWEN3_30B_A3B
+
+from seeupo_jax.config import from_dict
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.families import read_architecture
+from seeupo_jax.policy.gguf import GgufFile
+from seeupo_jax.policy.gguf_header import read_header
+from seeupo_jax.policy.lora import read_lora
+from seeupo_jax.policy.messages import choose_chat
+from seeupo_jax.policy.weights import inspect
+
+DEEP = "[" * 100_000 + "]" * 100_000
+HOSTILE = ([], {}, [[]], "x", "", True, -1, 0, 10**8, 10**400, 1.5, -1e308, float("nan"), 1e999)
+FAMILIES = {"llama": LLAMA_3_1_8B, "qwen2": QWEN2_5_14B, "moe": QWEN3_30B_A3B}
+MORE = (
+    "model_type", "head_dim", "rope_scaling", "rope_theta", "layer_types", "tie_word_embeddings",
+    "attention_bias", "mlp_bias", "num_local_experts", "use_sliding_window", "sliding_window",
+)  # fmt: skip
+ROPE = ("rope_type", "factor", "original_max_position_embeddings", "low_freq_factor", "rope_theta")
+
+
+def _sentence(make):
+    with pytest.raises(ValueError) as error:
+        make()
+    text = str(error.value)
+    assert "\n" not in text and len(text) < 1000
+    return text
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_config_with_any_value_is_read_or_refused_in_a_sentence(name):
+    values = FAMILIES[name]
+    for key in {*values, *MORE}:
+        for value in HOSTILE:
+            try:
+                arch = read_architecture(values | {key: value}, "F.json")
+            except ValueError as error:
+                assert "\n" not in str(error) and len(str(error)) < 1000, (key, value)
+            else:
+                assert isinstance(arch, Architecture) and arch.layers < 10**4
+                hash(arch)  # what its programs are kept by
+                for size in (arch.vocab_size, arch.width, arch.heads, arch.kv_heads, arch.head_dim):
+                    assert type(size) is int and 0 < size < 10**8, (key, value)
+
+
+def test_rope_settings_of_any_value_are_read_or_refused_in_a_sentence():
+    scaling = LLAMA_3_1_8B["rope_scaling"]
+    for key in ROPE:
+        for value in HOSTILE:
+            try:
+                rope = read_architecture(
+                    LLAMA_3_1_8B | {"rope_scaling": scaling | {key: value}}, "F.json"
+                ).rope
+            except ValueError as error:
+                assert str(error).startswith("F.json: ") and "\n" not in str(error), (key, value)
+            else:
+                assert 0 < rope.factor < 1e9 and 0 < rope.theta < 1e38, (key, value)
+
+
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({"model_type": []}, "model_type is []; allowed: llama, qwen2"),
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers is 100000000; allowed: a whole number"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0; allowed: a whole number from 1 to"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True; allowed: a whole number"),
+        ({"vocab_size": 10**400}, "vocab_size is 1000"),
+        ({"hidden_size": 2.5}, "hidden_size is 2.5; allowed: a whole number from 1 to"),
+        ({"head_dim": 127}, "head_dim is 127; allowed: an even number"),
+        ({"num_key_value_heads": 7}, "num_key_value_heads is 7; allowed: a divisor of"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; allowed: a number > 0"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'; allowed: true or false"),
+    ],
+)
+def test_sizes_are_bounded_and_typed_before_anything_is_built(tmp_path, changes, told):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B | changes))
+    text = _sentence(lambda: inspect(str(tmp_path)))
+    assert f"{tmp_path / 'config.json'}: {told}" in text
+
+
+@pytest.mark.parametrize(
+    "name, most",
+    [("layers", 1024), ("width", 2**18), ("vocab_size", 2**24), ("heads", 4096)],
+)
+def test_a_model_made_from_nothing_is_bounded_too(name, most):
+    # Llama 3.1 405B, arXiv:2407.21783 Table 3: 126 layers, width 16,384, 128 heads; Gemma 3 has
+    # 262,144 tokens: what is published is far below.
+    text = _sentence(lambda: from_dict({"model": {name: 10**8}}))
+    assert text == f"config.model.{name}: got 100000000; allowed: a number from 1 to {most}."
+
+
+@pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000, f'{{"chat": {DEEP}}}'], ids=range(3))
+def test_files_nested_without_end_are_a_sentence(tmp_path, text):
+    for name in ("config.json", "chat.json", "adapter_config.json"):
+        (tmp_path / name).write_text(text)
+    assert str(tmp_path / "config.json") in _sentence(lambda: inspect(str(tmp_path)))
+    assert str(tmp_path) in _sentence(lambda: choose_chat(tmp_path, None))
+    assert str(tmp_path) in _sentence(lambda: read_lora(tmp_path))
+
+
+def _gguf(path, value):
+    """A header with one field, whose value is given as its bytes."""
+    key = b"general.note"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    path.write_bytes(head + struct.pack("<Q", len(key)) + key + value)
+    return path
+
+
+def test_a_gguf_array_nested_without_end_is_a_sentence(tmp_path):
+    array, level = struct.pack("<I", 9), struct.pack("<IQ", 9, 1)
+    end = struct.pack("<IQ", 4, 1) + bytes(4)
+    path = _gguf(tmp_path / "deep.gguf", array + level * 100_000 + end)
+    text = _sentence(lambda: read_header(path))
+    assert text.startswith(f"{path} is damaged: ") and "at most 8 levels" in text
+    path = _gguf(tmp_path / "flat.gguf", array + level * 7 + struct.pack("<IQI", 4, 1, 5))
+    assert read_header(path)[0] == {"general.note": [[[[[[[[5]]]]]]]]}
+
+
+@pytest.mark.parametrize("value", [[1], "x", True, 10**8, 2**32 - 1], ids=repr)
+def test_a_gguf_setting_of_any_value_is_a_sentence(tmp_path, value):
+    for key in ("block_count", "embedding_length", "attention.head_count", "vocab_size"):
+        file = write_llama(tmp_path, changes={key: value})
+        text = _sentence(lambda file=file: inspect(str(file)))
+        assert re.search(r"llama\.gguf", text)
+
+
+@pytest.mark.parametrize(
+    "key", ["general.architecture", "split.count", "llama.rope.scaling.type", "general.alignment"]
+)
+def test_a_gguf_field_of_another_type_is_a_sentence(tmp_path, key):
+    file = write_llama(tmp_path, fields={key: [1]})
+    assert "llama.gguf" in _sentence(lambda: GgufFile(file))
