@@ -35,7 +35,7 @@ class RunLog:
         chosen = config.telemetry
         self._config, self._workdir, self._progress = config, workdir, progress
         self._writes = jax.process_index() == 0
-        self._metrics = MetricsWriter(workdir, chosen.trackers)
+        self._metrics = MetricsWriter(workdir, chosen.trackers, log=progress.log)
         self._compilations = Compilations()
         self.spent: Counter[str] = Counter()  # seconds and programs since the last iteration's line
         self.recorder = Recorder(

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from seeupo_jax.telemetry.trackers import TRACKERS, Sample, Tracker, check_trackers
 
 METRICS_FILE = "metrics.jsonl"
+DAMAGED_FILE = "metrics.jsonl.damaged"
+_LOGGER = logging.getLogger(__name__)
 
 
 class MetricsWriter:
@@ -23,15 +27,22 @@ class MetricsWriter:
     Args:
       workdir: the run's folder; made if missing.
       trackers: names out of `TRACKERS`.
+      log: takes a sentence about damaged lines.
 
     Raises:
       ValueError: an unknown tracker.
     """
 
-    def __init__(self, workdir: str | Path, trackers: Iterable[str] = ()):
+    def __init__(
+        self,
+        workdir: str | Path,
+        trackers: Iterable[str] = (),
+        *,
+        log: Callable[[str], None] = _LOGGER.warning,
+    ):
         self._trackers_wanted = tuple(trackers)
         check_trackers(self._trackers_wanted)
-        self._workdir = Path(workdir)
+        self._workdir, self._log = Path(workdir), log
         self._workdir.mkdir(parents=True, exist_ok=True)
         self._path = self._workdir / METRICS_FILE
         self._file = None
@@ -39,23 +50,32 @@ class MetricsWriter:
         self._purge_from: int | None = None
 
     def resume_from(self, iteration: int) -> None:
-        """Forgets lines of this and later iterations and a half-written last line.
+        """Forgets lines of this and later iterations, and sets damaged ones aside.
 
         A killed run has often written past its last checkpoint; those iterations run again and must
-        not stand in the record twice. The file is replaced in one step, so a second kill harms
-        nothing. Call it before the first `write`.
+        not stand in the record twice. What is no line of metrics (a half-written last line, or what
+        a failing disk made of others) is appended to DIR/metrics.jsonl.damaged and told. The file
+        is replaced in one step, so a second kill harms nothing. Call it before the first `write`.
 
         Args:
           iteration: the first iteration that will be written.
 
         Raises:
-          ValueError: a whole line is not a JSON object with an `iteration`.
+          ValueError: the file is a folder.
         """
         self.close()
         self._purge_from = iteration
-        if not self._path.exists():
+        lines = _read_lines(self._path)
+        if lines is None:
             return
-        kept = [line for line in read_metrics(self._workdir) if line["iteration"] < iteration]
+        if lines.damaged:
+            aside = self._path.with_name(DAMAGED_FILE)
+            with aside.open("ab") as file:
+                file.writelines(line + b"\n" for line in lines.damaged.values())
+                file.flush()
+                os.fsync(file.fileno())
+            self._log(f"{lines.sentence()}; they are set aside in {aside}")
+        kept = [line for line in lines.records if line["iteration"] < iteration]
         temporary = self._path.with_suffix(".jsonl.tmp")
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines(_to_line(line) for line in kept)
@@ -122,38 +142,77 @@ class MetricsWriter:
         self.close()
 
 
-def read_metrics(workdir: str | Path) -> list[dict[str, Any]]:
+def read_metrics(
+    workdir: str | Path, *, log: Callable[[str], None] = _LOGGER.warning
+) -> list[dict[str, Any]]:
     """The lines of DIR/metrics.jsonl, in order; [] without the file.
 
-    A last line that a kill cut short is left out.
+    Damaged lines are left out. `log` is told of them, but for a last one that is cut short: a run
+    may be about to write the rest of it.
 
     Raises:
-      ValueError: any other line is not a JSON object with an `iteration`.
+      ValueError: the file is a folder.
     """
-    path = Path(workdir) / METRICS_FILE
-    if not path.exists():
+    lines = _read_lines(Path(workdir) / METRICS_FILE)
+    if lines is None:
         return []
+    if lines.damaged.keys() - {lines.torn}:
+        log(f"{lines.sentence()}; they are left out")
+    return lines.records
+
+
+class _Lines(NamedTuple):
+    """What a file holds. damaged: by number, from 1. torn: the number of a last one without end."""
+
+    path: Path
+    records: list[dict[str, Any]]
+    damaged: dict[int, bytes]
+    torn: int
+
+    def sentence(self) -> str:
+        return (
+            f"{self.path}: {len(self.damaged)} of {len(self.damaged) + len(self.records)} lines are"
+            f" damaged, the first of them line {min(self.damaged)}"
+        )
+
+
+def _read_lines(path: Path) -> _Lines | None:
+    if path.is_dir():
+        raise ValueError(f"{path}: got a folder; allowed: a file with a JSON object a line.")
+    if not path.exists():
+        return None
     lines = path.read_bytes().split(b"\n")
-    # The piece after the last line end: empty, or what a kill left of a line.
-    torn = lines.pop()
-    records = [_parse(line, f"{path} line {i}") for i, line in enumerate(lines, 1) if line.strip()]
-    try:
-        return [*records, _parse(torn, "")] if torn.strip() else records
-    except ValueError:
-        return records
+    records, damaged = [], {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            record = _parse(line)
+            if record is None:
+                damaged[number] = line
+            else:
+                records.append(record)
+    return _Lines(path, records, damaged, len(lines))
 
 
-def _parse(line: bytes, where: str) -> dict[str, Any]:
-    allowed = "a JSON object with a whole number 'iteration'"
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """A line as `write` makes it; None: another."""
     try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise ValueError(
-            f"{where}: got text that is not JSON ({error}); allowed: {allowed}."
-        ) from None
-    if not isinstance(record, dict) or not isinstance(record.get("iteration"), int):
-        raise ValueError(f"{where}: got {line[:60]!r}; allowed: {allowed}.")
-    return record
+        # Bytes may be UTF-16 to `loads`, and numbers what JSON has not.
+        record = json.loads(line.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or type(record.get("iteration")) is not int:
+        return None
+    return record if all(_is_plain(value) for value in record.values()) else None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON.")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, int | float):
+        return abs(value) <= sys.float_info.max  # no infinity, as 1e999 is; no 400 digits
+    return value is None or isinstance(value, str)
 
 
 def _to_line(record: Mapping[str, Any]) -> str:

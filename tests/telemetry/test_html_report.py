@@ -252,6 +252,14 @@ def test_an_empty_folder_gives_a_page_that_says_so(tmp_path):
     assert "Nothing has been recorded yet" in text and "data-chart" not in text
 
 
+def test_a_damaged_line_of_metrics_costs_the_page_that_line_and_is_told(tmp_path, caplog):
+    lines = ['{"iteration": 1, "rollout/success_rate": 0.25}', "\0garbage"]
+    lines += ['{"iteration": 2, "rollout/success_rate": 0.75}', ""]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert "0.75" in write_report(tmp_path).read_text()
+    assert "1 of 3 lines are damaged, the first of them line 2; they are left out" in caplog.text
+
+
 def test_a_page_elsewhere_still_finds_the_trajectories(runs, tmp_path):
     workdir = runs[0].workdir
     assert "Trajectories:" not in write_report(workdir).read_text()

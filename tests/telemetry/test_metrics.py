@@ -73,7 +73,8 @@ def test_resuming_drops_later_iterations_and_a_half_line(tmp_path):
         assert path.read_text() == "".join(kept)
         writer.write(4, {"a": 9})
     assert [line["iteration"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
+    names = sorted(entry.name for entry in tmp_path.iterdir())
+    assert names == ["metrics.jsonl", "metrics.jsonl.damaged"]
 
 
 def test_a_whole_last_line_without_its_line_end_is_kept(tmp_path):
@@ -113,13 +114,63 @@ def test_a_kill_while_resuming_loses_nothing(tmp_path, monkeypatch):
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_broken_line_in_the_middle_is_named(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n{"iter\n{"iteration": 2}\n')
-    with pytest.raises(ValueError, match="line 2: got text that is not JSON"):
-        read_metrics(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text('{"a": 1}\n')
-    with pytest.raises(ValueError, match="line 1: got .* 'iteration'"):
-        read_metrics(tmp_path)
+GOOD = [
+    b'{"iteration": 1, "a": 0.5}',
+    b'{"iteration": 1, "b": null, "c": "x"}',
+    b'{"iteration": 2}',
+]
+DAMAGED = {
+    "cut": b'{"iter',
+    "binary": b"\x00\xff\xfe\x80garbage",
+    "zeros": bytes(4096),
+    "other json": b"[1, 2]",
+    "no iteration": b'{"a": 1}',
+    "iteration of another type": b'{"iteration": true}',
+    "deep": b"[" * 100_000,
+    "deep inside": b'{"iteration": 1, "a": ' + b"[" * 200 + b"]" * 200 + b"}",
+    "nan": b'{"iteration": 1, "a": NaN}',
+    "infinity": b'{"iteration": 1, "a": 1e999}',
+    "digits": b'{"iteration": 1, "a": 1' + b"0" * 400 + b"}",
+    "utf-16": '{"iteration": 1}'.encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_lines_are_set_aside_and_the_good_ones_kept(tmp_path, damage):
+    lines = [GOOD[0], DAMAGED[damage], GOOD[1], DAMAGED[damage], GOOD[2]]
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    good, told = [json.loads(line) for line in GOOD], []
+    count = f"{path}: {2 * (1 + DAMAGED[damage].count(10))} of "
+    assert read_metrics(tmp_path, log=told.append) == good
+    assert len(told) == 1 and told[0].startswith(count) and "the first of them line 2" in told[0]
+    before = path.read_bytes()
+    with MetricsWriter(tmp_path, log=told.append) as writer:
+        writer.resume_from(2)
+        writer.write(2, {"a": 7})
+    aside = tmp_path / "metrics.jsonl.damaged"
+    assert told[1].startswith(count) and told[1].endswith(f"they are set aside in {aside}")
+    assert aside.read_bytes() == b"".join(2 * [DAMAGED[damage] + b"\n"])
+    assert read_metrics(tmp_path, log=told.append) == [*good[:2], {"iteration": 2, "a": 7}]
+    path.write_bytes(before)  # and once more, as after a kill between the two files
+    MetricsWriter(tmp_path, log=told.append).resume_from(2)
+    assert aside.read_bytes() == b"".join(4 * [DAMAGED[damage] + b"\n"]) and len(told) == 3
+
+
+def test_a_last_line_that_is_cut_short_is_told_by_who_resumes_alone(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(GOOD[0] + b"\n" + GOOD[1][:-3])
+    told = []
+    assert read_metrics(tmp_path, log=told.append) == [json.loads(GOOD[0])] and told == []
+    MetricsWriter(tmp_path, log=told.append).resume_from(2)
+    assert len(told) == 1 and "1 of 2 lines are damaged, the first of them line 2" in told[0]
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == GOOD[1][:-3] + b"\n"
+
+
+def test_a_folder_in_the_place_of_the_file_is_a_sentence(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    for use in (read_metrics, lambda folder: MetricsWriter(folder).resume_from(1)):
+        with pytest.raises(ValueError, match="metrics.jsonl: got a folder; allowed: a file"):
+            use(tmp_path)
 
 
 def test_a_folder_without_metrics_reads_as_none_and_resumes(tmp_path):
