@@ -54,12 +54,12 @@ run() {
 }
 
 code() {
-    if [ -f "$state/code" ]; then
-        cat "$state/code"
-    elif [ ! -f "$state/pid" ]; then
+    if [ ! -f "$state/pid" ]; then
         echo none
-    elif kill -0 "$(cat "$state/pid")" 2>/dev/null; then
+    elif [ ! -f "$state/code" ] && kill -0 "$(cat "$state/pid")" 2>/dev/null; then
         echo running
+    elif [ -f "$state/code" ]; then # looked for once it has ended, before which it writes this
+        cat "$state/code"
     else
         echo lost
     fi
@@ -70,6 +70,7 @@ start() {
     [ "$(code)" != running ] || fail "a run is under way on this host; stop it first."
     mkdir -p "$state"
     rm -f "$state/code"
+    : >>"$state/log" # there for whoever follows at once, before the run has begun
     (run --code "$state/code" "$@") </dev/null >>"$state/log" 2>&1 &
     echo $! >"$state/pid"
 }

@@ -128,3 +128,22 @@ def test_a_bucket_is_mounted_once_with_gcsfuse_fetched_where_it_is_missing(host)
 @pytest.mark.parametrize("arguments", [[], ["begin"], ["run"], ["start"]])
 def test_a_host_that_is_told_nonsense_does_nothing(host, arguments):
     assert host.run("on_host.sh", *arguments).returncode == 2
+
+
+def test_a_run_whose_log_cannot_be_written_does_not_begin(host):
+    state = host.folder / "seeupo_jax_run"
+    (state / "log").mkdir(parents=True)
+    assert host.run("on_host.sh", "start", "touch", str(host.folder / "begun")).returncode != 0
+    assert not (state / "pid").exists() and not (host.folder / "begun").exists()
+
+
+def test_a_run_that_ends_while_it_is_asked_for_its_end_is_not_lost(host):
+    state = host.folder / "seeupo_jax_run"
+    state.mkdir()
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    (state / "pid").write_text(f"{ended.pid}\n")
+    assert host.run("on_host.sh", "code").stdout == "lost\n"
+    # It writes its exit code and ends between two looks: just when its process is asked for.
+    host.tool("cat", f'case $1 in *pid) echo 0 >"{state}/code" ;; esac; exec /bin/cat "$@"')
+    assert host.run("on_host.sh", "code").stdout == "0\n"
