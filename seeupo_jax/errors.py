@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sys
 import textwrap
 from collections.abc import Iterator
 
+_FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _LONGEST = 300  # characters of an error's text
+
+
+class WriteError(OSError):
+    """What a run needs could not be written; the text is a sentence that says what is left."""
+
+    @property
+    def exit_code(self) -> int:
+        """2 where there is no room, which another try does not change; else 1."""
+        return 2 if is_full(self) else 1
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error of the system, or of a library that quotes it, says that there is no room.
+
+    Room is that of the disk, of a quota, or of one file (`ulimit -f`).
+    """
+    return any(text in str(error) for text in _FULL)
 
 
 @contextlib.contextmanager
@@ -16,13 +36,14 @@ def sentence_errors(
 ) -> Iterator[None]:
     """Ends the command with an error of these kinds as one sentence instead of a traceback.
 
-    A user's mistake is a ValueError, and ends with 2.
+    A user's mistake is a ValueError, and ends with 2. An error that has an `exit_code` of its own
+    ends with that.
     """
     try:
         yield
     except kind as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(code)
+        sys.exit(getattr(error, "exit_code", code))
 
 
 def describe(error: BaseException) -> str:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
 
 from seeupo_jax import build
-from seeupo_jax.checkpoint import SaveError, check_shared, exclusive_run
+from seeupo_jax.checkpoint import Checkpoints, check_shared, exclusive_run, find_directory, reason
 from seeupo_jax.checks import check_config, check_planned
 from seeupo_jax.cli import (
     add_cluster_flags,
@@ -30,7 +30,7 @@ from seeupo_jax.cli import (
     read_config,
 )
 from seeupo_jax.config import Config
-from seeupo_jax.errors import sentence_errors
+from seeupo_jax.errors import WriteError, is_full, sentence_errors
 from seeupo_jax.explain.planned import add_planned_flags, plan_devices
 from seeupo_jax.explain.tell import EXPLAIN, tell
 from seeupo_jax.explain.training import explain_training
@@ -55,11 +55,31 @@ def train(config: Config, workdir: Path, launch: Launch = UNKNOWN) -> None:
 
     Raises:
       NotLearning: it has nothing to learn from; all is saved.
+      WriteError: there is no room for what it writes; the sentence says what is kept.
     """
     with contextlib.ExitStack() as held:
         with sentence_errors():
             held.enter_context(exclusive_run(workdir, config.checkpoint))
-        _train(config, workdir, launch)
+        with _room(config, workdir):
+            _train(config, workdir, launch)
+
+
+@contextlib.contextmanager
+def _room(config: Config, workdir: Path) -> Iterator[None]:
+    """Says what is kept where a full disk ends a run."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except Exception as error:  # libraries have errors of their own for it
+        if not is_full(error):
+            raise
+        newest = Checkpoints(find_directory(config.checkpoint, workdir), 1).finished()
+        kept = "nothing was saved yet"
+        if newest is not None:
+            kept = f"checkpoint {newest} is whole, and the same command goes on from it"
+        place = getattr(error, "filename", None) or workdir
+        raise WriteError(f"{place} could not be written: {reason(error)}; {kept}.") from error
 
 
 def _train(config: Config, workdir: Path, launch: Launch) -> None:
@@ -147,7 +167,7 @@ def main(arguments: Sequence[str]) -> None:
                 check_shared(workdir)
             else:
                 check_shared(config.checkpoint.directory, "config.checkpoint.directory")
-        with sentence_errors((SaveError, NotLearning), code=1):
+        with sentence_errors((WriteError, NotLearning), code=1):
             train(config, workdir, Launch.of_module("seeupo_jax.train", given.config))
 
 

@@ -6,6 +6,7 @@ from seeupo_jax.checkpoint.storage import (
     check_writable,
     find_directory,
     is_bucket,
+    reason,
 )
 from seeupo_jax.checkpoint.together import check_shared, exclusive_output, exclusive_run
 
@@ -19,4 +20,5 @@ __all__ = [
     "exclusive_run",
     "find_directory",
     "is_bucket",
+    "reason",
 ]

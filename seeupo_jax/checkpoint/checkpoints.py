@@ -42,13 +42,15 @@ from seeupo_jax.checkpoint.manifest import (
 )
 from seeupo_jax.checkpoint.storage import quiet_threads, reason
 from seeupo_jax.checkpoint.together import lead, together, wait_for
+from seeupo_jax.errors import WriteError
 from seeupo_jax.parallel.distributed import gather
 
 _LOGGER = logging.getLogger(__name__)
+_REMOVALS, _REMOVAL_S = 20, 0.1
 _NAME = re.compile(r"(\d+)(?:\.(\d+))?")  # a step, and how often it had been saved before
 
 
-class SaveError(OSError):
+class SaveError(WriteError):
     """A checkpoint could not be written; the text is a sentence that says which one is left."""
 
 
@@ -121,7 +123,10 @@ class Checkpoints:
             folder = self._directory / lead(lambda: self._make_folder(step))
             written = together(lambda: ocp.save_async(folder / STATE, leaves, overwrite=True))
         except (OSError, ValueError) as error:
-            raise SaveError(self._sentence(step, error)) from error
+            sentence = self._sentence(step, error)
+            if jax.process_index() == 0:
+                self._remove_unfinished()
+            raise SaveError(sentence) from error
         self._pending = self._writer.submit(self._finish, folder, written, manifest, began)
 
     def wait(self) -> None:
@@ -172,6 +177,10 @@ class Checkpoints:
             check_leaves(number, manifest["leaves"], named_leaves(example), partial)
             return number, manifest["extra"]
         return None
+
+    def finished(self) -> int | None:
+        """As `latest`, as this process alone sees it: no other need call it."""
+        return max(self._finished(), default=None)
 
     def best(self) -> int | None:
         """The finished step with the best score, of equals the newer; None where none has one."""
@@ -244,8 +253,7 @@ class Checkpoints:
         except Exception as error:
             sentence = self._sentence(manifest["step"], error)
             if jax.process_index() == 0:
-                with contextlib.suppress(Exception):  # what is left of it counts for nothing
-                    self._remove(folder.name)
+                self._remove_unfinished()
             return time.monotonic() - began, sentence
         return None
 
@@ -284,6 +292,20 @@ class Checkpoints:
             manifest.rmtree()
         manifest.unlink(missing_ok=True)
         folder.rmtree()
+
+    def _remove_unfinished(self) -> None:
+        """Removes what failed saves have left, as far as it can be removed; it counts for nothing.
+
+        Other threads of Orbax may still write there, and make again what is just removed.
+        """
+        for _ in range(_REMOVALS):
+            with contextlib.suppress(Exception):
+                unfinished = self._names() - set(self._finished().values())
+                for name in unfinished:
+                    self._remove(name)
+                if not unfinished:
+                    return
+            time.sleep(_REMOVAL_S)
 
     def _names(self) -> set[str]:
         """Folders of checkpoints, finished or not, and files in their place."""

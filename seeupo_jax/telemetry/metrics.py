@@ -92,15 +92,26 @@ class MetricsWriter:
 
         Raises:
           ValueError: a value that is neither text nor number, or a value named `iteration`.
+          OSError: the line could not be written; the file is as it was.
         """
         if "iteration" in values:
             raise ValueError("metrics: got a value named 'iteration'; allowed: any other name.")
         plain = {name: _plain(name, value) for name, value in values.items()}
         self.open()
-        self._file.write(_to_line({"iteration": int(iteration), **plain}))
-        self._file.flush()
+        self._append(_to_line({"iteration": int(iteration), **plain}).encode())
         for tracker in self._trackers:
             tracker.write(int(iteration), plain)
+
+    def _append(self, line: bytes) -> None:
+        """Writes a line whole or not at all."""
+        before = self._file.seek(0, os.SEEK_END)
+        left = memoryview(line)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._file.truncate(before)
+            raise
 
     def draw(
         self,
@@ -130,7 +141,7 @@ class MetricsWriter:
         """
         if self._file is not None:
             return
-        self._file = self._path.open("a", encoding="utf-8")
+        self._file = self._path.open("ab", buffering=0)  # an error belongs to its line
         self._trackers = [
             TRACKERS[name](self._workdir, self._purge_from) for name in self._trackers_wanted
         ]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import logging
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
 TENSORBOARD_FOLDER = "tensorboard"
 WANDB_FOLDER = "wandb"
+_LENIENT = "seeupo_jax"  # how paths begin whose files tensorboardX is to open as we do
+_LOGGER = logging.getLogger(__name__)
 _LONGEST = 4000  # characters of a message that a tracker is given
 
 
@@ -63,9 +67,12 @@ class _TensorBoard:
 
     def __init__(self, workdir: Path, purge_from: int | None):
         from tensorboardX import SummaryWriter
+        from tensorboardX.record_writer import register_writer_factory
 
+        register_writer_factory(_LENIENT, _LenientFiles())
+        folder = f"{_LENIENT}:{workdir / TENSORBOARD_FOLDER}"
         # The purge makes TensorBoard hide what a killed run wrote at iterations that run again.
-        self._writer = SummaryWriter(str(workdir / TENSORBOARD_FOLDER), purge_step=purge_from)
+        self._writer = SummaryWriter(folder, purge_step=purge_from)
 
     def write(self, iteration: int, values: Mapping[str, Any]) -> None:
         for name, value in _numbers(values).items():
@@ -84,6 +91,56 @@ class _TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
+
+
+class _LenientFiles:
+    """Opens event files for tensorboardX, which writes them in a thread of its own.
+
+    An error there would end the thread, and what waits for it would wait for ever.
+    """
+
+    def open(self, path: str) -> _LenientFile:
+        return _LenientFile(Path(path.removeprefix(f"{_LENIENT}:")))
+
+    def directory_check(self, path: str) -> None:
+        with contextlib.suppress(OSError):  # `open` tells it
+            os.makedirs(path.removeprefix(f"{_LENIENT}:"), exist_ok=True)
+
+
+class _LenientFile:
+    """A file that ends with the first error, which is told once."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._try(self._open)
+
+    def write(self, data: bytes) -> None:
+        if self._file is not None:
+            self._try(lambda: self._file.write(data))
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._try(self._file.flush)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._try(self._file.close)
+
+    def _open(self) -> None:
+        self._file = self._path.open("wb")
+
+    def _try(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except OSError as error:
+            file, self._file = self._file, None
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.close()
+            _LOGGER.warning(
+                "%s cannot be written (%s); training goes on without it.", self._path, error
+            )
 
 
 def as_code(text: str) -> str:

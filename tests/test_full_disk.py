@@ -1,0 +1,120 @@
+"""A disk without room ends a run with one sentence and 2; what was saved before is whole."""
+
+import contextlib
+import resource
+import signal
+
+import jax
+import pytest
+import run_cases as cases
+
+from seeupo_jax import train
+from seeupo_jax.errors import WriteError, is_full
+from seeupo_jax.telemetry.metrics import MetricsWriter, read_metrics
+from seeupo_jax.telemetry.trackers import TRACKERS
+
+ONE_FILE = 40_000  # bytes; a checkpoint's largest file has some 400,000
+
+
+@contextlib.contextmanager
+def limited(size):
+    """No file grows beyond a size: the system refuses it as it does on a full disk.
+
+    It needs no rights, unlike a small disk of one's own, and is an error of the same calls.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, heard)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return cases.save_policy(tmp_path_factory.mktemp("full_disk") / "model")
+
+
+def run(model, workdir, iterations):
+    more = [f"--config.iterations={iterations}", "--config.evaluation.every=0"]
+    more += ["--config.evaluation.tasks=1", "--config.rollout.tasks=2"]
+    train.main(cases.command(model, workdir, *more, "--config.checkpoint.export=False")[2:])
+
+
+def refused(capfd, model, workdir, iterations):
+    """The sentence that a run ends with."""
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as end, limited(ONE_FILE):
+        run(model, workdir, iterations)
+    assert end.value.code == 2
+    (sentence,) = [x for x in capfd.readouterr().err.splitlines() if x.startswith("error: ")]
+    return sentence.removeprefix("error: ")
+
+
+def checkpoints(workdir):
+    return sorted(path.name for path in (workdir / "checkpoints").iterdir())
+
+
+def test_a_run_without_room_ends_in_a_sentence_and_resumes_when_there_is_room(
+    model, tmp_path, capfd, monkeypatch
+):
+    one = jax.devices()[:1]  # programs of one device compile sooner
+    monkeypatch.setattr(jax, "devices", lambda: one)
+    workdir, fresh = tmp_path / "run", tmp_path / "fresh"
+    run(model, workdir, 1)
+    assert refused(capfd, model, workdir, 2) == (
+        f"checkpoint 2 could not be written to {workdir / 'checkpoints'}: File too large;"
+        " checkpoint 1 there is whole."
+    )
+    assert checkpoints(workdir) == ["1"]
+    assert refused(capfd, model, fresh, 1) == (
+        f"checkpoint 1 could not be written to {fresh / 'checkpoints'}: File too large; no other is"
+        " there."
+    )
+    assert checkpoints(fresh) == []
+    run(model, workdir, 2)
+    assert "resuming after iteration 1" in capfd.readouterr().out
+    assert checkpoints(workdir) == ["1", "2"]
+    assert [line["iteration"] for line in cases.iterations(workdir)] == [1, 2]
+
+
+def test_a_line_of_metrics_without_room_is_not_there_at_all(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(1, {"a": "x" * 1000})
+        before = (tmp_path / "metrics.jsonl").read_bytes()
+        with limited(1500):
+            with pytest.raises(OSError) as error:
+                writer.write(2, {"a": "x" * 1000})
+            assert is_full(error.value) and (tmp_path / "metrics.jsonl").read_bytes() == before
+        writer.write(2, {"a": "y"})
+    assert [line["iteration"] for line in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_what_has_no_room_says_what_is_kept_and_ends_with_2(tmp_path):
+    config = train.Config()
+    with pytest.raises(WriteError) as error, train._room(config, tmp_path), limited(100):
+        (tmp_path / "file").write_bytes(bytes(1000))
+    assert str(error.value) == (
+        f"{tmp_path} could not be written: File too large; nothing was saved yet."
+    )
+    assert error.value.exit_code == 2
+    assert WriteError("checkpoint 2 could not be written to x: Not a directory.").exit_code == 1
+
+
+def test_event_files_of_tensorboard_without_room_are_told_once_and_nothing_waits(tmp_path, caplog):
+    tracker = TRACKERS["tensorboard"](tmp_path, None)
+    with limited(2000):
+        for iteration in range(50):
+            tracker.write(iteration, {f"metric/{i}": 1.0 for i in range(20)})
+        tracker.close()
+    assert caplog.text.count("File too large); training goes on without it") == 1
+
+
+def test_event_files_in_the_place_of_whose_folder_a_file_is_are_told(tmp_path, caplog):
+    (tmp_path / "tensorboard").write_text("")
+    tracker = TRACKERS["tensorboard"](tmp_path, None)
+    tracker.write(1, {"a": 1.0})
+    tracker.close()
+    assert "training goes on without it" in caplog.text
