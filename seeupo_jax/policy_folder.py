@@ -36,7 +36,7 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
         unfinished.rename(folder)
 
 
-def export_policy(config: Config, workdir: Path, step: str, folder: Path) -> int:
+def export_policy(config: Config, workdir: str | Path, step: str, folder: str | Path) -> int:
     """Writes the policy of a checkpoint into a folder.
 
     Args:
@@ -48,6 +48,7 @@ def export_policy(config: Config, workdir: Path, step: str, folder: Path) -> int
     Raises:
       ValueError: a folder that is there or that another process is writing, or no such checkpoint.
     """
+    workdir, folder = Path(workdir).absolute(), Path(folder).absolute()
     if Checkpoints(find_directory(config.checkpoint, workdir), 1).latest() is None:
         lacks = "has no checkpoint" if workdir.is_dir() else "is not there"
         raise ValueError(f"--workdir: got {workdir}, which {lacks}; allowed: the folder of a run.")

@@ -47,7 +47,7 @@ from seeupo_jax.types import TrainState
 from seeupo_jax.warm_start import start_policy
 
 
-def train(config: Config, workdir: Path, launch: Launch = UNKNOWN) -> None:
+def train(config: Config, workdir: str | Path, launch: Launch = UNKNOWN) -> None:
     """Runs a whole training, or what is left of it, or as much as it is let.
 
     Args:
@@ -57,6 +57,7 @@ def train(config: Config, workdir: Path, launch: Launch = UNKNOWN) -> None:
       NotLearning: it has nothing to learn from; all is saved.
       WriteError: there is no room for what it writes; the sentence says what is kept.
     """
+    workdir = Path(workdir).absolute()
     with contextlib.ExitStack() as held:
         with sentence_errors():
             held.enter_context(exclusive_run(workdir, config.checkpoint))

@@ -219,3 +219,29 @@ def test_stopped_in_a_warm_start_it_says_that_nothing_of_it_is_kept(here, model,
         "stopped in the warm start, 3 steps into stage 1; the same command begins it again"
     )
     assert not (workdir / "warm_start").exists()
+
+
+def test_a_relative_workdir_is_that_of_the_folder_that_the_run_began_in(model, here, monkeypatch):
+    monkeypatch.chdir(model.parent)
+    choices = ("iterations=1", "evaluation.every=0", "checkpoint.directory=relative_saved")
+
+    class Left(Asked):
+        """Nobody asks for a stop; the process goes to another folder in the sweep."""
+
+        def __init__(self):
+            super().__init__("none of all", 0)
+
+        @property
+        def asked(self):
+            monkeypatch.chdir("/")
+            return False
+
+        @asked.setter
+        def asked(self, value):
+            pass
+
+    here("relative", Left(), *choices)
+    assert (model.parent / "relative" / "metrics.jsonl").is_file()
+    assert (model.parent / "relative" / "policy" / "config.json").is_file()
+    assert (model.parent / "relative" / "learning_curve.png").is_file()
+    assert (model.parent / "relative_saved" / "1" / "manifest.json").is_file()

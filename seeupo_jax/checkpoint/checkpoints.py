@@ -40,7 +40,7 @@ from seeupo_jax.checkpoint.manifest import (
     read_score,
     write_manifest,
 )
-from seeupo_jax.checkpoint.storage import quiet_threads, reason
+from seeupo_jax.checkpoint.storage import absolute, quiet_threads, reason
 from seeupo_jax.checkpoint.together import lead, together, wait_for
 from seeupo_jax.errors import WriteError
 from seeupo_jax.parallel.distributed import gather
@@ -82,7 +82,7 @@ class Checkpoints:
             are found.
         """
         quiet_threads()
-        self._directory = epath.Path(directory)
+        self._directory = epath.Path(absolute(directory))
         self._keep, self._keep_best = keep, keep_best
         self._log = log
         self._verify = verify

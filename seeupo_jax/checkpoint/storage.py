@@ -21,9 +21,14 @@ _TIMEOUT_S = 60  # of an answer from a bucket
 
 
 def find_directory(chosen: config.Checkpoint, workdir: str | os.PathLike[str]) -> str:
-    """Where the checkpoints of a run are."""
+    """Where the checkpoints of a run are: an absolute folder, or gs://BUCKET/PATH."""
     inside = os.path.join(workdir, "checkpoints")
-    return inside if chosen.directory is None else chosen.directory
+    return absolute(inside if chosen.directory is None else chosen.directory)
+
+
+def absolute(folder: str | os.PathLike[str]) -> str:
+    """A folder as it is named from everywhere; one in a bucket is already."""
+    return os.fspath(folder) if is_bucket(folder) else os.path.abspath(folder)
 
 
 def is_bucket(folder: str | os.PathLike[str]) -> bool:

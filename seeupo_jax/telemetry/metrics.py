@@ -42,7 +42,7 @@ class MetricsWriter:
     ):
         self._trackers_wanted = tuple(trackers)
         check_trackers(self._trackers_wanted)
-        self._workdir, self._log = Path(workdir), log
+        self._workdir, self._log = Path(workdir).absolute(), log
         self._workdir.mkdir(parents=True, exist_ok=True)
         self._path = self._workdir / METRICS_FILE
         self._file = None

@@ -103,10 +103,13 @@ def read_trajectories(
     Raises:
       ValueError: a line that is no record, with its file, what was got and what is allowed.
     """
-    for shard in find_shards(workdir):
-        wanted = split in (None, shard.split)
-        if wanted and (iterations is None or shard.iteration in iterations):
-            yield from read_shard(shard.path(workdir))
+    folder = Path(workdir).absolute()  # now, while the rest of it waits for the first record
+    shards = [
+        shard
+        for shard in find_shards(folder)
+        if split in (None, shard.split) and (iterations is None or shard.iteration in iterations)
+    ]
+    return (record for shard in shards for record in read_shard(shard.path(folder)))
 
 
 def read_shard(path: Path, log: Callable[[str], None] = _LOGGER.warning) -> Iterator[dict]:

@@ -1,0 +1,69 @@
+"""A path means what it meant where it was given, whatever folder the process is in later."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from seeupo_jax import config
+from seeupo_jax.checkpoint import Checkpoints, find_directory
+from seeupo_jax.policy_folder import export_policy
+from seeupo_jax.telemetry import read_trajectories
+from seeupo_jax.telemetry.metrics import MetricsWriter, read_metrics
+from seeupo_jax.telemetry.trajectories import Shard, pack_shard, write_shard
+
+
+@pytest.fixture
+def there(tmp_path, monkeypatch):
+    """The folder that the process is in; a call leaves it for another one."""
+    folder, other = tmp_path / "there", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    monkeypatch.chdir(folder)
+    return folder, lambda: monkeypatch.chdir(other)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_checkpoints_lie_where_their_folder_was_opened(there, kind):
+    folder, leave = there
+    checkpoints = Checkpoints(kind("saved"), 1)
+    leave()
+    checkpoints.save(1, {"w": jnp.ones(3)}, {})
+    checkpoints.close()
+    assert (folder / "saved" / "1" / "manifest.json").is_file()
+    assert checkpoints.restore({"w": jnp.zeros(3)})[0] == 1
+
+
+def test_the_directory_of_checkpoints_is_absolute_and_a_bucket_stays_one(there):
+    folder, _ = there
+    for workdir in ("run", Path("run")):
+        assert find_directory(config.Checkpoint(), workdir) == str(folder / "run" / "checkpoints")
+        chosen = config.Checkpoint(directory="saved")
+        assert find_directory(chosen, workdir) == str(folder / "saved")
+        bucket = config.Checkpoint(directory="gs://bucket/path")
+        assert find_directory(bucket, workdir) == "gs://bucket/path"
+
+
+def test_metrics_lie_where_their_writer_was_made(there):
+    folder, leave = there
+    with MetricsWriter("run", ("tensorboard",)) as writer:
+        leave()
+        writer.write(1, {"a": 1})
+    assert read_metrics(folder / "run") == [{"iteration": 1, "a": 1}]
+    assert list((folder / "run" / "tensorboard").iterdir())
+
+
+def test_trajectories_are_read_from_where_they_were_asked_for(there):
+    folder, leave = there
+    # A record that lacks its fields, which names the file that it was found in.
+    write_shard(folder / "run", Shard(1, "train", evaluation=False), pack_shard([{"schema": 1}]))
+    records = read_trajectories("run")
+    leave()
+    with pytest.raises(ValueError, match=f"^{folder / 'run'}/.*got no split"):
+        list(records)
+
+
+def test_an_export_names_the_folders_that_were_meant(there):
+    folder, _ = there
+    with pytest.raises(ValueError, match=f"--workdir: got {folder / 'run'}, which is not there"):
+        export_policy(config.Config(), "run", "latest", "out")
