@@ -14,7 +14,7 @@ from typing import Any
 
 import urllib3
 
-from seeupo_jax.envs import seeded
+from seeupo_jax.envs import gate, seeded
 from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
 
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -60,13 +60,14 @@ class _WebSocket:
             raise ConnectionError(f"{self._url}: the connection is gone, and its episode with it")
         try:
             self._socket.send(json.dumps(message))
-            answer = json.loads(self._socket.recv(timeout=self._timeout_s))
+            answer = _parsed(self._socket.recv(timeout=self._timeout_s), self._url)
         except Exception:
             self.close()  # a late answer would be taken for that of the next message
             raise
-        data = answer["data"]
+        data = _fields(answer, self._url, "type", "data")["data"]
         if answer["type"] != "error":
             return data
+        _fields(data, self._url, "code", "message")
         text = f"{data['code']}: {data['message']}"
         if data["code"] == "VALIDATION_ERROR":
             raise _InvalidAction(f"{text}: {json.dumps(data.get('errors', []))}")
@@ -104,7 +105,16 @@ class _Http:
         if response.status != 200 or len(payload) > MAX_ANSWER_BYTES:
             text = payload[:500].decode(errors="replace")
             raise RuntimeError(f"{url}: status {response.status}, {len(payload)} bytes: {text}")
+        return _parsed(payload, url)
+
+
+def _parsed(payload: str | bytes, where: str) -> Any:
+    try:
         return json.loads(payload)
+    except (ValueError, RecursionError):
+        raise gate.ProtocolError(
+            f"{where}: got {payload[:60]!r}, which is not JSON; allowed: a JSON object."
+        ) from None
 
 
 _TRANSPORTS = {"ws": _WebSocket, "wss": _WebSocket, "http": _Http, "https": _Http}
@@ -158,6 +168,7 @@ class OpenEnv:
         """Starts the task's episode; its own seed decides everything."""
         options = {**self.reset_options, "seed": self._tasks.seed(task_id)}
         answer = self._server.reset(options)
+        _fields(answer, f"{self.url} reset", "observation", "done")
         self._total, self._done = 0.0, bool(answer["done"])
         return seeded.opening(self.instruction, self._shown(answer)), ()
 
@@ -171,7 +182,9 @@ class OpenEnv:
             return StepResult(
                 ({"role": "user", "content": f"Invalid action: {error}"},), 0.0, False
             )
-        reward = 0.0 if answer["reward"] is None else float(answer["reward"])
+        _fields(answer, f"{self.url} step", "observation", "reward", "done")
+        stated = 0.0 if answer["reward"] is None else answer["reward"]
+        reward = gate.check_reward(stated, f"{self.url} step reward")
         self._total += reward
         self._done = bool(answer["done"])
         return StepResult(({"role": "user", "content": self._shown(answer)},), reward, self._done)
@@ -201,7 +214,22 @@ class OpenEnv:
         observation = answer["observation"]
         if self.observation_field is None:
             return json.dumps(observation, ensure_ascii=False)
-        return str(observation[self.observation_field])
+        return str(_fields(observation, self.url, self.observation_field)[self.observation_field])
+
+
+def _fields(answer: Any, where: str, *names: str) -> _Data:
+    """An answer that has these fields.
+
+    Raises:
+      ProtocolError: it is something else; the sentence says what.
+    """
+    if not isinstance(answer, dict) or not set(names) <= set(answer):
+        got = json.dumps(answer)
+        raise gate.ProtocolError(
+            f"{where}: got {got if len(got) < 100 else f'{got[:100]} ...'}; allowed: a JSON object"
+            f" with {', '.join(names)}."
+        )
+    return answer
 
 
 def _websockets() -> Any:

@@ -11,8 +11,10 @@ import socket
 import threading
 
 import pytest
+from remote_cases import answering
 
 from seeupo_jax import envs
+from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import TransientError
 
 websockets_server = pytest.importorskip("websockets.sync.server")
@@ -225,6 +227,67 @@ def test_a_refused_http_connection_has_had_no_effect_and_is_tried_again():
         env.step("4")
     with http_server(int(url.rpartition(":")[2])):
         assert env.step("4").done
+
+
+OBSERVED = {"observation": {"n": 1}, "reward": 0.0, "done": False}
+WRONG = [
+    ("reset", {}, "got {}; allowed: a JSON object with observation, done"),
+    ("reset", [1], r"got \[1\]; allowed: a JSON object with"),
+    ("reset", None, "got null; allowed: a JSON object with"),
+    ("step", {}, "got {}; allowed: a JSON object with observation, reward, done"),
+    ("step", OBSERVED | {"reward": "much"}, "reward: got 'much' .str.; allowed: a finite number"),
+    ("step", OBSERVED | {"reward": []}, r"reward: got \[\] .list.; allowed: a finite number"),
+]
+
+
+def refused(env, operation, wanted):
+    with pytest.raises(gate.ProtocolError, match=wanted):
+        env.reset("train/4", seed=0)
+        assert operation == "step"
+        env.step('{"guess": 1}')
+    env.close()
+
+
+@pytest.mark.parametrize("operation, answer, wanted", WRONG)
+def test_what_an_http_server_answers_is_checked(operation, answer, wanted):
+    with answering({"reset": OBSERVED, operation: answer}) as url:
+        refused(envs.make("openenv", url=url), operation, wanted)
+
+
+@pytest.mark.parametrize("operation, answer, wanted", WRONG)
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_a_session_answers_is_checked(operation, answer, wanted, whole):
+    def say(connection):
+        for text in connection:
+            kind = json.loads(text)["type"]
+            if kind == operation and whole:
+                connection.send(json.dumps(answer))
+            elif kind in ("reset", "step"):
+                data = answer if kind == operation else OBSERVED
+                connection.send(json.dumps({"type": "observation", "data": data}))
+
+    with websockets_server.serve(say, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        env = envs.make("openenv", url=f"ws://127.0.0.1:{server.socket.getsockname()[1]}")
+        refused(env, operation, "allowed: a JSON object with type, data" if whole else wanted)
+        server.shutdown()
+        thread.join(10)
+
+
+@pytest.mark.parametrize("text", ["no json", "[" * 100_000], ids=["text", "deep"])
+def test_what_a_session_answers_must_be_json(text):
+    def say(connection):
+        for _ in connection:
+            connection.send(text)
+
+    with websockets_server.serve(say, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        env = envs.make("openenv", url=f"ws://127.0.0.1:{server.socket.getsockname()[1]}")
+        refused(env, "reset", "which is not JSON; allowed: a JSON object")
+        server.shutdown()
+        thread.join(10)
 
 
 def test_unknown_urls_are_refused():

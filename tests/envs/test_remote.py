@@ -6,6 +6,7 @@ import pytest
 from remote_cases import CutWire, Echo, Process, answering, remote, served
 
 from seeupo_jax import envs
+from seeupo_jax.envs import gate
 from seeupo_jax.envs import order_desk_world as world
 from seeupo_jax.envs.base import TransientError
 from seeupo_jax.envs.gate import ProtocolError
@@ -88,7 +89,7 @@ def test_what_json_cannot_hold_arrives_as_its_text(token_file):
         assert env.step("set").info == {"steps": 1, "odd": "{1, 2}"}
 
 
-OPENING = {"result": {"messages": [], "tools": [], "score": 0}}
+OPENING = {"result": {"messages": [], "tools": [], "score": 0, "finish": True}}
 STEP = {"observation": [], "reward": 1, "done": True, "info": {}, "score": 0}
 
 
@@ -107,6 +108,11 @@ STEP = {"observation": [], "reward": 1, "done": True, "info": {}, "score": 0}
         ("step", {"result": {}}, RemoteError, "got the fields none; allowed: observation, reward"),
         ("step", {"result": STEP | {"reward": None}}, ProtocolError, "reward: got None"),
         ("step", {"result": STEP | {"info": None}}, ProtocolError, "info: got None"),
+        ("step", {}, RemoteError, "got the fields none; allowed: result, or error"),
+        ("step", {"result": []}, RemoteError, "got the fields none; allowed: observation, reward"),
+        ("finish", {}, RemoteError, "got the fields none; allowed: result, or error"),
+        ("finish", {"result": {}}, RemoteError, "got the fields none; allowed: reward, score"),
+        ("finish", {"result": {"reward": [], "score": 0}}, ProtocolError, r"finish\(\): got \[\]"),
         (
             "step",
             {"result": STEP | {"score": 7}},
@@ -120,10 +126,20 @@ def test_what_a_server_answers_is_checked(token_file, operation, answer, error, 
     with answering({"reset": OPENING, operation: answer}) as url:
         env = remote(url, token_file)
         ask = {"task_ids": lambda: env.task_ids("train"), "step": lambda: env.step("one")}
+        ask["finish"] = lambda: env.finish("max_turns")
         if operation != "reset":
             env.reset("train/0", 5)
         with pytest.raises(error, match=wanted):
             ask.get(operation, lambda: env.reset("train/0", 5))()
+
+
+@pytest.mark.parametrize("answer", [{}, [], None, {"result": {}}, {"result": None}, {"error": {}}])
+def test_a_server_without_tasks_is_one_sentence_before_anything_begins(token_file, answer):
+    token_file.write_text("secret-token\n")
+    with answering({"task_ids": answer}) as url:
+        with pytest.raises(ValueError) as error:
+            gate.task_ids(remote(url, token_file), "train")
+    assert "\n" not in str(error.value) and "Remote.task_ids('train')" in str(error.value)
 
 
 def test_an_environment_that_is_still_busy_is_asked_again_and_nothing_is_counted(token_file):
