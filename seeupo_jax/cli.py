@@ -90,6 +90,8 @@ def check_places(config: Config, workdir: Path, *, make: bool = True) -> None:
     """
     check = check_writable if make else check_could_write
     check(workdir)
+    if config.warm_start.output is not None:
+        check_could_write(config.warm_start.output, "config.warm_start.output")
     if config.checkpoint.directory is None:
         check_could_write(find_directory(config.checkpoint, workdir))
     else:

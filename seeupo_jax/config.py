@@ -187,7 +187,7 @@ class WarmStart:
 
     stages: tuple[WarmStartStage, ...] = ()
     batch_size: int = at_least(1, 64)
-    output: str | None = None  # also save the warm policy to this folder
+    output: str | None = None  # also leave the warm policy in this folder, where none is there yet
 
 
 @dataclass(frozen=True)

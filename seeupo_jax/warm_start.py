@@ -40,7 +40,20 @@ def start_policy(
             f"--workdir: got {workdir}, whose warm_start not all processes see; allowed: a folder"
             " that all of them share."
         )
+    _keep_output(config, folder)
     return folder
+
+
+def _keep_output(config: Config, folder: str) -> None:
+    """Copies the policy that a warm start has made to `config.warm_start.output`, once."""
+    output = config.warm_start.output
+    if output is None or not config.warm_start.stages or jax.process_index() != 0:
+        return
+    if not Path(output).exists():
+        unfinished = Path(f"{output}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(folder, unfinished)
+        unfinished.rename(output)
 
 
 def _warm_start(

@@ -11,6 +11,7 @@ from seeupo_jax.policy_folder import export_policy
 from seeupo_jax.telemetry import read_trajectories
 from seeupo_jax.telemetry.metrics import MetricsWriter, read_metrics
 from seeupo_jax.telemetry.trajectories import Shard, pack_shard, write_shard
+from seeupo_jax.warm_start import start_policy
 
 
 @pytest.fixture
@@ -67,3 +68,16 @@ def test_an_export_names_the_folders_that_were_meant(there):
     folder, _ = there
     with pytest.raises(ValueError, match=f"--workdir: got {folder / 'run'}, which is not there"):
         export_policy(config.Config(), "run", "latest", "out")
+
+
+def test_the_policy_of_a_warm_start_is_also_left_where_the_configuration_says(there):
+    folder, _ = there
+    made = folder / "run" / "warm_start"
+    made.mkdir(parents=True)
+    (made / "config.json").write_text("{}")
+    chosen = config.WarmStart(stages=(config.WarmStartStage(),), output="models/warm")
+    for content in ("{}", "changed"):  # a second life leaves what is there
+        assert start_policy(config.Config(warm_start=chosen), folder / "run", None, None)
+        assert (folder / "models" / "warm" / "config.json").read_text() == content
+        (folder / "models" / "warm" / "config.json").write_text("changed")
+    assert [path.name for path in (folder / "models").iterdir()] == ["warm"]
