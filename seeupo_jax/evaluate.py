@@ -10,7 +10,7 @@ the one that the server holds, whose tokenizer must be the run's: nothing is loa
 then. With --explain it prints what would be played, and
 plays nothing.
 
-Every episode is in DIR/evaluation as soon as it is over (`telemetry/episodes.py`). The same command
+Every episode is in DIR/evaluation as soon as it is over (`trajectories/episodes.py`). The same command
 plays only what is not there: what it was stopped before, and what an environment's failure cost.
 With several processes each keeps a file of what it plays; that of process 0 is whole in the end.
 """
@@ -30,10 +30,20 @@ from typing import Any
 
 import jax
 
-from seeupo_jax import build, envs
+from seeupo_jax import envs
 from seeupo_jax.checkpoint import check_could_write, check_writable
-from seeupo_jax.checks import check_config
-from seeupo_jax.cli import (
+from seeupo_jax.configuration.flags import Flags, path, positive, whole
+from seeupo_jax.configuration.schema import Config, Env
+from seeupo_jax.display.progress import Progress
+from seeupo_jax.envs.bfcl.result_files import export_results
+from seeupo_jax.errors import sentence_errors
+from seeupo_jax.metrics.statistics import evaluation_table
+from seeupo_jax.parallel.cluster import errors_end_at_once
+from seeupo_jax.planning.explain_evaluation import explain_episodes, explain_policy, explain_server
+from seeupo_jax.planning.explanation import EXPLAIN, Section, tell
+from seeupo_jax.runtime import build
+from seeupo_jax.runtime.checks import check_config
+from seeupo_jax.runtime.cli import (
     add_cluster_flags,
     add_run_flags,
     join_cluster,
@@ -41,15 +51,8 @@ from seeupo_jax.cli import (
     quiet_logs,
     read_config,
 )
-from seeupo_jax.config import Config, Env
-from seeupo_jax.envs.bfcl_export import export_results
-from seeupo_jax.errors import sentence_errors
-from seeupo_jax.evaluation import evaluate
-from seeupo_jax.explain.evaluation import explain_episodes, explain_policy, explain_server
-from seeupo_jax.explain.tell import EXPLAIN, Section, tell
-from seeupo_jax.flags import Flags, path, positive, whole
-from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.players import (
+from seeupo_jax.runtime.evaluation import evaluate
+from seeupo_jax.runtime.policy_sources import (
     Server,
     check_served,
     check_trained,
@@ -57,9 +60,7 @@ from seeupo_jax.players import (
     policy_folder,
     served_policy,
 )
-from seeupo_jax.telemetry.episodes import EpisodeFile, read_played
-from seeupo_jax.telemetry.progress import Progress
-from seeupo_jax.telemetry.statistics import evaluation_table
+from seeupo_jax.trajectories.episodes import EpisodeFile, read_played
 
 
 def _explain(

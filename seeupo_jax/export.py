@@ -14,17 +14,17 @@ from collections.abc import Sequence
 
 import jax
 
-from seeupo_jax.cli import (
+from seeupo_jax.configuration.flags import Flags, path
+from seeupo_jax.errors import sentence_errors
+from seeupo_jax.parallel.cluster import errors_end_at_once
+from seeupo_jax.runtime.cli import (
     add_cluster_flags,
     add_run_flags,
     join_cluster,
     quiet_logs,
     read_config,
 )
-from seeupo_jax.errors import sentence_errors
-from seeupo_jax.flags import Flags, path
-from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.policy_folder import export_policy
+from seeupo_jax.runtime.policy_folder import export_policy
 
 
 def _flags() -> Flags:

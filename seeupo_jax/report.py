@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from seeupo_jax.configuration.flags import Flags, names, path
 from seeupo_jax.errors import sentence_errors
-from seeupo_jax.flags import Flags, names, path
-from seeupo_jax.telemetry.html_report import write_report
-from seeupo_jax.telemetry.pages import write_pages
-from seeupo_jax.telemetry.trajectories import FOLDER, find_shards
+from seeupo_jax.reports.html_report import write_report
+from seeupo_jax.reports.trajectory_pages import write_pages
+from seeupo_jax.trajectories.reader import FOLDER, find_shards
 
 
 def _flags() -> Flags:

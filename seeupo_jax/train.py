@@ -17,10 +17,22 @@ from pathlib import Path
 
 import jax
 
-from seeupo_jax import build
 from seeupo_jax.checkpoint import Checkpoints, check_shared, exclusive_run, find_directory, reason
-from seeupo_jax.checks import check_config, check_planned
-from seeupo_jax.cli import (
+from seeupo_jax.configuration.flags import Flags
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.run_summary import learning_curve, print_summary
+from seeupo_jax.errors import WriteError, is_full, sentence_errors
+from seeupo_jax.metrics.run_manifest import Launch
+from seeupo_jax.parallel.cluster import errors_end_at_once
+from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
+from seeupo_jax.planning.explain_training import explain_training
+from seeupo_jax.planning.explanation import EXPLAIN, tell
+from seeupo_jax.planning.planned_devices import add_planned_flags, plan_devices
+from seeupo_jax.planning.remat import choose_remat
+from seeupo_jax.runtime import build
+from seeupo_jax.runtime.checks import check_config, check_planned
+from seeupo_jax.runtime.cli import (
     add_cluster_flags,
     add_run_flags,
     check_places,
@@ -29,22 +41,10 @@ from seeupo_jax.cli import (
     quiet_logs,
     read_config,
 )
-from seeupo_jax.config import Config
-from seeupo_jax.errors import WriteError, is_full, sentence_errors
-from seeupo_jax.explain.planned import add_planned_flags, plan_devices
-from seeupo_jax.explain.tell import EXPLAIN, tell
-from seeupo_jax.explain.training import explain_training
-from seeupo_jax.flags import Flags
-from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.remat import choose_remat
-from seeupo_jax.run import UNKNOWN, Run
-from seeupo_jax.stagnation import NotLearning
-from seeupo_jax.stop import Stopped, StopRequest
-from seeupo_jax.telemetry.progress import Progress
-from seeupo_jax.telemetry.report import learning_curve, print_summary
-from seeupo_jax.telemetry.run_record import Launch
+from seeupo_jax.runtime.run import UNKNOWN, Run
+from seeupo_jax.runtime.stagnation import NotLearning
+from seeupo_jax.runtime.warm_starting import start_policy
 from seeupo_jax.types import TrainState
-from seeupo_jax.warm_start import start_policy
 
 
 def train(config: Config, workdir: str | Path, launch: Launch = UNKNOWN) -> None:

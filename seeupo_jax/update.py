@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seeupo_jax.checkpoint import check_writable, exclusive_output
-from seeupo_jax.cli import add_config_flags, prepare_xla, quiet_logs
-from seeupo_jax.config import load_config
+from seeupo_jax.configuration.flags import Flags, path
+from seeupo_jax.configuration.schema import load_config
 from seeupo_jax.errors import sentence_errors
-from seeupo_jax.flags import Flags, path
-from seeupo_jax.policy_folder import check_output, write_policy
-from seeupo_jax.stored_update import prepare, update
+from seeupo_jax.runtime.cli import add_config_flags, prepare_xla, quiet_logs
+from seeupo_jax.runtime.policy_folder import check_output, write_policy
+from seeupo_jax.runtime.stored_update import prepare, update
 
 
 def _check_file(file: Path) -> None:

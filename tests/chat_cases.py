@@ -11,10 +11,10 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from seeupo_jax import config
-from seeupo_jax.policy import gguf_vocabulary
-from seeupo_jax.policy.chat_template import HuggingFaceTokenizer
-from seeupo_jax.policy.gguf_header import read_header
+from seeupo_jax.configuration import schema
+from seeupo_jax.policy.files import gguf_vocabulary
+from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.gguf_header import read_header
 
 MODELS = Path(__file__).parents[1] / "third_party" / "models"
 GGUF_FILE = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -68,7 +68,7 @@ def library(name):
 def make(name, chat="{}"):
     """Our tokenizer of a model, made once for each of the chat options (as JSON)."""
     # The copy has a template of its own; loading the files again would take seconds.
-    options = config.Chat(**json.loads(chat))
+    options = schema.Chat(**json.loads(chat))
     return HuggingFaceTokenizer(copy.copy(library(name)), options, generation={}, where=name)
 
 

@@ -17,11 +17,11 @@ from seeupo_jax.checkpoint import (
     check_shared,
     exclusive_output,
     manifest,
-    together,
+    process_sync,
 )
+from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.rollout.store import RolloutStore
-from seeupo_jax.telemetry.checksum import checksum
+from seeupo_jax.rollout.rollout_store import RolloutStore
 from seeupo_jax.types import Segment, Trajectory
 
 RANK, COUNT, PORT = map(int, sys.argv[1:4])
@@ -49,7 +49,7 @@ def save(checkpoints):
     check_shared(DIRECTORY)
     own = Path(f"{OUT}.folder")
     own.mkdir()
-    together._PATIENCE_S = 0.3
+    process_sync._PATIENCE_S = 0.3
     blind = refused(lambda: check_shared(own, "config.checkpoint.directory"), ValueError)
     taken = Path(DIRECTORY) / "taken"
     with exclusive_output(taken):

@@ -20,7 +20,7 @@ import optax
 from flax import nnx
 from twin_policy import tensors_of
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.learner import Learner
@@ -66,7 +66,7 @@ def jittered(params: Any, size: float) -> Any:
 @functools.cache
 def recording(name: str = "sgd", rate: float = RATE, max_grad_norm: float | None = None) -> Any:
     """An optimizer whose state begins with the last gradients; one object, so compiled once."""
-    chosen = config.Optimizer(name=name, learning_rate=rate, max_grad_norm=max_grad_norm)
+    chosen = schema.Optimizer(name=name, learning_rate=rate, max_grad_norm=max_grad_norm)
     return optax.chain(_kept_gradients(), make_optimizer(chosen, total_steps=100))
 
 
@@ -81,7 +81,7 @@ def learner(
 ) -> Learner:
     """A learner with these choices of the algorithm; those with equal programs share them."""
     chosen = recording() if optimizer is None else optimizer
-    algorithm = config.Algorithm(**choices)
+    algorithm = schema.Algorithm(**choices)
     made = Learner(policy()[0], chosen, algorithm, shapes, temperature, seed=5)
     first = _LEARNERS.setdefault((made.step_objective, made.critic, shapes, chosen), made)
     vars(made).update(turn_step=first.turn_step, refresh=first.refresh, value=first.value)

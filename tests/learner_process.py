@@ -7,16 +7,16 @@ import sys
 import jax
 import learner_cases as cases
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import Shapes
-from seeupo_jax.learner.layout import make_state, state_layout, to_pinned_host
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.state_layout import make_state, state_layout, to_pinned_host
 from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
-from seeupo_jax.telemetry.checksum import checksum
 
-KEEP, OFFLOAD = config.Offload(), config.Offload(optimizer=True, reference=True)
+KEEP, OFFLOAD = schema.Offload(), schema.Offload(optimizer=True, reference=True)
 
 
 def placed(mesh, network, params):
@@ -29,13 +29,13 @@ def placed(mesh, network, params):
 def learner_on(mesh, offload=KEEP):
     """A learner with Adam, its fresh state and a reference policy that differs."""
     network, params = cases.policy(layers=1)
-    optimizer = make_optimizer(config.Optimizer(name="adam", learning_rate=0.02), total_steps=9)
+    optimizer = make_optimizer(schema.Optimizer(name="adam", learning_rate=0.02), total_steps=9)
     start = placed(mesh, network, params)
     layout = state_layout(mesh, optimizer, start, offload)
     learner = Learner(
         network,
         optimizer,
-        config.Algorithm(),
+        schema.Algorithm(),
         Shapes((32,), action=8, rows=4, trajectories=8),
         temperature=1.0,
         layout=layout,
@@ -48,7 +48,7 @@ def learner_on(mesh, offload=KEEP):
 
 def swept(devices, offload=KEEP):
     """A sweep's metrics, the fingerprint of the state after it, and that state."""
-    mesh = make_mesh(config.Mesh(data=1, fsdp=2, tensor=2), devices)
+    mesh = make_mesh(schema.Mesh(data=1, fsdp=2, tensor=2), devices)
     with jax.set_mesh(mesh):
         learner, state, reference = learner_on(mesh, offload)
         state, metrics = sweep(learner, state, reference, cases.ragged(), iteration=1)

@@ -6,7 +6,7 @@ Their policy, tokenizer and compiled programs are shared. Each leaves its run in
 import sys
 from pathlib import Path
 
-from seeupo_jax.config import load_config
+from seeupo_jax.configuration.schema import load_config
 from seeupo_jax.train import train
 
 CONFIG = Path(__file__).parent / "tiny_config.py"

@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 
 from seeupo_jax.envs import StepResult, TransientError, serve
-from seeupo_jax.envs.remote import Remote
 from seeupo_jax.envs.serve import EnvServer
+from seeupo_jax.envs.transport.remote import Remote
 
 TESTS = Path(__file__).parent
 

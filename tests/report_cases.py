@@ -3,7 +3,7 @@
 import json
 import math
 
-from seeupo_jax.telemetry.metrics import MetricsWriter
+from seeupo_jax.metrics.metrics_log import MetricsWriter
 
 TURNS = 4
 

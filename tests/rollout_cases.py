@@ -9,7 +9,7 @@ import numpy as np
 
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.rollout.collect import collect, group_requests
-from seeupo_jax.rollout.engine import Action, Turn
+from seeupo_jax.rollout.engine.protocol import Action, Turn
 
 
 def stir(params: Any, seed: int = 0) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import rollout_cases
 from flax import nnx
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.parallel.mesh import (
@@ -24,10 +24,10 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.collect import Collected, begin_ahead, collect, group_requests
-from seeupo_jax.rollout.memory import plan_cache
+from seeupo_jax.rollout.engine.cache_memory import plan_cache
+from seeupo_jax.rollout.engine.sampling import Sampling
+from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.resample import resample
-from seeupo_jax.rollout.sampling import Sampling
-from seeupo_jax.rollout.slots import SlotEngine
 
 RANK, COUNT, PORT = map(int, sys.argv[1:4])
 SIZES = {"vocab_size": 30, "width": 16, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8}
@@ -64,8 +64,8 @@ def main() -> None:
     if COUNT > 1:
         jax.distributed.initialize(f"localhost:{PORT}", COUNT, RANK)
     tensor = 2 if jax.device_count() > 2 and jax.local_device_count() > 1 else 1
-    mesh = make_mesh(config.Mesh(data=1, fsdp=-1, tensor=tensor))
-    own = sampler_mesh(mesh, config.Mesh(data=-1, tensor=tensor))
+    mesh = make_mesh(schema.Mesh(data=1, fsdp=-1, tensor=tensor))
+    own = sampler_mesh(mesh, schema.Mesh(data=-1, tensor=tensor))
     arch = Architecture(**SIZES, mlp_width=24)
     network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
     params = jax.tree.map(np.asarray, rollout_cases.stir(params))
@@ -74,7 +74,7 @@ def main() -> None:
         params,
         param_shardings(mesh, network.logical_axes(), params),
     )
-    rollout = config.Rollout(
+    rollout = schema.Rollout(
         tasks=8, group_size=3, max_action_tokens=6, max_context=96, concurrency=16, slots=8
     )
     plan = plan_cache(arch, rollout, shards=row_shards(own), tensor=tensor)

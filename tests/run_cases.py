@@ -10,10 +10,10 @@ from pathlib import Path
 from flax import nnx
 from process_cases import TESTS, environment, free_port
 
+from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
-from seeupo_jax.telemetry.metrics import read_metrics
 
 # A network of one layer with random weights, and rewards that depend on every word it says.
 CHOICES = (

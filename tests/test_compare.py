@@ -16,10 +16,10 @@ from process_cases import environment
 from rich.console import Console
 from run_cases import iterations, save_policy
 
-from seeupo_jax.choices import Algorithm
 from seeupo_jax.compare import figures
 from seeupo_jax.compare.runs import RunFailed, plan, read_run, train, train_all, updates_at_once
-from seeupo_jax.stop import StopRequest
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.parallel.stop_signal import StopRequest
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "tests" / "tiny_config.py"

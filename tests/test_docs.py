@@ -16,12 +16,12 @@ import pytest
 import report_cases
 
 from seeupo_jax import envs
-from seeupo_jax.aot.chips import parse_topology
-from seeupo_jax.checks import check_config, check_planned
-from seeupo_jax.config import Config, Env, load_config
-from seeupo_jax.flags import as_overrides
-from seeupo_jax.telemetry import trajectories
-from seeupo_jax.telemetry.records import to_record
+from seeupo_jax.configuration.flags import as_overrides
+from seeupo_jax.configuration.schema import Config, Env, load_config
+from seeupo_jax.planning.chips import parse_topology
+from seeupo_jax.runtime.checks import check_config, check_planned
+from seeupo_jax.trajectories import reader
+from seeupo_jax.trajectories.trajectory_record import to_record
 from seeupo_jax.types import Trajectory
 
 ROOT = Path(__file__).parent.parent
@@ -174,8 +174,8 @@ def tables(page: str, column: str) -> list[str]:
 def test_the_page_on_trajectories_has_every_field():
     of_runs = ["config", "config_file", "command", "began", "resumed", "versions", "devices"]
     assert tables("trajectories.md", "field") == [
-        *trajectories.FIELDS,
-        *trajectories.SEGMENT_FIELDS,
+        *reader.FIELDS,
+        *reader.SEGMENT_FIELDS,
         *("schema", "name", *of_runs, "model"),
     ]
     assert tables("trajectories.md", "field") and tables(
@@ -198,9 +198,9 @@ def test_the_example_that_reads_trajectories_runs(tmp_path, capsys, monkeypatch)
         info={"score": 0.0},
     )
     record = to_record(lost, split="train", iteration=3, labels={}, texts=list)
-    shard = trajectories.Shard(3, "train", False)
-    data = trajectories.pack_shard([record])
-    trajectories.write_shard(tmp_path / "runs" / "quickstart", shard, data)
+    shard = reader.Shard(3, "train", False)
+    data = reader.pack_shard([record])
+    reader.write_shard(tmp_path / "runs" / "quickstart", shard, data)
     monkeypatch.chdir(tmp_path)
     exec(example, {})
     assert capsys.readouterr().out == "t7 done hello\n"

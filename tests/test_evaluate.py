@@ -17,12 +17,12 @@ import openai_cases as cases
 import pytest
 
 from seeupo_jax import envs, evaluate
-from seeupo_jax.config import Chat
+from seeupo_jax.agents.openai_server import OpenAIServer
+from seeupo_jax.configuration.schema import Chat
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.policy import from_pretrained, save_pretrained
+from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.policy.network import split
-from seeupo_jax.policy.weights import read_tokenizer
-from seeupo_jax.rollout.openai_server import OpenAIServer
 
 CONFIG = Path(__file__).parents[1] / "configs" / "quickstart.py"
 LENGTH = 128  # tokens a conversation may reach
@@ -379,7 +379,7 @@ def test_every_episode_is_kept_with_its_messages_and_labels(folder, tmp_path):
 
 FLAKY = """
 from pathlib import Path
-from seeupo_jax.envs.order_desk import OrderDesk
+from seeupo_jax.envs.order_desk.environment import OrderDesk
 
 class Flaky(OrderDesk):
     def step(self, text):

@@ -14,21 +14,22 @@ import pytest
 import run_cases as cases
 from process_cases import PYTHONPATH
 
-from seeupo_jax import build, evaluate, train
-from seeupo_jax.checks import check_planned
-from seeupo_jax.choices import Algorithm
-from seeupo_jax.config import load_config
-from seeupo_jax.explain.parts import outline_run
-from seeupo_jax.explain.tell import listed, tell
-from seeupo_jax.explain.training import explain_training
-from seeupo_jax.learner.credit import compile_credit, credit_programs
-from seeupo_jax.outline import Planned
+from seeupo_jax import evaluate, train
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.display.progress import Progress
+from seeupo_jax.learner.advantages import compile_credit, credit_programs
+from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.mesh import make_mesh
-from seeupo_jax.run import Run
-from seeupo_jax.stop import StopRequest
-from seeupo_jax.telemetry.compilation import Compilations
-from seeupo_jax.telemetry.episodes import Episode, EpisodeFile
-from seeupo_jax.telemetry.progress import Progress
+from seeupo_jax.parallel.stop_signal import StopRequest
+from seeupo_jax.planning.abstract_run import Planned
+from seeupo_jax.planning.explain_parts import outline_run
+from seeupo_jax.planning.explain_training import explain_training
+from seeupo_jax.planning.explanation import listed, tell
+from seeupo_jax.runtime import build
+from seeupo_jax.runtime.checks import check_planned
+from seeupo_jax.runtime.run import Run
+from seeupo_jax.trajectories.episodes import Episode, EpisodeFile
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "configs" / "quickstart.py"

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from seeupo_jax import build
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.checkpoint import checkpoints as module
-from seeupo_jax.config import from_dict
+from seeupo_jax.configuration.schema import from_dict
+from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters, merge
 from seeupo_jax.policy.network import split
-from seeupo_jax.policy_folder import export_policy
-from seeupo_jax.telemetry.checksum import checksum
+from seeupo_jax.runtime import build
+from seeupo_jax.runtime.policy_folder import export_policy
 from seeupo_jax.types import TrainState
 
 BASE = "package:order_desk"

@@ -10,8 +10,8 @@ import run_cases as cases
 
 from seeupo_jax import train
 from seeupo_jax.errors import WriteError, is_full
-from seeupo_jax.telemetry.metrics import MetricsWriter, read_metrics
-from seeupo_jax.telemetry.trackers import TRACKERS
+from seeupo_jax.metrics.metrics_log import MetricsWriter, read_metrics
+from seeupo_jax.metrics.trackers import TRACKERS
 
 ONE_FILE = 40_000  # bytes; a checkpoint's largest file has some 400,000
 

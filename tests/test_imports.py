@@ -98,7 +98,7 @@ def test_no_command_is_imported_by_another_module():
 def test_the_search_sees_imports_of_every_kind(tmp_path):
     file = tmp_path / "probe.py"
     file.write_text(
-        "import seeupo_jax.policy.weights\n"
+        "import seeupo_jax.policy.files.weights\n"
         "from seeupo_jax import config, envs\n"
         "from seeupo_jax.types import Segment\n"
         "def f():\n    from seeupo_jax.envs import order_desk as desk, make\n"

@@ -6,12 +6,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from seeupo_jax import build
-from seeupo_jax.config import load_config
-from seeupo_jax.run import Run
-from seeupo_jax.stop import StopRequest
-from seeupo_jax.telemetry.metrics import read_metrics
-from seeupo_jax.telemetry.progress import Progress
+from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.display.progress import Progress
+from seeupo_jax.metrics.metrics_log import read_metrics
+from seeupo_jax.parallel.stop_signal import StopRequest
+from seeupo_jax.runtime import build
+from seeupo_jax.runtime.run import Run
 from seeupo_jax.train import iterate
 
 OVERRIDES = (

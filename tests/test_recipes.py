@@ -10,12 +10,12 @@ import pytest
 import run_cases
 from process_cases import TESTS
 
-from seeupo_jax.algorithms.recipes import RECIPES
-from seeupo_jax.config import load_config
-from seeupo_jax.flags import as_overrides
+from seeupo_jax.configuration.flags import as_overrides
+from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.network import split
-from seeupo_jax.telemetry.metrics import read_metrics
 
 # Those of the other ablations differ from `seeupo` in one number or in one word to the same code.
 TRAINED = [name for name in RECIPES if not name.startswith("seeupo_") or name == "seeupo_random"]

@@ -5,13 +5,13 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from seeupo_jax import config
 from seeupo_jax.checkpoint import Checkpoints, find_directory
-from seeupo_jax.policy_folder import export_policy
+from seeupo_jax.configuration import schema
+from seeupo_jax.metrics.metrics_log import MetricsWriter, read_metrics
+from seeupo_jax.runtime.policy_folder import export_policy
+from seeupo_jax.runtime.warm_starting import start_policy
 from seeupo_jax.telemetry import read_trajectories
-from seeupo_jax.telemetry.metrics import MetricsWriter, read_metrics
-from seeupo_jax.telemetry.trajectories import Shard, pack_shard, write_shard
-from seeupo_jax.warm_start import start_policy
+from seeupo_jax.trajectories.reader import Shard, pack_shard, write_shard
 
 
 @pytest.fixture
@@ -38,10 +38,10 @@ def test_checkpoints_lie_where_their_folder_was_opened(there, kind):
 def test_the_directory_of_checkpoints_is_absolute_and_a_bucket_stays_one(there):
     folder, _ = there
     for workdir in ("run", Path("run")):
-        assert find_directory(config.Checkpoint(), workdir) == str(folder / "run" / "checkpoints")
-        chosen = config.Checkpoint(directory="saved")
+        assert find_directory(schema.Checkpoint(), workdir) == str(folder / "run" / "checkpoints")
+        chosen = schema.Checkpoint(directory="saved")
         assert find_directory(chosen, workdir) == str(folder / "saved")
-        bucket = config.Checkpoint(directory="gs://bucket/path")
+        bucket = schema.Checkpoint(directory="gs://bucket/path")
         assert find_directory(bucket, workdir) == "gs://bucket/path"
 
 
@@ -67,7 +67,7 @@ def test_trajectories_are_read_from_where_they_were_asked_for(there):
 def test_an_export_names_the_folders_that_were_meant(there):
     folder, _ = there
     with pytest.raises(ValueError, match=f"--workdir: got {folder / 'run'}, which is not there"):
-        export_policy(config.Config(), "run", "latest", "out")
+        export_policy(schema.Config(), "run", "latest", "out")
 
 
 def test_the_policy_of_a_warm_start_is_also_left_where_the_configuration_says(there):
@@ -75,9 +75,9 @@ def test_the_policy_of_a_warm_start_is_also_left_where_the_configuration_says(th
     made = folder / "run" / "warm_start"
     made.mkdir(parents=True)
     (made / "config.json").write_text("{}")
-    chosen = config.WarmStart(stages=(config.WarmStartStage(),), output="models/warm")
+    chosen = schema.WarmStart(stages=(schema.WarmStartStage(),), output="models/warm")
     for content in ("{}", "changed"):  # a second life leaves what is there
-        assert start_policy(config.Config(warm_start=chosen), folder / "run", None, None)
+        assert start_policy(schema.Config(warm_start=chosen), folder / "run", None, None)
         assert (folder / "models" / "warm" / "config.json").read_text() == content
         (folder / "models" / "warm" / "config.json").write_text("changed")
     assert [path.name for path in (folder / "models").iterdir()] == ["warm"]

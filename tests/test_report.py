@@ -8,7 +8,7 @@ import sys
 import report_cases
 import telemetry_cases
 
-from seeupo_jax.lock import exclusive
+from seeupo_jax.parallel.file_lock import exclusive
 
 
 def run(*arguments, cwd=None, prefix=()):

@@ -14,14 +14,14 @@ import pytest
 from process_cases import environment
 
 from seeupo_jax.checkpoint import Checkpoints
-from seeupo_jax.checks import check_config
-from seeupo_jax.config import load_config
+from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
+from seeupo_jax.policy.files.weights import resolve_path
 from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split
-from seeupo_jax.policy.weights import resolve_path
+from seeupo_jax.runtime.checks import check_config
 from seeupo_jax.telemetry import read_trajectories
-from seeupo_jax.telemetry.metrics import read_metrics
 
 CONFIG = Path(__file__).parent / "tiny_config.py"
 

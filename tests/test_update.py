@@ -16,13 +16,14 @@ import stored_cases as files
 import torch
 from transformers import AutoModelForCausalLM
 
-from seeupo_jax import build, stored_update, update
-from seeupo_jax.config import load_config
+from seeupo_jax import update
+from seeupo_jax.configuration.schema import load_config
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.network import split
+from seeupo_jax.runtime import build, stored_update
 from seeupo_jax.types import learnable
 
 CONFIG = Path(__file__).parent / "tiny_config.py"

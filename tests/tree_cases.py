@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.policy.tree_attention import tree_attention
-from seeupo_jax.policy.tree_sight import Sight
+from seeupo_jax.policy.kernels.tree_attention import tree_attention
+from seeupo_jax.policy.kernels.tree_mask import Sight
 
 
 class Case(NamedTuple):

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy_model
 
+from seeupo_jax.policy.files.parameter_names import at, stored_tensors
+from seeupo_jax.policy.files.placement import load_params
 from seeupo_jax.policy.network import abstract
-from seeupo_jax.policy.placement import load_params
-from seeupo_jax.policy.stored import at, stored_tensors
 
 SIZES = "vocab_size width layers heads kv_heads head_dim mlp_width qk_norm qkv_bias tied".split()
 

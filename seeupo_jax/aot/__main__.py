@@ -15,15 +15,15 @@ from collections.abc import Sequence
 
 import jax
 
-from seeupo_jax.aot.chips import parse_topology
+from seeupo_jax.aot.aot_programs import KINDS, choose_programs, list_programs, prepare
+from seeupo_jax.aot.aot_report import Report
 from seeupo_jax.aot.measure import measure
-from seeupo_jax.aot.programs import KINDS, choose_programs, list_programs, prepare
-from seeupo_jax.aot.report import Report
 from seeupo_jax.aot.search import search
-from seeupo_jax.cli import add_config_flags
-from seeupo_jax.config import load_config
+from seeupo_jax.configuration.flags import Flags, names, path
+from seeupo_jax.configuration.schema import load_config
 from seeupo_jax.errors import sentence_errors
-from seeupo_jax.flags import Flags, names, path
+from seeupo_jax.planning.chips import parse_topology
+from seeupo_jax.runtime.cli import add_config_flags
 
 
 def main(arguments: Sequence[str]) -> int:

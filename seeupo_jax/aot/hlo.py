@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seeupo_jax.aot.hlo_text import Module, Trips, array_bytes, parse
+from seeupo_jax.planning.hlo_text import Module, Trips, array_bytes, parse
 
 # Instructions whose result is an array, or a part of one, that another instruction made.
 _ALIASES = ("bitcast", "get-tuple-element", "tuple", "while", "conditional", "call")

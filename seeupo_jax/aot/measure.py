@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import jax
 
-from seeupo_jax.aot import flops, hlo, roofline
+from seeupo_jax.aot import hlo, roofline
+from seeupo_jax.aot.aot_programs import Program, Setup
 from seeupo_jax.aot.hlo import Array, Collective
-from seeupo_jax.aot.programs import Program, Setup
 from seeupo_jax.aot.roofline import Roofline
-from seeupo_jax.policy.attention import SCORES_AT_ONCE
+from seeupo_jax.planning import flops
+from seeupo_jax.policy.kernels.attention import SCORES_AT_ONCE
 
 GIB = 2**30
 # Passes that go through queries or tokens in chunks may hold this much of a chunk's; see

@@ -23,15 +23,15 @@ from collections.abc import Sequence
 # Both libraries are to find memory on a GPU: XLA takes most of it at once otherwise.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-from seeupo_jax.bench import iteration, report, rollout, suite, update  # noqa: E402
+from seeupo_jax.bench import bench_report, iteration, rollout, suite, update  # noqa: E402
 from seeupo_jax.bench.accelerator import command as accelerator  # noqa: E402
 from seeupo_jax.bench.settings import add_flags, check_json, read, split  # noqa: E402
-from seeupo_jax.cli import prepare_xla  # noqa: E402
+from seeupo_jax.configuration.flags import Flags  # noqa: E402
 from seeupo_jax.errors import sentence_errors  # noqa: E402
-from seeupo_jax.flags import Flags  # noqa: E402
+from seeupo_jax.runtime.cli import prepare_xla  # noqa: E402
 
 BENCHMARKS = {"update": update.run, "rollout": rollout.run, "iteration": iteration.run}
-PAGES = {"all": suite, "report": report, "accelerator": accelerator}
+PAGES = {"all": suite, "report": bench_report, "accelerator": accelerator}
 
 
 def main(argv: Sequence[str]) -> None:

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from seeupo_jax.bench.workloads import cut
+from seeupo_jax.configuration.flags import Flags, path
 from seeupo_jax.envs.base import Demonstration
-from seeupo_jax.envs.bfcl import Bfcl
+from seeupo_jax.envs.bfcl.environment import Bfcl
 from seeupo_jax.errors import sentence_errors
-from seeupo_jax.flags import Flags, path
 from seeupo_jax.learner.warm_start import to_segments
-from seeupo_jax.policy.tokenizer import Tokenizer, load_tokenizer
+from seeupo_jax.policy.files.tokenizer import Tokenizer, load_tokenizer
 
 MAX_TURNS = 10  # model calls, as in the paper's runs
 _ALL_CALLS = 1000  # of an episode: none is left out, all are cut here

@@ -12,17 +12,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.aot.flops import parameters
-from seeupo_jax.bench import choices, machine, models, torch_side, trajectories, workloads
-from seeupo_jax.bench.contest import Timing, alternate, fastest, ratio
-from seeupo_jax.bench.ours import OurSweeps
-from seeupo_jax.bench.sampling import converse, make_engine
+from seeupo_jax.bench import machine, swept_fields, synthetic, workloads
+from seeupo_jax.bench.interleave import Timing, alternate, fastest, ratio
+from seeupo_jax.bench.runners import bench_models, torch_imports
+from seeupo_jax.bench.runners.jax_runner import OurSweeps
+from seeupo_jax.bench.runners.sampling_runner import converse, make_engine
+from seeupo_jax.bench.runners.torch_runner import TorchSweeps
 from seeupo_jax.bench.settings import Settings, command
 from seeupo_jax.bench.tables import print_table
-from seeupo_jax.bench.theirs import TorchSweeps
 from seeupo_jax.bench.update import OURS, compare, describe, summary, torch_sweeps
 from seeupo_jax.bench.workload import Workload
-from seeupo_jax.learner.stored import read_trajectories
+from seeupo_jax.planning.flops import parameters
+from seeupo_jax.trajectories.stored import read_trajectories
 
 PARTS = ("rollout", "sweep")
 KEPT = "KV cache kept"  # a contender's name ends so whose rollout does not send conversations again
@@ -38,16 +39,16 @@ def run(settings: Settings) -> dict[str, Any]:
     """
     if not settings.torch:
         raise ValueError("--torch: got none; allowed: a way to run what ours is measured against.")
-    device = models.only_device()
-    arch = models.architecture(settings.model, models.activations(device.platform))
+    device = bench_models.only_device()
+    arch = bench_models.architecture(settings.model, bench_models.activations(device.platform))
     about = machine.describe(device)
     work = workloads.make(settings, arch.vocab_size)
     with tempfile.TemporaryDirectory() as folder:
         model, lines = Path(folder, "model"), Path(folder, "trajectories.jsonl")
-        models.write(arch, model, seed=settings.seed)
-        acted = trajectories.random_actions(work, settings.seed)
-        trajectories.write(trajectories.records(work, acted, seed=settings.seed), lines)
-        values = choices.values(settings, turns=work.turns, dtype=arch.dtype)
+        bench_models.write(arch, model, seed=settings.seed)
+        acted = synthetic.random_actions(work, settings.seed)
+        synthetic.write(synthetic.records(work, acted, seed=settings.seed), lines)
+        values = swept_fields.values(settings, turns=work.turns, dtype=arch.dtype)
         parts: Parts = {}
         ours = _ours(OurSweeps(model, lines, values), work, settings, lines, parts)
         contenders = {OURS: ours} | {
@@ -78,7 +79,7 @@ def _add(parts: Parts, name: str, rollout: float, sweep: float) -> float:
 
 
 def _records(work: Workload, actions: Any, settings: Settings) -> list[str]:
-    return [json.dumps(r) for r in trajectories.records(work, actions, seed=settings.seed)]
+    return [json.dumps(r) for r in synthetic.records(work, actions, seed=settings.seed)]
 
 
 def _ours(
@@ -102,7 +103,7 @@ def _ours(
 def _theirs(
     sweeps: TorchSweeps, work: Workload, settings: Settings, parts: Parts, name: str, *, kept: bool
 ) -> Callable[[int], float]:
-    generate = torch_side.load("generate")
+    generate = torch_imports.load("generate")
 
     def contend(number: int) -> float:
         model, copying = sweeps.sampler()

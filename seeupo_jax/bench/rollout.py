@@ -10,15 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.aot.flops import parameters
-from seeupo_jax.bench import machine, models, torch_side, workloads
-from seeupo_jax.bench.contest import Timing, alternate, ratio
-from seeupo_jax.bench.sampling import converse, make_engine, spent
+from seeupo_jax.bench import machine, workloads
+from seeupo_jax.bench.interleave import Timing, alternate, ratio
+from seeupo_jax.bench.runners import bench_models, torch_imports
+from seeupo_jax.bench.runners.sampling_runner import converse, make_engine, spent
+from seeupo_jax.bench.runners.torch_runner import use_every_core
 from seeupo_jax.bench.settings import Settings, command
 from seeupo_jax.bench.tables import print_table
-from seeupo_jax.bench.theirs import use_every_core
 from seeupo_jax.bench.update import OURS, describe, summary
 from seeupo_jax.bench.workload import Workload
+from seeupo_jax.planning.flops import parameters
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
 
@@ -38,17 +39,17 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises:
       ValueError: a wrong setting.
     """
-    device = models.only_device()
-    dtype = models.activations(device.platform)
-    arch = models.architecture(settings.model, dtype)
+    device = bench_models.only_device()
+    dtype = bench_models.activations(device.platform)
+    arch = bench_models.architecture(settings.model, dtype)
     about = machine.describe(device)
     work = workloads.make(settings, arch.vocab_size)
     with tempfile.TemporaryDirectory() as folder:
-        models.write(arch, Path(folder), seed=settings.seed, dtype=dtype)
+        bench_models.write(arch, Path(folder), seed=settings.seed, dtype=dtype)
         theirs = None
         if settings.generate:
-            generate = torch_side.load("generate")
-            theirs = generate.load(folder, models.torch_device(device.platform), dtype)
+            generate = torch_imports.load("generate")
+            theirs = generate.load(folder, bench_models.torch_device(device.platform), dtype)
             use_every_core(machine.cores())
         model, _ = from_pretrained(folder, dtype=dtype)
     network, params = policy.split(model)
@@ -105,7 +106,7 @@ def _generate(
     found: dict[str, Any],
     options: Mapping[str, bool],
 ) -> Callable[[int], float]:
-    generate = torch_side.load("generate")
+    generate = torch_imports.load("generate")
 
     def contend(number: int) -> float:
         everything = work.conversations

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.flags import Flags
-from seeupo_jax.flags import path as file_path
+from seeupo_jax.configuration.flags import Flags
+from seeupo_jax.configuration.flags import path as file_path
 
 # Ways to run the PyTorch baseline. The recipe is the reference implementation's: a turn's batch is
 # padded with trajectories that do not have the turn.
@@ -29,7 +29,7 @@ class Settings:
     repeats: timed runs of each contender. seed: of weights, tokens and rewards.
     torch: how the baseline runs; empty: it does not. torch_tokens: of its microbatches,
       at most; None: what suits the device.
-    without: techniques of `bench/switches.py`, each left out by a contender of its own.
+    without: techniques of `bench/runners/ablations.py`, each left out by a contender of its own.
     generate: how `generate` samples; empty: it does not.
     slots: conversations that decode together; None: all. decode_steps: tokens of a dispatch.
     """

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from seeupo_jax.bench import report
-from seeupo_jax.flags import Flags
+from seeupo_jax.bench import bench_report
+from seeupo_jax.configuration.flags import Flags
 
 _EAGER = "--torch=eager"  # where the others would take longer than all that is measured
 _EACH = "--torch=none --without=all"
@@ -42,7 +42,7 @@ SUITES = {"cpu": CPU, "accelerator": ACCELERATOR}
 
 def add_flags(parser: Flags) -> None:
     """Those of the page, and which list is run."""
-    report.add_flags(parser)
+    bench_report.add_flags(parser)
     parser.flag("suite", f"one of {', '.join(SUITES)}", default="cpu")
 
 
@@ -63,7 +63,7 @@ def run(flags: argparse.Namespace) -> None:
             continue
         print(f"{number}/{len(commands)} {name}: {command}", flush=True)
         measure(command, file)
-    report.run(flags)
+    bench_report.run(flags)
 
 
 def measure(command: str, file: Path) -> None:

@@ -16,17 +16,18 @@ from typing import Any
 
 import jax
 
-from seeupo_jax.aot.flops import parameters
-from seeupo_jax.bench import check, choices, machine, memory, models, trajectories, workloads
-from seeupo_jax.bench.contest import Timing, alternate, fastest, ratio
-from seeupo_jax.bench.goal import Pools, budgets
-from seeupo_jax.bench.ours import OurSweeps
-from seeupo_jax.bench.program_flops import Flops
+from seeupo_jax.bench import machine, swept_fields, synthetic, workloads
+from seeupo_jax.bench.flop_budget import Pools, budgets
+from seeupo_jax.bench.interleave import Timing, alternate, fastest, ratio
+from seeupo_jax.bench.runners import bench_models, peak_memory, same_update
+from seeupo_jax.bench.runners.ablations import chosen
+from seeupo_jax.bench.runners.jax_runner import OurSweeps
+from seeupo_jax.bench.runners.program_flops import Flops
+from seeupo_jax.bench.runners.torch_runner import TorchSweeps, use_every_core
 from seeupo_jax.bench.settings import RECIPE, Settings, command
-from seeupo_jax.bench.switches import chosen
 from seeupo_jax.bench.tables import print_table
-from seeupo_jax.bench.theirs import TorchSweeps, use_every_core
 from seeupo_jax.bench.workload import Workload
+from seeupo_jax.planning.flops import parameters
 from seeupo_jax.policy.architecture import Architecture
 
 OURS = "seeupo_jax"
@@ -68,17 +69,17 @@ def run(settings: Settings, *, strict: bool = True) -> dict[str, Any]:
     Raises:
       ValueError: a wrong setting; or, if strict, the sides do not compute the same.
     """
-    device = models.only_device()
-    arch = models.architecture(settings.model, models.activations(device.platform))
+    device = bench_models.only_device()
+    arch = bench_models.architecture(settings.model, bench_models.activations(device.platform))
     switches = chosen(settings.without)
     about = machine.describe(device)
     work = workloads.make(settings, arch.vocab_size)
     with tempfile.TemporaryDirectory() as folder:
         model, lines = Path(folder, "model"), Path(folder, "trajectories.jsonl")
-        models.write(arch, model, seed=settings.seed)
-        acted = trajectories.random_actions(work, settings.seed)
-        trajectories.write(trajectories.records(work, acted, seed=settings.seed), lines)
-        values = choices.values(settings, turns=work.turns, dtype=arch.dtype)
+        bench_models.write(arch, model, seed=settings.seed)
+        acted = synthetic.random_actions(work, settings.seed)
+        synthetic.write(synthetic.records(work, acted, seed=settings.seed), lines)
+        values = swept_fields.values(settings, turns=work.turns, dtype=arch.dtype)
         contenders: dict[str, Any] = {OURS: OurSweeps(model, lines, values)}
         for name, switch in switches.items():
             contenders[without_name(name)] = OurSweeps(model, lines, values, switch)
@@ -104,7 +105,7 @@ def torch_sweeps(
     if not settings.torch:
         return {}
     use_every_core(machine.cores())
-    on = models.torch_device(device.platform)
+    on = bench_models.torch_device(device.platform)
     return {
         torch_name(way): TorchSweeps(model, lines, values, settings, device=on, way=way)
         for way in settings.torch
@@ -134,12 +135,12 @@ def _verify(contest: _Contest, strict: bool) -> dict[str, Any]:
             outcome = done
             continue
         if strict:
-            check.require_same(outcome, done, (OURS, name), contest.arch.dtype)
-        found[name] = check.differences(outcome, done)
+            same_update.require_same(outcome, done, (OURS, name), contest.arch.dtype)
+        found[name] = same_update.differences(outcome, done)
     return {
-        "tolerance": check.TOLERANCES[contest.arch.dtype],
+        "tolerance": same_update.TOLERANCES[contest.arch.dtype],
         "differences": found,
-        "moved": check.moved(start, outcome),
+        "moved": same_update.moved(start, outcome),
     }
 
 
@@ -165,7 +166,7 @@ def _costs(contender: OurSweeps, calls: list[Any]) -> dict[str, Any]:
 
 def _measure_memory(contest: _Contest) -> None:
     for name, contender in contest.contenders.items():
-        grown = memory.growth(contender.run, contest.device.platform)
+        grown = peak_memory.growth(contender.run, contest.device.platform)
         held = contender.state_bytes
         contest.figures[name] |= {
             "state_bytes": held,

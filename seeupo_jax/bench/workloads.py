@@ -18,10 +18,10 @@ import numpy as np
 
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.bench.workload import Conversation, Tokens, Workload
-from seeupo_jax.envs.order_desk_demonstrator import demonstrate
+from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.learner.warm_start import to_segments
-from seeupo_jax.policy.tokenizer import Tokenizer
-from seeupo_jax.policy.weights import read_tokenizer
+from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.types import Segment
 
 ORDER_DESK = "package:order_desk"  # whose tokenizer and chat options `order_desk` counts with

@@ -1,6 +1,7 @@
 """Checkpoints of a run, in a folder or a bucket."""
 
 from seeupo_jax.checkpoint.checkpoints import Checkpoints, SaveError
+from seeupo_jax.checkpoint.process_sync import check_shared, exclusive_output, exclusive_run
 from seeupo_jax.checkpoint.storage import (
     check_could_write,
     check_writable,
@@ -8,7 +9,6 @@ from seeupo_jax.checkpoint.storage import (
     is_bucket,
     reason,
 )
-from seeupo_jax.checkpoint.together import check_shared, exclusive_output, exclusive_run
 
 __all__ = [
     "Checkpoints",

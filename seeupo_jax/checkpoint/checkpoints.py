@@ -40,8 +40,8 @@ from seeupo_jax.checkpoint.manifest import (
     read_score,
     write_manifest,
 )
+from seeupo_jax.checkpoint.process_sync import lead, together, wait_for
 from seeupo_jax.checkpoint.storage import absolute, quiet_threads, reason
-from seeupo_jax.checkpoint.together import lead, together, wait_for
 from seeupo_jax.errors import WriteError
 from seeupo_jax.parallel.distributed import gather
 

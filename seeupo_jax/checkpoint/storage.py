@@ -12,7 +12,7 @@ from pathlib import Path
 import tensorstore
 from etils import epath
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
 _CODE = re.compile(r"os_error_code='(\d+)'")  # as TensorStore tells the system's errors
@@ -20,7 +20,7 @@ _MOUNT = "a folder (gcsfuse mounts a bucket as one)"
 _TIMEOUT_S = 60  # of an answer from a bucket
 
 
-def find_directory(chosen: config.Checkpoint, workdir: str | os.PathLike[str]) -> str:
+def find_directory(chosen: schema.Checkpoint, workdir: str | os.PathLike[str]) -> str:
     """Where the checkpoints of a run are: an absolute folder, or gs://BUCKET/PATH."""
     inside = os.path.join(workdir, "checkpoints")
     return absolute(inside if chosen.directory is None else chosen.directory)

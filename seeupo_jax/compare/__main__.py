@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seeupo_jax.checkpoint import check_writable
-from seeupo_jax.cli import add_run_flags, check_places, read_config
 from seeupo_jax.compare import figures
 from seeupo_jax.compare.runs import PlannedRun, plan, train_all
+from seeupo_jax.configuration.flags import Flags, names, path, whole
 from seeupo_jax.errors import sentence_errors
-from seeupo_jax.flags import Flags, names, path, whole
-from seeupo_jax.stop import Stopped
+from seeupo_jax.parallel.stop_signal import Stopped
+from seeupo_jax.runtime.cli import add_run_flags, check_places, read_config
 
 _DEFAULT_RECIPES = "seeupo,grpo,gspo,rloo,seeupo_forward"
 

@@ -12,8 +12,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 from seeupo_jax.compare.runs import PlannedRun, finished, read_run
-from seeupo_jax.telemetry.statistics import Estimate
-from seeupo_jax.telemetry.terminal import format_count
+from seeupo_jax.display.terminal import format_count
+from seeupo_jax.metrics.statistics import Estimate
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.algorithms.recipes import RECIPES
-from seeupo_jax.choices import Algorithm
-from seeupo_jax.config import Config, load_config, to_dict
-from seeupo_jax.stop import Stopped, StopRequest
-from seeupo_jax.telemetry.metrics import read_metrics
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.configuration.schema import Config, load_config, to_dict
+from seeupo_jax.metrics.metrics_log import read_metrics
+from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 
 LOG_FILE = "log.txt"
 CONFIG_FILE = "config.json"

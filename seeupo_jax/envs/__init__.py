@@ -20,25 +20,25 @@ from seeupo_jax.envs.gate import describe
 
 
 def _order_desk(**options: Any) -> Environment:
-    from seeupo_jax.envs.order_desk import OrderDesk
+    from seeupo_jax.envs.order_desk.environment import OrderDesk
 
     return OrderDesk(**options)
 
 
 def _bfcl(**options: Any) -> Environment:
-    from seeupo_jax.envs.bfcl import Bfcl
+    from seeupo_jax.envs.bfcl.environment import Bfcl
 
     return Bfcl(**options)
 
 
 def _appworld(**options: Any) -> Environment:
-    from seeupo_jax.envs.appworld import AppWorld
+    from seeupo_jax.envs.appworld.environment import AppWorld
 
     return AppWorld(**options)
 
 
 def _remote(**options: Any) -> Environment:
-    from seeupo_jax.envs.remote import Remote
+    from seeupo_jax.envs.transport.remote import Remote
 
     return Remote(**options)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from seeupo_jax.envs.base import Environment, TransientError
 from seeupo_jax.envs.gate import ProtocolError, describe
-from seeupo_jax.envs.isolated import Isolated
+from seeupo_jax.envs.transport.isolated import Isolated
 
 
 @dataclass(frozen=True)

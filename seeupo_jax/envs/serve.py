@@ -2,7 +2,7 @@
 
     python -m seeupo_jax.envs.serve --env=order_desk --port=8700
 
-The client is `seeupo_jax.envs.remote`; both are described in docs/environments.md.
+The client is `seeupo_jax.envs.transport.remote`; both are described in docs/environments.md.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from seeupo_jax import envs
-from seeupo_jax.envs import calls, gate, wire
+from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment
-from seeupo_jax.envs.connections import BoundedServer
+from seeupo_jax.envs.transport import calls, wire
+from seeupo_jax.envs.transport.connections import BoundedServer
 
 _log = logging.getLogger(__name__)
 

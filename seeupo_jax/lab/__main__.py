@@ -27,10 +27,10 @@ from concurrent.futures import ThreadPoolExecutor
 from rich.console import Console
 from rich.progress import track
 
+from seeupo_jax.configuration.fields import build, parse
+from seeupo_jax.configuration.flags import Flags, path
 from seeupo_jax.errors import sentence_errors
-from seeupo_jax.fields import build, parse
-from seeupo_jax.flags import Flags, path
-from seeupo_jax.lab import report
+from seeupo_jax.lab import lab_report
 from seeupo_jax.lab.laboratory import Result, Settings, compile_experiment, experiment
 from seeupo_jax.lab.problems import PROBLEMS, Problem, load_problem
 
@@ -77,17 +77,17 @@ def main(arguments: Sequence[str]) -> None:
             settings.algorithm(recipe)
         problems = _problems(given)
         if given.plot is not None:
-            report.check_output("--plot", given.plot, report.PLOT_SUFFIXES)
+            lab_report.check_output("--plot", given.plot, lab_report.PLOT_SUFFIXES)
         if given.json is not None:
-            report.check_output("--json", given.json)
+            lab_report.check_output("--json", given.json)
     console = Console()
     results, compile_s, run_s = _run(problems, recipes, settings)
-    console.print(report.tables(results))
+    console.print(lab_report.tables(results))
     console.print(f"compiled in {compile_s:.1f} s, ran in {run_s:.1f} s")
     if given.json is not None:
-        given.json.write_text(json.dumps(report.json_values(results)) + "\n")
+        given.json.write_text(json.dumps(lab_report.json_values(results)) + "\n")
     if given.plot is not None:
-        report.draw(results, given.plot)
+        lab_report.draw(results, given.plot)
 
 
 def _run(

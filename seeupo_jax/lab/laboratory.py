@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from seeupo_jax.algorithms.recipes import RECIPES
-from seeupo_jax.choices import Algorithm, check_choices
-from seeupo_jax.config import Optimizer
-from seeupo_jax.fields import above, at_least, build, checked, parse
-from seeupo_jax.lab.credit import expected_credit, sampled_credit
+from seeupo_jax.configuration.algorithm import Algorithm, check_choices
+from seeupo_jax.configuration.fields import above, at_least, build, checked, parse
+from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.configuration.schema import Optimizer
+from seeupo_jax.lab.lab_advantages import expected_credit, sampled_credit
+from seeupo_jax.lab.lab_sweep import Learned, sweep, values_of
+from seeupo_jax.lab.lab_trajectories import expected_batch, sampled_batch
 from seeupo_jax.lab.policies import (
     POLICIES,
     Policy,
@@ -25,8 +27,6 @@ from seeupo_jax.lab.policies import (
     first_context,
 )
 from seeupo_jax.lab.problems import Problem
-from seeupo_jax.lab.sweep import Learned, sweep, values_of
-from seeupo_jax.lab.trajectories import expected_batch, sampled_batch
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.types import TrainState
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seeupo_jax.learner.forest import Forest, choose_length, pack
+from seeupo_jax.learner.token_trees import Forest, choose_length, pack
 from seeupo_jax.types import CONTEXT, NOTHING, Trajectory, TurnBatch, learnable
 
 _KINDS = {"action": np.int32}  # of what is known of tokens; float32 else

@@ -11,14 +11,14 @@ import jax
 import numpy as np
 import optax
 
-from seeupo_jax import config
-from seeupo_jax.choices import fused_refresh_applies
-from seeupo_jax.learner import update
+from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.algorithm import fused_refresh_applies
 from seeupo_jax.learner.batching import Shapes
-from seeupo_jax.learner.critic import Critic, make_critic
-from seeupo_jax.learner.layout import on_device
 from seeupo_jax.learner.schedule import Schedule, at_share
-from seeupo_jax.learner.step_objective import Objective
+from seeupo_jax.learner.state_layout import on_device
+from seeupo_jax.learner.step import turn_step
+from seeupo_jax.learner.step.critic import Critic, make_critic
+from seeupo_jax.learner.step.loss_config import Objective
 from seeupo_jax.parallel import distributed
 from seeupo_jax.policy.network import Network, join
 from seeupo_jax.types import TrainState, TurnBatch
@@ -39,7 +39,7 @@ class Learner:
 
     network: Network
     optimizer: optax.GradientTransformation
-    algorithm: config.Algorithm
+    algorithm: schema.Algorithm
     shapes: Shapes
     temperature: float
     seed: int = 0
@@ -55,7 +55,7 @@ class Learner:
     def turn_step(self) -> functools.partial[Any]:
         """`update.turn_step` from the state on; see there."""
         step = functools.partial(
-            update.turn_step,
+            turn_step.turn_step,
             self.network,
             self.optimizer,
             self.step_objective,
@@ -72,7 +72,7 @@ class Learner:
         objective = self.step_objective
 
         def refresh(frozen: Any, params: Any, batch: TurnBatch, factor_N: jax.Array) -> jax.Array:
-            return update.refresh(self.network, objective, join(params, frozen), batch, factor_N)
+            return turn_step.refresh(self.network, objective, join(params, frozen), batch, factor_N)
 
         jitted = jax.jit(refresh, donate_argnums=3, out_shardings=self.everywhere)
         return functools.partial(jitted, self.frozen)
@@ -100,7 +100,7 @@ class Learner:
         critic = self.critic
 
         def value(frozen: Any, params: Any, own: Any, batch: TurnBatch) -> jax.Array:
-            return update.value(self.network, critic, join(params, frozen), own, batch)
+            return turn_step.value(self.network, critic, join(params, frozen), own, batch)
 
         jitted = jax.jit(value, out_shardings=self.everywhere)
         return functools.partial(jitted, self.frozen)
@@ -173,7 +173,7 @@ def score_program(
 ) -> Callable[..., Any]:
     """One program for all learners of a network: the algorithm's choices do not matter to it."""
 
-    find = update.score_and_entropy if entropy else update.score
+    find = turn_step.score_and_entropy if entropy else turn_step.score
 
     def score(frozen: Any, params: Any, batch: TurnBatch) -> Any:
         whole = join(on_device(params), frozen)

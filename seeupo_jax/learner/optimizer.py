@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from seeupo_jax.config import Optimizer
+from seeupo_jax.configuration.schema import Optimizer
 from seeupo_jax.learner.schedule import by_iteration, step_warmup
 from seeupo_jax.types import TrainState
 

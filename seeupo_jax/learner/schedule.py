@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from seeupo_jax.config import Optimizer
+from seeupo_jax.configuration.schema import Optimizer
 
 # Share of the iterations that are over, warm-up left out -> share of the learning rate.
 _DECAY: dict[str, Callable[[float], float]] = {

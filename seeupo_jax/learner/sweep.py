@@ -17,10 +17,9 @@ from seeupo_jax.learner.batching import (
     lay_out,
     pieces_of,
 )
-from seeupo_jax.learner.learned import learned_of, turn_metrics, weigh
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.refresh_batch import refresh_batch
-from seeupo_jax.learner.sweep_pass import (
+from seeupo_jax.learner.sweep_state import (
     Pass,
     Step,
     SweepStopped,
@@ -28,6 +27,7 @@ from seeupo_jax.learner.sweep_pass import (
     resume_pass,
     start_pass,
 )
+from seeupo_jax.learner.trajectory_stats import learned_of, turn_metrics, weigh
 from seeupo_jax.types import Learned, TrainState, Trajectory, TurnBatch
 
 IN_FLIGHT = 2  # steps given to the device and not finished: a request to stop is heard soon

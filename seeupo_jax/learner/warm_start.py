@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
-from seeupo_jax.learner.rows import microbatch, row_logp
+from seeupo_jax.learner.step.rows import microbatch, row_logp
+from seeupo_jax.policy.files.tokenizer import Tokenizer, Transcript
 from seeupo_jax.policy.network import Network
-from seeupo_jax.policy.tokenizer import Tokenizer, Transcript
 from seeupo_jax.types import NOTHING, Segment, TurnBatch
 
 BLOCK = 16  # batches sorted by length together
@@ -133,7 +133,7 @@ def imitate(
     return optax.apply_updates(params, updates), opt_state, total / tokens
 
 
-def stage_optimizer(stage: config.WarmStartStage) -> optax.GradientTransformation:
+def stage_optimizer(stage: schema.WarmStartStage) -> optax.GradientTransformation:
     """AdamW with a short rise and a cosine fall to a twentieth of the learning rate."""
     rise = max(1, min(200, stage.steps // 10))
     peak = stage.learning_rate
@@ -145,7 +145,7 @@ def stage_optimizer(stage: config.WarmStartStage) -> optax.GradientTransformatio
 def train_stage(
     network: Network,
     params: Any,
-    stage: config.WarmStartStage,
+    stage: schema.WarmStartStage,
     batches: Batches,
     *,
     on_step: Callable[[int, Callable[[], float]], None],

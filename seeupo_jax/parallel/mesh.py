@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.devices import arrange
 
 AXES = ("data", "fsdp", "expert", "context", "tensor")  # outermost first, most traffic last
@@ -39,7 +39,7 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
 ACTIVATION_RULES = RULES | {"embed": None}
 
 
-def make_mesh(sizes: config.Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+def make_mesh(sizes: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
     """A mesh over all devices with axes `AXES`; a size of -1 takes what the others leave.
 
     `parallel.devices` says which device comes where.
@@ -53,7 +53,7 @@ def make_mesh(sizes: config.Mesh, devices: Sequence[jax.Device] | None = None) -
     return _mesh(arrange(whole, devices))
 
 
-def sampler_mesh(training: jax.sharding.Mesh, sizes: config.Mesh | None) -> jax.sharding.Mesh:
+def sampler_mesh(training: jax.sharding.Mesh, sizes: schema.Mesh | None) -> jax.sharding.Mesh:
     """The sampler's layout of the trainer's devices, which one program can share with it.
 
     Its devices are in the same order, read row by row.
@@ -79,7 +79,7 @@ def sampler_mesh(training: jax.sharding.Mesh, sizes: config.Mesh | None) -> jax.
     return _mesh(training.devices.reshape(tuple(shape.values())))
 
 
-def _whole_sizes(sizes: config.Mesh, devices: int, key: str) -> dict[str, int]:
+def _whole_sizes(sizes: schema.Mesh, devices: int, key: str) -> dict[str, int]:
     """The sizes of all axes, -1 replaced; `key` names them in messages."""
     named = {axis: vars(sizes)[axis] for axis in AXES}
     known = math.prod(size for size in named.values() if size != -1)

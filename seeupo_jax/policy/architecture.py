@@ -44,7 +44,7 @@ class Architecture:
     max_positions: the longest context that the model was made for.
     longest: tokens of the longest sequence that token trees will hold; None: nobody knows.
     dtype: of activations; param_dtype: of the parameters that do not train where `lora` is set.
-    attention: kernel of whole-row passes (`policy/kernels.py`).
+    attention: kernel of whole-row passes (`policy/kernels/fused.py`).
 
     Raises:
       ValueError: layers that differ in kind, with `scan_layers`.

@@ -15,21 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.distributed import place, to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import Architecture, Lora
-from seeupo_jax.policy.json_file import read_object
+from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.policy.files.parameter_names import at, stored_tensors
+from seeupo_jax.policy.files.placement import check_tensors, load_params
+from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder
 from seeupo_jax.policy.network import ADAPTER, Network, abstract, join, split, trainable
-from seeupo_jax.policy.placement import check_tensors, load_params
-from seeupo_jax.policy.stored import at, stored_tensors
-from seeupo_jax.policy.tensors import SafetensorsFolder
 from seeupo_jax.policy.transformer import Transformer
 
 _LOGGER = logging.getLogger(__name__)
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # before every module's name in PEFT's files
-TARGETS = config.Lora.targets
+TARGETS = schema.Lora.targets
 MLP = ("gate_proj", "up_proj", "down_proj")
 # Fields of an adapter_config.json that change what is computed, and the values that we compute.
 _FIXED: dict[str, Sequence[Any]] = {

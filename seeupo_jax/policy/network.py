@@ -14,8 +14,8 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from seeupo_jax.parallel.mesh import RULES, parts, per_shard
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.attention import KeyValues
-from seeupo_jax.policy.derivatives import AGAIN
+from seeupo_jax.policy.kernels.attention import KeyValues
+from seeupo_jax.policy.kernels.derivatives import AGAIN
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.types import NOTHING
 

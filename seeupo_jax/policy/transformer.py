@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seeupo_jax.parallel.mesh import constrain, head_axes
-from seeupo_jax.policy import attention, paged
 from seeupo_jax.policy.architecture import Architecture, Lora
-from seeupo_jax.policy.attention import KeyValues, Past, Tree
-from seeupo_jax.policy.derivatives import matmul, rms_norm
-from seeupo_jax.policy.kernels import kernel_for
+from seeupo_jax.policy.kernels import attention, paged
+from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree
+from seeupo_jax.policy.kernels.derivatives import matmul, rms_norm
+from seeupo_jax.policy.kernels.fused import kernel_for
+from seeupo_jax.policy.kernels.paged import Pages, Reach
 from seeupo_jax.policy.moe import Experts
-from seeupo_jax.policy.paged import Pages, Reach
 from seeupo_jax.policy.rope import rotate
 
 REMAT: dict[str, Callable[..., Any]] = {

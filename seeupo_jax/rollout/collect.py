@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.parallel.distributed import gather
-from seeupo_jax.policy.tokenizer import Tokenizer
+from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.collection import Begun, Collection, reset_call
-from seeupo_jax.rollout.engine import Engine
+from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.episode import Request
+from seeupo_jax.rollout.watch import Watch
 from seeupo_jax.types import Segment, Trajectory
-from seeupo_jax.watch import Watch
 
-DEFAULT = config.Env()
+DEFAULT = schema.Env()
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def collect(
     params: Any,
     requests: Sequence[Request],
     *,
-    env: config.Env = DEFAULT,
+    env: schema.Env = DEFAULT,
     max_turns: int,
     seed: int,
     iteration: int,

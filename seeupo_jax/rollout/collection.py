@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment, Message, StepResult, Tool
 from seeupo_jax.envs.pool import Call, EnvPool
-from seeupo_jax.policy.tokenizer import Conversation, Tokenizer
-from seeupo_jax.rollout.engine import Action, Engine, Turn
+from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer
+from seeupo_jax.rollout.engine.protocol import Action, Engine, Turn
+from seeupo_jax.rollout.engine.sampling import task_number
 from seeupo_jax.rollout.episode import Episode, Request
-from seeupo_jax.rollout.sampling import task_number
+from seeupo_jax.rollout.watch import Activity
 from seeupo_jax.types import Trajectory
-from seeupo_jax.watch import Activity
 
 HEAR_S = 0.5  # how long it may take to hear that the run shall stop
 
@@ -62,7 +62,7 @@ class Collection:
         tokenizer: Tokenizer,
         requests: Sequence[Request],
         *,
-        env: config.Env,
+        env: schema.Env,
         max_turns: int,
         seed: int,
         iteration: int,

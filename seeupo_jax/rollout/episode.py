@@ -10,8 +10,8 @@ import numpy as np
 
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.envs.pool import Failure, Outcome
-from seeupo_jax.policy.tokenizer import Conversation, Transcript
-from seeupo_jax.rollout.sampling import task_number
+from seeupo_jax.policy.files.tokenizer import Conversation, Transcript
+from seeupo_jax.rollout.engine.sampling import task_number
 from seeupo_jax.types import Trajectory
 
 

@@ -3,6 +3,6 @@
 Import the modules themselves; this package imports what reads trajectories, which costs nothing.
 """
 
-from seeupo_jax.telemetry.trajectories import read_trajectories
+from seeupo_jax.trajectories.reader import read_trajectories
 
 __all__ = ["read_trajectories"]

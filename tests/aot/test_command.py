@@ -11,13 +11,14 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from tpu_cases import needs_libtpu
 
-from seeupo_jax.aot import chips, flops, measure, search
+from seeupo_jax.aot import measure, search
 from seeupo_jax.aot.__main__ import main
-from seeupo_jax.aot.programs import choose_programs, list_programs, prepare
+from seeupo_jax.aot.aot_programs import choose_programs, list_programs, prepare
 from seeupo_jax.aot.table import table
-from seeupo_jax.config import load_config
+from seeupo_jax.configuration.schema import load_config
 from seeupo_jax.learner.programs import sweep_programs
-from seeupo_jax.policy.weights import inspect
+from seeupo_jax.planning import chips, flops
+from seeupo_jax.policy.files.weights import inspect
 
 SMALL = str(Path(__file__).parent.parent / "aot_config.py")
 COMPILED = "sweep/turn,sweep/score,rollout/reshard,rollout/prefill,rollout/decode"

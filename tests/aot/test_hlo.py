@@ -8,11 +8,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from tpu_cases import needs_libtpu
 
-from seeupo_jax import config
 from seeupo_jax.aot import hlo
-from seeupo_jax.aot.chips import parse_topology, topology_devices
 from seeupo_jax.aot.hlo import Traffic
+from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
+from seeupo_jax.planning.chips import parse_topology, topology_devices
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import abstract
 
@@ -248,7 +248,7 @@ def test_predicates_know_the_parts_of_cut_dimensions():
 @needs_libtpu
 def test_splash_leaves_no_score_matrix_on_tpu_and_plain_attention_does():
     devices = topology_devices(parse_topology("v5e:2x2"))
-    cut = make_mesh(config.Mesh(fsdp=2, tensor=2), devices)
+    cut = make_mesh(schema.Mesh(fsdp=2, tensor=2), devices)
     tokens = jax.ShapeDtypeStruct((2, 384), jnp.int32, sharding=sharding(cut, ("rows", None)))
 
     def compiled(attention):

@@ -3,12 +3,12 @@
 import pytest
 
 from seeupo_jax.bench import __main__ as command
-from seeupo_jax.bench.models import MODELS
+from seeupo_jax.bench.runners.ablations import SWITCHES, chosen
+from seeupo_jax.bench.runners.bench_models import MODELS
 from seeupo_jax.bench.settings import CONTENDERS, Settings, add_flags, check_json, read
 from seeupo_jax.bench.suite import SUITES
-from seeupo_jax.bench.switches import SWITCHES, chosen
 from seeupo_jax.bench.workloads import WORKLOADS
-from seeupo_jax.flags import Flags
+from seeupo_jax.configuration.flags import Flags
 
 
 def parsed(line):

@@ -7,7 +7,7 @@ import pytest
 from bench_cases import SETTINGS, small  # noqa: F401
 
 from seeupo_jax.bench import __main__ as command
-from seeupo_jax.bench import iteration, report, rollout, suite, update
+from seeupo_jax.bench import bench_report, iteration, rollout, suite, update
 from seeupo_jax.bench.update import OURS
 
 RUNS = {
@@ -100,14 +100,14 @@ def test_the_page_has_the_figures_of_every_run(results, tmp_path, monkeypatch):
     plot = results / "time_against_turns.svg"
     assert OURS in plot.read_text() or "<svg" in plot.read_text()
     drawn = plot.read_bytes()
-    report.run(type("Flags", (), {"results": results, "output": page}))
+    bench_report.run(type("Flags", (), {"results": results, "output": page}))
     assert (page.read_text(), plot.read_bytes()) == (text, drawn)
 
 
 def test_files_of_other_kinds_are_refused(tmp_path):
     (tmp_path / "x.json").write_text('{"benchmark": "chess"}')
     with pytest.raises(ValueError, match="x.json, which is no bench run's"):
-        report.read(tmp_path)
+        bench_report.read(tmp_path)
 
 
 def test_the_list_is_gone_on_with_and_ends_with_the_page(tmp_path, monkeypatch):
@@ -122,7 +122,7 @@ def test_the_list_is_gone_on_with_and_ends_with_the_page(tmp_path, monkeypatch):
 
     written = []
     monkeypatch.setattr(suite, "measure", measure)
-    monkeypatch.setattr(report, "run", written.append)
+    monkeypatch.setattr(bench_report, "run", written.append)
     line = ["bench", "all", f"--results={tmp_path / 'new'}"]
     with pytest.raises(SystemExit):
         command.main(line)

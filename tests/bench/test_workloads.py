@@ -15,9 +15,9 @@ from seeupo_jax.bench.workloads import (
     make,
     order_desk,
 )
-from seeupo_jax.envs import order_desk_world as world
-from seeupo_jax.envs.order_desk import OrderDesk
-from seeupo_jax.policy.weights import read_tokenizer
+from seeupo_jax.envs.order_desk import orders as world
+from seeupo_jax.envs.order_desk.environment import OrderDesk
+from seeupo_jax.policy.files.weights import read_tokenizer
 
 VOCAB = 1000
 

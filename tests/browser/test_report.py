@@ -6,9 +6,9 @@ import pytest
 import report_cases
 from PIL import Image, ImageStat
 
-from seeupo_jax.telemetry.html_report import write_report
-from seeupo_jax.telemetry.metrics import MetricsWriter
-from seeupo_jax.telemetry.trajectories import Shard, pack_shard, write_shard
+from seeupo_jax.metrics.metrics_log import MetricsWriter
+from seeupo_jax.reports.html_report import write_report
+from seeupo_jax.trajectories.reader import Shard, pack_shard, write_shard
 
 HOSTILE = "</script><img src=x onerror=alert(1)><script>window.ran = true</script>{{7*7}}<!--"
 

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 from telemetry_cases import call, record, segment_of, write_run, write_shard
 
-from seeupo_jax.telemetry.pages import write_pages
+from seeupo_jax.reports.trajectory_pages import write_pages
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from process_cases import run_processes
 
 from seeupo_jax.checkpoint import Checkpoints
-from seeupo_jax.telemetry.checksum import checksum
+from seeupo_jax.metrics.checksum import checksum
 
 
 def run(part, directory, out):

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from seeupo_jax.envs.bfcl import CATEGORIES, FORMATS, Bfcl
-from seeupo_jax.envs.bfcl_data import load_tasks, read_docs
+from seeupo_jax.envs.bfcl.benchmark_files import load_tasks, read_docs
+from seeupo_jax.envs.bfcl.environment import CATEGORIES, FORMATS, Bfcl
 from seeupo_jax.envs.tool_calls import ToolCall, render_python
 
 # What Python reports of the process: files and folders, sockets, processes, modules, and `exec`,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seeupo_jax.fields import build, parse
+from seeupo_jax.configuration.fields import build, parse
 from seeupo_jax.lab.laboratory import Settings
 from seeupo_jax.lab.problems import PROBLEMS
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.lab.laboratory import Result, Settings, experiment, regrets
 from seeupo_jax.lab.problems import Problem
 

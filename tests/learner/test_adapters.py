@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import learner_cases as cases
 import numpy as np
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.policy.architecture import Lora
@@ -33,7 +33,7 @@ def learner_of(model):
     """A learner of what trains in a model, and that."""
     network, params = split(model)
     params, frozen = trainable(network, params)
-    algorithm = config.Algorithm()
+    algorithm = schema.Algorithm()
     made = Learner(network, cases.recording(), algorithm, cases.SHAPES, 1.0, 5, frozen=frozen)
     return made, params
 

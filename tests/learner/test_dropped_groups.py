@@ -9,9 +9,9 @@ import pytest
 
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.sweep_pass import start_pass
+from seeupo_jax.learner.sweep_state import start_pass
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.rollout.metrics import rollout_metrics
+from seeupo_jax.rollout.episode_metrics import rollout_metrics
 from seeupo_jax.types import Trajectory, learnable
 
 

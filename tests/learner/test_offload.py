@@ -6,13 +6,13 @@ import pytest
 import tpu_cases
 from learner_process import OFFLOAD, learner_on, swept_alone
 
-from seeupo_jax import config
 from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import Shapes
-from seeupo_jax.learner.layout import HOST, abstract_state, check_offload, state_layout
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.programs import sweep_programs
+from seeupo_jax.learner.state_layout import HOST, abstract_state, check_offload, state_layout
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 from seeupo_jax.policy.network import abstract
 
@@ -22,7 +22,7 @@ def kinds(tree):
 
 
 def mesh_of_four():
-    return make_mesh(config.Mesh(data=1, fsdp=2, tensor=2), jax.devices()[:4])
+    return make_mesh(schema.Mesh(data=1, fsdp=2, tensor=2), jax.devices()[:4])
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_moments_wait_on_the_host_between_steps_and_parameters_do_not(offloaded)
 def test_an_offloaded_reference_is_a_copy_on_the_host():
     mesh = mesh_of_four()
     with jax.set_mesh(mesh):
-        _, state, reference = learner_on(mesh, config.Offload(reference=True))
+        _, state, reference = learner_on(mesh, schema.Offload(reference=True))
         _, _, kept = learner_on(mesh)
     assert kinds(reference) == {HOST} and kinds(state) == {"device"}
     cases.assert_trees_equal(cases.host(reference), cases.host(kept))
@@ -63,8 +63,8 @@ def test_a_checkpoint_brings_an_offloaded_state_back_to_where_it_was(offloaded, 
 
 @pytest.mark.usefixtures("optimized")
 def test_on_tpu_the_moments_are_no_longer_among_what_the_devices_hold():
-    mesh = make_mesh(config.Mesh(data=1, fsdp=2, tensor=2), tpu_cases.devices("v5e:2x2"))
-    plain, offloaded = (turn_memory(mesh, config.Offload(optimizer=o)) for o in (False, True))
+    mesh = make_mesh(schema.Mesh(data=1, fsdp=2, tensor=2), tpu_cases.devices("v5e:2x2"))
+    plain, offloaded = (turn_memory(mesh, schema.Offload(optimizer=o)) for o in (False, True))
     saved = plain.argument_size_in_bytes - offloaded.argument_size_in_bytes
     assert plain.host_argument_size_in_bytes == 0
     assert saved == offloaded.host_argument_size_in_bytes > plain.argument_size_in_bytes / 3
@@ -73,14 +73,14 @@ def test_on_tpu_the_moments_are_no_longer_among_what_the_devices_hold():
 def turn_memory(mesh, offload):
     """What a turn's step takes on each device of a mesh that only compiles."""
     network, params = abstract(cases.ARCH)
-    optimizer = make_optimizer(config.Optimizer(name="adam"), total_steps=9)
+    optimizer = make_optimizer(schema.Optimizer(name="adam"), total_steps=9)
     where = param_shardings(mesh, network.logical_axes(), params)
     struct = lambda x, there: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)  # noqa: E731
     params = jax.tree.map(struct, params, where)
     layout = state_layout(mesh, optimizer, params, offload)
     shapes = Shapes((32,), action=8, rows=4, trajectories=8)
     everywhere = sharding(mesh, ())
-    algorithm = config.Algorithm(refresh="separate")
+    algorithm = schema.Algorithm(refresh="separate")
     learner = Learner(
         network, optimizer, algorithm, shapes, 1.0, layout=layout, everywhere=everywhere
     )
@@ -104,10 +104,10 @@ class _Device:
 
 @pytest.mark.parametrize("field", ["optimizer", "reference"])
 def test_a_device_that_cannot_reach_the_hosts_memory_is_told_of(field):
-    chosen = config.Offload(**{field: True})
+    chosen = schema.Offload(**{field: True})
     message = f"config.offload.{field}: got True on accelerator, whose devices have the memories"
     with pytest.raises(ValueError, match=f"{message} device and no pinned_host; allowed: False"):
         check_offload(chosen, _Device("device"))
     check_offload(chosen, _Device("device", "pinned_host"))
-    check_offload(config.Offload(), _Device("device"))
+    check_offload(schema.Offload(), _Device("device"))
     check_offload(chosen, jax.devices()[0])

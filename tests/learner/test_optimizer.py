@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from seeupo_jax.config import Optimizer
+from seeupo_jax.configuration.schema import Optimizer
 from seeupo_jax.learner.optimizer import apply_update, make_optimizer
 from seeupo_jax.types import TrainState
 

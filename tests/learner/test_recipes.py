@@ -10,10 +10,10 @@ import numpy_twin as twin
 import pytest
 from numpy_credit import token_advantages
 
-from seeupo_jax.algorithms.recipes import RECIPES
-from seeupo_jax.choices import Algorithm
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.learner.advantages import assign_credit
 from seeupo_jax.learner.batching import Rows, Shapes
-from seeupo_jax.learner.credit import assign_credit
 from seeupo_jax.types import Trajectory, learnable
 
 # One length, and room for all of a trajectory's actions: one program a recipe at the most.

@@ -12,13 +12,13 @@ import optax
 import pytest
 
 from seeupo_jax.checkpoint import Checkpoints
-from seeupo_jax.checks import check_config
-from seeupo_jax.config import Optimizer, from_dict
+from seeupo_jax.configuration.schema import Optimizer, from_dict
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import apply_update, make_optimizer
 from seeupo_jax.learner.schedule import Schedule, Scheduled, at_share
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.sweep_pass import SweepStopped, stopped_arrays
+from seeupo_jax.learner.sweep_state import SweepStopped, stopped_arrays
+from seeupo_jax.runtime.checks import check_config
 from seeupo_jax.types import CriticState, TrainState
 
 # Learning rate 1 and SGD: a gradient of 1 moves a parameter by the learning rate.

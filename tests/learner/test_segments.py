@@ -9,8 +9,8 @@ import learner_cases as cases
 import numpy as np
 import pytest
 
-from seeupo_jax import config
-from seeupo_jax.algorithms.recipes import RECIPES
+from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
@@ -139,7 +139,7 @@ def test_the_ratio_of_the_whole_is_computed_only_where_it_is_needed():
 
 
 def test_segments_on_other_devices_and_in_other_microbatches_are_one_action():
-    mesh = make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+    mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
     network, params = policy()
     placed = param_shardings(mesh, network.logical_axes(), params)
     plain = learner("gspo")

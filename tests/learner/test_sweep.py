@@ -10,12 +10,12 @@ import numpy as np
 import numpy_twin as twin
 import pytest
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.programs import compile_programs
 from seeupo_jax.learner.sweep import sweep, update_order
+from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
-from seeupo_jax.telemetry.compilation import Compilations
 from seeupo_jax.types import Segment, Trajectory
 
 REVERSE = [(3,), (2,), (1,), (0,)]
@@ -374,7 +374,7 @@ def test_programs_compiled_ahead_are_all_that_a_sweep_needs(choices):
 
 
 def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device():
-    mesh = make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+    mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
     shapes = Shapes((8, 32), action=8, rows=4, trajectories=8)
     network, params = cases.policy()
     placed = param_shardings(mesh, network.logical_axes(), params)

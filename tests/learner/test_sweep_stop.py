@@ -11,8 +11,8 @@ import pytest
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.sweep_pass import Pass, SweepStopped, stopped_arrays
-from seeupo_jax.stop import Stopped
+from seeupo_jax.learner.sweep_state import Pass, SweepStopped, stopped_arrays
+from seeupo_jax.parallel.stop_signal import Stopped
 
 CASES = {
     "fused": {},

@@ -12,18 +12,18 @@ import optax
 import pytest
 from flax import nnx
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Demonstration, StepResult
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.warm_start import Batches, imitate, to_segments, train_stage
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.tokenizer import train_tokenizer
 from seeupo_jax.policy.network import split
-from seeupo_jax.policy.tokenizer import train_tokenizer
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.collect import collect, group_requests
-from seeupo_jax.rollout.engine import Action
+from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.types import CONTEXT
 
 WORDS = ("red", "green", "blue", "find", "take")
@@ -49,7 +49,7 @@ def demonstration(*messages):
 
 @functools.cache
 def tokenizer():
-    chat = config.Chat(system=True, tools="signatures")
+    chat = schema.Chat(system=True, tools="signatures")
     texts = [content for _, content in MESSAGES]
     return train_tokenizer(texts, WORDS, vocab_size=276, chat=chat)
 
@@ -162,7 +162,7 @@ def test_two_actions_in_a_row_are_two_turns():
 
 
 def test_a_demonstration_has_a_segment_for_every_history_that_the_template_rewrites():
-    chat = config.Chat(template_kwargs={"enable_thinking": False})
+    chat = schema.Chat(template_kwargs={"enable_thinking": False})
     small = chat_cases.small_library()
     thinker = HuggingFaceTokenizer(small, chat, generation={}, where="the small one")
     shown = demonstration(
@@ -274,7 +274,7 @@ def test_a_stage_learns_its_demonstrations():
         mlp_width=24,
     )
     network, params = split(Transformer(arch, nnx.Rngs(0)))
-    stage = config.WarmStartStage(steps=80, learning_rate=0.03)
+    stage = schema.WarmStartStage(steps=80, learning_rate=0.03)
     shapes = Shapes((48,), action=8, rows=2, trajectories=2)
     seen = []
     on_step = lambda step, loss: seen.append((step, loss))  # noqa: E731

@@ -13,7 +13,7 @@ import pytest
 
 import seeupo_jax
 from seeupo_jax.parallel.codec import decode, encode
-from seeupo_jax.telemetry.episodes import Episode
+from seeupo_jax.trajectories.episodes import Episode
 from seeupo_jax.types import Segment, Trajectory
 
 NAN = struct.unpack(">d", bytes.fromhex("fff8000000000abc"))[0]  # negative, with a payload

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tpu_cases
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.devices import arrange
 from seeupo_jax.parallel.mesh import AXES, make_mesh
 
@@ -64,7 +64,7 @@ def test_devices_of_one_process_keep_the_order_that_they_came_in():
 def test_on_a_pod_the_devices_of_a_row_are_one_hosts(topology, sizes):
     devices = tpu_cases.devices(topology)
     sizes = sizes_of(**sizes)
-    mesh = make_mesh(config.Mesh(**sizes), devices).devices
+    mesh = make_mesh(schema.Mesh(**sizes), devices).devices
     assert mesh.shape == tuple(sizes.values()) and set(mesh.flat) == set(devices)
     assert hosts_of(mesh, "tensor", "context") == 1
 
@@ -104,4 +104,4 @@ def test_a_mesh_that_would_share_rows_between_slices_is_named():
         " of 2."
     )
     with pytest.raises(ValueError, match=reason):
-        make_mesh(config.Mesh(data=1, context=4, tensor=8), devices)
+        make_mesh(schema.Mesh(data=1, context=4, tensor=8), devices)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seeupo_jax.config import Mesh
+from seeupo_jax.configuration.schema import Mesh
 from seeupo_jax.parallel.fingerprint import fingerprint, mix
 from seeupo_jax.parallel.mesh import make_mesh, sharding
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import (
     ACTIVATION_RULES,
     AXES,
@@ -43,7 +43,7 @@ ARCH = Architecture(
 
 
 def mesh_of(devices=None, **sizes):
-    return make_mesh(config.Mesh(**{"data": 1, **sizes}), devices)
+    return make_mesh(schema.Mesh(**{"data": 1, **sizes}), devices)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_the_sampler_uses_the_same_devices_in_the_same_order():
     training = mesh_of(fsdp=2, context=2, tensor=2)
     assert sampler_mesh(mesh_of(data=4, tensor=2), None) == mesh_of(data=4, tensor=2)
     folded = sampler_mesh(training, None)
-    own = sampler_mesh(training, config.Mesh(data=-1, tensor=4))
+    own = sampler_mesh(training, schema.Mesh(data=-1, tensor=4))
     assert folded.devices.shape == (2, 2, 1, 1, 2) and own.devices.shape == (2, 1, 1, 1, 4)
     for mesh in (folded, own):
         assert mesh.axis_names == AXES and mesh.axis_types == training.axis_types
@@ -177,7 +177,7 @@ def test_the_sampler_uses_the_same_devices_in_the_same_order():
 )
 def test_a_layout_that_the_sampler_cannot_have_is_named(sizes, reason):
     with pytest.raises(ValueError, match=reason):
-        sampler_mesh(mesh_of(data=8), config.Mesh(**sizes))
+        sampler_mesh(mesh_of(data=8), schema.Mesh(**sizes))
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pytest
 import tpu_cases
 from flax import nnx
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import constrain, make_mesh, param_shardings, sharding
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, Moe
-from seeupo_jax.policy.attention import KeyValues, Past, Tree, attend
-from seeupo_jax.policy.kernels import select_kernel
+from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree, attend
+from seeupo_jax.policy.kernels.fused import select_kernel
 from seeupo_jax.policy.transformer import Transformer
 
 ARCH = Architecture(
@@ -33,7 +33,7 @@ ARCH = Architecture(
 
 
 def mesh_of(**sizes):
-    return make_mesh(config.Mesh(**{"data": 1, **sizes}))
+    return make_mesh(schema.Mesh(**{"data": 1, **sizes}))
 
 
 def random_pass(N, L, H, kv_heads, d):
@@ -153,7 +153,7 @@ def test_a_policy_computes_the_same_with_its_rows_cut(capfd, sizes, L, changes):
 def test_splash_over_cut_rows_compiles_for_tpu_without_scores_of_whole_rows(packed):
     devices = tpu_cases.devices("v5e:2x4")
     N, L, H, kv_heads, d = 2, 512, 4, 2, 128
-    mesh = make_mesh(config.Mesh(data=1, fsdp=2, context=2, tensor=2), devices)
+    mesh = make_mesh(schema.Mesh(data=1, fsdp=2, context=2, tensor=2), devices)
     place = sharding(mesh, ("rows", "length", "heads", "head_dim"))
     qkv = [
         jax.ShapeDtypeStruct((N, L, heads, d), jnp.bfloat16, sharding=place)

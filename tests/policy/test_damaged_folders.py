@@ -8,14 +8,14 @@ import pytest
 from gguf_cases import write_llama
 from published_cases import LLAMA_3_1_8B, QWEN2_5_14B, QWEN3_14B, QWEN3_30B_A3B
 
-from seeupo_jax.config import from_dict
+from seeupo_jax.configuration.schema import from_dict
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.families import read_architecture
-from seeupo_jax.policy.gguf import GgufFile
-from seeupo_jax.policy.gguf_header import read_header
+from seeupo_jax.policy.files.gguf import GgufFile
+from seeupo_jax.policy.files.gguf_header import read_header
+from seeupo_jax.policy.files.messages import choose_chat
+from seeupo_jax.policy.files.weights import inspect
 from seeupo_jax.policy.lora import read_lora
-from seeupo_jax.policy.messages import choose_chat
-from seeupo_jax.policy.weights import inspect
 
 DEEP = "[" * 100_000 + "]" * 100_000
 HOSTILE = ([], {}, [[]], "x", "", True, -1, 0, 10**8, 10**400, 1.5, -1e308, float("nan"), 1e999)

@@ -13,7 +13,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 from twin_policy import network_of, numpy_weights
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture, Lora, Moe
@@ -133,7 +133,7 @@ def test_we_read_what_peft_writes(tmp_path):
 
 def test_saved_adapters_come_back_bit_for_bit_and_replace_others(tmp_path, adapted):
     save_adapters(adapted, tmp_path, "base")
-    mesh = make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+    mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
     for model in (make(), attach(make(), Lora(2, 1.0, ("q_proj",)))):
         again = load_adapters(model, tmp_path, mesh=mesh)
         assert again.arch == adapted.arch
@@ -141,7 +141,7 @@ def test_saved_adapters_come_back_bit_for_bit_and_replace_others(tmp_path, adapt
 
 
 def test_adapters_lie_on_the_mesh_by_the_table():
-    mesh = make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+    mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
     network, params = split(attach(make(), LORA, mesh=mesh))
     adapters, _ = trainable(network, params)
     axes, _ = trainable(network, network.logical_axes())

@@ -11,7 +11,7 @@ from flax import nnx
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.policy import moe
 from seeupo_jax.policy.moe import Experts
@@ -249,7 +249,7 @@ def test_eight_devices_compute_what_one_computes(sizes, rows):
     graph, params = layer()
     x_NLD = tokens(rows, 5)
     wanted = outputs_and_grads(graph, params, x_NLD)
-    mesh = make_mesh(config.Mesh(**{"data": 1, **sizes}))
+    mesh = make_mesh(schema.Mesh(**{"data": 1, **sizes}))
     with jax.set_mesh(mesh):
         got = outputs_and_grads(graph, place(params, mesh), x_NLD)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, wanted)
@@ -260,7 +260,7 @@ def test_a_device_holds_and_runs_its_own_experts_only(monkeypatch):
     watched = lambda *a: seen.append([x.shape for x in a]) or real(*a)  # noqa: E731
     monkeypatch.setattr(moe, "mix", watched)
     graph, params = layer()
-    mesh = make_mesh(config.Mesh(data=1, fsdp=2, expert=2, tensor=2))
+    mesh = make_mesh(schema.Mesh(data=1, fsdp=2, expert=2, tensor=2))
     with jax.set_mesh(mesh):
         placed = place(params, mesh)
         run.eval_shape(graph, placed, tokens(4, 6))
@@ -286,7 +286,7 @@ def test_layers_may_be_scanned_and_rematerialised():
 
     x_NLD = tokens(4, 3)
     wanted = jax.jit(jax.grad(unrolled))(stacked, x_NLD)
-    with jax.set_mesh(make_mesh(config.Mesh(data=1, expert=4, tensor=2))):
+    with jax.set_mesh(make_mesh(schema.Mesh(data=1, expert=4, tensor=2))):
         got = jax.jit(jax.grad(scanned))(stacked, x_NLD)
     for name, grad in wanted.items():
         np.testing.assert_allclose(got[name], grad, atol=1e-5 * np.abs(grad).max(), err_msg=name)

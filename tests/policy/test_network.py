@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
@@ -145,7 +145,7 @@ def test_a_device_holds_the_logits_of_its_own_tokens_and_words_only(monkeypatch)
     position_RA = np.sort(rng.integers(1, 12, (4, 7)), axis=1).astype(np.int32)
     wanted, _ = logp_and_grads(network, params, tokens_RL, position_RA)
     monkeypatch.setattr(policy, "LOGITS_AT_ONCE", 3 * local)
-    mesh = make_mesh(config.Mesh(data=1, fsdp=2, context=2, tensor=2))
+    mesh = make_mesh(schema.Mesh(data=1, fsdp=2, context=2, tensor=2))
     placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
     with jax.set_mesh(mesh):
         rows = jax.device_put((tokens_RL, position_RA), sharding(mesh, ("rows",)))
@@ -162,7 +162,7 @@ def test_a_device_holds_the_logits_of_its_own_tokens_and_words_only(monkeypatch)
 @pytest.mark.parametrize("positions", [4, 5])
 @pytest.mark.usefixtures("optimized")
 def test_pick_takes_from_rows_that_are_cut_over_devices_without_gathering_them(positions):
-    mesh = make_mesh(config.Mesh(data=2, context=4))
+    mesh = make_mesh(schema.Mesh(data=2, context=4))
     rng = np.random.default_rng(0)
     x_RLD = rng.normal(size=(2, 12, 3)).astype(np.float32)
     position_RA = rng.integers(0, 12, (2, positions)).astype(np.int32)
@@ -237,7 +237,7 @@ def test_entropy_is_the_same_on_a_mesh_that_cuts_the_vocabulary():
     tokens_RL = rng.integers(0, 58, (4, 12)).astype(np.int32)
     position_RA = np.sort(rng.integers(1, 12, (4, 7)), axis=1).astype(np.int32)
     wanted = both(network, params, tokens_RL, position_RA)
-    mesh = make_mesh(config.Mesh(data=1, fsdp=2, context=2, tensor=2))
+    mesh = make_mesh(schema.Mesh(data=1, fsdp=2, context=2, tensor=2))
     placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
     with jax.set_mesh(mesh):
         rows = jax.device_put((tokens_RL, position_RA), sharding(mesh, ("rows",)))

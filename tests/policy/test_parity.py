@@ -12,8 +12,8 @@ import transformers
 from safetensors.numpy import load_file
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
+from seeupo_jax.policy.files.parameter_names import at, stored_tensors
 from seeupo_jax.policy.network import split, token_logp
-from seeupo_jax.policy.stored import at, stored_tensors
 
 VOCAB = 517
 LENGTH = 24

@@ -11,12 +11,12 @@ import torch
 import transformers
 from rollout_cases import converse
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy import network as policy
-from seeupo_jax.rollout.memory import plan_cache
-from seeupo_jax.rollout.sampling import Sampling
-from seeupo_jax.rollout.slots import SlotEngine
+from seeupo_jax.rollout.engine.cache_memory import plan_cache
+from seeupo_jax.rollout.engine.sampling import Sampling
+from seeupo_jax.rollout.engine.slots import SlotEngine
 
 FILE = Path(__file__).parents[2] / "third_party" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXT = """In 1969, two people walked on the Moon for the first time, while a third one waited for
@@ -106,7 +106,7 @@ def test_the_perplexity_of_a_text_is_that_of_pytorch(loaded, reference):
 def test_it_answers_a_question(loaded):
     model, tokenizer = loaded
     network, params = policy.split(model)
-    rollout = config.Rollout(tasks=1, concurrency=1, max_action_tokens=24, max_context=96)
+    rollout = schema.Rollout(tasks=1, concurrency=1, max_action_tokens=24, max_context=96)
     sampling = Sampling(1.0, 1, None, 24, tokenizer.end_ids)
     engine = SlotEngine(network, sampling, plan_cache(network.arch, rollout))
     question = {"role": "user", "content": "What is the capital of France? Answer in one sentence."}

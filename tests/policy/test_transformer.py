@@ -13,8 +13,8 @@ from twin_policy import network_of, numpy_weights, tensors_of, twin_arch
 
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, Lora, Moe
-from seeupo_jax.policy.attention import NOWHERE, Past, Tree
-from seeupo_jax.policy.paged import Reach, new_pages
+from seeupo_jax.policy.kernels.attention import NOWHERE, Past, Tree
+from seeupo_jax.policy.kernels.paged import Reach, new_pages
 from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer
 

@@ -14,24 +14,24 @@ import rollout_cases
 from flax import nnx
 from rollout_cases import NumberConversation, NumberTokenizer
 
-from seeupo_jax import config
+from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import StepResult, TransientError
 from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.collect import Request, begin_ahead, collect, group_requests
-from seeupo_jax.rollout.engine import Action, Turn
-from seeupo_jax.rollout.memory import plan_cache
-from seeupo_jax.rollout.sampling import Sampling, task_number
-from seeupo_jax.rollout.slots import SlotEngine
-from seeupo_jax.stop import Stopped
+from seeupo_jax.rollout.engine.cache_memory import plan_cache
+from seeupo_jax.rollout.engine.protocol import Action, Turn
+from seeupo_jax.rollout.engine.sampling import Sampling, task_number
+from seeupo_jax.rollout.engine.slots import SlotEngine
+from seeupo_jax.rollout.watch import Watch
 from seeupo_jax.types import CONTEXT, rewards_of
-from seeupo_jax.watch import Watch
 
 SIZES = {"vocab_size": 29, "width": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8}
-ROLLOUT = config.Rollout(
+ROLLOUT = schema.Rollout(
     concurrency=4, page_size=8, max_action_tokens=4, max_context=40, temperature=0.9
 )
 TIMEOUT_S = 1.0
@@ -511,7 +511,7 @@ LIMIT = 160  # tokens of a segment
 
 def converse(**template_kwargs):
     """Trajectories of a tiny policy that talks by Qwen3's template, and its network."""
-    chat = config.Chat(template_kwargs=template_kwargs)
+    chat = schema.Chat(template_kwargs=template_kwargs)
     tokenizer = HuggingFaceTokenizer(
         chat_cases.small_library(), chat, generation={}, where="the small one"
     )

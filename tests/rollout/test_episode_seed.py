@@ -11,8 +11,8 @@ pytest.importorskip("gymnasium")
 
 from slippery_cases import DeafLake, Lake  # noqa: E402
 
-from seeupo_jax.envs.isolated import Isolated  # noqa: E402
 from seeupo_jax.envs.pool import EnvPool  # noqa: E402
+from seeupo_jax.envs.transport.isolated import Isolated  # noqa: E402
 from seeupo_jax.rollout.collect import begin_ahead, collect, group_requests  # noqa: E402
 from seeupo_jax.rollout.episode import Request  # noqa: E402
 
@@ -81,11 +81,13 @@ def test_an_environment_that_does_not_name_the_keyword_is_begun_as_ever():
 
 def test_an_older_server_is_asked_without_and_that_is_said_once(token_file, caplog):
     with served(Lake, token_file, kind=OldServer) as server:
-        with caplog.at_level(logging.WARNING, "seeupo_jax.envs.remote"):
+        with caplog.at_level(logging.WARNING, "seeupo_jax.envs.transport.remote"):
             found = walks(lambda: remote(server.url, token_file), tasks=["train/0"])
         # Each of the pool's four environments asks once with the keyword.
         assert server.refused == 4 and len(set(found)) == 1
-        (said,) = (r.getMessage() for r in caplog.records if r.name == "seeupo_jax.envs.remote")
+        (said,) = (
+            r.getMessage() for r in caplog.records if r.name == "seeupo_jax.envs.transport.remote"
+        )
     assert said.startswith(f"{server.url} does not take episode_seed")
 
 

@@ -8,7 +8,7 @@ from rollout_cases import play
 
 from seeupo_jax.envs.base import StepResult, TransientError
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.rollout.metrics import truncation
+from seeupo_jax.rollout.episode_metrics import truncation
 from seeupo_jax.types import rewards_of
 
 

@@ -7,11 +7,11 @@ import grain
 import numpy as np
 import pytest
 
+from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.rollout.metrics import most_frequent_failure, rollout_metrics
+from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_metrics
 from seeupo_jax.rollout.resample import collection_number, has_signal, resample
 from seeupo_jax.rollout.tasks import TrainingTasks, too_few
-from seeupo_jax.stop import Stopped
 from seeupo_jax.types import Segment, Trajectory, learnable
 
 # What a group's trajectories bring, by the first letter of its task; None: the environment failed.

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from rollout_cases import play
 
-from seeupo_jax.config import Config, Env, from_dict, to_dict
+from seeupo_jax.configuration.schema import Config, Env, from_dict, to_dict
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.rollout.metrics import rollout_metrics
-from seeupo_jax.same_run import check_same_run
-from seeupo_jax.telemetry.episodes import to_episode
+from seeupo_jax.rollout.episode_metrics import rollout_metrics
+from seeupo_jax.runtime.resume_check import check_same_run
+from seeupo_jax.trajectories.episodes import to_episode
 from seeupo_jax.types import learnable, rewards_of
 
 ZERO = Env(timeout_as="zero_reward")

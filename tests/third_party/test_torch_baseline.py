@@ -14,18 +14,19 @@ from flax import nnx
 from learner_cases import observe, ragged
 from twin_policy import tensors_of
 
-from seeupo_jax import build, config
-from seeupo_jax.bench import torch_side
+from seeupo_jax.bench.runners import torch_imports
+from seeupo_jax.configuration import schema
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.schedule import Schedule
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.runtime import build
 from seeupo_jax.types import learnable
 
 options, sweep, trajectories, update = map(
-    torch_side.load, ("options", "sweep", "trajectories", "update")
+    torch_imports.load, ("options", "sweep", "trajectories", "update")
 )
 ARCHITECTURES = {
     "qwen3": dataclasses.replace(learner_cases.ARCH, kv_heads=1, qk_norm=True),
@@ -98,7 +99,7 @@ def our_sweep(family, values):
         group, _, leaf = name.partition(".")
         by_group[group][leaf] = value
     by_group["rollout"]["max_turns"] = 4
-    chosen = config.from_dict(by_group)
+    chosen = schema.from_dict(by_group)
     optimizer = optax.chain(
         learner_cases._kept_gradients(),
         make_optimizer(chosen.optimizer, total_steps=build.total_steps(chosen)),

@@ -16,16 +16,17 @@ import torch
 from flax import nnx
 from safetensors.numpy import load_file
 
-from seeupo_jax import build, config
-from seeupo_jax.algorithms.recipes import RECIPES
-from seeupo_jax.bench import torch_side
+from seeupo_jax.bench.runners import torch_imports
+from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.schedule import Schedule
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.runtime import build
 
 options, objective, optimizer, samples, trajectories, update = map(
-    torch_side.load, ("options", "objective", "optimizer", "samples", "trajectories", "update")
+    torch_imports.load, ("options", "objective", "optimizer", "samples", "trajectories", "update")
 )
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.py"))
 HERE = set(options.FIELDS) | set(options.FIXED)
@@ -53,20 +54,20 @@ def assert_same(theirs, ours):
 
 
 def test_defaults_are_those_of_our_configuration():
-    ours = flat(config.to_dict(config.Config()))
+    ours = flat(schema.to_dict(schema.Config()))
     for name, (default, _) in options.FIELDS.items():
         assert default == ours[name], name
     for name, only in options.FIXED.items():
         assert only == ours[name], name
-    assert_same(options.Options(), config.Config())
-    assert_same(options.from_flat({}), config.Config())
+    assert_same(options.Options(), schema.Config())
+    assert_same(options.from_flat({}), schema.Config())
 
 
 def test_every_field_of_the_algorithm_and_the_optimizer_is_spoken_for():
-    for group, ours in (("algorithm", config.Algorithm), ("optimizer", config.Optimizer)):
+    for group, ours in (("algorithm", schema.Algorithm), ("optimizer", schema.Optimizer)):
         for field in dataclasses.fields(ours):
             assert f"{group}.{field.name}" in HERE or field.name in options.UNREAD, field.name
-    fields = {field.name for field in dataclasses.fields(config.Algorithm)}
+    fields = {field.name for field in dataclasses.fields(schema.Algorithm)}
     assert set(options.UNREAD) <= fields
 
 
@@ -91,7 +92,7 @@ def test_recipes_are_ours_where_a_turn_is_a_step():
 )
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_our_configuration_files_mean_the_same(path, overrides):
-    ours = config.load_config(path, overrides)
+    ours = schema.load_config(path, overrides)
     try:
         theirs = options.read_options(path, overrides)
     except ValueError as error:
@@ -105,7 +106,7 @@ def test_our_configuration_files_mean_the_same(path, overrides):
 @pytest.mark.parametrize("warmup", [{}, {"warmup_iterations": 3}, {"warmup_steps": 5}])
 def test_learning_rates_are_those_of_our_schedules(schedule, warmup):
     chosen = {"schedule": schedule, "learning_rate": 0.3} | warmup
-    ours, theirs = Schedule(config.Optimizer(**chosen), 10), options.Optimizer(**chosen)
+    ours, theirs = Schedule(schema.Optimizer(**chosen), 10), options.Optimizer(**chosen)
     at = [(iteration, 2 * iteration) for iteration in range(1, 14)]
     got = [optimizer.learning_rate(theirs, step, iteration, 10) for iteration, step in at]
     np.testing.assert_allclose(got, [ours.rate(*each) for each in at], rtol=1e-12, atol=1e-12)
@@ -249,7 +250,7 @@ def test_the_command_writes_weights_numbers_and_what_lay_beside(inputs, tmp_path
     subprocess.run(
         [sys.executable, "-m", "torch_baseline.update", *command(inputs, tmp_path / "new", **own)],
         check=True,
-        env=os.environ | {"PYTHONPATH": str(torch_side.FOLDER), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(torch_imports.FOLDER), "OMP_NUM_THREADS": "1"},
     )
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     assert numbers["advantages"] == [0.5, -0.5, None]
@@ -291,13 +292,13 @@ def test_a_token_outside_the_vocabulary_is_refused():
 
 def test_the_baseline_needs_what_its_requirements_name_and_nothing_of_ours():
     roots = set()
-    for file in torch_side.FOLDER.rglob("*.py"):
+    for file in torch_imports.FOLDER.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 roots |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 roots.add(node.module.partition(".")[0])
-    lines = (torch_side.FOLDER / "requirements.txt").read_text().splitlines()
+    lines = (torch_imports.FOLDER / "requirements.txt").read_text().splitlines()
     named = {line.partition("=")[0].rstrip("><~") for line in lines}
     # Configuration files are written with ml_collections.
     assert roots - set(sys.stdlib_module_names) - {"torch_baseline"} == named - {"ml_collections"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from seeupo_jax.bench import torch_side
+from seeupo_jax.bench.runners import torch_imports
 from seeupo_jax.bench.workload import Workload
 from seeupo_jax.bench.workloads import Lengths, fill
 from seeupo_jax.policy import save_pretrained
@@ -14,7 +14,7 @@ from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Transformer
 
-torch_generate = torch_side.load("generate")
+torch_generate = torch_imports.load("generate")
 VOCAB = 97
 SIZES = {
     "vocab_size": VOCAB,

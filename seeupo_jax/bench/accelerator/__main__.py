@@ -24,9 +24,9 @@ from seeupo_jax.bench.accelerator.record import (  # noqa: E402
     Record,
     sentence,
 )
-from seeupo_jax.cli import prepare_xla  # noqa: E402
+from seeupo_jax.configuration.flags import Flags, path, whole  # noqa: E402
 from seeupo_jax.errors import sentence_errors  # noqa: E402
-from seeupo_jax.flags import Flags, path, whole  # noqa: E402
+from seeupo_jax.runtime.cli import prepare_xla  # noqa: E402
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 

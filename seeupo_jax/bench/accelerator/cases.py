@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.policy.attention import Past, Tree, sight_of
-from seeupo_jax.policy.tree_sight import Sight
+from seeupo_jax.policy.kernels.attention import Past, Tree, sight_of
+from seeupo_jax.policy.kernels.tree_mask import Sight
 
 PADDING = 5  # tokens at the end of the longest row
 PAGE = 16  # tokens, as `rollout.page_size` by default

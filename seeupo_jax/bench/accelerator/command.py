@@ -18,7 +18,7 @@ from seeupo_jax.bench.accelerator.page import page
 from seeupo_jax.bench.accelerator.pieces import PIECES, Piece
 from seeupo_jax.bench.accelerator.record import DONE, SKIPPED, STOPPED, read
 from seeupo_jax.bench.accelerator.runner import Job, work_through
-from seeupo_jax.flags import Flags, path, positive
+from seeupo_jax.configuration.flags import Flags, path, positive
 
 PAGE = "benchmarks_gpu.md"
 DOCS = Path("docs")  # of the checkout that the command runs in

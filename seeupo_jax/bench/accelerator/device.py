@@ -8,9 +8,10 @@ import subprocess
 
 import jax
 
-from seeupo_jax.aot.chips import CHIPS
-from seeupo_jax.bench import machine, torch_side
+from seeupo_jax.bench import machine
 from seeupo_jax.bench.accelerator.record import Record, sentence
+from seeupo_jax.bench.runners import torch_imports
+from seeupo_jax.planning.chips import CHIPS
 
 MIB = 2**20
 PROBE = "machine"  # the name of the record of what the machine is
@@ -73,8 +74,8 @@ def no_torch(platform: str) -> str | None:
     if platform == "tpu":
         return "the PyTorch baseline does not run on TPU"
     try:
-        torch_side.load("generate")
-        torch = torch_side.torch()
+        torch_imports.load("generate")
+        torch = torch_imports.torch()
     except ValueError as error:  # a sentence already
         return str(error).removeprefix("bench: ").rstrip(".")
     except Exception as error:  # a broken CUDA library raises whatever it likes

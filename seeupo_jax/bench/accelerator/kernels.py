@@ -32,10 +32,10 @@ from seeupo_jax.bench.accelerator.cases import (
 )
 from seeupo_jax.bench.accelerator.record import NotHere, Record
 from seeupo_jax.bench.settings import Settings
-from seeupo_jax.policy import attention, paged
-from seeupo_jax.policy.attention import NOWHERE, KeyValues, attend_trees
-from seeupo_jax.policy.kernels import preferred_kernel, select_kernel
-from seeupo_jax.policy.tree_sight import Sight
+from seeupo_jax.policy.kernels import attention, paged
+from seeupo_jax.policy.kernels.attention import NOWHERE, KeyValues, attend_trees
+from seeupo_jax.policy.kernels.fused import preferred_kernel, select_kernel
+from seeupo_jax.policy.kernels.tree_mask import Sight
 
 # Against the largest number of the exact result. A product in tf32, which float32 must not use
 # here, is 5e-4 away.

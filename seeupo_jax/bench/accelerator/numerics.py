@@ -12,20 +12,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.bench import check, choices, models, torch_side, trajectories, workloads
+from seeupo_jax.bench import swept_fields, synthetic, workloads
 from seeupo_jax.bench.accelerator import device
 from seeupo_jax.bench.accelerator.record import NotHere, Record
-from seeupo_jax.bench.ours import OurSweeps
-from seeupo_jax.bench.sampling import converse, make_engine
+from seeupo_jax.bench.runners import bench_models, same_update, torch_imports
+from seeupo_jax.bench.runners.ablations import SWITCHES
+from seeupo_jax.bench.runners.jax_runner import OurSweeps
+from seeupo_jax.bench.runners.sampling_runner import converse, make_engine
+from seeupo_jax.bench.runners.torch_runner import TorchSweeps
 from seeupo_jax.bench.settings import Settings
-from seeupo_jax.bench.switches import SWITCHES
-from seeupo_jax.bench.theirs import TorchSweeps
 from seeupo_jax.bench.workload import Workload
-from seeupo_jax.learner.stored import read_trajectories
 from seeupo_jax.policy import from_pretrained
-from seeupo_jax.policy.kernels import preferred_kernel
+from seeupo_jax.policy.files.parameter_names import at, stored_tensors
+from seeupo_jax.policy.kernels.fused import preferred_kernel
 from seeupo_jax.policy.network import split, token_logp
-from seeupo_jax.policy.stored import at, stored_tensors
+from seeupo_jax.trajectories.stored import read_trajectories
 
 LOGITS, GRADIENT = 1e-4, 1e-3  # of float32, relative; on CPU they are 1e-5 and less
 AS_PYTORCH = 1.5  # times PyTorch's own distance from the exact numbers, in bfloat16
@@ -47,13 +48,13 @@ def parity(record: Record, settings: Settings, rehearse: bool) -> None:
     missing = device.no_torch("cpu" if platform == "tpu" else platform)
     if missing is not None:
         raise NotHere(missing)
-    arch = models.architecture(settings.model, "float32")
+    arch = bench_models.architecture(settings.model, "float32")
     length = 16 if rehearse else LENGTH
     ids = np.random.default_rng(0).integers(0, arch.vocab_size, (ROWS, length))
     about = {"shape": f"{settings.model}, {ROWS} rows of {length}"}
     with tempfile.TemporaryDirectory() as folder:
-        models.write(arch, Path(folder), seed=settings.seed)
-        on = models.torch_device(platform)
+        bench_models.write(arch, Path(folder), seed=settings.seed)
+        on = bench_models.torch_device(platform)
         exact = _of_torch(folder, ids, "float32", on)
         ours = _of_ours(folder, ids, "float32")
         found = _apart(ours, exact)
@@ -86,9 +87,9 @@ def _apart(numbers: Numbers, exact: Numbers) -> dict[str, float]:
 
 
 def _of_torch(folder: str, ids: np.ndarray, dtype: str, on: str) -> Numbers:
-    torch = torch_side.torch()
+    torch = torch_imports.torch()
     torch.set_float32_matmul_precision("highest")
-    model = torch_side.load("generate").load(folder, on, dtype)
+    model = torch_imports.load("generate").load(folder, on, dtype)
     tokens = torch.tensor(ids, device=on)
     logits = model(tokens).logits.float()
     flat = logits[:, :-1].reshape(-1, logits.shape[-1])
@@ -133,15 +134,15 @@ def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
     if missing is not None:
         record.note(f"Sweeps were not compared with PyTorch's: {missing}.")
     for dtype in ("float32",) if rehearse else ("float32", "bfloat16"):
-        arch = models.architecture(settings.model, dtype)
+        arch = bench_models.architecture(settings.model, dtype)
         work = workloads.make(settings, arch.vocab_size)
         about = {"dtype": dtype, "shape": f"{settings.model}, {work.name}, {work.tokens} tokens"}
-        values = choices.values(settings, turns=work.turns, dtype=dtype)
+        values = swept_fields.values(settings, turns=work.turns, dtype=dtype)
         with tempfile.TemporaryDirectory() as folder, _precision(dtype):
             model, lines = Path(folder, "model"), Path(folder, "trajectories.jsonl")
-            models.write(arch, model, seed=settings.seed)
-            acted = trajectories.random_actions(work, settings.seed)
-            trajectories.write(trajectories.records(work, acted, seed=settings.seed), lines)
+            bench_models.write(arch, model, seed=settings.seed)
+            acted = synthetic.random_actions(work, settings.seed)
+            synthetic.write(synthetic.records(work, acted, seed=settings.seed), lines)
             ours = OurSweeps(model, lines, values)
             _check_sweeps(record, ours, (model, lines), values, settings, about, missing is None)
             _check_gap(record, ours, work, settings, about, Path(folder, "sampled.jsonl"))
@@ -158,15 +159,15 @@ def _check_sweeps(
 ) -> None:
     fused, _ = ours.recorded()
     separate, _ = OurSweeps(*folder, values, SWITCHES["fused_refresh"]).recorded()
-    bound = check.TOLERANCES[about["dtype"]]
+    bound = same_update.TOLERANCES[about["dtype"]]
 
-    def differences(other: check.Outcome) -> dict[str, tuple[float, float]]:
-        found = check.differences(fused, other)
+    def differences(other: same_update.Outcome) -> dict[str, tuple[float, float]]:
+        found = same_update.differences(fused, other)
         return {name: (off, bound) for name, off in found.items()}
 
     record.check("a sweep, fused against separate refresh", differences(separate), **about)
     if torch:
-        on = models.torch_device(jax.devices()[0].platform)
+        on = bench_models.torch_device(jax.devices()[0].platform)
         theirs = TorchSweeps(*folder, values, settings, device=on, way="eager")
         theirs.run()
         record.check("a sweep against PyTorch", differences(theirs.outcome()), **about)
@@ -185,8 +186,8 @@ def _check_gap(
     engine = make_engine(ours.policy.network, work, settings, platform)
     engine.compile(params)
     played = converse(engine, params, work, settings.seed)
-    lines = trajectories.records(work, played.actions, seed=settings.seed, logp=played.logp)
-    trajectories.write(lines, file)
+    lines = synthetic.records(work, played.actions, seed=settings.seed, logp=played.logp)
+    synthetic.write(lines, file)
     ours.run(read_trajectories(file))
     gap = ours.metrics["logp/sampler_trainer_gap"]
     mean = ours.metrics["logp/sampler_trainer_gap_mean"]

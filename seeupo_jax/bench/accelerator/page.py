@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from seeupo_jax.bench.accelerator.record import DONE, FAILED, RUNNING, SKIPPED, STOPPED, TIMEOUT
-from seeupo_jax.bench.report import table
+from seeupo_jax.bench.bench_report import table
 from seeupo_jax.bench.rollout import STATIC
 from seeupo_jax.bench.update import OURS, flops_once
 

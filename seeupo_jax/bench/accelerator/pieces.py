@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 
-from seeupo_jax.aot.flops import parameters
-from seeupo_jax.bench import models
 from seeupo_jax.bench.accelerator import kernels, numerics, quickstart, speed
 from seeupo_jax.bench.accelerator.record import Record
+from seeupo_jax.bench.runners import bench_models
 from seeupo_jax.bench.settings import Settings
+from seeupo_jax.planning.flops import parameters
 
 GIB = 2**30
 CORRECTNESS, UPDATE, ROLLOUT, QUICKSTART = "correctness", "update", "rollout", "quickstart"
@@ -83,14 +83,14 @@ class Piece:
 
 def _of_sweep(settings: Settings) -> Size:
     """Weights and what lies beside them, and what layers keep for the backward pass."""
-    arch = models.architecture(settings.model, "bfloat16")
+    arch = bench_models.architecture(settings.model, "bfloat16")
     P, scale = parameters(arch), settings.scale or 1.0
     kept = 2 * arch.layers * (6 * arch.width + 3 * arch.mlp_width) * _TOKENS * scale
     return Size(settings, (_OURS + _THEIRS) * P + 2 * kept + _BESIDE, _OURS * P + kept + _BESIDE)
 
 
 def _of_rollout(settings: Settings) -> Size:
-    P = parameters(models.architecture(settings.model, "bfloat16"))
+    P = parameters(bench_models.architecture(settings.model, "bfloat16"))
     return Size(settings, 2 * (_SAMPLED * P + _BESIDE), _SAMPLED * P + _BESIDE)
 
 

@@ -1,0 +1,1 @@
+"""Agents that bring their own loop, and what serves the policy to them."""

@@ -1,0 +1,381 @@
+"""An engine whose policy is run by a server (vLLM, sglang, sglang-jax): for evaluation.
+
+Contexts go as token ids and actions come back as token ids; nothing is tokenised again. What a
+server's numbers mean is its own affair:
+
+- Log-probabilities. vLLM gives those before temperature, top-k and top-p, unless it was started
+  with `--logprobs-mode processed_logprobs`; sglang and sglang-jax give those after temperature and
+  before top-k and top-p. An end token that a server names without its log-probability has NaN.
+- Seeds. vLLM draws every request from its seed, but refuses seeds on TPU (`seeded=False`); sglang
+  heeds them with `--enable-deterministic-inference`, sglang-jax with
+  `--enable-deterministic-sampling`.
+- The model's own end tokens end an action too, whether or not they are among `end_ids`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, NamedTuple, TypeVar
+
+import urllib3
+
+from seeupo_jax.parallel.stop_signal import Stopped
+from seeupo_jax.rollout.engine.protocol import Action, Turn
+from seeupo_jax.rollout.engine.sampling import Sampling
+
+STEP_S = 0.02  # how long a step waits for an action; environments may answer meanwhile
+SHOWN = 300  # characters of a reply that a sentence about it quotes
+
+Read = TypeVar("Read")
+
+
+class _TryAgain(Exception):
+    """A request that came to nothing and may be repeated; the text says why."""
+
+
+class _Reply(NamedTuple):
+    """What a server sampled. stop: the token it stopped at, where it says so."""
+
+    tokens: list[int]
+    logp: list[float]
+    reason: str
+    stop: Any
+
+
+class _Dialect(NamedTuple):
+    """How a kind of server is asked for an action: of a model, after a context, from a seed."""
+
+    path: str
+    body: Callable[[str, Sequence[int], Sampling, int | None], dict[str, Any]]
+    read: Callable[[Any], _Reply]
+    needs: str
+
+
+def _common(sampling: Sampling) -> dict[str, Any]:
+    # Neutral values are said too: left out, they are the model's generation_config.json's.
+    return {
+        "temperature": sampling.temperature,
+        "top_k": -1 if sampling.top_k is None else sampling.top_k,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": list(sampling.end_ids),
+    }
+
+
+def _completions_body(
+    model: str, context: Sequence[int], sampling: Sampling, seed: int | None
+) -> dict[str, Any]:
+    return _common(sampling) | {
+        "model": model,
+        "prompt": list(context),
+        "max_tokens": sampling.max_tokens,
+        "logprobs": 0,  # of the sampled token, and of no others
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,  # before vLLM 0.10.2 there is only this
+        **({} if seed is None else {"seed": seed}),
+    }
+
+
+def _read_completions(reply: Any) -> _Reply:
+    (choice,) = reply["choices"]
+    tokens, logprobs = choice.get("token_ids"), choice["logprobs"]
+    if tokens is None:
+        tokens = [token.removeprefix("token_id:") for token in logprobs["tokens"]]
+    logp = logprobs["token_logprobs"]
+    return _Reply(tokens, logp, choice["finish_reason"], choice.get("stop_reason"))
+
+
+def _generate_body(
+    model: str, context: Sequence[int], sampling: Sampling, seed: int | None
+) -> dict[str, Any]:
+    own = {"max_new_tokens": sampling.max_tokens} | (
+        {} if seed is None else {"sampling_seed": seed}
+    )
+    return {
+        "input_ids": list(context),
+        "sampling_params": _common(sampling) | own,
+        "return_logprob": True,
+        "return_text_in_logprobs": False,
+    }
+
+
+def _read_generate(reply: Any) -> _Reply:
+    sampled = reply["meta_info"]["output_token_logprobs"]
+    finish = reply["meta_info"]["finish_reason"]
+    tokens, logp = [entry[1] for entry in sampled], [entry[0] for entry in sampled]
+    return _Reply(tokens, logp, finish["type"], finish.get("matched"))
+
+
+# sglang's own endpoint gives token ids in every version; its /v1/completions only in the latest.
+DIALECTS: dict[str, _Dialect] = {
+    "vllm": _Dialect(
+        "/v1/completions", _completions_body, _read_completions, "a server as vLLM >= 0.10.2"
+    ),
+    "sglang": _Dialect("/generate", _generate_body, _read_generate, "a server as sglang"),
+}
+
+
+def request_seed(seed: int, iteration: int, task: int, member: int, turn: int) -> int:
+    """The seed of one action's request: 31 bits, the same in every process."""
+    numbers = f"{seed},{iteration},{task},{member},{turn}".encode()
+    return int.from_bytes(hashlib.sha256(numbers).digest()[:4]) >> 1
+
+
+class OpenAIServer:
+    """Samples actions on a server; an `Engine` for one process, which holds all conversations.
+
+    Args:
+      url: where it is, with or without the `/v1` at the end.
+      model: the name that it serves; None: the only one that it lists.
+      concurrency: requests under way at once; also how many conversations may be open.
+      max_context: tokens a conversation may reach; at most what the server allows.
+      timeout_s: seconds without an answer after which a request is given up.
+      retries: of a request that failed for no fault of its own (no connection, no answer in time,
+        status 408, 429 or 5xx, an unreadable reply); then its action is a failure.
+      retry_wait_s: before the first retry, in seconds; doubles with each.
+      api_key: by default that of the environment variable OPENAI_API_KEY, if there is one.
+      dialect: `vllm`, `sglang`, or `auto`, by who the server says owns the model.
+      seeded: give each request a seed.
+
+    Raises:
+      ValueError: the server does not answer, serves other models or shorter contexts, or gives no
+        token ids with log-probabilities: it is asked for one token first.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None,
+        *,
+        concurrency: int,
+        sampling: Sampling,
+        max_context: int,
+        timeout_s: float,
+        retries: int,
+        retry_wait_s: float,
+        api_key: str | None = None,
+        dialect: str = "auto",
+        seeded: bool = True,
+    ):
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"url: got {url!r}; allowed: http://... or https://...")
+        if dialect not in ("auto", *DIALECTS):
+            raise ValueError(f"dialect: got {dialect!r}; allowed: auto, {', '.join(DIALECTS)}.")
+        self.concurrency = concurrency
+        self._url, self.model = url.rstrip("/").removesuffix("/v1"), model
+        self._sampling, self._max_context, self._seeded = sampling, max_context, seeded
+        self._retries, self._retry_wait_s = retries, retry_wait_s
+        key = os.environ.get("OPENAI_API_KEY") if api_key is None else api_key
+        self._http = urllib3.PoolManager(
+            maxsize=concurrency,
+            headers={} if key is None else {"Authorization": f"Bearer {key}"},
+            timeout=timeout_s,
+            retries=False,
+        )
+        self._closed = threading.Event()
+        self._dialect = self._agree(dialect)
+        self._threads = ThreadPoolExecutor(concurrency)
+        self._pending: set[Future[tuple[Action, int]]] = set()
+        self._counts: Counter[str] = Counter()
+        self.begin(None, seed=0, iteration=0)
+
+    def begin(
+        self, params: Any, *, seed: int, iteration: int, temperature: float | None = None
+    ) -> None:
+        """Starts a collection; parameters are ignored, the server has its own."""
+        for future in self._pending:
+            future.cancel()
+        self._pending = set()
+        self._counts.clear()
+        self._numbers = (seed, iteration)
+        self._drawn = self._sampling
+        if temperature is not None:
+            self._drawn = self._sampling._replace(temperature=temperature)
+
+    def owns(self, group: int) -> bool:
+        """Every group: a server is asked from one process."""
+        return True
+
+    def fits(self, context: Sequence[int]) -> bool:
+        """Whether there is room for a full action after a context."""
+        return len(context) + self._sampling.max_tokens <= self._max_context
+
+    def submit(self, turn: Turn) -> None:
+        """Asks for an action; a grammar of the turn's tools is not applied."""
+        self._pending.add(self._threads.submit(self._sample, turn, self._numbers, self._drawn))
+
+    def step(self, unfinished: bool, stop: bool = False) -> list[Action] | None:
+        """The actions that have come; waits a moment for one if any is asked for.
+
+        Raises:
+          ValueError: the server refuses a request as wrong.
+          Stopped: as asked.
+        """
+        if stop:
+            raise Stopped
+        if not unfinished and not self._pending:
+            return None
+        done, self._pending = wait(self._pending, STEP_S, FIRST_COMPLETED)
+        answers = [future.result() for future in done]
+        self._counts["server_retries"] += sum(retries for _, retries in answers)
+        self._counts["server_failures"] += sum(bool(action.failure) for action, _ in answers)
+        return [action for action, _ in answers]
+
+    def retire(self, key: int) -> None:
+        """Nothing: the server's cache is its own."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether an action is asked for that has not come."""
+        return bool(self._pending)
+
+    @property
+    def patience_s(self) -> float | None:
+        """None: with nothing asked for, a step has nothing to do."""
+        return None
+
+    def usage(self) -> Mapping[str, int]:
+        """Requests repeated, and actions given up."""
+        return self._counts
+
+    def close(self) -> None:
+        """Ends the threads, which may each finish a request, and the connections."""
+        self._closed.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._http.clear()
+
+    def _agree(self, dialect: str) -> _Dialect:
+        """The dialect to speak, once all that is needed has been seen to be there."""
+        card = self._card()
+        if dialect == "auto":
+            dialect = "sglang" if card.get("owned_by") == "sglang" else "vllm"
+        if dialect == "sglang" and card.get("parent") is not None:
+            raise ValueError(
+                f"model: got {self.model!r}, adapters of {card['parent']!r}; allowed with sglang:"
+                " whole models."
+            )
+        chosen = DIALECTS[dialect]
+        one = self._sampling._replace(max_tokens=1)
+        try:
+            self._act(chosen, one.end_ids[:1], one, seed=0)
+        except _TryAgain as error:
+            raise ValueError(
+                f"{self._url}: {error}; allowed: {chosen.needs}, which returns token ids and"
+                f" log-probabilities, or another dialect of {', '.join(DIALECTS)}."
+            ) from None
+        return chosen
+
+    def _card(self) -> Mapping[str, Any]:
+        """What the server says of the model."""
+        try:
+            cards, _ = self._ask("GET", "/v1/models", None, _read_models)
+        except _TryAgain as error:
+            raise ValueError(f"{self._url}: {error}; allowed: a server that answers.") from None
+        if self.model is None and len(cards) == 1:
+            (self.model,) = cards
+        if self.model not in cards:
+            raise ValueError(
+                f"model: got {self.model!r}; allowed at {self._url}: {', '.join(cards)}."
+            )
+        card = cards[self.model]
+        longest = card.get("max_model_len")
+        if longest is not None and self._max_context > longest:
+            raise ValueError(
+                f"max_context: got {self._max_context}; allowed: at most the {longest} that"
+                f" {self._url} was started with."
+            )
+        return card
+
+    def _sample(
+        self, turn: Turn, numbers: tuple[int, int], sampling: Sampling
+    ) -> tuple[Action, int]:
+        """A turn's action, and the retries that it took."""
+        seed = request_seed(*numbers, turn.task, turn.member, turn.turn)
+        if turn.limit is not None:
+            sampling = sampling._replace(max_tokens=min(turn.limit, sampling.max_tokens))
+        try:
+            sampled, retries = self._act(self._dialect, turn.context, sampling, seed)
+        except _TryAgain as error:
+            return Action(turn.key, [], [], failure=str(error)), self._retries
+        return Action(turn.key, *sampled), retries
+
+    def _act(
+        self, dialect: _Dialect, context: Sequence[int], sampling: Sampling, seed: int
+    ) -> tuple[tuple[list[int], list[float]], int]:
+        """An action's tokens and log-probabilities, and the retries that they took."""
+        body = dialect.body(self.model, context, sampling, seed if self._seeded else None)
+        return self._ask(
+            "POST", dialect.path, body, lambda reply: _complete(dialect.read(reply), sampling)
+        )
+
+    def _ask(
+        self, method: str, path: str, body: Any, read: Callable[[Any], Read]
+    ) -> tuple[Read, int]:
+        """What is read from a reply, and the retries that it took."""
+        number = 0
+        while True:
+            try:
+                return self._ask_once(method, path, body, read), number
+            except _TryAgain:
+                if number == self._retries or self._closed.wait(self._retry_wait_s * 2**number):
+                    raise
+            number += 1
+
+    def _ask_once(self, method: str, path: str, body: Any, read: Callable[[Any], Read]) -> Read:
+        try:
+            reply = self._http.request(method, self._url + path, json=body)
+        except urllib3.exceptions.HTTPError as error:
+            raise _TryAgain(f"{path}: {error}") from error
+        answered = f"{path} answered {reply.status}: {_said(reply.data)}"
+        if reply.status in (408, 429) or reply.status >= 500:
+            raise _TryAgain(answered)
+        if reply.status != 200:
+            raise ValueError(f"{self._url}: {answered}")
+        try:
+            return read(json.loads(reply.data))
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
+            raise _TryAgain(f"{path} gave no such reply as expected: {_said(reply.data)}") from None
+
+
+def _read_models(reply: Any) -> dict[str, Mapping[str, Any]]:
+    return {card["id"]: card for card in reply["data"]}
+
+
+def _complete(reply: _Reply, sampling: Sampling) -> tuple[list[int], list[float]]:
+    """An action's tokens, the end token included, and their log-probabilities.
+
+    vLLM and sglang give the end token with its log-probability. A server that only names it leaves
+    it without; one that samples several tokens a step may give some from beyond it.
+    """
+    tokens, logp = list(map(int, reply.tokens)), list(map(float, reply.logp))
+    if len(tokens) != len(logp) or reply.reason not in ("stop", "length"):
+        raise ValueError("not a whole action")
+    end_ids = sampling.end_ids
+    end = next((place for place, token in enumerate(tokens) if token in end_ids), None)
+    if end is not None:
+        return tokens[: end + 1], logp[: end + 1]
+    if reply.stop in end_ids:
+        return [*tokens, reply.stop], [*logp, math.nan]
+    if not tokens:
+        raise ValueError("an empty action")
+    return tokens, logp
+
+
+def _said(body: bytes) -> str:
+    """What an error reply says: its message, or as much of it as a sentence can quote."""
+    text = body.decode(errors="replace")
+    try:
+        reply = json.loads(text)
+        return str(reply.get("error", reply)["message"])
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        return text[:SHOWN]

@@ -1,0 +1,310 @@
+"""What a run would execute on a topology: its programs at their real shapes, without a device."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.programs import sweep_programs
+from seeupo_jax.parallel.mesh import make_mesh, row_shards, sampler_mesh
+from seeupo_jax.planning import flops
+from seeupo_jax.planning.abstract_run import CACHE, SAMPLER, outline
+from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
+from seeupo_jax.planning.remat import choose_remat
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.rollout.engine.slots import SlotEngine
+from seeupo_jax.runtime import build
+from seeupo_jax.types import TrainState
+
+# The kinds of programs that a report is about. A run has more of each kind, of smaller shapes.
+KINDS = (
+    "sweep/turn",
+    "sweep/score",
+    "sweep/value",
+    "sweep/refresh",
+    "rollout/reshard",
+    "rollout/prefill",
+    "rollout/decode",
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run on a topology, with shape structs for arrays.
+
+    config: as it was given; with `model.remat=auto` the architecture has what was chosen.
+    source: where the architecture was found.
+    parts: bytes on one device of all that a run keeps from program to program, by what it is.
+    """
+
+    config: Config
+    source: str
+    topology: Topology
+    policy: build.Policy
+    learner: Learner
+    engine: SlotEngine
+    state: TrainState
+    reference: Any
+    parts: Mapping[str, int]
+
+    @property
+    def arch(self) -> Architecture:
+        return self.policy.network.arch
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        return self.policy.mesh
+
+    @property
+    def sampler_mesh(self) -> jax.sharding.Mesh:
+        return sampler_mesh(self.mesh, self.config.rollout.mesh)
+
+    @property
+    def rows(self) -> int:
+        """Trajectories of an iteration."""
+        return self.config.rollout.tasks * self.config.rollout.group_size
+
+    @property
+    def half_context(self) -> int:
+        """Tokens that lie before those that a prefill or a decode step is estimated for."""
+        return self.config.rollout.max_context // 2
+
+    def resident(self, kind: str) -> dict[str, int]:
+        """The parts that a device holds while a program of a kind, as `sweep/turn`, runs.
+
+        The sampler's copy of the policy comes before the KV cache, and both go before the sweep,
+        unless the next rollout runs beside it, which has a copy of the trained parameters too.
+        """
+        parts = dict(self.parts)
+        if self.config.rollout_ahead:
+            return parts | {"policy that samples": parts["parameters"]}
+        absent = {CACHE} if kind == "rollout/reshard" else set()
+        if kind.startswith("sweep"):
+            absent = {CACHE, SAMPLER}
+        return {name: size for name, size in parts.items() if name not in absent}
+
+
+class Work(NamedTuple):
+    """What one execution is there for, all devices together.
+
+    needed: FLOPs of the model. executed: FLOPs of its kernels, recomputation and padded attention
+    included. tokens: that go through the model.
+    """
+
+    needed: float = 0.0
+    executed: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Program:
+    """One of a run's programs, not compiled yet.
+
+    lower: gives the program for the devices of `mesh`.
+    uses, makes: which of `Setup.parts` are among its arguments, and which only among its results.
+    trips: how often its outer loop runs, over microbatches or over tokens.
+    hbm_bytes: that one device must read and write at least.
+    row_length: tokens of its rows, where a score matrix or whole logits could appear.
+    """
+
+    name: str
+    mesh: jax.sharding.Mesh
+    lower: Callable[[], jax.stages.Lowered]
+    uses: tuple[str, ...]
+    makes: tuple[str, ...]
+    work: Work
+    trips: int
+    hbm_bytes: float
+    row_length: int | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(" ")[0]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers in its name."""
+        return tuple(map(int, re.findall(r"\d+", self.name)))
+
+
+def prepare(config: Config, topology: Topology) -> Setup:
+    """All of a run that can be had without its devices and its weights.
+
+    Raises:
+      ValueError: no libtpu, a mesh that does not fit, a model that nobody knows.
+    """
+    given, source = build.find_model(config)
+    mesh = make_mesh(given.mesh, topology_devices(topology))
+    config = given
+    if given.model.remat == "auto":
+        config, _ = choose_remat(given, mesh, memory_bytes=usable_hbm(mesh.devices.flat[0]))
+    found = outline(config, mesh)
+    return Setup(
+        given,
+        source,
+        topology,
+        found.policy,
+        found.learner,
+        found.engine,
+        found.state,
+        found.reference,
+        found.parts,
+    )
+
+
+def list_programs(setup: Setup) -> list[Program]:
+    """Every program of a run, the smaller of a kind first; none is lowered yet."""
+    return [*_sweep(setup), *_rollout(setup)]
+
+
+def choose_programs(
+    programs: Sequence[Program], wanted: Sequence[str] | None = None
+) -> list[Program]:
+    """Those of these names, a kind alone meaning its largest program; None: the largest of `KINDS`.
+
+    Raises:
+      ValueError: no program has the name.
+    """
+    kinds = dict.fromkeys(program.kind for program in programs)
+    largest = {
+        kind: max((p for p in programs if p.kind == kind), key=lambda p: math.prod(p.sizes))
+        for kind in kinds
+    }
+    named = {program.name: program for program in programs}
+    if wanted is None:
+        wanted = [kind for kind in KINDS if kind in largest]
+    unknown = [name for name in wanted if name not in largest | named]
+    if unknown:
+        raise ValueError(
+            f"--programs: got {unknown[0]!r}; allowed: {', '.join(largest)}, or one of"
+            f" {', '.join(named)}."
+        )
+    return [(largest | named)[name] for name in wanted]
+
+
+def _sweep(setup: Setup) -> Iterator[Program]:
+    arch, shapes, mesh = setup.arch, setup.learner.shapes, setup.mesh
+    refresh = shapes.lengths[0] if setup.learner.fused else 0
+    once = _weight_bytes(setup)  # read by every pass over the layers
+    passes = 2 if arch.remat == "none" else 3
+    update = 7 * setup.parts["parameters"]  # four trees of its size are read, three written
+    critic = setup.config.algorithm.critic
+    if critic == "model":
+        passes, update = 2 * passes, 2 * update
+
+    def work(length: int, action: int, *, step: bool) -> Work:
+        rows = shapes.rows * shapes.microbatches(length)
+        if step:
+            f = lambda computed: flops.turn_step_flops(  # noqa: E731
+                arch,
+                rows,
+                length,
+                action,
+                trees=shapes.share,
+                refresh=refresh,
+                critic=critic,
+                computed=computed,
+            )
+        else:
+            f = lambda computed: flops.score_flops(  # noqa: E731
+                arch, rows, length, action, trees=shapes.share, computed=computed
+            )
+        return Work(f(False), f(True), rows * length)
+
+    trunk = () if critic == "model" else ("parameters",)  # a model has its own
+    read = {
+        "sweep/turn": ("parameters", "optimizer", "frozen", "critic"),
+        "sweep/reference": ("reference", "frozen"),
+        "sweep/value": (*trunk, "frozen", "critic"),
+    }
+    for program in sweep_programs(setup.learner, setup.rows):
+        kind, _, length = program.name.partition(" ")
+        step = kind == "sweep/turn"
+        # Of every token, of none, or of an action's.
+        logits = {"sweep/score": int(length), "sweep/reference": int(length), "sweep/value": 0}
+
+        def lower(program: Any = program) -> jax.stages.Lowered:
+            with jax.set_mesh(mesh):
+                return program.lower(setup.state, setup.reference)
+
+        trips = shapes.microbatches(int(length))
+        yield Program(
+            program.name,
+            mesh,
+            lower,
+            uses=read.get(kind, ("parameters", "frozen")),
+            makes=(),
+            work=work(int(length), logits.get(kind, shapes.action), step=step),
+            trips=trips,
+            hbm_bytes=once * trips * passes + update if step else once * trips,
+            row_length=int(length),
+        )
+
+
+def _rollout(setup: Setup) -> Iterator[Program]:
+    arch, rollout, plan = setup.arch, setup.config.rollout, setup.engine.plan
+    steps = (
+        1 if rollout.grammar is not None else min(rollout.decode_steps, rollout.max_action_tokens)
+    )
+    past = setup.half_context
+    own = SAMPLER in setup.parts
+    policy = (SAMPLER,) if own else ("parameters", "frozen")
+    held = sum(setup.parts.get(name, 0) for name in policy)
+    trained = sum(setup.parts.get(name, 0) for name in ("parameters", "frozen"))
+    for program in setup.engine.programs(setup.policy.whole(setup.state.params)):
+        kind, _, sizes = program.name.partition(" ")
+        rows, each = map(int, sizes.split("x")) if sizes else (0, 0)
+        seen = rows // plan.shards * past * plan.token_bytes  # keys and values that rows attend to
+        work, trips, read = Work(), 1, 0.0
+        if kind == "rollout/prefill":
+            f = lambda c, r=rows, e=each: flops.prefill_flops(arch, r, e, past, computed=c)  # noqa: E731
+            work, read = Work(f(False), f(True), rows * each), held + seen
+        elif kind == "rollout/decode":
+            f = lambda c, r=rows: steps * flops.decode_flops(arch, r, past, computed=c)  # noqa: E731
+            work, trips, read = Work(f(False), f(True), rows * steps), steps, steps * (held + seen)
+        elif kind == "rollout/reshard":
+            read = trained + held
+
+        def lower(program: Any = program) -> jax.stages.Lowered:
+            with setup.engine.mesh_in_force():
+                return program.function.lower(*program.arguments)
+
+        reshards = kind == "rollout/reshard"
+        yield Program(
+            program.name,
+            setup.sampler_mesh,
+            lower,
+            uses=("parameters", "frozen") if reshards else (CACHE, *policy),
+            makes=policy if reshards else (),
+            work=work,
+            trips=trips,
+            hbm_bytes=read,
+        )
+
+
+def _weight_bytes(setup: Setup) -> float:
+    """The model's matrices as a device multiplies by them: gathered, in the compute dtype."""
+    parts = setup.mesh.shape["tensor"] * setup.mesh.shape["expert"]
+    width = jnp.dtype(setup.arch.dtype).itemsize
+    return flops.parameters(setup.arch) * width / parts
+
+
+def sizes(setup: Setup) -> dict[str, int]:
+    """What the report says of the run's shapes."""
+    return {
+        "rows of an iteration": setup.rows,
+        "rows of a microbatch": setup.learner.shapes.rows,
+        "row shards": row_shards(setup.mesh),
+        "longest row": setup.learner.shapes.lengths[-1],
+        "action tokens": setup.learner.shapes.action,
+        "slots": setup.engine.plan.slots * setup.engine.plan.shards,
+        "conversations": setup.engine.plan.concurrency * setup.engine.plan.shards,
+    }

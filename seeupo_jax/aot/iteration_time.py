@@ -1,0 +1,125 @@
+"""How long one iteration would take: an estimate from compiled programs, and what it rests on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from seeupo_jax.aot import roofline
+from seeupo_jax.aot.aot_programs import Program, Setup
+from seeupo_jax.aot.measure import Figures
+from seeupo_jax.learner.sweep import update_order
+from seeupo_jax.planning import flops
+
+NEEDED = ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some executions of a kind of program.
+
+    step_s: seconds when computing, memory and network overlap fully. serial_s: when nothing does.
+    """
+
+    name: str
+    times: float
+    step_s: float
+    serial_s: float
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """An estimate of one iteration, environments left out.
+
+    sampled: tokens of an action that it reckons with. context: tokens that are prefilled.
+    """
+
+    sampled: int
+    context: int
+    parts: tuple[Part, ...]
+
+    def seconds(self, *, serial: bool) -> float:
+        return sum(part.serial_s if serial else part.step_s for part in self.parts)
+
+
+def estimate_iteration(
+    setup: Setup, programs: Mapping[str, Program], figures: Mapping[str, Figures]
+) -> Iteration | None:
+    """Every conversation grows evenly to `max_context` in `max_turns` turns, half of it sampled.
+
+    No action is longer than `max_action_tokens`. All slots are busy until the last action; a
+    context token is computed once, on average behind half a context.
+
+    Args:
+      programs, figures: the largest of each kind.
+
+    Returns: None where a kind of program that it needs was not compiled.
+    """
+    if any(kind not in figures or figures[kind].roofline is None for kind in NEEDED):
+        return None
+    rollout = setup.config.rollout
+    tokens = rollout.max_context / rollout.max_turns
+    sampled = min(rollout.max_action_tokens, int(tokens / 2))
+    drawn = setup.rows * rollout.max_turns * sampled
+    context = setup.rows * rollout.max_context - drawn
+    amounts = {
+        "rollout/reshard": 1.0,
+        "rollout/prefill": context / programs["rollout/prefill"].work.tokens,
+        "rollout/decode": drawn / programs["rollout/decode"].work.tokens,
+        "sweep/score": 2.0 if setup.config.algorithm.kl_coef else 1.0,
+        "sweep/value": 1.0,
+    }
+    parts = [
+        Part(kind, times, times * line.step_s, times * line.serial_s)
+        for kind, times in amounts.items()
+        if kind in figures and (line := figures[kind].roofline) is not None
+    ]
+    turns = list(_steps(setup, programs["sweep/turn"], figures["sweep/turn"]))
+    total = Part(
+        "sweep/turn",
+        len(turns),
+        sum(line.step_s for line in turns),
+        sum(line.serial_s for line in turns),
+    )
+    return Iteration(sampled, context, (*parts, total))
+
+
+def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[roofline.Roofline]:
+    """Each step at the length that its rows are padded to.
+
+    Activations' traffic, along the tensor axis, shrinks with the length; weights' does not.
+    """
+    shapes, rollout = setup.learner.shapes, setup.config.rollout
+    refresh = shapes.lengths[0] if setup.learner.fused else 0
+    chosen = setup.config.algorithm
+    steps = update_order(
+        rollout.max_turns,
+        chosen.order,
+        turns_per_update=chosen.turns_per_update,
+        custom_order=chosen.custom_order,
+    )
+    for step in steps * chosen.inner_epochs:
+        length = shapes.allowed(-(-rollout.max_context * (1 + max(step)) // rollout.max_turns))[0]
+        share = length / shapes.lengths[-1]
+        traffic = [
+            dataclasses.replace(each, bytes=each.bytes * share) if "tensor" in each.axes else each
+            for each in figures.collectives
+        ]
+        executed = flops.turn_step_flops(
+            setup.arch,
+            shapes.rows * shapes.microbatches(length),
+            length,
+            shapes.action,
+            trees=shapes.share,
+            refresh=refresh,
+            critic=chosen.critic,
+            computed=True,
+        )
+        yield roofline.estimate(
+            executed / setup.mesh.size,
+            program.hbm_bytes,
+            traffic,
+            setup.topology.chip,
+            roofline.axis_links(setup.mesh),
+        )

@@ -1,0 +1,180 @@
+"""FLOPs of traced programs whose loops run as often as one execution's data say.
+
+Matrix products only, a multiply-add as two; what our own derivatives and kernels compute again is
+told apart, not what rematerialised layers do. `planning/flops.py` counts the dearest branch of
+every conditional, for all data; here the data are known: which chunks of tokens predict anything,
+and which pairs of blocks of a tree see each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+
+from seeupo_jax.policy.kernels.derivatives import AGAIN
+
+REFRESH = "sweep/refresh"  # the scope of a turn step's continuations
+# A device's platform -> what its branches of a program are for.
+_BRANCHES = {"gpu": {"gpu", "cuda", "rocm"}, "cuda": {"gpu", "cuda"}}
+_KEYS_HELD = "keys_gradient"  # the kernel whose programs hold sums of keys
+
+
+class Flops(NamedTuple):
+    """weights: of products with parameters. attention: of queries with keys, weights with values,
+    and their derivatives. again: what of both a backward pass computes a second time."""
+
+    weights: float = 0.0
+    attention: float = 0.0
+    again: float = 0.0
+
+    def times(self, count: float) -> Flops:
+        return Flops(*(value * count for value in self))
+
+    def plus(self, other: Flops) -> Flops:
+        return Flops(*map(sum, zip(self, other, strict=True)))
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.attention
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How a kind of pass goes, on average over those of one execution.
+
+    visits: blocks of keys that a block of queries meets. predicting: the share of the chunks of
+    tokens in which anything is predicted. pairs, key_pairs: of blocks that a kernel of the platform
+    visits in all rows, where its programs hold sums of queries, and of keys.
+    """
+
+    visits: float = 0.0
+    predicting: float = 1.0
+    pairs: float = 0.0
+    key_pairs: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trips:
+    """Of one execution: its microbatches, and the chunks of each that are continued."""
+
+    microbatches: float
+    rows: Passes
+    chunks: float = 0.0
+    continued: Passes = Passes()
+
+
+def count(program: core.ClosedJaxpr, trips: Trips, platform: str) -> Flops:
+    """FLOPs of one execution.
+
+    Args:
+      program: `jitted.trace(...).jaxpr` of a program of `learner/step/turn_step.py`.
+      platform: that it runs on; some branches are for one platform only.
+    """
+    return _Walk(trips, platform).of(program.jaxpr, _Place())
+
+
+class _Place(NamedTuple):
+    """Where in a program an equation stands: in how many loops of unknown length."""
+
+    loops: int = 0
+    continued: bool = False
+    again: bool = False
+    kernel: bool = False
+
+
+@dataclass(frozen=True)
+class _Walk:
+    trips: Trips
+    platform: str
+
+    def of(self, jaxpr: core.Jaxpr, place: _Place) -> Flops:
+        total = Flops()
+        for equation in jaxpr.eqns:
+            total = total.plus(self._equation(equation, place))
+        return total
+
+    def _equation(self, equation: Any, place: _Place) -> Flops:
+        name, params = equation.primitive.name, equation.params
+        place = place._replace(again=place.again or _again(equation))
+        known = {
+            "dot_general": lambda: _product(equation, place),
+            "while": lambda: self._loop(equation, place),
+            "cond": lambda: self._branch(params, place),
+            "scan": lambda: self.of(params["jaxpr"].jaxpr, place).times(params["length"]),
+            "pallas_call": lambda: self._kernel(params, place),
+        }
+        if name in known:
+            return known[name]()
+        total = Flops()
+        for inner in _inside(params):
+            total = total.plus(self.of(inner, place))
+        return total
+
+    def _loop(self, equation: Any, place: _Place) -> Flops:
+        """Microbatches outside, inside them continued chunks, innermost the pairs of blocks."""
+        scope = str(equation.source_info.name_stack)
+        body = equation.params["body_jaxpr"].jaxpr
+        if place.kernel:
+            return self.of(body, place)  # once: pairs of blocks are counted by `_kernel`
+        if place.loops == 0:
+            return self.of(body, place._replace(loops=1)).times(self.trips.microbatches)
+        if REFRESH in scope and not place.continued:
+            return self.of(body, place._replace(loops=2, continued=True)).times(self.trips.chunks)
+        return self.of(body, place).times(self._passes(place).visits)
+
+    def _branch(self, params: dict[str, Any], place: _Place) -> Flops:
+        """The platform's own branch; or, where one does nothing, the other as often as it runs."""
+        platforms = params.get("branches_platforms")
+        each = [self.of(branch.jaxpr, place) for branch in params["branches"]]
+        if platforms is not None:
+            names = _BRANCHES.get(self.platform, {self.platform})
+            own = [i for i, each_ in enumerate(platforms) if each_ and names & set(each_)]
+            return each[own[0] if own else platforms.index(None)]
+        dearest = max(each, key=lambda flops: flops.total)
+        idle = any(flops.total == 0 for flops in each) and not place.kernel
+        return dearest.times(self._passes(place).predicting) if idle else dearest
+
+    def _kernel(self, params: dict[str, Any], place: _Place) -> Flops:
+        """Attention over token trees: for every head, what it does with each pair of blocks."""
+        if params["cost_estimate"] is not None:
+            return Flops(attention=float(params["cost_estimate"].flops))
+        pair = self.of(params["jaxpr"], place._replace(kernel=True))
+        passes = self._passes(place)
+        name = str(params.get("name") or params.get("name_and_src_info"))  # by JAX's version
+        pairs = passes.key_pairs if _KEYS_HELD in name else passes.pairs
+        return pair.times(params["grid_mapping"].grid[0] * pairs)
+
+    def _passes(self, place: _Place) -> Passes:
+        return self.trips.continued if place.continued else self.trips.rows
+
+
+def _again(equation: Any) -> bool:
+    """Whether it stands in the scope itself, not among the derivatives of what does."""
+    scopes = str(equation.source_info.name_stack).split("/")
+    return not {AGAIN, f"jvp({AGAIN})"}.isdisjoint(scopes)
+
+
+def _product(equation: Any, place: _Place) -> Flops:
+    (contracted, _), (batch, _) = equation.params["dimension_numbers"]
+    shape = equation.invars[0].aval.shape
+    flops = 2.0 * equation.outvars[0].aval.size * math.prod(shape[i] for i in contracted)
+    again = flops if place.again else 0.0
+    # Heads are a batch of products; with parameters there is one product for all tokens.
+    if batch or place.kernel:
+        return Flops(attention=flops, again=again)
+    return Flops(weights=flops, again=again)
+
+
+def _inside(params: dict[str, Any]) -> Iterator[core.Jaxpr]:
+    """The jaxprs that an equation runs."""
+    kinds = (core.Jaxpr, core.ClosedJaxpr)
+    for value in jax.tree.leaves(list(params.values()), is_leaf=lambda x: isinstance(x, kinds)):
+        if isinstance(value, core.ClosedJaxpr):
+            yield value.jaxpr
+        elif isinstance(value, core.Jaxpr):
+            yield value

@@ -1,0 +1,190 @@
+"""What an algorithm is made of: one choice a field, and which of them go together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seeupo_jax.configuration.fields import above, at_least, choice, within
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The choices of an update; the defaults are SeeUPO's, as its authors run it."""
+
+    # When a turn is updated. parallel: all of them in one step, none weighs another.
+    order: str = choice("reverse", "forward", "random", "custom", "parallel")
+    custom_order: tuple[int, ...] = ()  # for order=custom: turns, first to be updated first
+    turns_per_update: int | None = at_least(1, 1)  # consecutive, one action; none: all
+    weight: str = choice("on", "off")  # off: M stays the advantage, whatever was updated before
+    # What a trajectory, a turn or a token is worth.
+    advantage: str = choice("grae", "gigpo", "hgpo", "returns", "gae")
+    baseline: str = choice("mean", "leave_one_out", "batch")
+    scale: str = choice("batch", "none", "group")
+    advantage_clip: float | None = above(0, 3.0)
+    discount: float = within(0, 1, 1.0)  # a turn (gigpo, hgpo) or a token (returns, gae)
+    step_coef: float = within(0, 1000, 1.0)  # gigpo: of the turn beside the episode
+    history: int = at_least(0, 2)  # hgpo: turns before a state that its deepest group shares
+    history_power: float = within(0, 10, 1.0)  # hgpo: how much more deeper groups count; 0: not
+    gae_lambda: float = within(0, 1, 0.95)
+    # What is maximised.
+    objective: str = choice("clipped", "cispo", "logp")
+    ratio: str = choice("geometric", "product", "token")
+    old_policy: str = choice("iteration", "turn")
+    pool_mean: str = choice("all", "active")  # divide by N, or by those that have the turn
+    loss_mean: str = choice("action", "token", "constant")  # how tokens are averaged
+    weight_clip: float | None = above(
+        0, 0.2, most=1000
+    )  # M's factors stay in [1 - it, 1 + it]; none: Eq. 8
+    clip_low: float | None = within(0, 1000, 0.2)
+    clip_high: float | None = within(0, 1000, 0.2)
+    clip_dual: float | None = above(
+        1, None, most=1000
+    )  # clipped: bounds the loss at it times a negative M
+    kl_coef: float = within(0, 100, 0.002)
+    kl_in: str = choice("loss", "reward")
+    tis_clip: float | None = above(
+        0, None, most=1000
+    )  # weigh surrogates by trainer / sampler, at most this
+    # A value function, which only advantage=gae reads.
+    critic: str = choice("none", "head", "model")
+    value_coef: float = above(0, 0.5, most=1000)
+    value_clip: float | None = above(0, 0.2)
+    critic_learning_rate: float | None = above(0, None, most=100)  # none: the policy's
+    # How often a turn is stepped on.
+    inner_epochs: int = within(1, 1000, 1)
+    minibatches_per_turn: int = at_least(1, 1)
+    refresh: str = choice("auto", "fused", "separate")
+    dynamic_sampling: int = within(0, 127, 0)  # more rounds of tasks, for groups of equal rewards
+
+    def span(self, max_turns: int) -> int:
+        """Turns of one action, at the most."""
+        return max_turns if self.turns_per_update is None else self.turns_per_update
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a reward counts only beside those of its group."""
+        if self.advantage == "grae":
+            return self.baseline != "batch"
+        return self.advantage in ("gigpo", "hgpo")
+
+    @property
+    def merges(self) -> bool:
+        """Whether an action may have several turns, which may lie in several segments."""
+        return self.turns_per_update != 1
+
+    @property
+    def weighs(self) -> bool:
+        """Whether a turn's update weighs the ones after it."""
+        several = self.order != "parallel" and self.turns_per_update is not None
+        return several and self.weight == "on"
+
+
+def fused_refresh_applies(algorithm: Algorithm) -> bool:
+    """Whether turn t's step can also refresh the weight of turn t+1 (one step a turn, reverse)."""
+    single = algorithm.inner_epochs == 1 and algorithm.minibatches_per_turn == 1
+    return algorithm.order == "reverse" and algorithm.weighs and single
+
+
+def check_choices(algorithm: Algorithm, *, max_turns: int) -> None:
+    """Whether the choices go together.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    _check_order(algorithm, max_turns)
+    wrong = {
+        # field: what it needs, and whether that is so
+        "critic": ("none unless advantage=gae, which reads it", _critic_fits(algorithm)),
+        "scale": (
+            "batch or none with advantage=returns and advantage=gae, which have no groups",
+            algorithm.scale != "group" or algorithm.advantage not in ("returns", "gae"),
+        ),
+        "baseline": (
+            "mean unless advantage=grae, and no batch with scale=group",
+            _baseline_fits(algorithm),
+        ),
+        "kl_in": (
+            "loss with advantage=gigpo and advantage=hgpo",
+            algorithm.kl_in == "loss" or algorithm.advantage not in ("gigpo", "hgpo"),
+        ),
+        "clip_dual": (
+            "none unless objective=clipped, whose loss it bounds",
+            algorithm.clip_dual is None or algorithm.objective == "clipped",
+        ),
+        "inner_epochs": (
+            "1 with objective=logp, which has no ratio to correct for the steps before",
+            algorithm.inner_epochs == 1 or algorithm.objective != "logp",
+        ),
+    }
+    of_objective = ("clip_dual", "inner_epochs")
+    for field, (allowed, fits) in wrong.items():
+        if not fits:
+            beside = "objective" if field in of_objective else "advantage"
+            got = f"got {vars(algorithm)[field]!r} with {beside}={vars(algorithm)[beside]}"
+            raise ValueError(f"config.algorithm.{field}: {got}; allowed: {allowed}.")
+
+
+def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
+    """Whether ratios correct for data that the policy before sampled, and are of one kind.
+
+    What the sampler recorded is then the old policy's log-probability. It must be of the whole
+    softmax, as the trainer's is: else a ratio is not 1 where no parameter has changed.
+
+    Args:
+      drawn: top_k, top_p and grammar of config.rollout.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    needed = {
+        "algorithm.old_policy": (algorithm.old_policy, algorithm.old_policy == "iteration"),
+        "algorithm.tis_clip": (algorithm.tis_clip, algorithm.tis_clip is None),
+        "algorithm.objective": (algorithm.objective, algorithm.objective != "logp"),
+        **{
+            f"rollout.{name}": (value, value is None or (name, value) == ("top_p", 1))
+            for name, value in drawn.items()
+        },
+    }
+    allowed = {"algorithm.old_policy": "iteration", "algorithm.objective": "clipped or cispo"}
+    for name, (value, fits) in needed.items():
+        if not fits:
+            raise ValueError(
+                f"config.rollout_ahead: got 1 with {name}={value!r}; allowed: 0 unless it is"
+                f" {allowed.get(name, 'none')}, since what is sampled ahead is corrected by ratios"
+                " of whole softmaxes to the policy that sampled."
+            )
+
+
+def _critic_fits(algorithm: Algorithm) -> bool:
+    return (algorithm.critic != "none") == (algorithm.advantage == "gae")
+
+
+def _baseline_fits(algorithm: Algorithm) -> bool:
+    if algorithm.baseline == "batch" and algorithm.scale == "group":
+        return False
+    return algorithm.baseline == "mean" or algorithm.advantage == "grae"
+
+
+def _check_order(algorithm: Algorithm, turns: int) -> None:
+    if algorithm.order == "custom" and sorted(algorithm.custom_order) != list(range(turns)):
+        raise ValueError(
+            f"config.algorithm.custom_order: got {algorithm.custom_order}; allowed for"
+            f" order=custom: every turn from 0 to {turns - 1} once (rollout.max_turns={turns})."
+        )
+    if algorithm.order != "custom" and algorithm.custom_order:
+        raise ValueError(
+            f"config.algorithm.custom_order: got {algorithm.custom_order} with"
+            f" order={algorithm.order}; allowed: () unless order=custom."
+        )
+    if algorithm.order == "custom" and algorithm.turns_per_update != 1:
+        raise ValueError(
+            f"config.algorithm.turns_per_update: got {algorithm.turns_per_update} with"
+            " order=custom; allowed: 1."
+        )
+    if algorithm.refresh == "fused" and not fused_refresh_applies(algorithm):
+        raise ValueError(
+            "config.algorithm.refresh: got 'fused'; allowed with order=reverse, weight=on,"
+            " inner_epochs=1 and minibatches_per_turn=1 only: use 'auto' or 'separate'."
+        )

@@ -1,0 +1,404 @@
+"""The configuration: frozen dataclasses from an `ml_collections` file and the command line.
+
+Every field states what it allows; a misspelt key, a wrong type or an impossible value raises one
+sentence with the key's full name, what was got and what is allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seeupo_jax.configuration.algorithm import Algorithm, check_ahead, check_choices
+from seeupo_jax.configuration.fields import (
+    above,
+    assign,
+    at_least,
+    build,
+    checked,
+    choice,
+    parse,
+    shown,
+    within,
+)
+from seeupo_jax.configuration.loading import read_values
+from seeupo_jax.configuration.recipes import RECIPES
+
+# The most of each that a model may have: several times the largest published (Llama 3.1 405B: 126
+# layers of width 16,384; Gemma 3: 262,144 tokens), so that more is a mistake or a damaged file.
+MODEL_SIZES = {
+    "vocab_size": 2**24,
+    "width": 2**18,
+    "layers": 2**10,
+    "heads": 2**12,
+    "head_dim": 2**12,
+    "mlp_width": 2**21,
+    "max_positions": 2**31 - 1,  # positions are int32
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """The policy network. `path` loads one; without it the sizes below make one from nothing."""
+
+    path: str | None = None  # a Hugging Face folder, a .gguf file, or package:NAME
+    vocab_size: int = within(1, MODEL_SIZES["vocab_size"], 512)
+    width: int = within(1, MODEL_SIZES["width"], 128)
+    layers: int = within(1, MODEL_SIZES["layers"], 4)
+    heads: int = within(1, MODEL_SIZES["heads"], 4)
+    kv_heads: int = within(1, MODEL_SIZES["heads"], 4)
+    head_dim: int = checked(
+        32,
+        f"an even number from 2 to {MODEL_SIZES['head_dim']}",
+        lambda v: 2 <= v <= MODEL_SIZES["head_dim"] and v % 2 == 0,
+    )
+    mlp_width: int = within(1, MODEL_SIZES["mlp_width"], 384)
+    rope_theta: float = above(0, 10_000.0)
+    max_positions: int = within(2, MODEL_SIZES["max_positions"], 32_768)
+    qk_norm: bool = True
+    qkv_bias: bool = False
+    tied: bool = True
+    dtype: str = choice("float32", "bfloat16")  # of activations
+    param_dtype: str = choice("float32", "bfloat16")  # of what does not train, with lora.rank > 0
+    scan_layers: bool = False
+    # what layers compute again in the backward pass; auto: as little as memory allows
+    remat: str = choice("auto", "none", "dots", "full")
+    attention: str = choice("auto", "xla", "splash", "cudnn")  # kernel of whole-row passes
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters: train them and leave the model as it is."""
+
+    rank: int = at_least(0, 0)  # 0: no adapters, every parameter trains
+    alpha: float = above(0, 32.0)
+    targets: tuple[str, ...] = checked(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        "projections by Hugging Face's names, at least one",
+        lambda v: bool(v) and set(v) <= set(Lora.targets) and len(set(v)) == len(v),
+    )
+    path: str | None = None  # start from these adapters, in PEFT's format; they set all the above
+    merge: bool = False  # export the whole model with the adapters in it, not the adapters alone
+
+
+@dataclass(frozen=True)
+class Chat:
+    """How conversations become tokens; left as it is, a model folder's own chat.json decides."""
+
+    system: bool = True  # keep the environment's system message
+    # auto: as the chat template lists them, else hermes; the others: in a system message
+    tools: str = choice("auto", "none", "signatures", "json", "hermes")
+    template: str | None = None  # a Jinja file in place of the model's own chat template
+    template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Env:
+    name: str = "order_desk"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    workers: int = at_least(1, 8)  # threads that step environments
+    timeout_s: float = above(0, 60.0, most=1_000_000)  # of one environment call
+    # what an action becomes that made the environment hang: zero_reward: the episode counts, with
+    # reward 0 for that turn and score 0; failure: it is left out
+    timeout_as: str = choice("failure", "zero_reward")
+    retries: int = within(0, 20, 2)  # of a reset that failed, or of a call that had no effect
+    retry_wait_s: float = within(0, 3600, 0.5)  # before the first retry; doubles with each
+    isolation: str = choice("thread", "process")  # process: each environment in one of its own
+    memory_mib: int | None = at_least(1, None)  # of address space of such a process; none: no bound
+    max_reward: float = above(0, 1e6)  # in magnitude, of a step and of an episode; more: env_error
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Sizes of the mesh axes; -1 takes the devices that are left."""
+
+    data: int = checked(-1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
+    fsdp: int = checked(1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
+    expert: int = checked(1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
+    context: int = checked(1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
+    tensor: int = checked(1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
+
+
+@dataclass(frozen=True)
+class Offload:
+    """What waits in the host's memory while the devices do not need it."""
+
+    optimizer: bool = False  # the optimizer's state, between steps
+    reference: bool = False  # the reference policy of the KL penalty, between sweeps
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optax optimizer: `adamw`, `contrib.muon`, or a user's own `module:function`."""
+
+    name: str = "adam"
+    learning_rate: float = above(0, 3e-4, most=100)
+    schedule: str = choice("constant", "linear", "cosine")
+    warmup_iterations: int = at_least(0, 0)
+    warmup_steps: int = at_least(0, 0)  # optimizer steps, instead of iterations
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    max_grad_norm: float | None = above(0, 1.0)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    tasks: int = at_least(1, 16)  # B, tasks an iteration
+    group_size: int = at_least(2, 8)  # G, trajectories a task
+    max_turns: int = at_least(1, 6)
+    max_action_tokens: int = at_least(1, 32)
+    max_context: int = at_least(2, 256)  # tokens a conversation may reach
+    # Above, every token is as likely as any; below, logits over it leave float32.
+    temperature: float = within(0.01, 100, 1.0)
+    top_k: int | None = at_least(1, None)
+    top_p: float | None = above(0, None, most=1)
+    deterministic: bool = False  # wait for all environments between dispatches: equal to the bit
+    grammar: str | None = None  # tool_calls, or a .json, .regex or .lark file: what may be said
+    concurrency: int | None = at_least(1, None)  # conversations open at once; none: all
+    slots: int | None = at_least(1, None)  # those that decode together; none: all open ones
+    cache_gib: float | None = above(0, None)  # KV cache a device; none: all open ones whole
+    page_size: int = at_least(1, 16)  # tokens of a page of the KV cache
+    decode_steps: int = at_least(1, 8)  # tokens a dispatch decodes at most
+    prefill_tokens: int = at_least(16, 1024)  # tokens a dispatch prefills at most
+    # environments begin during the sweep before, and once more if it takes longer; 0: they do not
+    reset_ahead_s: float = within(0, 1_000_000, 300.0)
+    mesh: Mesh | None = None  # the sampler's layout of the same devices; none: the trainer's
+
+    @property
+    def truncated(self) -> bool:
+        """Whether actions are drawn from less than the policy's whole softmax."""
+        return not (self.top_k is None and self.top_p in (None, 1) and self.grammar is None)
+
+
+@dataclass(frozen=True)
+class Batching:
+    """Shapes of the sweep's programs."""
+
+    # Of one device, if no conversation is longer; none: twice the longest one, and 1024 at least.
+    microbatch_tokens: int | None = at_least(1, None)
+    share_prefixes: bool = True  # what the members of a group have in common is computed once
+    # Row lengths to pad to, instead of eighths of the longest and, above its half, sixteenths: a
+    # microbatch is one row on each device (or on the devices that share a row).
+    buckets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class WarmStartStage:
+    steps: int = at_least(1, 1000)
+    learning_rate: float = above(0, 3e-3, most=100)
+    demonstrations: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Supervised training on demonstrations, action tokens only, before the first iteration."""
+
+    stages: tuple[WarmStartStage, ...] = ()
+    batch_size: int = at_least(1, 64)
+    output: str | None = None  # also leave the warm policy in this folder, where none is there yet
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    every: int = at_least(0, 10)  # iterations between evaluations; 0: only before and after
+    split: str = "test"
+    tasks: int = at_least(1, 64)
+    k: int = at_least(1, 4)  # episodes a task
+    temperature: float | None = within(0.01, 100, None)  # none: the training temperature
+    extra_splits: tuple[str, ...] = ()  # also evaluated before and after
+    # split that checkpoint.keep_best goes by; none: validation where the environment has it, else
+    # the split above
+    select_on: str | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    every: int = at_least(0, 10)  # iterations between checkpoints; 0: only the last
+    keep: int = at_least(1, 2)  # the newest so many
+    keep_best: int = at_least(0, 1)  # and of the others those with the best evaluations
+    directory: str | None = None  # a folder that all hosts see, or gs://...; none: in the workdir
+    export: bool = True  # after the last iteration, write WORKDIR/policy in Hugging Face's format
+
+
+@dataclass(frozen=True)
+class Profile:
+    steps: tuple[int, ...] = checked(
+        (),
+        "iterations from 1 on, each once",
+        lambda v: min(v, default=1) > 0 and len(set(v)) == len(v),
+    )  # iterations whose trace is written to WORKDIR/profile
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    trackers: tuple[str, ...] = ("tensorboard",)  # tensorboard, wandb
+    display: str = choice("auto", "rich", "plain")
+    trajectory_share: float = within(0, 1, 1.0)  # of groups whose trajectories are written
+    trajectory_mib: float | None = above(0, 512.0)  # that these take on disk at most; none: any
+    entropy: bool = True  # of every action token, from the pass that begins a sweep
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run.
+
+    `recipe` names the row of `configuration/recipes.py` below the fields of `algorithm`: without an
+    algorithm it is that row. A whole `Algorithm` of one's own has to agree with it, since which of
+    its fields were meant cannot be known.
+
+    Raises:
+      ValueError: an unknown recipe, or an algorithm that another recipe has made.
+    """
+
+    iterations: int = at_least(0, 60)
+    seed: int = within(0, 2**32 - 1, 0)
+    recipe: str = "seeupo"
+    log_checksum: bool = False
+    # iterations in a row that move no parameter, after which a run ends; none: it does not
+    stop_after_idle: int | None = at_least(1, 10)
+    rollout_ahead: int = within(0, 1, 0)  # 1: sample the next iteration while one is swept
+    model: Model = Model()
+    lora: Lora = Lora()
+    chat: Chat = Chat()
+    env: Env = Env()
+    mesh: Mesh = Mesh()
+    offload: Offload = Offload()
+    algorithm: Algorithm = None  # type: ignore[assignment]  # left out: as the recipe has it
+    optimizer: Optimizer = Optimizer()
+    rollout: Rollout = Rollout()
+    batching: Batching = Batching()
+    warm_start: WarmStart = WarmStart()
+    evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    profile: Profile = Profile()
+    telemetry: Telemetry = Telemetry()
+    # The recipe that `algorithm` was made of; None: by hand.
+    _made_of: str | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        recipe = recipe_fields(self.recipe)
+        if self.algorithm is None:
+            object.__setattr__(self, "algorithm", Algorithm(**recipe))
+        elif self._made_of != self.recipe:
+            _check_agrees(self.recipe, recipe, self.algorithm, self._made_of)
+        object.__setattr__(self, "_made_of", self.recipe)
+
+
+def recipe_fields(recipe: str) -> dict[str, Any]:
+    """The fields of `config.algorithm` that a recipe sets.
+
+    Raises:
+      ValueError: an unknown recipe.
+    """
+    if not isinstance(recipe, str) or recipe not in RECIPES:
+        raise ValueError(f"config.recipe: got {shown(recipe)}; allowed: {', '.join(RECIPES)}.")
+    return RECIPES[recipe]
+
+
+def _check_agrees(
+    recipe: str, fields: Mapping[str, Any], algorithm: Algorithm, made_of: str | None
+) -> None:
+    """Whether an algorithm is what a recipe makes; what it does not set may be anything."""
+    if made_of is None and recipe == Config.recipe:
+        return  # its fields are the defaults: any other value was meant
+    for name, value in fields.items():
+        if (got := getattr(algorithm, name)) != value:
+            raise ValueError(
+                f"config.recipe: got {recipe!r} with an algorithm whose {name} is {got!r}; allowed:"
+                f" {value!r}, or from_dict with 'recipe' and only those fields of 'algorithm' that"
+                " are to differ from it."
+            )
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads a config file's `get_config()` and applies `field.sub=value` overrides.
+
+    A recipe among the overrides stands above the file's fields of `algorithm`; the other overrides
+    stand above all.
+
+    Raises:
+      ValueError: no such file, one that fails, or a key or value that is not allowed.
+    """
+    values = read_values(Path(path))
+    chosen = dict(_override(text) for text in overrides)
+    below = values.get("algorithm", {})
+    if "recipe" in chosen and isinstance(below, Mapping):
+        values["algorithm"] = {**below, **recipe_fields(chosen["recipe"])}
+    for key, value in chosen.items():
+        assign(values, key, value)
+    return from_dict(values)
+
+
+def _override(text: str) -> tuple[str, Any]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise ValueError(f"--config.{text[:200]}: expected --config.KEY=VALUE.")
+    return key, parse(value, f"config.{key}")
+
+
+def from_dict(values: Mapping[str, Any]) -> Config:
+    """Builds a validated `Config`; keys that are not given are the recipe's, or the defaults.
+
+    Raises:
+      ValueError: a key or a value that is not allowed, or values that do not go together.
+    """
+    values, made_of = dict(values), None
+    algorithm = values.get("algorithm", {})
+    recipe = values.get("recipe", Config.recipe)
+    fields = recipe_fields(recipe)
+    if isinstance(algorithm, Mapping):
+        values["algorithm"], made_of = {**fields, **algorithm}, recipe
+    config = build(Config, values, "config", _made_of=made_of)
+    _check_together(config)
+    return config
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The configuration as plain nested values, for JSON and for checkpoints."""
+    values = dataclasses.asdict(config)
+    del values["_made_of"]
+    return values
+
+
+def _check_together(config: Config) -> None:
+    """Checks that no single field can make."""
+    algorithm, rollout, model = config.algorithm, config.rollout, config.model
+    check_choices(algorithm, max_turns=rollout.max_turns)
+    if rollout.max_action_tokens >= rollout.max_context:
+        raise ValueError(
+            f"config.rollout.max_action_tokens: got {rollout.max_action_tokens}; allowed: a number"
+            f" < max_context={rollout.max_context}."
+        )
+    if config.env.memory_mib is not None and config.env.isolation == "thread":
+        raise ValueError(
+            f"config.env.memory_mib: got {config.env.memory_mib}; allowed: none, unless"
+            " config.env.isolation=process."
+        )
+    lora = config.lora
+    if model.param_dtype != "float32" and not (lora.rank or lora.path):
+        raise ValueError(
+            f"config.model.param_dtype: got {model.param_dtype!r}; allowed: 'float32' unless"
+            " config.lora.rank > 0, since what trains is float32."
+        )
+    if (lora.rank or lora.path) and (model.path is None or config.warm_start.stages):
+        raise ValueError(
+            f"config.lora: got rank {lora.rank} and path {lora.path!r}; allowed: 0 and none without"
+            " config.model.path and with config.warm_start.stages."
+        )
+    if model.heads % model.kv_heads:
+        raise ValueError(
+            f"config.model.kv_heads: got {model.kv_heads}; allowed: a divisor of"
+            f" heads={model.heads}."
+        )
+    if config.rollout_ahead:
+        drawn = {name: vars(rollout)[name] for name in ("top_k", "top_p", "grammar")}
+        check_ahead(algorithm, drawn)
+    buckets = config.batching.buckets
+    rising = list(buckets) == sorted(set(buckets)) and min(buckets, default=1) > 0
+    if buckets and (not rising or buckets[-1] < rollout.max_context):
+        raise ValueError(
+            f"config.batching.buckets: got {buckets}; allowed: rising lengths > 0, the last at"
+            f" least rollout.max_context={rollout.max_context}."
+        )

@@ -1,0 +1,167 @@
+"""What a run shows while it works: a live display on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TextIO
+
+from seeupo_jax.display import view
+from seeupo_jax.display.display import DISPLAYS, Display
+from seeupo_jax.display.pace import Pace, Rate
+from seeupo_jax.display.terminal import SafeStream, can_redraw, format_duration
+from seeupo_jax.display.view import Moment, Row, State
+from seeupo_jax.metrics.statistics import read_estimates, split_and_metric
+from seeupo_jax.rollout.watch import Watch
+
+_OF_AN_ITERATION = ("rollout", "sweep")  # phases that the iteration's own line accounts for
+_LONG_S = 10.0  # a phase this long is worth lines of its own
+_LINE_EVERY_S = 30.0
+_SPARKLINE = 30  # values
+_RECENT = 20  # iterations that the time left is judged by
+
+
+class Progress:
+    """Shows a run's phases and iterations; nothing that the terminal does can stop the run.
+
+    Use it as a context manager. On a terminal it redraws a few lines; elsewhere, or with
+    `display='plain'`, it writes one line an iteration, and in a long phase one every 30 s.
+
+    Args:
+      total_iterations: of the whole run; 0: it is none of iterations.
+      display: auto | rich | plain. Both auto and rich need a terminal; without one lines are plain.
+      start: iterations that an earlier run has done.
+      stream: where to write; None takes the standard output.
+      clock: seconds, for the times shown.
+
+    Attributes:
+      watch: for collections to be seen in.
+
+    Raises:
+      ValueError: an unknown display.
+    """
+
+    def __init__(
+        self,
+        total_iterations: int,
+        display: str = "auto",
+        start: int = 0,
+        *,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        if display not in ("auto", *DISPLAYS):
+            allowed = ", ".join(("auto", *DISPLAYS))
+            raise ValueError(f"config.telemetry.display: got {display!r}; allowed: {allowed}.")
+        safe = SafeStream(stream)
+        redraw = display != "plain" and can_redraw(safe)
+        self.watch = Watch()
+        self._fell_back = display == "rich" and not redraw
+        self._unicode = safe.encoding.lower().startswith("utf")
+        self._clock = clock
+        now = clock()
+        self._state = State(total_iterations, start, "", began=now, phase_began=now)
+        self._pace, self._rate = Pace(), Rate()
+        self._iteration_began = now
+        self._next_line = now + _LONG_S
+        # Last: the live display draws once as it is made.
+        kind = DISPLAYS["rich" if redraw else "plain"]
+        self._display: Display = kind(safe, self._rows, self.tick)
+
+    def __enter__(self) -> Progress:
+        self._display.start()
+        if self._fell_back:
+            self.log("display=rich needs a terminal; plain lines instead")
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self.phase("finished" if error is None else "stopped")
+        self._display.stop()
+
+    def phase(self, name: str) -> None:
+        """Says what the run does from now on; `rollout` begins an iteration.
+
+        A phase of 10 s or more that is neither `rollout` nor `sweep` gets a line when it ends.
+        """
+        now = self._clock()
+        self._end_phase(now)
+        if name == _OF_AN_ITERATION[0]:
+            self._iteration_began = now
+        self._next_line = now + _LONG_S
+        self._state = replace(self._state, phase=name, phase_began=now, step=(0, 0, ""))
+
+    def step(self, done: int, total: int, detail: str = "") -> None:
+        """Says how far the phase is, as often as you like; plain lines come after 10 s, then 30 s.
+
+        Args:
+          done: steps done out of `total`.
+          detail: a few words more, such as `loss 0.41`.
+        """
+        self._state = replace(self._state, step=(done, total, detail))
+        self.tick()
+
+    def iteration(self, i: int, metrics: Mapping[str, Any]) -> None:
+        """Says that the first `i` iterations are done, the last of them with these metrics.
+
+        Args:
+          i: 1 after the first iteration.
+          metrics: names as in metrics.jsonl; those missing or NaN are not shown.
+        """
+        now = self._clock()
+        state = self._state
+        success = view.number(metrics.get(view.SUCCESS))
+        successes = state.successes if math.isnan(success) else (*state.successes, success)
+        self._state = replace(
+            state,
+            done=i,
+            metrics=dict(metrics),
+            seconds=now - self._iteration_began,
+            successes=successes[-_SPARKLINE:],
+            ends=(*state.ends, now)[-_RECENT - 1 :],
+        )
+        self._iteration_began = now
+        if not self._display.live:
+            self.log(view.iteration_line(self._state))
+
+    def evaluation(self, i: int, metrics: Mapping[str, Any]) -> None:
+        """Shows the avg@k and pass@k among these metrics, measured after `i` iterations."""
+        parts = [
+            f"{' '.join(split_and_metric(name, '')).strip()} {estimate}"
+            for name, estimate in read_estimates(metrics).items()
+        ]
+        if parts:
+            self._state = replace(self._state, evaluation=view.join(f"after {i}", *parts))
+            self.log(view.join(f"evaluation {i}/{self._state.total}", *parts))
+
+    def log(self, text: str) -> None:
+        """Writes a line that stays."""
+        self._display.line(text)
+
+    def tick(self) -> None:
+        """Writes a line of the phase, where lines are plain and the last one is long ago."""
+        now = self._clock()
+        if now < self._next_line or self._display.live or not self._state.phase:
+            return
+        self._next_line = now + _LINE_EVERY_S
+        self.log(view.phase_line(self._state, self._moment(now)))
+
+    def _end_phase(self, now: float) -> None:
+        state = self._state
+        took = now - state.phase_began
+        if not state.phase:
+            return
+        self._pace.record(state.phase, took)
+        if state.phase not in _OF_AN_ITERATION and took >= _LONG_S:
+            self.log(f"{state.phase} took {format_duration(took)}")
+
+    def _moment(self, now: float) -> Moment:
+        state, activity = self._state, self.watch.look()
+        rate = 0.0 if activity is None else self._rate.of(now, activity.tokens)
+        part = view.part_done(state, activity)
+        left = self._pace.left(state.phase, now - state.phase_began, part)
+        return Moment(now, activity, rate, None if part == 1 else left)
+
+    def _rows(self) -> Sequence[Row]:
+        return view.rows(self._state, self._moment(self._clock()), unicode=self._unicode)

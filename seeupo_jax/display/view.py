@@ -1,0 +1,223 @@
+"""What of a run's progress is shown, in words: rows for a display, and single lines for a log."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from seeupo_jax.display.terminal import format_count, format_duration
+from seeupo_jax.rollout.watch import Activity
+
+SUCCESS = "rollout/success_rate"
+_SPARKS = {True: "▁▂▃▄▅▆▇█", False: "._-=+*%#"}  # by whether the terminal speaks Unicode
+_SLOW_S = 1.0  # a call of an environment that takes longer is worth a name
+GAP = "  "
+
+
+def _fixed(digits: int) -> Callable[[float], str]:
+    return lambda value: f"{value:.{digits}f}"
+
+
+def _rate(value: float) -> str:
+    return f"{format_count(value)} tok/s"
+
+
+def _small(value: float) -> str:
+    return f"{value:.2g}"
+
+
+# Label, metric and its format, in the order shown.
+_OUTCOME = (
+    ("success", SUCCESS, _fixed(2)),
+    ("reward", "rollout/reward_mean", _fixed(2)),
+    ("turns", "rollout/turns_mean", _fixed(1)),
+)
+_SPEED = (
+    ("rollout", "rollout/tokens_per_second", _rate),
+    ("sweep", "sweep/tokens_per_second", _rate),
+)
+_UPDATE = (("kl", "sweep/kl", _small),)
+_TROUBLE = (  # of environments; shown where there was any
+    ("retries", "rollout/retries", _fixed(0)),
+    ("failed", "rollout/failed", _fixed(0)),
+    ("groups dropped", "rollout/groups_dropped", _fixed(0)),
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """All that is shown; replaced, never changed, so the drawing thread sees a whole one."""
+
+    total: int
+    done: int
+    phase: str
+    began: float
+    phase_began: float
+    step: tuple[int, int, str] = (0, 0, "")  # done, total and detail within the phase
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float | None = None  # of the last iteration
+    successes: tuple[float, ...] = ()
+    ends: tuple[float, ...] = ()  # when the last iterations ended
+    evaluation: str = ""  # the last one
+
+
+class Moment(NamedTuple):
+    """What is only known while it is looked at. rate: tokens a second. phase_left: seconds."""
+
+    now: float
+    activity: Activity | None = None
+    rate: float = 0.0
+    phase_left: float | None = None
+
+
+class Row(NamedTuple):
+    """A row of the display.
+
+    bar: how much of it is done; None: it has none.
+    trend: marks after the first part, of which the last ones matter most.
+    """
+
+    label: str
+    parts: Sequence[str]
+    bar: float | None = None
+    trend: str = ""
+
+
+def rows(state: State, moment: Moment, *, unicode: bool = True) -> list[Row]:
+    """The display, the rows that matter most first; none is empty."""
+    elapsed = f"elapsed {format_duration(moment.now - state.began)}"
+    every = [
+        Row("phase", _phase_parts(state, moment), _bar(state, moment.activity)),
+        Row("envs", _environments(moment)),
+        Row("slowest", _slowest(moment.activity)),
+        Row(
+            "success",
+            [f"{state.successes[-1]:.2f}"] if state.successes else [],
+            trend=sparkline(state.successes, unicode=unicode),
+        ),
+        Row("policy", _pairs(_shown(state.metrics, _OUTCOME[1:] + _UPDATE))),
+        Row("speed", _pairs(_shown(state.metrics, _SPEED))),
+        Row("tested", [state.evaluation] if state.evaluation else []),
+        Row("trouble", _pairs(_troubles(state.metrics))),
+    ]
+    if state.total:
+        count = f"{state.done}/{state.total}"
+        parts = [count, *time_parts(state, moment.now), elapsed]
+        every.insert(0, Row("iteration", parts, state.done / state.total))
+    else:
+        every[0] = every[0]._replace(parts=[*every[0].parts, elapsed])
+    return [row for row in every if row.parts]
+
+
+def iteration_line(state: State) -> str:
+    """What a log says of the last iteration."""
+    shown = _shown(state.metrics, _OUTCOME + _SPEED + _UPDATE) + _troubles(state.metrics)
+    count = f"iteration {state.done}/{state.total}"
+    return join(count, *_pairs(shown), *time_parts(state)[::-1])
+
+
+def phase_line(state: State, moment: Moment) -> str:
+    """What a log says of the phase under way."""
+    parts = _phase_parts(state, moment)
+    at = len(parts) - parts[-1].startswith("left ")  # what is left comes last
+    environments = [*_environments(moment), *_named(_slowest(moment.activity))]
+    return join(*parts[:at], *environments, *parts[at:])
+
+
+def time_parts(state: State, now: float | None = None) -> list[str]:
+    """What is left of the run, and how long the last iteration took.
+
+    Args:
+      now: inside an iteration; None: at the end of one.
+    """
+    if state.seconds is None:
+        return []
+    parts = [f"{state.seconds:.1f} s/it"]
+    if state.done < state.total:
+        # From end to end: that counts evaluations and checkpoints, and not the first compile.
+        each = state.seconds
+        if len(state.ends) > 1:
+            each = (state.ends[-1] - state.ends[0]) / (len(state.ends) - 1)
+        spent = 0.0 if now is None else min(each, now - state.ends[-1])
+        parts.insert(0, f"left {format_duration(each * (state.total - state.done) - spent)}")
+    return parts
+
+
+def part_done(state: State, activity: Activity | None) -> float:
+    """How much of the phase is done, from 0 to 1; 0 where nobody counts."""
+    done, total, _ = state.step
+    if not total and activity is not None and state.phase != "sweep":
+        done, total = activity.finished, activity.total
+    return done / total if total else 0.0
+
+
+def sparkline(values: Sequence[float], *, unicode: bool = True) -> str:
+    """One mark a value; the scale is fixed to 0..1, so that noise does not look like progress."""
+    marks = _SPARKS[unicode]
+    top = len(marks) - 1
+    return "".join(marks[round(min(max(value, 0.0), 1.0) * top)] for value in values)
+
+
+def join(*parts: str) -> str:
+    return GAP.join(part for part in parts if part)
+
+
+def number(value: Any) -> float:
+    """A metric's value; NaN for what is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _bar(state: State, activity: Activity | None) -> float | None:
+    counted = state.step[1] or (activity is not None and state.phase != "sweep")
+    return part_done(state, activity) if counted else None
+
+
+def _phase_parts(state: State, moment: Moment) -> list[str]:
+    done, total, detail = state.step
+    took, left = moment.now - state.phase_began, moment.phase_left
+    parts = [state.phase] if state.phase else []
+    if total:
+        parts += [f"{done}/{total}", *([detail] if detail else [])]
+    elif took >= 1:
+        parts.append(format_duration(took))
+    return parts + ([f"left {format_duration(left)}"] if left is not None and left >= 0.5 else [])
+
+
+def _environments(moment: Moment) -> list[str]:
+    """What a collection is at; in a sweep it is that of the next iteration."""
+    seen = moment.activity
+    if seen is None:
+        return []
+    parts = [f"{seen.finished}/{seen.total} finished", f"{seen.active} active"]
+    parts += [f"{seen.failed} failed"] if seen.failed else []
+    parts.append(_rate(moment.rate))
+    return parts + ([f"{seen.stepping} stepping"] if seen.stepping else [])
+
+
+def _slowest(seen: Activity | None) -> list[str]:
+    if seen is None or seen.slowest is None or seen.slowest[1] < _SLOW_S:
+        return []
+    task_id, seconds = seen.slowest
+    return [f"{format_duration(seconds)} in {task_id}"]
+
+
+def _named(slowest: Sequence[str]) -> list[str]:
+    return [f"slowest {text}" for text in slowest]
+
+
+def _shown(metrics: Mapping[str, Any], fields: tuple) -> list[tuple[str, str]]:
+    numbers = [(label, number(metrics.get(name)), form) for label, name, form in fields]
+    return [(label, form(value)) for label, value, form in numbers if not math.isnan(value)]
+
+
+def _troubles(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(label, text) for label, text in _shown(metrics, _TROUBLE) if text != "0"]
+
+
+def _pairs(shown: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"{label} {text}" for label, text in shown]

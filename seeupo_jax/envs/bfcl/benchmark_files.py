@@ -1,0 +1,84 @@
+"""The official data of BFCL's multi-turn tasks: questions, reference calls, docs of the tools."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import json
+from typing import Any
+
+from seeupo_jax.envs.bfcl.simulated_apis import Task, official
+
+CATEGORIES = (
+    "multi_turn_base",
+    "multi_turn_miss_func",
+    "multi_turn_miss_param",
+    "multi_turn_long_context",
+)
+SPLITS = ("train", "test")
+TASKS = 200  # of a category, numbered from 0
+SPLIT_SEED = 0
+
+# The official doc of a tool: its name, description, parameters and response, in Python's words.
+Doc = dict[str, Any]
+
+
+def split_ids(category: str, split: str) -> list[str]:
+    """The official ids of half a category, in the order of their numbers.
+
+    `multi_turn_base` is cut by number, as in the paper's code: 0 to 99 train. The others are cut by
+    the order of hashes of seed and number, which no version of a random generator can change. The
+    three are cut alike, because tasks of one number are variants of each other. They are variants
+    of the base task too, so do not train on one category and test on another where this matters.
+    """
+    numbers = list(range(TASKS))
+    if category != "multi_turn_base":
+        numbers.sort(key=lambda number: hashlib.sha256(f"{SPLIT_SEED} {number}".encode()).digest())
+    halves = {"train": numbers[: TASKS // 2], "test": numbers[TASKS // 2 :]}
+    return [f"{category}_{number}" for number in sorted(halves[split])]
+
+
+@functools.cache
+def load_tasks(category: str) -> dict[str, Task]:
+    """The tasks of a category by id."""
+    name = f"BFCL_v4_{category}.json"
+    answers = {row["id"]: row["ground_truth"] for row in _read_lines(f"possible_answer/{name}")}
+    return {
+        row["id"]: Task(
+            task_id=row["id"],
+            questions=tuple(tuple(messages) for messages in row["question"]),
+            classes=tuple(row["involved_classes"]),
+            scenario=row["initial_config"],
+            reference=tuple(tuple(turn) for turn in answers[row["id"]]),
+            held_out={int(k): tuple(names) for k, names in row.get("missed_function", {}).items()},
+            long_context=category == "multi_turn_long_context",
+        )
+        for row in _read_lines(name)
+    }
+
+
+@functools.cache
+def read_docs(class_name: str) -> tuple[Doc, ...]:
+    """The official docs of a simulator's tools; read-only, because episodes share them."""
+    config = official("bfcl_eval.constants.executable_backend_config")
+    file = config.MULTI_TURN_FUNC_DOC_FILE_MAPPING[class_name]
+    return tuple(_read_lines(f"multi_turn_func_doc/{file}"))
+
+
+def listed_docs(task: Task) -> list[Doc]:
+    """Docs of the tools that the policy is told of when the episode begins."""
+    held_out = {name for names in task.held_out.values() for name in names}
+    return [doc for name in task.classes for doc in read_docs(name) if doc["name"] not in held_out]
+
+
+def added_docs(task: Task, turn: int) -> list[Doc]:
+    """Docs of the tools that the policy is told of when a user turn begins."""
+    docs = {doc["name"]: doc for name in task.classes for doc in read_docs(name)}
+    return [docs[name] for name in task.held_out.get(turn, ())]
+
+
+def _read_lines(path: str) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file in the official package's data folder."""
+    text = (importlib.resources.files(official("bfcl_eval")) / "data" / path).read_text("utf-8")
+    return [json.loads(line) for line in text.split("\n") if line.strip()]

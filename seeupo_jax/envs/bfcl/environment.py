@@ -1,0 +1,265 @@
+"""`bfcl`: the multi-turn tasks of the Berkeley Function Calling Leaderboard (v4)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool
+from seeupo_jax.envs.bfcl.benchmark_files import (
+    CATEGORIES,
+    SPLITS,
+    added_docs,
+    listed_docs,
+    load_tasks,
+    read_docs,
+    split_ids,
+)
+from seeupo_jax.envs.bfcl.formats import FORMATS, to_tool
+from seeupo_jax.envs.bfcl.rewards import REWARDS
+from seeupo_jax.envs.bfcl.simulated_apis import Task, Verdict, World
+from seeupo_jax.envs.degenerate import is_degenerate
+from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError
+
+CLOSING = "Done."  # how the oracle ends a user's turn
+
+
+@dataclass
+class Bfcl:
+    """The environment: a user asks in turns, the policy calls tools, the official checkers judge.
+
+    A message without a call ends the user's turn. The tools and messages that `reset` returns are
+    shared: do not change them.
+
+    category: one of `CATEGORIES`. In `multi_turn_miss_func` a user turn may bring new tools, in the
+      user's message; in `multi_turn_miss_param` a request may lack a detail that the next one has.
+    format: how calls are written, one of `FORMATS`. `hermes`: `<tool_call>` blocks, the tools are
+      the chat template's. `python`: the leaderboard's `[f(x=1), g()]` and its system message, which
+      holds the tools, so that `reset` returns none and `config.chat.system` must be left on.
+    reward: what an episode earns, one of `REWARDS`; each step gives what it adds.
+      `official`: `score()`, so nothing before the end. `fraction`: the share of user turns passed.
+      `shaped`: 1 + 0.5·share when all passed (1.5), 0.5·share otherwise; but −1 once a message
+      repeats itself or holds a control token (`degenerate.is_degenerate`), whatever follows.
+    max_calls: messages of the policy in an episode; the last of them ends it.
+    max_calls_per_user_turn: messages with calls in one user turn; one more ends the episode.
+    max_observation_chars: longer answers of a tool are cut, for the policy only; None: never.
+    compact: leave out the sentence about the tool's family that the official docs put before the
+      description of each tool; in `python` also what it returns, a hint that it is Python, and
+      white space, without which the prompt is the official one to the letter.
+    """
+
+    category: str = "multi_turn_base"
+    format: str = "hermes"
+    reward: str = "official"
+    max_calls: int = 10
+    max_calls_per_user_turn: int = 20
+    max_observation_chars: int | None = None
+    compact: bool = True
+
+    def __post_init__(self) -> None:
+        _check_choice("category", self.category, CATEGORIES)
+        _check_choice("format", self.format, FORMATS)
+        _check_choice("reward", self.reward, REWARDS)
+        _check_bound("max_calls", self.max_calls)
+        _check_bound("max_calls_per_user_turn", self.max_calls_per_user_turn)
+        if self.max_observation_chars is not None:
+            _check_bound("max_observation_chars", self.max_observation_chars)
+        self._tasks = load_tasks(self.category)
+        self._episode: _Episode | None = None
+
+    def task_ids(self, split: str) -> Sequence[str]:
+        """The official ids of a hundred tasks; `bfcl_data.split_ids` says which."""
+        _check_choice("split", split, SPLITS)
+        return split_ids(self.category, split)
+
+    def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+        """Starts an episode with the user's first question. Nothing is random: `seed` is unused."""
+        if task_id not in self._tasks:
+            raise ValueError(f"bfcl task: got {task_id!r}; allowed: {self.category}_NUMBER.")
+        task = self._tasks[task_id]
+        self._episode = _Episode(task, self)
+        system, tools = FORMATS[self.format].begin(listed_docs(task), self.compact)
+        return ({"role": "system", "content": system}, *_begin_user_turn(task, 0, self)), tools
+
+    def step(self, text: str) -> StepResult:
+        """Runs a message's calls, each answered by one `tool` message, or ends the user's turn.
+
+        info: `user_turns` that ended, `user_turns_passed` before the first that failed,
+        `user_turns_of_task`, `observations_cut` so far, `degenerate` when a message so far was,
+        `bad_call` when this message's calls could not be read (none of them is run then),
+        `out_of_calls` when a bound ended the episode.
+        """
+        return self._running().step(text)
+
+    def score(self) -> float:
+        """1 when every user turn ended and passed the official checkers, else 0."""
+        return self._running().score()
+
+    def close(self) -> None:
+        self._episode = None
+
+    def labels(self, task_id: str) -> Mapping[str, str]:
+        """The category, and how many turns the user takes."""
+        turns = len(self._tasks[task_id].questions)
+        return {"category": self.category, "user_turns": str(turns)}
+
+    def demonstrations(self, split: str, *, calls_per_message: str = "turn") -> Demonstrations:
+        """The reference solutions as conversations with this environment.
+
+        Args:
+          calls_per_message: `turn`, all calls of a user turn in one message, or `one` each.
+        """
+        _check_choice("calls_per_message", calls_per_message, _CALLS_PER_MESSAGE)
+        ids = self.task_ids(split)
+        fitting = [task_id for task_id in ids if self._oracle_fits(task_id, calls_per_message)]
+        return Demonstrations(self, fitting, calls_per_message, skipped=len(ids) - len(fitting))
+
+    def vocabulary(self) -> Sequence[str]:
+        """Names of tools and parameters, except plain words, which other text may hold."""
+        classes = dict.fromkeys(name for task in self._tasks.values() for name in task.classes)
+        tools = [to_tool(doc, self.compact) for name in classes for doc in read_docs(name)]
+        names = [n for tool in tools for n in (tool["name"], *tool["parameters"]["properties"])]
+        return tuple(dict.fromkeys(name for name in names if "_" in name or not name.islower()))
+
+    def oracle(self, task_id: str, calls_per_message: str = "turn") -> Iterator[tuple[str, ...]]:
+        """The reference solution: for each user turn, the messages that solve and end it."""
+        task, form = self._tasks[task_id], FORMATS[self.format]
+        world = World(task)
+        for turn in task.reference:
+            calls = [form.solve(world, source) for source in turn]
+            yield (*map(form.render, _CALLS_PER_MESSAGE[calls_per_message](calls)), CLOSING)
+
+    def _oracle_fits(self, task_id: str, calls_per_message: str) -> bool:
+        pack = _CALLS_PER_MESSAGE[calls_per_message]
+        sizes = [len(pack(turn)) for turn in self._tasks[task_id].reference]
+        in_episode = sum(sizes) + len(sizes)  # a closing message ends each user turn
+        return in_episode <= self.max_calls and max(sizes) <= self.max_calls_per_user_turn
+
+    def _running(self) -> _Episode:
+        if self._episode is None:
+            raise ValueError("bfcl: reset() must come before step() and score().")
+        return self._episode
+
+
+class Demonstrations(Sequence[Demonstration]):
+    """Oracle conversations, played when they are asked for.
+
+    skipped: tasks left out because the environment's bounds would end them too early.
+    """
+
+    def __init__(self, env: Bfcl, task_ids: Sequence[str], calls_per_message: str, skipped: int):
+        self._env, self._ids, self._calls_per_message = env, task_ids, calls_per_message
+        self.skipped = skipped
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int) -> Demonstration:
+        env = replace(self._env)  # a twin: threads may ask at once, and an episode may be running
+        messages, tools = env.reset(self._ids[index], seed=0)
+        for turn in env.oracle(self._ids[index], self._calls_per_message):
+            for action in turn:
+                reply = env.step(action).observation
+                messages += ({"role": "assistant", "content": action}, *reply)
+        return Demonstration(messages, tools)
+
+
+class _Episode:
+    """One conversation: the world, the verdict so far, and what is left of the bounds."""
+
+    def __init__(self, task: Task, options: Bfcl):
+        self._task, self._options = task, options
+        self._world, self._verdict = World(task), Verdict(task)
+        self._responses: list[str] = []  # of this user turn's calls
+        self._user_turns = self._calls = self._calls_in_user_turn = self._observations_cut = 0
+        self._done = self._degenerate = False
+        self._rewarded = 0.0  # so far
+
+    def step(self, text: str) -> StepResult:
+        if self._done:
+            raise ValueError("bfcl: the episode is done; reset() must come before step().")
+        self._calls += 1
+        self._calls_in_user_turn += 1
+        self._degenerate = self._degenerate or is_degenerate(text)
+        try:
+            calls, bad_call = FORMATS[self._options.format].parse(text), False
+        except ToolCallError as error:
+            observation, bad_call = (self._answer(json.dumps({"error": str(error)})),), True
+        else:
+            observation = self._run(calls) if calls else self._end_user_turn()
+        ended = self._user_turns == len(self._task.questions)
+        self._done = ended or self._out_of_calls()
+        info = {
+            "user_turns": self._user_turns,
+            "user_turns_passed": self._verdict.turns_passed,
+            "user_turns_of_task": len(self._task.questions),
+            "observations_cut": self._observations_cut,
+            "degenerate": self._degenerate,
+            "bad_call": bad_call,
+            "out_of_calls": self._done and not ended,
+        }
+        return StepResult(observation, self._new_reward(), self._done, info)
+
+    def score(self) -> float:
+        return float(self._verdict.valid)
+
+    def _new_reward(self) -> float:
+        before, reward = self._rewarded, REWARDS[self._options.reward]
+        self._rewarded = reward(self._verdict, self._degenerate)
+        return self._rewarded - before
+
+    def _run(self, calls: Sequence[ToolCall]) -> tuple[Message, ...]:
+        responses = [self._world.call(call) for call in calls]
+        self._responses += responses
+        return tuple(self._answer(response) for response in responses)
+
+    def _end_user_turn(self) -> tuple[Message, ...]:
+        self._verdict.end_turn(self._world, self._responses)
+        self._responses = []
+        self._calls_in_user_turn = 0
+        self._user_turns += 1
+        if self._user_turns == len(self._task.questions):
+            return ()
+        return _begin_user_turn(self._task, self._user_turns, self._options)
+
+    def _out_of_calls(self) -> bool:
+        options = self._options
+        in_user_turn = self._calls_in_user_turn > options.max_calls_per_user_turn
+        return in_user_turn or self._calls >= options.max_calls
+
+    def _answer(self, text: str) -> Message:
+        # Escaped JSON can hold half a character, which no tokenizer takes.
+        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+        limit = self._options.max_observation_chars
+        if limit is not None and len(text) > limit:
+            self._observations_cut += 1
+            text = f"{text[:limit]}... [{len(text) - limit} more characters]"
+        return {"role": "tool", "content": text}
+
+
+def _begin_user_turn(task: Task, turn: int, options: Bfcl) -> tuple[Message, ...]:
+    """The messages that open a user turn; tools that were held out until then come last."""
+    docs = added_docs(task, turn)
+    if not docs:
+        return task.questions[turn]
+    text = FORMATS[options.format].add(docs, options.compact)
+    return (*task.questions[turn], {"role": "user", "content": text})
+
+
+# How the oracle packs the calls of a user turn into messages.
+_CALLS_PER_MESSAGE: dict[str, Callable[[Sequence[Any]], Sequence[Sequence[Any]]]] = {
+    "turn": lambda calls: [calls] if calls else [],
+    "one": lambda calls: [[call] for call in calls],
+}
+
+
+def _check_choice(option: str, value: str, allowed: Iterable[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"bfcl {option}: got {value!r}; allowed: {', '.join(allowed)}.")
+
+
+def _check_bound(option: str, value: int) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"bfcl {option}: got {value!r}; allowed: an integer >= 1.")

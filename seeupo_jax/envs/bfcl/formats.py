@@ -1,0 +1,146 @@
+"""How a policy reads of BFCL's tools and writes their calls: the `bfcl` environment's formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from seeupo_jax.envs.base import Tool
+from seeupo_jax.envs.bfcl.benchmark_files import Doc
+from seeupo_jax.envs.bfcl.simulated_apis import World, official
+from seeupo_jax.envs.tool_calls import (
+    PARSERS,
+    ToolCall,
+    parse_python,
+    render_hermes,
+    render_python,
+)
+
+SYSTEM = (
+    "Do what the user asks with the tools. To call one, write"
+    ' <tool_call>{"name": NAME, "arguments": {...}}</tool_call>; calls run in order.'
+    " When the request is done, or a tool or a detail that it needs is missing, write a message"
+    " without a call."
+)
+
+# The official docs name types in Python's words; the others are JSON schema's already.
+_SCHEMA_TYPES = {"dict": "object", "float": "number"}
+# What the official loader puts after the description of every tool.
+_HINT = " Note that the provided function is in Python 3 syntax."
+
+
+@dataclass(frozen=True)
+class Format:
+    """A dialect of tool calls.
+
+    begin: from the docs of the tools and `compact`, the system message and the tools that a chat
+      template is to list.
+    add: from the same for tools that come later, the user message that brings them.
+    parse: the calls of a message.
+    render: the message with some calls; there is at least one.
+    solve: from a world and a reference call, the call as the oracle writes it.
+    """
+
+    begin: Callable[[Sequence[Doc], bool], tuple[str, tuple[Tool, ...]]]
+    add: Callable[[Sequence[Doc], bool], str]
+    parse: Callable[[str], tuple[ToolCall, ...]]
+    render: Callable[[Sequence[ToolCall]], str]
+    solve: Callable[[World, str], ToolCall]
+
+
+def to_tool(doc: Doc, compact: bool) -> Tool:
+    """An official doc as JSON schema, without what the tool returns.
+
+    Args:
+      compact: leave out the sentence about the tool's family.
+    """
+    text = _own_description(doc) if compact else doc["description"]
+    return {"name": doc["name"], "description": text, "parameters": _to_schema(doc["parameters"])}
+
+
+def _to_schema(doc: dict[str, Any]) -> dict[str, Any]:
+    """A parameter's official description as JSON schema, its parts included."""
+    schema = {**doc, "type": _SCHEMA_TYPES.get(doc["type"], doc["type"])}
+    if "properties" in doc:
+        schema["properties"] = {key: _to_schema(part) for key, part in doc["properties"].items()}
+    if "items" in doc:
+        schema["items"] = _to_schema(doc["items"])
+    return schema
+
+
+def _own_description(doc: Doc) -> str:
+    return doc["description"].rpartition("Tool description: ")[2]
+
+
+def _prompts() -> Any:
+    return official("bfcl_eval.constants.default_prompts")
+
+
+def _begin_hermes(docs: Sequence[Doc], compact: bool) -> tuple[str, tuple[Tool, ...]]:
+    return SYSTEM, tuple(to_tool(doc, compact) for doc in docs)
+
+
+def _add_hermes(docs: Sequence[Doc], compact: bool) -> str:
+    # A chat template lists tools at the beginning only, so these come in a message, in its form.
+    lines = [json.dumps({"type": "function", "function": to_tool(doc, compact)}) for doc in docs]
+    listing = "\n".join(["<tools>", *lines, "</tools>"])
+    return _prompts().DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING.format(
+        functions=listing
+    )
+
+
+def _render_hermes(calls: Sequence[ToolCall]) -> str:
+    return "\n".join(render_hermes(call.name, **call.arguments) for call in calls)
+
+
+def _begin_python(docs: Sequence[Doc], compact: bool) -> tuple[str, tuple[Tool, ...]]:
+    prompts = _prompts()
+    style = prompts.PROMPT_STYLE_TEMPLATES["classic"]
+    listing = _list_shortly(docs) if compact else json.dumps(_with_hint(docs), indent=4)
+    form = style["tool_call_no_tag"].format(
+        output_format=prompts.OUTPUT_FORMAT_MAPPING["python"],
+        param_types=prompts.PARAM_TYPE_MAPPING["python"],
+    )
+    text = prompts.PROMPT_TEMPLATE_MAPPING["plaintext"].format(
+        persona=style["persona"],
+        task=style["task"],
+        tool_call_format=form,
+        multiturn_behavior=style["multiturn_behavior"],
+        available_tools=style["available_tools"].format(format="json", functions=listing),
+    )
+    return text, ()
+
+
+def _add_python(docs: Sequence[Doc], compact: bool) -> str:
+    listing = _list_shortly(docs) if compact else repr(_with_hint(docs))
+    return _prompts().DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING.format(
+        functions=listing
+    )
+
+
+def _list_shortly(docs: Sequence[Doc]) -> str:
+    """One tool a line, with its own description and without what it returns."""
+    rows = [doc | {"description": _own_description(doc)} for doc in docs]
+    lines = [json.dumps({key: row[key] for key in row if key != "response"}) for row in rows]
+    return f"[{f',{chr(10)}'.join(lines)}]"
+
+
+def _with_hint(docs: Sequence[Doc]) -> list[Doc]:
+    return [doc | {"description": doc["description"] + _HINT} for doc in docs]
+
+
+def _read_positional(_: World, source: str) -> ToolCall:
+    (call,) = parse_python(f"[{source}]")
+    return call
+
+
+FORMATS = {
+    # Qwen's and Hermes' JSON; the tools go to the chat template.
+    "hermes": Format(_begin_hermes, _add_hermes, PARSERS["hermes"], _render_hermes, World.read),
+    # The leaderboard's prompting format `[f(x=1), g()]`; the tools stand in the system message.
+    "python": Format(
+        _begin_python, _add_python, PARSERS["python"], render_python, _read_positional
+    ),
+}

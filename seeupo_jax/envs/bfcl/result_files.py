@@ -1,0 +1,108 @@
+"""Episodes of `bfcl` in the official layout of results, for the official scorer.
+
+FOLDER/member_I/result/MODEL/multi_turn/BFCL_v4_CATEGORY_result.json holds one JSON object a line,
+`{"id": ..., "result": [[step, ...] of each user turn]}`; member I has episode I of each task, and
+FOLDER/member_I is what the scorer calls its project root. MODEL decides how it reads a step; ours
+are `<tool_call>` blocks for `DECODER`, whatever `format` the episodes were played in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from seeupo_jax.envs.base import Message
+from seeupo_jax.envs.bfcl.benchmark_files import load_tasks
+from seeupo_jax.envs.bfcl.environment import Bfcl
+from seeupo_jax.envs.bfcl.formats import FORMATS
+from seeupo_jax.envs.bfcl.simulated_apis import World
+from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, render_python
+
+# It reads JSON arguments, of every type; the decoder of the `[f(x=1)]` form drops arguments without
+# a name and fails on some dicts.
+DECODER = "Qwen/Qwen3-14B-FC"
+
+# What stands for a call that no simulator takes: an error there as well, without any effect.
+_NO_CALL = ToolCall("no_such_tool", {})
+
+
+def export_results(
+    environment: Bfcl, played: Iterable[tuple[str, int, Sequence[Message]]], folder: Path
+) -> list[str]:
+    """Writes the result files; files of an earlier export to the same folder are replaced.
+
+    Args:
+      environment: how the episodes were played.
+      played: task id, member and messages of each episode.
+
+    Returns:
+      For each member the shell command that scores it, where all of `bfcl-eval` is installed.
+    """
+    rows: dict[int, dict[str, str]] = {}
+    for task_id, member, messages in played:
+        row = {"id": task_id, "result": to_result(environment, task_id, messages)}
+        rows.setdefault(member, {})[task_id] = json.dumps(row) + "\n"
+    commands = []
+    for member in sorted(rows):
+        root = folder / f"member_{member}"
+        place = root / "result" / DECODER.replace("/", "_") / "multi_turn"
+        place.mkdir(parents=True, exist_ok=True)
+        lines = sorted(rows[member].items(), key=lambda row: int(row[0].rpartition("_")[2]))
+        text = "".join(line for _, line in lines)
+        (place / f"BFCL_v4_{environment.category}_result.json").write_text(text)
+        commands.append(
+            f"BFCL_PROJECT_ROOT={root.absolute()} bfcl evaluate --model {DECODER}"
+            f" --test-category {environment.category} --partial-eval"
+        )
+    return commands
+
+
+def to_result(environment: Bfcl, task_id: str, messages: Sequence[Message]) -> list[list[str]]:
+    """The steps of each user turn that ended; an episode cut short is then judged a failure.
+
+    A message's calls are written anew, as the environment read them: arguments by name, tuples as
+    lists. The official executor evaluates names and has no bounds. So a call to what is no tool, an
+    argument that is none, and a call that the environment refused for its size become a call that
+    only fails, and in a message that was not run as calls, `<tool_call>` is broken.
+    """
+    parse = FORMATS[environment.format].parse
+    world = World(load_tasks(environment.category)[task_id])
+    ended: list[list[str]] = []
+    steps: list[str] = []
+    for text in (m["content"] for m in messages if m["role"] == "assistant"):
+        try:
+            calls = parse(text)
+        except ToolCallError:
+            steps.append(_without_calls(text))
+            continue
+        if calls:
+            steps.append("\n".join(_write(_exported(world, call)) for call in calls))
+            continue
+        ended.append([*steps, _without_calls(text)])
+        steps = []
+    return ended
+
+
+def _exported(world: World, call: ToolCall) -> ToolCall:
+    """A call as the scorer may read it, once it is carried out again in the episode's world."""
+    too_large = f"Error during execution: {call.name} refused: the result would be too large"
+    answer = world.call(call)
+    is_tool = any(callable(getattr(part, call.name, None)) for part in world.instances.values())
+    if answer == too_large or call.name.startswith("_") or not is_tool:
+        return _NO_CALL
+    if call.positional:
+        try:
+            return world.read(render_python([call])[1:-1])
+        except (TypeError, ValueError):  # the arguments are not the tool's
+            return _NO_CALL
+    return call if all(name.isidentifier() for name in call.arguments) else _NO_CALL
+
+
+def _write(call: ToolCall) -> str:
+    body = json.dumps({"name": call.name, "arguments": call.arguments})
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def _without_calls(text: str) -> str:
+    return text.replace("<tool_call>", "<tool_call >")

@@ -1,0 +1,119 @@
+"""The order desk's tasks and demonstrations as a TensorFlow Datasets builder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from absl import logging
+
+from seeupo_jax.envs.base import Demonstration
+from seeupo_jax.envs.order_desk import orders as world
+from seeupo_jax.envs.order_desk.demonstrator import demonstrate
+from seeupo_jax.envs.order_desk.environment import TOOLS
+
+
+@dataclass
+class OrderDeskConfig(tfds.core.BuilderConfig):
+    """skill: the demonstrator's, 0 to 1. episodes: of the train split. seed: of the slips."""
+
+    skill: float = 1.0
+    episodes: int = 8000
+    seed: int = 0
+
+
+class OrderDeskDataset(tfds.core.GeneratorBasedBuilder):
+    """One record a case: its task id, the demonstrator's conversation as JSON, and its score."""
+
+    name = "order_desk"
+    VERSION = tfds.core.Version("1.0.0")
+    RELEASE_NOTES = {"1.0.0": "Cases with one customer, one request, two to four orders."}
+    BUILDER_CONFIGS: list[OrderDeskConfig] = []
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        features = tfds.features.FeaturesDict(
+            {
+                "task_id": tfds.features.Text(),
+                "messages": tfds.features.Text(),
+                "score": tfds.features.Scalar(np.float32),
+            }
+        )
+        return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
+
+    def _split_generators(self, _: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
+        return {
+            "train": self._generate_examples("train", self.builder_config.episodes),
+            "test": self._generate_examples("test", min(1000, self.builder_config.episodes)),
+        }
+
+    def _generate_examples(self, split: str, episodes: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        config = self.builder_config
+        for index in range(episodes):
+            task_id = f"{split}/{index}"
+            conversation, score = demonstrate(task_id, skill=config.skill, seed=config.seed)
+            messages = json.dumps(conversation.messages)
+            yield index, {"task_id": task_id, "messages": messages, "score": np.float32(score)}
+
+
+class Demonstrations(Sequence[Demonstration]):
+    """A split's conversations, read from array_record by random access."""
+
+    def __init__(self, source: Sequence[dict[str, Any]]):
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Demonstration:
+        position = range(len(self))[index]  # counts from the end too, and ends an iteration
+        messages = json.loads(self._source[position]["messages"])
+        return Demonstration(tuple(messages), TOOLS)
+
+
+def builder(
+    *, skill: float = 1.0, episodes: int = 8000, seed: int = 0, data_dir: str | None = None
+) -> OrderDeskDataset:
+    """The builder of one demonstrator; `data_dir` as everywhere in `tfds` (None: its default).
+
+    Raises:
+      ValueError: a skill outside 0 to 1, or more episodes than there are tasks.
+    """
+    if not 0 <= skill <= 1:
+        raise ValueError(f"order_desk skill: got {skill}; allowed: a number from 0 to 1.")
+    if not 1 <= episodes <= world.SPLITS["train"]:
+        allowed = f"1 to {world.SPLITS['train']}"
+        raise ValueError(f"order_desk episodes: got {episodes}; allowed: {allowed}.")
+    name = f"skill{float(skill)}_episodes{episodes}_seed{seed}"
+    config = OrderDeskConfig(name=name, skill=skill, episodes=episodes, seed=seed)
+    with _quietly():
+        return OrderDeskDataset(config=config, data_dir=data_dir, file_format="array_record")
+
+
+def load(split: str, *, data_dir: str | None = None, **options: Any) -> Demonstrations:
+    """A split's demonstrations, generated on first use; options as of `builder`."""
+    dataset = builder(data_dir=data_dir, **options)
+    try:
+        with _quietly():
+            dataset.download_and_prepare()
+    except FileExistsError:  # another process was quicker, with the same demonstrations
+        dataset = builder(data_dir=data_dir, **options)
+    return Demonstrations(dataset.as_data_source(split=split))
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keeps the builder's progress bars and notices out of the run's own display."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    tfds.disable_progress_bar()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(verbosity)

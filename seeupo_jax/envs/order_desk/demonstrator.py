@@ -1,0 +1,74 @@
+"""Who shows how the order desk works: an oracle, or somebody who slips."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from seeupo_jax.envs.base import Demonstration
+from seeupo_jax.envs.order_desk import orders as world
+from seeupo_jax.envs.order_desk.environment import OUTCOMES, OrderDesk
+from seeupo_jax.envs.tool_calls import render_hermes
+
+# How often somebody without any skill slips at each decision; skill scales it down to 0.
+SLIPS = {
+    "guess": 0.5,  # acts without having looked the order up
+    "wrong_order": 0.4,  # takes another of the customer's orders
+    "obey": 0.6,  # does as asked, whatever the policy says
+    "wrong_reply": 0.25,  # tells the customer something else
+    "bad_call": 0.15,  # first asks for an order that does not exist
+}
+_ASKED = {"cancel": "cancelled", "return": "returned", "address": "address_changed"}
+
+
+def demonstrate(task_id: str, *, skill: float = 1.0, seed: int = 0) -> tuple[Demonstration, float]:
+    """Plays one case on the real desk; returns the conversation and its score.
+
+    Args:
+      skill: 1 is the oracle, which always scores 1; 0 slips as often as `SLIPS` says.
+      seed: of the slips; the same arguments give the same conversation.
+    """
+    if not 0 <= skill <= 1:
+        raise ValueError(f"order_desk skill: got {skill}; allowed: a number from 0 to 1.")
+    desk = OrderDesk()
+    messages, tools = desk.reset(task_id, seed)
+    split, _, index = task_id.partition("/")
+    task = world.make_task(split, int(index))
+    rng = random.Random(f"demonstrator/{task_id}/{skill}/{seed}")
+    for action in play(task, skill, rng):
+        result = desk.step(action)
+        messages += ({"role": "assistant", "content": action}, *result.observation)
+        if result.done:
+            break
+    return Demonstration(messages, tools), desk.score()
+
+
+def play(task: world.Task, skill: float, rng: random.Random) -> Iterator[str]:
+    """The demonstrator's responses, one a turn, to the desk's answers."""
+    slip = {name: rng.random() < (1 - skill) * chance for name, chance in SLIPS.items()}
+    customer = task.customers[task.customer]
+    order = rng.choice(customer.orders) if slip["wrong_order"] else task.target
+    yield render_hermes("find_customer", name=customer.name)
+    yield render_hermes("list_orders", customer_id=customer.customer_id, item=order.item)
+    if slip["bad_call"]:
+        taken = {o.order_id for c in task.customers for o in c.orders}
+        wrong = {order.item + number for number in world.ORDER_NUMBERS} - taken
+        yield render_hermes("get_order", order_id=rng.choice(sorted(wrong)))
+    if slip["guess"]:
+        outcome = rng.choice(OUTCOMES)
+    else:
+        yield render_hermes("get_order", order_id=order.order_id)
+        outcome = world.resolve(task.request, order)
+        if slip["obey"] and task.request in _ASKED:
+            outcome = _ASKED[task.request]
+    yield from _act(outcome, order, task.address or order.address)
+    yield render_hermes("reply", outcome=rng.choice(OUTCOMES) if slip["wrong_reply"] else outcome)
+
+
+def _act(outcome: str, order: world.Order, address: str) -> Iterator[str]:
+    if outcome == "cancelled":
+        yield render_hermes("cancel_order", order_id=order.order_id)
+    elif outcome == "returned":
+        yield render_hermes("return_order", order_id=order.order_id)
+    elif outcome == "address_changed":
+        yield render_hermes("change_address", order_id=order.order_id, address=address)

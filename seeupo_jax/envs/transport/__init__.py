@@ -1,0 +1,1 @@
+"""Environments in other processes and on other machines."""

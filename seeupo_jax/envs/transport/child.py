@@ -1,0 +1,83 @@
+"""The process of one environment: requests come in through a pipe, answers go out through another.
+
+Both are lines of JSON. The first request says what to make; each later one is an operation with its
+arguments. The end of the requests is the end of the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from seeupo_jax import envs
+from seeupo_jax.envs import gate
+from seeupo_jax.envs.base import Environment
+from seeupo_jax.envs.transport import calls
+
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
+_MIB = 2**20
+_OPERATIONS = {
+    "task_ids": gate.task_ids,
+    "reset": calls.reset,
+    "step": calls.step,
+    "finish": calls.finish,
+    "score": calls.score,
+}
+
+
+def main() -> None:
+    """Serves the environment that the first request asks for."""
+    requests, answers = _take_pipes()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The trainer decides. A function, since what the environment starts would inherit SIG_IGN.
+        signal.signal(number, lambda *_: None)
+    begin = json.loads(requests.readline())
+    _die_with(begin["parent"])
+    if begin["memory_mib"] is not None:
+        limit = begin["memory_mib"] * _MIB
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    made: list[Environment] = []
+    _answer(answers, lambda: made.append(envs.make(begin["name"], **begin["options"])))
+    for line in requests:
+        _answer(answers, functools.partial(_play, made[0], json.loads(line)))
+    if made:
+        made[0].close()
+
+
+def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """The process's standard input and output, which the environment must not read or write.
+
+    What it prints goes to the standard error.
+    """
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    return requests, answers
+
+
+def _die_with(parent: int) -> None:
+    """Ends this process when its parent does, even where it is at work or hangs."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    except AttributeError:
+        return  # not Linux: it ends with the pipe, once it is not at work
+    if os.getppid() != parent:
+        sys.exit()
+
+
+def _play(environment: Environment, request: dict[str, Any]) -> Any:
+    return _OPERATIONS[request.pop("operation")](environment, **request)
+
+
+def _answer(answers: BinaryIO, question: Callable[[], Any]) -> None:
+    data, _ = calls.answer(question)
+    answers.write(data + b"\n")
+    answers.flush()

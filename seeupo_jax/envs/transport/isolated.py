@@ -1,0 +1,198 @@
+"""An environment in a process of its own: what ends or hangs that process costs its episode."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from seeupo_jax.envs import gate
+from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
+from seeupo_jax.envs.transport import calls, wire
+
+_CLOSE_S = 5.0  # for an environment to close; then its process is killed
+_POLL_S = 0.002
+# `-c` and the path as it is here, so that both processes find the same modules.
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop());"
+    " from seeupo_jax.envs.transport.child import main; main()"
+)
+# A child is told to end when the thread that started it does: so that is none that may end before.
+_LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="environment-processes")
+
+
+class ProcessDied(Exception):
+    """The environment's process ended instead of answering."""
+
+
+class Isolated:
+    """An environment by name, as `envs.make` has it, in a process that begins with its first call.
+
+    A call on an object whose process has died begins a new one; only `reset` can make use of that.
+    Calls wait for as long as it takes, unless another thread calls `kill`.
+
+    Args:
+      name, options: of `envs.make`; JSON can hold the options.
+      memory_mib: of address space that the process may have; None: no bound.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any], *, memory_mib: int | None = None):
+        self._first = {"name": name, "options": dict(options), "memory_mib": memory_mib}
+        self._lock = threading.Lock()  # of the two below
+        self._process: subprocess.Popen[bytes] | None = None
+        self._killed = False
+        self._has_finish = False
+
+    def begin(self) -> None:
+        """Starts the process and makes the environment in it, which the first call does else."""
+        process = _LAUNCHER.submit(_launch).result()
+        with self._lock:
+            self._process = process
+            if self._killed:
+                _kill(process)
+        try:
+            self._send(self._first | {"parent": os.getpid()})
+        except BaseException:
+            self.close()
+            raise
+
+    def task_ids(self, split: str) -> Sequence[str]:
+        return self._ask("task_ids", split=split)
+
+    def reset(
+        self, task_id: str, seed: int, episode_seed: int | None = None
+    ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+        """Starts an episode, in a new process where there is none or the last one has died."""
+        result = self._ask("reset", task_id=task_id, seed=seed, episode_seed=episode_seed)
+        self._has_finish = result["finish"]
+        return calls.read_opening(result)
+
+    def step(self, text: str) -> StepResult:
+        return calls.read_step(self._ask("step", text=text))
+
+    def finish(self, stop: str) -> float | None:
+        """Tells the environment, where it has `finish`, that the trainer ends its episode."""
+        if not self._has_finish:
+            return None
+        return gate.check_last_reward(self._ask("finish", stop=stop)["reward"])
+
+    def score(self) -> float:
+        return gate.check_score(self._ask("score"))
+
+    def close(self) -> None:
+        """Lets the environment close and its process end; a later call begins another one."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):  # it has died
+            process.stdin.close()
+        _bury(process)
+
+    def kill(self) -> None:
+        """Ends the process and what it has started, for good; any thread may call it."""
+        with self._lock:
+            self._killed = True
+            if self._process is not None:
+                _kill(self._process)
+
+    def _ask(self, operation: str, **arguments: Any) -> Any:
+        if self._process is None:
+            self.begin()
+        return self._send({"operation": operation, **arguments})
+
+    def _send(self, request: Mapping[str, Any]) -> Any:
+        """What the process answers to a request; raises what the environment raised."""
+        process = self._process
+        line = b""
+        with contextlib.suppress(OSError):  # it has died, or dies of this request
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            line = process.stdout.readline(wire.MAX_ANSWER_BYTES + 2)
+        if not line.endswith(b"\n"):
+            raise ProcessDied(self._end())
+        answer = json.loads(line)
+        if "transient" in answer:
+            raise TransientError(answer["transient"])
+        if "error" in answer:
+            kind, text = answer["error"]["type"], answer["error"]["text"]
+            if kind == "ProtocolError":
+                raise gate.ProtocolError(text)
+            raise gate.ErrorElsewhere(f"{kind}: {text}")
+        return answer["result"]
+
+    def _end(self) -> str:
+        """Leaves no process behind; how it ended."""
+        with self._lock:
+            process, self._process = self._process, None
+        code = _bury(process)
+        if code is None:
+            return "its process closed the pipe of its answers"
+        if code >= 0:
+            return f"its process ended with exit code {code}"
+        return f"its process was ended by signal {-code} ({signal.Signals(-code).name})"
+
+
+def check_isolated(
+    name: str, options: Mapping[str, Any], *, memory_mib: int | None, timeout_s: float
+) -> None:
+    """Makes an environment in a process of its own, for a moment.
+
+    Raises:
+      ValueError: one sentence, if that fails or takes longer than `timeout_s`.
+    """
+    environment = Isolated(name, options, memory_mib=memory_mib)
+    timer = threading.Timer(timeout_s, environment.kill)
+    timer.start()
+    try:
+        environment.begin()
+    except (ProcessDied, gate.ErrorElsewhere) as error:
+        raise ValueError(
+            f"config.env.isolation: got process, where env {name} cannot be made within"
+            f" {timeout_s:g} s ({error}); allowed: an environment that can, or thread."
+        ) from None
+    finally:
+        timer.cancel()
+        environment.close()
+
+
+def _launch() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C in a terminal is for the trainer, and not for it
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Also of what it has started, which is in its group unless it wanted another one."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _bury(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code of a process that is about to end; None: it had to be killed."""
+    until = time.monotonic() + _CLOSE_S
+    while not (ended := _has_ended(process)) and time.monotonic() < until:
+        time.sleep(_POLL_S)
+    _kill(process)  # what it has started goes with it
+    code = process.wait()
+    process.stdout.close()
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    return code if ended else None
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Its number stays taken until it is waited for, so its group cannot be another one's yet."""
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.pid, options) is not None

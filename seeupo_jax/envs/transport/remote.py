@@ -1,0 +1,227 @@
+"""`remote`: an environment that `seeupo_jax.envs.serve` runs in another process or machine."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import urllib3
+
+from seeupo_jax.envs import gate
+from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
+from seeupo_jax.envs.transport import calls, wire
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_S = 10.0
+_CLOSE_S = 5.0
+_ANSWERS = {
+    "reset": ("messages", "tools", "score"),
+    "step": (*calls.STEP, "score"),
+    "finish": ("reward", "score"),
+}
+_ERRORS = {"ValueError": ValueError, "ProtocolError": gate.ProtocolError}
+
+
+class RemoteError(Exception):
+    """The environment failed where it runs, or its server no longer knows the episode."""
+
+
+class _Gone(RemoteError):
+    """The server does not know the session."""
+
+
+class _Malformed(RemoteError):
+    """The server does not take the fields of a request; nothing of it was carried out."""
+
+
+@dataclass
+class Remote:
+    """A client of one session at a time; an object holds one connection.
+
+    Requests are numbered, and the server carries none out twice. So a connection that breaks at
+    whatever moment is a `TransientError`: the same call on the same object sends the same number.
+    If the server was started anew meanwhile, the episode is lost and the call fails.
+
+    Args:
+      url: of the server, such as http://127.0.0.1:8700.
+      token_file: the server's token; None is the place that both use on one machine.
+      timeout_s: without a sign of the server; then the call is a `TransientError`.
+    """
+
+    url: str
+    token_file: str | None = None
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"remote url: got {self.url!r}; allowed: http://... or https://....")
+        self._headers = {
+            "Authorization": f"Bearer {wire.read_token(self.token_file)}",
+            "Content-Type": "application/json",
+        }
+        # No redirects: the token goes to this server only.
+        self._http = urllib3.PoolManager(maxsize=1, retries=False)
+        self._forget()
+
+    def task_ids(self, split: str) -> Sequence[str]:
+        return self._result(self._post("task_ids", {"split": split}))
+
+    def reset(
+        self, task_id: str, seed: int, episode_seed: int | None = None
+    ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+        """Starts an episode in this object's session, or in a new one where that is over.
+
+        A server that does not know `episode_seed` is asked without, and a warning says so.
+        """
+        request = {"task_id": task_id, "seed": seed}
+        own = {} if episode_seed is None else {"episode_seed": episode_seed}
+        if self._in_doubt:
+            self.close()
+        try:
+            answer = self._begin(request, own)
+        except _Gone:
+            self._forget()
+            answer = self._begin(request, own)
+        self._has_finish = answer.get("finish") is True  # older servers do not say
+        return calls.read_opening(answer)
+
+    def step(self, text: str) -> StepResult:
+        if self._score is None:
+            raise ValueError("remote: reset() must come before step().")
+        return calls.read_step(self._play("step", {"text": text}))
+
+    def finish(self, stop: str) -> float | None:
+        """Tells the environment, where it has `finish`, that the trainer ends its episode."""
+        if self._score is None:
+            raise ValueError("remote: reset() must come before finish().")
+        if not self._has_finish:
+            return None
+        return gate.check_last_reward(self._play("finish", {"stop": stop})["reward"])
+
+    def score(self) -> float:
+        if self._score is None:
+            raise ValueError("remote: reset() must come before score().")
+        return self._score
+
+    def close(self) -> None:
+        """Ends the session; the server does so itself if it cannot be reached."""
+        if self._number or self._in_doubt:
+            with contextlib.suppress(TransientError, RemoteError, ValueError):
+                self._post("close", {"session": self._session}, timeout_s=_CLOSE_S)
+        self._forget()
+        self._http.clear()
+
+    def _forget(self) -> None:
+        self._session, self._number = secrets.token_hex(16), 0
+        self._in_doubt = False  # whether the server has carried the last request out
+        self._score: float | None = None
+        self._has_finish = False
+        self._takes_episode_seed = True  # until the server refuses it, as older ones do
+
+    def _begin(self, request: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+        if not own or not self._takes_episode_seed:
+            return self._play("reset", request)
+        try:
+            return self._play("reset", request | own)
+        except _Malformed:
+            answer = self._play("reset", request)
+        self._takes_episode_seed = False
+        _warn_of_shared_noise(self.url)
+        return answer
+
+    def _play(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Sends the session's next request, or the one before again if that got no answer."""
+        numbered = {"session": self._session, "number": self._number}
+        self._in_doubt = True
+        answer = self._post(operation, numbered | arguments)
+        self._number += 1
+        self._in_doubt = False
+        result = self._result(answer)
+        missing = [name for name in _ANSWERS[operation] if name not in _keys(result)]
+        if missing:
+            allowed = ", ".join(_ANSWERS[operation])
+            got = ", ".join(_keys(result)) or "none"
+            raise RemoteError(f"{self.url}/{operation}: got the fields {got}; allowed: {allowed}.")
+        self._score = gate.check_score(result["score"])
+        return result
+
+    def _result(self, answer: dict[str, Any]) -> Any:
+        """What the environment returned; raises what it raised."""
+        if "result" in answer:
+            return answer["result"]
+        error = answer.get("error")
+        if not _keys(error) >= {"type", "text"}:
+            got = ", ".join(answer) or "none"
+            raise RemoteError(f"{self.url}: got the fields {got}; allowed: result, or error.")
+        kind, text = str(error["type"]), str(error["text"])
+        raise _ERRORS[kind](text) if kind in _ERRORS else RemoteError(f"{kind}: {text}")
+
+    def _post(self, operation: str, request: Any, timeout_s: float | None = None) -> dict:
+        body = json.dumps(request).encode()
+        if len(body) > wire.MAX_REQUEST_BYTES:
+            raise ValueError(
+                f"remote {operation}: got a request of {len(body)} bytes;"
+                f" allowed: at most {wire.MAX_REQUEST_BYTES}."
+            )
+        read_s = self.timeout_s if timeout_s is None else timeout_s
+        try:
+            response = self._http.request(
+                "POST",
+                f"{self.url.rstrip('/')}/{operation}",
+                body=body,
+                headers=self._headers,
+                timeout=urllib3.Timeout(connect=min(_CONNECT_S, read_s), read=read_s),
+                preload_content=False,
+            )
+            payload = response.read(wire.MAX_ANSWER_BYTES + 1)
+            response.release_conn()
+        except urllib3.exceptions.HTTPError as error:
+            raise TransientError(f"{self.url}: {error}") from None
+        if len(payload) > wire.MAX_ANSWER_BYTES:
+            self._http.clear()
+            raise RemoteError(f"{self.url}: more than {wire.MAX_ANSWER_BYTES} bytes of answer")
+        return self._read(response.status, payload)
+
+    def _read(self, status: int, payload: bytes) -> dict[str, Any]:
+        """The environment's own answer: a dict with `result` or `error`."""
+        if status in wire.MAY_PASS:
+            raise TransientError(f"{self.url}: status {status}: {_excerpt(payload)}")
+        if status == wire.GONE:
+            raise _Gone(f"{self.url}: {_excerpt(payload)}")
+        if status in wire.MALFORMED:
+            raise _Malformed(f"{self.url}: status {status}: {_excerpt(payload)}")
+        if status == wire.UNAUTHORIZED:
+            raise ValueError(f"remote token_file: {self.url} refuses the token in it.")
+        try:
+            answer = json.loads(payload)
+        except (ValueError, RecursionError):
+            answer = None
+        if status != 200 or not isinstance(answer, dict):
+            raise RemoteError(f"{self.url}: status {status}: {_excerpt(payload)}")
+        if "transient" in answer:
+            raise TransientError(str(answer["transient"]))
+        return answer
+
+
+@functools.cache  # once for each server, and not for each of its sessions
+def _warn_of_shared_noise(url: str) -> None:
+    _log.warning(
+        "%s does not take episode_seed: if transitions are random there, the members of a group may"
+        " share them. A server of this version takes it.",
+        url,
+    )
+
+
+def _keys(value: Any) -> set[str]:
+    return set(value) if isinstance(value, dict) else set()
+
+
+def _excerpt(payload: bytes) -> str:
+    return payload[:500].decode(errors="replace")

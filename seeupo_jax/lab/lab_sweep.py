@@ -1,0 +1,173 @@
+"""An iteration's updates in the laboratory: turn after turn, as in `learner/sweep.py`.
+
+Every turn is an action of one token, every trajectory has all K turns, all groups are of the one
+task, the old policy is the iteration's first, and there is no KL term. What follows from that:
+`pool_mean` has nothing to choose, and dynamic sampling has no other task to draw. Recipes that
+update all turns together make `inner_epochs` steps an iteration; those that update turn by turn
+make K times as many, each of which touches one turn. With a table a turn nothing but the weights
+ties the turns together: `seeupo_unweighted` and `parallel` are the same there in any order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from seeupo_jax.algorithms.objective import action_objective
+from seeupo_jax.algorithms.surrogate import turn_ratio, update_weight
+from seeupo_jax.algorithms.value import clipped_value_loss
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.lab.lab_advantages import Credit
+from seeupo_jax.lab.lab_trajectories import Batch
+from seeupo_jax.lab.policies import Policy, log_probability
+from seeupo_jax.learner.optimizer import apply_update
+from seeupo_jax.types import TrainState
+
+
+class Learned(NamedTuple):
+    """All parameters of a run."""
+
+    policy: Any
+    value_C: jax.Array | None  # the critic: a value for each context; None without one
+
+
+class Rows(NamedTuple):
+    """Turns and what their updates need: [N, K], or [N, U, L] of the turns of one step."""
+
+    context: jax.Array
+    action: jax.Array
+    advantage: jax.Array
+    returns: jax.Array
+    old_logp: jax.Array
+    old_value: jax.Array
+
+
+def values_of(params: Learned, context: jax.Array) -> jax.Array:
+    """The critic's values of contexts, in their shape; 0 without a critic."""
+    return jnp.zeros(context.shape) if params.value_C is None else params.value_C[context]
+
+
+def sweep(
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    algorithm: Algorithm,
+    state: TrainState,
+    batch: Batch,
+    credit: Credit,
+    key: jax.Array,
+) -> TrainState:
+    """Step after step, each weighted by the steps before it; `key` seeds the random order."""
+    rows = Rows(
+        batch.context_NK,
+        batch.action_NK,
+        *credit,
+        log_probability(policy, state.params.policy, batch.context_NK, batch.action_NK),
+        values_of(state.params, batch.context_NK),
+    )
+    turns_SUL, present_SUL = map(jnp.asarray, update_steps(algorithm, batch.context_NK.shape[1]))
+    if algorithm.order == "random":
+        shuffled_S = jax.random.permutation(jax.random.fold_in(key, 1), turns_SUL.shape[0])
+        turns_SUL, present_SUL = turns_SUL[shuffled_S], present_SUL[shuffled_S]
+
+    def step(carry: Any, chosen: Any) -> Any:
+        turns_UL, present_UL = chosen
+        parts = jax.tree.map(lambda x_NK: x_NK[:, turns_UL], rows)
+        return _step(policy, optimizer, algorithm, carry, batch.share_N, parts, present_UL), None
+
+    start = state, jnp.ones(batch.share_N.shape)
+    (state, _), _ = jax.lax.scan(step, start, (turns_SUL, present_SUL))
+    return state
+
+
+def update_steps(algorithm: Algorithm, turns: int) -> tuple[np.ndarray, np.ndarray]:
+    """The turns of each step's actions, and which of them are no padding; both [S, U, L].
+
+    A random order is a permutation of the first axis.
+    """
+    span = algorithm.span(turns)
+    end_S = np.arange(turns, 0, -span)  # counted from the last turn
+    if algorithm.order == "forward":
+        end_S = end_S[::-1]
+    turns_SL = end_S[:, None] - span + np.arange(span)[None]
+    axis = 0 if algorithm.order == "parallel" else 1
+    turns_SUL = np.expand_dims(turns_SL, axis)
+    return np.maximum(turns_SUL, 0), turns_SUL >= 0
+
+
+def _step(
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    algorithm: Algorithm,
+    carry: tuple[TrainState, jax.Array],
+    share_N: jax.Array,
+    rows: Rows,
+    present_UL: jax.Array,
+) -> tuple[TrainState, jax.Array]:
+    """All optimizer steps on some turns, and the factors that they leave to later ones."""
+    state, factor_N = carry
+    mask_NUL = jnp.broadcast_to(present_UL[None], rows.context.shape)
+
+    def logp(params: Learned) -> jax.Array:
+        return log_probability(policy, params.policy, rows.context, rows.action)
+
+    old_logp = logp(state.params) if algorithm.old_policy == "turn" else rows.old_logp
+
+    def loss(params: Learned) -> jax.Array:
+        term_NU, _ = action_objective(
+            logp(params),
+            old_logp,
+            mask_NUL,
+            rows.advantage,
+            factor_N[:, None],
+            objective=algorithm.objective,
+            ratio=algorithm.ratio,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            clip_dual=algorithm.clip_dual,
+        )
+        if params.value_C is not None:
+            term_NU -= algorithm.value_coef * _value_loss(algorithm, params, rows, mask_NUL)
+        term_N = _MEANS[algorithm.loss_mean](term_NU, present_UL)
+        return -jnp.sum(share_N * term_N)
+
+    def epoch(state: TrainState, _: None) -> Any:
+        return apply_update(optimizer, jax.grad(loss)(state.params), state)[0], None
+
+    state, _ = jax.lax.scan(epoch, state, length=algorithm.inner_epochs)
+    if algorithm.weighs:
+        level = "geometric" if algorithm.ratio == "token" else algorithm.ratio
+        ratio_NU = turn_ratio(logp(state.params), old_logp, mask_NUL, level=level)
+        factor_N = update_weight(factor_N, ratio_N=ratio_NU[:, 0], clip=algorithm.weight_clip)
+    return state, factor_N
+
+
+def _value_loss(algorithm: Algorithm, params: Learned, rows: Rows, mask_NUL: jax.Array):
+    """The critic's loss, averaged over the turns of each action, [N, U]."""
+    loss_NUL = clipped_value_loss(
+        values_of(params, rows.context),
+        rows.old_value,
+        rows.returns,
+        clip=algorithm.value_clip,
+        mask=mask_NUL,
+    )
+    return jnp.sum(loss_NUL, axis=2) / jnp.sum(mask_NUL, axis=2)
+
+
+def _constant(term_NU: jax.Array, present_UL: jax.Array) -> jax.Array:
+    return term_NU @ jnp.sum(present_UL, axis=1, dtype=jnp.float32) / present_UL.shape[1]
+
+
+def _token(term_NU: jax.Array, present_UL: jax.Array) -> jax.Array:
+    return term_NU @ jnp.sum(present_UL, axis=1, dtype=jnp.float32) / jnp.sum(present_UL)
+
+
+# How a step averages its terms, of actions that have some of L turns.
+_MEANS = {
+    "action": lambda term_NU, present_UL: jnp.sum(term_NU, axis=1),
+    "token": _token,
+    "constant": _constant,
+}

@@ -1,0 +1,142 @@
+"""Where the training state lies: on which devices of the mesh, and in which of their memories."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from seeupo_jax.configuration.schema import Offload
+from seeupo_jax.learner.step.critic import HEAD_AXES, Critic
+from seeupo_jax.parallel.mesh import param_shardings, sharding
+from seeupo_jax.types import CriticState, TrainState
+
+HOST = "pinned_host"  # the host's memory that devices copy from and to on their own
+
+
+def state_layout(
+    mesh: jax.sharding.Mesh,
+    optimizer: optax.GradientTransformation,
+    params: Any,
+    offload: Offload,
+    critic: Critic | None = None,
+) -> TrainState:
+    """Shardings of the training state between steps.
+
+    What an optimizer keeps of a parameter (a leaf of its shape, at its path) lies as the parameter
+    does, in the host's memory with `offload.optimizer`; the rest is small and lies everywhere.
+
+    Args:
+      params: tree of arrays or shape structs with shardings.
+      critic: the value function, whose own transformer lies as the policy does.
+    """
+    everywhere, placed = sharding(mesh, ()), jax.tree.map(lambda leaf: leaf.sharding, params)
+    opt_state = _moments(optimizer, params, offload, everywhere)
+    own = None if critic is None else _critic_layout(mesh, critic, params, offload)
+    return TrainState(placed, opt_state, everywhere, everywhere, own)
+
+
+def _critic_layout(
+    mesh: jax.sharding.Mesh, critic: Critic, params: Any, offload: Offload
+) -> CriticState:
+    """Shardings of a value function's state."""
+    shapes = jax.eval_shape(critic.init, params).params
+    head = param_shardings(mesh, HEAD_AXES, shapes["head"])
+    trunk = jax.tree.map(lambda leaf: leaf.sharding, critic.trunk(params))
+    placed = {"head": head, "trunk": trunk}
+    structs = jax.tree.map(_struct, shapes, placed)
+    return CriticState(placed, _moments(critic.optimizer, structs, offload, sharding(mesh, ())))
+
+
+def _moments(
+    optimizer: optax.GradientTransformation,
+    params: Any,
+    offload: Offload,
+    everywhere: jax.sharding.Sharding,
+) -> Any:
+    """Shardings of an optimizer's state."""
+    paths = {tuple(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+
+    def follow(path: Any, leaf: Any) -> jax.sharding.Sharding:
+        ends = (paths.get(tuple(path[start:])) for start in range(len(path)))
+        param = next((param for param in ends if param is not None), None)
+        if param is None or param.shape != leaf.shape:
+            return everywhere
+        return param.sharding.with_memory_kind(HOST) if offload.optimizer else param.sharding
+
+    return jax.tree_util.tree_map_with_path(follow, jax.eval_shape(optimizer.init, params))
+
+
+def _struct(x: Any, where: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+
+def make_state(
+    optimizer: optax.GradientTransformation,
+    params: Any,
+    layout: TrainState,
+    critic: Critic | None = None,
+) -> TrainState:
+    """The state before the first step, made where it lies, with a copy of the parameters in it."""
+    return jax.jit(functools.partial(_fresh, optimizer, critic), out_shardings=layout)(params)
+
+
+def abstract_state(
+    optimizer: optax.GradientTransformation,
+    params: Any,
+    layout: TrainState,
+    critic: Critic | None = None,
+) -> TrainState:
+    """Shapes and shardings of what `make_state` makes; no device is asked for anything."""
+    shapes = jax.eval_shape(functools.partial(_fresh, optimizer, critic), params)
+    return jax.tree.map(_struct, shapes, layout)
+
+
+def _fresh(
+    optimizer: optax.GradientTransformation, critic: Critic | None, params: Any
+) -> TrainState:
+    zero = jnp.zeros((), jnp.int32)
+    # Copied: the state is donated, and its parameters may be the reference policy's too.
+    copied = jax.tree.map(jnp.copy, params)
+    own = None if critic is None else critic.init(params)
+    return TrainState(copied, optimizer.init(params), zero, zero, own)
+
+
+def to_pinned_host(params: Any) -> Any:
+    """The same parameters in the host's memory, each device's part beside that device.
+
+    Args:
+      params: tree of arrays, or of shape structs with shardings, which stay such.
+    """
+    there = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind(HOST), params)
+    if all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
+        return jax.tree.map(lambda leaf, where: leaf.update(sharding=where), params, there)
+    return jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=there)(params)
+
+
+def on_device(tree: Any) -> Any:
+    """Inside a program: brings what lies in the host's memory onto the devices."""
+
+    def bring(leaf: jax.Array) -> jax.Array:
+        away = jax.typeof(leaf).memory_space == jax.memory.Space.Host
+        return jax.device_put(leaf, jax.memory.Space.Device) if away else leaf
+
+    return jax.tree.map(bring, tree)
+
+
+def check_offload(offload: Offload, device: jax.Device) -> None:
+    """Refuses to offload where programs cannot reach the host's memory.
+
+    Raises:
+      ValueError: the device has no pinned host memory.
+    """
+    wanted = [name for name, chosen in vars(offload).items() if chosen]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if wanted and HOST not in kinds:
+        raise ValueError(
+            f"config.offload.{wanted[0]}: got True on {device.platform}, whose devices have the"
+            f" memories {', '.join(kinds)} and no {HOST}; allowed: False."
+        )

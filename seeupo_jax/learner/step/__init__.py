@@ -1,0 +1,1 @@
+"""One jitted optimizer step on the actions of a turn."""

@@ -1,0 +1,92 @@
+"""The actions of a step's pieces, and those that lie in several pieces."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from seeupo_jax.learner.step.loss_config import Objective
+from seeupo_jax.types import TurnBatch
+
+
+def by_action(row: TurnBatch, actions: int) -> jax.Array:
+    """The mask of each of a piece's actions, [P, J, A]."""
+    if row.action_PA is None:
+        return row.mask_PA[:, None, :]
+    own_PJA = row.action_PA[:, None, :] == jnp.arange(actions)[None, :, None]
+    return own_PJA * row.mask_PA[:, None, :]
+
+
+class WholeActions(NamedTuple):
+    """What a piece cannot tell of its actions where their other tokens lie in other pieces; [P, J].
+
+    part: of the action's tokens that the piece holds. times: 1 / part.
+    Means over the action's tokens, less those over the piece's own, which are 0 in a piece that
+    holds all of them:
+    advantage.
+    ratio: log(π / π_old) under the parameters that the step begins from; None: not needed.
+    importance: log(π_start / π_sampler); None without tis_clip.
+    """
+
+    part: jax.Array
+    times: jax.Array
+    advantage: jax.Array
+    ratio: jax.Array | None
+    importance: jax.Array | None
+
+    def pair(
+        self,
+        logp_PJA: jax.Array,
+        other_logp_PJA: jax.Array,
+        behind_PJ: jax.Array | None,
+        level: str,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Log-probabilities that have, over a piece's own tokens, the ratio of the whole action.
+
+        Each piece's loss counts by its share of the action's tokens. With these the shares add up
+        to f(ratio of the action), and their gradients to its gradient: f' times 1 / tokens a token
+        (geometric) or f' (product), the other pieces held constant in each.
+
+        Args:
+          behind_PJ: `ratio` or `importance`; None: 0. level: of the ratio.
+        """
+        if level == "token":
+            return logp_PJA, other_logp_PJA
+        behind_PJ1 = 0.0 if behind_PJ is None else behind_PJ[..., None]
+        times_PJ1 = self.times[..., None] if level == "product" else 1.0
+        return times_PJ1 * logp_PJA, times_PJ1 * (other_logp_PJA - behind_PJ1)
+
+
+def whole_actions(objective: Objective, batch: TurnBatch, trajectories: int) -> WholeActions | None:
+    """Of a batch with every piece of its actions; None: each of these is one turn, in one piece."""
+    if batch.logp_PA is None:
+        return None
+    mask_PJA = by_action(batch, objective.actions)
+    count_PJ = mask_PJA.sum(axis=2)
+
+    def total(x_PA: jax.Array) -> jax.Array:
+        return jnp.where(mask_PJA > 0, x_PA[:, None, :], 0.0).sum(axis=2)
+
+    def everywhere(x_PJ: jax.Array) -> jax.Array:
+        """Sums over all pieces of a trajectory, at each of them."""
+        none_NJ = jnp.zeros((trajectories, x_PJ.shape[1]))
+        sum_NJ = none_NJ.at[batch.trajectory_P].add(x_PJ, mode="drop")
+        return sum_NJ[jnp.minimum(batch.trajectory_P, trajectories - 1)]
+
+    tokens_PJ = jnp.maximum(everywhere(count_PJ), 1)
+
+    def behind(x_PA: jax.Array) -> jax.Array:
+        own_PJ = total(x_PA)
+        difference_PJ = everywhere(own_PJ) / tokens_PJ - own_PJ / jnp.maximum(count_PJ, 1)
+        # Not by subtraction alone: infinity less itself is not a number.
+        return jnp.where(count_PJ < tokens_PJ, difference_PJ, 0.0)
+
+    ratio = importance = None
+    if objective.reads_whole_ratio:
+        ratio = behind(batch.logp_PA - batch.old_logp_PA)
+    if objective.tis_clip is not None:
+        importance = behind(batch.start_logp_PA - batch.sampler_logp_PA)
+    part_PJ, times_PJ = count_PJ / tokens_PJ, tokens_PJ / jnp.maximum(count_PJ, 1)
+    return WholeActions(part_PJ, times_PJ, behind(batch.advantage_PA), ratio, importance)

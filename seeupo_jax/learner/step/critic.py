@@ -1,0 +1,120 @@
+"""The value function that generalized advantage estimation asks, and what it is trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from seeupo_jax.algorithms.value import clipped_value_loss
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.step.rows import row_hidden
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.network import Network
+from seeupo_jax.types import CriticState, TurnBatch
+
+# Logical axes of the linear map from a last hidden state to its value.
+HEAD_AXES = {"kernel": ("embed",), "bias": (None,)}
+
+
+@dataclass(frozen=True)
+class Critic:
+    """What is fixed about the value function; hashable, part of each program.
+
+    kind: `head` reads the policy's own last hidden states, and its loss trains the policy's trunk
+      too; `model` reads those of a transformer of its own, which begins as the policy. With
+      adapters either has what does not train in common with the policy, and `model` has adapters of
+      its own.
+    width: of the hidden states.
+    optimizer: has a state of its own and clips the value function's gradient by its own norm.
+    coef, clip: of the loss; see `clipped_value_loss`.
+    """
+
+    kind: str
+    width: int
+    optimizer: optax.GradientTransformation
+    coef: float
+    clip: float | None
+
+    sums = ("value_loss", "value_clipped")  # what a step counts for its metrics
+
+    def trunk(self, tree: Any) -> Any:
+        """What it has for itself of a tree like the policy's parameters."""
+        return _TRUNKS[self.kind](tree)
+
+    def init(self, params: Any) -> CriticState:
+        """Its state before the first step: every value is 0. For use inside `jax.jit`.
+
+        Args:
+          params: those of the policy's parameters that train; `model` begins with a copy of them.
+        """
+        head = {"kernel": jnp.zeros(self.width), "bias": jnp.zeros(1)}
+        own = {"head": head, "trunk": jax.tree.map(jnp.copy, self.trunk(params))}
+        return CriticState(own, self.optimizer.init(own))
+
+
+# The policy's output table is of no use to values.
+_TRUNKS: dict[str, Callable[[Any], Any]] = {
+    "head": lambda tree: {},
+    "model": lambda tree: {name: node for name, node in tree.items() if name != "head"},
+}
+
+
+def critic_optimizer(config: Config, *, total_steps: int) -> optax.GradientTransformation:
+    """What steps the value function: the configured optimizer, at the critic's learning rate."""
+    chosen, rate = config.optimizer, config.algorithm.critic_learning_rate
+    if rate is not None:
+        chosen = dataclasses.replace(chosen, learning_rate=rate)
+    return make_optimizer(chosen, total_steps=total_steps)
+
+
+def make_critic(
+    algorithm: Algorithm, width: int, optimizer: optax.GradientTransformation
+) -> Critic | None:
+    """The value function that an algorithm asks for; None: it has none."""
+    if algorithm.critic == "none":
+        return None
+    if algorithm.critic not in _TRUNKS:
+        raise ValueError(f"critic: got {algorithm.critic!r}; allowed: none, {', '.join(_TRUNKS)}.")
+    return Critic(algorithm.critic, width, optimizer, algorithm.value_coef, algorithm.value_clip)
+
+
+def row_value(
+    network: Network,
+    critic: Critic,
+    params: Any,
+    own: Any,
+    row: TurnBatch,
+    hidden_RXD: jax.Array | None = None,
+) -> jax.Array:
+    """The value before each token that one microbatch predicts: float32 [R, X], reward units.
+
+    Args:
+      params: all of the policy's. own: the critic's.
+      hidden_RXD: the policy's last hidden states that predict the tokens; None: not at hand.
+    """
+    if critic.kind == "model":
+        # Of the policy's stays what does not train, and its output table, which is not read.
+        params, hidden_RXD = policy.join(own["trunk"], params), None
+    if hidden_RXD is None:
+        hidden_RLD, _ = row_hidden(network, params, row)
+        hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
+    head = own["head"]
+    value_RX = jnp.einsum("rxd,d->rx", hidden_RXD.astype(jnp.float32), head["kernel"])
+    return value_RX + head["bias"][None, :]
+
+
+def piece_loss(critic: Critic, value_PA: jax.Array, row: TurnBatch) -> tuple[jax.Array, jax.Array]:
+    """Each token's error, and 1.0 where the clipped one counts, which has no gradient: [P, A]."""
+    given = (value_PA, row.value_PA, row.returns_PA)
+    plain_PA, loss_PA = (
+        clipped_value_loss(*given, clip=clip, mask=row.mask_PA) for clip in (None, critic.clip)
+    )
+    return loss_PA, (loss_PA > plain_PA).astype(jnp.float32)

@@ -1,0 +1,82 @@
+"""The rows of one microbatch on the device, and the pieces that lie in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from seeupo_jax.parallel.mesh import constrain
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.kernels.attention import KeyValues, Tree
+from seeupo_jax.policy.network import Network
+from seeupo_jax.types import TurnBatch
+
+_OF_ROWS = ("tokens_MRL", "depth_MRL", "end_MRL", "parent_MRX", "target_MRX", "segment_MRL")
+
+
+def microbatch(batch: TurnBatch, index: jax.Array) -> TurnBatch:
+    """Microbatch `index`: its rows, spread over the mesh, and its own pieces' slots in them.
+
+    Other pieces have no mask.
+    """
+    held = {name: x for name in _OF_ROWS if (x := getattr(batch, name)) is not None}
+    rows = {name: take(x, index) for name, x in held.items()}
+    slot_PA, mask_PA = own(batch.slot_PA, batch.mask_PA, index, rows["target_MRX"].size)
+    return batch._replace(**rows, slot_PA=slot_PA, mask_PA=mask_PA)
+
+
+def take(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Part `index` of an array: rows, spread over the mesh."""
+    x = jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
+    return constrain(x, "rows", *(None,) * (x.ndim - 1))
+
+
+def own(
+    slot_PA: jax.Array, mask_PA: jax.Array, index: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Slots within part `index` of flattened parts of a size, and the mask of what lies in it."""
+    own_PA = slot_PA - index * size
+    inside_PA = (own_PA >= 0) & (own_PA < size)
+    return own_PA.clip(0, size - 1), jnp.where(inside_PA, mask_PA, 0.0)
+
+
+def of_pieces(x_RX: jax.Array, slot_PA: jax.Array, mask_PA: jax.Array) -> jax.Array:
+    """What the rows' predictions have, at the pieces' tokens: [P, A]; 0 where no mask is."""
+    return jnp.where(mask_PA > 0, x_RX.reshape(-1)[slot_PA], 0.0)
+
+
+def row_hidden(
+    network: Network, params: Any, row: TurnBatch
+) -> tuple[jax.Array, Sequence[KeyValues]]:
+    """Hidden states of one microbatch, [R, L, D], and the pass's keys and values."""
+    if row.segment_MRL is not None:
+        return policy.hidden(network, params, row.tokens_MRL, segment_NL=row.segment_MRL)
+    tree = Tree(row.depth_MRL, row.end_MRL)
+    return policy.hidden(network, params, row.tokens_MRL, tree=tree)
+
+
+def row_logp(
+    network: Network, params: Any, row: TurnBatch, temperature: float
+) -> tuple[jax.Array, jax.Array, list[KeyValues]]:
+    """log π of what one microbatch predicts, [R, X]; what predicts it; keys and values."""
+    hidden_RLD, keys = row_hidden(network, params, row)
+    predicted = (row.parent_MRX, row.target_MRX)
+    logp_RX, hidden_RXD = logp_at(network, params, hidden_RLD, *predicted, temperature)
+    return logp_RX, hidden_RXD, list(keys)
+
+
+def logp_at(
+    network: Network,
+    params: Any,
+    hidden_RLD: jax.Array,
+    parent_RX: jax.Array,
+    target_RX: jax.Array,
+    temperature: float,
+) -> tuple[jax.Array, jax.Array]:
+    """log π of some tokens, each predicted by its parent, and the parents' hidden states."""
+    hidden_RXD = policy.pick(hidden_RLD, parent_RX)
+    logp_RX = policy.token_logp(network, params, hidden_RXD, target_RX, temperature=temperature)
+    return logp_RX, hidden_RXD

@@ -1,0 +1,160 @@
+"""The sweep's programs: one turn's step, log-probabilities, and the refresh of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from seeupo_jax.learner.optimizer import apply_update
+from seeupo_jax.learner.refresh_batch import RefreshBatch
+from seeupo_jax.learner.state_layout import on_device
+from seeupo_jax.learner.step.actions import whole_actions
+from seeupo_jax.learner.step.critic import Critic, row_value
+from seeupo_jax.learner.step.loss import turn_loss
+from seeupo_jax.learner.step.loss_config import Objective
+from seeupo_jax.learner.step.refresh import refreshed
+from seeupo_jax.learner.step.rows import microbatch, of_pieces, row_hidden, row_logp
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.network import Network
+from seeupo_jax.types import TrainState, TurnBatch
+
+
+def score(network: Network, params: Any, batch: TurnBatch, *, temperature: float) -> jax.Array:
+    """log π of every action token of a batch under `params`: float32 [P, A], 0 without a mask."""
+
+    def body(index: jax.Array, logp_PA: jax.Array) -> jax.Array:
+        row = microbatch(batch, index)
+        logp_RX, *_ = row_logp(network, params, row, temperature)
+        return logp_PA + of_pieces(logp_RX, row.slot_PA, row.mask_PA)
+
+    with jax.named_scope("sweep/score"):
+        return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_PA))
+
+
+def score_and_entropy(
+    network: Network, params: Any, batch: TurnBatch, *, temperature: float
+) -> tuple[jax.Array, jax.Array]:
+    """`score`, and the entropy in nats of what each action token was drawn from; both [P, A]."""
+
+    def body(index: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+        row = microbatch(batch, index)
+        hidden_RLD, _ = row_hidden(network, params, row)
+        hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
+        new = policy.token_logp_and_entropy(
+            network, params, hidden_RXD, row.target_MRX, temperature=temperature
+        )
+        pairs = zip(found, new, strict=True)
+        return tuple(sum_PA + of_pieces(x_RX, row.slot_PA, row.mask_PA) for sum_PA, x_RX in pairs)
+
+    with jax.named_scope("sweep/score"):
+        nothing_PA = jnp.zeros_like(batch.mask_PA)
+        return jax.lax.fori_loop(0, batch.microbatches, body, (nothing_PA, nothing_PA))
+
+
+def value(
+    network: Network, critic: Critic, params: Any, critic_params: Any, batch: TurnBatch
+) -> jax.Array:
+    """The value before every action token of a batch: float32 [P, A], 0 without a mask."""
+
+    def body(index: jax.Array, value_PA: jax.Array) -> jax.Array:
+        row = microbatch(batch, index)
+        value_RX = row_value(network, critic, params, critic_params, row)
+        return value_PA + of_pieces(value_RX, row.slot_PA, row.mask_PA)
+
+    with jax.named_scope("sweep/value"):
+        return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_PA))
+
+
+def refresh(
+    network: Network, objective: Objective, params: Any, batch: TurnBatch, factor_N: jax.Array
+) -> jax.Array:
+    """The separate refresh: factors after the step that updated `batch`, by a pass of its own."""
+    logp_PA = score(network, params, batch, temperature=objective.temperature)
+    return refreshed(objective, factor_N, logp_PA, batch, batch.mask_PA)
+
+
+def turn_step(
+    network: Network,
+    optimizer: optax.GradientTransformation,
+    objective: Objective,
+    layout: TrainState | None,
+    frozen: Any,
+    state: TrainState,
+    batch: TurnBatch,
+    continued: RefreshBatch | None,
+    factor_N: jax.Array,
+    denominator: jax.Array,
+    *,
+    critic: Critic | None = None,
+) -> tuple[TrainState, jax.Array, jax.Array, dict[str, jax.Array]]:
+    """One optimizer step on one turn: one program a bucket shape, microbatches accumulated inside.
+
+    Args:
+      layout: shardings of the state: gradients lie as the parameters do. None: one device.
+      frozen: the parameters that training leaves alone; empty where all train.
+      continued: the refresh of the step before, or None.
+      factor_N: float32 [N]; a trajectory's weight is M = advantage x factor.
+      denominator: what the sum over all rows is divided by, once.
+      critic: the value function that `state.critic` is of, trained beside the policy.
+
+    Returns: the new state; the factors with the refresh in them; the action tokens' [P, A]
+      log-probabilities before the step; metrics (float32 scalars).
+    """
+    grad, trained = jax.value_and_grad(turn_loss, has_aux=True), _trained(state)
+    whole = whole_actions(objective, batch, factor_N.shape[0])
+
+    def place(grads: Any) -> Any:
+        where = None if layout is None else _trained(layout)
+        return grads if where is None else jax.lax.with_sharding_constraint(grads, where)
+
+    def body(index: jax.Array, carry: Any) -> Any:
+        grads, factor_N, logp_PA, total = carry
+        row = microbatch(batch, index)
+        (loss, (own_logp_PA, factor_N, sums)), new = grad(
+            trained, frozen, network, objective, critic, row, continued, index, factor_N, whole
+        )
+        # Placed before they are added: each device receives its own part of the sum over rows only.
+        grads = jax.tree.map(jnp.add, grads, place(new))
+        return grads, factor_N, logp_PA + own_logp_PA, _accumulate(total, sums | {"loss": loss})
+
+    with jax.named_scope("sweep/turn"):
+        zeros = place(jax.tree.map(jnp.zeros_like, trained))
+        names = (*objective.sums, *(() if critic is None else critic.sums), "loss")
+        total = {name: jnp.zeros(()) for name in names}
+        start = (zeros, factor_N, jnp.zeros_like(batch.mask_PA), total)
+        grads, factor_N, logp_PA, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
+        grads = jax.tree.map(lambda g: g / denominator, grads)
+        state, metrics = _apply(optimizer, critic, grads, state, batch.microbatches > 0)
+    return state, factor_N, logp_PA, metrics | total | {"loss": total["loss"] / denominator}
+
+
+def _apply(
+    optimizer: optax.GradientTransformation,
+    critic: Critic | None,
+    grads: tuple[Any, Any],
+    state: TrainState,
+    any_rows: jax.Array,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """Steps the policy and the critic; nothing where the batch has no rows."""
+    state = state._replace(opt_state=on_device(state.opt_state), critic=on_device(state.critic))
+    others = () if critic is None else (critic.optimizer, grads[1])
+    norms = ("grad_norm",) if critic is None else ("grad_norm", "critic_grad_norm")
+    return jax.lax.cond(
+        any_rows,
+        lambda: apply_update(optimizer, grads[0], state, *others),
+        lambda: (state, {name: jnp.zeros(()) for name in (*norms, "update_skipped")}),
+    )
+
+
+def _trained(state: TrainState) -> tuple[Any, Any]:
+    """What the loss is differentiated by: the policy's parameters, and the critic's or None."""
+    return state.params, None if state.critic is None else state.critic.params
+
+
+def _accumulate(total: dict[str, jax.Array], new: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    combine: dict[str, Callable[..., jax.Array]] = {"weight_max": jnp.maximum}
+    return {name: combine.get(name, jnp.add)(total[name], new[name]) for name in total}

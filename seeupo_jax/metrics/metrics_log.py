@@ -1,0 +1,244 @@
+"""The record of a run: one strict JSON object a line, and the trackers that draw it live."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from seeupo_jax.metrics.trackers import TRACKERS, Sample, Tracker, check_trackers
+
+METRICS_FILE = "metrics.jsonl"
+DAMAGED_FILE = "metrics.jsonl.damaged"
+_LOGGER = logging.getLogger(__name__)
+
+
+class MetricsWriter:
+    """Appends metrics to DIR/metrics.jsonl and to the trackers; in one process only.
+
+    Args:
+      workdir: the run's folder; made if missing.
+      trackers: names out of `TRACKERS`.
+      log: takes a sentence about damaged lines.
+
+    Raises:
+      ValueError: an unknown tracker.
+    """
+
+    def __init__(
+        self,
+        workdir: str | Path,
+        trackers: Iterable[str] = (),
+        *,
+        log: Callable[[str], None] = _LOGGER.warning,
+    ):
+        self._trackers_wanted = tuple(trackers)
+        check_trackers(self._trackers_wanted)
+        self._workdir, self._log = Path(workdir).absolute(), log
+        self._workdir.mkdir(parents=True, exist_ok=True)
+        self._path = self._workdir / METRICS_FILE
+        self._file = None
+        self._trackers: list[Tracker] = []
+        self._purge_from: int | None = None
+
+    def resume_from(self, iteration: int) -> None:
+        """Forgets lines of this and later iterations, and sets damaged ones aside.
+
+        A killed run has often written past its last checkpoint; those iterations run again and must
+        not stand in the record twice. What is no line of metrics (a half-written last line, or what
+        a failing disk made of others) is appended to DIR/metrics.jsonl.damaged and told. The file
+        is replaced in one step, so a second kill harms nothing. Call it before the first `write`.
+
+        Args:
+          iteration: the first iteration that will be written.
+
+        Raises:
+          ValueError: the file is a folder.
+        """
+        self.close()
+        self._purge_from = iteration
+        lines = _read_lines(self._path)
+        if lines is None:
+            return
+        if lines.damaged:
+            aside = self._path.with_name(DAMAGED_FILE)
+            with aside.open("ab") as file:
+                file.writelines(line + b"\n" for line in lines.damaged.values())
+                file.flush()
+                os.fsync(file.fileno())
+            self._log(f"{lines.sentence()}; they are set aside in {aside}")
+        kept = [line for line in lines.records if line["iteration"] < iteration]
+        temporary = self._path.with_suffix(".jsonl.tmp")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines(_to_line(line) for line in kept)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self._path)
+
+    def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
+        """Appends one line; NaN and infinities become null.
+
+        Args:
+          iteration: goes first in the line and is TensorBoard's step.
+          values: names and texts or numbers; NumPy and JAX scalars count as numbers.
+
+        Raises:
+          ValueError: a value that is neither text nor number, or a value named `iteration`.
+          OSError: the line could not be written; the file is as it was.
+        """
+        if "iteration" in values:
+            raise ValueError("metrics: got a value named 'iteration'; allowed: any other name.")
+        plain = {name: _plain(name, value) for name, value in values.items()}
+        self.open()
+        self._append(_to_line({"iteration": int(iteration), **plain}).encode())
+        for tracker in self._trackers:
+            tracker.write(int(iteration), plain)
+
+    def _append(self, line: bytes) -> None:
+        """Writes a line whole or not at all."""
+        before = self._file.seek(0, os.SEEK_END)
+        left = memoryview(line)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._file.truncate(before)
+            raise
+
+    def draw(
+        self,
+        iteration: int,
+        histograms: Mapping[str, np.ndarray],
+        samples: Sequence[Sample],
+    ) -> None:
+        """Gives the trackers what is more than a number; see `Tracker.draw`."""
+        self.open()
+        for tracker in self._trackers:
+            tracker.draw(int(iteration), histograms, samples)
+
+    def close(self) -> None:
+        """Closes the file and the trackers; a later `write` opens them again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        for tracker in self._trackers:
+            tracker.close()
+        self._trackers = []
+
+    def open(self) -> None:
+        """Opens what is not open; the first `write` does it else.
+
+        Raises:
+          ValueError: a tracker that cannot begin.
+        """
+        if self._file is not None:
+            return
+        self._file = self._path.open("ab", buffering=0)  # an error belongs to its line
+        self._trackers = [
+            TRACKERS[name](self._workdir, self._purge_from) for name in self._trackers_wanted
+        ]
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(
+    workdir: str | Path, *, log: Callable[[str], None] = _LOGGER.warning
+) -> list[dict[str, Any]]:
+    """The lines of DIR/metrics.jsonl, in order; [] without the file.
+
+    Damaged lines are left out. `log` is told of them, but for a last one that is cut short: a run
+    may be about to write the rest of it.
+
+    Raises:
+      ValueError: the file is a folder.
+    """
+    lines = _read_lines(Path(workdir) / METRICS_FILE)
+    if lines is None:
+        return []
+    if lines.damaged.keys() - {lines.torn}:
+        log(f"{lines.sentence()}; they are left out")
+    return lines.records
+
+
+class _Lines(NamedTuple):
+    """What a file holds. damaged: by number, from 1. torn: the number of a last one without end."""
+
+    path: Path
+    records: list[dict[str, Any]]
+    damaged: dict[int, bytes]
+    torn: int
+
+    def sentence(self) -> str:
+        return (
+            f"{self.path}: {len(self.damaged)} of {len(self.damaged) + len(self.records)} lines are"
+            f" damaged, the first of them line {min(self.damaged)}"
+        )
+
+
+def _read_lines(path: Path) -> _Lines | None:
+    if path.is_dir():
+        raise ValueError(f"{path}: got a folder; allowed: a file with a JSON object a line.")
+    if not path.exists():
+        return None
+    lines = path.read_bytes().split(b"\n")
+    records, damaged = [], {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            record = _parse(line)
+            if record is None:
+                damaged[number] = line
+            else:
+                records.append(record)
+    return _Lines(path, records, damaged, len(lines))
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """A line as `write` makes it; None: another."""
+    try:
+        # Bytes may be UTF-16 to `loads`, and numbers what JSON has not.
+        record = json.loads(line.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or type(record.get("iteration")) is not int:
+        return None
+    return record if all(_is_plain(value) for value in record.values()) else None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON.")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, int | float):
+        return abs(value) <= sys.float_info.max  # no infinity, as 1e999 is; no 400 digits
+    return value is None or isinstance(value, str)
+
+
+def _to_line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, allow_nan=False) + "\n"
+
+
+def _plain(name: str, value: Any) -> float | int | str | None:
+    if isinstance(value, str | bool | int):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        pass
+    try:
+        number = float(value)
+    except TypeError:
+        raise ValueError(f"metrics: got {name}={value!r}; allowed: a number or a text.") from None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,93 @@
+"""WORKDIR/run.json: how a run was begun, and with what."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from seeupo_jax.trajectories.trajectory_record import plain
+
+RUN_FILE = "run.json"
+SCHEMA = 1
+_PACKAGES = (
+    *("seeupo_jax", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint"),
+    *("transformers", "sentencepiece", "numpy"),
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What was typed: the configuration's file, and the command."""
+
+    config_file: str = ""
+    command: tuple[str, ...] = ()
+
+    @classmethod
+    def of_module(cls, module: str, config_file: str) -> Launch:
+        """This process's command line, as `python -m` takes it."""
+        return cls(config_file, ("python", "-m", module, *sys.argv[1:]))
+
+
+def write_run_record(
+    workdir: str | Path,
+    *,
+    resumed: bool,
+    launch: Launch,
+    config: Mapping[str, Any],
+    devices: Mapping[str, Any],
+    model: Mapping[str, Any],
+) -> None:
+    """Writes the file; of a run that goes on, when it began stays and when it goes on is added.
+
+    Args:
+      resumed: whether the run goes on from a checkpoint.
+      devices, model: see `docs/trajectories.md`.
+    """
+    before = (read_run_record(workdir) if resumed else None) or {}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    record = {
+        "schema": SCHEMA,
+        "name": Path(workdir).absolute().name,
+        "config": config,
+        "config_file": launch.config_file,
+        "command": launch.command,
+        "began": before.get("began", now),
+        "resumed": [*before.get("resumed", ()), *([now] if resumed else ())],
+        "versions": versions(),
+        "devices": devices,
+        "model": model,
+    }
+    path = Path(workdir) / RUN_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(plain(record), indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read_run_record(workdir: str | Path) -> dict[str, Any] | None:
+    """What the file says; None where there is none, or none that can be read."""
+    try:
+        record = json.loads((Path(workdir) / RUN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+    """Of Python and of the packages that are installed; this one from its source tree too."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            if package == "seeupo_jax":
+                found[package] = "not installed: from its source tree"
+    return found

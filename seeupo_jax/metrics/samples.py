@@ -1,0 +1,43 @@
+"""What stands for an iteration in a tracker: distributions, and conversations to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from seeupo_jax.metrics.trackers import Sample
+from seeupo_jax.trajectories.trajectory_record import succeeded
+from seeupo_jax.types import Learned, Trajectory
+
+
+def histograms_of(learned: Sequence[Learned | None]) -> dict[str, np.ndarray]:
+    """Of the advantages, and of the weights M at every turn (from 1); finite numbers only."""
+    found = [each for each in learned if each is not None]
+    turns = max((len(each.weight_K) for each in found), default=0)
+    values = {"sweep/advantage": np.array([each.advantage for each in found])}
+    for turn in range(turns):
+        weights = [each.weight_K[turn] for each in found if len(each.weight_K) > turn]
+        values[f"sweep/weight/turn={turn + 1}"] = np.array(weights, np.float64)
+    finite = {name: x[np.isfinite(x)] for name, x in values.items()}
+    return {name: x for name, x in finite.items() if x.size}
+
+
+def samples_of(trajectories: Sequence[Trajectory], split: str) -> list[Sample]:
+    """The first of those with the highest reward, and of those with the lowest, if they differ."""
+    good = [t for t in trajectories if not t.failed]
+    if not good:
+        return []
+    chosen = [max(good, key=lambda t: t.reward), min(good, key=lambda t: t.reward)]
+    return [_sample(t, split) for t in chosen[: 1 + (chosen[0].reward != chosen[1].reward)]]
+
+
+def _sample(trajectory: Trajectory, split: str) -> Sample:
+    about = {
+        "task": trajectory.task_id,
+        "reward": f"{trajectory.reward:g}",
+        "success": {True: "yes", False: "no", None: "unknown"}[succeeded(trajectory)],
+        "stop": trajectory.stop,
+        "turns": str(trajectory.turns),
+    }
+    return Sample(split, about, trajectory.messages)

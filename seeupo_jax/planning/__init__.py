@@ -1,0 +1,1 @@
+"""What a run would need, without running it: memory, FLOPs, programs."""

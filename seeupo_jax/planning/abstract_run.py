@@ -1,0 +1,125 @@
+"""A run with shapes in place of arrays: what it would hold and compile, and nothing allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.advantages import credit_programs
+from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.programs import COPY_FACTORS, sweep_programs
+from seeupo_jax.parallel.devices import device_bytes
+from seeupo_jax.rollout.engine.slots import SlotEngine
+from seeupo_jax.runtime import build
+from seeupo_jax.types import TrainState
+
+SAMPLER, CACHE = "sampler's policy", "KV cache"
+
+
+class Ends(NamedTuple):
+    """What programs know of a tokenizer: which tokens end an action, here any one."""
+
+    end_ids: tuple[int, ...] = (0,)
+
+
+class Planned(NamedTuple):
+    """Devices that a run would have and that are not here. memory_bytes: of each; None: unknown."""
+
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The parts of a run, as its own are but for arrays.
+
+    state, reference: shape structs with shardings.
+    parts: bytes on one device of all that a run keeps from program to program, by what it is.
+    """
+
+    config: Config
+    policy: build.Policy
+    learner: Learner
+    engine: SlotEngine
+    state: TrainState
+    reference: Any
+    parts: Mapping[str, int]
+
+    @property
+    def trajectories(self) -> int:
+        """Of an iteration."""
+        return self.config.rollout.tasks * self.config.rollout.group_size
+
+    def rollout_programs(self) -> list[str]:
+        """Names of all that `engine.compile` compiles."""
+        every = self.engine.programs(self.policy.whole(self.state.params))
+        return ["rollout/allocate", *(program.name for program in every)]
+
+    def sweep_programs(self) -> list[str]:
+        """Names of all that `compile_programs` compiles: equal programs are one."""
+        names: dict[Any, str] = {}
+        for program in sweep_programs(self.learner, self.trajectories):
+            arguments = program.arguments(self.state, self.reference)
+            leaves, tree = jax.tree.flatten(arguments)
+            names.setdefault((program.function, tree, *map(_kind, leaves)), program.name)
+        credit = [f"sweep/credit {name}" for name in credit_programs(self.config.algorithm)]
+        return credit + list(names.values()) + [COPY_FACTORS]
+
+
+def outline(config: Config, mesh: jax.sharding.Mesh, planned: Planned | None = None) -> Outline:
+    """The parts of a run on a mesh, whose devices need not be here.
+
+    Args:
+      config: with `model.remat` decided, and a model whose architecture can be read.
+      planned: what the devices of the mesh stand for; None: themselves.
+
+    Raises:
+      ValueError: a mesh, a model or a cache that cannot be.
+    """
+    build.check_layout(config, mesh)
+    policy, params = build.abstract_policy(config, mesh)
+    if policy.tokenizer is None:
+        if config.rollout.grammar is not None:
+            raise ValueError(
+                f"config.rollout.grammar: got {config.rollout.grammar!r}; allowed: none where the"
+                " model's tokenizer is not here."
+            )
+        policy = dataclasses.replace(policy, tokenizer=Ends())
+    optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    state = build.new_state(config, policy, optimizer, params)
+    reference = build.place_reference(config, params)
+    held = device_bytes((state, reference, policy.frozen))
+
+    def free(_: jax.Device) -> int | None:
+        return None if planned.memory_bytes is None else max(0, planned.memory_bytes - held)
+
+    engine = build.build_engine(config, policy, None if planned is None else free)
+    parts = {
+        "parameters": device_bytes(state.params),
+        "optimizer": device_bytes(state.opt_state),
+        "reference": device_bytes(reference),
+        "frozen": device_bytes(policy.frozen),
+        "critic": device_bytes(state.critic),
+        CACHE: engine.plan.bytes,
+        SAMPLER: engine.plan.policy_bytes,
+    }
+    return Outline(
+        config,
+        policy,
+        build.build_learner(config, policy, optimizer, state),
+        engine,
+        state,
+        reference,
+        {name: size for name, size in parts.items() if size},
+    )
+
+
+def _kind(leaf: Any) -> tuple[Any, ...]:
+    """All of an argument that a program is compiled for."""
+    where = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
+    return leaf.shape, str(leaf.dtype), where

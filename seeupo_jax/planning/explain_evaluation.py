@@ -1,0 +1,87 @@
+"""What an evaluation would play."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from seeupo_jax.checkpoint import Checkpoints, find_directory
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.planning.explain_parts import (
+    bytes_of,
+    cache_lines,
+    environment_lines,
+    mesh_lines,
+    model_lines,
+    outline_run,
+    program_lines,
+    task_ids,
+)
+from seeupo_jax.planning.explanation import Section
+
+
+class FoundPolicy(NamedTuple):
+    """The policy of an evaluation. iteration: after which it is; 0: untrained, or not known."""
+
+    iteration: int
+    sections: list[Section]
+
+
+def explain_policy(config: Config, workdir: Path, folder: str, *, untrained: bool) -> FoundPolicy:
+    """The run's last checkpoint, or what it starts from, in our own engine."""
+    found, _ = outline_run(config, folder)
+    files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
+    newest = None
+    if not untrained:
+        newest = files.newest({"params": found.state.params}, partial=True)
+    files.close()
+    iteration = 0 if newest is None else newest[0]
+    weights = f"untrained, as {folder} has it"
+    if newest is not None:
+        weights = f"of the checkpoint after iteration {iteration} in {workdir}"
+    sections = [
+        ("policy", [weights]),
+        ("model", model_lines(found, folder)),
+        ("mesh", mesh_lines(found)),
+        (
+            "memory",
+            [f"{bytes_of(found, 'parameters', 'frozen'):>12}  policy", *cache_lines(found)],
+        ),
+        ("programs", program_lines(found, 0)),
+    ]
+    return FoundPolicy(iteration, sections)
+
+
+def explain_server(url: str, model: str | None) -> FoundPolicy:
+    """A policy elsewhere, which is not asked for anything."""
+    name = "the only model that it lists" if model is None else model
+    lines = [f"{name}, at {url}, which was not asked; nothing is loaded or compiled here"]
+    return FoundPolicy(0, [("policy", lines)])
+
+
+def explain_episodes(
+    config: Config, split: str, k: int, path: Path, played: set[tuple[str, int]] | None
+) -> list[Section]:
+    """What would be played.
+
+    Args:
+      path: of the file with the episodes. played: those in it; None: it is not known which file
+        in the folder `path` that is.
+    """
+    every = task_ids(config, split)
+    chosen = every[: config.evaluation.tasks]
+    total = len(chosen) * k
+    temperature = config.evaluation.temperature
+    temperature = config.rollout.temperature if temperature is None else temperature
+    drawn = "always the likeliest token"
+    if config.rollout.top_k != 1:
+        drawn = f"temperature {temperature:g}"
+    where = [f"{path}: which file is known once the server has named its model"]
+    if played is not None:
+        there = sum((task_id, member) in played for task_id in chosen for member in range(k))
+        where = [f"{there} of {total} are in {path}; {total - there} are to be played"]
+    return [
+        ("environment", environment_lines(config)),
+        ("tasks", [f"{split}: the first {len(chosen)} of {len(every)}"]),
+        ("episodes", [f"{len(chosen)} tasks x k={k}: {total}; {drawn}", *where]),
+    ]

@@ -1,0 +1,172 @@
+"""What is told of a run's parts: model, mesh, memory, programs, environment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+
+from seeupo_jax import envs
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.envs import gate
+from seeupo_jax.parallel.devices import total_memory
+from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.planning.abstract_run import Outline, Planned, outline
+from seeupo_jax.planning.explanation import grouped, listed
+from seeupo_jax.planning.remat import SHARE, RematPlan, choose_remat, plan_remat
+from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
+from seeupo_jax.policy.network import ADAPTER
+from seeupo_jax.rollout.engine.cache_memory import in_units
+from seeupo_jax.runtime.build import ARCHITECTURES
+
+
+def outline_run(
+    config: Config, start: str | None, planned: Planned | None = None
+) -> tuple[Outline, RematPlan]:
+    """The run's parts, and what recomputation was chosen by.
+
+    Args:
+      start: where the policy lies; None: it has still to be made.
+      planned: devices that are meant and not here; None: those that are.
+    """
+    model = dataclasses.replace(config.model, path=config.model.path if start is None else start)
+    config, mesh = dataclasses.replace(config, model=model), make_mesh(config.mesh)
+    if config.model.path is None:  # its tokenizer has still to be made, too
+        rollout = dataclasses.replace(config.rollout, grammar=None)
+        config = dataclasses.replace(config, rollout=rollout)
+    if planned is not None:
+        plan = plan_remat(config, mesh, planned.memory_bytes, share=SHARE)
+        if config.model.remat == "auto":
+            model = dataclasses.replace(config.model, remat=plan.chosen)
+            config = dataclasses.replace(config, model=model)
+        return outline(config, mesh, planned), plan
+    config, plan = choose_remat(config, mesh)
+    if plan is None:
+        plan = plan_remat(config, mesh, total_memory(mesh.local_devices[0]))
+    return outline(config, mesh), plan
+
+
+def model_lines(found: Outline, start: str | None) -> list[str]:
+    arch, config = found.policy.network.arch, found.config
+    whole = jax.tree.leaves_with_path(found.policy.whole(found.state.params))
+    counts = [(str(path[-1].key).startswith(ADAPTER), x.size) for path, x in whole]
+    every = sum(size for _, size in counts)
+    trained = sum(x.size for x in jax.tree.leaves(found.state.params))
+    adapters = sum(size for adapter, size in counts if adapter)
+    name = "made from nothing" if config.model.path is None else config.model.path
+    trains = "all of them train" if trained == every else f"{trained:,} of them train"
+    lines = [
+        f"{name}: {every:,} parameters, {trains}"
+        + (f", in adapters of rank {arch.lora.rank}" if adapters else ""),
+        f"{arch.layers} layers, width {arch.width}, {arch.heads} heads on {arch.kv_heads},"
+        f" vocabulary {arch.vocab_size:,}; {arch.dtype}, attention {arch.attention}"
+        + (", layers scanned" if arch.scan_layers else ""),
+    ]
+    if start is None:
+        stages = config.warm_start.stages
+        steps = ", then ".join(f"{stage.steps:,} steps" for stage in stages)
+        lines.append(f"weights: a warm start first, {steps} on demonstrations")
+    elif start.startswith(f"{PACKAGE}{ARCHITECTURES}/"):
+        lines.append("weights: not here")
+    else:
+        lines.append(f"weights: {resolve_path(start)}")
+    if config.lora.path is not None:
+        lines.append(f"adapters: {config.lora.path}")
+    return lines
+
+
+def mesh_lines(found: Outline, planned: Planned | None = None) -> list[str]:
+    mesh, reshard = found.policy.mesh, found.engine.plan.reshard
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
+    device = mesh.devices.flat[0]
+    count = f"{mesh.size} x {device.platform} ({device.device_kind})"
+    more = []
+    if planned is not None:
+        memory = planned.memory_bytes
+        each = "" if memory is None else f" of {in_units(memory)}"
+        count = f"{mesh.size} devices{each} that are not here"
+        more = [
+            f"kernels and row lengths are those of {device.platform}; python -m seeupo_jax.aot"
+            " compiles for a TPU slice"
+        ]
+    processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    return [f"{count}{processes}: {axes if axes else 'one device'}", str(reshard), *more]
+
+
+def memory_lines(found: Outline, remat: RematPlan, *, chosen: bool) -> list[str]:
+    """What lies on one device, in the order in which it comes.
+
+    Args:
+      chosen: whether it was by this plan that recomputation was decided.
+    """
+    config, arch = found.config, found.policy.network.arch
+    names = {
+        "parameters": "parameters that train",
+        "optimizer": "optimizer",
+        "reference": "reference policy",
+        "frozen": "parameters that do not train",
+        "critic": "critic and its optimizer",
+    }
+    sizes = {label: found.parts[name] for name, label in names.items() if name in found.parts}
+    sizes["gradients, two copies at most"] = remat.standing - sum(sizes.values())
+    name = arch.remat if arch.remat in remat.activations else next(iter(remat.activations))
+    sizes[f"activations of a microbatch, remat {name}"] = remat.activations[name]
+    lines = ["of one device, by estimate:"]
+    lines += [f"{in_units(size):>12}  {label}" for label, size in sizes.items() if size > 0]
+    whole = f"{in_units(remat.needed(name)):>12}  a step of the sweep"
+    lines.append(whole + ("" if remat.allowed is None else f", of {in_units(remat.allowed)}"))
+    if chosen:
+        lines.append(str(remat))
+    away = [part for part, waits in vars(config.offload).items() if waits]
+    if away:
+        lines.append(f"in the host's memory while it waits: {', '.join(away)}")
+    return [*lines, *cache_lines(found)]
+
+
+def bytes_of(found: Outline, *names: str) -> str:
+    return in_units(sum(found.parts.get(name, 0) for name in names))
+
+
+def cache_lines(found: Outline) -> list[str]:
+    """What a rollout holds besides; the policy's way to the sampler is the mesh's to tell."""
+    plan = found.engine.plan
+    lines = [f"{in_units(plan.policy_bytes):>12}  the sampler's copy of the policy"]
+    return [
+        *(lines if plan.policy_bytes else []),
+        f"{in_units(plan.bytes):>12}  KV cache of a rollout",
+        str(dataclasses.replace(plan, reshard=None)),
+    ]
+
+
+def program_lines(found: Outline, iterations: int) -> list[str]:
+    """What is compiled for so many iterations."""
+    shapes, config = found.learner.shapes, found.config
+    rollout, sweep = found.rollout_programs(), found.sweep_programs()
+    if not iterations:
+        return [f"at most {len(rollout)}, as they are needed: {grouped(rollout)}"]
+    lines = [
+        f"{len(rollout) + len(sweep)}, compiled before the first iteration and kept in a cache",
+        f"rollout: {len(rollout)}: {grouped(rollout)}",
+        f"sweep: {len(sweep)}: {grouped(sweep)}",
+        f"rows of {listed(shapes.lengths)} tokens, {shapes.rows} a microbatch",
+    ]
+    temperature = config.evaluation.temperature
+    if temperature not in (None, config.rollout.temperature):
+        more = sum("decode" in name for name in rollout)
+        lines.append(f"at most {more} more for evaluations at temperature {temperature:g}")
+    return lines
+
+
+def environment_lines(config: Config) -> list[str]:
+    env = config.env
+    chosen = ", ".join(f"{name}={value!r}" for name, value in env.options.items())
+    where = ", a process for each environment" if env.isolation == "process" else ""
+    return [
+        f"{env.name}{f' ({chosen})' if chosen else ''}; {env.workers} threads{where}, a call at"
+        f" most {env.timeout_s:g} s, {env.retries} retries"
+    ]
+
+
+def task_ids(config: Config, split: str) -> Sequence[str]:
+    return gate.task_ids(envs.make(config.env.name, **config.env.options), split)

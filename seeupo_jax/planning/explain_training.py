@@ -1,0 +1,200 @@
+"""What a training would run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from seeupo_jax.checkpoint import Checkpoints, find_directory
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.envs.base import Missing
+from seeupo_jax.learner.sweep import update_order
+from seeupo_jax.planning.abstract_run import Outline, Planned
+from seeupo_jax.planning.explain_parts import (
+    environment_lines,
+    memory_lines,
+    mesh_lines,
+    model_lines,
+    outline_run,
+    program_lines,
+    task_ids,
+)
+from seeupo_jax.planning.explanation import Section, choices, listed
+from seeupo_jax.rollout.engine.cache_memory import in_units
+from seeupo_jax.rollout.tasks import too_few
+from seeupo_jax.runtime import build
+from seeupo_jax.runtime.resume_check import check_same_run
+
+# What of an algorithm is always told; the other choices where they are not the default.
+_TOLD = "order ratio objective advantage baseline scale old_policy weight_clip kl_coef".split()
+
+
+class _Start(NamedTuple):
+    """What a run goes on from.
+
+    done: iterations. evaluated: whether the policy after them has been. lines: in words.
+    """
+
+    done: int
+    evaluated: bool
+    lines: list[str]
+
+
+def explain_training(
+    config: Config,
+    workdir: Path,
+    planned: Planned | None = None,
+    missing: Sequence[str] = (),
+) -> list[Section]:
+    """What `seeupo_jax.train` would do with a configuration that passes every check.
+
+    Args:
+      planned: devices that are meant and not here; None: those that are.
+      missing: what the run needs besides and this machine has not.
+
+    Raises:
+      ValueError: what the run would say, too.
+    """
+    start = build.policy_folder(config, workdir)
+    found, remat = outline_run(config, start, planned)
+    begins = _start(found, workdir)
+    lacks = [f"a run needs, and this machine has not: {what}" for what in missing]
+    return [
+        *([("missing", lacks)] if lacks else []),
+        ("model", model_lines(found, start)),
+        ("mesh", mesh_lines(found, planned)),
+        ("memory", memory_lines(found, remat, chosen=config.model.remat == "auto")),
+        ("programs", program_lines(found, config.iterations - begins.done)),
+        ("environment", environment_lines(config)),
+        ("tasks", _tasks(config)),
+        ("recipe", _recipe(config)),
+        ("iterations", _iterations(config, begins)),
+        ("evaluations", _evaluations(config, begins)),
+        ("checkpoints", _checkpoints(found, workdir, begins)),
+        ("files", _files(config, workdir)),
+    ]
+
+
+def _start(found: Outline, workdir: Path) -> _Start:
+    """Where a run in this folder would go on."""
+    config, folder = found.config, find_directory(found.config.checkpoint, workdir)
+    passed: list[str] = []
+    files, stopped = Checkpoints(folder, 1, log=passed.append), Checkpoints(f"{folder}/stopped", 1)
+    newest, sweep = files.newest(found.state), stopped.latest()
+    files.close()
+    stopped.close()
+    if newest is None and sweep is None:
+        return _Start(0, False, [*passed, f"from the start: {folder} has no checkpoint"])
+    done, notes = (0, {}) if newest is None else newest
+    if notes:
+        check_same_run(config, notes["config"])
+    if sweep is not None and sweep > done:
+        line = f"going on in the sweep of iteration {sweep}, where a run was stopped"
+        return _Start(sweep - 1, True, [*passed, line])
+    line = f"going on after iteration {done}, from {folder}"
+    return _Start(done, notes.get("evaluated", True), [*passed, line])
+
+
+def _tasks(config: Config) -> list[str]:
+    chosen, lines = config.evaluation, []
+    try:
+        trains_on = task_ids(config, "train")
+    except Missing:
+        return [f"not known here; {chosen.tasks} of {chosen.split} are tested"]
+    for split in dict.fromkeys(("train", chosen.split, *chosen.extra_splits)):
+        count = len(task_ids(config, split))
+        tested = f", of which {min(count, chosen.tasks)} are tested"
+        if split != chosen.split:
+            tested = f"{tested} before and after" if split in chosen.extra_splits else ""
+        lines.append(f"{split}: {count:,}{tested}")
+    repeats = too_few(len(trains_on), config.rollout.tasks)
+    return lines if repeats is None else [*lines, repeats]
+
+
+def _recipe(config: Config) -> list[str]:
+    own, usual = vars(config.algorithm), vars(Algorithm())
+    told = {name: own[name] for name in _TOLD}
+    told |= {name: value for name, value in own.items() if value != usual[name]}
+    lines = [f"{config.recipe}: " + choices(told)]
+    recipe: Mapping[str, Any] = RECIPES[config.recipe]
+    if other := {name: own[name] for name in recipe if own[name] != recipe[name]}:
+        lines.append(f"other than the recipe: {choices(other)}")
+    chosen = config.optimizer
+    rate = f"learning rate {chosen.learning_rate:g} ({chosen.schedule})"
+    for unit in ("iterations", "steps"):
+        if warmup := vars(chosen)[f"warmup_{unit}"]:
+            rate += f", warm-up over {warmup} {unit}"
+    return [*lines, f"optimizer {chosen.name}, {rate}"]
+
+
+def _iterations(config: Config, begins: _Start) -> list[str]:
+    rollout, chosen = config.rollout, config.algorithm
+    order = update_order(
+        rollout.max_turns,
+        chosen.order,
+        turns_per_update=chosen.turns_per_update,
+        custom_order=chosen.custom_order,
+    )
+    steps = len(order) * chosen.inner_epochs * chosen.minibatches_per_turn
+    count = rollout.tasks * rollout.group_size
+    return [
+        f"{config.iterations}, {begins.lines[-1]}",
+        *begins.lines[:-1],
+        f"each of {rollout.tasks} tasks x {rollout.group_size} = {count} trajectories of at most"
+        f" {rollout.max_turns} turns, {rollout.max_context:,} tokens, {rollout.max_action_tokens:,}"
+        " an action",
+        f"and of at most {steps} optimizer steps; {max(0, config.iterations - begins.done)} are"
+        " left",
+    ]
+
+
+def _due(config: Config, every: int, done: int) -> list[int]:
+    """Iterations after which something done `every` so many, and after the last, is done."""
+    last = config.iterations
+    return [i for i in range(done + 1, last + 1) if i == last or (every and i % every == 0)]
+
+
+def _evaluations(config: Config, begins: _Start) -> list[str]:
+    chosen = config.evaluation
+    due = ([] if begins.evaluated else [begins.done]) + _due(config, chosen.every, begins.done)
+    if not due:
+        return ["none"]
+    return [f"{len(due)}, after iterations {listed(due)}: {chosen.tasks} tasks x k={chosen.k}"]
+
+
+def _checkpoints(found: Outline, workdir: Path, begins: _Start) -> list[str]:
+    config = found.config
+    due = _due(config, config.checkpoint.every, begins.done)
+    if not due:
+        return ["none"]
+    leaves = jax.tree.leaves(found.state)
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    kept = config.checkpoint
+    return [
+        f"{len(due)}, after iterations {listed(due)}, of at most {in_units(size)} each",
+        f"the newest {kept.keep} and the best {kept.keep_best} of the others stay, in"
+        f" {find_directory(kept, workdir)}",
+    ]
+
+
+def _files(config: Config, workdir: Path) -> list[str]:
+    """What the run leaves in its folder."""
+    names = {
+        "metrics.jsonl": True,
+        "run.json": True,
+        "trajectories/": True,
+        "rollouts/, until a checkpoint covers them": True,
+        "tensorboard/": "tensorboard" in config.telemetry.trackers,
+        "wandb/": "wandb" in config.telemetry.trackers,
+        "warm_start/": bool(config.warm_start.stages),
+        "profile/": bool(config.profile.steps),
+        "policy/": config.checkpoint.export,
+        "learning_curve.png": True,
+    }
+    return [f"in {workdir}: " + "; ".join(name for name, there in names.items() if there)]

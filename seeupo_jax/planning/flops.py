@@ -1,0 +1,344 @@
+"""FLOPs of our programs, counted by their formulas, and of any program by its jaxpr.
+
+Of all devices together; only matrix products count, a multiply-add as two. The rest (norms,
+softmax, rotations, the optimizer) grows with a width instead of its square.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from seeupo_jax.planning.hlo_text import Trips
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.kernels.attention import QUERIES_AT_LEAST, SCORES_AT_ONCE
+from seeupo_jax.policy.kernels.fused import select_kernel
+from seeupo_jax.policy.kernels.tree_kernels import BLOCK as TREE_BLOCK
+
+_SPLASH_BLOCKS = range(128, 512 + 1, 128)  # as `policy/kernels/fused.py` cuts queries and keys
+# Matrix products of attention, forwards and backwards: the fused kernels for TPU make the scores
+# anew in each of their two backward passes.
+_ATTENTION_BACKWARD = {"xla": 2.0, "cudnn": 2.5, "splash": 3.5, "trees": 3.5}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass over rows: each computes `new` tokens after `past` known ones, logits at `head`.
+
+    trees: whether rows hold token trees; otherwise sequences, which a fused kernel may take.
+    """
+
+    rows: int
+    new: int
+    past: int = 0
+    head: int = 0
+    trees: bool = False
+
+
+def parameters(arch: Architecture, *, active: bool = False) -> int:
+    """How many parameters a network has, adapters included.
+
+    Args:
+      active: of the experts, only those that one token goes through.
+    """
+    tables = (1 if arch.tied else 2) * arch.vocab_size * arch.width
+    return tables + arch.width + sum(_layer(arch, i, active) for i in range(arch.layers))
+
+
+def yardstick(arch: Architecture, tokens: int) -> int:
+    """The usual estimate of training on so many tokens: 6 FLOPs a token and active parameter."""
+    return 6 * parameters(arch, active=True) * tokens
+
+
+def forward_flops(arch: Architecture, work: Pass, *, computed: bool = False) -> float:
+    """FLOPs of a pass forwards.
+
+    Args:
+      computed: False counts what the result needs: of attention, the keys that a query sees. True
+        counts what our programs multiply: of attention, what the kernel for whole rows does not
+        skip.
+    """
+    kernel = _kernel(arch, work)
+    return _projections(arch, work) + _attention(arch, work, kernel, computed) + _head(arch, work)
+
+
+def turn_step_flops(
+    arch: Architecture,
+    rows: int,
+    length: int,
+    action: int,
+    *,
+    trees: bool = True,
+    refresh: int = 0,
+    critic: str = "none",
+    computed: bool = False,
+) -> float:
+    """FLOPs of a sweep's step on one turn: forwards, backwards, and the refresh of weights.
+
+    Args:
+      rows: of all microbatches. length, action: tokens of a row, and of its actions.
+      trees: whether rows hold token trees.
+      refresh: tokens that each row is continued by for the refresh; 0 without one.
+      critic: the value function's kind; a `model` is stepped too, a `head` is next to nothing.
+      computed: False counts what the result needs, were each row one sequence. True counts what our
+        programs multiply: what is computed again in the backward pass too, attention as its kernel
+        does it, and logits as if all of a row were actions (where few are, fewer are computed).
+        With adapters a little more, since the first layer's backward pass ends early.
+    """
+    work = Pass(rows, length, head=length if computed and action else action, trees=trees)
+    kernel = _kernel(arch, work)
+    projections, head = _projections(arch, work), _head(arch, work)
+    attention = _attention(arch, work, kernel, computed)
+    adapters = _adapters(arch, work)
+    trained = 2 if arch.lora is None else 1  # of frozen matrices only their input's gradient
+    backward = trained * (projections - adapters + head) + 2 * adapters
+    if computed:
+        backward += _ATTENTION_BACKWARD[kernel] * attention + _again(arch, work, kernel, attention)
+    else:
+        backward += 2 * attention
+    after = Pass(rows, refresh, length, head=refresh if computed else action)
+    refreshed = forward_flops(arch, after, computed=computed) if refresh else 0.0
+    # A transformer of the policy's architecture, without logits.
+    if critic == "model":
+        own = turn_step_flops(arch, rows, length, 0, trees=trees, computed=computed)
+    else:
+        own = 0.0
+    return projections + attention + head + backward + refreshed + own
+
+
+def score_flops(
+    arch: Architecture,
+    rows: int,
+    length: int,
+    action: int,
+    *,
+    trees: bool = True,
+    computed: bool = False,
+) -> float:
+    """FLOPs of the log-probabilities of `action` tokens a row; arguments as `turn_step_flops`."""
+    return forward_flops(arch, Pass(rows, length, head=action, trees=trees), computed=computed)
+
+
+def prefill_flops(
+    arch: Architecture, rows: int, tokens: int, past: int = 0, *, computed: bool = False
+) -> float:
+    """FLOPs of a prefill of rows of so many tokens each, after `past` cached ones.
+
+    Args:
+      computed: True counts every key up to the row's last one for every query.
+    """
+    work = Pass(rows, tokens, past)
+    return _projections(arch, work) + _attention(arch, work, "xla", computed)
+
+
+def decode_flops(arch: Architecture, rows: int, context: int, *, computed: bool = False) -> float:
+    """FLOPs of one more token a row, each of which sees `context` cached ones and itself."""
+    work = Pass(rows, 1, context, head=1)
+    return _projections(arch, work) + _attention(arch, work, "xla", computed) + _head(arch, work)
+
+
+def jaxpr_flops(jaxpr: core.ClosedJaxpr, *, unknown_trips: Trips = 1) -> float:
+    """FLOPs of the matrix products of a traced program, `jitted.trace(...).jaxpr`.
+
+    Loops count as often as they run, the dearest branch of a conditional, a `shard_map` on each of
+    its devices. A Pallas kernel counts by its own estimate, or else with every block of its grid:
+    also those that a mask lets it skip.
+
+    Args:
+      unknown_trips: of loops whose count is decided while they run; see `hlo_text.Trips`.
+    """
+    return _count(jaxpr.jaxpr, unknown_trips)
+
+
+def _kernel(arch: Architecture, work: Pass) -> str:
+    """The kernel of attention that a pass of this shape uses."""
+    if work.past or (work.trees and arch.attention != "splash"):
+        return "xla"
+    if work.trees:
+        return "trees"
+    kernel, _ = select_kernel(
+        arch.attention,
+        length=work.new,
+        head_dim=arch.head_dim,
+        heads=arch.heads,
+        kv_heads=arch.kv_heads,
+        dtype=arch.dtype,
+    )
+    return kernel
+
+
+def _matrices(arch: Architecture, layer: int) -> dict[str, tuple[int, int]]:
+    """The shapes of a layer's projections by Hugging Face's names; none of experts."""
+    D, F = arch.width, arch.mlp_width
+    q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    shapes = {"q_proj": (D, q), "k_proj": (D, kv), "v_proj": (D, kv), "o_proj": (q, D)}
+    if not arch.is_sparse(layer):
+        shapes |= {"gate_proj": (D, F), "up_proj": (D, F), "down_proj": (F, D)}
+    return shapes
+
+
+def _layer(arch: Architecture, layer: int, active: bool) -> int:
+    """Parameters of a layer."""
+    matrices, biases = _matrices(arch, layer), _biases(arch)
+    count = sum(math.prod(shape) for shape in matrices.values())
+    count += sum(shape[1] for name, shape in matrices.items() if biases[name])
+    count += sum(_low_rank(arch, name, shape) for name, shape in matrices.items())
+    if arch.is_sparse(layer):
+        experts = arch.moe.per_token if active else arch.moe.experts
+        count += arch.width * (arch.moe.experts + 3 * experts * arch.moe.mlp_width)
+    norms = 2 * arch.width + (2 * arch.head_dim if arch.qk_norm else 0)
+    return count + norms
+
+
+def _biases(arch: Architecture) -> dict[str, bool]:
+    qkv = dict.fromkeys(("q_proj", "k_proj", "v_proj"), arch.qkv_bias)
+    mlp = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), arch.mlp_bias)
+    return qkv | mlp | {"o_proj": arch.out_bias}
+
+
+def _low_rank(arch: Architecture, name: str, shape: tuple[int, int]) -> int:
+    """Parameters of a projection's adapter."""
+    adapted = arch.lora is not None and name in arch.lora.targets
+    return arch.lora.rank * sum(shape) if adapted else 0
+
+
+def _projections(arch: Architecture, work: Pass) -> float:
+    """Of all layers, adapters and experts included; each parameter is used once a token."""
+    used = 0
+    for layer in range(arch.layers):
+        for name, shape in _matrices(arch, layer).items():
+            used += math.prod(shape) + _low_rank(arch, name, shape)
+        if arch.is_sparse(layer):
+            each = 3 * arch.moe.mlp_width + 1  # and the sum of the experts' results
+            used += arch.width * (arch.moe.experts + arch.moe.per_token * each)
+    return 2.0 * work.rows * work.new * used
+
+
+def _adapters(arch: Architecture, work: Pass) -> float:
+    ranks = (
+        _low_rank(arch, name, shape)
+        for layer in range(arch.layers)
+        for name, shape in _matrices(arch, layer).items()
+    )
+    return 2.0 * work.rows * work.new * sum(ranks)
+
+
+def _head(arch: Architecture, work: Pass) -> float:
+    return 2.0 * work.rows * work.head * arch.vocab_size * arch.width
+
+
+def _attention(arch: Architecture, work: Pass, kernel: str, computed: bool) -> float:
+    """Scores, and the sums of values that they weigh: 4 FLOPs a pair, head and channel."""
+    windows = (arch.window(layer) for layer in range(arch.layers))
+    count = _COMPUTED[kernel] if computed else _seen
+    pairs = sum(count(work.new, work.past, window) for window in windows)
+    return 4.0 * work.rows * arch.heads * arch.head_dim * pairs
+
+
+def _seen(new: int, past: int, window: int | None) -> int:
+    """Pairs of a query and a key that it sees."""
+    if window is None:
+        return new * past + new * (new + 1) // 2
+    return sum(min(past + i + 1, window) for i in range(new))
+
+
+def _all(new: int, past: int, window: int | None) -> int:
+    return new * (past + new)
+
+
+def _of_splash(new: int, past: int, window: int | None) -> int:
+    return _in_blocks(new, window, max(size for size in _SPLASH_BLOCKS if new % size == 0))
+
+
+def _of_trees(new: int, past: int, window: int | None) -> int:
+    """As if a row were one sequence, which is the most: of a branch no other is seen."""
+    return _in_blocks(new, window, TREE_BLOCK)
+
+
+def _in_blocks(new: int, window: int | None, block: int) -> int:
+    """Pairs in the blocks that a kernel does not skip: those where any query sees any key."""
+    far = new if window is None else window
+    count = sum(
+        (key + 1) * block - 1 > query * block - far
+        for query in range(-(-new // block))
+        for key in range(query + 1)
+    )
+    return count * block**2
+
+
+_COMPUTED = {"xla": _all, "splash": _of_splash, "cudnn": _seen, "trees": _of_trees}
+
+
+def _again(arch: Architecture, work: Pass, kernel: str, attention: float) -> float:
+    """What the backward pass computes again, forwards.
+
+    Of a layer that is everything but its last product (the projection down, or the sum over a
+    token's experts), which no gradient needs; all logits; of chunks of queries the scores. Whether
+    there are such is judged as if one device had all rows: few devices have so few that it would
+    differ.
+    """
+    sparse = [arch.is_sparse(layer) for layer in range(arch.layers)]
+    last = sum(arch.moe.per_token if moe else arch.mlp_width for moe in sparse) * arch.width
+    layers = _projections(arch, work) - 2.0 * work.rows * work.new * last
+    again = {
+        "none": 0.0,
+        "dots": 0.0 if kernel == "xla" else attention,  # what is kept are plain products
+        "full": layers + attention,
+    }[arch.remat]
+    at_once = SCORES_AT_ONCE // (work.rows * arch.heads * (work.past + work.new))
+    if kernel == "xla" and work.new > max(QUERIES_AT_LEAST, at_once):
+        again += attention / 2
+    return again + _head(arch, work)
+
+
+def _count(jaxpr: core.Jaxpr, trips: Trips) -> float:
+    return sum(_of_equation(equation, trips) for equation in jaxpr.eqns)
+
+
+def _of_equation(equation: Any, trips: Trips) -> float:
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        lhs = equation.invars[0].aval.shape
+        return 2.0 * equation.outvars[0].aval.size * math.prod(lhs[i] for i in contracted)
+    if name in ("ragged_dot", "ragged_dot_general"):
+        return _ragged(equation)
+    if name == "cond":
+        return max(_count(branch.jaxpr, trips) for branch in params["branches"])
+    if name == "while":
+        scope = str(equation.source_info.name_stack)
+        times = trips(scope) if callable(trips) else trips
+        return times * _count(params["body_jaxpr"].jaxpr, trips)
+    if name == "pallas_call":
+        estimate = params["cost_estimate"]
+        blocks = math.prod(params["grid_mapping"].grid)
+        return estimate.flops if estimate else blocks * _count(params["jaxpr"], trips)
+    times = {"scan": lambda: params["length"], "shard_map": lambda: params["mesh"].size}
+    each = sum(_count(inner, trips) for inner in _inside(params))
+    return each * times.get(name, lambda: 1)()
+
+
+def _ragged(equation: Any) -> float:
+    """A product of grouped rows: each row meets one group's matrix."""
+    lhs, rhs = (var.aval.shape for var in equation.invars[:2])
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (_, contracted), (_, batch) = numbers.dot_dimension_numbers
+    paired = (*contracted, *batch, *numbers.rhs_group_dimensions)
+    free = math.prod(size for i, size in enumerate(rhs) if i not in paired)
+    return 2.0 * math.prod(lhs) * free
+
+
+def _inside(params: dict[str, Any]) -> Iterator[core.Jaxpr]:
+    """The jaxprs that an equation runs."""
+    for value in jax.tree.leaves(
+        list(params.values()), is_leaf=lambda x: isinstance(x, core.Jaxpr | core.ClosedJaxpr)
+    ):
+        if isinstance(value, core.ClosedJaxpr):
+            yield value.jaxpr
+        elif isinstance(value, core.Jaxpr):
+            yield value

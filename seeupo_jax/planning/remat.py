@@ -1,0 +1,134 @@
+"""Which activations are computed again in the backward pass: as few as memory allows."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax
+
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.parallel.devices import device_bytes, total_memory
+from seeupo_jax.parallel.distributed import gather
+from seeupo_jax.parallel.mesh import make_mesh, row_shards, sampler_mesh
+from seeupo_jax.policy.activation_memory import REMATS, microbatch_bytes, share_of
+from seeupo_jax.rollout.engine.cache_memory import in_units, plan_cache
+from seeupo_jax.runtime import build
+
+# Of a device's memory, what a sweep's step may take by our estimate: a CPU's is its host's, which
+# has environments and other programs to hold, and allocators need some room to themselves.
+_SHARES = {"cpu": 0.5}
+SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class RematPlan:
+    """What `model.remat=auto` comes to; bytes are of one device.
+
+    standing: what a step holds whatever is computed again: state, reference policy, gradients.
+    activations: of one microbatch, by the choices there are, the least recomputation first.
+    allowed: for a step; None: nobody knows.
+    """
+
+    standing: int
+    activations: dict[str, int]
+    allowed: int | None
+
+    @property
+    def chosen(self) -> str:
+        """The least recomputation that fits; the most of all where nothing does."""
+        allowed = self.allowed
+        fitting = [n for n in self.activations if allowed is None or self.needed(n) <= allowed]
+        return [*fitting, [*self.activations][-1]][0]
+
+    def needed(self, name: str) -> int:
+        """By a step with this choice."""
+        return self.standing + self.activations[name]
+
+    def __str__(self) -> str:
+        name, least = self.chosen, next(iter(self.activations))
+        if self.allowed is None:
+            return f"remat: {name} (model.remat=auto; how much memory devices have is not known)"
+        allowed = f"of {in_units(self.allowed)} a device for a step"
+        text = (
+            f"remat: {name} (model.remat=auto): about {in_units(self.needed(name))} {allowed},"
+            f" {in_units(self.activations[name])} of it activations"
+        )
+        if self.needed(name) > self.allowed:
+            return f"{text}, which is more than there is"
+        return text if name == least else f"{text}; {least} needs {in_units(self.needed(least))}"
+
+
+def choose_remat(
+    config: Config, mesh: jax.sharding.Mesh | None = None, *, memory_bytes: int | None = None
+) -> tuple[Config, RematPlan | None]:
+    """The configuration with `model.remat` decided, and what decided it where it was `auto`.
+
+    Nothing but the configuration and what memory devices have, free or not, decides: the same
+    command on the same machine computes the same numbers to the bit. Every process of a
+    multi-process run calls it.
+
+    Args:
+      mesh: that the run trains on; its devices need not be here. None: the configuration's.
+      memory_bytes: that programs of one device may use; None: what the device says.
+    """
+    if config.model.remat != "auto":
+        return config, None
+    mesh = make_mesh(config.mesh) if mesh is None else mesh
+    if memory_bytes is None:
+        memory_bytes = min(gather(total_memory(mesh.local_devices[0]) or 0))
+    plan = plan_remat(config, mesh, memory_bytes or None)
+    model = dataclasses.replace(config.model, remat=plan.chosen)
+    return dataclasses.replace(config, model=model), plan
+
+
+def plan_remat(
+    config: Config,
+    mesh: jax.sharding.Mesh,
+    memory_bytes: int | None,
+    *,
+    share: float | None = None,
+) -> RematPlan:
+    """The estimate; nothing is compiled or allocated.
+
+    Args:
+      memory_bytes: that programs of one device may use; None: nobody knows.
+      share: of it that a step may take; None: what suits the devices of the mesh.
+    """
+    policy, params = build.abstract_policy(config, mesh)
+    optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    state = build.new_state(config, policy, optimizer, params)
+    trained = device_bytes((state.params, None if state.critic is None else state.critic.params))
+    # Gradients are added up, and those of one more microbatch come to them.
+    standing = device_bytes((state, policy.frozen)) + 2 * trained
+    standing += device_bytes(build.place_reference(config, params))
+    if config.rollout_ahead:
+        standing += _sampling_bytes(config, policy, mesh) + device_bytes(params)
+    platform, arch = mesh.devices.flat[0].platform, policy.network.arch
+    shapes = build.build_shapes(config, mesh, 1)
+    # XLA for CPU undoes recomputation where layers are not scanned, so that nothing is saved.
+    names = REMATS if platform != "cpu" or arch.scan_layers else REMATS[:1]
+    networks = 2 if config.algorithm.critic == "model" else 1
+    activations = {
+        name: networks
+        * microbatch_bytes(
+            share_of(arch, mesh.shape["tensor"]),
+            name,
+            rows=1,
+            length=-(-shapes.lengths[-1] // mesh.shape["context"]),
+            platform=platform,
+        )
+        for name in names
+    }
+    share = _SHARES.get(platform, SHARE) if share is None else share
+    return RematPlan(standing, activations, memory_bytes and int(share * memory_bytes))
+
+
+def _sampling_bytes(config: Config, policy: build.Policy, mesh: jax.sharding.Mesh) -> int:
+    """Of the KV cache, which is there in the sweep only with `rollout_ahead`."""
+    own = sampler_mesh(mesh, config.rollout.mesh)
+    plan = plan_cache(
+        policy.network.arch, config.rollout, shards=row_shards(own), tensor=own.shape["tensor"]
+    )
+    return plan.bytes

@@ -1,0 +1,165 @@
+"""What the backward pass of a microbatch needs kept of the layers, in bytes, before it is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.kernels.attention import (
+    FEW_KEYS,
+    QUERIES_AT_LEAST,
+    SCORES_AT_ONCE,
+    KeyValues,
+)
+from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE, Network
+from seeupo_jax.policy.transformer import REMAT, Layer
+
+REMATS = ("none", "dots", "full")  # the least that is computed again first
+_FLOAT32 = 4
+_SCORES = 3  # copies of a chunk's scores while it is differentiated: themselves, weights, gradient
+_LOGITS = 3  # and of a chunk's logits
+# Copies of the residual stream beside the layers': embedded, normed, picked, gradients.
+_STREAMS = 6
+
+
+def microbatch_bytes(
+    arch: Architecture, remat: str, *, rows: int, length: int, platform: str
+) -> int:
+    """Bytes of activations while a microbatch is differentiated, at the most.
+
+    All layers' kept ones, and while one layer goes backwards, those of this layer that are computed
+    again, or their gradients.
+
+    Args:
+      arch: as one device has it: of heads and widths that are cut, its share (`share_of`).
+      remat: one of `REMATS`. rows, length: of the microbatch on one device.
+    """
+    item, tokens = jnp.dtype(arch.dtype).itemsize, rows * length
+    kept = sum(_layer_bytes(arch, i, remat, rows, length, platform) for i in range(arch.layers))
+    own = max(_layer_bytes(arch, i, "none", rows, length, platform) for i in range(arch.layers))
+    # Keys and values stand by for the refresh of the weights, whatever is computed again.
+    keys = 2 * tokens * arch.layers * arch.kv_heads * arch.head_dim * item
+    chunk = min(tokens, TOKENS_AT_ONCE, max(1, LOGITS_AT_ONCE // arch.vocab_size))
+    head = 2 * arch.vocab_size * arch.width * _FLOAT32  # in float32, and its gradient
+    outside = chunk * _LOGITS * arch.vocab_size * _FLOAT32 + head
+    outside += _STREAMS * tokens * arch.width * item
+    return kept + own + keys + outside + _scores_at_once(arch, rows, length, platform)
+
+
+def share_of(arch: Architecture, tensor: int) -> Architecture:
+    """A network's part on one of so many devices that share each row's heads and widths."""
+    if tensor == 1:
+        return arch
+    divide = lambda size: size // tensor if size % tensor == 0 else size  # noqa: E731
+    moe = arch.moe
+    if moe is not None:
+        moe = dataclasses.replace(moe, mlp_width=divide(moe.mlp_width))
+    return dataclasses.replace(
+        arch,
+        vocab_size=divide(arch.vocab_size),
+        heads=divide(arch.heads),
+        kv_heads=divide(arch.kv_heads),
+        mlp_width=divide(arch.mlp_width),
+        moe=moe,
+    )
+
+
+def _layer_bytes(
+    arch: Architecture, index: int, remat: str, rows: int, length: int, platform: str
+) -> int:
+    """What is kept of one layer; its parameters, which stay in any case, are not counted."""
+    alike = dataclasses.replace(arch, layers=1, windows=(), scan_layers=False, remat="none")
+    if not arch.is_sparse(index):
+        alike = dataclasses.replace(alike, moe=None)
+    elif arch.moe is not None:
+        alike = dataclasses.replace(alike, moe=dataclasses.replace(arch.moe, dense_layers=()))
+    one, two = (_traced(alike, remat, count, length) for count in (1, 2))
+    scores = 0
+    if _in_whole(arch, rows, length, platform):
+        item = {"none": jnp.dtype(arch.dtype).itemsize, "dots": _FLOAT32, "full": 0}[remat]
+        scores = rows * arch.heads * length**2 * item
+    # What does not grow with the rows is parameters, and these in the compute dtype.
+    cast = 0 if arch.dtype == "float32" else max(0, 2 * one - two)
+    return (two - one) * rows + cast + scores
+
+
+@functools.cache
+def _traced(arch: Architecture, remat: str, rows: int, length: int) -> int:
+    """Bytes of all that the backward pass of one layer takes from the forward pass.
+
+    But for parameters themselves, and positions, which all layers share. Attention is a stand-in
+    that keeps what its kernels keep: its arguments, its result, and a number a query and head.
+    """
+    layer = nnx.eval_shape(lambda: Layer(arch, 0, nnx.Rngs(0)))
+    graph, state = nnx.split(layer)
+    params, frozen = policy.trainable(Network(arch, graph), nnx.to_pure_dict(state))
+    position_NL = jnp.zeros((rows, length), jnp.int32)
+
+    def run(params: Any, frozen: Any, x: jax.Array) -> jax.Array:
+        whole = nnx.merge(graph, nnx.State(policy.join(params, frozen)))
+        return whole(x, position_NL, _attend)[0]
+
+    def backward(params: Any, frozen: Any, x: jax.Array) -> Any:
+        body = REMAT[remat](run)
+        return jax.vjp(lambda params, x: body(params, frozen, x), params, x)[1]
+
+    x = jax.ShapeDtypeStruct((rows, length, arch.width), jnp.dtype(arch.dtype))
+    kept = jax.tree.leaves(jax.eval_shape(backward, params, frozen, x))
+    own = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((params, frozen))]
+    return sum(
+        math.prod(leaf.shape) * leaf.dtype.itemsize
+        for leaf in kept
+        if (leaf.shape, leaf.dtype) not in own and leaf.dtype != position_NL.dtype
+    )
+
+
+def _attend(q: jax.Array, new: KeyValues, _: int | None) -> tuple[jax.Array, KeyValues]:
+    return _attended(q, *new), new
+
+
+@jax.custom_vjp
+def _attended(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jnp.zeros_like(q)
+
+
+def _forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    out = jnp.zeros_like(q)
+    # Turned: kernels keep all four in an order of axes of their own.
+    return out, (*(x.swapaxes(1, 2) for x in (q, k, v, out)), jnp.zeros(q.shape[:3]))
+
+
+def _backward(kept: tuple[jax.Array, ...], _: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(x.swapaxes(1, 2) for x in kept[:3])
+
+
+_attended.defvjp(_forward, _backward)
+
+
+def _in_whole(arch: Architecture, rows: int, length: int, platform: str) -> bool:
+    """Whether attention keeps its weights: all queries in one chunk, and no kernel for trees."""
+    return _dense(arch, length, platform) and _chunk(arch, rows, length) >= length
+
+
+def _dense(arch: Architecture, length: int, platform: str) -> bool:
+    return arch.attention == "xla" and (platform != "cpu" or length <= FEW_KEYS)
+
+
+def _chunk(arch: Architecture, rows: int, length: int) -> int:
+    """Queries whose scores are computed at once, as `attention` cuts them."""
+    return max(QUERIES_AT_LEAST, SCORES_AT_ONCE // (rows * arch.heads * length))
+
+
+def _scores_at_once(arch: Architecture, rows: int, length: int, platform: str) -> int:
+    if not _dense(arch, length, platform):
+        return 0
+    queries = min(length, _chunk(arch, rows, length))
+    copies = _SCORES - _in_whole(arch, rows, length, platform)  # a layer's own hold one already
+    return copies * rows * arch.heads * queries * length * _FLOAT32

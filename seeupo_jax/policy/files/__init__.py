@@ -1,0 +1,1 @@
+"""Model folders: weights, tokenizers and chat templates."""

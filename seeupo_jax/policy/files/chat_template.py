@@ -1,0 +1,385 @@
+"""Hugging Face tokenizers: conversations by a Jinja chat template, rendered once, then extended."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from seeupo_jax.configuration import schema
+from seeupo_jax.envs.base import Message, Tool
+from seeupo_jax.policy.files import gguf_vocabulary, vocabulary
+from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.policy.files.messages import (
+    ROLES,
+    choose_chat,
+    keep_messages,
+    list_tools,
+    save_chat,
+)
+from seeupo_jax.policy.files.same_ids import compare
+
+_LOGGER = logging.getLogger(__name__)
+
+TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+TEMPLATE_FILE, GENERATION_FILE = "chat_template.jinja", "generation_config.json"
+
+# A private-use character that parts a control token's name where a message holds it as plain text.
+# A message's own such character is doubled while it is rendered.
+MARK = "\U0010fffd"
+_LONE_MARK = re.compile(f"(?<!{MARK}){MARK}(?!{MARK})")
+# What this module gives every template; `config.chat.template_kwargs` may not.
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception"}
+_PROBE = "the-answer"  # found again in a rendered conversation
+
+# Templates that write the date (Llama 3) would make every day another prompt. Their clock stands
+# still at the date that Llama's template falls back on; a `date_string` in template_kwargs goes
+# before it. `strftime_now` becomes a macro; the newline after it is trimmed by the library.
+_DATE = datetime.datetime(2024, 7, 26)
+_CODES = "".join(f" | replace('%{c}', '{_DATE.strftime('%' + c)}')" for c in "aAbBdHIjmMpSyY")
+_STOPPED_CLOCK = f"{{% macro strftime_now(format) %}}{{{{ format{_CODES} }}}}{{% endmacro %}}\n"
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer of the `tokenizers` library with a chat template.
+
+    Without a template (a base model's) it tokenises, but begins no conversation. Safe to use from
+    many threads: nothing changes after it is built.
+
+    Args:
+      library: `transformers`' tokenizer.
+      chat: the options; `chat.template` replaces the library's template.
+      generation: the content of generation_config.json.
+      where: what an error calls the model.
+
+    Raises:
+      ValueError: several chat templates, a template that is no Jinja or refuses a plain
+        conversation, options that it does not read, no end token.
+    """
+
+    def __init__(
+        self,
+        library: PreTrainedTokenizerBase,
+        chat: schema.Chat,
+        *,
+        generation: Mapping[str, Any],
+        where: str,
+    ):
+        if not library.is_fast:
+            raise ValueError(f"tokenizer: {where} has no {TOKENIZER_FILE}; allowed: one that has.")
+        self._library, self._chat, self._generation = library, chat, dict(generation)
+        self._where = where
+        self._backend = library.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.vocab_size = 1 + max(library.get_vocab().values())
+        eos = _eos_ids(library, generation, where)
+        added = library.added_tokens_decoder
+        self._control = {i: t.content for i, t in added.items() if t.special or i in eos}
+        # One character at a time, so that names that overlap are all found.
+        starts = (f"{re.escape(n[0])}(?={re.escape(n[1:])})" for n in self._control.values())
+        self._forged = re.compile("|".join(starts))
+
+        self._template = _read_template(library, chat, where)
+        reads = _variables(self._template or "")
+        _check_kwargs(chat, reads - _GIVEN - library.special_tokens_map.keys())
+        self._lists_tools = "tools" in reads
+        if "strftime_now" in reads:
+            self._template = _STOPPED_CLOCK + self._template
+        library.chat_template = _with_kwargs(self._template, chat)
+        closing = [] if self._template is None else self._closing_ids()
+        self.end_ids = tuple(dict.fromkeys((*closing, *eos)))
+        self._anchor = self._control[self.end_ids[0]]
+
+    def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> TemplateConversation:
+        if self._chat.tools == "auto" and self._lists_tools and tools:
+            listing, functions = "", [{"type": "function", "function": tool} for tool in tools]
+        else:
+            listing, functions = list_tools(tools, self._chat.tools), None
+        kept = _with_listing(keep_messages(messages, self._chat), listing)
+        parted, functions = self._part_all(kept), self._part(functions)
+        return self.converse(parted, functions, self.render(parted, functions))
+
+    def converse(
+        self, messages: tuple[Message, ...], functions: list[Tool] | None, text: str
+    ) -> TemplateConversation:
+        """A conversation whose text is tokenised anew."""
+        tokens = self.encode(text, follows=False)
+        return TemplateConversation(self, messages, functions, text, tokens)
+
+    def action(self, text: str) -> list[int]:
+        return [*self.encode(self._part(text), follows=True), self.end_ids[0]]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        body = tokens[:-1] if tokens and tokens[-1] in self.end_ids else tokens
+        # The backend's own, since the library's may clean spaces up; unknown ids have no text.
+        return self._backend.decode(list(body), skip_special_tokens=True)
+
+    def token_bytes(self) -> list[bytes]:
+        decode = vocabulary.name_decoder(self._backend.decoder, self._where)
+        pieces = [b""] * self.vocab_size
+        for name, token in self._library.get_vocab().items():
+            pieces[token] = decode(name)
+        for token, name in self._control.items():
+            pieces[token] = vocabulary.CONTROL + name.encode()
+        return pieces
+
+    def save(self, folder: Path) -> None:
+        self._library.save_pretrained(folder)
+        try:
+            compare(folder, self._texts(), self._plain, self._backend.decode)
+        except ValueError as error:
+            for name in (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE):
+                (folder / name).unlink(missing_ok=True)
+            _LOGGER.warning("%s: no tokenizer is written.", error)
+            return
+        file = folder / GENERATION_FILE
+        values = (
+            (read_object(file) if file.is_file() else {})
+            | self._generation
+            | {"eos_token_id": list(self.end_ids)}
+        )
+        file.write_text(json.dumps(values, indent=2) + "\n")
+        save_chat(folder, self._chat)
+
+    def _plain(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def _texts(self) -> list[str]:
+        """What tokens stand for, each alone; those of parts of characters are left out."""
+        texts = self._backend.decode_batch([[token] for token in range(self.vocab_size)])
+        return [text for text in texts if text and "\ufffd" not in text]
+
+    def part(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages that the model is to read, with marks in their texts.
+
+        Raises:
+          ValueError: a role that does not exist, or a content that is no text.
+        """
+        return self._part_all(keep_messages(messages, self._chat))
+
+    def render(
+        self, messages: Sequence[Message], functions: list[Tool] | None, *, header: bool = True
+    ) -> str:
+        """The text of a conversation that has its marks; with the next assistant header.
+
+        Raises:
+          ValueError: a conversation that the template refuses, or no template.
+        """
+        if self._template is None:
+            raise ValueError(
+                f"tokenizer: {self._where} has no chat template; allowed: one, or a Jinja file in"
+                " config.chat.template."
+            )
+        try:
+            return self._library.apply_chat_template(
+                list(messages),
+                tools=functions,
+                chat_template=self._template,
+                tokenize=False,
+                add_generation_prompt=header,
+                **self._chat.template_kwargs,
+            )
+        except jinja2.TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ValueError(f"chat template: refused the roles {roles}: {error}") from None
+
+    def encode(self, text: str, *, follows: bool) -> list[int]:
+        """Tokens of rendered text; text between two marks is tokenised by itself.
+
+        Args:
+          follows: whether the text stands behind other text. It is then tokenised behind an end
+            token, since some tokenizers treat the beginning of a text in a special way.
+        """
+        tokens: list[int] = []
+        for index, part in enumerate(_LONE_MARK.split(text)):
+            anchor = self._anchor if follows or index > 0 else ""
+            plain = part.replace(MARK * 2, MARK)
+            ids = self._backend.encode(anchor + plain, add_special_tokens=False).ids
+            tokens += ids[1:] if anchor else ids
+        return tokens
+
+    def sampled_text(self, action: Sequence[int]) -> str | None:
+        """What an action looks like in rendered text; None where control tokens stand inside it."""
+        ended = bool(action) and action[-1] in self.end_ids
+        body = list(action[:-1] if ended else action)
+        if not self._control.keys().isdisjoint(body):
+            return None
+        end = self._control[action[-1]] if ended else ""
+        return self._part(self._backend.decode(body, skip_special_tokens=True)) + end
+
+    def _part_all(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        for message in messages:
+            role, content = message["role"], message["content"]
+            if role not in ROLES:
+                raise ValueError(f"message: role is {role!r}; allowed: {', '.join(ROLES)}.")
+            if not isinstance(content, str):
+                raise ValueError(f"message: content of {role} is {content!r}; allowed: a text.")
+        return tuple(map(self._part, messages))
+
+    def _part(self, value: Any) -> Any:
+        """A value with marks in all its texts, so that no control token is read in them."""
+        if isinstance(value, str):
+            return self._forged.sub(rf"\g<0>{MARK}", value.replace(MARK, MARK * 2))
+        if isinstance(value, Mapping):
+            return {self._part(key): self._part(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._part(item) for item in value]
+        return value
+
+    def _closing_ids(self) -> list[int]:
+        """The control token that the template ends an assistant's message with, where it does."""
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
+        _, _, tail = self.render(messages, None, header=False).rpartition(_PROBE)
+        closing = [token for token, name in self._control.items() if tail.startswith(name)]
+        return sorted(closing, key=lambda token: -len(self._control[token]))[:1]
+
+
+@dataclass(frozen=True)
+class TemplateConversation:
+    """Messages, their rendered text and its tokens.
+
+    messages, functions, text: with marks. text: as the template renders it, with the next header.
+    tokens: the tokens of that text; those of actions as sampled.
+    """
+
+    tokenizer: HuggingFaceTokenizer
+    messages: tuple[Message, ...]
+    functions: list[Tool] | None
+    text: str
+    tokens: list[int]
+
+    def extend(self, action: Sequence[int], messages: Sequence[Message]) -> TemplateConversation:
+        """Renders everything again: what the text so far begins, stays as it was tokenised.
+
+        Where it does not begin the new text, the template has rewritten history (or the model ended
+        in a way that the template does not write), and the new text is tokenised as a whole.
+        """
+        tokenizer = self.tokenizer
+        said = {"role": "assistant", "content": tokenizer.text(action)}
+        messages = (*self.messages, *tokenizer.part([said]), *tokenizer.part(messages))
+        text = tokenizer.render(messages, self.functions)
+        sampled = tokenizer.sampled_text(action)
+        if sampled is None or not text.startswith(self.text + sampled):
+            return tokenizer.converse(messages, self.functions, text)
+        after = tokenizer.encode(text[len(self.text + sampled) :], follows=True)
+        tokens = [*self.tokens, *action, *after]
+        return dataclasses.replace(self, messages=messages, text=text, tokens=tokens)
+
+
+def load(folder: Path, chat: schema.Chat | None) -> HuggingFaceTokenizer:
+    """The tokenizer of a folder in Hugging Face's layout; reads files only.
+
+    Raises:
+      ValueError: a damaged file, or as `HuggingFaceTokenizer` says.
+    """
+    options = choose_chat(folder, chat)
+    try:
+        library = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the library raises whatever a damaged file leads to
+        raise ValueError(f"tokenizer: {folder} cannot be read: {error}.") from error
+    file = folder / GENERATION_FILE
+    generation = read_object(file) if file.is_file() else {}
+    return HuggingFaceTokenizer(library, options, generation=generation, where=str(folder))
+
+
+def gguf_tokenizer(fields: Mapping[str, Any], chat: schema.Chat | None) -> HuggingFaceTokenizer:
+    """The tokenizer that a GGUF file's metadata holds.
+
+    Args:
+      fields: the metadata by key, `tokenizer.ggml.tokens` and so on.
+
+    Raises:
+      ValueError: metadata that is missing, or a vocabulary of a kind not known here.
+    """
+    options = schema.Chat() if chat is None else chat
+    library = gguf_vocabulary.build(fields)
+    generation = {"eos_token_id": gguf_vocabulary.end_ids(fields)}
+    return HuggingFaceTokenizer(library, options, generation=generation, where="the GGUF file")
+
+
+def _eos_ids(
+    library: PreTrainedTokenizerBase, generation: Mapping[str, Any], where: str
+) -> list[int]:
+    """Ids that end a generation by the model's own files."""
+    stated = generation.get("eos_token_id")
+    ids = [] if stated is None else stated if isinstance(stated, list) else [stated]
+    if library.eos_token_id is not None:
+        ids = [*ids, library.eos_token_id]
+    if not ids:
+        raise ValueError(
+            f"tokenizer: {where} names no end token; allowed: an eos_token in"
+            f" tokenizer_config.json, or an eos_token_id in {GENERATION_FILE}."
+        )
+    for token in ids:
+        if not isinstance(token, int) or token not in library.added_tokens_decoder:
+            raise ValueError(
+                f"tokenizer: {where}: eos_token_id is {token!r}; allowed: an added token."
+            )
+    return ids
+
+
+def _read_template(library: PreTrainedTokenizerBase, chat: schema.Chat, where: str) -> str | None:
+    if chat.template is not None:
+        file = Path(chat.template)
+        if not file.is_file():
+            raise ValueError(f"config.chat.template: got {chat.template!r}; allowed: a Jinja file.")
+        return file.read_text()
+    template = library.chat_template
+    if template is None or isinstance(template, str):
+        return template
+    raise ValueError(
+        f"tokenizer: {where} has {len(template)} chat templates; allowed: one, or a Jinja file in"
+        " config.chat.template."
+    )
+
+
+def _with_kwargs(template: str | None, chat: schema.Chat) -> str | None:
+    """The template with `chat.template_kwargs` in it, which other software does not read."""
+    if template is None:
+        return None
+    given = "".join(
+        f"{{%- if {name} is not defined -%}}{{%- set {name} = {value!r} -%}}{{%- endif -%}}"
+        for name, value in chat.template_kwargs.items()
+    )
+    return template if template.startswith(given) else given + template
+
+
+def _variables(template: str) -> frozenset[str]:
+    """The names that a template may read from what it is given."""
+    # A tag of the library's own, of no matter here.
+    plain = re.sub(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}", "", template)
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(plain)))
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(f"chat template: line {error.lineno}: {error}.") from None
+
+
+def _check_kwargs(chat: schema.Chat, reads: frozenset[str]) -> None:
+    for name in chat.template_kwargs:
+        if name not in reads:
+            raise ValueError(
+                f"config.chat.template_kwargs: got {name!r}; allowed: what the chat template reads"
+                f" ({', '.join(sorted(reads))})."
+            )
+
+
+def _with_listing(messages: Sequence[Message], listing: str) -> list[Message]:
+    """Messages with a tools' listing in the system message, a new one where there is none."""
+    if not listing:
+        return list(messages)
+    if messages and messages[0]["role"] == "system":
+        first = messages[0] | {"content": f"{messages[0]['content']}\n\n{listing}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": listing}, *messages]

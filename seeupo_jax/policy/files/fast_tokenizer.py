@@ -1,0 +1,208 @@
+"""A SentencePiece byte-pair encoding as files that `transformers` reads the same ids from.
+
+Both libraries merge the pair whose piece has the best score, the leftmost of equal ones. But one
+ranks pieces, the other pairs: what is written is compared on many texts before it stays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import sentencepiece
+import sentencepiece.sentencepiece_model_pb2 as schema
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers
+from tokenizers.models import BPE
+
+from seeupo_jax.policy.files.chat_template import CONFIG_FILE, MARK, TOKENIZER_FILE
+from seeupo_jax.policy.files.messages import ROLES, TOOL_LISTINGS
+from seeupo_jax.policy.files.same_ids import compare
+
+MADE_FROM = "sentencepiece_model"  # key of tokenizer_config.json: the file that holds the truth
+_SPACE = "▁"
+_PIECE = schema.ModelProto.SentencePiece
+
+
+def save(folder: Path, model: bytes, file: str, template: str, end: str) -> None:
+    """Writes tokenizer.json and tokenizer_config.json, or neither.
+
+    Args:
+      folder: with the config.json of the model, where there is one.
+      file: the folder's own, which holds the model.
+      template: a chat template. end: the name of the token that ends a message.
+
+    Raises:
+      ValueError: a kind of model that has no tokenizer.json of the same ids.
+    """
+    values = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": end,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": template,
+        MADE_FROM: file,
+    }
+    convert(model).save(str(folder / TOKENIZER_FILE))
+    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n")
+    try:
+        _compare(folder, model)
+    except ValueError:
+        (folder / TOKENIZER_FILE).unlink()
+        (folder / CONFIG_FILE).unlink()
+        raise
+
+
+def made_from(folder: Path) -> str | None:
+    """The file that a folder's tokenizer.json was made from by `save`; None: nothing here."""
+    try:
+        values = json.loads((folder / CONFIG_FILE).read_text())
+        return values.get(MADE_FROM)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None  # whoever reads the file for what it is says what is wrong with it
+
+
+def chat_template(controls: Mapping[str, str], end: str, *, system: bool, tools: str) -> str:
+    """Jinja that renders a conversation as `SentencePieceTokenizer` does.
+
+    Args:
+      controls: the header of each role. system, tools: as in `config.Chat`.
+    """
+    escaped = "".join(
+        f" | replace({_quote(name)}, {_quote(protect(name))})" for name in (*controls.values(), end)
+    )
+    headers = ", ".join(f"{_quote(role)}: {_quote(name)}" for role, name in controls.items())
+    kept = "" if system else ' if message.role != "system"'
+    return (
+        f"{{%- set headers = {{{headers}}} -%}}"
+        "{%- macro say(role, text) -%}"
+        "{%- if role not in headers or text is not string -%}"
+        f'{{{{ raise_exception("allowed: texts of {", ".join(ROLES)}") }}}}'
+        "{%- endif -%}"
+        f"{{{{ headers[role] }}}}{{{{ text{escaped} }}}}{{{{ {_quote(end)} }}}}"
+        "{%- endmacro -%}"
+        f"{_listing(tools)}"
+        f"{{%- for message in messages{kept} -%}}"
+        "{{ say(message.role, message.content) }}"
+        "{%- endfor -%}"
+        '{%- if add_generation_prompt -%}{{ headers["assistant"] }}{%- endif -%}'
+    )
+
+
+def _listing(kind: str) -> str:
+    """Jinja that says the tools in a system message, in a form of `TOOL_LISTINGS`."""
+    signature = (
+        '{{ f.name }}({%- for n in f.parameters.properties -%}{{ "" if loop.first else ", " }}'
+        '{{ n if n in f.parameters.required else n + "=" }}{%- endfor -%})'
+    )
+    shown = {
+        "none": "",
+        "signatures": signature,
+        "json": "{{ f | tojson(ensure_ascii=true) }}",
+    }.get(kind, "{{ f | tojson }}")
+    if not shown:
+        return ""
+    probe = {"name": "?", "parameters": {"properties": {}, "required": []}}
+    line = "?()" if kind == "signatures" else json.dumps(probe)
+    before, after = TOOL_LISTINGS[kind]([probe]).split(line)
+    return (
+        f"{{%- if tools -%}}{{%- set listing -%}}{{{{ {_quote(before)} }}}}"
+        "{%- for tool in tools -%}"
+        "{%- set f = tool.function if tool.function is defined else tool -%}"
+        f'{{{{ "" if loop.first else "\\n" }}}}{shown}'
+        f"{{%- endfor -%}}{{{{ {_quote(after)} }}}}{{%- endset -%}}"
+        '{{ say("system", listing) }}{%- endif -%}'
+    )
+
+
+def _quote(text: str) -> str:
+    """A Jinja string."""
+    return json.dumps(text, ensure_ascii=False)  # Jinja knows no surrogates
+
+
+def convert(model: bytes) -> Tokenizer:
+    """The tokenizer that gives the ids of a SentencePiece model.
+
+    A control token's name in a text is that token, unless special tokens are split; `protect`ed it
+    is text.
+
+    Raises:
+      ValueError: a model of another kind.
+    """
+    proto = schema.ModelProto.FromString(model)
+    _check_kind(proto)
+    tokenizer = Tokenizer(
+        BPE(
+            {piece.piece: index for index, piece in enumerate(proto.pieces)},
+            _merges({p.piece: p.score for p in proto.pieces if p.type == _PIECE.NORMAL}),
+            byte_fallback=True,
+        )
+    )
+    controls = _of_type(proto, _PIECE.CONTROL)
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            *(normalizers.Replace(protect(name), name) for name in controls),
+            normalizers.Replace(" ", _SPACE),
+        ]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    words = _of_type(proto, _PIECE.USER_DEFINED)
+    tokenizer.add_tokens([AddedToken(word, normalized=True) for word in words])
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in controls])
+    return tokenizer
+
+
+def protect(name: str) -> str:
+    """How a control token's name is written where it is to be text."""
+    return name[0] + MARK + name[1:]
+
+
+def _compare(folder: Path, model: bytes) -> None:
+    """Whether `transformers` gives a model's ids and texts from a folder."""
+    ours = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces = [ours.id_to_piece(index).replace(_SPACE, " ") for index in range(len(ours))]
+    compare(folder, pieces, ours.encode, ours.decode, split=True)
+
+
+def _check_kind(proto: schema.ModelProto) -> None:
+    """Whether this module converts a model."""
+    trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+    wanted = {
+        "a byte-pair encoding": trainer.model_type == trainer.BPE,
+        "a fallback to bytes": len(_of_type(proto, _PIECE.BYTE)) == 256,
+        "texts as they are": not (
+            normalizer.precompiled_charsmap
+            or normalizer.add_dummy_prefix
+            or normalizer.remove_extra_whitespaces
+            or not normalizer.escape_whitespaces
+            or trainer.treat_whitespace_as_suffix
+            or proto.denormalizer_spec.precompiled_charsmap
+        ),
+        "no unused pieces": not _of_type(proto, _PIECE.UNUSED),
+    }
+    missing = [what for what, there in wanted.items() if not there]
+    normal = [p for p in proto.pieces if p.type == _PIECE.NORMAL]
+    letters, long = {p.piece for p in normal}, [p for p in normal if len(p.piece) > 1]
+    if any(letter not in letters for piece in long for letter in piece.piece):
+        missing.append("all letters of pieces as pieces")
+    if len({piece.score for piece in long}) < len(long):
+        missing.append("a score of its own for each piece")
+    if missing:
+        raise ValueError(
+            f"tokenizer: got a SentencePiece model without {', without '.join(missing)}, which"
+            " tokenizer.json cannot say"
+        )
+
+
+def _of_type(proto: schema.ModelProto, kind: int) -> list[str]:
+    return [piece.piece for piece in proto.pieces if piece.type == kind]
+
+
+def _merges(score: dict[str, float]) -> list[tuple[str, str]]:
+    """Pairs of pieces that make up a piece, the best piece first."""
+    merges = []
+    for piece in sorted((p for p in score if len(p) > 1), key=lambda p: -score[p]):
+        splits = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
+        merges += [pair for pair in splits if {*pair} <= score.keys()]
+    return merges

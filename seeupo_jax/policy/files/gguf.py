@@ -1,0 +1,316 @@
+"""GGUF files (llama.cpp's format), seen as a Hugging Face folder is: a config and named tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf.quants import dequantize
+
+from seeupo_jax.policy.files.gguf_header import StoredTensor, read_header
+
+_BLOCK = 1 << 16  # weights dequantised at a time: bounds the temporaries to about 1 MiB
+
+# Settings of an architecture that are read, and those of which only one value is computed here.
+_SETTINGS = (
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "vocab_size",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",  # says how the model came to be; nothing is computed from it
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+)
+_FIXED = {
+    "attention.causal": True,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "tensor_data_layout": "Meta AI original pth",
+}
+
+# Names of tensors: llama.cpp's -> Hugging Face's; a layer's follow `blk.N.` and `model.layers.N.`.
+_EMBEDDING, _OUTPUT, _ROPE_FREQS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+_TOP = {_EMBEDDING: "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+_HEAD = {_OUTPUT: "lm_head.weight"}
+_LAYER = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+_QKV_BIAS = {f"attn_{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
+_OUT_BIAS = {"attn_output.bias": "self_attn.o_proj.bias"}
+_QK_NORM = {f"attn_{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
+_FAMILIES = {"llama": _LAYER, "qwen2": _LAYER | _QKV_BIAS, "qwen3": _LAYER | _QK_NORM}
+# What llama.cpp permutes in the families of `_PERMUTED`, and how many heads its rows are of.
+_PERMUTED = ("llama",)
+_HEADS = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
+
+# Of Llama 3's scaling, a file holds only what it comes to: the divisor of each frequency. These
+# are the same in every Llama 3.1, 3.2 and 3.3; the factor is the largest divisor.
+_LLAMA3 = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+class GgufFile:
+    """A GGUF file of a llama, qwen2 or qwen3 model.
+
+    config: what the model's Hugging Face config.json says.
+    shapes: of every tensor, by Hugging Face name; kernels are [out, in].
+    fields: the file's metadata by key, `tokenizer.ggml.tokens` and so on.
+    """
+
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    fields: dict[str, Any]
+
+    def __init__(self, path: str | Path):
+        """Reads the header; tensors are read by `read`.
+
+        Raises:
+          ValueError: no such file, another format, a damaged or truncated file; an architecture,
+            a setting, a tensor or a quantisation that is not computed here; a missing tensor.
+        """
+        self.path = Path(path)
+        self.fields, stored = read_header(self.path)
+        settings = _read_settings(self.path, self.fields)
+        self.config = _config(settings, stored)
+        names = _tensor_names(self.path, self.config, stored)
+        for name in (*names, *(stored.keys() & {_ROPE_FREQS})):
+            stored[name].check(self.path, name)
+        if _ROPE_FREQS in stored:
+            factors = self._dequantized(stored[_ROPE_FREQS], np.arange(1))[0]
+            self.config["rope_scaling"] = _llama3_scaling(self.path, self.config, factors)
+        self._tensors = {
+            theirs: _permuted(self.path, theirs, stored[ours], self.config)
+            for ours, theirs in names.items()
+        }
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def read(self, name: str, index: tuple[slice, ...] = ()) -> np.ndarray:
+        """A tensor or a part of it, as Hugging Face stores it.
+
+        Only the rows asked for are read and dequantised, a block of them at a time.
+
+        Args:
+          name: a key of `shapes`.
+          index: a slice for each of the leading axes.
+
+        Returns: float32.
+        """
+        tensor = self._tensors[name]
+        first, *others = *index, *[slice(None)] * (len(tensor.shape) - len(index))
+        rows = np.arange(tensor.shape[0])[first]
+        if tensor.head_dim:
+            rows = _rows_in_file(rows, tensor.head_dim)
+        if not others:
+            return self._dequantized(tensor, np.arange(1))[0, rows]
+        (columns,), width = others, tensor.shape[1]
+        out = np.empty((len(rows), len(range(width)[columns])), np.float32)
+        step = max(1, _BLOCK // width)
+        for start in range(0, len(rows), step):
+            block = slice(start, start + step)
+            out[block] = self._dequantized(tensor, rows[block])[:, columns]
+        return out
+
+    def _dequantized(self, tensor: StoredTensor, rows: np.ndarray) -> np.ndarray:
+        # Mapped anew each time: pages that stay mapped would count as memory of this process.
+        table = np.memmap(self.path, np.uint8, "r", tensor.offset, tensor.table)
+        return dequantize(np.asarray(table[rows]), tensor.kind)
+
+
+def _rows_in_file(rows: np.ndarray, head_dim: int) -> np.ndarray:
+    """Where llama.cpp puts rows: it interleaves the two halves of every head."""
+    head, within = np.divmod(rows, head_dim)
+    half, pair = np.divmod(within, head_dim // 2)
+    return head * head_dim + 2 * pair + half
+
+
+def _permuted(
+    path: Path, name: str, tensor: StoredTensor, config: Mapping[str, Any]
+) -> StoredTensor:
+    heads = [config[key] for part, key in _HEADS.items() if part in name]
+    if config["model_type"] not in _PERMUTED or not heads:
+        return tensor
+    if tensor.shape[0] != heads[0] * config["head_dim"]:
+        raise ValueError(
+            f"{path}: {name} has {tensor.shape[0]} rows; allowed: {heads[0]} heads x"
+            f" {config['head_dim']}."
+        )
+    return replace(tensor, head_dim=config["head_dim"])
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The settings of an architecture, by key without its prefix."""
+
+    path: Path
+    family: str
+    values: Mapping[str, Any]
+
+    def whole(self, key: str, *default: int) -> int:
+        value = self.values.get(key, *default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.refusal(key, "a whole number >= 1")
+        return value
+
+    def real(self, key: str, *default: float) -> float:
+        value = self.values.get(key, *default)
+        if not isinstance(value, float) or not 0 < value < math.inf:
+            raise self.refusal(key, "a number > 0")
+        return value
+
+    def refusal(self, key: str, allowed: Any) -> ValueError:
+        return ValueError(
+            f"{self.path}: {self.family}.{key} is {self.values.get(key)!r}; allowed: {allowed}."
+        )
+
+
+def _read_settings(path: Path, fields: Mapping[str, Any]) -> _Settings:
+    family = fields.get("general.architecture")
+    if not isinstance(family, str) or family not in _FAMILIES:
+        raise ValueError(
+            f"{path}: general.architecture is {family!r}; allowed: {', '.join(_FAMILIES)}."
+        )
+    parts = fields.get("split.count", 1)
+    if parts not in (0, 1):
+        raise ValueError(f"{path} is one of {parts} parts of a model; allowed: a whole one.")
+    prefix = f"{family}."
+    values = {k.removeprefix(prefix): v for k, v in fields.items() if k.startswith(prefix)}
+    settings = _Settings(path, family, values)
+    for key, value in values.items():
+        if key in _FIXED and value != _FIXED[key]:
+            raise settings.refusal(key, repr(_FIXED[key]))
+        if key not in _FIXED and key not in _SETTINGS:
+            allowed = ", ".join((*_SETTINGS, *_FIXED))
+            raise ValueError(f"{path}: unknown setting {prefix}{key}; allowed: {allowed}.")
+    return settings
+
+
+def _config(settings: _Settings, stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    if _EMBEDDING not in stored:
+        raise ValueError(f"{settings.path} lacks {_EMBEDDING}; allowed: a file that has it.")
+    width, heads = settings.whole("embedding_length"), settings.whole("attention.head_count")
+    head_dim = settings.whole("attention.key_length", width // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if settings.whole(key, head_dim) != head_dim:
+            raise settings.refusal(key, f"{head_dim}, the size of a head")
+    config = {
+        "model_type": settings.family,
+        "vocab_size": settings.whole("vocab_size", stored[_EMBEDDING].shape[0]),
+        "hidden_size": width,
+        "num_hidden_layers": settings.whole("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": settings.whole("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "intermediate_size": settings.whole("feed_forward_length"),
+        "rms_norm_eps": settings.real("attention.layer_norm_rms_epsilon"),
+        "rope_theta": settings.real("rope.freq_base", 10_000.0),  # llama.cpp's default
+        "rope_scaling": _rope_scaling(settings),
+        "max_position_embeddings": settings.whole("context_length"),
+        "tie_word_embeddings": _OUTPUT not in stored,
+        "hidden_act": "silu",
+    }
+    if settings.family == "llama":
+        config["attention_bias"] = any(f"blk.0.{name}" in stored for name in _QKV_BIAS)
+    return config
+
+
+def _rope_scaling(settings: _Settings) -> dict[str, Any] | None:
+    kind = settings.values.get("rope.scaling.type", "linear")  # llama.cpp's default
+    if not isinstance(kind, str) or kind not in _SCALINGS:
+        raise settings.refusal("rope.scaling.type", ", ".join(_SCALINGS))
+    factor = settings.real("rope.scaling.factor", 1.0)
+    return None if factor == 1.0 else _SCALINGS[kind](settings, factor)
+
+
+def _unscaled(settings: _Settings, factor: float) -> None:
+    return None
+
+
+def _linear(settings: _Settings, factor: float) -> dict[str, Any]:
+    return {"rope_type": "linear", "factor": factor}
+
+
+def _yarn(settings: _Settings, factor: float) -> dict[str, Any]:
+    context = settings.whole("context_length")  # what llama.cpp, too, takes where there is no other
+    original = settings.whole("rope.scaling.original_context_length", context)
+    scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    for name in ("beta_fast", "beta_slow"):
+        if f"rope.scaling.yarn_{name}" in settings.values:
+            scaling[name] = settings.real(f"rope.scaling.yarn_{name}")
+    return scaling
+
+
+_SCALINGS = {"none": _unscaled, "linear": _linear, "yarn": _yarn}
+
+
+def _llama3_scaling(path: Path, config: Mapping[str, Any], factors: np.ndarray) -> dict[str, Any]:
+    """The rope_scaling that `rope_freqs.weight` comes from."""
+    if config["model_type"] != "llama" or config["rope_scaling"] is not None:
+        raise ValueError(
+            f"{path}: {_ROPE_FREQS} in a {config['model_type']} model with rope_scaling"
+            f" {config['rope_scaling']}; allowed: in a llama model without one."
+        )
+    low, high, original = _LLAMA3.values()
+    factor, pairs = float(factors.max()), np.arange(0, config["head_dim"], 2)
+    turns = original * config["rope_theta"] ** (-pairs / config["head_dim"]) / math.tau
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    expected = 1 / ((1 - smooth) / factor + smooth)
+    # 1e-4: the file's come from frequencies in float32.
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4, atol=0):
+        raise ValueError(
+            f"{path}: {_ROPE_FREQS} is {np.round(factors, 3).tolist()}; allowed: what follows from"
+            f" a factor and {_LLAMA3}."
+        )
+    return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+
+
+def _tensor_names(
+    path: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> dict[str, str]:
+    """llama.cpp's name -> Hugging Face's, of every tensor that the config calls for."""
+    family, layers = config["model_type"], config["num_hidden_layers"]
+    layer = _FAMILIES[family]
+    if config.get("attention_bias"):
+        layer = layer | _QKV_BIAS | _OUT_BIAS
+    names = _TOP if config["tie_word_embeddings"] else _TOP | _HEAD
+    # A damaged count of layers, up to 2**32, is refused below without being counted out.
+    names = names | {
+        f"blk.{i}.{ours}": f"model.layers.{i}.{theirs}"
+        for i in range(min(layers, len(stored)))
+        for ours, theirs in layer.items()
+    }
+    for problem, wrong in (
+        ("lacks", [name for name in names if name not in stored]),
+        ("has unknown", [name for name in stored if name not in names and name != _ROPE_FREQS]),
+    ):
+        if wrong:
+            raise ValueError(
+                f"{path} {problem} {', '.join(wrong[:5])}; allowed: exactly the tensors of a"
+                f" {family} model of {layers} layers."
+            )
+    return names

@@ -1,0 +1,86 @@
+"""Conversations before they become tokens: roles, tools listed as text, a folder's own options."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from seeupo_jax.configuration import schema
+from seeupo_jax.envs.base import Message, Tool
+from seeupo_jax.policy.files.json_file import read_object
+
+ROLES = ("system", "user", "assistant", "tool")
+CHAT_FILE = "chat.json"  # a model folder's own chat options
+
+
+def keep_messages(messages: Sequence[Message], chat: schema.Chat) -> list[Message]:
+    """The messages that the model is to read: `chat.system` may drop those of the system."""
+    return [m for m in messages if chat.system or m["role"] != "system"]
+
+
+def list_tools(tools: Sequence[Tool], kind: str) -> str:
+    """The tools as text for a system message, in one of the forms of `config.chat.tools`."""
+    return TOOL_LISTINGS[kind](tools) if tools else ""
+
+
+def choose_chat(folder: Path, chat: schema.Chat | None) -> schema.Chat:
+    """The options to load a folder with: those given, else the folder's own `chat.json`.
+
+    Options that are given but all at their defaults give way to the folder's own.
+
+    Raises:
+      ValueError: `chat.json` is damaged.
+    """
+    file = folder / CHAT_FILE
+    if not file.is_file() or (chat is not None and chat != schema.Chat()):
+        return schema.Chat() if chat is None else chat
+    try:
+        return schema.from_dict({"chat": read_object(file)}).chat
+    except ValueError as error:
+        raise ValueError(f"tokenizer: {folder} cannot be read: {error}") from None
+
+
+def save_chat(folder: Path, chat: schema.Chat) -> None:
+    """Writes the options into a model folder, where `choose_chat` finds them."""
+    values: dict[str, Any] = dataclasses.asdict(chat)
+    del values["template"]  # the folder holds the template itself
+    if not values["template_kwargs"]:
+        del values["template_kwargs"]
+    (folder / CHAT_FILE).write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _signatures(tools: Sequence[Tool]) -> str:
+    lines = []
+    for tool in tools:
+        parameters = tool["parameters"]
+        required = parameters["required"]
+        names = (n if n in required else f"{n}=" for n in parameters["properties"])
+        lines.append(f"{tool['name']}({', '.join(names)})")
+    return "\n".join(lines)
+
+
+def _schemas(tools: Sequence[Tool]) -> str:
+    return "\n".join(json.dumps(tool) for tool in tools)
+
+
+def _hermes(tools: Sequence[Tool]) -> str:
+    schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return (
+        "You have tools. Each line between the tags describes one: its name, what it does, and its"
+        f" parameters as a JSON schema.\n<tools>\n{schemas}\n</tools>\n"
+        "To use a tool, write a call in this form, one block for each call, and nothing after the"
+        ' last:\n<tool_call>{"name": "TOOL", "arguments": {"PARAMETER": VALUE}}</tool_call>'
+    )
+
+
+# How tools are listed where the chat template does not list them itself.
+TOOL_LISTINGS = {
+    "auto": _hermes,
+    "none": lambda tools: "",
+    "signatures": _signatures,
+    "json": _schemas,
+    "hermes": _hermes,
+}

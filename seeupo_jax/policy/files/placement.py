@@ -1,0 +1,124 @@
+"""Tensors from files onto devices: every device's part is read on its own and placed at once."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from seeupo_jax.parallel.mesh import sharding
+from seeupo_jax.policy.files.parameter_names import Stored, at, shape_in_file
+from seeupo_jax.policy.files.safetensors_files import Tensors
+
+_LOGGER = logging.getLogger(__name__)
+READ_BYTES = 2**24  # read at once: what a tensor in the making costs beyond itself
+# Written by older versions of `transformers`, and computed or repeated from others.
+_REDUNDANT = ("rotary_emb.inv_freq", "lm_head.weight")
+
+
+def check_tensors(tensors: Tensors, stored: Sequence[Stored], shapes: Any, place: Path) -> None:
+    """Raises ValueError where tensors are missing, unknown or of other shapes than wanted."""
+    wanted = {name: shape_in_file(shapes, each) for each in stored for name in each.names}
+    known = {name for name in tensors.shapes if name not in wanted and name.endswith(_REDUNDANT)}
+    for problem, wrong in (
+        ("lacks", wanted.keys() - tensors.shapes.keys()),
+        ("has unknown", tensors.shapes.keys() - wanted.keys() - known),
+    ):
+        if wrong:
+            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            raise ValueError(f"{place} {problem} {', '.join(sorted(wrong)[:5])}{more}.")
+    for name, shape in wanted.items():
+        if tensors.shapes[name] != shape:
+            raise ValueError(f"{place}: {name} is {tensors.shapes[name]}; allowed: {shape}.")
+    if known:
+        _LOGGER.warning("%s: not read, since the model computes it: %s", place, sorted(known))
+
+
+def load_params(
+    tensors: Tensors,
+    stored: Sequence[Stored],
+    shapes: Any,
+    logical_axes: Any,
+    mesh: jax.sharding.Mesh | None,
+    dtype: str,
+) -> Any:
+    """Reads the stored tensors into a tree like `shapes`, each device's part placed at once."""
+    params = jax.tree.map(lambda leaf: leaf, shapes)
+    for each in stored:
+        shape, logical = at(shapes, each.path).shape, at(logical_axes, each.path)
+        stacked = each.layer is not None
+        where = None if mesh is None else sharding(mesh, logical[stacked:])
+        part = _place(tensors, each, shape[stacked:], where, dtype)
+        *parents, last = each.path
+        node = at(params, parents)
+        if stacked:
+            if each.layer == 0:
+                stack_where = None if mesh is None else sharding(mesh, logical)
+                node[last] = jnp.zeros(shape, dtype, device=stack_where)
+            part = _put_layer(node[last], part, each.layer)
+        node[last] = part
+    return params
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _put_layer(stack: jax.Array, part: jax.Array, layer: int) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(stack, part, layer, 0)
+
+
+def _place(
+    tensors: Tensors, stored: Stored, shape: tuple[int, ...], where: Sharding | None, dtype: str
+) -> jax.Array:
+    """Reads each device's part of a parameter and puts it there, one part after the other."""
+    if where is None:
+        everything = (slice(None),) * len(shape)
+        return jax.device_put(_read_part(tensors, stored, everything, shape, dtype))
+    devices_of: dict[Any, list[jax.Device]] = {}
+    for device, index in where.addressable_devices_indices_map(shape).items():
+        spans = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+        devices_of.setdefault(spans, []).append(device)
+    arrays = []
+    for spans, devices in devices_of.items():
+        index = tuple(slice(*span) for span in spans)
+        part = _read_part(tensors, stored, index, shape, dtype)
+        arrays += jax.block_until_ready([jax.device_put(part, device) for device in devices])
+    return jax.make_array_from_single_device_arrays(shape, where, arrays)
+
+
+def _read_part(
+    tensors: Tensors,
+    stored: Stored,
+    index: tuple[slice, ...],
+    shape: tuple[int, ...],
+    dtype: str,
+) -> np.ndarray:
+    """A part of a parameter, in our orientation and type, read some rows of the file at a time."""
+    spans = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
+    whole = _aligned([stop - start for start, stop in spans], jnp.dtype(dtype))
+    groups, views = stored.names, [whole]
+    if stored.grouped:
+        groups, views, spans = stored.names[slice(*spans[0])], list(whole), spans[1:]
+    for name, view in zip(groups, views, strict=True):
+        view, stretch = (view.T, spans[::-1]) if stored.transposed else (view, spans)
+        first, last = stretch[0]
+        step = max(1, READ_BYTES // (4 * max(1, view[:1].size)))
+        rest = tuple(slice(*span) for span in stretch[1:])
+        for start in range(first, last, step):
+            rows = slice(start, min(start + step, last))
+            view[start - first : rows.stop - first] = tensors.read(name, (rows, *rest))
+    return whole
+
+
+def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Uninitialised memory that a CPU device takes over as it is, where others copy from it."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(dtype).reshape(shape)

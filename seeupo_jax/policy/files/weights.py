@@ -1,0 +1,185 @@
+"""Model folders and files: into a sharded model, and back into a folder for `transformers`."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import seeupo_jax
+from seeupo_jax.configuration import schema
+from seeupo_jax.parallel.distributed import to_host
+from seeupo_jax.parallel.mesh import param_shardings
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.families import config_json, read_architecture
+from seeupo_jax.policy.files.chat_template import gguf_tokenizer
+from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.policy.files.parameter_names import at, shape_in_file, stored_tensors
+from seeupo_jax.policy.files.placement import check_tensors, load_params
+from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, Tensors, write_tensors
+from seeupo_jax.policy.files.tokenizer import Tokenizer, load_tokenizer
+from seeupo_jax.policy.network import abstract, split
+from seeupo_jax.policy.transformer import Transformer
+
+if TYPE_CHECKING:
+    from seeupo_jax.policy.files.gguf import GgufFile
+
+CONFIG_FILE = "config.json"
+PACKAGE = "package:"  # a path that begins so names a policy that ships with the package
+MAX_FILE_BYTES = 5 * 10**9
+
+
+def resolve_path(path: str) -> Path:
+    """What a model path means; `package:NAME` is a policy that ships with the package.
+
+    Raises:
+      ValueError: neither a folder with a config.json nor a GGUF file.
+    """
+    place = Path(path)
+    if path.startswith(PACKAGE):
+        place = Path(seeupo_jax.__path__[0]) / "assets" / path.removeprefix(PACKAGE)
+    if (place / CONFIG_FILE).is_file() or (place.suffix == ".gguf" and place.is_file()):
+        return place
+    raise ValueError(
+        f"model path: got {path!r}; allowed: a folder with a {CONFIG_FILE}, or a .gguf file."
+    )
+
+
+def inspect(path: str, **layout: Any) -> Architecture:
+    """The architecture of a model folder or a GGUF file; no weights are read.
+
+    Args:
+      layout: fields of `Architecture` that no config.json has (dtype, scan_layers, ...).
+
+    Raises:
+      ValueError: a missing or damaged file, or a setting that is not supported.
+    """
+    place = resolve_path(path)
+    if place.suffix == ".gguf":
+        return read_architecture(_gguf(place).config, str(place), **layout)
+    file = place / CONFIG_FILE
+    return read_architecture(read_object(file), str(file), **layout)
+
+
+def _gguf(file: Path) -> GgufFile:
+    """A GGUF file; its library is imported with the first one."""
+    from seeupo_jax.policy.files.gguf import GgufFile
+
+    return GgufFile(file)
+
+
+def read_tokenizer(path: str, chat: schema.Chat | None = None) -> Tokenizer | None:
+    """The tokenizer of a model folder or a GGUF file; None where it has none.
+
+    Raises:
+      ValueError: a missing or damaged file; options that the tokenizer cannot honour.
+    """
+    place = resolve_path(path)
+    if place.suffix == ".gguf":
+        return gguf_tokenizer(_gguf(place).fields, chat)
+    return load_tokenizer(place, chat)
+
+
+def from_pretrained(
+    path: str,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+    dtype: str = "bfloat16",
+    chat: schema.Chat | None = None,
+    **layout: Any,
+) -> tuple[Transformer, Tokenizer | None]:
+    """Loads a model folder or a GGUF file.
+
+    Every device's part of a tensor is read on its own and placed at once: the host holds one such
+    part at a time.
+
+    Args:
+      path: a folder, a `.gguf` file, or `package:NAME`.
+      mesh: where the parameters go, by the table in `parallel/mesh.py`; None: the default device.
+      dtype: of the activations; parameters are float32 unless `param_dtype` says otherwise.
+      chat: how conversations become tokens; None: as the model's own files say.
+      layout: further fields of `Architecture`: `scan_layers`, `remat`, `attention`, `param_dtype`.
+
+    Returns: the model, whose call gives logits, and its tokenizer; None where it has none.
+
+    Raises:
+      ValueError: a missing or damaged file; a tensor that is missing, extra or of another shape; a
+        setting that is not supported.
+    """
+    place = resolve_path(path)
+    arch = inspect(path, dtype=dtype, **layout)
+    tokenizer = read_tokenizer(path, chat)
+    tensors: Tensors = _gguf(place) if place.suffix == ".gguf" else SafetensorsFolder(place)
+    if tokenizer is not None and tokenizer.vocab_size > arch.vocab_size:
+        raise ValueError(
+            f"{place}: the tokenizer has {tokenizer.vocab_size} tokens; allowed: at most the"
+            f" model's {arch.vocab_size}."
+        )
+    network, shapes = abstract(arch)
+    stored = list(stored_tensors(arch, shapes))
+    check_tensors(tensors, stored, shapes, place)
+    logical_axes = network.logical_axes()
+    if mesh is not None:
+        param_shardings(mesh, logical_axes, shapes)  # raises where an axis does not divide
+    params = load_params(tensors, stored, shapes, logical_axes, mesh, arch.param_dtype)
+    return network.bind(params), tokenizer
+
+
+def save_pretrained(
+    model: Transformer,
+    path: str | Path,
+    tokenizer: Tokenizer | None = None,
+    *,
+    dtype: str = "float32",
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Writes a model folder that `transformers` loads; the tokenizer too where one is given.
+
+    With several processes all of them call it, and process 0 writes.
+
+    Args:
+      dtype: of the tensors in the files. max_file_bytes: above it there are several, and an index.
+
+    Raises:
+      ValueError: no published family has the model's architecture, or it has adapters that are not
+        merged (`policy/lora.py`).
+    """
+    if model.arch.lora is not None:
+        raise ValueError("save_pretrained: got a model with adapters; allowed: merge(model) first.")
+    end_ids = () if tokenizer is None else tokenizer.end_ids
+    values = config_json(model.arch, end_ids, dtype)
+    folder = Path(path)
+    writes = jax.process_index() == 0
+    if writes:
+        folder.mkdir(parents=True, exist_ok=True)
+    _, params = split(model)
+    kind = jnp.dtype(dtype)
+    parts = {
+        name: (stored, number)
+        for stored in stored_tensors(model.arch, params)
+        for number, name in enumerate(stored.names)
+    }
+
+    def read(name: str) -> np.ndarray:
+        stored, number = parts[name]
+        leaf = at(params, stored.path)
+        leaf = leaf if stored.layer is None else leaf[stored.layer]
+        leaf = leaf[number] if stored.grouped else leaf
+        tensor = to_host(leaf.astype(kind))
+        return np.ascontiguousarray(tensor.T if stored.transposed else tensor)
+
+    sizes = {
+        name: math.prod(shape_in_file(params, stored)) * kind.itemsize
+        for name, (stored, _) in parts.items()
+    }
+    write_tensors(folder, sizes, read, max_file_bytes, writes=writes)
+    if not writes:
+        return
+    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+    if tokenizer is not None:
+        tokenizer.save(folder)

@@ -1,0 +1,356 @@
+"""Causal attention over keys that lie in the same pass, in a cache, or in both."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from seeupo_jax.parallel.mesh import head_axes, per_shard
+from seeupo_jax.policy.kernels import fused
+from seeupo_jax.policy.kernels.tree_attention import block_for, tree_attention
+from seeupo_jax.policy.kernels.tree_mask import Sight, seen
+
+# Scores that a device holds at once: 2**24 float32 are 64 MiB. But no fewer queries than these,
+# which keep the matrix products large.
+SCORES_AT_ONCE, QUERIES_AT_LEAST = 2**24, 256
+# Queries below which GPU computes all pairs: the smaller part of a block of its kernel.
+FEWEST_QUERIES = 64
+FEW_KEYS = 512  # with which it saves no time on CPU to leave out pairs of blocks
+NOWHERE = jnp.iinfo(jnp.int32).max  # the position of a key that no query may see
+_ATTENDED = "attended"  # what a chunk's queries saw: kept, where its scores are computed again
+
+
+class KeyValues(NamedTuple):
+    """Keys and values of one layer.
+
+    k, v: [N, C, kv_heads, head_dim].
+    """
+
+    k: jax.Array
+    v: jax.Array
+
+
+class Tree(NamedTuple):
+    """Token trees that lie in rows, each in pre-order.
+
+    depth_NL: int32, of each token in its sequence: its position.
+    end_NL: int32, one past the last index of the token's subtree. A token sees those whose subtree
+      it lies in.
+    """
+
+    depth_NL: jax.Array
+    end_NL: jax.Array
+
+
+class Past(NamedTuple):
+    """An earlier pass over rows of trees, which new tokens continue.
+
+    keys: of each layer. tree: of its tokens, C a row.
+    at_NL: int32, index in it of the token that each new token's tree hangs below: the same for all
+      tokens of a tree.
+    """
+
+    keys: Sequence[KeyValues]
+    tree: Tree
+    at_NL: jax.Array
+
+
+def sight_of(tree: Tree, past: Past | None = None) -> Sight:
+    """Who sees whom among the tokens of trees, and among the past's tokens that they continue."""
+    N, L = tree.end_NL.shape
+    index_NL = jnp.broadcast_to(jnp.arange(L)[None, :], (N, L))
+    if past is None:
+        return Sight(index_NL, tree.depth_NL, index_NL, tree.end_NL, tree.depth_NL)
+    # New tokens stand, in their own order, between the past's token that they follow and the next.
+    # A coordinate is the place in that merged order, up to C + L: at * (L + 1) + index would leave
+    # int32 at 131,072 past and 16,384 new tokens.
+    C = past.tree.end_NL.shape[1]
+    count_NC = jax.vmap(functools.partial(jnp.bincount, length=C + 1))(past.at_NL + 1)
+    before_NC = jnp.cumsum(count_NC, axis=1)  # new tokens that stand before each of the past's
+    rank_NL = jnp.argsort(jnp.argsort(past.at_NL, axis=1), axis=1)  # stable: their own order
+    place_NL = past.at_NL + 1 + rank_NL
+    past_end_NC = past.tree.end_NL + jnp.take_along_axis(before_NC, past.tree.end_NL, axis=1)
+    join_ = lambda old, new: jnp.concatenate([old, new], axis=1)  # noqa: E731
+    return Sight(
+        place_NL,
+        tree.depth_NL,
+        join_(jnp.arange(C)[None, :] + before_NC[:, :C], place_NL),
+        join_(past_end_NC, place_NL + tree.end_NL - index_NL),
+        join_(past.tree.depth_NL, tree.depth_NL),
+    )
+
+
+def attend_trees(
+    q_NLHd: jax.Array,
+    keys: KeyValues,
+    sight: Sight,
+    *,
+    window: int | None = None,
+    kernel: str = "xla",
+    longest: int | None = None,
+) -> jax.Array:
+    """Softmax attention as `attend`, where sight says which keys a query sees.
+
+    Args:
+      kernel: the one that `kernels.select_kernel` gives. With splash, trees have a kernel of their
+        own on TPU, with cudnn on GPU; without one, only CPU leaves out the pairs of blocks that see
+        nothing.
+      longest: tokens of the longest path in a tree, which blocks are chosen by on CPU.
+    """
+    kv_heads, heads = head_axes(keys.k.shape[2])
+    queries, whole = ("rows", "length", heads, "head_dim"), ("rows", None, kv_heads, "head_dim")
+    own, all_ = ("rows", "length"), ("rows", None)
+    layouts = [queries, whole, whole, own, own, all_, all_, all_]
+    run = functools.partial(OF_TREES[kernel], window=window)
+    if kernel == "xla":
+        run = functools.partial(run, longest=longest)
+    return per_shard(run, layouts, queries)(q_NLHd, *keys, *sight)
+
+
+def _skipping(
+    q_NLHd: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *sight: jax.Array,
+    window: int | None,
+    implementation: str,
+    block: int | None = None,
+) -> jax.Array:
+    order_NL, depth_NL, first_NC, end_NC, key_depth_NC = sight
+    return tree_attention(
+        q_NLHd,
+        k,
+        v,
+        order_NL,
+        first_NC,
+        end_NC,
+        window=window,
+        depth_NL=depth_NL,
+        key_depth_NC=key_depth_NC,
+        implementation=implementation,
+        block=block,
+    )
+
+
+def all_pairs(
+    q_NLHd: jax.Array, k: jax.Array, v: jax.Array, *sight: jax.Array, window: int | None
+) -> jax.Array:
+    """Attention from the scores of all pairs, and a mask; every query must see a key."""
+    order_NL, depth_NL, first_NC, end_NC, key_depth_NC = sight
+
+    def attend(q: jax.Array, order_NL: jax.Array, depth_NL: jax.Array) -> jax.Array:
+        own = Sight(order_NL, depth_NL, first_NC, end_NC, key_depth_NC)
+        return _attend(q, KeyValues(k, v), seen(own, window))
+
+    return _in_chunks(attend, q_NLHd, order_NL, depth_NL, slots=k.shape[1])
+
+
+def _by_platform(*arrays: jax.Array, window: int | None, longest: int | None) -> jax.Array:
+    queries, heads = arrays[0].shape[1:3]
+    block = block_for(heads, longest)
+    loops = functools.partial(_skipping, window=window, implementation="xla", block=block)
+    whole = functools.partial(all_pairs, window=window)
+    if arrays[1].shape[1] <= FEW_KEYS or queries <= block_for(heads):
+        return whole(*arrays)
+    # A loop over small products is fast where they are computed one after the other anyway.
+    return jax.lax.platform_dependent(*arrays, cpu=loops, default=whole)
+
+
+def _on_gpu(q_NLHd: jax.Array, *arrays: jax.Array, window: int | None) -> jax.Array:
+    if q_NLHd.shape[1] < FEWEST_QUERIES:
+        return all_pairs(q_NLHd, *arrays, window=window)
+    return _skipping(q_NLHd, *arrays, window=window, implementation="triton")
+
+
+OF_TREES = {  # by the name of the kernel
+    "xla": _by_platform,
+    "splash": functools.partial(_skipping, implementation="pallas"),
+    "cudnn": _on_gpu,
+}
+
+
+def attend(
+    q_NLHd: jax.Array,
+    keys: KeyValues,
+    position_NL: jax.Array,
+    key_position_NC: jax.Array,
+    *,
+    window: int | None = None,
+    segment_NL: jax.Array | None = None,
+    key_segment_NC: jax.Array | None = None,
+    kernel: str = "xla",
+) -> jax.Array:
+    """Softmax attention; a query sees the keys at its own position and before.
+
+    Heads are grouped over the key-value heads (GQA). Scores and softmax are float32. On a mesh each
+    device has its own rows, heads and queries; keys and values are gathered over `context`.
+
+    Args:
+      q_NLHd: [N, L, H, head_dim].
+      position_NL, key_position_NC: int, of every token in its sequence.
+      window: how many positions a query sees, its own included; None is all before it.
+      segment_NL, key_segment_NC: int, which of the sequences packed in a row a token is of; a
+        query sees its own only. None is one sequence a row.
+      kernel: xla | splash | cudnn. The last two are for passes over whole rows: the keys are the
+        queries' own (`key_position_NC` is `position_NL`), and positions grow by one along a
+        segment. `kernels.select_kernel` tells which shapes they take.
+
+    Returns: [N, L, H, head_dim] in the dtype of q.
+
+    Raises:
+      ValueError: an unknown kernel, a fused one with keys of another pass, segments on one side.
+    """
+    if (segment_NL is None) != (key_segment_NC is None):
+        raise ValueError("attend: segment_NL and key_segment_NC must be given both or neither.")
+    if kernel == "xla":
+        kv_heads, heads = head_axes(keys.k.shape[2])
+        queries, whole = ("rows", "length", heads, "head_dim"), ("rows", None, kv_heads, "head_dim")
+        layouts = [queries, whole, whole, ("rows", "length"), ("rows", None)]
+        arrays = [q_NLHd, *keys, position_NL, key_position_NC]
+        if segment_NL is not None:
+            layouts += [("rows", "length"), ("rows", None)]
+            arrays += [segment_NL, key_segment_NC]
+        return per_shard(functools.partial(_plain, window=window), layouts, queries)(*arrays)
+    if kernel not in _FUSED:
+        raise ValueError(f"attend: got kernel {kernel!r}; allowed: {', '.join(('xla', *_FUSED))}.")
+    if key_position_NC is not position_NL or key_segment_NC is not segment_NL:
+        raise ValueError(
+            f"attend: kernel {kernel!r} got keys of another pass; allowed: a pass over whole rows,"
+            " with the same positions and segments for queries and keys."
+        )
+    return _FUSED[kernel](q_NLHd, keys.k, keys.v, segment_NL, window=window)
+
+
+_FUSED = {"splash": fused.splash, "cudnn": fused.cudnn}
+
+
+def _plain(
+    q_NLHd: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    position_NL: jax.Array,
+    key_position_NC: jax.Array,
+    segment_NL: jax.Array | None = None,
+    key_segment_NC: jax.Array | None = None,
+    *,
+    window: int | None,
+) -> jax.Array:
+    def attend(q: jax.Array, position: jax.Array, segment: jax.Array | None) -> jax.Array:
+        seen = _visible(position, key_position_NC, window, segment, key_segment_NC)
+        return _attend(q, KeyValues(k, v), seen)
+
+    return _in_chunks(attend, q_NLHd, position_NL, segment_NL, slots=k.shape[1])
+
+
+def _in_chunks(
+    attend: Callable[..., jax.Array],
+    q_NLHd: jax.Array,
+    position_NL: jax.Array,
+    segment_NL: jax.Array | None,
+    *,
+    slots: int,
+) -> jax.Array:
+    """Attends chunk after chunk of queries where the scores of all would take too much memory.
+
+    The backward pass computes a chunk's scores again: memory grows with the row's length, not with
+    its square. Queries do not depend on each other, so neither do their results on the chunks.
+    """
+    N, L, H, _ = q_NLHd.shape
+    chunk = max(QUERIES_AT_LEAST, SCORES_AT_ONCE // (N * H * slots))
+    if chunk >= L:
+        return attend(q_NLHd, position_NL, segment_NL)
+    count = -(-L // chunk)
+
+    def fold(x: jax.Array | None) -> jax.Array | None:
+        if x is None:
+            return None
+        pad = ((0, 0), (0, count * chunk - L), *((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(jnp.pad(x, pad).reshape(N, count, chunk, *x.shape[2:]), 1, 0)
+
+    parts = (fold(q_NLHd), fold(position_NL), fold(segment_NL))
+    keep = jax.checkpoint_policies.save_only_these_names(_ATTENDED)
+    out = jax.lax.map(jax.checkpoint(lambda part: attend(*part), policy=keep), parts)
+    return jnp.moveaxis(out, 0, 1).reshape(N, count * chunk, *q_NLHd.shape[2:])[:, :L]
+
+
+def _visible(
+    position_NL: jax.Array,
+    key_position_NC: jax.Array,
+    window: int | None,
+    segment_NL: jax.Array | None,
+    key_segment_NC: jax.Array | None,
+) -> jax.Array:
+    """Whether each query sees each key, [N, L, C]."""
+    query_NLC, key_NLC = position_NL[:, :, None], key_position_NC[:, None, :]
+    seen_NLC = key_NLC <= query_NLC
+    if window is not None:
+        seen_NLC &= key_NLC > query_NLC - window
+    if segment_NL is not None and key_segment_NC is not None:
+        seen_NLC &= segment_NL[:, :, None] == key_segment_NC[:, None, :]
+    return seen_NLC
+
+
+def _attend(q_NLHd: jax.Array, keys: KeyValues, visible_NLC: jax.Array) -> jax.Array:
+    N, L, H, d = q_NLHd.shape
+    kv_heads = keys.k.shape[2]
+    groups = H // kv_heads
+    # Heads before positions: plain batched matrix products, 3x faster on CPU than one einsum.
+    q = q_NLHd.reshape(N, L, kv_heads, groups, d).transpose(0, 2, 3, 1, 4)
+    q = q.reshape(N, kv_heads, groups * L, d)
+    out = _weigh(q, keys.k.transpose(0, 2, 1, 3), keys.v.transpose(0, 2, 1, 3), visible_NLC)
+    out = out.reshape(N, kv_heads, groups, L, d).transpose(0, 3, 1, 2, 4)
+    return out.reshape(N, L, H, d)
+
+
+@jax.custom_vjp
+def _weigh(q: jax.Array, k: jax.Array, v: jax.Array, visible_NLC: jax.Array) -> jax.Array:
+    """Softmax attention of queries [N, kv_heads, groups * L, head_dim], shaped as they are.
+
+    Passes over the scores are what it costs on CPU, beside the products. So neither the weights nor
+    their derivative are divided by the softmax's total, but what the queries saw; and the
+    derivative's mean under the softmax is taken from there too.
+    """
+    return _weigh_forward(q, k, v, visible_NLC)[0]
+
+
+def _weigh_forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, visible_NLC: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    N, kv_heads, _, d = q.shape
+    scores = jnp.einsum("nkqd,nkcd->nkqc", q, k, preferred_element_type=jnp.float32) * d**-0.5
+    grouped = scores.reshape(N, kv_heads, -1, *visible_NLC.shape[1:])
+    scores = jnp.where(visible_NLC[:, None, None], grouped, -1e30).reshape(scores.shape)
+    weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+    total = weights.sum(axis=-1, keepdims=True)
+    weights = weights.astype(q.dtype)
+    seen = jnp.einsum("nkqc,nkcd->nkqd", weights, v, preferred_element_type=jnp.float32)
+    out = checkpoint_name((seen / total).astype(q.dtype), _ATTENDED)
+    return out, (q, k, v, weights, total, out)
+
+
+def _weigh_backward(
+    kept: tuple[jax.Array, ...], d_out: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    q, k, v, weights, total, out = kept
+    d_seen = d_out.astype(jnp.float32) / total
+    mean = jnp.sum(d_seen * out, axis=-1, keepdims=True)
+    d_seen = d_seen.astype(q.dtype)
+    d_weights = jnp.einsum("nkqd,nkcd->nkqc", d_seen, v, preferred_element_type=jnp.float32)
+    d_scores = (weights * (d_weights - mean) * q.shape[-1] ** -0.5).astype(q.dtype)
+    # The small operand first, the result turned around: 3x faster on CPU than the other way.
+    d_k = jnp.einsum("nkqd,nkqc->nkdc", q, d_scores).swapaxes(2, 3)
+    d_v = jnp.einsum("nkqd,nkqc->nkdc", d_seen, weights).swapaxes(2, 3)
+    return jnp.einsum("nkqc,nkcd->nkqd", d_scores, k), d_k, d_v, None
+
+
+_weigh.defvjp(_weigh_forward, _weigh_backward)
+
+
+def join(past: KeyValues, new: KeyValues) -> KeyValues:
+    """Past keys and values followed by new ones."""
+    return KeyValues(*(jnp.concatenate(pair, axis=1) for pair in zip(past, new, strict=True)))

@@ -1,0 +1,303 @@
+"""Fused attention: Pallas splash on TPU, cuDNN flash on GPU; which of them a pass can use.
+
+Both are for a pass whose keys are its own, and see by index: a query at index i of a row sees the
+keys at i - window < j <= i, of its own segment where there are segments. Where positions grow by
+one along a segment, this is what `attention.attend` shows by position.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_lib
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as mask_lib
+
+from seeupo_jax.parallel.mesh import RULES, parts, per_shard
+from seeupo_jax.policy.kernels import tree_kernels
+from seeupo_jax.policy.kernels.tree_kernels_gpu import BLOCKS, WIDEST
+
+_LOGGER = logging.getLogger(__name__)
+_LANES = 128  # a block of keys fills the lanes of a TPU register, or several
+
+_PLATFORMS = {"splash": ("tpu", "cpu"), "cudnn": ("gpu", "cuda")}  # xla runs on all
+_PREFERRED = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn"}
+_QUERIES = ("rows", "length", "heads", "head_dim")
+_KEYS = ("rows", None, "kv_heads", "head_dim")  # all that a row's queries may see
+_SEGMENTS = (("rows", "length"), ("rows", None))  # of queries, of keys
+
+
+def splash(
+    q_NLHd: jax.Array,
+    k_NLHd: jax.Array,
+    v_NLHd: jax.Array,
+    segment_NL: jax.Array | None = None,
+    *,
+    window: int | None = None,
+) -> jax.Array:
+    """Attention by Pallas's splash kernel, each device on its own rows, queries and heads.
+
+    Which platform the program is lowered for decides: TPU compiles the kernel, CPU interprets it.
+
+    Args:
+      q_NLHd: [N, L, H, head_dim], `select_kernel` tells which.
+      k_NLHd, v_NLHd: [N, L, kv_heads, head_dim].
+      segment_NL: int32, of every token; None is one segment a row.
+      window: how many keys a query sees, its own included; None is all before it.
+
+    Returns: [N, L, H, head_dim] in the dtype of q.
+    """
+    L, H = q_NLHd.shape[1:3]
+    seen = (
+        mask_lib.CausalMask((L, L))
+        if window is None
+        else mask_lib.LocalMask((L, L), window_size=(window - 1, 0), offset=0)
+    )
+    kernel = splash_lib.make_splash_mha(
+        mask_lib.MultiHeadMask([seen] * H),
+        block_sizes=_blocks(L, parts("length")),
+        head_shards=1,  # all heads see alike
+        q_seq_shards=parts("length"),
+    )
+    # Which blocks a query sees: arrays that are cut as the queries are.
+    seen_by, structure = jax.tree.flatten(kernel)
+    cut = [("length",) if x.ndim == 1 else (None, "blocks", None) for x in seen_by]
+    segments = () if segment_NL is None else (segment_NL, segment_NL)
+    run = per_shard(
+        functools.partial(_splash, structure),
+        (_QUERIES, _KEYS, _KEYS, *cut, *_SEGMENTS[: len(segments)]),
+        _QUERIES,
+    )
+    return run(q_NLHd, k_NLHd, v_NLHd, *seen_by, *segments)
+
+
+def cudnn(
+    q_NLHd: jax.Array,
+    k_NLHd: jax.Array,
+    v_NLHd: jax.Array,
+    segment_NL: jax.Array | None = None,
+    *,
+    window: int | None = None,
+    _implementation: str = "cudnn",
+) -> jax.Array:
+    """Attention by cuDNN's flash kernel, each device on its own rows and heads.
+
+    Segments are a mask of [N, 1, L, L]; without them the kernel needs none. Arguments and result
+    are those of `splash`.
+    """
+    f = functools.partial(_dot_product, window=window, implementation=_implementation)
+    segments = () if segment_NL is None else (segment_NL,)
+    layouts = (_QUERIES, _KEYS, _KEYS, *_SEGMENTS[: len(segments)])
+    return per_shard(f, layouts, _QUERIES)(q_NLHd, k_NLHd, v_NLHd, *segments)
+
+
+def _splash(
+    structure: jax.tree_util.PyTreeDef,
+    q_NQHd: jax.Array,
+    k_NLHd: jax.Array,
+    v_NLHd: jax.Array,
+    *rest: jax.Array,
+) -> jax.Array:
+    """Some of the queries over all keys; `rest`: the kernel's arrays, then segments of both."""
+    seen_by, segments = rest[: structure.num_leaves], rest[structure.num_leaves :]
+    scaled = q_NQHd * q_NQHd.shape[-1] ** -0.5  # the kernel does not scale
+    heads_first = [x.transpose(0, 2, 1, 3) for x in (scaled, k_NLHd, v_NLHd)]
+
+    def run(seen_by: Sequence[jax.Array], *arrays: jax.Array, interpret: bool) -> jax.Array:
+        made = jax.tree.unflatten(structure, seen_by)
+        kernel = splash_lib.SplashAttentionKernel(
+            made.fwd_mask_info,
+            made.dq_mask_info,
+            made.dkv_mask_info,
+            **made.kwargs | {"interpret": interpret},
+        )
+
+        def row(q: jax.Array, k: jax.Array, v: jax.Array, *segments: jax.Array) -> jax.Array:
+            return kernel(q, k, v, splash_lib.SegmentIds(*segments) if segments else None)
+
+        return jax.vmap(row)(*arrays)
+
+    out = jax.lax.platform_dependent(
+        seen_by,
+        *heads_first,
+        *segments,
+        tpu=functools.partial(run, interpret=False),
+        cpu=functools.partial(run, interpret=True),
+    )
+    return out.transpose(0, 2, 1, 3)
+
+
+def _blocks(length: int, parts: int = 1) -> splash_lib.BlockSizes:
+    """Blocks of keys, and of queries that are cut into parts, in all passes.
+
+    Each is the largest that divides its length, up to 512.
+    """
+
+    def largest(length: int) -> int:
+        return max(n for n in range(_LANES, 512 + 1, _LANES) if length % n == 0)
+
+    keys = dict.fromkeys(("kv", "kv_compute", "kv_dkv", "kv_dkv_compute", "kv_dq"), largest(length))
+    queries = dict.fromkeys(("q", "q_dkv", "q_dq"), largest(length // parts))
+    return splash_lib.BlockSizes(**{f"block_{k}": v for k, v in (keys | queries).items()})
+
+
+def _dot_product(
+    q_NLHd: jax.Array,
+    k_NLHd: jax.Array,
+    v_NLHd: jax.Array,
+    segment_NL: jax.Array | None = None,
+    *,
+    window: int | None,
+    implementation: str,
+) -> jax.Array:
+    mask = None
+    if segment_NL is not None:
+        mask = (segment_NL[:, :, None] == segment_NL[:, None, :])[:, None]
+    return jax.nn.dot_product_attention(
+        q_NLHd,
+        k_NLHd,
+        v_NLHd,
+        mask=mask,
+        is_causal=True,
+        local_window_size=None if window is None else (window - 1, 0),
+        implementation=implementation,
+    )
+
+
+def _splash_refuses(length: int, head_dim: int, _dtype: str) -> str | None:
+    shards = parts("length")
+    if length % (_LANES * shards):
+        each = f", on each of context={shards} devices" if shards > 1 else ""
+        return f"splash needs a length that {_LANES} divides{each}: got {length}"
+    if head_dim % 8:
+        return f"splash needs a head_dim that 8 divides: got {head_dim}"
+    return None
+
+
+def _cudnn_refuses(length: int, head_dim: int, dtype: str) -> str | None:
+    if dtype not in ("bfloat16", "float16"):
+        return f"cudnn needs bfloat16 or float16: got {dtype}"
+    if head_dim % 8 or head_dim > 128:
+        return f"cudnn needs a head_dim up to 128 that 8 divides: got {head_dim}"
+    if length % 2:
+        return f"cudnn needs an even length: got {length}"
+    if parts("length") > 1:  # its causal mask begins at the first key
+        return f"cudnn needs whole rows: got mesh axis context={parts('length')}"
+    return None
+
+
+def _triton_refuses(_length: int, head_dim: int, dtype: str) -> str | None:
+    if dtype not in ("bfloat16", "float16", "float32"):
+        return f"token trees on GPU need bfloat16, float16 or float32: got {dtype}"
+    if head_dim > WIDEST:
+        return f"token trees on GPU need a head_dim up to {WIDEST}: got {head_dim}"
+    return None
+
+
+# Why a kernel cannot take a shape; None where it can. Of rows, and of rows that hold token trees.
+_REFUSES: dict[str, Callable[[int, int, str], str | None]] = {
+    "splash": _splash_refuses,
+    "cudnn": _cudnn_refuses,
+}
+_REFUSES_TREES = _REFUSES | {"cudnn": _triton_refuses}
+
+
+def select_kernel(
+    wanted: str,
+    *,
+    length: int,
+    head_dim: int,
+    kv_heads: int,
+    heads: int,
+    dtype: str,
+    trees: bool = False,
+) -> tuple[str, str]:
+    """The kernel that a whole-row pass of this shape uses on the mesh in force, and why.
+
+    Args:
+      wanted: xla | splash | cudnn.
+      dtype: of queries, keys and values, by name.
+      trees: whether rows hold token trees, for which a platform has a kernel of its own.
+
+    Returns: `wanted` or xla; the reason, words without a full stop.
+
+    Raises:
+      ValueError: a kernel of another name.
+    """
+    _check_name(wanted)
+    if wanted == "xla":
+        return wanted, "as wanted"
+    reason = (_REFUSES_TREES if trees else _REFUSES)[wanted](length, head_dim, dtype)
+    if reason is None:
+        reason = _shards_refuse(wanted, heads=heads, kv_heads=kv_heads)
+    return (wanted, "as wanted") if reason is None else ("xla", reason)
+
+
+def _shards_refuse(wanted: str, **heads: int) -> str | None:
+    """Why the mesh in force cannot give every device whole heads."""
+    for name, count in heads.items():
+        if count % parts(name):
+            axis = f"{RULES[name]}={parts(name)}"
+            return f"{wanted} needs {name} that mesh axis {axis} divides: got {count}"
+    return None
+
+
+def kernel_for(wanted: str, **shape: Any) -> str:
+    """The kernel that `select_kernel` gives; a fallback is logged, once for each reason.
+
+    Args:
+      shape: what `select_kernel` is told of the pass.
+    """
+    kernel, reason = select_kernel(wanted, **shape)
+    if kernel != wanted:
+        _log_fallback(wanted, kernel, reason)
+    return kernel
+
+
+@functools.cache
+def _log_fallback(wanted: str, kernel: str, reason: str) -> None:
+    _LOGGER.warning("Attention by %s instead of %s: %s.", kernel, wanted, reason)
+
+
+def preferred_kernel(platform: str) -> str:
+    """What `model.attention=auto` means on a platform, as `jax.Device.platform` names it."""
+    return _PREFERRED.get(platform, "xla")
+
+
+def row_block(platform: str) -> int:
+    """What divides the length of rows of which attention computes no part that is not there."""
+    return tree_kernels.BLOCK if platform == "tpu" else 64
+
+
+def tree_blocks(platform: str, dtype: str) -> tuple[int, int] | None:
+    """Rows that a program of the platform's tree kernel holds, and rows that it meets at a time.
+
+    None where a platform has no such kernel.
+    """
+    if platform == "tpu":
+        return tree_kernels.BLOCK, tree_kernels.BLOCK
+    return BLOCKS[jnp.dtype(dtype).itemsize] if platform in ("gpu", "cuda") else None
+
+
+def check_kernel(wanted: str, platform: str) -> None:
+    """Refuses a kernel that does not run on a platform; splash runs on cpu interpreted, slowly.
+
+    Raises:
+      ValueError: an unknown kernel, or one for other platforms.
+    """
+    _check_name(wanted)
+    if wanted in _PLATFORMS and platform not in _PLATFORMS[wanted]:
+        raise ValueError(
+            f"attention: got {wanted!r} on {platform}; allowed: {preferred_kernel(platform)!r}"
+            f" here, or {wanted!r} on {' or '.join(_PLATFORMS[wanted])}."
+        )
+
+
+def _check_name(wanted: str) -> None:
+    names = ("xla", *_REFUSES)
+    if wanted not in names:
+        raise ValueError(f"attention: got {wanted!r}; allowed: {', '.join(names)}.")

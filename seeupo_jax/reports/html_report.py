@@ -1,0 +1,209 @@
+"""WORKDIR/report.html: one page of a run or of several, which needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from seeupo_jax.display.terminal import format_count, format_duration
+from seeupo_jax.metrics.statistics import Estimate
+from seeupo_jax.parallel.file_lock import exclusive
+from seeupo_jax.reports.curves import curves_section, first_and_last, kinds_section
+from seeupo_jax.reports.run_data import Recorded, load_runs
+from seeupo_jax.reports.sections import (
+    Section,
+    lengths_section,
+    optimization_section,
+    stops_section,
+    time_section,
+    turns_section,
+)
+from seeupo_jax.reports.settings_tables import (
+    configuration_table,
+    failures_section,
+    unrecorded,
+    versions_table,
+)
+from seeupo_jax.trajectories.reader import FOLDER
+
+REPORT_FILE = "report.html"
+_VEGA_LITE = "6.4"
+_SECTIONS = (
+    curves_section,
+    kinds_section,
+    turns_section,
+    lengths_section,
+    stops_section,
+    optimization_section,
+    time_section,
+    failures_section,
+)
+_RECENT = 10  # iterations whose speed is told
+
+
+@dataclass(frozen=True)
+class Tile:
+    label: str
+    value: str
+    detail: str = ""
+    warning: str = ""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A run at the top of the page; `pages` is where its trajectories are, if it kept any."""
+
+    name: str
+    tiles: Sequence[Tile]
+    pages: str | None
+
+
+def write_report(
+    workdir: str | Path, *, compare: Sequence[str | Path] = (), output: str | Path | None = None
+) -> Path:
+    """Writes the report of a run, finished or not, beside those that it is compared with.
+
+    Args:
+      workdir: the run's folder, or a copy of it.
+      compare: folders of other runs.
+      output: the file; None: WORKDIR/report.html. It is replaced whole.
+
+    Returns: the file.
+
+    Raises:
+      ValueError: no such folder, metrics that are none, a file that cannot be written, or that
+        another report is writing.
+    """
+    runs = load_runs([Path(folder) for folder in (workdir, *compare)])
+    file = Path(os.path.abspath(output)) if output is not None else runs[0].workdir / REPORT_FILE
+    temporary = file.with_name(f"{file.name}.tmp")
+    with exclusive(file.with_name(f".{file.name}.lock"), f"--output: got {file}"):
+        text = render(runs, file.parent)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, file)
+        except OSError as error:
+            raise ValueError(f"--output: got {file} ({error.strerror}); allowed: a file.") from None
+    return file
+
+
+def render(runs: Sequence[Recorded], folder: Path) -> str:
+    """The page as it lies in a folder, from which its links start."""
+    from jinja2 import Environment, StrictUndefined
+
+    sections = [make(runs) for make in _SECTIONS] if any(run.lines for run in runs) else []
+    assets = resources.files("seeupo_jax") / "assets" / "report"
+    style, page = ((assets / name).read_text("utf-8") for name in ("report.css", "report.js"))
+    vega = _vega()
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
+    template = environment.from_string((assets / "report.html.j2").read_text("utf-8"))
+    return template.render(
+        title=", ".join(run.name for run in runs),
+        heads=[_head(run, folder) for run in runs],
+        sections=sections,
+        specs=_specs(sections),
+        configuration=configuration_table(runs),
+        versions=versions_table(runs),
+        unrecorded=unrecorded(runs),
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        style=style,
+        scripts=[vega, page],
+        # Only these scripts run, and nothing is loaded, whatever a text of the run holds.
+        policy="default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src "
+        + " ".join(_hashed(script) for script in (vega, page)),
+    )
+
+
+def _specs(sections: Sequence[Section]) -> dict[str, Mapping[str, Any]]:
+    """What to draw, by the place where: SECTION-NUMBER."""
+    return {
+        f"{section.key}-{i}": {**chart.spec, "description": chart.title}
+        for section in sections
+        for i, chart in enumerate(section.charts)
+    }
+
+
+def _vega() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script, out of their Python package."""
+    import vl_convert
+
+    script = vl_convert.javascript_bundle(vl_version=_VEGA_LITE).replace("\r\n", "\n")
+    # Inside HTML a script ends at its end tag, even in a text.
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _hashed(script: str) -> str:
+    """How a content security policy names a script."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _head(run: Recorded, folder: Path) -> Head:
+    measure, ends = first_and_last(run)
+    planned = "" if run.planned is None else f"of {run.planned}"
+    tiles = [
+        Tile("state", *_state(run)),
+        Tile("iterations", str(run.done), planned),
+        Tile(f"success, {measure}", _rates(ends), _intervals(ends), _selected_on(run)),
+        Tile("tokens per second", *_speed(run)),
+        Tile("time", format_duration(run.seconds) if run.seconds else "-", _iteration_time(run)),
+    ]
+    trajectories = run.workdir / FOLDER
+    pages = None
+    if trajectories.is_dir() and any(trajectories.iterdir()):
+        pages = quote(Path(os.path.relpath(trajectories / "index.html", folder)).as_posix())
+    return Head(run.name, tiles, pages)
+
+
+def _state(run: Recorded) -> tuple[str, str]:
+    if run.age_s is None or not run.lines:
+        return "nothing recorded yet", ""
+    if run.finished:
+        return "finished", ""
+    age = f"last line {format_duration(run.age_s)} before this page"
+    patience = 60.0 + 3 * run.seconds / max(run.done, 1)  # of an iteration, an evaluation, a save
+    return ("running" if run.age_s < patience else "stopped or waiting"), age
+
+
+def _rates(ends: Sequence[Estimate]) -> str:
+    return " → ".join(f"{end.value:.2f}" for end in ends) if ends else "-"
+
+
+def _intervals(ends: Sequence[Estimate]) -> str:
+    if not ends or any(math.isnan(end.low) for end in ends):
+        return ""
+    return " → ".join(f"[{end.low:.2f}, {end.high:.2f}]" for end in ends)
+
+
+def _selected_on(run: Recorded) -> str:
+    """A warning where the best checkpoint was chosen by the figures that are shown."""
+    if not any(value for _, value in run.series("eval/selected_on")):
+        return ""
+    return f"the best checkpoint is chosen on {run.split} too: its figure there is too good"
+
+
+def _speed(run: Recorded) -> tuple[str, str]:
+    """The median of the last iterations' speeds, of the rollout and of the sweep."""
+    speeds = {}
+    for part in ("rollout", "sweep"):
+        values = sorted(v for _, v in run.series(f"{part}/tokens_per_second")[-_RECENT:])
+        if values:
+            speeds[part] = format_count(values[len(values) // 2])
+    sweep = f"rollout; {speeds['sweep']} sweep" if "sweep" in speeds else "rollout"
+    return (speeds["rollout"], sweep) if "rollout" in speeds else ("-", "")
+
+
+def _iteration_time(run: Recorded) -> str:
+    return f"{run.seconds / run.done:.1f} s an iteration" if run.seconds and run.done else ""

@@ -1,0 +1,145 @@
+"""A run as its folder tells it: `metrics.jsonl`, `run.json`, and when they last changed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seeupo_jax.configuration.schema import Evaluation
+from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
+from seeupo_jax.metrics.phases import whole_time
+
+RUN_FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is known of a run, whether it is finished, going on, or copied to another place.
+
+    name: the folder's, with its parent's where two runs would have the same.
+    lines: of metrics, in order.
+    about: the content of run.json; only an empty `config` for a run that wrote none.
+    age_s: seconds since the last line was written, by the file's time; None without metrics.
+    """
+
+    name: str
+    workdir: Path
+    lines: Sequence[Mapping[str, Any]]
+    about: Mapping[str, Any]
+    age_s: float | None
+
+    def series(self, metric: str) -> list[tuple[int, float]]:
+        """Iterations and values of a metric, where it is a finite number."""
+        return [
+            (line["iteration"], float(value))
+            for line in self.lines
+            if is_number(value := line.get(metric))
+        ]
+
+    def keyed(self, prefix: str) -> list[tuple[str, str]]:
+        """What follows a prefix in names of metrics, and the whole names; as in natural order."""
+        names = {name for line in self.lines for name in line if name.startswith(prefix)}
+        return sorted(((n.removeprefix(prefix), n) for n in names), key=lambda e: natural(e[0]))
+
+    def setting(self, name: str) -> Any:
+        """A value of the configuration by its dotted name; None where it is not known."""
+        return dict(flatten(self.about["config"])).get(name)
+
+    @property
+    def split(self) -> str:
+        """What the metrics named `eval/` were measured on; the default where it is not known."""
+        split = self.setting("evaluation.split")
+        return split if isinstance(split, str) else Evaluation().split
+
+    @property
+    def done(self) -> int:
+        """Iterations that are over."""
+        return max((line["iteration"] for line in self.lines), default=0)
+
+    @property
+    def planned(self) -> int | None:
+        planned = self.setting("iterations")
+        return planned if isinstance(planned, int) else None
+
+    @property
+    def seconds(self) -> float:
+        """Of work that the metrics account for."""
+        return sum(map(whole_time, self.lines))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last iteration is over and, where the run evaluates, was evaluated."""
+        if self.planned is None or self.done < self.planned:
+            return False
+        evaluated = [
+            line["iteration"] for line in self.lines if any(k.startswith("eval") for k in line)
+        ]
+        return not evaluated or max(evaluated) >= self.planned
+
+
+def load_runs(workdirs: Sequence[Path]) -> list[Recorded]:
+    """The runs in these folders, each with a name of its own.
+
+    Raises:
+      ValueError: no such folder, or metrics in it that are none.
+    """
+    folders = [Path(os.path.abspath(workdir)) for workdir in workdirs]
+    return [_load(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+
+
+def _load(workdir: Path, name: str) -> Recorded:
+    if not workdir.is_dir():
+        raise ValueError(f"--workdir: got {workdir}; allowed: the folder of a run.")
+    file = workdir / METRICS_FILE
+    age_s = max(0.0, time.time() - file.stat().st_mtime) if file.exists() else None
+    return Recorded(name, workdir, read_metrics(workdir), _about(workdir), age_s)
+
+
+def _about(workdir: Path) -> dict[str, Any]:
+    """What run.json says; without it, or where it is none of ours, an empty configuration."""
+    try:
+        about = json.loads((workdir / RUN_FILE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        about = None
+    about = about if isinstance(about, dict) else {}
+    return about if isinstance(about.get("config"), dict) else {**about, "config": {}}
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folders' names, with as many of their parents' as tell them apart."""
+    names: list[str] = []
+    for folder in folders:
+        twins = [f for f in folders if f != folder and f.name == folder.name]
+        depth = 1
+        while any(f.parts[-depth:] == folder.parts[-depth:] for f in twins):
+            depth += 1
+        name = "/".join(folder.parts[-depth:])
+        again = names.count(name)
+        names.append(f"{name} ({again + 1})" if again else name)
+    return names
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested mappings as dotted names and values; an empty mapping is a value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """A sort key by which `turns=10` comes after `turns=2`."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", text)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

@@ -1,0 +1,239 @@
+"""The parts of the report: what is charted of one run, or of several over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from seeupo_jax.display.terminal import format_duration
+from seeupo_jax.metrics.phases import PHASES, split_time
+from seeupo_jax.reports.bars import heat_map, share_chart, stack_chart
+from seeupo_jax.reports.blocks import Point
+from seeupo_jax.reports.charts import line_chart
+from seeupo_jax.reports.run_data import Recorded, is_number
+from seeupo_jax.reports.vega import Chart
+
+Measures = Mapping[str, Callable[[Recorded], Sequence[Point]]]  # by what they are called
+
+_STOPS = ("done", "max_turns", "max_tokens", "env_error", "timeout")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Cells of a table; `marked` where its runs differ."""
+
+    cells: Sequence[str]
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first column names the row, the others are of one run each."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A headline, a sentence, charts, tables, and the names of charts that have no data."""
+
+    key: str
+    title: str
+    intro: str
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
+    absent: Sequence[str] = ()
+
+
+def section(
+    key: str,
+    title: str,
+    intro: str,
+    wanted: Mapping[str, Iterable[Chart | None]],
+    tables: Sequence[Table] = (),
+) -> Section:
+    """A section of the charts that could be drawn; of the others their names."""
+    drawn = {name: [c for c in charts if c is not None] for name, charts in wanted.items()}
+    charts = [chart for own in drawn.values() for chart in own]
+    return Section(key, title, intro, charts, tables, [n for n, own in drawn.items() if not own])
+
+
+def metric(name: str) -> Callable[[Recorded], list[Point]]:
+    """The points of a metric without an interval."""
+    return lambda run: [Point(iteration, value) for iteration, value in run.series(name)]
+
+
+def overlay(
+    title: str,
+    runs: Sequence[Recorded],
+    measures: Measures,
+    *,
+    y: str,
+    domain: tuple[float, float] | None = None,
+    note: str = "",
+) -> list[Chart | None]:
+    """One chart of all measures of a run; of several runs one for each measure."""
+    if len(runs) == 1:
+        series = {name: points(runs[0]) for name, points in measures.items()}
+        return [line_chart(title, series, y=y, domain=domain, note=note)]
+    return [
+        line_chart(
+            title if len(measures) == 1 else f"{title}: {name}",
+            {run.name: points(run) for run in runs},
+            y=y,
+            domain=domain,
+            note=note,
+        )
+        for name, points in measures.items()
+    ]
+
+
+def of_run(title: str, run: Recorded, runs: Sequence[Recorded]) -> str:
+    """A chart's title; it names its run where there are several."""
+    return title if len(runs) == 1 else f"{title}: {run.name}"
+
+
+def turns_section(runs: Sequence[Recorded]) -> Section:
+    """What the sweep did turn by turn."""
+    maps = {
+        "Mean weight M": ("weight_mean", "mean of M"),
+        "Largest weight |M|": ("weight_max", "largest |M|"),
+        "Clip fraction": ("clip_fraction", "share clipped"),
+        "KL to the reference": ("kl", "nats a token"),
+    }
+    return section(
+        "turns",
+        "The sweep, turn by turn",
+        "The weight M with which each turn was trained, the share of its actions that were"
+        " clipped, and its distance from the reference; lighter is more.",
+        {
+            title: [
+                heat_map(of_run(title, run, runs), _cells(run, f"sweep/{name}/turn="), value=value)
+                for run in runs
+            ]
+            for title, (name, value) in maps.items()
+        },
+    )
+
+
+def _cells(run: Recorded, prefix: str) -> Iterable[tuple[int, int, float]]:
+    for turn, name in run.keyed(prefix):
+        if turn.isdecimal():
+            yield from ((iteration, int(turn), value) for iteration, value in run.series(name))
+
+
+def lengths_section(runs: Sequence[Recorded]) -> Section:
+    measures = {
+        f"{label}, {kind}": metric(f"rollout/{name}_tokens_{kind}")
+        for label, name in (("sampled", "action"), ("context", "context"))
+        for kind in ("mean", "p90")
+    }
+    turns = {"turns": metric("rollout/turns_mean")}
+    return section(
+        "lengths",
+        "Lengths",
+        "Tokens that the policy sampled, and tokens that environments and prompts wrote.",
+        {
+            "Tokens a trajectory": overlay(
+                "Tokens a trajectory", runs, measures, y="tokens a trajectory"
+            ),
+            "Turns a trajectory": overlay("Turns a trajectory", runs, turns, y="mean of turns"),
+        },
+    )
+
+
+def stops_section(runs: Sequence[Recorded]) -> Section:
+    title = "Why trajectories stopped"
+    charts = [
+        stack_chart(
+            of_run(title, run, runs), _stops(run), _STOPS, y="share of trajectories", domain=(0, 1)
+        )
+        for run in runs
+    ]
+    intro = "done: the environment said so. max_turns and max_tokens: a bound of the rollout was"
+    intro += " reached. env_error and timeout: the environment failed."
+    return section("stops", "Stop reasons", intro, {title: charts})
+
+
+def _stops(run: Recorded) -> Iterable[tuple[int, str, float]]:
+    for line in run.lines:
+        counts = {stop: line.get(f"rollout/stop_{stop}") for stop in _STOPS}
+        counts = {stop: count for stop, count in counts.items() if is_number(count)}
+        total = sum(counts.values())
+        if total:
+            yield from ((line["iteration"], stop, n / total) for stop, n in counts.items())
+
+
+def optimization_section(runs: Sequence[Recorded]) -> Section:
+    wanted = {
+        "Loss": ("sweep/loss", "negative objective"),
+        "Gradient norm": ("sweep/grad_norm", "norm before clipping"),
+        "Clip fraction, all turns": ("sweep/clip_fraction", "share clipped"),
+        "KL to the reference, all turns": ("sweep/kl", "nats a token"),
+        "Entropy of the policy": ("rollout/entropy", "nats a token"),
+        "Sampler's and trainer's log-probabilities": (
+            "logp/sampler_trainer_gap",
+            "largest difference",
+        ),
+        "Groups that teach nothing": ("rollout/no_signal_fraction", "share of groups"),
+    }
+    return section(
+        "optimization",
+        "Optimization",
+        "Means over the steps of a sweep; what each number is: docs/metrics.md.",
+        {
+            title: overlay(title, runs, {title: metric(name)}, y=y)
+            for title, (name, y) in wanted.items()
+        },
+    )
+
+
+def time_section(runs: Sequence[Recorded]) -> Section:
+    """Throughput, and the parts of each iteration's time."""
+    rates = {part: metric(f"{part}/tokens_per_second") for part in ("rollout", "sweep")}
+    title, whole = "Time of an iteration", "Where all of the time went"
+    spent = {run.name: _spent(run) for run in runs}
+    shares = [(name, phase, s) for name, own in spent.items() for phase, s in own.items()]
+    return section(
+        "time",
+        "Time",
+        "Sampled tokens over the rollout's time, and tokens of the updated rows over the sweep's."
+        " The parts of the time do not overlap: compiling is taken out of the phase in which it"
+        " happened.",
+        {
+            "Tokens per second": overlay("Tokens per second", runs, rates, y="tokens per second"),
+            title: [
+                stack_chart(of_run(title, run, runs), _parts(run), PHASES, y="seconds")
+                for run in runs
+            ],
+            whole: [share_chart(whole, shares, PHASES)],
+        },
+        [_time_table(spent)] if shares else [],
+    )
+
+
+def _parts(run: Recorded) -> Iterable[tuple[int, str, float]]:
+    for line in run.lines:
+        yield from ((line["iteration"], phase, s) for phase, s in split_time(line).items())
+
+
+def _spent(run: Recorded) -> dict[str, float]:
+    """Seconds of the whole run by phase."""
+    total: dict[str, float] = {}
+    for _, phase, seconds in _parts(run):
+        total[phase] = total.get(phase, 0.0) + seconds
+    return {phase: total[phase] for phase in PHASES if phase in total}
+
+
+def _time_table(spent: Mapping[str, Mapping[str, float]]) -> Table:
+    def cell(own: Mapping[str, float], phase: str) -> str:
+        if phase not in own:
+            return "-"
+        return f"{format_duration(own[phase])} ({own[phase] / sum(own.values()):.0%})"
+
+    phases = [phase for phase in PHASES if any(phase in own for own in spent.values())]
+    rows = [Row([phase, *(cell(own, phase) for own in spent.values())]) for phase in phases]
+    rows.append(Row(["all", *(format_duration(sum(own.values())) for own in spent.values())]))
+    return Table("Time by phase", ["phase", *spent], rows)

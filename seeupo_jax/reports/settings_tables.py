@@ -1,0 +1,125 @@
+"""Tables of the report: configurations and versions beside each other, and what failed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from seeupo_jax.reports.run_data import RUN_FILE, Recorded, flatten, natural
+from seeupo_jax.reports.sections import Row, Section, Table
+from seeupo_jax.trajectories.reader import find_shards, read_shard
+
+_ABOUT = ("model", "devices", "versions", "config_file", "command", "began", "resumed")
+_UNKNOWN = "(cause not recorded)"
+
+
+def configuration_table(runs: Sequence[Recorded]) -> Table | None:
+    """Every field of the runs' configurations; None where no run recorded one."""
+    known = [run for run in runs if run.about["config"]]
+    return _table("Configuration", "field", known, [run.about["config"] for run in known])
+
+
+def versions_table(runs: Sequence[Recorded]) -> Table | None:
+    """With what the runs were made: model, devices, versions of software, and the command."""
+    known = [run for run in runs if "versions" in run.about]
+    abouts = [{key: run.about[key] for key in _ABOUT if key in run.about} for run in known]
+    return _table("Versions", "what", known, abouts)
+
+
+def unrecorded(runs: Sequence[Recorded]) -> str:
+    """Which runs wrote no run.json, in a sentence; empty where all did."""
+    names = [run.name for run in runs if not run.about["config"]]
+    if not names:
+        return ""
+    return f"Without {RUN_FILE}, so that configuration and versions are not known: " + (
+        ", ".join(names) + "."
+    )
+
+
+def _table(
+    caption: str, what: str, runs: Sequence[Recorded], values: Sequence[Mapping[str, Any]]
+) -> Table | None:
+    flat = [dict(flatten(own)) for own in values]
+    names = sorted(dict.fromkeys(name for own in flat for name in own), key=natural)
+    rows = []
+    for name in names:
+        cells = [_text(own[name]) if name in own else "-" for own in flat]
+        rows.append(Row([name, *cells], marked=len(set(cells)) > 1))
+    return Table(caption, [what, *(run.name for run in runs)], rows) if rows else None
+
+
+def _text(value: Any) -> str:
+    """A value as it would be typed; a command as it was."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
+        return " ".join(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def failures_section(runs: Sequence[Recorded]) -> Section:
+    """Why environments failed: of rollouts by the metrics, of evaluations by the trajectories."""
+    rows = []
+    for run in runs:
+        for (where, cause), iterations in sorted(_failures(run).items()):
+            span = f"{min(iterations)} to {max(iterations)}"
+            own = [] if len(runs) == 1 else [run.name]
+            rows.append(Row([cause, *own, where, f"{sum(iterations.values()):g}", span]))
+    if not rows:
+        return Section("failures", "Failures", "No environment failed.")
+    header = ["cause", *(["run"] if len(runs) > 1 else []), "in", "episodes", "iterations"]
+    intro = "Episodes whose environment failed are in no statistic and in no update."
+    return Section("failures", "Failures", intro, tables=[Table("Failures by cause", header, rows)])
+
+
+def _failures(run: Recorded) -> dict[tuple[str, str], Counter[int]]:
+    """How many episodes failed in each iteration, by where and why."""
+    found: dict[tuple[str, str], Counter[int]] = {}
+    for iteration, where, cause, count in (*_in_rollouts(run), *_in_evaluations(run)):
+        found.setdefault((where, cause), Counter())[iteration] += count
+    return found
+
+
+def _in_rollouts(run: Recorded) -> Iterator[tuple[int, str, str, float]]:
+    known: Counter[int] = Counter()
+    for cause, name in run.keyed("rollout/failed/cause="):
+        for iteration, count in run.series(name):
+            known[iteration] += count
+            yield iteration, "rollouts", cause, count
+    yield from _rest(run.series("rollout/failed"), known, "rollouts")
+
+
+def _in_evaluations(run: Recorded) -> Iterator[tuple[int, str, str, float]]:
+    """Causes out of the trajectories, of which only shards with failures are read."""
+    names = [name for _, name in run.keyed("eval") if name.endswith("/failed")]
+    for name in names:
+        prefix = name.removesuffix("/failed")
+        split = run.split if prefix == "eval" else prefix.removeprefix("eval_")
+        failed = [(iteration, count) for iteration, count in run.series(name) if count]
+        known: Counter[int] = Counter()
+        iterations = [iteration for iteration, _ in failed]
+        for record in _failed_records(run, split, iterations):
+            known[record["iteration"]] += 1
+            cause = record["failure"] or _UNKNOWN
+            yield record["iteration"], f"evaluation on {split}", cause, 1
+        yield from _rest(failed, known, f"evaluation on {split}")
+
+
+def _failed_records(run: Recorded, split: str, iterations: list[int]) -> Iterator[dict[str, Any]]:
+    for shard in find_shards(run.workdir) if iterations else ():
+        if shard.evaluation and shard.split == split and shard.iteration in iterations:
+            records = read_shard(shard.path(run.workdir))
+            yield from (record for record in records if record["failed"])
+
+
+def _rest(
+    counts: Iterable[tuple[int, float]], known: Counter[int], where: str
+) -> Iterator[tuple[int, str, str, float]]:
+    """Failures whose cause nobody wrote down."""
+    for iteration, count in counts:
+        if count > known[iteration]:
+            yield iteration, where, _UNKNOWN, count - known[iteration]

@@ -1,0 +1,182 @@
+"""Pages of trajectories: what the agent did, in a browser, without a server or network.
+
+`trajectories/index.html` of a work directory reads `data/index.js`, a row a trajectory, and loads
+`data/SHARD-DIGEST-NN.js`, whole records, when one of them is opened.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from seeupo_jax.parallel.file_lock import exclusive
+from seeupo_jax.trajectories.reader import FOLDER, Shard, find_shards, read_shard
+
+CHUNK = 1_000_000  # characters of records in a chunk; one record may be longer
+LAYOUT = "1"  # of what lies in data/; files of another one are written anew
+# Columns of few different values, which are written once each.
+_REPEATED = ("source", "task_id", "labels", "stop", "failure", "chunk")
+
+
+def write_pages(workdir: str | Path, *, report: str | None = "../report.html") -> Path:
+    """Writes WORKDIR/trajectories/index.html and what it loads; returns its path.
+
+    May be called while the run goes on: shards that did not change keep their files, the index is
+    replaced when all that it names is there, and only then what it no longer names is removed.
+
+    Args:
+      report: address of the report, as seen from the page, which gets a link to it; None: no link.
+
+    Raises:
+      ValueError: no such folder, a shard that holds something else than records, or pages that
+        another process is writing.
+    """
+    workdir = Path(workdir)
+    if not workdir.is_dir():
+        raise ValueError(
+            f"workdir: got {str(workdir)!r}; allowed: a folder that a run has written."
+        )
+    home = workdir / FOLDER
+    (home / "data").mkdir(parents=True, exist_ok=True)
+    with exclusive(home / ".pages.lock", f"workdir: got {workdir}"):
+        _write_pages(workdir, home, report)
+    return home / "index.html"
+
+
+def _write_pages(workdir: Path, home: Path, report: str | None) -> None:
+    data, parts = home / "data", {}
+    for shard in find_shards(workdir):
+        parts |= _part(data, shard, shard.path(workdir))
+    rows = [row for rows in parts.values() for row in rows]
+    index = {"name": _name(workdir), "report": report, "rows": len(rows), **_columns(rows)}
+    for asset in (resources.files("seeupo_jax") / "assets/report/trajectories").iterdir():
+        _write(home / asset.name, asset.read_bytes())
+    _write(data / "index.js", f"receiveIndex({_script(index)});\n".encode())
+    kept = {"index.js", *parts, *(f"{row['chunk']}.js" for row in rows)}
+    for file in data.iterdir():
+        if file.name not in kept:
+            file.unlink(missing_ok=True)
+
+
+def _name(workdir: Path) -> str:
+    """The run's name: what run.json says, or the folder's."""
+    try:
+        return str(json.loads((workdir / "run.json").read_text())["name"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return workdir.resolve().name
+
+
+def _part(data: Path, shard: Shard, path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of a shard, by the name of the file that keeps them; its chunks are written."""
+    digest = hashlib.blake2b(LAYOUT.encode() + path.read_bytes(), digest_size=6).hexdigest()
+    stem = f"{shard.name.partition('.')[0]}-{digest}"
+    kept = data / f"{stem}.json.gz"
+    if not kept.exists():  # it is the last that is written of a shard
+        rows = []
+        for number, records in enumerate(_chunks(read_shard(path))):
+            chunk = f"{stem}-{number:02d}"
+            packed = _pack(f"[{','.join(text for _, text in records)}]")
+            script = f'receiveChunk("{chunk}","{base64.b64encode(packed).decode()}");\n'
+            _write(data / f"{chunk}.js", script.encode())
+            rows += [_row(record, shard.kind, chunk, i) for i, (record, _) in enumerate(records)]
+        _write(kept, _pack(_json(rows)))
+    return {kept.name: json.loads(gzip.decompress(kept.read_bytes()))}
+
+
+def _chunks(
+    records: Iterable[dict[str, Any]],
+) -> Iterator[list[tuple[dict[str, Any], str]]]:
+    """Records with their JSON, at most `CHUNK` characters together unless one alone has more."""
+    chunk: list[tuple[dict[str, Any], str]] = []
+    size = 0
+    for record in records:
+        text = _json(record)
+        if chunk and size + len(text) > CHUNK:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append((record, text))
+        size += len(text)
+    if chunk:
+        yield chunk
+
+
+def _row(record: dict[str, Any], source: str, chunk: str, place: int) -> dict[str, Any]:
+    """What the list shows of a trajectory, and where the rest of it is."""
+    sizes = [abs(weight) for weight in record["weights"] if weight is not None]
+    keys = (
+        "iteration",
+        "group",
+        "member",
+        "task_id",
+        "stop",
+        "failed",
+        "failure",
+        "reward",
+        "success",
+    )
+    return {
+        "source": source,
+        **{key: record[key] for key in keys},
+        "labels": json.dumps(record["labels"], sort_keys=True),
+        "turns": record["turns"],
+        "advantage": record["advantage"],
+        "weight": max(sizes, default=None),
+        "tokens": sum(turn >= 0 for segment in record["segments"] for turn in segment["turn"]),
+        "chunk": chunk,
+        "place": place,
+    }
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows by column; a column of few different values as those, and an index into them a row."""
+    columns: dict[str, list[Any]] = {}
+    for key in rows[0] if rows else ():
+        columns[key] = [row[key] for row in rows]
+    values = {}
+    for key in _REPEATED:
+        values[key] = list(dict.fromkeys(columns.get(key, ())))
+        codes = {value: code for code, value in enumerate(values[key])}
+        columns[key] = [codes[value] for value in columns.get(key, ())]
+    return {"columns": columns, "values": values}
+
+
+def _pack(text: str) -> bytes:
+    return gzip.compress(text.encode(), 6, mtime=0)
+
+
+def _json(value: Any) -> str:
+    """ASCII, so that half a character passes; numbers that JSON does not know become null."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _script(value: Any) -> str:
+    """JSON that ends no script and opens no comment, wherever the file is put."""
+    return _json(value).replace("<", "\\u003c")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replaces a file whole, and only where it changes."""
+    if path.exists() and path.read_bytes() == content:
+        return
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)

@@ -1,0 +1,1 @@
+"""The sampler: programs, cache pages and what may be sampled."""

@@ -1,0 +1,165 @@
+"""The sampler's layout: the policy on the trainer's devices, as decoding wants it.
+
+Decoding reads every matrix once a token. From a stack of layers it would first copy each out,
+float32 matrices of a bfloat16 policy would be read at twice the size, and those that are cut over
+`fsdp` would be gathered again for every token. One program before each collection settles it all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Sharding
+
+from seeupo_jax.parallel.mesh import param_shardings, sharding
+from seeupo_jax.policy.network import Network, abstract
+from seeupo_jax.rollout.engine.cache_memory import Reshard
+
+Path = tuple[Any, ...]  # keys of a parameter in the tree
+
+
+class Layout:
+    """How a sampler holds a policy: where, in which type, layers side by side.
+
+    No value changes on the way, since every use converts to the compute dtype first; norms, which
+    compute in float32, keep their type. What needs no change is not copied.
+
+    Args:
+      trainers: the network as the trainer has it.
+      mesh: the sampler's, over the trainer's devices in their order; None is one device.
+
+    Attributes:
+      network: as the sampler has it.
+    """
+
+    def __init__(self, trainers: Network, mesh: jax.sharding.Mesh | None):
+        self._arch, self._mesh, self._axes = trainers.arch, mesh, trainers.logical_axes()
+        single = dataclasses.replace(trainers.arch, scan_layers=False)
+        self.network = abstract(single)[0] if trainers.arch.scan_layers else trainers
+        self._programs: dict[Any, Any] = {}
+
+    def place(self, params: Any) -> Any:
+        """The sampler's parameters; themselves where nothing is to be done."""
+        if (program := self.program(params)) is None:
+            return params
+        function, changed = program
+        kept = {path: x for path, x in flatten_dict(params).items() if path not in changed}
+        return unflatten_dict(kept | function(changed))
+
+    def program(self, params: Any) -> tuple[Any, Mapping[Path, Any]] | None:
+        """The program that lays parameters out, and its argument: those that it has to change.
+
+        Args:
+          params: arrays, or shape structs with shardings.
+
+        Returns: None where nothing is to be done.
+        """
+        changed = self._changed(params)
+        if not changed:
+            return None
+        which = tuple(changed)
+        if which not in self._programs:
+            where = {
+                new: sharding(self._mesh, names[len(index) :])
+                for path, names in flatten_dict(self._axes).items()
+                for new, index in self._parts(path)
+                if self._mesh is not None and path in changed
+            }
+            move = jax.named_scope("rollout/reshard")(self._move)
+            self._programs[which] = jax.jit(move, out_shardings=where if where else None)
+        return self._programs[which], changed
+
+    def shapes(self, params: Any) -> Any:
+        """Shape structs of the sampler's parameters, with their shardings."""
+        changed = self._changed(params)
+        shapes = {
+            path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+            for path, x in flatten_dict(params).items()
+            if path not in changed
+        }
+        for path, x in changed.items():
+            for new, index in self._parts(path):
+                names = flatten_dict(self._axes)[path][len(index) :]
+                where = None if self._mesh is None else sharding(self._mesh, names)
+                dtype = self._dtype(path, x)
+                shapes[new] = jax.ShapeDtypeStruct(x.shape[len(index) :], dtype, sharding=where)
+        return unflatten_dict(shapes)
+
+    def reshard(self, params: Any) -> Reshard:
+        """What laying out parameters (arrays, or shape structs with shardings) costs."""
+        changed, targets = self._changed(params), self._targets(params)
+        received_D, held = [0] * (1 if self._mesh is None else self._mesh.size), 0
+        for path, x in changed.items():
+            target, size = targets[path], self._dtype(path, x).itemsize
+            shape = x.shape if target is None else target.shard_shape(x.shape)
+            held += math.prod(shape) * size
+            if target is not None:
+                numbers_D = _received(x.sharding, target, x.shape)
+                received_D = [a + b * size for a, b in zip(received_D, numbers_D, strict=True)]
+        devices = jax.local_devices()[:1] if self._mesh is None else self._mesh.devices.flat
+        here = (device.process_index == jax.process_index() for device in devices)
+        own = sum(count for count, mine in zip(received_D, here, strict=True) if mine)
+        sizes = {} if self._mesh is None else self._mesh.shape
+        axes = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+        return Reshard(axes if axes else "one device", held, max(received_D), own)
+
+    def _move(self, changed: Mapping[Path, jax.Array]) -> dict[Path, jax.Array]:
+        # To the compute dtype before anything else: what devices send each other is of that type.
+        moved = {path: x.astype(self._dtype(path, x)) for path, x in changed.items()}
+        return {new: x[index] for path, x in moved.items() for new, index in self._parts(path)}
+
+    def _changed(self, params: Any) -> dict[Path, Any]:
+        targets = self._targets(params)
+        return {
+            path: x
+            for path, x in flatten_dict(params).items()
+            if self._stacked(path)
+            or x.dtype != self._dtype(path, x)
+            or not (
+                targets[path] is None or x.sharding.is_equivalent_to(targets[path], len(x.shape))
+            )
+        }
+
+    def _targets(self, params: Any) -> dict[Path, Sharding | None]:
+        """Where parameters go, stacked ones as a stack."""
+        if self._mesh is None:
+            return dict.fromkeys(flatten_dict(params))
+        key = "config.rollout.mesh"
+        return flatten_dict(param_shardings(self._mesh, self._axes, params, key))
+
+    def _dtype(self, path: Path, x: Any) -> jax.numpy.dtype:
+        return jax.numpy.dtype(x.dtype if path[-1] == "scale" else self._arch.dtype)
+
+    def _stacked(self, path: Path) -> bool:
+        return self._arch.scan_layers and path[0] == "layers"
+
+    def _parts(self, path: Path) -> list[tuple[Path, tuple[int, ...]]]:
+        """What a parameter becomes: paths, and the index of each in it."""
+        if not self._stacked(path):
+            return [(path, ())]
+        return [(("layers", i, *path[1:]), (i,)) for i in range(self._arch.layers)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _received(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Numbers of an array that each device of `target` lacks under `source`, in flat order."""
+    held, wanted = source.devices_indices_map(shape), target.devices_indices_map(shape)
+
+    def box(index: Any) -> list[tuple[int, int]]:
+        return [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
+
+    def common(mine: Any, other: Any) -> int:
+        sides = zip(box(mine), box(other), strict=True)
+        return math.prod(max(0, min(b, d) - max(a, c)) for (a, b), (c, d) in sides)
+
+    return tuple(
+        common(wanted[device], wanted[device])
+        - (common(wanted[device], held[device]) if device in held else 0)
+        for device in target.mesh.devices.flat
+    )

@@ -1,0 +1,199 @@
+"""How much memory the sampler takes, decided before anything runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seeupo_jax.configuration import schema
+from seeupo_jax.policy.architecture import Architecture
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Reshard:
+    """How the policy comes to the sampler before each rollout, and what that costs.
+
+    axes: the sampler's layout of the devices, in words.
+    held_bytes: the sampler's own copy, on one device; 0: it reads the trainer's parameters.
+    received_bytes: of these from other devices, on the device that gets most.
+    own_bytes: what the devices of this process get from others, all together.
+    """
+
+    axes: str
+    held_bytes: int
+    received_bytes: int
+    own_bytes: int
+
+    def __str__(self) -> str:
+        if not self.held_bytes:
+            return f"sampler's layout: {self.axes}; it reads the trainer's parameters"
+        return (
+            f"sampler's layout: {self.axes}; {in_units(self.held_bytes)} a device for its copy of"
+            f" the policy, {in_units(self.received_bytes)} of it from other devices before each"
+            " rollout"
+        )
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """Sizes of the cache. slots, concurrency and pages are of one shard of the rows.
+
+    slots: actions in the making. concurrency: open conversations. pages: of page_size tokens each.
+    token_bytes: keys and values of one token in all layers, on one device.
+    reshard: how the policy comes to the sampler; None: nobody said.
+    """
+
+    shards: int
+    slots: int
+    concurrency: int
+    pages: int
+    page_size: int
+    max_context: int
+    token_bytes: int
+    reshard: Reshard | None = None
+
+    @property
+    def row_pages(self) -> int:
+        """Pages of the longest conversation."""
+        return -(-self.max_context // self.page_size)
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole cache, on one device."""
+        return self.pages * self.page_size * self.token_bytes
+
+    @property
+    def policy_bytes(self) -> int:
+        """Of the sampler's own copy of the policy, on one device."""
+        return 0 if self.reshard is None else self.reshard.held_bytes
+
+    def __str__(self) -> str:
+        whole = self.row_pages * self.page_size * self.token_bytes
+        fit = self.pages // self.row_pages
+        cut = f" on each of {self.shards} shards" if self.shards > 1 else ""
+        way = "" if self.reshard is None else f"; {self.reshard}"
+        return (
+            f"KV cache: {self.slots} slots{cut} for {self.concurrency} conversations,"
+            f" {in_units(self.bytes)} in {self.pages} pages of {self.page_size} tokens"
+            f" ({in_units(self.token_bytes)} a token, {in_units(whole)} a conversation of"
+            f" {self.max_context} tokens; {fit} of them fit at once){way}"
+        )
+
+
+def plan_cache(
+    arch: Architecture,
+    rollout: schema.Rollout,
+    *,
+    shards: int = 1,
+    tensor: int = 1,
+    reshard: Reshard | None = None,
+    free_bytes: int | None = None,
+) -> CachePlan:
+    """The cache of a run: every open conversation at full length, or what `cache_gib` allows.
+
+    Args:
+      shards: parts that rows are cut into. tensor: devices that share a row's heads.
+      reshard: how the policy comes to the sampler, whose copy of it lies beside the cache.
+      free_bytes: what a device has left; None: unknown.
+
+    Raises:
+      ValueError: numbers that shards do not divide; less memory than one conversation needs; more
+        than a device has.
+    """
+    every = rollout.tasks * rollout.group_size
+    concurrency = every if rollout.concurrency is None else rollout.concurrency
+    slots = concurrency if rollout.slots is None else min(rollout.slots, concurrency)
+    sizes = {"concurrency": concurrency, "slots": slots}
+    for name, size in sizes.items():
+        if size % shards:
+            raise ValueError(
+                f"config.rollout.{name}: got {size}; allowed: a multiple of the {shards} devices"
+                f" that rows are spread over ({_whose_mesh(rollout)})."
+            )
+    heads = arch.kv_heads // tensor if arch.kv_heads % tensor == 0 else arch.kv_heads
+    token_bytes = arch.layers * 2 * heads * arch.head_dim * jnp.dtype(arch.dtype).itemsize
+    page_bytes = token_bytes * rollout.page_size
+    row_pages = -(-rollout.max_context // rollout.page_size)
+    pages = concurrency // shards * row_pages
+    if rollout.cache_gib is not None:
+        pages = min(pages, int(rollout.cache_gib * GIB) // page_bytes)
+    if pages < row_pages:
+        raise ValueError(
+            f"config.rollout.cache_gib: got {rollout.cache_gib}; allowed: at least"
+            f" {math.ceil(row_pages * page_bytes / GIB * 1e6) / 1e6:g}, one conversation of"
+            f" config.rollout.max_context={rollout.max_context} tokens."
+        )
+    plan = CachePlan(
+        shards=shards,
+        slots=slots // shards,
+        concurrency=concurrency // shards,
+        pages=pages,
+        page_size=rollout.page_size,
+        max_context=rollout.max_context,
+        token_bytes=token_bytes,
+        reshard=reshard,
+    )
+    if free_bytes is not None and plan.bytes + plan.policy_bytes > free_bytes:
+        free = f"less than the {in_units(free_bytes)} that are free"
+        if plan.policy_bytes:
+            copy = f"{in_units(plan.policy_bytes)} of the sampler's policy ({_whose_mesh(rollout)})"
+            free = f"with {copy} together {free}"
+        raise ValueError(
+            f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {in_units(plan.bytes)}"
+            f" a device for {plan.concurrency} conversations of {plan.max_context} tokens;"
+            f" allowed: {free}."
+        )
+    _check_places(rollout, heads, plan)
+    return plan
+
+
+def _check_places(rollout: schema.Rollout, heads: int, plan: CachePlan) -> None:
+    """Keys are written to the place of their head, page and token in one flat array."""
+    if heads * plan.pages * plan.page_size > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {plan.pages} pages of"
+            f" {plan.page_size} tokens for {heads} heads a device; allowed: fewer than 2**31 keys a"
+            " layer, which int32 counts."
+        )
+
+
+def _whose_mesh(rollout: schema.Rollout) -> str:
+    """The field that lays the sampler out."""
+    return "config.mesh" if rollout.mesh is None else "config.rollout.mesh"
+
+
+def free_memory(device: jax.Device) -> int | None:
+    """Bytes that a device has left; None where nobody knows. CPU devices share the host's."""
+    if device.platform == "cpu":
+        available = _available_on_host()
+        return None if available is None else available // jax.local_device_count()
+    if device not in device.client.local_devices():  # of a machine that is only compiled for
+        return None
+    stats = device.memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return None
+    return stats["bytes_limit"] - stats["bytes_in_use"]
+
+
+def _available_on_host() -> int | None:
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return None
+
+
+def in_units(count: float) -> str:
+    """Bytes as they are told."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"

@@ -1,0 +1,273 @@
+"""Constrained decoding: which tokens may come next in an action, as bit masks.
+
+A grammar speaks of text. A token is allowed where its bytes keep the text within the grammar, be it
+one token or many that spell a tag; where the grammar leaves one text only, the one token remains
+that the tokenizer would write it with. llguidance does the parsing.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seeupo_jax.envs.base import Tool
+from seeupo_jax.policy.files.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+TOOL_CALLS = "tool_calls"
+COMPILED = 256  # grammars of different tools that are kept
+
+# As `json.dumps` writes, or without the spaces: white space that is free has no end.
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+
+_TEXT = r"""
+TEXT: /(?s:.*)/
+PLAIN: TEXT & ~/(?s:.*)<\/?tool_call>(?s:.*)/
+"""
+_NO_CALLS = _TEXT + "start: PLAIN"
+# No tag in a text before or without calls, no closing tag within a call (a JSON string may hold
+# one, but `parse_hermes` ends the call there), nothing but a line's end between calls.
+_BLOCKS = (
+    _TEXT
+    + r"""
+start: MESSAGE
+BLOCK: TEXT & ~/(?s:.*)<\/tool_call>(?s:.*)/
+MESSAGE: PLAIN ("<tool_call>" BLOCK "</tool_call>" "\n"?)*
+"""
+)
+_CALLS = (
+    _TEXT
+    + r"""
+start: TEXT | first call (next call)*
+first[lazy]: TEXT "<tool_call>"
+next: "\n"? "<tool_call>"
+call: "\n"? object "\n"? "</tool_call>"
+"""
+)
+
+
+class Grammars:
+    """Grammars of conversations, compiled once each.
+
+    Args:
+      source: `tool_calls`: an action is a text without a tool call, or a text (or none) and then
+        calls `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, with or without line ends
+        inside the tags and between calls; each names one of the conversation's tools and has
+        arguments that its schema allows, in the schema's order. Or a file: `.json` (a JSON schema),
+        `.regex` or `.lark` (llguidance's syntax) of the whole action.
+      vocab_size: of the model's head, at least the tokenizer's.
+
+    A JSON schema's `x-guidance` sets llguidance's options, `{"lenient": true}` to pass over what it
+    cannot enforce. Not seen by a grammar, and left to `parse_hermes`: a key that comes twice in an
+    object whose keys the schema leaves open, a number out of range, nesting without end.
+
+    Raises:
+      ValueError: an unknown or missing file, a grammar that llguidance refuses, a tokenizer
+        whose tokens' bytes are not known.
+    """
+
+    def __init__(self, source: str, tokenizer: Tokenizer, vocab_size: int):
+        if vocab_size < tokenizer.vocab_size:
+            raise ValueError(
+                f"config.rollout.grammar: the model has {vocab_size} tokens, its tokenizer"
+                f" {tokenizer.vocab_size}; allowed: at least as many."
+            )
+        self.words = -(-vocab_size // 32)
+        self._tokenizer = tokenizer
+        self._library = _Vocabulary(tokenizer).library
+        self._of_tools = functools.lru_cache(COMPILED)(self._compile_tools)
+        self._fixed = None if source == TOOL_CALLS else (self._compile(_read(source), source),)
+
+    def begin(self, tools: Sequence[Tool]) -> Matcher:
+        """A matcher at the start of an action.
+
+        Raises:
+          ValueError: a tool whose schema llguidance refuses.
+        """
+        parsers = self._of_tools(json.dumps(tools)) if self._fixed is None else self._fixed
+        return Matcher(tuple(parser.deep_copy() for parser in parsers), self._tokenizer)
+
+    def _compile_tools(self, listing: str) -> tuple[LLMatcher, ...]:
+        tools = json.loads(listing)
+        if not tools:
+            return (self._compile(_NO_CALLS, TOOL_CALLS),)
+        schemas = {tool["name"]: json.dumps(_arguments(tool)) for tool in tools}
+        try:
+            calls = self._compile(_calls(schemas), TOOL_CALLS)
+        except ValueError:
+            for name, schema in schemas.items():  # which of them it was
+                _check(
+                    _llguidance().LLMatcher.validate_grammar(f"start: %json {schema}"),
+                    f"tool {name!r}",
+                )
+            raise
+        return calls, self._compile(_BLOCKS, TOOL_CALLS)
+
+    def _compile(self, grammar: str, name: str) -> LLMatcher:
+        library = _llguidance()
+        limits = library.LLParserLimits(verbose_errors=False)
+        parser = library.LLMatcher(self._library, grammar, log_level=0, limits=limits)
+        _check(parser.get_error(), name)
+        return parser
+
+
+class Matcher:
+    """What may come next in one action; `Grammars.begin` makes one.
+
+    Not for two threads at once; different ones may work side by side (llguidance frees Python's
+    lock).
+    """
+
+    def __init__(self, parsers: tuple[LLMatcher, ...], tokenizer: Tokenizer):
+        self._parsers, self._tokenizer = parsers, tokenizer
+        self._tokens: list[int] = []
+
+    def allowed(self, words_W: np.ndarray) -> None:
+        """Writes which tokens may come next: bit i of word w is token 32 w + i.
+
+        An end token may come exactly where the action is complete, and no token that the tokenizer
+        does not know ever. At least one bit is set.
+
+        Args:
+          words_W: uint32 or int32 [ceil(vocab_size / 32)], overwritten.
+
+        Raises:
+          RuntimeError: the grammar is stuck: it neither ends nor goes on here (it contradicts
+            itself, or is beyond llguidance's limits). Which action it was is in the message.
+        """
+        count = -(-self._tokenizer.vocab_size // 32)  # llguidance may give one more
+        masks = [np.frombuffer(p.compute_bitmask(), "<u4", count) for p in self._parsers]
+        mask = functools.reduce(np.bitwise_and, masks)
+        # Where llguidance is stuck it answers with the end tokens, which would cut the action.
+        errors = [p.get_error().partition("\n")[0] for p in self._parsers if p.is_error()]
+        if errors or not mask.any():
+            raise RuntimeError(
+                f"config.rollout.grammar: stuck after {self._text()!r}"
+                f" ({', '.join(errors) if errors else 'no token is left'})."
+            )
+        words_W[:count] = mask.view(words_W.dtype)
+        words_W[count:] = 0
+
+    def accept(self, token: int) -> None:
+        """Goes on after a sampled token.
+
+        Raises:
+          RuntimeError: the token may not come here.
+        """
+        if not all(parser.consume_token(token) for parser in self._parsers):
+            raise RuntimeError(
+                f"config.rollout.grammar: token {token} may not follow {self._text()!r}."
+            )
+        self._tokens.append(token)
+
+    def _text(self) -> str:
+        return self._tokenizer.text(self._tokens)
+
+
+def apply_mask(logits_NV: jax.Array, mask_NW: jax.Array) -> jax.Array:
+    """Logits with -inf where a token may not come; to be applied before top-k and top-p.
+
+    Args:
+      mask_NW: uint32 or int32 [N, ceil(V / 32)], as `Matcher.allowed` writes them.
+
+    Returns: [N, V], of the logits' dtype.
+    """
+    rows, vocab_size = logits_NV.shape
+    bits = mask_NW[:, :, None] >> jnp.arange(32, dtype=mask_NW.dtype)[None, None, :]
+    allowed_NV = (bits & 1).astype(bool).reshape(rows, -1)[:, :vocab_size]
+    return jnp.where(allowed_NV, logits_NV, -jnp.inf)
+
+
+def _llguidance() -> ModuleType:
+    """The library, which is imported with the first grammar: most runs have none."""
+    return importlib.import_module("llguidance")
+
+
+def _from_json(text: str) -> str:
+    json.loads(text)  # llguidance's own error would come late and without a place
+    return _llguidance().LLMatcher.grammar_from_json_schema(text, defaults=_JSON_STYLE)
+
+
+# A grammar file's suffix -> its reader.
+FORMATS: Mapping[str, Callable[[str], str]] = {
+    ".json": _from_json,
+    ".regex": lambda text: _llguidance().LLMatcher.grammar_from_regex(text.removesuffix("\n")),
+    ".lark": lambda text: _llguidance().LLMatcher.grammar_from_lark(text),
+}
+
+
+def _read(source: str) -> str:
+    file = Path(source)
+    if file.suffix not in FORMATS:
+        raise ValueError(
+            f"config.rollout.grammar: got {source!r}; allowed: none, {TOOL_CALLS!r}, or a file"
+            f" {', '.join(FORMATS)}."
+        )
+    if not file.is_file():
+        raise ValueError(f"config.rollout.grammar: no file {source!r}.")
+    try:
+        return FORMATS[file.suffix](file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"config.rollout.grammar: {source} cannot be read: {error}.") from None
+
+
+def _check(error: str, name: str) -> None:
+    if error:
+        reason = " ".join(error.replace("<non-verbose/>", "").split())
+        raise ValueError(f"config.rollout.grammar: llguidance refused {name}: {reason}.")
+
+
+def _calls(schemas: Mapping[str, str]) -> str:
+    """The grammar of actions that may call the tools whose schemas of arguments are given."""
+    objects = []
+    for name, schema in schemas.items():
+        quoted = json.dumps(json.dumps(name, ensure_ascii=False), ensure_ascii=False)
+        head = rf'"{{\"name\":" " "? {quoted} "," " "? "\"arguments\":" " "?'
+        objects.append(f'{head} %json {schema} "}}"')
+    return _CALLS + "object: " + "\n  | ".join(objects) + "\n"
+
+
+def _arguments(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments: an object, and no key beyond those that are listed."""
+    schema = {"type": "object", **tool.get("parameters", {})}
+    guidance = schema.get("x-guidance", {})
+    if not isinstance(guidance, dict):
+        raise ValueError(
+            f"config.rollout.grammar: tool {tool['name']!r}: x-guidance: got {guidance!r}; allowed:"
+            " a dict."
+        )
+    if "properties" in schema and not {"allOf", "anyOf", "oneOf", "$ref"} & schema.keys():
+        schema = {"additionalProperties": False, **schema}
+    return schema | {"x-guidance": _JSON_STYLE | guidance}
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer: each token's bytes, and how a text is tokenised."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self.tokens = tokenizer.token_bytes()
+        self.eos_token_id = tokenizer.end_ids[0]
+        ends = list(tokenizer.end_ids)
+        library = _llguidance()
+        self.library = library.LLTokenizer(library.TokenizerWrapper(self), eos_token=ends)
+
+    def __call__(self, data: bytes) -> list[int]:
+        text = data.decode()
+        tokens = self._tokenizer.action(text)[:-1]
+        if b"".join(self.tokens[token] for token in tokens) == data:
+            return tokens
+        return self.library.greedy_tokenize(text)  # a tokenizer that normalises, and changed it

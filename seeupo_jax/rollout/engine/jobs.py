@@ -1,0 +1,308 @@
+"""One row shard's work on the host: turns that wait, actions in the making, what to run next."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from seeupo_jax.policy.kernels.attention import NOWHERE
+from seeupo_jax.policy.kernels.paged import Prefixes, Reach
+from seeupo_jax.rollout.engine.cache_memory import CachePlan
+from seeupo_jax.rollout.engine.grammar import Grammars, Matcher
+from seeupo_jax.rollout.engine.kv_pages import Lease, PageTree, Refusal
+from seeupo_jax.rollout.engine.protocol import Action, Turn
+from seeupo_jax.rollout.engine.sampler import Rows
+
+COUNTS = (
+    "prefilled_tokens",
+    "prefill_positions",
+    "decoded_tokens",
+    "decode_positions",
+    "memory_waits",
+)
+LONG, SHORT = 128, 16  # tokens of a prefilled row
+# Attention reads what rows have in common once, from this many tokens on.
+PREFIX_AT_LEAST = 128
+
+
+class Constraint:
+    """What a grammar allows an action to say next: bits of tokens.
+
+    Raises:
+      RuntimeError: the grammar allows nothing, here or when it hears of a token.
+    """
+
+    def __init__(self, matcher: Matcher, words: int):
+        self._matcher, self.mask_W = matcher, np.zeros(words, np.uint32)
+        matcher.allowed(self.mask_W)
+
+    def hear(self, token: int) -> None:
+        self._matcher.accept(token)
+        self._matcher.allowed(self.mask_W)
+
+
+@dataclass(eq=False)
+class Job:
+    """An action in the making.
+
+    limit: tokens that it may have.
+    prefilled: leading context tokens whose keys and values are in the cache, or on their way.
+    asked: steps of decoding that have been dispatched; 0: it has not begun.
+    """
+
+    turn: Turn
+    limit: int
+    lease: Lease
+    slot: int
+    prefilled: int
+    asked: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+    constraint: Constraint | None = None
+
+    @property
+    def unread(self) -> int:
+        """Context tokens to prefill; the last one is decoding's first input."""
+        return len(self.turn.context) - 1 - self.prefilled
+
+
+class Shard:
+    """The slots and pages of one part of the devices. action: the most tokens of an action."""
+
+    def __init__(self, plan: CachePlan, action: int):
+        self._plan, self._action = plan, action
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self.counts: Counter[str] = Counter()
+        self.waiting: list[Turn] = []
+        self.jobs: dict[int, Job] = {}  # by slot, in the order of their beginning
+        self.failed: list[Action] = []  # before their first token
+        self._tree = PageTree(self._plan.pages, self._plan.page_size)
+        self._free = list(range(self._plan.slots))[::-1]
+        self._leases: dict[int, Lease] = {}  # of each open conversation's last action
+
+    def admit(self, grammars: Grammars | None) -> list[tuple[int, int]]:
+        """Begins what can begin, conversations that go on before new ones; pages to copy first.
+
+        A turn whose context another one is about to prefill waits to share it; one for which there
+        is no memory holds up all behind it, so that none waits for ever.
+        """
+        copies = []
+        self.waiting.sort(key=lambda turn: turn.turn == 0)
+        for turn in list(self.waiting):
+            if not self._free:
+                break
+            limit = self._action if turn.limit is None else min(turn.limit, self._action)
+            lease = self._tree.lease(turn.context, limit)
+            if lease is None and self._tree.refusal is Refusal.PAGES:
+                self.counts["memory_waits"] += 1
+                break
+            if lease is None:
+                continue
+            self.waiting.remove(turn)
+            self._leases[turn.key] = lease
+            job = Job(turn, limit, lease, self._free.pop(), lease.cached)
+            self.jobs[job.slot] = job
+            if self._constrain(job, grammars) and lease.copy is not None:
+                copies.append(lease.copy)
+        return copies
+
+    def _constrain(self, job: Job, grammars: Grammars | None) -> bool:
+        """Begins an action's grammar, if there are any; ends the action where that fails."""
+        if grammars is None:
+            return True
+        try:
+            job.constraint = Constraint(grammars.begin(job.turn.tools), grammars.words)
+        except (ValueError, RuntimeError) as error:
+            self._end(job)
+            self.failed.append(Action(job.turn.key, [], [], failure=str(error)))
+        return job.constraint is not None
+
+    def copied(self) -> None:
+        """Hears that the copies have been dispatched: what is cached whole may be shared now."""
+        for job in self.jobs.values():
+            if job.lease.pending and not job.unread:
+                self._tree.computed(job.lease)
+
+    def tiles(self, length: int) -> int:
+        """How many rows of this length there are to prefill now."""
+        return sum(_tiles_of(job, length) for job in self.jobs.values())
+
+    def take_tiles(self, rows: int, length: int) -> tuple[np.ndarray, np.ndarray, Reach]:
+        """The next rows to prefill: tokens and positions [rows, length], and what they see."""
+        tokens_RL = np.zeros((rows, length), np.int32)
+        position_RL = np.full((rows, length), NOWHERE, np.int32)
+        tiles = [job for job in self.jobs.values() for _ in range(_tiles_of(job, length))]
+        for row, job in enumerate(tiles[:rows]):
+            count = min(length, job.unread)
+            end = job.prefilled + count
+            tokens_RL[row, :count] = job.turn.context[job.prefilled : end]
+            position_RL[row, :count] = np.arange(job.prefilled, end)
+            job.prefilled = end
+            self.counts["prefilled_tokens"] += count
+            if not job.unread:
+                self._tree.computed(job.lease)
+        self.counts["prefill_positions"] += tokens_RL.size
+        reach = self._reach(tiles[:rows], rows, self._plan.row_pages, group_size=1)
+        return tokens_RL, position_RL, reach
+
+    def decodable(self, *, landed: bool) -> list[Job]:
+        """Actions that can go on; `landed`: only those whose every step has been heard of."""
+        return [
+            job
+            for job in self.jobs.values()
+            if not job.unread
+            and job.asked < job.limit
+            and not (landed and job.asked > len(job.tokens))
+        ]
+
+    def take_rows(
+        self,
+        jobs: Sequence[Job],
+        rows: int,
+        width: int,
+        *,
+        group_size: int,
+        steps: int,
+        mask_words: int | None,
+    ) -> tuple[Rows, Reach, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Rows that decode, what they see (tables of `width` pages), and their streams' numbers.
+
+        Args:
+          group_size: rows that one prefix may serve; 1: no prefixes.
+          mask_words: of a row of grammars' masks; None: no grammars.
+        """
+        slot_R = np.full(rows, self._plan.slots, np.int32)
+        token_R, position_R, limit_R = np.zeros((3, rows), np.int32)
+        fresh_R = np.zeros(rows, bool)
+        numbers_3R = np.zeros((3, rows), np.uint32)
+        for row, job in enumerate(jobs):
+            turn = job.turn
+            slot_R[row], fresh_R[row] = job.slot, job.asked == 0
+            token_R[row], position_R[row] = turn.context[-1], len(turn.context) - 1
+            limit_R[row] = job.limit
+            numbers_3R[:, row] = turn.task, turn.member, turn.turn
+            job.asked += steps
+        who = Rows(slot_R, fresh_R, token_R, position_R, limit_R, _masks(jobs, rows, mask_words))
+        return who, self._reach(jobs, rows, width, group_size), tuple(numbers_3R)
+
+    def _reach(self, jobs: Sequence[Job], rows: int, width: int, group_size: int) -> Reach:
+        """What rows see: the pages that a group's have in common once, and each row's own."""
+        prefixes, skipped = None, {}
+        if group_size > 1:
+            prefixes, skipped = self._prefixes(jobs, rows, width, group_size)
+        table_RP = np.zeros((rows, width), np.int32)
+        start_R = np.zeros(rows, np.int32)
+        for row, job in enumerate(jobs):
+            skip = skipped.get(row, 0)
+            own = job.lease.pages[skip:]
+            table_RP[row, : len(own)] = own
+            start_R[row] = skip * self._plan.page_size
+        return Reach(table_RP, start_R, prefixes)
+
+    def _prefixes(
+        self, jobs: Sequence[Job], rows: int, width: int, group_size: int
+    ) -> tuple[Prefixes, dict[int, int]]:
+        """What groups of rows begin with, and how many of its pages a row thereby skips."""
+        count = max(1, rows // group_size)
+        table_QP = np.zeros((count, width), np.int32)
+        length_Q = np.zeros(count, np.int32)
+        rows_QG = np.full((count, group_size), rows, np.int32)
+        groups: dict[int, list[int]] = {}
+        for row, job in enumerate(jobs):
+            groups.setdefault(job.turn.group, []).append(row)
+        parts = (
+            members[first : first + group_size]
+            for members in groups.values()
+            for first in range(0, len(members), group_size)
+        )
+        skipped: dict[int, int] = {}
+        prefix = 0
+        for members in parts:
+            leases = (jobs[row].lease for row in members)
+            pages = _common([lease.pages[: lease.shared] for lease in leases])
+            tokens = len(pages) * self._plan.page_size
+            if prefix == count or len(members) == 1 or tokens < PREFIX_AT_LEAST:
+                continue
+            table_QP[prefix, : len(pages)], length_Q[prefix] = pages, tokens
+            rows_QG[prefix, : len(members)] = members
+            skipped |= dict.fromkeys(members, len(pages))
+            prefix += 1
+        return Prefixes(table_QP, length_Q, rows_QG), skipped
+
+    def hear(self, job: Job, tokens: list[int], logp: list[float], *, alive: bool) -> list[Action]:
+        """Takes what a dispatch sampled for an action; the action, if that was its end."""
+        if self.jobs.get(job.slot) is not job:
+            return []  # it had ended before
+        job.tokens += tokens
+        job.logp += logp
+        self.counts["decoded_tokens"] += len(tokens)
+        try:
+            if alive and job.constraint is not None:
+                job.constraint.hear(tokens[-1])
+        except RuntimeError as error:
+            self._end(job)
+            return [Action(job.turn.key, job.tokens, job.logp, failure=str(error))]
+        if alive:
+            return []
+        self._end(job)
+        return [Action(job.turn.key, job.tokens, job.logp)]
+
+    def _end(self, job: Job) -> None:
+        """Frees an action's slot; what it computed stays in the cache."""
+        del self.jobs[job.slot]
+        self._free.append(job.slot)
+        if job.tokens:
+            self._tree.release(job.lease, [job.turn.context[-1], *job.tokens[:-1]])
+        else:
+            self._tree.cancel(job.lease)
+
+    def take_failed(self) -> list[Action]:
+        """Actions that could not begin."""
+        failed, self.failed = self.failed, []
+        return failed
+
+    def usage(self) -> dict[str, int]:
+        """Counts since the last reset."""
+        own = {name: self.counts[name] for name in COUNTS}
+        return own | {"cached_tokens": self._tree.hits, "evicted_pages": self._tree.evicted}
+
+    def retire(self, key: int) -> None:
+        """Lets go of a conversation that is over."""
+        lease = self._leases.pop(key, None)
+        if lease is not None:
+            self._tree.retire(lease)
+
+
+def _tiles_of(job: Job, length: int) -> int:
+    """Long rows are full; what is left goes into short ones, of which the last may be padded."""
+    if length == LONG:
+        return job.unread // LONG
+    return 0 if job.unread >= LONG else -(-job.unread // length)
+
+
+def _common(lists: Sequence[list[int]]) -> list[int]:
+    """What all lists begin with."""
+    first, *others = lists
+    for other in others:
+        if other[: len(first)] == first:
+            continue
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, other, strict=False))
+        first = [page for page, _ in same]
+    return first
+
+
+def _masks(jobs: Sequence[Job], rows: int, words: int | None) -> np.ndarray | None:
+    """Bits of the tokens that each row's grammar allows next."""
+    if words is None:
+        return None
+    mask_RW = np.full((rows, words), np.uint32(2**32 - 1))
+    for row, job in enumerate(jobs):
+        mask_RW[row] = job.constraint.mask_W
+    return mask_RW

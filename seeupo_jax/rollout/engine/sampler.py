@@ -1,0 +1,204 @@
+"""The sampler's programs: prefill and decode over a paged KV cache.
+
+Axes beyond the legend in `types.py`: R rows of one dispatch, S slots, P pages of a row, W words of
+a mask over the vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from seeupo_jax.parallel.mesh import constrain, per_shard
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.kernels import paged
+from seeupo_jax.policy.kernels.attention import NOWHERE
+from seeupo_jax.policy.kernels.paged import Pages, Reach
+from seeupo_jax.policy.network import Network
+from seeupo_jax.rollout.engine.grammar import apply_mask
+from seeupo_jax.rollout.engine.sampling import Sampling, Streams, draw, stream_keys
+
+
+class Slots(NamedTuple):
+    """What the device remembers of each slot's action from one dispatch to the next.
+
+    token_S: int32, the last token, not in the cache yet; position_S: int32, where it goes.
+    step_S: int32, how many tokens of the action have been sampled. alive_S: bool, not at its end.
+    """
+
+    token_S: jax.Array
+    position_S: jax.Array
+    step_S: jax.Array
+    alive_S: jax.Array
+
+
+class Rows(NamedTuple):
+    """The rows of one decode dispatch.
+
+    slot_R: int32, whose row it is, among its shard's slots; one past the last: nobody's.
+    fresh_R: bool, the action begins, after token_R (int32) at position_R (int32).
+    limit_R: int32, tokens that the action may have.
+    mask_RW: uint32, bits of the tokens that a grammar allows next; None: all.
+    """
+
+    slot_R: jax.Array
+    fresh_R: jax.Array
+    token_R: jax.Array
+    position_R: jax.Array
+    limit_R: jax.Array
+    mask_RW: jax.Array | None = None
+
+
+class Sampled(NamedTuple):
+    """What a dispatch sampled: tokens_RK and logp_RK, the first count_R of each row.
+
+    alive_R: the action goes on. steps: how many the dispatch took, int32 [1].
+    """
+
+    tokens_RK: jax.Array
+    logp_RK: jax.Array
+    count_R: jax.Array
+    alive_R: jax.Array
+    steps: jax.Array
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def allocate(
+    arch: Architecture, pages: int, page_size: int, slots: int
+) -> tuple[Sequence[Pages], Slots]:
+    """An empty cache and empty slots, laid out on the mesh in force."""
+    make = lambda: constrain(jnp.zeros(slots, jnp.int32), "rows")  # noqa: E731
+    return paged.new_pages(arch, pages, page_size), Slots(make(), make(), make(), make() > 0)
+
+
+@functools.partial(jax.jit, static_argnames=("network", "block"), donate_argnames="pages")
+def prefill(
+    network: Network,
+    params: Any,
+    pages: Sequence[Pages],
+    tokens_RL: jax.Array,
+    position_RL: jax.Array,
+    reach: Reach,
+    block: int | None,
+) -> tuple[Sequence[Pages], jax.Array]:
+    """Puts keys and values of context tokens into the cache.
+
+    Rows are tiles: several of them may continue one conversation. Position `NOWHERE` is padding.
+
+    Returns: the cache, and an int32 [R] that is nothing but there once the cache is.
+    """
+    with jax.named_scope("rollout/prefill"):
+        model = network.bind(params)
+        _, pages = model.extend(tokens_RL, position_RL, pages, reach, block=block)
+    return pages, position_RL[:, 0] + 0
+
+
+@functools.partial(jax.jit, donate_argnames="pages")
+def copy_pages(pages: Sequence[Pages], source_X: jax.Array, target_X: jax.Array) -> Sequence[Pages]:
+    """Copies pages; a target beyond the pool is none."""
+    return [paged.copy_pages(layer, source_X, target_X) for layer in pages]
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("network", "sampling", "steps", "kernel", "block"),
+    donate_argnames=("pages", "slots"),
+)
+def decode(
+    network: Network,
+    sampling: Sampling,
+    params: Any,
+    pages: Sequence[Pages],
+    slots: Slots,
+    rows: Rows,
+    reach: Reach,
+    streams: Streams,
+    steps: int,
+    kernel: str,
+    block: int | None,
+) -> tuple[Sampled, Sequence[Pages], Slots]:
+    """Samples up to `steps` tokens a row; every row stops at its own end token or limit."""
+    model = network.bind(params)
+    head_VD = model.head_VD(network.arch.dtype)
+    end_ids = jnp.asarray(sampling.end_ids, jnp.int32)
+    token_R, position_R, step_R, alive_R = _of_rows(slots, rows)
+    first_R = step_R
+
+    def body(carry: Any) -> Any:
+        i, token_R, position_R, step_R, alive_R, tokens_RK, logp_RK, pages = carry
+        at_R1 = jnp.where(alive_R, position_R, NOWHERE)[:, None]
+        hidden_R1D, pages = model.extend(
+            token_R[:, None], at_R1, pages, reach, kernel=kernel, block=block
+        )
+        logits_RV = jnp.einsum(
+            "nd,vd->nv", hidden_R1D[:, 0], head_VD, preferred_element_type=jnp.float32
+        )
+        masked = rows.mask_RW is not None
+        if masked:
+            logits_RV = apply_mask(logits_RV, rows.mask_RW)
+        keys_R = stream_keys(streams, step_R)
+        drawn_R, drawn_logp_R = draw(logits_RV, keys_R, sampling, masked=masked)
+        tokens_RK = tokens_RK.at[:, i].set(jnp.where(alive_R, drawn_R, 0))
+        logp_RK = logp_RK.at[:, i].set(jnp.where(alive_R, drawn_logp_R, 0.0))
+        token_R = jnp.where(alive_R, drawn_R, token_R)
+        ended_R = (drawn_R[:, None] == end_ids[None, :]).any(axis=1)
+        position_R, step_R = position_R + alive_R, step_R + alive_R
+        alive_R = alive_R & ~ended_R & (step_R < rows.limit_R)
+        return i + 1, token_R, position_R, step_R, alive_R, tokens_RK, logp_RK, pages
+
+    def unfinished(carry: Any) -> jax.Array:
+        i, _, _, _, alive_R, *_ = carry
+        return (i < steps) & alive_R.any()
+
+    empty = jnp.zeros((token_R.shape[0], steps))
+    carry = (
+        jnp.int32(0),
+        token_R,
+        position_R,
+        step_R,
+        alive_R,
+        empty.astype(jnp.int32),
+        empty,
+        pages,
+    )
+    with jax.named_scope("rollout/decode"):
+        i, *after, tokens_RK, logp_RK, pages = jax.lax.while_loop(unfinished, body, carry)
+    _, _, step_R, alive_R = after
+    sampled = Sampled(
+        constrain(tokens_RK, "rows", None),
+        constrain(logp_RK, "rows", None),
+        constrain(step_R - first_R, "rows"),
+        constrain(alive_R, "rows"),
+        i[None],
+    )
+    return sampled, pages, _remember(slots, rows, Slots(*after))
+
+
+def _of_rows(slots: Slots, rows: Rows) -> Slots:
+    """What the slots of the rows remember, or what their new action begins with."""
+    take = per_shard(
+        lambda x_S, slot_R: x_S.at[slot_R].get(mode="fill", fill_value=0),
+        (("rows",), ("rows",)),
+        ("rows",),
+    )
+    token_R, position_R, step_R, alive_R = (take(x_S, rows.slot_R) for x_S in slots)
+    fresh_R = rows.fresh_R
+    return Slots(
+        jnp.where(fresh_R, rows.token_R, token_R),
+        jnp.where(fresh_R, rows.position_R, position_R),
+        jnp.where(fresh_R, 0, step_R),
+        fresh_R | alive_R,
+    )
+
+
+def _remember(slots: Slots, rows: Rows, after: Slots) -> Slots:
+    put = per_shard(
+        lambda x_S, x_R, slot_R: x_S.at[slot_R].set(x_R, mode="drop"),
+        (("rows",), ("rows",), ("rows",)),
+        ("rows",),
+    )
+    return Slots(*(put(x_S, x_R, rows.slot_R) for x_S, x_R in zip(slots, after, strict=True)))

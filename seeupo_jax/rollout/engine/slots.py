@@ -1,0 +1,397 @@
+"""Our engine: slots that decode together over a paged KV cache, and a host that keeps them full.
+
+One step: turns that can begin take a slot and pages; all actions under way decode a few tokens in
+one dispatch; contexts that are not in the cache yet are prefilled in tiles. Results are fetched
+once the next dispatch is on its way, so the device never waits for Python between tokens.
+
+All programs run under the sampler's own mesh, whatever mesh is set around them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from seeupo_jax.parallel.distributed import agree, own_row_shards, own_rows, spread
+from seeupo_jax.parallel.mesh import sharding
+from seeupo_jax.parallel.stop_signal import Stopped
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.kernels.paged import BLOCK, decode_kernel, page_axes
+from seeupo_jax.policy.network import Network
+from seeupo_jax.rollout.engine import sampler
+from seeupo_jax.rollout.engine.cache_layout import Layout
+from seeupo_jax.rollout.engine.cache_memory import CachePlan
+from seeupo_jax.rollout.engine.clock import Clock, Ticket
+from seeupo_jax.rollout.engine.grammar import Grammars
+from seeupo_jax.rollout.engine.jobs import LONG, SHORT, Job, Shard
+from seeupo_jax.rollout.engine.protocol import Action, Turn
+from seeupo_jax.rollout.engine.sampling import Sampling, Streams
+
+
+class Reading(NamedTuple):
+    """How the cache is read. kernel: in decoding; see `paged.attend`.
+
+    block: tokens gathered at a time; None: all that a table holds, whose widths are then few sizes
+      in decoding.
+    """
+
+    kernel: str = "xla"
+    block: int | None = BLOCK
+
+
+ANYWHERE = Reading()
+
+
+def choose_reading(arch: Architecture, page_size: int, platform: str) -> Reading:
+    """What suits a platform: a loop over blocks costs a GPU a round trip to the host for each."""
+    kernel, _ = decode_kernel(
+        platform,
+        head_dim=arch.head_dim,
+        page_size=page_size,
+        dtype=arch.dtype,
+        window=next((window for window in arch.windows if window is not None), None),
+    )
+    return Reading(kernel, None if platform in ("cuda", "gpu", "rocm") else BLOCK)
+
+
+class Program(NamedTuple):
+    """A program of a collection: `function.lower(*arguments)`, under the sampler's mesh.
+
+    function: jitted. arguments: shape structs with shardings, and what is static.
+    """
+
+    name: str
+    function: Any
+    arguments: tuple[Any, ...]
+
+
+class _Flight(NamedTuple):
+    """A decode dispatch whose results are not fetched yet: the jobs of each shard's rows."""
+
+    jobs: list[list[Job]]
+    sampled: sampler.Sampled
+    ticket: Ticket
+
+
+class SlotEngine:
+    """The sampler inside the trainer's process, on the trainer's devices; see `Engine`.
+
+    Args:
+      network: as the trainer has it.
+      plan: what memory holds.
+      mesh: the sampler's, over the trainer's devices in their order; None is one device.
+      group_size: how many conversations are likely to begin alike.
+      steps: tokens that a dispatch decodes at most; with grammars it is one, since the host makes a
+        mask after every token.
+      prefill_tokens: that a dispatch prefills at most, on each shard of the rows.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        sampling: Sampling,
+        plan: CachePlan,
+        *,
+        mesh: jax.sharding.Mesh | None = None,
+        group_size: int = 1,
+        steps: int = 8,
+        prefill_tokens: int = 1024,
+        reading: Reading = ANYWHERE,
+        grammars: Grammars | None = None,
+    ):
+        self._arch, self._sampling, self.plan = network.arch, sampling, plan
+        self._layout, self._reshard_bytes = Layout(network, mesh), 0
+        self._training = sampling.temperature
+        self._mesh, self._reading, self._grammars = mesh, reading, grammars
+        self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
+        self._group_size = group_size if reading.kernel == "xla" else 1
+        own = [0] if mesh is None else own_row_shards(mesh)
+        self._shards = {number: Shard(plan, sampling.max_tokens) for number in own}
+        parts = 1 if reading.block is not None else 4
+        self._widths = sorted({-(-plan.row_pages * i // parts) for i in range(1, parts + 1)})
+        self._row_sizes = _sizes(plan.slots, halvings=3 if parts == 1 else 1, least=8)
+        self._tile_sizes = {
+            length: _sizes(max(1, prefill_tokens // length), halvings=4, least=2)[::-2][::-1]
+            for length in (LONG, SHORT)
+        }
+        self._params: Any = None
+        self._numbers = (np.uint32(0), np.uint32(0))
+        self._flights: deque[_Flight] = deque()
+        self._pages: Any = None
+        self._slots: Any = None
+        self.clock = Clock()
+
+    @property
+    def concurrency(self) -> int:
+        return self.plan.concurrency * len(self._shards)
+
+    @property
+    def busy(self) -> bool:
+        return any(s.jobs or s.waiting or s.failed for s in self._shards.values())
+
+    @property
+    def patience_s(self) -> float | None:
+        return None if jax.process_count() == 1 else 0.005
+
+    def owns(self, group: int) -> bool:
+        return group % self.plan.shards in self._shards
+
+    def fits(self, context: Sequence[int]) -> bool:
+        return len(context) + self._sampling.max_tokens <= self.plan.max_context
+
+    def begin(
+        self, params: Any, *, seed: int, iteration: int, temperature: float | None = None
+    ) -> None:
+        """Starts a collection with an empty cache, which only these parameters will fill."""
+        for shard in self._shards.values():
+            shard.reset()
+        self.clock.begin()
+        self._free()
+        with self.mesh_in_force():
+            self._params = jax.block_until_ready(self._layout.place(params))  # needs memory itself
+            self._pages, self._slots = self._empty()
+        self._reshard_bytes = self._layout.reshard(params).own_bytes
+        self._numbers = (np.uint32(seed), np.uint32(iteration))
+        chosen = self._training if temperature is None else temperature
+        self._sampling = self._sampling._replace(temperature=chosen)
+
+    def submit(self, turn: Turn) -> None:
+        self._shards[turn.group % self.plan.shards].waiting.append(turn)
+
+    def retire(self, key: int) -> None:
+        for shard in self._shards.values():
+            shard.retire(key)
+
+    def step(self, unfinished: bool, stop: bool = False) -> list[Action] | None:
+        shards = self._shards.values()
+        copies = [shard.admit(self._grammars) for shard in shards]
+        ready = [shard.decodable(landed=self._grammars is not None) for shard in shards]
+        wants = [
+            int(unfinished or self.busy),
+            max(map(len, copies)),
+            max(map(len, ready)),
+            max((len(job.lease.pages) for jobs in ready for job in jobs), default=0),
+            *(max(shard.tiles(length) for shard in shards) for length in (LONG, SHORT)),
+            int(stop),
+        ]
+        more, copying, rows, width, *tiles, stopping = agree(wants)
+        if stopping or not more:
+            self._free()
+        if stopping:
+            raise Stopped
+        if not more:
+            return None
+        with self.mesh_in_force():
+            if copying:
+                self._copy(copies)
+            for shard in shards:
+                shard.copied()
+            if rows:
+                rows, width = _at_least(self._row_sizes, rows), _at_least(self._widths, width)
+                self._decode(ready, rows, width)
+            for length, count in zip((LONG, SHORT), tiles, strict=True):
+                for size in _cover(count, self._tile_sizes[length]):
+                    self._prefill(length, size)
+        actions = [action for shard in shards for action in shard.take_failed()]
+        while len(self._flights) > (1 if rows and self._grammars is None else 0):
+            actions += self._land()
+        return actions
+
+    def compile(self, params: Any, between: Callable[[], None] = lambda: None) -> None:
+        """Compiles every program ahead on rows that nobody owns; `between` is called after each."""
+        self.begin(params, seed=0, iteration=0)
+        between()
+        nobody: list[list[Any]] = [[] for _ in self._shards]
+        with self.mesh_in_force():
+            self._copy(nobody)
+            between()
+            for length, rows in self._tiles():
+                self._prefill(length, rows)
+                between()
+            for rows, width in self._tables():
+                self._decode(nobody, rows, width)
+                self._land()
+                between()
+        jax.block_until_ready(self._pages)
+        self._free()
+
+    def programs(self, params: Any) -> Iterator[Program]:
+        """Every program that `compile` runs, by the shapes of its arguments; nothing is allocated.
+
+        Their names have the sizes of all devices together: rows x tokens of what is prefilled, rows
+        x pages of their tables in decoding.
+
+        Args:
+          params: all of the policy's, as the trainer holds them: arrays, or shape structs with
+            shardings. The meshes may be of devices that are not here.
+        """
+        if (program := self._layout.program(params)) is not None:
+            function, changed = program
+            yield Program("rollout/reshard", function, (changed,))
+        shards, idle = self.plan.shards, Shard(self.plan, self._sampling.max_tokens)
+        params = self._layout.shapes(params)
+        with self.mesh_in_force():
+            cache, slots = jax.eval_shape(self._empty)
+            axes = page_axes(self._arch.kv_heads)
+        pages = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, *axes), cache)
+        slots = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, "rows"), slots)
+        yield Program(
+            "rollout/copy", sampler.copy_pages, (pages, *self._everywhere(self._pairs([])))
+        )
+        for length, rows in self._tiles():
+            tiles = self._everywhere(idle.take_tiles(rows, length))
+            arguments = self._layout.network, params, pages, *tiles, self._reading.block
+            yield Program(f"rollout/prefill {rows * shards}x{length}", sampler.prefill, arguments)
+        for rows, width in self._tables():
+            part = self._everywhere(self._rows(idle, [], rows, width))
+            arguments = self._decode_arguments(params, pages, slots, *part)
+            yield Program(f"rollout/decode {rows * shards}x{width}", sampler.decode, arguments)
+
+    def usage(self) -> Mapping[str, int]:
+        usage: Counter[str] = Counter(reshard_bytes=self._reshard_bytes)
+        for shard in self._shards.values():
+            usage.update(shard.usage())  # unlike +, it keeps zeros
+        return usage
+
+    def mesh_in_force(self) -> contextlib.AbstractContextManager[Any]:
+        """Where the engine's programs run and compile."""
+        return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
+
+    def _free(self) -> None:
+        """Leaves the devices' memory to the sweep: the cache's and the policy's copy's."""
+        self._params = self._pages = self._slots = None
+        self._flights.clear()
+
+    def _empty(self) -> tuple[Any, Any]:
+        """The cache and the slots, with nothing in them."""
+        plan = self.plan
+        return sampler.allocate(
+            self._arch, plan.shards * plan.pages, plan.page_size, plan.shards * plan.slots
+        )
+
+    def _tiles(self) -> Iterator[tuple[int, int]]:
+        """Lengths and numbers of rows that prefill is compiled for."""
+        return ((length, rows) for length, sizes in self._tile_sizes.items() for rows in sizes)
+
+    def _tables(self) -> Iterator[tuple[int, int]]:
+        """Numbers of rows and pages of their tables that decoding is compiled for."""
+        return ((rows, width) for rows in self._row_sizes for width in self._widths)
+
+    def _where(self, *logical: str | None) -> Any:
+        return None if self._mesh is None else sharding(self._mesh, logical)
+
+    def _spread(self, parts: Sequence[Any]) -> Any:
+        """Trees of arrays, one a shard of this process, as one tree of global arrays."""
+        join = lambda *leaves: spread(np.concatenate(leaves), self._where("rows"))  # noqa: E731
+        return jax.tree.map(join, *parts)
+
+    def _everywhere(self, part: Any) -> Any:
+        """What `_spread` gives where every shard has such a part, as shape structs."""
+        shape = lambda x: (self.plan.shards * x.shape[0], *x.shape[1:])  # noqa: E731
+        return jax.tree.map(lambda x: self._struct(shape(x), x.dtype, "rows"), part)
+
+    def _struct(self, shape: Any, dtype: Any, *logical: str | None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._where(*logical))
+
+    def _pairs(self, pairs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        missing = [(0, self.plan.pages)] * (self.plan.slots - len(pairs))
+        source_X, target_X = np.array([*pairs, *missing], np.int32).T
+        return source_X, target_X
+
+    def _copy(self, copies: Sequence[Sequence[tuple[int, int]]]) -> None:
+        self._pages = sampler.copy_pages(self._pages, *self._spread([*map(self._pairs, copies)]))
+
+    def _prefill(self, length: int, rows: int) -> None:
+        tiles = [shard.take_tiles(rows, length) for shard in self._shards.values()]
+        self._pages, mark = sampler.prefill(
+            self._layout.network,
+            self._params,
+            self._pages,
+            *self._spread(tiles),
+            self._reading.block,
+        )
+        self.clock.prefill(mark)
+
+    def _rows(self, shard: Shard, jobs: Sequence[Job], rows: int, width: int) -> Any:
+        return shard.take_rows(
+            jobs,
+            rows,
+            width,
+            group_size=self._group_size,
+            steps=self._steps,
+            mask_words=None if self._grammars is None else self._grammars.words,
+        )
+
+    def _decode_arguments(
+        self, params: Any, pages: Any, slots: Any, who: Any, reach: Any, own: Any
+    ) -> tuple[Any, ...]:
+        return (
+            self._layout.network,
+            self._sampling,
+            params,
+            pages,
+            slots,
+            who,
+            reach,
+            Streams(*self._numbers, *own),
+            self._steps,
+            *self._reading,
+        )
+
+    def _decode(self, jobs: Sequence[list[Job]], rows: int, width: int) -> None:
+        taken = [each[:rows] for each in jobs]
+        parts = [
+            self._rows(shard, each, rows, width)
+            for shard, each in zip(self._shards.values(), taken, strict=True)
+        ]
+        sampled, self._pages, self._slots = sampler.decode(
+            *self._decode_arguments(self._params, self._pages, self._slots, *self._spread(parts))
+        )
+        for leaf in sampled:
+            leaf.copy_to_host_async()
+        self._flights.append(_Flight(taken, sampled, self.clock.decode()))
+
+    def _land(self) -> list[Action]:
+        """Fetches the oldest dispatch; the actions that it finished."""
+        flight = self._flights.popleft()
+        self.clock.land(flight.ticket, flight.sampled)
+        tokens_RK, logp_RK, count_R, alive_R, (steps,) = map(own_rows, flight.sampled)
+        rows = len(count_R) // len(self._shards)
+        actions = []
+        for index, (shard, jobs) in enumerate(zip(self._shards.values(), flight.jobs, strict=True)):
+            shard.counts["decode_positions"] += rows * int(steps)
+            for row, job in enumerate(jobs, index * rows):
+                count = int(count_R[row])
+                sampled = tokens_RK[row, :count].tolist(), logp_RK[row, :count].tolist()
+                actions += shard.hear(job, *sampled, alive=bool(alive_R[row]))
+        return actions
+
+
+def _sizes(most: int, *, halvings: int, least: int) -> list[int]:
+    """Numbers of rows that programs are compiled for: the most, and halves of it."""
+    return sorted({max(min(least, most), -(-most // 2**i)) for i in range(halvings + 1)})
+
+
+def _at_least(sizes: Sequence[int], wanted: int) -> int:
+    """The smallest size that holds so many; the largest where none does."""
+    return next((size for size in sizes if size >= wanted), sizes[-1])
+
+
+def _cover(count: int, sizes: Sequence[int]) -> list[int]:
+    """The dispatches for `count` rows, no more than the largest size holds of them.
+
+    A size that would be less than three quarters full gives way to smaller ones.
+    """
+    left, chosen = min(count, sizes[-1]), []
+    while left > 0:
+        size = _at_least(sizes, left)
+        if 4 * left < 3 * size:
+            size = max((smaller for smaller in sizes if smaller <= left), default=size)
+        chosen.append(size)
+        left -= size
+    return chosen

@@ -1,0 +1,373 @@
+"""From a configuration to the parts of a run: environments, policy, sampler, learner."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+
+import seeupo_jax
+from seeupo_jax import envs
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.envs import Environment
+from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.envs.transport.isolated import Isolated
+from seeupo_jax.learner.batching import Shapes, row_lengths
+from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.schedule import Schedule
+from seeupo_jax.learner.state_layout import abstract_state, make_state, state_layout, to_pinned_host
+from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
+from seeupo_jax.parallel.distributed import place
+from seeupo_jax.parallel.mesh import (
+    ROW_AXES,
+    check_lengths,
+    make_mesh,
+    param_shardings,
+    row_shards,
+    sampler_mesh,
+    sharding,
+)
+from seeupo_jax.policy import from_pretrained
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.architecture import Architecture, Lora
+from seeupo_jax.policy.files.tokenizer import Tokenizer, train_tokenizer
+from seeupo_jax.policy.files.weights import CONFIG_FILE, PACKAGE, inspect, read_tokenizer
+from seeupo_jax.policy.kernels.fused import check_kernel, preferred_kernel, row_block
+from seeupo_jax.policy.lora import attach, load_adapters, read_lora, with_adapters
+from seeupo_jax.policy.network import Network
+from seeupo_jax.policy.rope import Rope
+from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.rollout.engine.cache_layout import Layout
+from seeupo_jax.rollout.engine.cache_memory import free_memory, plan_cache
+from seeupo_jax.rollout.engine.grammar import Grammars
+from seeupo_jax.rollout.engine.sampling import Sampling
+from seeupo_jax.rollout.engine.slots import SlotEngine, choose_reading
+from seeupo_jax.types import TrainState
+
+ARCHITECTURES = "architectures"  # folder of `assets` with the config.json of published models
+TOKENIZER_DEMONSTRATIONS = 4000  # whose text a new tokenizer is trained on
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """A network, where its parameters lie, its tokenizer, and what of it does not train."""
+
+    network: Network
+    tokenizer: Tokenizer
+    mesh: jax.sharding.Mesh
+    frozen: Any = dataclasses.field(default_factory=dict)
+
+    def whole(self, params: Any) -> Any:
+        """All parameters, given those that train."""
+        return policy.join(params, self.frozen)
+
+    def place(self, params: Any) -> Any:
+        """Parameters on the mesh, by the table in `parallel/mesh.py`."""
+        where = param_shardings(self.mesh, self.network.logical_axes(), params)
+        return jax.tree.map(place, params, where)
+
+
+def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
+    """Whether rows, lengths, heads and a conversation's KV cache go with a mesh and a model.
+
+    Args:
+      mesh: its devices need not be here.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    spread, arch = row_shards(mesh), architecture(config, mesh)
+    check_lengths(mesh, build_shapes(config, mesh, 1).lengths)
+    trajectories = config.rollout.tasks * config.rollout.group_size
+    if trajectories % spread:
+        raise ValueError(
+            f"config.rollout.tasks x group_size: got {trajectories}; allowed: a multiple of the"
+            f" {spread} devices that rows are spread over (mesh axes {' x '.join(ROW_AXES)})."
+        )
+    if config.rollout.max_context > arch.max_positions:
+        raise ValueError(
+            f"config.rollout.max_context: got {config.rollout.max_context}; allowed: at most the"
+            f" {arch.max_positions} positions that the model was made for."
+        )
+    sampler = sampler_mesh(mesh, config.rollout.mesh)
+    for name, each in (("config.mesh", mesh), ("config.rollout.mesh", sampler)):
+        parts = each.shape["tensor"]
+        if arch.heads % parts or arch.kv_heads % parts:
+            raise ValueError(
+                f"{name}.tensor: got {parts}; allowed: a divisor of the model's {arch.heads} heads"
+                f" and {arch.kv_heads} key-value heads."
+            )
+    plan_cache(arch, config.rollout, shards=row_shards(sampler), tensor=sampler.shape["tensor"])
+
+
+def total_steps(config: Config) -> int:
+    """Optimizer steps that a whole run takes at the most: every iteration uses all its turns."""
+    algorithm, max_turns = config.algorithm, config.rollout.max_turns
+    updates = 1 if algorithm.order == "parallel" else -(-max_turns // algorithm.span(max_turns))
+    each = algorithm.inner_epochs * algorithm.minibatches_per_turn
+    return max(1, config.iterations * updates * each)
+
+
+def find_model(config: Config) -> tuple[Config, str]:
+    """The configuration with a model folder that is there, and where its architecture is from.
+
+    Raises:
+      ValueError: neither the model's folder is there, nor is one of its name in the package.
+    """
+    path = config.model.path
+    if path is None:
+        return config, "the sizes in config.model"
+    place = Path(path)
+    if path.startswith(PACKAGE) or (place / CONFIG_FILE).is_file() or place.is_file():
+        return config, path
+    folder = Path(seeupo_jax.__path__[0]) / "assets" / ARCHITECTURES
+    known = sorted(each.name for each in folder.iterdir())
+    if place.name not in known:
+        raise ValueError(
+            f"config.model.path: got {path!r}, which is not here; allowed without its files: a path"
+            f" that ends in one of {', '.join(known)}."
+        )
+    inside = f"{PACKAGE}{ARCHITECTURES}/{place.name}"
+    model = dataclasses.replace(config.model, path=inside)
+    return dataclasses.replace(config, model=model), f"{inside} ({path} is not here)"
+
+
+def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
+    """A policy from a model folder, and those of its parameters that train, on the mesh."""
+    mesh = make_mesh(config.mesh)
+    model, tokenizer = from_pretrained(path, mesh=mesh, chat=config.chat, **_layout(config, mesh))
+    lora = adapters(config)
+    if config.lora.path is not None:
+        model = load_adapters(model, config.lora.path, mesh=mesh)
+    elif lora is not None:
+        model = attach(model, lora, seed=config.seed, mesh=mesh)
+    network, params = policy.split(model)
+    params, frozen = policy.trainable(network, params)
+    return Policy(network, tokenizer, mesh, frozen), params
+
+
+def _layout(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """How the network is computed; what it computes, its files say."""
+    chosen, platform = config.model, mesh.devices.flat[0].platform
+    attention = preferred_kernel(platform) if chosen.attention == "auto" else chosen.attention
+    check_kernel(attention, platform)
+    return {
+        "dtype": chosen.dtype,
+        "param_dtype": chosen.param_dtype,
+        "scan_layers": chosen.scan_layers,
+        "remat": "none" if chosen.remat == "auto" else chosen.remat,  # auto: see remat.py
+        "attention": attention,
+        "longest": config.rollout.max_context,
+    }
+
+
+def adapters(config: Config) -> Lora | None:
+    """The adapters that the configuration means."""
+    chosen = config.lora
+    if chosen.path is not None:
+        return read_lora(Path(chosen.path))
+    return Lora(chosen.rank, chosen.alpha, chosen.targets) if chosen.rank else None
+
+
+def architecture(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
+    """Of the model at `config.model.path`, or of one made from nothing."""
+    layout = _layout(config, mesh)
+    if config.model.path is not None:
+        return inspect(config.model.path, **layout)
+    names = {field.name for field in dataclasses.fields(Architecture)} - layout.keys()
+    sizes = {key: value for key, value in vars(config.model).items() if key in names}
+    return Architecture(**sizes, **layout, rope=Rope(config.model.rope_theta))
+
+
+def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, Any]:
+    """A policy from nothing: a tokenizer trained on demonstrations' text, and random weights."""
+    few = range(min(TOKENIZER_DEMONSTRATIONS, len(demonstrations)))
+    texts = (
+        message["content"]
+        for index in few
+        for message in demonstrations[index].messages
+        if config.chat.system or message["role"] != "system"
+    )
+    environment = envs.make(config.env.name, **config.env.options)
+    words = environment.vocabulary()
+    tokenizer = train_tokenizer(texts, words, config.model.vocab_size, config.chat)
+    mesh = make_mesh(config.mesh)
+    arch = architecture(config, mesh)
+    network, params = policy.split(Transformer(arch, nnx.Rngs(config.seed)))
+    made = Policy(network, tokenizer, mesh)
+    return made, made.place(params)
+
+
+def build_pool(config: Config, size: int) -> EnvPool:
+    """`size` environments, a conversation each; in processes of their own they begin when used."""
+    env = config.env
+
+    def make() -> Environment:
+        if env.isolation == "process":
+            return Isolated(env.name, env.options, memory_mib=env.memory_mib)
+        return envs.make(env.name, **env.options)
+
+    return EnvPool(
+        make,
+        size,
+        workers=env.workers,
+        timeout_s=env.timeout_s,
+        retries=env.retries,
+        retry_wait_s=env.retry_wait_s,
+    )
+
+
+def build_engine(
+    config: Config, made: Policy, free: Callable[[jax.Device], int | None] | None = None
+) -> SlotEngine:
+    """The sampler, on a layout of its own of the policy's devices.
+
+    Args:
+      free: bytes that a device has left, or None where nobody knows; default: what it says.
+
+    Raises:
+      ValueError: its cache and its copy of the policy do not fit into what memory is free.
+    """
+    rollout, arch = config.rollout, made.network.arch
+    mesh = sampler_mesh(made.mesh, rollout.mesh)
+    device = mesh.local_devices[0]
+    return SlotEngine(
+        made.network,
+        build_sampling(config, made.tokenizer),
+        plan_cache(
+            arch,
+            rollout,
+            shards=row_shards(mesh),
+            tensor=mesh.shape["tensor"],
+            reshard=Layout(made.network, mesh).reshard(_held(made)),
+            free_bytes=(free_memory if free is None else free)(device),
+        ),
+        mesh=mesh,
+        group_size=rollout.group_size,
+        steps=rollout.decode_steps,
+        prefill_tokens=rollout.prefill_tokens,
+        reading=choose_reading(arch, rollout.page_size, device.platform),
+        grammars=build_grammars(config, made.tokenizer, arch.vocab_size),
+    )
+
+
+def _held(made: Policy) -> Any:
+    """Shape structs of all parameters, as the trainer holds them."""
+    network, shapes = policy.abstract(made.network.arch)
+    shapes = made.whole(policy.trainable(network, shapes)[0])
+    where = param_shardings(made.mesh, network.logical_axes(), shapes)
+    struct = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)  # noqa: E731
+    return jax.tree.map(struct, shapes, where)
+
+
+def build_grammars(config: Config, tokenizer: Tokenizer, vocab_size: int) -> Grammars | None:
+    """What constrains actions; None where nothing does."""
+    source = config.rollout.grammar
+    return None if source is None else Grammars(source, tokenizer, vocab_size)
+
+
+def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
+    """How tokens are drawn in training."""
+    rollout = config.rollout
+    return Sampling(
+        rollout.temperature,
+        rollout.top_k,
+        rollout.top_p,
+        rollout.max_action_tokens,
+        tokenizer.end_ids,
+    )
+
+
+def build_shapes(config: Config, mesh: jax.sharding.Mesh, trajectories: int) -> Shapes:
+    """The sweep's shapes for iterations of so many trajectories; a microbatch has a row a shard."""
+    rollout, batching = config.rollout, config.batching
+    algorithm, turns, tokens = config.algorithm, rollout.max_turns, batching.microbatch_tokens
+    tokens = max(2 * rollout.max_context, 1024) if tokens is None else tokens
+    turns = turns if algorithm.order == "parallel" else algorithm.span(turns)
+    block = row_block(mesh.devices.flat[0].platform) * mesh.shape["context"]
+    return Shapes(
+        lengths=batching.buckets or row_lengths(max(rollout.max_context, tokens), block=block),
+        context=rollout.max_context,
+        action=min(rollout.max_action_tokens * turns, rollout.max_context),
+        rows=row_shards(mesh),
+        trajectories=trajectories,
+        turns=rollout.max_turns,
+        share=batching.share_prefixes,
+    )
+
+
+def new_state(
+    config: Config, policy: Policy, optimizer: optax.GradientTransformation, params: Any
+) -> TrainState:
+    """The state before the first step: a copy of the parameters, since the state is donated.
+
+    Parameters that are shape structs (of `abstract_policy`) make a state of shape structs.
+    """
+    stepped_by = critic_optimizer(config, total_steps=total_steps(config))
+    critic = make_critic(config.algorithm, policy.network.arch.width, stepped_by)
+    layout = state_layout(policy.mesh, optimizer, params, config.offload, critic)
+    is_struct = isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
+    return (abstract_state if is_struct else make_state)(optimizer, params, layout, critic)
+
+
+def place_reference(config: Config, params: Any) -> Any:
+    """The reference policy's parameters where they wait: these very ones, or a copy on the host."""
+    return to_pinned_host(params) if config.offload.reference else params
+
+
+def abstract_policy(config: Config, mesh: jax.sharding.Mesh) -> tuple[Policy, Any]:
+    """What `load_policy` gives, with shapes and shardings for parameters: no weights are read.
+
+    The tokenizer is None where the model's folder has none.
+    """
+    arch, lora = architecture(config, mesh), adapters(config)
+    network, params = policy.abstract(arch) if lora is None else with_adapters(arch, lora)
+    where = param_shardings(mesh, network.logical_axes(), params)
+    dtype = config.model.param_dtype
+
+    def place(path: Any, leaf: Any, where: Any) -> jax.ShapeDtypeStruct:
+        adapter = str(path[-1].key).startswith(policy.ADAPTER)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if adapter else dtype, sharding=where)
+
+    params = jax.tree_util.tree_map_with_path(place, params, where)
+    params, frozen = policy.trainable(network, params)
+    path = config.model.path
+    tokenizer = None if path is None else read_tokenizer(path, config.chat)
+    return Policy(network, tokenizer, mesh, frozen), params
+
+
+def build_learner(
+    config: Config,
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+) -> Learner:
+    """What every sweep of the run needs; the state is looked at for its layout only."""
+    return Learner(
+        network=policy.network,
+        optimizer=optimizer,
+        algorithm=config.algorithm,
+        shapes=build_shapes(config, policy.mesh, config.rollout.tasks * config.rollout.group_size),
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+        truncated=config.rollout.truncated,
+        entropy=config.telemetry.entropy,
+        critic_optimizer=critic_optimizer(config, total_steps=total_steps(config)),
+        schedule=Schedule(config.optimizer, config.iterations),
+        frozen=policy.frozen,
+        layout=jax.tree.map(lambda leaf: leaf.sharding, state),
+        everywhere=sharding(policy.mesh, ()),
+    )
+
+
+def policy_folder(config: Config, workdir: Path) -> str | None:
+    """Where the policy that training starts from lies; None while it has still to be made."""
+    warm = workdir / "warm_start"
+    if config.warm_start.stages:
+        return str(warm) if warm.is_dir() else None
+    return config.model.path

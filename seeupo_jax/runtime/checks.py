@@ -1,0 +1,123 @@
+"""What is found wrong with a configuration before anything is compiled."""
+
+from __future__ import annotations
+
+import jax
+
+from seeupo_jax import envs
+from seeupo_jax.configuration.schema import Config, Env
+from seeupo_jax.envs import Demonstrator, gate
+from seeupo_jax.envs.base import Missing
+from seeupo_jax.envs.transport.isolated import check_isolated
+from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.schedule import Schedule
+from seeupo_jax.learner.state_layout import check_offload
+from seeupo_jax.metrics.trackers import check_trackers
+from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.policy.files.weights import read_tokenizer
+from seeupo_jax.policy.lora import with_adapters
+from seeupo_jax.runtime import build
+
+
+def check_config(config: Config) -> None:
+    """Finds what is wrong with a configuration before anything is compiled.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    mesh = _check_fields(config)
+    _check_environment(config)
+    build.check_layout(config, mesh)
+    _check_model(config, mesh)
+
+
+def check_planned(config: Config) -> tuple[Config, list[str]]:
+    """As `check_config`, for a run on another machine: what is missing on this one is listed.
+
+    Returns: the configuration with a model whose sizes are known here, and what is missing.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    mesh, missing = _check_fields(config), []
+    given, source = build.find_model(config)
+    if given is not config:
+        missing.append(f"the model's weights and tokenizer; its sizes are from {source}")
+    try:
+        _check_environment(config)
+    except Missing as error:
+        missing.append(f"the environment's tasks: {error}")
+    build.check_layout(given, mesh)
+    _check_model(given, mesh, tokenizer=given is config)
+    return given, missing
+
+
+def _check_fields(config: Config) -> jax.sharding.Mesh:
+    """What needs neither the environment nor the model; the mesh."""
+    Schedule(config.optimizer, config.iterations)
+    make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    check_trackers(config.telemetry.trackers)
+    mesh = make_mesh(config.mesh)
+    check_offload(config.offload, mesh.local_devices[0])
+    if max(config.profile.steps, default=0) > config.iterations:
+        raise ValueError(
+            f"config.profile.steps: got {config.profile.steps}; allowed: iterations from 1 to"
+            f" {config.iterations}."
+        )
+    if config.rollout_ahead and jax.process_count() > 1:
+        raise ValueError(
+            f"config.rollout_ahead: got 1 with {jax.process_count()} processes; allowed: 0, since"
+            " all of them must run their programs in one order."
+        )
+    if config.model.path is None and not config.warm_start.stages:
+        raise ValueError(
+            "config.model.path: got none; allowed: a model folder, or stages in config.warm_start"
+            " that make a policy from nothing."
+        )
+    return mesh
+
+
+def _check_environment(config: Config) -> None:
+    """It has the tasks, their labels and the demonstrations that the run asks for."""
+    environment = envs.make(config.env.name, **config.env.options)
+    splits = ["train", config.evaluation.split, *config.evaluation.extra_splits]
+    if config.evaluation.select_on is not None:
+        splits.append(config.evaluation.select_on)
+    gate.check_tasks(environment, splits, labelled=config.evaluation.tasks)
+    check_isolation(config.env)
+    if config.warm_start.stages and not isinstance(environment, Demonstrator):
+        raise ValueError(
+            f"config.warm_start.stages: got {len(config.warm_start.stages)}; allowed: none, since"
+            f" env {config.env.name} has no demonstrations() and vocabulary()."
+        )
+
+
+def check_isolation(env: Env) -> None:
+    """Whether the environment can be made where it is to run.
+
+    Raises:
+      ValueError: one sentence.
+    """
+    if env.isolation == "process":
+        check_isolated(env.name, env.options, memory_mib=env.memory_mib, timeout_s=env.timeout_s)
+
+
+def _check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = True) -> None:
+    """The model has a tokenizer that can talk, and the projections that adapters are for."""
+    arch, lora = build.architecture(config, mesh), build.adapters(config)
+    if tokenizer and config.model.path is not None:
+        _check_tokenizer(config, arch.vocab_size)
+    if lora is not None:
+        with_adapters(arch, lora)
+
+
+def _check_tokenizer(config: Config, vocab_size: int) -> None:
+    """The model's tokenizer can begin a conversation, and say what a grammar wants."""
+    tokenizer = read_tokenizer(config.model.path, config.chat)
+    if tokenizer is None:
+        raise ValueError(
+            f"config.model.path: {config.model.path} has no tokenizer; allowed: a folder with a"
+            " tokenizer.json, or a SentencePiece tokenizer.model and its tokenizer_config.json."
+        )
+    tokenizer.begin([{"role": "user", "content": "?"}], ())
+    build.build_grammars(config, tokenizer, vocab_size)

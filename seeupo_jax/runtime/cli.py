@@ -1,0 +1,169 @@
+"""What commands that run a configuration share: `--config`, `--workdir`, and their processes."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import jax
+from absl import logging
+
+import seeupo_jax
+from seeupo_jax.checkpoint import check_could_write, check_writable, find_directory, is_bucket
+from seeupo_jax.configuration.flags import Flags, Wrong, path, whole
+from seeupo_jax.configuration.schema import Config, load_config, to_dict
+from seeupo_jax.parallel import cluster
+
+# Of glibc's mallopt: one heap for all threads, nothing outside it, none of it ever given back, and
+# 64 MiB more than asked for when it grows.
+_MALLOC_OPTIONS = {-8: 1, -4: 0, -1: -1, -2: 2**26}
+
+
+def add_config_flags(flags: Flags) -> None:
+    """Declares `--config` and `--config.FIELD`."""
+    flags.flag("config", "a Python file with get_config().", required=True)
+    flags.overrides()
+
+
+def add_run_flags(flags: Flags) -> None:
+    """Declares what commands that work on a run are told: its configuration and its folder."""
+    add_config_flags(flags)
+    flags.flag("workdir", "the folder of the run.", _folder, required=True)
+
+
+def _folder(value: str) -> Path:
+    if is_bucket(value):
+        raise Wrong(
+            value,
+            "a folder, such as a bucket that gcsfuse mounts; checkpoints alone may go to"
+            " config.checkpoint.directory=gs://BUCKET/PATH",
+        )
+    return path(value)
+
+
+def add_cluster_flags(flags: Flags) -> None:
+    """Declares what makes a process one of several."""
+    flags.flag("coordinator", "HOST:PORT of process 0, where the environment does not tell it.")
+    flags.flag("process_id", "this process, from 0 on.", whole(0))
+    flags.flag("num_processes", "how many there are.", whole(1))
+    flags.flag(
+        "cluster_timeout_s",
+        "how long to wait for all processes at the start.",
+        whole(1),
+        default=300,
+    )
+
+
+def quiet_logs() -> None:
+    """Orbax tells every step of every save otherwise."""
+    logging.set_verbosity(logging.WARNING)
+
+
+def read_config(given: argparse.Namespace) -> Config:
+    """The validated configuration.
+
+    Args:
+      given: by the flags of `add_config_flags`.
+
+    Raises:
+      ValueError: a wrong field.
+    """
+    return load_config(given.config, given.override)
+
+
+def check_places(config: Config, workdir: Path, *, make: bool = True) -> None:
+    """Whether a run can write where it is to write.
+
+    Args:
+      make: the folders too if need be, and write to them for a moment; otherwise all stays as it
+        is.
+
+    Raises:
+      ValueError: a folder that cannot be written.
+    """
+    check = check_writable if make else check_could_write
+    check(workdir)
+    if config.warm_start.output is not None:
+        check_could_write(config.warm_start.output, "config.warm_start.output")
+    if config.checkpoint.directory is None:
+        check_could_write(find_directory(config.checkpoint, workdir))
+    else:
+        check(config.checkpoint.directory, "config.checkpoint.directory")
+
+
+def join_cluster(config: Config, given: argparse.Namespace) -> None:
+    """Makes this process one of several, where there are several.
+
+    Args:
+      given: by the flags of `add_cluster_flags`.
+
+    Raises:
+      ValueError: they do not all come in time, or are not of one mind.
+    """
+    timeout_s = given.cluster_timeout_s
+    place = cluster.find_place(
+        given.coordinator, given.process_id, given.num_processes, timeout_s=timeout_s
+    )
+    if place is None:
+        return
+    about = {
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "seeupo_jax": _fingerprint(),
+    }
+    for name, part in to_dict(config).items():
+        about[f"config.{name}"] = json.dumps(part, sort_keys=True)
+    cluster.join(place, about, timeout_s=timeout_s)
+
+
+def _fingerprint() -> str:
+    """Of the package's source, so that hosts with different copies are told apart."""
+    root = Path(seeupo_jax.__path__[0])
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
+    return f"source {digest.hexdigest()[:12]}"
+
+
+def prepare_xla() -> None:
+    """Settings of a process that trains or measures; before the first array is made.
+
+    Compiled programs are kept, in JAX_COMPILATION_CACHE_DIR or the user's cache. Where XLA computes
+    on the CPU, so is the memory that its programs give back.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(cache / "seeupo_jax" / "xla"))
+    jax.config.update("jax_compilation_cache_dir", folder)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if _only_cpu():
+        _keep_freed_memory()
+
+
+def _only_cpu() -> bool:
+    """Whether XLA will compute on the CPU, without asking for its devices yet."""
+    if jax.config.jax_platforms:
+        return jax.config.jax_platforms == "cpu"
+    plugins = metadata.entry_points(group="jax_plugins")
+    return not plugins and importlib.util.find_spec("libtpu") is None
+
+
+def _keep_freed_memory() -> None:
+    """Tells glibc not to give memory back to the system.
+
+    A program's temporaries are allocated anew at every execution; the system clears each page at
+    its first touch, one after the other: 5% of a small model's sweep on two cores, a fifth of the
+    sweep of 135 million parameters. Only threads that have not allocated yet can be told to share
+    one heap.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # another C library has none
+    if mallopt is not None:
+        for option, value in _MALLOC_OPTIONS.items():
+            mallopt(option, value)

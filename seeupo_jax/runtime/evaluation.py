@@ -1,0 +1,109 @@
+"""An evaluation: the episodes of a policy on a split, and what they come to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from seeupo_jax import envs
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.envs import gate
+from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.metrics.statistics import evaluation_metrics, evaluation_prefix
+from seeupo_jax.parallel.distributed import gather
+from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.rollout.collect import Request, collect, group_requests
+from seeupo_jax.rollout.engine.protocol import Engine
+from seeupo_jax.rollout.watch import Watch
+from seeupo_jax.trajectories.episodes import Episode, EpisodeFile, to_episode
+from seeupo_jax.types import Trajectory
+
+# Added to the iteration, so that an evaluation never samples with an iteration's random numbers.
+_STREAM = 2**31
+
+Labels = Mapping[str, Mapping[str, str]]  # of tasks
+
+
+def evaluate(
+    config: Config,
+    engine: Engine,
+    pool: EnvPool,
+    tokenizer: Tokenizer,
+    params: Any,
+    *,
+    split: str,
+    k: int,
+    iteration: int = 0,
+    file: EpisodeFile | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    on_played: Callable[[Sequence[Trajectory], Labels], None] = lambda *_: None,
+    watch: Watch | None = None,
+) -> dict[str, float]:
+    """Plays the first `config.evaluation.tasks` tasks of a split k times each.
+
+    Args:
+      file: what is in it is not played; what this process plays goes there. All processes have
+        one, or none has.
+      stop: whether this process was asked to stop.
+      on_played: is given what all processes played, and the labels of the tasks.
+      watch: where others can see how far this process is.
+
+    Returns: `evaluation_metrics` of success (score 1) among the episodes whose environment did not
+      fail, by `eval/`; by `eval_SPLIT/` for another split than the config's.
+
+    Raises:
+      Stopped: a process was asked to.
+    """
+    environment = envs.make(config.env.name, **config.env.options)
+    task_ids = gate.task_ids(environment, split)[: config.evaluation.tasks]
+    labels = gate.labels_of(environment, task_ids, lambda text: print(text, file=sys.stderr))
+    played: dict[tuple[str, int], Episode] = {}
+    for part in gather({} if file is None else file.played, Episode):
+        played |= part
+    requests = group_requests(task_ids, k)
+    missing = [request for request in requests if (request.task_id, request.member) not in played]
+
+    def keep(request: Request, trajectory: Trajectory) -> None:
+        if file is not None:
+            file.add(to_episode(trajectory, labels[request.task_id]))
+
+    collected = collect(
+        engine,
+        pool,
+        tokenizer,
+        params,
+        missing,
+        env=config.env,
+        max_turns=config.rollout.max_turns,
+        seed=config.seed,
+        iteration=_STREAM + iteration,
+        temperature=config.evaluation.temperature,
+        deterministic=config.rollout.deterministic,
+        on_finished=keep,
+        stop=stop,
+        watch=watch,
+    )
+    on_played(collected.trajectories, labels)
+    for trajectory in collected.trajectories:
+        episode = to_episode(trajectory, labels[trajectory.task_id])
+        played[episode.key] = episode
+    if file is not None and jax.process_index() == 0:
+        for key in played.keys() - file.played.keys():
+            if not played[key].failed:
+                file.add(played[key])
+    episodes = [played[request.task_id, request.member] for request in requests]
+    prefix = evaluation_prefix(config.evaluation.split, split)
+    return _metrics(prefix, episodes, [labels[each] for each in task_ids])
+
+
+def _metrics(
+    prefix: str, episodes: Sequence[Episode], labels: Sequence[Mapping[str, str]]
+) -> dict[str, float]:
+    """Of the episodes of some tasks, task by task, and the labels of each task."""
+    success = np.array([episode.success for episode in episodes]).reshape(len(labels), -1)
+    timeouts = sum(episode.stop == "timeout" for episode in episodes)
+    return evaluation_metrics(prefix, success, labels) | {f"{prefix}/timeouts": timeouts}

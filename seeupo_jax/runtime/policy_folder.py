@@ -1,0 +1,138 @@
+"""A policy as a folder for other software: at a run's end, or of one of its checkpoints."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from seeupo_jax.checkpoint import Checkpoints, check_writable, exclusive_output, find_directory
+from seeupo_jax.configuration.schema import Config, Mesh
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings
+from seeupo_jax.policy import save_pretrained
+from seeupo_jax.policy.files.weights import inspect, read_tokenizer
+from seeupo_jax.policy.lora import merge, save_adapters
+from seeupo_jax.policy.network import abstract
+from seeupo_jax.runtime import build
+
+
+def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path) -> None:
+    """Leaves a policy in a folder, or its adapters; with several processes all call it."""
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    writes = jax.process_index() == 0
+    if writes:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    model = policy.network.bind(policy.whole(params))
+    if model.arch.lora is not None and not config.lora.merge:
+        save_adapters(model, unfinished, str(config.model.path))
+    else:
+        save_pretrained(merge(model), unfinished, policy.tokenizer, dtype=config.model.param_dtype)
+    if writes:
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+
+
+def export_policy(config: Config, workdir: str | Path, step: str, folder: str | Path) -> int:
+    """Writes the policy of a checkpoint into a folder.
+
+    Args:
+      step: latest, best, or a number.
+      folder: a new one, or an empty one.
+
+    Returns: the checkpoint's step.
+
+    Raises:
+      ValueError: a folder that is there or that another process is writing, or no such checkpoint.
+    """
+    workdir, folder = Path(workdir).absolute(), Path(folder).absolute()
+    if Checkpoints(find_directory(config.checkpoint, workdir), 1).latest() is None:
+        lacks = "has no checkpoint" if workdir.is_dir() else "is not there"
+        raise ValueError(f"--workdir: got {workdir}, which {lacks}; allowed: the folder of a run.")
+    check_output(folder)
+    with exclusive_output(folder):
+        check_output(folder)  # which another one may just have written
+        return _export(config, workdir, step, folder)
+
+
+def _export(config: Config, workdir: Path, step: str, folder: Path) -> int:
+    checkpoints = Checkpoints(
+        find_directory(config.checkpoint, workdir), config.checkpoint.keep, log=_tell
+    )
+    number = _find_step(checkpoints, step)
+    # Nothing is computed here, and the devices need not be those that trained.
+    model = replace(config.model, attention="xla", remat="none")
+    policy, example = _abstract_policy(replace(config, model=model), workdir)
+    found = checkpoints.restore({"params": example}, step=number, partial=True)
+    if found is None:
+        raise ValueError(f"--workdir: got {workdir}; allowed: one that has a checkpoint.")
+    restored, state, notes = found
+    write_policy(config, policy, state["params"], folder)
+    reported = config.evaluation.split
+    if step == "best" and notes.get("selected_on", reported) == reported:
+        _tell(
+            f"checkpoint {restored} was chosen on the split {reported!r}: its figure there is too"
+            " good; report it on another split."
+        )
+    return restored
+
+
+def check_output(folder: Path) -> None:
+    """Whether a policy can be written to a folder.
+
+    Raises:
+      ValueError: it holds something, or cannot be made.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"--output: got {folder}, which is there; allowed: a new or empty folder.")
+    check_writable(folder.parent, "--output")
+
+
+def _find_step(checkpoints: Checkpoints, step: str) -> int | None:
+    """Which checkpoint is meant; None: the newest that is whole."""
+    if step == "latest":
+        return None
+    if step.isdecimal():
+        return int(step)
+    if step != "best":
+        raise ValueError(f"--step: got {step!r}; allowed: latest, best, or a number.")
+    best = checkpoints.best()
+    if best is None:
+        raise ValueError("--step: got 'best'; allowed: latest or a number, since none has a score.")
+    return best
+
+
+def _abstract_policy(config: Config, workdir: Path) -> tuple[build.Policy, Any]:
+    """A policy, and what its trained parameters are like; weights are read for adapters only."""
+    path = build.policy_folder(config, workdir)
+    if path is None:
+        raise ValueError(f"--workdir: got {workdir}; allowed: one whose warm start is over.")
+    chosen = config.model
+    arch = inspect(
+        path, dtype=chosen.dtype, param_dtype=chosen.param_dtype, scan_layers=chosen.scan_layers
+    )
+    network, shapes = abstract(arch)
+    count = jax.device_count()
+    for parts in (n for n in range(count, 0, -1) if count % n == 0):
+        layout = Mesh(fsdp=parts)
+        mesh = make_mesh(layout)
+        try:
+            shardings = param_shardings(mesh, network.logical_axes(), shapes)
+        except ValueError:
+            continue  # parameters cannot be cut into so many parts
+        break
+    if config.lora.rank or config.lora.path is not None:
+        return build.load_policy(replace(config, mesh=layout), path)
+    example = jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        shapes,
+        shardings,
+    )
+    return build.Policy(network, read_tokenizer(path, config.chat), mesh), example
+
+
+def _tell(sentence: str) -> None:
+    print(sentence, file=sys.stderr)

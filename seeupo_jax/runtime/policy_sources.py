@@ -1,0 +1,143 @@
+"""Policies that an evaluation can play with: the run's own, and one that a server holds."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from seeupo_jax.agents.openai_server import OpenAIServer
+from seeupo_jax.checkpoint import Checkpoints, find_directory
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.metrics.checksum import checksum
+from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.policy.files.weights import read_tokenizer
+from seeupo_jax.rollout.engine.protocol import Engine
+from seeupo_jax.runtime import build
+from seeupo_jax.runtime.checks import check_isolation
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a policy is served.
+
+    model: what the server calls it; None: the only one that it lists.
+    dialect: vllm, sglang, or auto: by who the server says owns the model.
+    seeded: give each request a seed.
+    timeout_s: of a request.
+    """
+
+    url: str
+    model: str | None = None
+    dialect: str = "auto"
+    seeded: bool = True
+    timeout_s: float = 600.0
+
+
+class Player(NamedTuple):
+    """A policy that can be played with.
+
+    about: what the JSON says of it. same: what must not change while its episodes are played.
+    """
+
+    engine: Engine
+    tokenizer: Tokenizer
+    params: Any
+    iteration: int
+    about: dict[str, Any]
+    same: dict[str, Any]
+
+
+def check_trained(config: Config, workdir: Path) -> None:
+    """Whether there is a checkpoint to play with; every process calls it.
+
+    Raises:
+      ValueError: there is none.
+    """
+    directory = find_directory(config.checkpoint, workdir)
+    files = Checkpoints(directory, 1)
+    if files.latest() is None:
+        lacks = "has no checkpoint"
+        if config.checkpoint.directory is None and not workdir.is_dir():
+            lacks = "is not there"
+        raise ValueError(
+            f"--workdir: got {workdir}, which {lacks}; allowed: the folder of a run, or --untrained"
+            " to evaluate the policy that the configuration starts from."
+        )
+
+
+@contextlib.contextmanager
+def own_policy(config: Config, workdir: Path, *, untrained: bool = False) -> Iterator[Player]:
+    """The run's last checkpoint in our own engine; what it starts from, where that is meant."""
+    made, params = build.load_policy(config, policy_folder(config, workdir))
+    found, iteration = None, 0
+    if not untrained:
+        files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
+        found = files.restore({"params": params}, partial=True)
+    if found is not None:
+        iteration, state, _ = found
+        params = state["params"]
+    engine = build.build_engine(config, made)
+    with jax.set_mesh(made.mesh):
+        about, whole = {"iteration": iteration}, made.whole(params)
+        same = about | {"policy": checksum(whole), "config.model.dtype": config.model.dtype}
+        yield Player(engine, made.tokenizer, whole, iteration, about, same)
+
+
+@contextlib.contextmanager
+def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[Player]:
+    """What a server holds; at the end stderr has what the server cost, if it cost anything."""
+    # The server may hold this machine's accelerator, and a TPU lets only one process in.
+    jax.config.update("jax_platforms", "cpu")
+    rollout, url = config.rollout, server.url
+    check_served(config)
+    folder = policy_folder(config, workdir)
+    tokenizer = read_tokenizer(folder, config.chat)
+    if tokenizer is None:
+        raise ValueError(f"{folder}: got no tokenizer; allowed: that of the model served.")
+    open_at_once = rollout.concurrency
+    if open_at_once is None:
+        open_at_once = rollout.tasks * rollout.group_size
+    engine = OpenAIServer(
+        url,
+        server.model,
+        concurrency=open_at_once,
+        sampling=build.build_sampling(config, tokenizer),
+        max_context=rollout.max_context,
+        timeout_s=server.timeout_s,
+        retries=config.env.retries,
+        retry_wait_s=config.env.retry_wait_s,
+        dialect=server.dialect,
+        seeded=server.seeded,
+    )
+    with contextlib.closing(engine):
+        about = {"server": url, "model": engine.model}
+        yield Player(engine, tokenizer, None, 0, about, about)
+        usage = engine.usage()
+    if any(usage.values()):
+        print(
+            f"{url}: requests repeated: {usage['server_retries']}; given up:"
+            f" {usage['server_failures']}, whose episodes do not count.",
+            file=sys.stderr,
+        )
+
+
+def check_served(config: Config) -> None:
+    if config.rollout.grammar is not None:
+        raise ValueError(
+            f"config.rollout.grammar: got {config.rollout.grammar!r}; allowed with --server: none,"
+            " since a server is not told of it."
+        )
+    check_isolation(config.env)
+
+
+def policy_folder(config: Config, workdir: Path) -> str:
+    folder = build.policy_folder(config, workdir)
+    if folder is None:
+        raise ValueError(f"--workdir: {workdir} holds no policy yet; run seeupo_jax.train first.")
+    return folder

@@ -1,0 +1,60 @@
+"""What may not change when a run goes on in its workdir, and what its stored numbers hang on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from seeupo_jax.configuration.schema import Config, to_dict
+
+# Of config.rollout, what changes no number but its rounding: it may change when a run goes on.
+_LAYOUT = (
+    "mesh concurrency slots cache_gib page_size decode_steps prefill_tokens deterministic"
+    " reset_ahead_s"
+).split()
+_PROCESSES = ("isolation", "memory_mib")  # of config.env: where environments run, to the same end
+
+
+def made_by(config: Config) -> str:
+    """Names the policies that a run samples with."""
+    choices = [_same_fields(config), str(config.model), str(config.chat)]
+    choices.append(config.algorithm.dynamic_sampling)
+    return hashlib.sha256(json.dumps(_plain(choices)).encode()).hexdigest()
+
+
+def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
+    """A resumed run must draw the same random numbers and tasks as the one that was stopped.
+
+    Args:
+      saved: the configuration that a checkpoint was made with.
+
+    Raises:
+      ValueError: another seed, environment or rollout.
+    """
+    defaults = _plain(_same_fields(Config()))  # of fields that the saved one's version did not have
+    for field, value in _plain(_same_fields(config)).items():
+        theirs = saved[field]
+        if isinstance(value, dict):
+            theirs = {name: theirs.get(name, defaults[field][name]) for name in value}
+        if theirs != value:
+            raise ValueError(
+                f"config.{field}: got {value}; allowed for this workdir, whose checkpoint"
+                f" has it: {theirs}. Choose a new workdir for another run."
+            )
+
+
+def _same_fields(config: Config) -> dict[str, Any]:
+    """What decides which trajectories are sampled, but for the policy."""
+    values = to_dict(config)
+    rollout = {name: v for name, v in values["rollout"].items() if name not in _LAYOUT}
+    env = {name: value for name, value in values["env"].items() if name not in _PROCESSES}
+    return {"seed": values["seed"], "rollout": rollout, "env": env}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON gives it back: tuples as lists."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

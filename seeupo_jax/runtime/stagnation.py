@@ -1,0 +1,83 @@
+"""Whether a run still learns: it ends where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.rollout.episode_metrics import most_frequent_failure
+from seeupo_jax.types import learnable
+
+
+class NotLearning(Exception):
+    """The run was ended because it does not learn; the text is a sentence that says why."""
+
+
+def check_groups(iteration: int, collected: Collected, *, grouped: bool = True) -> None:
+    """Whether an iteration has anything to learn from.
+
+    Args:
+      grouped: as for `learnable`.
+
+    Raises:
+      NotLearning: no trajectory counts.
+    """
+    if not learnable(collected.trajectories, grouped=grouped).any():
+        why = ", since a reward counts beside others of its group only" if grouped else ""
+        raise NotLearning(
+            f"iteration {iteration} has nothing to learn from{why}:"
+            f" {most_frequent_failure(collected)}."
+        )
+
+
+class Stagnation:
+    """Counts iterations in a row whose rewards moved no parameter.
+
+    An iteration in which every episode succeeded is not counted: it left nothing to learn.
+
+    Args:
+      limit: so many end the run; None: any number may pass.
+      idle: of the run so far.
+      warn: takes a sentence for each of them.
+    """
+
+    def __init__(self, limit: int | None, *, warn: Callable[[str], None], idle: int = 0):
+        self._limit, self._warn, self.idle = limit, warn, idle
+
+    def check(self, iteration: int, collected: Collected, metrics: Mapping[str, float]) -> None:
+        """Takes an iteration that is over, with the metrics of its sweep.
+
+        Raises:
+          NotLearning: the limit is reached.
+        """
+        reason = _why_idle(metrics)
+        if reason is None:
+            self.idle = 0
+            return
+        scores = [t.info.get("score", 0.0) for t in collected.trajectories if not t.failed]
+        if all(score >= 1 for score in scores):
+            return
+        self.idle += 1
+        sentence = (
+            f"iteration {iteration} taught the policy nothing: {reason}. Such iterations in a row:"
+            f" {self.idle}; allowed by config.stop_after_idle: "
+        )
+        if self._limit is None or self.idle < self._limit:
+            return self._warn(
+                f"{sentence}{'any number' if self._limit is None else self._limit - 1}."
+            )
+        raise NotLearning(f"{sentence}{self._limit - 1}, or with none any number.")
+
+
+def _why_idle(metrics: Mapping[str, float]) -> str | None:
+    """Why no reward moved a parameter in a sweep; None where one did."""
+    if not metrics["sweep/turns"]:
+        return "no turn was sampled"
+    steps, skipped = int(metrics["sweep/steps"]), int(metrics["sweep/updates_skipped"])
+    if steps == skipped:
+        return f"all {steps} optimizer steps were skipped, since their gradients were not finite"
+    if not metrics["sweep/weight_max"] > 0:
+        return "every advantage was 0, as where all rewards of a group are equal"
+    if not metrics["sweep/updates"]:
+        return f"the gradient was 0 in all {steps - skipped} optimizer steps"
+    return None

@@ -1,0 +1,177 @@
+"""One sweep over stored trajectories, from a fresh optimizer state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from seeupo_jax.configuration.schema import Config, Rollout
+from seeupo_jax.learner.batching import Rows
+from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.schedule import Schedule
+from seeupo_jax.learner.state_layout import check_offload
+from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.learner.sweep_state import Step
+from seeupo_jax.parallel.mesh import make_mesh, row_shards
+from seeupo_jax.planning.remat import choose_remat
+from seeupo_jax.policy.files.weights import inspect
+from seeupo_jax.runtime import build
+from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
+from seeupo_jax.types import CONTEXT, Trajectory, learnable
+
+ITERATION = 1
+
+
+def update(
+    config: Config, policy: build.Policy, params: Any, trajectories: Sequence[Trajectory]
+) -> tuple[Any, dict[str, Any]]:
+    """One sweep from a fresh optimizer state.
+
+    Args:
+      config: with room for the trajectories; see `fit`.
+      params: those of the policy's parameters that train; the reference policy's too.
+
+    Returns: the parameters after it, and plain values for JSON: `steps` in the order in which they
+      were taken (each with its turns, loss, kl, grad_norm, clip_fraction, and the weight M of every
+      trajectory), `advantages` of the trajectories, and `metrics`. A trajectory that is left out
+      has None; where advantages differ between tokens, it is their mean over those concerned.
+    """
+    optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    state = build.new_state(config, policy, optimizer, params)
+    learner = build.build_learner(config, policy, optimizer, state)
+    reference = build.place_reference(config, params)
+    steps: list[Step] = []
+    with jax.set_mesh(policy.mesh):
+        state, metrics = sweep(
+            learner, state, reference, trajectories, iteration=ITERATION, observe=steps.append
+        )
+    grouped = config.algorithm.grouped
+    rows = Rows.of(trajectories, grouped=grouped, truncated=learner.truncated)
+    every = range(rows.turns)
+    return state.params, {
+        "steps": [_plain_step(rows, step) for step in steps],
+        "advantages": _plain(_means(rows, steps[0].advantage, every)),
+        "metrics": {name: _plain(value) for name, value in metrics.items()},
+    }
+
+
+def _plain_step(rows: Rows, step: Step) -> dict[str, Any]:
+    found = {name: float(value) for name, value in jax.device_get(step.metrics).items()}
+    advantage_N = _means(rows, step.advantage, step.turns)
+    return {
+        "turns": list(step.turns),
+        "loss": _plain(found["loss"]),
+        "kl": _plain(found["kl"] / found["actions"]),
+        "grad_norm": _plain(found["grad_norm"]),
+        "clip_fraction": _plain(found["clipped"] / found["actions"]),
+        "weights": _plain(advantage_N * np.asarray(step.factor_N)),
+    }
+
+
+def _means(rows: Rows, advantage: Sequence[np.ndarray], turns: Sequence[int]) -> np.ndarray:
+    """Of the advantages of each trajectory's tokens, float32 [N]; NaN without any.
+
+    The tokens of some turns; for a trajectory that has none there all its action tokens, and for
+    one that has no action all its tokens.
+    """
+    owner = np.repeat(rows.trajectory_S, [len(tokens) for tokens in rows.tokens])
+    turn, value = np.concatenate(rows.turn), np.concatenate(advantage).astype(np.float64)
+    mean_N = np.full(rows.trajectories, np.nan)
+    for chosen in (turn == turn, turn != CONTEXT, np.isin(turn, turns)):
+        count_N = np.bincount(owner[chosen], minlength=rows.trajectories)
+        total_N = np.bincount(owner[chosen], value[chosen], minlength=rows.trajectories)
+        mean_N = np.where(count_N > 0, total_N / np.maximum(count_N, 1), mean_N)
+    return mean_N.astype(np.float32)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as JSON has them; None for what is none."""
+    if isinstance(value, np.ndarray):
+        return [_plain(item) for item in value.tolist()]
+    return value if math.isfinite(value) else None
+
+
+def fit(config: Config, trajectories: Sequence[Trajectory]) -> Config:
+    """The configuration with room for trajectories, and for nothing that it samples itself.
+
+    Raises:
+      ValueError: more turns than `algorithm.custom_order` orders.
+    """
+    rows = Rows.of(trajectories, grouped=config.algorithm.grouped)
+    chosen, mesh = config.rollout, make_mesh(config.mesh)
+    if config.algorithm.order == "custom" and rows.turns > chosen.max_turns:
+        raise ValueError(
+            f"config.rollout.max_turns: got {chosen.max_turns}; allowed with order=custom: at least"
+            f" the {rows.turns} turns of the trajectories."
+        )
+    acted = (np.bincount(turn_L[turn_L != CONTEXT]) for turn_L in rows.turn)
+    action = max(int(count.max(initial=0)) for count in acted)
+    length = max(map(len, rows.tokens))
+    if config.algorithm.loss_mean == "constant":  # whose constant is the length allowed, not used
+        action = max(action, chosen.max_action_tokens)
+        length = max(length, chosen.max_context)
+    spread = row_shards(mesh)
+    rollout = Rollout(
+        tasks=spread * -(-len(trajectories) // spread),
+        group_size=1,
+        max_turns=max(rows.turns, chosen.max_turns),
+        max_action_tokens=action,
+        max_context=length,
+        temperature=chosen.temperature,
+        top_k=chosen.top_k,
+        top_p=chosen.top_p,
+        grammar=chosen.grammar,
+    )
+    buckets = config.batching.buckets
+    if buckets and buckets[-1] < length:
+        parts = mesh.shape["context"]  # that a row is cut into
+        buckets = (*buckets, parts * -(-length // parts))
+    return replace(
+        config,
+        rollout=rollout,
+        batching=replace(config.batching, buckets=buckets),
+        telemetry=replace(config.telemetry, entropy=False),  # nobody would read it
+    )
+
+
+def prepare(
+    config: Config, path: str, log: Callable[[str], None]
+) -> tuple[Config, build.Policy, Any, list[Trajectory]]:
+    """Reads the trajectories at `path`, then the model at `config.model.path`.
+
+    Args:
+      log: is told what is not read, and how many trajectories are left out.
+
+    Returns: the configuration that fits them, the policy, those of its parameters that train, and
+      the trajectories.
+
+    Raises:
+      ValueError: one sentence with what was got and what is allowed.
+    """
+    arch = inspect(config.model.path)
+    grouped = config.algorithm.grouped
+    trajectories = read_trajectories(path, log=log, grouped=grouped)
+    check_trajectories(
+        trajectories,
+        vocab_size=arch.vocab_size,
+        max_positions=arch.max_positions,
+        max_reward=config.env.max_reward,
+        recorded=config.algorithm.tis_clip is not None,
+    )
+    config = fit(config, trajectories)
+    mesh = make_mesh(config.mesh)
+    check_offload(config.offload, mesh.local_devices[0])
+    build.check_layout(config, mesh)
+    Schedule(config.optimizer, config.iterations)
+    make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    config, _ = choose_remat(config, mesh)
+    left_out = int(np.sum(~learnable(trajectories, grouped=grouped)))
+    if left_out:
+        why = "they failed, or all the others of their group did" if grouped else "they failed"
+        log(f"{left_out} of {len(trajectories)} trajectories are left out: {why}.")
+    return config, *build.load_policy(config, config.model.path), trajectories

@@ -1,0 +1,267 @@
+"""Where an iteration's trajectories come from: the disk, a sampler that runs ahead, or one now."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+
+from seeupo_jax.checkpoint import Checkpoints, find_directory
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.display.progress import Progress
+from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.parallel.fingerprint import fingerprint
+from seeupo_jax.rollout.collect import Begun, Collected, begin_ahead, collect, group_requests
+from seeupo_jax.rollout.engine.sampling import truncation_note
+from seeupo_jax.rollout.engine.slots import SlotEngine
+from seeupo_jax.rollout.resample import collection_number, resample
+from seeupo_jax.rollout.rollout_store import RolloutStore
+from seeupo_jax.rollout.tasks import TrainingTasks, too_few
+from seeupo_jax.runtime.build import Policy
+from seeupo_jax.runtime.resume_check import made_by
+
+
+class Origin(NamedTuple):
+    """Fingerprints of the parameters that sampled an iteration, and of those its sweep began with.
+
+    They differ where the iteration was sampled ahead.
+    """
+
+    sampled_by: str
+    swept: str
+
+
+class Stored(NamedTuple):
+    """Trajectories of a sweep that was stopped, and their origin."""
+
+    collected: Collected
+    origin: Origin
+
+
+class _Ahead(NamedTuple):
+    """The next iteration, sampled while one is swept; by parameters with so many sweeps behind."""
+
+    iteration: int
+    params: Any
+    sampled_by: str
+    version: int
+    brought: Future[tuple[Collected, bool]]
+
+
+class TrajectorySource:
+    """The trajectories of each iteration of a run; what was sampled is stored in the background.
+
+    With several processes each calls every method.
+
+    Args:
+      pool: its environments are used by nobody else while `of` runs, nor prefetched for the next
+        iteration where an evaluation needs them.
+      task_ids: of the training split.
+      stop: whether this process was asked to stop.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        workdir: Path,
+        policy: Policy,
+        engine: SlotEngine,
+        pool: EnvPool,
+        task_ids: Sequence[str],
+        progress: Progress,
+        stop: Callable[[], bool],
+    ):
+        self._config, self._policy, self._engine, self._pool = config, policy, engine, pool
+        self._progress, self._stop = progress, stop
+        drawn = {name: vars(config.rollout)[name] for name in ("top_k", "top_p", "grammar")}
+        for note in (too_few(len(task_ids), config.rollout.tasks), truncation_note(**drawn)):
+            if note is not None:
+                progress.log(note)
+        self._tasks = TrainingTasks(task_ids, count=config.rollout.tasks, seed=config.seed)
+        self._store = RolloutStore(workdir / "rollouts", log=progress.log)
+        self._made_by = made_by(config)
+        self._sampler = ThreadPoolExecutor(1, thread_name_prefix="rollout")
+        self._ahead: _Ahead | None = None
+        self._begun: Begun | None = None  # the next iteration's environments that have begun
+        # What was sampling ahead when the run was stopped: else nobody has these parameters.
+        self._folder = f"{find_directory(config.checkpoint, workdir)}/ahead"
+        self._samplers = Checkpoints(self._folder, 1, 0, log=progress.log)
+        self.origin: Origin | None = None  # of the latest trajectories
+
+    def compile(self, params: Any) -> None:
+        """Compiles what tells parameters apart."""
+        self._fingerprint(params)
+
+    def of(
+        self,
+        iteration: int,
+        params: Any,
+        *,
+        saves: bool,
+        evaluates: bool,
+        stopped: Stored | None = None,
+    ) -> Collected:
+        """The iteration's trajectories; the next one is prepared meanwhile and in the sweep.
+
+        They are stored in the background: a run that is killed in a sweep repeats the sweep only,
+        where the same parameters sampled. Of the next iteration the environments begin, or with
+        `rollout_ahead` all of it is sampled; but an iteration after a checkpoint or an evaluation
+        is sampled in its turn, by the policy that is trained on it, so that a resumed run does just
+        what the first one did.
+
+        Args:
+          params: of the policy as the iteration begins, those that train.
+          saves, evaluates: whether a checkpoint or an evaluation follows the iteration.
+          stopped: what its sweep, which was stopped, is of; `params` are those in its middle.
+
+        Raises:
+          Stopped: the run was asked to stop.
+        """
+        if stopped is not None:
+            collected, stored, self.origin = stopped.collected, True, stopped.origin
+        else:
+            collected, stored = self._next(iteration, params)
+        if stored:
+            self._drop_begun()
+        rollout = self._config.rollout
+        if self._config.rollout_ahead and not (evaluates or saves):
+            self._sample_ahead(iteration, params, in_sweep=stopped is not None)
+        # Evaluations play in the same environments; and where these trajectories were stored, so
+        # are most likely the next ones.
+        elif rollout.reset_ahead_s and not (evaluates or stored):
+            requests = group_requests(self._tasks.of(iteration + 1), rollout.group_size)
+            self._begun = begin_ahead(
+                self._engine,
+                self._pool,
+                self._policy.tokenizer,
+                requests,
+                seed=self._config.seed,
+                iteration=collection_number(iteration + 1, 0),
+                patience_s=rollout.reset_ahead_s,
+            )
+        return collected
+
+    def stored(self, iteration: int, origin: Origin) -> Stored | None:
+        """The trajectories of a sweep that was stopped; None where they are not there."""
+        collected = self._store.load(iteration, self._made_by, origin.sampled_by)
+        return None if collected is None else Stored(collected, origin)
+
+    def wait(self) -> None:
+        """Returns when what was sampled is on the disk."""
+        self._store.wait()
+
+    def save_ahead(self) -> None:
+        """Saves the parameters that sample ahead: the same command goes on with them."""
+        if self._ahead is not None:
+            notes = {"sampled_by": self._ahead.sampled_by, "version": self._ahead.version}
+            self._samplers.save(self._ahead.iteration, self._ahead.params, notes)
+            self._samplers.wait()
+
+    def forget(self, up_to_iteration: int) -> None:
+        """Removes what is stored of all iterations up to this one."""
+        self._store.forget(up_to_iteration)
+        saved = self._samplers.latest()
+        if saved is not None and saved <= up_to_iteration and jax.process_index() == 0:
+            epath.Path(self._folder).rmtree()
+
+    def close(self) -> None:
+        """Finishes what is being written and what is being sampled."""
+        with contextlib.ExitStack() as parts:
+            for part in (self._store, self._samplers):
+                parts.callback(part.close)
+            parts.callback(self._sampler.shutdown)
+
+    def _fingerprint(self, params: Any) -> str:
+        return fingerprint(self._policy.whole(params))
+
+    def _next(self, iteration: int, params: Any) -> tuple[Collected, bool]:
+        """The trajectories of an iteration that begins, and whether they were stored."""
+        swept = self._fingerprint(params)
+        if self._ahead is None and self._config.rollout_ahead:
+            self._ahead = self._resume_ahead(iteration, params)
+        if self._ahead is None:
+            self.origin = Origin(swept, swept)
+            return self._bring(iteration, params, swept, iteration - 1)
+        brought = self._ahead.brought.result()
+        self.origin, self._ahead = Origin(self._ahead.sampled_by, swept), None
+        return brought
+
+    def _bring(
+        self, iteration: int, params: Any, sampled_by: str, version: int
+    ) -> tuple[Collected, bool]:
+        """Trajectories of these parameters, and whether they were stored; they are now."""
+        collected = self._store.load(iteration, self._made_by, sampled_by)
+        if collected is not None:
+            return collected, True
+        collected = self._sample(iteration, params, version)
+        self._store.save(iteration, collected, self._made_by, sampled_by)
+        return collected, False
+
+    def _sample_ahead(self, iteration: int, params: Any, *, in_sweep: bool) -> None:
+        """Begins to sample the next iteration with the parameters that this one begins with."""
+        if not in_sweep:
+            copied = jax.tree.map(jnp.copy, params)  # the sweep donates the state
+            self._ahead = self._begin_ahead(
+                iteration + 1, copied, self.origin.swept, version=iteration - 1
+            )
+            return
+        self._ahead = self._resume_ahead(iteration + 1, params)
+        if self._ahead is None:
+            self._progress.log(
+                f"iteration {iteration + 1} is not sampled ahead: the parameters that iteration"
+                f" {iteration} began with are not there"
+            )
+
+    def _resume_ahead(self, iteration: int, like: Any) -> _Ahead | None:
+        """Goes on sampling ahead where the run was stopped in it; `like`: other parameters."""
+        if self._samplers.latest() != iteration:
+            return None
+        found = self._samplers.restore(like)
+        if found is None:
+            return None
+        _, params, notes = found
+        return self._begin_ahead(iteration, params, notes["sampled_by"], version=notes["version"])
+
+    def _begin_ahead(self, iteration: int, params: Any, sampled_by: str, *, version: int) -> _Ahead:
+        brought = self._sampler.submit(self._bring, iteration, params, sampled_by, version)
+        return _Ahead(iteration, params, sampled_by, version, brought)
+
+    def _drop_begun(self) -> None:
+        """Leaves environments alone that have begun for trajectories which are there already."""
+        if self._begun is not None:
+            self._begun = None
+            self._pool.drain()
+
+    def _sample(self, iteration: int, params: Any, version: int) -> Collected:
+        config = self._config
+        begun, self._begun = self._begun, None
+
+        def sample(round: int, tasks: Sequence[str]) -> Collected:
+            collected = collect(
+                self._engine,
+                self._pool,
+                self._policy.tokenizer,
+                self._policy.whole(params),
+                group_requests(tasks, config.rollout.group_size),
+                env=config.env,
+                max_turns=config.rollout.max_turns,
+                seed=config.seed,
+                iteration=collection_number(iteration, round),
+                policy_version=version,
+                deterministic=config.rollout.deterministic,
+                stop=self._stop,
+                begun=begun if round == 0 else None,
+                watch=self._progress.watch,
+            )
+            return dataclasses.replace(collected, seconds=self._engine.clock.seconds)
+
+        tasks, others = self._tasks.of(iteration), self._tasks.others(iteration)
+        with jax.set_mesh(self._policy.mesh):  # of this thread
+            return resample(sample, tasks, others, rounds=config.algorithm.dynamic_sampling)

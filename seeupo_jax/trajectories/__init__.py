@@ -1,0 +1,1 @@
+"""Trajectories on disk: written by runs, read by reports, updates and people."""

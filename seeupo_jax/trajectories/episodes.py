@@ -1,0 +1,188 @@
+"""Episodes of an evaluation in a file: what a stopped evaluation goes on from, and what was said.
+
+JSON lines. The first is `{"settings": {...}}`, all that decides how an episode goes; every other
+one is an `Episode`, appended as soon as it is over. An episode whose environment failed is played
+again by the next evaluation, so a later line of the same task and member replaces an earlier one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from seeupo_jax.parallel.file_lock import exclusive
+from seeupo_jax.types import Trajectory
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One line of the file.
+
+    task_id, member: which task, and which of its k episodes, from 0.
+    score: the environment's, in [0, 1]; 1 is success. reward: what training would have maximised.
+    stop: done | max_turns | max_tokens | env_error | timeout.
+    failed: the environment failed, so that the episode is in no statistic.
+    turns: messages of the policy.
+    messages: the whole conversation, `{"role": ..., "content": ...}` each, in order.
+    info: the environment's last counters and labels, and `failure`: why it failed.
+    labels: of the task, if its environment is `Labelled`.
+    """
+
+    task_id: str
+    member: int
+    score: float
+    reward: float
+    stop: str
+    failed: bool
+    turns: int
+    messages: Sequence[Mapping[str, str]]
+    info: Mapping[str, Any]
+    labels: Mapping[str, str]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.task_id, self.member
+
+    @property
+    def success(self) -> float:
+        """1 or 0; NaN where the environment failed."""
+        return math.nan if self.failed else float(self.score >= 1)
+
+
+def to_episode(trajectory: Trajectory, labels: Mapping[str, str]) -> Episode:
+    """What is kept of a trajectory: all but its tokens."""
+    info = dict(trajectory.info)
+    return Episode(
+        task_id=trajectory.task_id,
+        member=info.pop("member"),
+        score=float(info.pop("score")),
+        reward=float(trajectory.reward),
+        stop=trajectory.stop,
+        failed=trajectory.failed,
+        turns=trajectory.turns,
+        messages=trajectory.messages,
+        info=info,
+        labels=dict(labels),
+    )
+
+
+class EpisodeFile:
+    """The file, open for one evaluation at a time; a context that closes it.
+
+    Args:
+      path: made, with its folder, if it is not there. A last line that a kill cut short goes.
+      settings: texts, numbers and lists of them by name. The file's must be the same.
+
+    Attributes:
+      played: the episodes that need not be played again, by task and member.
+
+    Raises:
+      ValueError: other settings, a line that is none of ours, or another evaluation at work.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]):
+        self.path = path
+        self.played: dict[tuple[str, int], Episode] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(exclusive(path.with_name(f".{path.name}.lock"), f"got {path}"))
+            self._file = opened.enter_context(path.open("a+b"))
+            self._begin({"settings": dict(settings)})
+            self._opened = opened.pop_all()
+
+    def add(self, episode: Episode) -> None:
+        """Appends an episode; it is in the file when this returns."""
+        self._append(asdict(episode))
+        self._take(episode)
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def __enter__(self) -> EpisodeFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self, head: dict[str, Any]) -> None:
+        self._file.seek(0)
+        whole, end, _ = self._file.read().rpartition(b"\n")
+        self._file.truncate(len(whole + end))
+        lines = _read_lines(self.path, whole)
+        if not lines:
+            return self._append(head)
+        mine = json.loads(_to_line(head))["settings"]
+        saved = lines[0].get("settings", {})
+        _check(self.path, saved, mine, dict.fromkeys((*mine, *saved)))
+        for episode in _episodes(self.path, lines):
+            self._take(episode)
+
+    def _take(self, episode: Episode) -> None:
+        if not episode.failed:
+            self.played[episode.key] = episode
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        self._file.write(_to_line(line))
+        self._file.flush()
+
+
+def _to_line(line: Mapping[str, Any]) -> bytes:
+    # What an environment puts into `info` may be no JSON: then its text is kept.
+    return json.dumps(line, default=str).encode() + b"\n"
+
+
+def read_played(path: Path, settings: Mapping[str, Any]) -> set[tuple[str, int]]:
+    """Task and member of the episodes that `EpisodeFile` would not play again; nothing is changed.
+
+    Args:
+      settings: those that are known.
+
+    Raises:
+      ValueError: the file's are others, or a line that is none of ours.
+    """
+    if not path.exists():
+        return set()
+    lines = _read_lines(path, path.read_bytes().rpartition(b"\n")[0])
+    if not lines:
+        return set()
+    mine = json.loads(_to_line(settings))
+    _check(path, lines[0].get("settings", {}), mine, mine)
+    return {episode.key for episode in _episodes(path, lines) if not episode.failed}
+
+
+def _read_lines(path: Path, whole: bytes) -> list[dict[str, Any]]:
+    return [_read(path, line, number) for number, line in enumerate(whole.splitlines(), 1)]
+
+
+def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
+    """What follows the settings."""
+    for number, line in enumerate(lines[1:], 2):
+        if set(line) != {field.name for field in fields(Episode)}:
+            raise ValueError(f"{path} line {number}: got no episode; allowed: one a line.")
+        yield Episode(**line)
+
+
+def _read(path: Path, line: bytes, number: int) -> dict[str, Any]:
+    try:
+        read = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} line {number}: got {error}; allowed: JSON.") from None
+    if not isinstance(read, dict):
+        raise ValueError(f"{path} line {number}: got {line[:60]!r}; allowed: an object.")
+    return read
+
+
+def _check(
+    path: Path, saved: Mapping[str, Any], mine: Mapping[str, Any], names: Iterable[str]
+) -> None:
+    for name in names:
+        if name not in saved or name not in mine or saved[name] != mine[name]:
+            raise ValueError(
+                f"{name}: got {mine.get(name)!r}; allowed: {saved.get(name)!r}, with which the"
+                f" episodes in {path} were played; move that file away to play others."
+            )

@@ -1,0 +1,151 @@
+"""From a trajectory, and what a sweep learned of it, to the record that is kept on disk."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from seeupo_jax.trajectories.reader import SCHEMA
+from seeupo_jax.types import CONTEXT, Learned, Segment, Trajectory
+
+DIGITS = 5  # after the point, of numbers that there are many of
+_CONTROL = 0xFF  # begins a control token's bytes; in no UTF-8 text
+
+
+class TokenTexts:
+    """What each token of a sequence adds to the decoded text.
+
+    Args:
+      token_bytes: of each token by id, as `Tokenizer.token_bytes` gives them.
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes]):
+        self._bytes = token_bytes
+
+    def __call__(self, tokens: Sequence[int]) -> list[str]:
+        """One text a token; joined they are the decoded sequence.
+
+        A token that leaves a character incomplete adds nothing, and the one that completes it adds
+        it. Bytes that are no UTF-8 are U+FFFD; an id without a text adds nothing.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        texts: list[str] = []
+
+        def end() -> None:
+            if texts:
+                texts[-1] += decoder.decode(b"", final=True)
+            decoder.reset()
+
+        for token in tokens:
+            data = self._bytes[token] if token < len(self._bytes) else b""
+            if data[:1] == bytes([_CONTROL]):
+                end()
+                texts.append(data[1:].decode("utf-8", "replace"))
+            else:
+                texts.append(decoder.decode(data))
+        end()
+        return texts
+
+
+def to_record(
+    trajectory: Trajectory,
+    *,
+    split: str,
+    iteration: int,
+    labels: Mapping[str, str],
+    texts: Callable[[Sequence[int]], list[str]],
+    learned: Learned | None = None,
+) -> dict[str, Any]:
+    """What is kept of a trajectory: plain JSON values; `docs/trajectories.md` has the fields.
+
+    Args:
+      labels: of its task.
+      texts: such as `TokenTexts`.
+      learned: None where it was not trained on.
+    """
+    info = dict(trajectory.info)
+    score, member = info.pop("score", None), info.pop("member", 0)
+    failure = info.pop("failure", None)
+    logp, entropy = ((), ()) if learned is None else (learned.logp, learned.entropy)
+    return {
+        "schema": SCHEMA,
+        "split": split,
+        "iteration": int(iteration),
+        "group": int(trajectory.group),
+        "member": int(member),
+        "task_id": trajectory.task_id,
+        "seed": int(trajectory.seed),
+        "labels": {str(name): str(value) for name, value in labels.items()},
+        "stop": trajectory.stop,
+        "failed": trajectory.failed,
+        "failure": str(failure) if trajectory.failed else None,
+        "reward": plain(trajectory.reward),
+        "score": plain(score),
+        "success": succeeded(trajectory),
+        "turns": trajectory.turns,
+        "turn_rewards": plain(trajectory.turn_rewards),
+        "policy_version": trajectory.policy_version,
+        "advantage": None if learned is None else _rounded([learned.advantage])[0],
+        "weights": [] if learned is None else _rounded(learned.weight_K),
+        "info": plain(info),
+        "messages": plain(trajectory.messages),
+        "segments": [
+            _segment(segment, texts, logp[i : i + 1], entropy[i : i + 1])
+            for i, segment in enumerate(trajectory.segments)
+        ],
+    }
+
+
+def succeeded(trajectory: Trajectory) -> bool | None:
+    """Whether the environment's score is 1; None where it failed, or gave none."""
+    score = trajectory.info.get("score")
+    return None if trajectory.failed or score is None else bool(score >= 1)
+
+
+def plain(value: Any) -> Any:
+    """A value as strict JSON holds it: what is no number is null, any object of another kind its
+    text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    try:
+        return str(value)
+    except Exception:  # of a user's class
+        return f"a {type(value).__name__}"
+
+
+def _segment(
+    segment: Segment,
+    texts: Callable[[Sequence[int]], list[str]],
+    logp: Sequence[np.ndarray],
+    entropy: Sequence[np.ndarray],
+) -> dict[str, Any]:
+    tokens = segment.tokens_L.tolist()
+    acted_L = segment.turn_L != CONTEXT
+    nothing_L = np.full(len(tokens), np.nan)
+    of_actions = lambda x_L: _rounded(np.where(acted_L, x_L, np.nan))  # noqa: E731
+    return {
+        "tokens": tokens,
+        "turn": segment.turn_L.tolist(),
+        "text": texts(tokens),
+        "logp": of_actions(segment.logp_L),
+        "trainer_logp": of_actions([*logp, nothing_L][0]),
+        "entropy": of_actions([*entropy, nothing_L][0]),
+    }
+
+
+def _rounded(values: Iterable[float]) -> list[float | None]:
+    """Plain numbers, null for what is none."""
+    numbers = np.asarray(values, np.float64).tolist()
+    return [round(x, DIGITS) if math.isfinite(x) else None for x in numbers]

@@ -1,0 +1,53 @@
+"""Two sweeps are the same, or the error says what is not."""
+
+import numpy as np
+import pytest
+
+from seeupo_jax.bench.runners.same_update import Outcome, differences, moved, require_same
+
+
+def outcome(loss=0.5, kl=0.25, weights=(1.0, None), tensor=(1.0, 2.0), turn=0):
+    step = {"turns": [turn], "loss": loss, "kl": kl, "weights": list(weights)}
+    return Outcome([step], {"w": np.array(tensor)})
+
+
+def test_equal_outcomes_do_not_differ():
+    assert set(differences(outcome(), outcome()).values()) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "difference"),
+    [
+        ("loss", {"loss": 0.75}, 0.25),
+        ("kl", {"kl": 0.0}, 0.25),
+        ("weights", {"weights": (1.5, None)}, 0.5 / 1.5),  # above 1 it is relative
+        ("weights", {"weights": (1.0, 2.0)}, np.inf),  # left out on one side only
+        ("weights", {"weights": (1.0,)}, np.inf),
+        ("parameters", {"tensor": (1.0, 4.0)}, 0.5),
+        ("parameters", {"tensor": (np.nan, 2.0)}, np.inf),
+        ("loss", {"turn": 1}, np.inf),
+    ],
+)
+def test_a_changed_number_is_found_under_its_name(name, change, difference):
+    found = differences(outcome(), outcome(**change))
+    assert found[name] == pytest.approx(difference)
+    with pytest.raises(ValueError, match=f"ours and theirs differ: .*{name} by"):
+        require_same(outcome(), outcome(**change), ("ours", "theirs"), "float32")
+
+
+def test_other_tensors_differ_infinitely():
+    other = Outcome(outcome().steps, {"v": np.array([1.0, 2.0])})
+    assert differences(outcome(), other)["parameters"] == np.inf
+
+
+def test_the_tolerance_is_that_of_the_type():
+    other = outcome(loss=0.5 + 1e-3)
+    with pytest.raises(ValueError, match="loss by 0.001; allowed in float32: 0.0001"):
+        require_same(outcome(), other, ("ours", "theirs"), "float32")
+    assert require_same(outcome(), other, ("ours", "theirs"), "bfloat16")["loss"] < 2e-3
+
+
+def test_what_a_sweep_moved_is_told():
+    steps = [{"turns": [1], "weights": [1.0]}, {"turns": [0], "weights": [0.75]}]
+    after = Outcome(steps, {"w": np.array([0.5])})
+    assert moved({"w": np.array([0.25])}, after) == {"weights": 0.25, "parameters": 0.25}

@@ -1,0 +1,83 @@
+"""Which choices of an algorithm go together, and what a recipe is worth beside a file's own."""
+
+import pytest
+
+from seeupo_jax.configuration.algorithm import Algorithm, check_choices, fused_refresh_applies
+from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.configuration.schema import from_dict, load_config
+
+
+@pytest.mark.parametrize(
+    "field, choices",
+    [
+        ("critic", {"advantage": "gae"}),
+        ("critic", {"critic": "head"}),
+        ("scale", {"advantage": "returns", "scale": "group"}),
+        ("baseline", {"advantage": "gigpo", "baseline": "leave_one_out"}),
+        ("baseline", {"baseline": "batch", "scale": "group"}),
+        ("kl_in", {"advantage": "hgpo", "kl_in": "reward"}),
+        ("clip_dual", {"objective": "cispo", "clip_dual": 3.0}),
+        ("clip_dual", {"objective": "logp", "clip_dual": 3.0}),
+        ("inner_epochs", {"objective": "logp", "inner_epochs": 2}),
+        ("turns_per_update", {"order": "custom", "custom_order": (0, 1), "turns_per_update": None}),
+        ("refresh", {"refresh": "fused", "weight": "off"}),
+        ("refresh", {"refresh": "fused", "turns_per_update": None}),
+    ],
+)
+def test_choices_that_do_not_go_together_are_refused_by_name(field, choices):
+    values = {"algorithm": choices, "rollout": {"max_turns": 2}}
+    with pytest.raises(ValueError, match=rf"^config\.algorithm\.{field}: got .*; allowed"):
+        from_dict(values)
+
+
+def test_what_has_ratios_may_be_sampled_ahead_and_stepped_on_twice():
+    for name in ("seeupo", "grpo", "gspo", "ppo", "cispo", "dapo"):
+        values = {"recipe": name, "rollout_ahead": 1, "rollout": {"top_p": 1.0}}
+        assert from_dict(values | {"algorithm": {"inner_epochs": 2}}).rollout_ahead == 1
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_allowed(name):
+    check_choices(Algorithm(**RECIPES[name]), max_turns=6)
+
+
+@pytest.mark.parametrize(
+    "choices, weighs, fused",
+    [
+        ({}, True, True),
+        ({"order": "forward"}, True, False),
+        ({"inner_epochs": 2}, True, False),
+        ({"weight": "off"}, False, False),
+        ({"order": "parallel"}, False, False),
+        ({"turns_per_update": None}, False, False),
+        ({"turns_per_update": 2}, True, True),
+    ],
+)
+def test_only_turns_updated_one_after_the_other_weigh(choices, weighs, fused):
+    algorithm = Algorithm(**choices)
+    assert algorithm.weighs is weighs
+    assert fused_refresh_applies(algorithm) is fused
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "def get_config():\n"
+        "    return {'recipe': 'grpo', 'algorithm': {'scale': 'none', 'clip_low': 0.1}}\n"
+    )
+    return path
+
+
+def test_a_files_own_choices_stand_above_the_recipe_that_it_names(file):
+    algorithm = load_config(file).algorithm
+    assert (algorithm.ratio, algorithm.turns_per_update) == ("token", None)
+    assert (algorithm.scale, algorithm.clip_low) == ("none", 0.1)
+
+
+def test_a_recipe_of_the_command_line_stands_above_the_file_and_below_a_field(file):
+    algorithm = load_config(file, ["recipe=seeupo"]).algorithm
+    assert (algorithm.ratio, algorithm.scale, algorithm.clip_low) == ("geometric", "batch", 0.1)
+    overrides = ["algorithm.order=forward", "recipe=seeupo", "algorithm.scale=group"]
+    algorithm = load_config(file, overrides).algorithm
+    assert (algorithm.order, algorithm.scale) == ("forward", "group")

@@ -1,0 +1,160 @@
+"""Every command refuses a flag that it does not read, in one sentence, before it does anything."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from seeupo_jax.configuration.flags import Flags, names, path, positive, whole
+
+TINY = Path(__file__).parent / "tiny_config.py"
+RUN = (f"--config={TINY}", "--workdir=DIR")
+UPDATE = (f"--config={TINY}", "--model=DIR/m", "--trajectories=DIR/t.jsonl", "--output=DIR/o")
+# Command -> its module, and arguments with which it would begin.
+COMMANDS = {
+    "train": ("train", RUN),
+    "evaluate": ("evaluate", RUN),
+    "report": ("report", ("--workdir=DIR",)),
+    "export": ("export", (*RUN, "--output=DIR/o")),
+    "compare": ("compare.__main__", RUN),
+    "update": ("update", UPDATE),
+    "lab": ("lab.__main__", ()),
+    "bench update": ("bench.__main__", ("update",)),
+    "bench rollout": ("bench.__main__", ("rollout",)),
+    "bench iteration": ("bench.__main__", ("iteration",)),
+    "bench all": ("bench.__main__", ("all",)),
+    "bench report": ("bench.__main__", ("report",)),
+    "aot": ("aot.__main__", (f"--config={TINY}", "--topology=v5e:2x2")),
+}
+EVERY = pytest.mark.parametrize("command", COMMANDS)
+# Flags that one command or the other reads.
+KNOWN = {
+    *("devices", "device_memory"),
+    *("explain", "split", "k", "greedy", "bfcl_results", "json", "server", "server_model"),
+    *("server_dialect", "server_seeded", "server_timeout_s", "step", "output", "recipes", "seeds"),
+    *("equal_steps", "draw_only", "plot", "compare", "problem", "exact", "lr", "workload", "scale"),
+    *("topology", "search", "programs", "coordinator", "process_id", "num_processes", "suite"),
+    *("cluster_timeout_s", "results", "model", "trajectories", "torch", "slots", "override"),
+}
+
+
+def refusal(command, capsys, folder, *more):
+    """The sentence with which the command ends, before it has written anything."""
+    module, arguments = COMMANDS[command]
+    arguments = [argument.replace("DIR", str(folder / "run")) for argument in arguments]
+    main = importlib.import_module(f"seeupo_jax.{module}").main
+    with pytest.raises(SystemExit) as ended:
+        main([command, *arguments, *more])
+    printed = capsys.readouterr()
+    assert ended.value.code == 2 and printed.out == "" and not any(folder.iterdir())
+    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
+    return printed.err.removeprefix("error: ")
+
+
+def flags_of(command, capsys):
+    """Those that `--help` lists."""
+    module, arguments = COMMANDS[command]
+    first = arguments[:1] if command.startswith("bench") else ()
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"seeupo_jax.{module}").main([command, *first, "--help"])
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.partition("options:")[2].splitlines()
+    heads = (line.strip().replace("=", " ").replace(",", " ") for line in lines)
+    return {
+        word[2:]
+        for head in heads
+        if head.startswith("-")
+        for word in head.split()[:2]
+        if word.startswith("--")
+    }
+
+
+@EVERY
+def test_a_flag_that_the_command_does_not_read_is_refused(command, capsys, tmp_path):
+    own = flags_of(command, capsys)
+    assert own - {"help"}
+    for other in sorted(KNOWN - own):
+        told = refusal(command, capsys, tmp_path, f"--{other}=1")
+        assert told.startswith(f"--{other}: {command} has no such flag;"), told
+        assert all(f"--{name}" in told for name in own - {"help"})
+
+
+def test_flags_of_evaluation_and_export_are_not_trainings(capsys, tmp_path):
+    for flag in ("--greedy", "--server=http://x", "--step=best", "--bfcl_results=x"):
+        assert "train has no such flag" in refusal("train", capsys, tmp_path, flag)
+
+
+@EVERY
+def test_a_misspelt_flag_is_told_with_the_nearest(command, capsys, tmp_path):
+    flag = sorted(flags_of(command, capsys) - {"help", "k", "lr"}, key=len)[-1]
+    wrong = flag[:-2] + flag[-1]
+    told = refusal(command, capsys, tmp_path, f"--{wrong}=1")
+    assert told.startswith(f"--{wrong}: {command} has no such flag; Did you mean --{flag}?")
+
+
+@EVERY
+def test_what_is_no_flag_is_refused(command, capsys, tmp_path):
+    told = refusal(command, capsys, tmp_path, "stray")
+    assert told == f"{command}: got 'stray'; allowed: flags only, as --NAME=VALUE.\n"
+
+
+@pytest.mark.parametrize("command", ["report", "lab", "bench update"])
+def test_a_command_without_a_configuration_refuses_its_fields(command, capsys, tmp_path):
+    told = refusal(command, capsys, tmp_path, "--config.seed=1")
+    assert told.startswith(f"--config.seed: {command} has no such flag;")
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        ("train", "config"),
+        ("evaluate", "workdir"),
+        ("report", "workdir"),
+        ("export", "output"),
+        ("compare", "config"),
+        ("update", "trajectories"),
+        ("aot", "topology"),
+    ],
+)
+def test_a_flag_that_is_missing_is_named(command, missing, capsys, tmp_path, monkeypatch):
+    module, arguments = COMMANDS[command]
+    rest = tuple(each for each in arguments if not each.startswith(f"--{missing}="))
+    monkeypatch.setitem(COMMANDS, command, (module, rest))
+    assert refusal(command, capsys, tmp_path).startswith(f"--{missing}: got none; allowed: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "allowed"),
+    [
+        ("evaluate", "--k=0", "--k: got '0'; allowed: a whole number >= 1."),
+        ("evaluate", "--k=x", "--k: got 'x'; allowed: a whole number >= 1."),
+        ("evaluate", f"--k={'9' * 400}", "--k: got '999"),
+        ("evaluate", "--greedy=perhaps", "--greedy: got 'perhaps'; allowed: True or False."),
+        ("evaluate", "--split=", "--split: got ''; allowed: a text that is not empty."),
+        ("evaluate", "--server_timeout_s=nan", "--server_timeout_s: got 'nan'; allowed: a number"),
+        ("train", "--workdir=", "--workdir: got ''; allowed: a path."),
+        ("train", "--num_processes=0", "--num_processes: got '0'; allowed: a whole number >= 1."),
+        ("compare", "--seeds=0", "--seeds: got '0'; allowed: a whole number >= 1."),
+        ("report", "--output=", "--output: got ''; allowed: a path."),
+    ],
+)
+def test_a_wrong_value_is_refused(command, flag, allowed, capsys, tmp_path):
+    assert refusal(command, capsys, tmp_path, flag).startswith(allowed)
+
+
+def test_values_are_read_as_they_are_meant(tmp_path, monkeypatch):
+    flags = Flags("command", None)
+    flags.switch("fast", "")
+    flags.switch("safe", "", default=True)
+    flags.flag("count", "", whole(0))
+    flags.flag("share", "", positive)
+    flags.flag("folder", "", path)
+    flags.flag("others", "", names)
+    flags.overrides()
+    monkeypatch.chdir(tmp_path)
+    line = "--fast --nosafe --count 3 --share=0.5 --folder=a/b --others=x,y --config.a.b=1"
+    given = flags.read(line.split())
+    assert (given.fast, given.safe, given.count, given.share) == (True, False, 3, 0.5)
+    assert given.folder == tmp_path / "a" / "b" and given.others == ["x", "y"]
+    assert given.override == ["a.b=1"]
+    assert flags.read(["--fast=False"]).fast is False and flags.read([]).fast is False

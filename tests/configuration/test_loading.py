@@ -1,0 +1,229 @@
+"""Whatever is wrong with a configuration file or an override, it is one sentence, and soon."""
+
+import subprocess
+import sys
+
+import pytest
+
+from seeupo_jax.configuration.schema import Config, from_dict, load_config, to_dict
+
+RETURN = "def get_config():\n    return {}\n"
+
+
+def _sentence(make):
+    with pytest.raises(ValueError) as error:
+        make()
+    text = str(error.value)
+    assert "\n" not in text and len(text) < 1000
+    return text
+
+
+@pytest.mark.parametrize(
+    "source, line, why",
+    [
+        ("x = 1\ny = 1 / 0\n", 2, "ZeroDivisionError: division by zero"),
+        ("def get_config():\n    return {'a': no_such}\n", 2, "NameError: name 'no_such'"),
+        ("def helper():\n    {}['k']\n\ndef get_config():\n    helper()\n", 2, "KeyError: 'k'"),
+        ("\nimport no_such_module_here\n", 2, "ModuleNotFoundError: No module named 'no_such"),
+        ("import json\n\nfrom json import no_such\n", 3, "ImportError: cannot import name"),
+        ("import json\njson.loads('{')\n", 2, "JSONDecodeError: Expecting property name"),
+        ("import sys\nsys.exit('enough')\n", 2, "SystemExit: enough"),
+        ("def get_config():\n    return get_config()\n", 2, "RecursionError: maximum recursion"),
+        ("raise RuntimeError('first\\nsecond')\n", 1, "RuntimeError: first second"),
+        ("raise BaseException\n", 1, "BaseException"),
+        ("def get_config(:\n", 1, "SyntaxError: "),
+        ("x = (\n\n", 1, "SyntaxError: '(' was never closed"),
+        ("def get_config():\nreturn 1\n", 2, "IndentationError: expected an indented block"),
+        ("def get_config(kind):\n    return {}\n", None, "TypeError: get_config() missing 1"),
+        (
+            "class E(Exception):\n    def __str__(self):\n        raise self\nraise E\n",
+            4,
+            "E: its text cannot be had",
+        ),
+    ],
+)
+def test_a_configuration_file_that_fails_is_named_with_line_and_reason(tmp_path, source, line, why):
+    file = tmp_path / "bad.py"
+    file.write_text(source)
+    text = _sentence(lambda: load_config(file))
+    where = f"--config: {file}" if line is None else f"--config: {file}, line {line}:"
+    assert text.startswith(where) and why in text
+
+
+def test_the_line_of_a_broken_module_that_a_configuration_imports_is_told(tmp_path, monkeypatch):
+    (tmp_path / "broken_part.py").write_text("\nx = = 1\n")
+    (tmp_path / "whole.py").write_text("import broken_part\n" + RETURN)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = _sentence(lambda: load_config(tmp_path / "whole.py"))
+    assert f"{tmp_path / 'broken_part.py'}, line 2: SyntaxError" in text
+
+
+@pytest.mark.parametrize("content", [b"x = 1\0", b"# \xff\xfe\n", b"\x89PNG\r\n\x1a\n\0\0"])
+def test_a_configuration_file_of_bytes_that_are_no_python_is_refused(tmp_path, content):
+    (tmp_path / "bytes.py").write_bytes(content)
+    assert f"{tmp_path / 'bytes.py'}" in _sentence(lambda: load_config(tmp_path / "bytes.py"))
+
+
+@pytest.mark.parametrize(
+    "returned, got",
+    [
+        ("None", "None (NoneType)"),
+        ("[('seed', 1)]", "[('seed', 1)] (list)"),
+        ("'grpo'", "'grpo' (str)"),
+        ("3", "3 (int)"),
+        ("{1: 2}", "no such field"),
+        ("get_config", "(function)"),
+    ],
+)
+def test_what_get_config_returns_is_checked(tmp_path, returned, got):
+    (tmp_path / "other.py").write_text(f"def get_config():\n    return {returned}\n")
+    text = _sentence(lambda: load_config(tmp_path / "other.py"))
+    assert got in text and "allowed: " in text
+
+
+def test_get_config_must_be_a_function(tmp_path):
+    (tmp_path / "value.py").write_text("get_config = {}\n")
+    text = _sentence(lambda: load_config(tmp_path / "value.py"))
+    assert text.endswith("value.py has no function get_config().")
+
+
+def test_a_required_value_of_a_config_dict_that_nobody_gave_is_a_sentence(tmp_path):
+    (tmp_path / "holes.py").write_text(
+        "import ml_collections\n"
+        "def get_config():\n"
+        "    config = ml_collections.ConfigDict()\n"
+        "    config.seed = ml_collections.config_dict.required_placeholder(int)\n"
+        "    return config\n"
+    )
+    text = _sentence(lambda: load_config(tmp_path / "holes.py"))
+    assert text.startswith(f"--config: {tmp_path / 'holes.py'}: RequiredValueError: ")
+
+
+def test_a_configuration_object_is_taken_as_it_is(tmp_path):
+    (tmp_path / "made.py").write_text(
+        "from seeupo_jax.configuration.schema import Config\n"
+        "def get_config():\n    return Config(recipe='grpo', seed=3)\n"
+    )
+    assert load_config(tmp_path / "made.py") == Config(recipe="grpo", seed=3)
+    changed = load_config(tmp_path / "made.py", ["algorithm.clip_high=0.28"])
+    assert changed == from_dict({"recipe": "grpo", "seed": 3, "algorithm": {"clip_high": 0.28}})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--workdir=run"],
+        ["evaluate", "--workdir=run"],
+        ["compare", "--workdir=run"],
+        ["aot", "--topology=v5p:2x2x1"],
+        ["update", "--model=m", "--trajectories=f", "--output=o"],
+        ["export", "--workdir=run", "--output=o"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_every_command_ends_with_2_and_the_sentence(tmp_path, monkeypatch, capsys, arguments):
+    (tmp_path / "bad.py").write_text("x = 1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    command, *flags = arguments
+    name = f"seeupo_jax.{command}"
+    module = pytest.importorskip(name)
+    if not hasattr(module, "main"):
+        module = pytest.importorskip(f"{name}.__main__")
+    with pytest.raises(SystemExit) as end:
+        module.main([command, f"--config={tmp_path / 'bad.py'}", *flags])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1
+    assert error.startswith(f"error: --config: {tmp_path / 'bad.py'}, line 1: ZeroDivisionError")
+    assert not (tmp_path / "run").exists()
+
+
+DIGITS = 10**400
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def _deep(kind):
+    value = 1
+    for _ in range(100_000):
+        value = {"a": value} if kind is dict else [value]
+    return value
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("size", [400, 5000])
+@pytest.mark.parametrize(
+    "key", ["iterations", "seed", "optimizer.learning_rate", "recipe", "batching.buckets", "env"]
+)
+def test_numbers_of_hundreds_of_digits_are_a_sentence(key, size, sign, tmp_path):
+    (tmp_path / "any.py").write_text(RETURN)
+    value = sign * 10**size
+    group, _, leaf = key.rpartition(".")
+    values = {group: {leaf: value}} if group else {leaf: value}
+    assert _sentence(lambda: from_dict(values)).startswith(f"config.{key}")
+    text = "-" * (sign < 0) + "1" + "0" * size
+    override = f"{key}={text}"
+    assert _sentence(lambda: load_config(tmp_path / "any.py", [override])).startswith("config.")
+
+
+def test_a_number_that_json_readers_cannot_hold_is_refused_in_a_free_field():
+    text = _sentence(lambda: from_dict({"env": {"options": {"n": [DIGITS]}}}))
+    assert text.startswith("config.env.options.n[0]: got 1000")
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+@pytest.mark.parametrize("key", ["iterations", "recipe", "algorithm", "env", "warm_start"])
+def test_values_nested_without_end_are_a_sentence(key, kind):
+    assert _sentence(lambda: from_dict({key: _deep(kind)})).startswith("config.")
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+def test_free_fields_nested_without_end_are_a_sentence(kind):
+    text = _sentence(lambda: from_dict({"env": {"options": {"a": _deep(kind)}}}))
+    assert "at most 32 levels" in text
+    own = {}
+    own["own"] = own  # never ends
+    assert "at most 32 levels" in _sentence(lambda: from_dict({"env": {"options": own}}))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"iterations={DEEP}",
+        f"env.options.x={DEEP}",
+        "env.options.x=" + "[" * 150 + "]" * 150,
+        "env.options.x=" + "-" * 100_000 + "1",
+        "iterations=" + "{1:" * 100_000,
+        "env.options." + "a." * 100_000 + "a=1",
+        "seed." + "a." * 100_000 + "a=1",
+        "x" * 100_000 + "=1",
+    ],
+    ids=range(8),
+)
+def test_overrides_nested_without_end_are_a_sentence(override, tmp_path):
+    (tmp_path / "any.py").write_text(RETURN)
+    assert "config." in _sentence(lambda: load_config(tmp_path / "any.py", [override]))
+
+
+def test_a_text_of_brackets_that_is_no_nesting_stays_a_text(tmp_path):
+    (tmp_path / "any.py").write_text(RETURN)
+    config = load_config(tmp_path / "any.py", ["env.options.x=[[a", "env.options.y=[1, [2]]"])
+    assert config.env.options == {"x": "[[a", "y": [1, [2]]}
+
+
+def test_what_was_deep_enough_before_is_so_still():
+    value = 1
+    for _ in range(31):
+        value = [value]
+    config = from_dict({"env": {"options": {"a": value}}})
+    assert from_dict(to_dict(config)) == config
+
+
+def test_a_deep_value_leaves_the_interpreter_alive(tmp_path):
+    """No crash of the C stack either: the compiler of Python has one of its own."""
+    (tmp_path / "deep.py").write_text(f"def get_config():\n    return {{'seed': {DEEP}}}\n")
+    program = (
+        "import sys; from seeupo_jax.configuration.schema import load_config as l; l(sys.argv[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "deep.py")], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "ValueError: --config: " in done.stderr

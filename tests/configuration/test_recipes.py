@@ -1,0 +1,111 @@
+"""Recipes: what the table says of each algorithm, and that the choices go together."""
+
+import dataclasses
+import re
+
+import pytest
+
+from seeupo_jax.configuration import recipes
+from seeupo_jax.configuration.algorithm import Algorithm, check_choices
+from seeupo_jax.configuration.recipes import RECIPES
+
+NAMES = pytest.mark.parametrize("name", RECIPES)
+
+
+@NAMES
+def test_the_choices_of_every_recipe_go_together(name):
+    for turns in (1, 2, 7):
+        check_choices(Algorithm(**RECIPES[name]), max_turns=turns)
+
+
+@NAMES
+def test_every_recipe_overrides_all_that_seeupo_chooses(name):
+    assert set(RECIPES["seeupo"]) <= set(RECIPES[name])
+
+
+@NAMES
+def test_every_recipe_has_a_formula_with_its_source(name):
+    text = getattr(recipes, name).__doc__
+    assert re.search(r"arXiv:\d{4}\.\d{5}|SeeUPO", text), text
+    assert len(text.splitlines()[0]) > 20
+
+
+def test_the_defaults_are_the_recipe_named_after_the_package():
+    assert Algorithm(**RECIPES["seeupo"]) == Algorithm()
+
+
+def test_no_two_recipes_are_the_same():
+    built = {name: dataclasses.astuple(Algorithm(**fields)) for name, fields in RECIPES.items()}
+    assert len(set(built.values())) == len(built)
+
+
+def differing(name, base="seeupo"):
+    """Fields in which a recipe is not like another, with its values."""
+    fields, others = (dataclasses.asdict(Algorithm(**RECIPES[n])) for n in (name, base))
+    return {field: value for field, value in fields.items() if value != others[field]}
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("seeupo_forward", {"order": "forward"}),
+        ("seeupo_random", {"order": "random"}),
+        ("seeupo_unweighted", {"weight": "off"}),
+        ("seeupo_group_std", {"scale": "group"}),
+        ("seeupo_noscale", {"scale": "none"}),
+        ("parallel", {"order": "parallel", "weight": "off"}),
+    ],
+)
+def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expected):
+    assert differing(name) == expected
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("grpo", {"ratio": "token", "scale": "group"}),
+        ("dr_grpo", {"ratio": "token", "scale": "none", "loss_mean": "constant", "kl_coef": 0.0}),
+        ("gspo", {"ratio": "geometric", "scale": "group"}),
+        ("rloo", {"baseline": "leave_one_out", "scale": "none", "kl_in": "reward"}),
+        ("reinforce", {"objective": "logp", "ratio": "product"}),
+        ("reinforce_plus_plus", {"advantage": "returns", "scale": "batch", "kl_in": "reward"}),
+        ("ppo", {"advantage": "gae", "ratio": "token", "loss_mean": "token", "scale": "batch"}),
+        ("dapo", {"loss_mean": "token", "clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.0}),
+        ("cispo", {"objective": "cispo", "loss_mean": "token", "clip_low": None, "kl_coef": 0.0}),
+        # algorithm.gamma, gigpo.mode=mean_std_norm, gigpo.step_advantage_w, actor.kl_loss_coef,
+        # actor.loss_agg_mode=token-mean, actor.clip_ratio of langfengQ/verl-agent
+        (
+            "gigpo",
+            {
+                "advantage": "gigpo",
+                "discount": 0.95,
+                "scale": "group",
+                "step_coef": 1.0,
+                "kl_coef": 0.01,
+                "loss_mean": "token",
+                "ratio": "token",
+                "clip_low": 0.2,
+                "clip_high": 0.2,
+                "kl_in": "loss",
+            },
+        ),
+        # env.history_length, hgpo.length_weight_alpha
+        ("hgpo", {"advantage": "hgpo", "history": 2, "history_power": 1.0, "discount": 0.95}),
+    ],
+)
+def test_the_backbones_are_what_their_papers_say(name, expected):
+    algorithm = dataclasses.asdict(Algorithm(**RECIPES[name]))
+    assert expected == {field: algorithm[field] for field in expected}
+    assert algorithm["turns_per_update"] is None and algorithm["weight"] == "off"
+
+
+def test_hgpo_is_gigpo_with_another_credit():
+    assert differing("hgpo", "gigpo") == {"advantage": "hgpo"}
+
+
+def test_only_ppo_has_a_value_function():
+    assert [n for n, fields in RECIPES.items() if fields["critic"] != "none"] == ["ppo"]
+
+
+def test_only_dapo_samples_again():
+    assert [n for n, fields in RECIPES.items() if fields["dynamic_sampling"]] == ["dapo"]

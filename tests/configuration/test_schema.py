@@ -1,0 +1,415 @@
+"""A configuration is checked whole: what it accepts is what the fields say, and no more."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
+from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.configuration.schema import Config, from_dict, load_config, to_dict
+
+
+def _refused(values):
+    with pytest.raises(ValueError) as error:
+        from_dict(values)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def _nested(key, value):
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "experiment.py"
+    path.write_text(
+        "import ml_collections\n"
+        "def get_config():\n"
+        "    config = ml_collections.ConfigDict()\n"
+        "    config.iterations = 7\n"
+        "    config.optimizer = ml_collections.ConfigDict({'name': 'adamw'})\n"
+        "    config.optimizer.kwargs = {'b1': 0.8}\n"
+        "    return config\n"
+    )
+    return path
+
+
+def test_without_values_the_defaults_hold():
+    config = from_dict({})
+    assert config == Config()
+    assert config.algorithm.order == "reverse" and config.algorithm.scale == "batch"
+    assert config.algorithm.weight_clip == 0.2 and config.algorithm.kl_coef == 0.002
+
+
+def test_given_values_replace_defaults_and_nothing_else():
+    config = from_dict({"rollout": {"group_size": 4}})
+    assert config.rollout.group_size == 4
+    assert dataclasses.replace(config.rollout, group_size=8) == Config().rollout
+    assert dataclasses.replace(config, rollout=Config().rollout) == Config()
+
+
+def test_a_configuration_cannot_be_changed():
+    config = from_dict({})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.optimizer.learning_rate = 1.0
+
+
+def test_a_configuration_survives_json():
+    config = from_dict(
+        {
+            "algorithm": {"order": "custom", "custom_order": [2, 0, 1], "weight_clip": None},
+            "rollout": {"max_turns": 3},
+            "optimizer": {"kwargs": {"b1": 0.8}},
+            "warm_start": {"stages": [{"steps": 3, "demonstrations": {"skill": 0.5}}]},
+        }
+    )
+    assert config.warm_start.stages[0].steps == 3
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+@pytest.mark.parametrize(
+    "key, meant",
+    [
+        ("iteration", "iterations"),
+        ("optimizer.learningrate", "learning_rate"),
+        ("algorithm.weightclip", "weight_clip"),
+        ("rollout.groupsize", "group_size"),
+    ],
+)
+def test_a_misspelt_key_is_named_with_the_one_that_was_meant(key, meant):
+    message = _refused(_nested(key, 1))
+    assert message.startswith(f"config.{key}: no such field")
+    assert f"Did you mean {meant}?" in message
+
+
+def test_a_misspelt_key_inside_a_list_is_named_with_its_place():
+    message = _refused({"warm_start": {"stages": [{}, {"step": 1}]}})
+    assert message.startswith("config.warm_start.stages[1].step: ")
+    assert "Did you mean steps?" in message
+
+
+def test_a_key_like_no_other_gets_the_list_of_fields():
+    message = _refused({"optimizer": {"zzz": 1}})
+    assert "Did you mean" not in message
+    assert "name, learning_rate, schedule" in message
+
+
+@pytest.mark.parametrize(
+    "key, value, allowed",
+    [
+        ("iterations", "many", "a whole number"),
+        ("iterations", 1.0, "a whole number"),
+        ("iterations", True, "a whole number"),
+        ("iterations", None, "a whole number"),
+        ("log_checksum", 1, "True or False"),
+        ("optimizer.learning_rate", "1e-3x", "a finite number"),
+        ("optimizer.learning_rate", False, "a finite number"),
+        ("optimizer.learning_rate", float("nan"), "a finite number"),
+        ("rollout.temperature", float("inf"), "a finite number"),
+        ("optimizer.name", 3, "a text"),
+        ("optimizer.kwargs", [1], "a dict"),
+        ("optimizer", "adam", "a group of fields"),
+        ("batching.buckets", "x", "a tuple"),
+        ("batching.buckets", [64.5, 256], "a whole number"),
+        ("telemetry.trackers", 3, "a tuple"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(key, value, allowed):
+    message = _refused(_nested(key, value))
+    assert message.startswith(f"config.{key}") and f"allowed: {allowed}" in message
+    assert repr(value) in message or repr(value[0]) in message
+
+
+@pytest.mark.parametrize(
+    "key, value, allowed",
+    [
+        ("iterations", -1, "a number >= 0"),
+        ("algorithm.clip_low", -0.1, "a number from 0 to 1000, or none"),
+        ("algorithm.clip_high", 1e30, "a number from 0 to 1000, or none"),
+        ("algorithm.clip_dual", 1.0, "a number > 1 and <= 1000, or none"),
+        ("algorithm.weight_clip", 0.0, "a number > 0 and <= 1000, or none"),
+        ("algorithm.tis_clip", 1e9, "a number > 0 and <= 1000, or none"),
+        ("algorithm.step_coef", 1e30, "a number from 0 to 1000."),
+        ("algorithm.history_power", 1e3, "a number from 0 to 10."),
+        ("algorithm.discount", 1.01, "a number from 0 to 1."),
+        ("algorithm.inner_epochs", 10**9, "a number from 1 to 1000."),
+        ("algorithm.value_coef", 1e30, "a number > 0 and <= 1000."),
+        ("algorithm.critic_learning_rate", 1e30, "a number > 0 and <= 100, or none"),
+        ("algorithm.advantage_clip", -3.0, "a number > 0, or none"),
+        ("algorithm.kl_coef", -1e-3, "a number from 0 to 100."),
+        ("algorithm.kl_coef", 1e30, "a number from 0 to 100."),
+        ("optimizer.learning_rate", 0.0, "a number > 0 and <= 100."),
+        ("optimizer.learning_rate", 1e30, "a number > 0 and <= 100."),
+        ("optimizer.max_grad_norm", -1.0, "a number > 0, or none"),
+        ("rollout.group_size", 1, "a number >= 2"),
+        ("rollout.top_p", 1.5, "a number > 0 and <= 1, or none"),
+        ("rollout.top_p", 0.0, "a number > 0 and <= 1, or none"),
+        ("rollout.temperature", 1e30, "a number from 0.01 to 100."),
+        ("rollout.temperature", 1e-30, "a number from 0.01 to 100."),
+        ("evaluation.temperature", 1e30, "a number from 0.01 to 100, or none"),
+        ("env.timeout_s", 1e30, "a number > 0 and <= 1000000."),
+        ("env.retries", 10**9, "a number from 0 to 20."),
+        ("env.retry_wait_s", 1e30, "a number from 0 to 3600."),
+        ("rollout.reset_ahead_s", 1e30, "a number from 0 to 1000000."),
+        ("rollout.cache_gib", 0.0, "a number > 0, or none"),
+        ("rollout.slots", 0, "a number >= 1, or none"),
+        ("rollout_ahead", 2, "a number from 0 to 1"),
+        ("algorithm.order", "backwards", "one of reverse, forward, random, custom"),
+        ("algorithm.scale", "global", "one of batch, none, group"),
+        ("mesh.fsdp", 0, "-1 or a number >= 1"),
+        ("checkpoint.keep", 0, "a number >= 1"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(key, value, allowed):
+    message = _refused(_nested(key, value))
+    assert message.startswith(f"config.{key}: got {value!r}; allowed: {allowed}")
+
+
+@pytest.mark.parametrize(
+    "values, key, allowed",
+    [
+        (
+            {"algorithm": {"order": "custom", "custom_order": (0, 1)}, "rollout": {"max_turns": 3}},
+            "algorithm.custom_order",
+            "every turn from 0 to 2 once",
+        ),
+        (
+            {"algorithm": {"order": "custom", "custom_order": (0, 0)}, "rollout": {"max_turns": 2}},
+            "algorithm.custom_order",
+            "every turn from 0 to 1 once",
+        ),
+        ({"algorithm": {"custom_order": (0, 1)}}, "algorithm.custom_order", "unless order=custom"),
+        (
+            {
+                "algorithm": {"order": "custom", "custom_order": (0, 1), "turns_per_update": 2},
+                "rollout": {"max_turns": 2},
+            },
+            "algorithm.turns_per_update",
+            "with order=custom; allowed: 1",
+        ),
+        (
+            {"algorithm": {"refresh": "fused", "inner_epochs": 2}},
+            "algorithm.refresh",
+            "inner_epochs=1",
+        ),
+        (
+            {"algorithm": {"refresh": "fused", "order": "forward"}},
+            "algorithm.refresh",
+            "order=reverse",
+        ),
+        (
+            {"rollout": {"max_action_tokens": 256, "max_context": 256}},
+            "rollout.max_action_tokens",
+            "< max_context=256",
+        ),
+        ({"model": {"heads": 4, "kv_heads": 3}}, "model.kv_heads", "a divisor of heads=4"),
+        (
+            {"rollout_ahead": 1, "algorithm": {"old_policy": "turn"}},
+            "rollout_ahead",
+            "got 1 with algorithm.old_policy='turn'; allowed: 0 unless it is iteration",
+        ),
+        (
+            {"rollout_ahead": 1, "algorithm": {"tis_clip": 2.0}},
+            "rollout_ahead",
+            "got 1 with algorithm.tis_clip=2.0; allowed: 0 unless it is none",
+        ),
+        ({"rollout_ahead": 1, "rollout": {"top_k": 20}}, "rollout_ahead", "rollout.top_k=20; all"),
+        ({"rollout_ahead": 1, "rollout": {"top_p": 0.9}}, "rollout_ahead", "rollout.top_p=0.9; a"),
+        (
+            {"rollout_ahead": 1, "rollout": {"grammar": "tool_calls"}},
+            "rollout_ahead",
+            "got 1 with rollout.grammar='tool_calls'; allowed: 0 unless it is none",
+        ),
+        (
+            {"rollout_ahead": 1, "recipe": "rloo"},
+            "rollout_ahead",
+            "objective='logp'; allowed: 0 un",
+        ),
+        ({"batching": {"buckets": (256, 64)}}, "batching.buckets", "rising lengths"),
+        ({"batching": {"buckets": (64, 64, 256)}}, "batching.buckets", "rising lengths"),
+        ({"batching": {"buckets": (64, 128)}}, "batching.buckets", "at least rollout.max_context"),
+    ],
+)
+def test_values_that_cannot_go_together_are_refused(values, key, allowed):
+    message = _refused(values)
+    assert message.startswith(f"config.{key}: got ") and allowed in message
+
+
+def test_fused_refresh_needs_one_step_a_turn_in_reverse():
+    for algorithm, applies in (
+        ({}, True),
+        ({"order": "forward"}, False),
+        ({"inner_epochs": 2}, False),
+        ({"minibatches_per_turn": 2}, False),
+    ):
+        config = from_dict({"algorithm": algorithm})
+        assert fused_refresh_applies(config.algorithm) is applies
+
+
+def test_whole_numbers_are_taken_where_numbers_are():
+    learning_rate = from_dict({"optimizer": {"learning_rate": 1}}).optimizer.learning_rate
+    assert learning_rate == 1.0 and isinstance(learning_rate, float)
+
+
+def test_a_file_and_its_overrides_are_read(file):
+    config = load_config(
+        file,
+        [
+            "seed=3",
+            "optimizer.learning_rate=1e-4",
+            "optimizer.kwargs.b2=0.95",
+            "rollout.max_turns=2",
+            "algorithm.order=custom",
+            "algorithm.custom_order=(1,0)",
+            "log_checksum=true",
+            "env.name=bfcl",
+            "env.options={'split': 'base'}",
+        ],
+    )
+    assert (config.iterations, config.seed, config.log_checksum) == (7, 3, True)
+    assert config.optimizer.name == "adamw" and config.optimizer.learning_rate == 1e-4
+    assert config.optimizer.kwargs == {"b1": 0.8, "b2": 0.95}
+    assert config.algorithm.custom_order == (1, 0)
+    assert (config.env.name, config.env.options) == ("bfcl", {"split": "base"})
+
+
+@pytest.mark.parametrize("none", ["none", "None"])
+def test_none_switches_a_bound_off(file, none):
+    names = ("weight_clip", "clip_low", "clip_high", "advantage_clip")
+    overrides = [f"algorithm.{name}={none}" for name in names]
+    config = load_config(file, [*overrides, f"optimizer.max_grad_norm={none}"])
+    assert [getattr(config.algorithm, name) for name in names] == [None] * 4
+    assert config.optimizer.max_grad_norm is None
+
+
+def test_none_is_also_the_name_of_a_choice(file):
+    config = load_config(file, ["algorithm.scale=none", "model.remat=none", "chat.tools=none"])
+    assert (config.algorithm.scale, config.model.remat, config.chat.tools) == ("none",) * 3
+
+
+@pytest.mark.parametrize(
+    "override, sentence",
+    [
+        ("seed", "--config.seed: expected --config.KEY=VALUE"),
+        ("optimiser.name=adam", "config.optimiser: no such field; Did you mean optimizer?"),
+        ("seed.deep=1", "config.seed: got {'deep': 1}"),
+        ("iterations.deep=1", "config.iterations.deep: config.iterations is a value, not a group"),
+        ("optimizer.learning_rate=none", "config.optimizer.learning_rate: got None"),
+    ],
+)
+def test_a_wrong_override_is_refused(file, override, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        load_config(file, [override])
+
+
+def test_a_file_that_is_no_configuration_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="--config: no file .*missing.py"):
+        load_config(tmp_path / "missing.py")
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(ValueError, match=r"empty.py has no function get_config\(\)"):
+        load_config(tmp_path / "empty.py")
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(ValueError, match="notes.txt is not a Python file"):
+        load_config(tmp_path / "notes.txt")
+
+
+def test_a_single_value_is_a_tuple_of_one():
+    config = from_dict({"profile": {"steps": 3}, "telemetry": {"trackers": "tensorboard"}})
+    assert config.profile.steps == (3,) and config.telemetry.trackers == ("tensorboard",)
+
+
+EXPLICIT = {"clip_high": 0.28, "ratio": "geometric"}  # geometric: what SeeUPO has, and grpo has not
+
+
+def _grpo_file(tmp_path, **algorithm):
+    path = tmp_path / "grpo.py"
+    values = {"recipe": "grpo", "algorithm": algorithm} if algorithm else {"recipe": "grpo"}
+    path.write_text(f"def get_config():\n    return {values!r}\n")
+    return path
+
+
+def _ways_to_grpo(tmp_path):
+    yield from_dict({"recipe": "grpo"})
+    yield Config(recipe="grpo")
+    yield load_config(_grpo_file(tmp_path))
+    yield load_config(_grpo_file(tmp_path, ratio="geometric"), ["recipe=grpo"])
+    yield dataclasses.replace(Config(recipe="grpo", seed=1), seed=0)
+    yield from_dict(to_dict(Config(recipe="grpo")))
+
+
+def test_every_way_to_a_recipe_gives_the_same_configuration(tmp_path):
+    for config in _ways_to_grpo(tmp_path):
+        assert config == from_dict({"recipe": "grpo"})
+        # DeepSeekMath, arXiv:2402.03300, Eq. 3 and §4.1.2
+        algorithm = config.algorithm
+        assert (algorithm.ratio, algorithm.scale, algorithm.weight) == ("token", "group", "off")
+        assert algorithm.turns_per_update is None
+
+
+def test_explicit_fields_stand_above_the_recipe_on_every_way(tmp_path):
+    wanted = from_dict({"recipe": "grpo", "algorithm": EXPLICIT})
+    assert wanted.algorithm.clip_high == 0.28 and wanted.algorithm.ratio == "geometric"
+    assert wanted.algorithm.scale == "group"
+    overrides = [f"algorithm.{name}={value}" for name, value in EXPLICIT.items()]
+    assert load_config(_grpo_file(tmp_path, **EXPLICIT)) == wanted
+    assert load_config(_grpo_file(tmp_path), overrides) == wanted
+    assert load_config(_grpo_file(tmp_path, scale="none"), ["recipe=grpo", *overrides]) == wanted
+    assert from_dict(to_dict(wanted)) == wanted
+    # What is changed later stays above it too.
+    algorithm = dataclasses.replace(wanted.algorithm, scale="batch")
+    later = dataclasses.replace(dataclasses.replace(wanted, algorithm=algorithm), seed=4)
+    assert (later.algorithm.scale, later.algorithm.clip_high) == ("batch", 0.28)
+    assert from_dict(to_dict(later)) == later
+
+
+def test_one_recipe_under_the_name_of_another_is_refused():
+    seeupo = from_dict({"algorithm": {"clip_high": 0.28}})
+    for make in (
+        lambda: dataclasses.replace(seeupo, recipe="grpo"),
+        lambda: dataclasses.replace(Config(recipe="grpo"), recipe="seeupo"),
+        lambda: Config(recipe="grpo", algorithm=Algorithm(clip_high=0.28)),
+        lambda: from_dict({"recipe": "grpo", "algorithm": Algorithm(clip_high=0.28)}),
+    ):
+        with pytest.raises(ValueError, match=r"^config\.recipe: got '\w+' with an algorithm"):
+            make()
+    algorithm = dataclasses.replace(Config(recipe="grpo").algorithm, clip_high=0.28)
+    changed = dataclasses.replace(seeupo, recipe="grpo", algorithm=algorithm)
+    assert changed == from_dict({"recipe": "grpo", "algorithm": {"clip_high": 0.28}})
+
+
+@pytest.mark.parametrize("recipe", ["no_such", [], None, {"a": 1}])
+def test_an_unknown_recipe_is_refused_on_every_way(file, recipe):
+    sentence = f"config.recipe: got {recipe!r}; allowed: seeupo, "
+    for make in (
+        lambda: from_dict({"recipe": recipe}),
+        lambda: Config(recipe=recipe),
+        lambda: load_config(file, [f"recipe={recipe}"]),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+            make()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_configuration_survives_notes_and_run_json(name):
+    config = from_dict(
+        {
+            "recipe": name,
+            "env": {"options": {"files": ("a", "b"), "depth": {"1": [2]}}},
+            "optimizer": {"kwargs": {"betas": (0.9, 0.95)}},
+            "warm_start": {"stages": [{"steps": 3, "demonstrations": {"skill": 0.5}}]},
+        }
+    )
+    assert from_dict(to_dict(config)) == config
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+@pytest.mark.parametrize("value", [{1: "a"}, {"a": {2: 3}}, {"a": print}, {"a": [{1, 2}]}])
+def test_what_json_cannot_hold_is_refused_in_a_free_field(value):
+    assert "config.env.options" in _refused({"env": {"options": value}})

@@ -1,0 +1,128 @@
+"""What a run came to."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seeupo_jax.display.run_summary import (
+    learning_curve,
+    print_summary,
+    summary_table,
+    summary_text,
+)
+from seeupo_jax.metrics.metrics_log import MetricsWriter
+
+BLUE, RED = (0x4C, 0x78, 0xA8), (0xE4, 0x57, 0x56)
+
+
+def _estimate(name, value, low, high):
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
+
+
+BEFORE = {**_estimate("eval/avg@4", 0.52, 0.46, 0.58), **_estimate("eval/pass@4", 0.7, 0.6, 0.8)}
+AFTER = {
+    **_estimate("eval/avg@4", 0.80, 0.75, 0.85),
+    **_estimate("eval/pass@4", 0.65, 0.55, 0.75),
+    **_estimate("eval_train/avg@4", 0.9, 0.8, 1.0),
+}
+
+
+def _write(workdir, success=(), evaluations=None):
+    with MetricsWriter(workdir) as writer:
+        for i, value in enumerate(success, 1):
+            writer.write(i, {"rollout/success_rate": value})
+        for i, metrics in ({} if evaluations is None else evaluations).items():
+            writer.write(i, metrics)
+
+
+def _rows_of(path, color):
+    """Which pixel rows below the legend hold the colour."""
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        pixels = np.asarray(image.convert("RGB"))[80:]
+    return np.flatnonzero((pixels == np.array(color)).all(axis=-1).any(axis=1))
+
+
+def test_the_curve_is_a_png_that_shows_training_and_evaluation(tmp_path):
+    _write(tmp_path, np.linspace(0.3, 0.8, 30), {0: BEFORE, 30: AFTER})
+    path = learning_curve(tmp_path)
+    assert path == tmp_path / "learning_curve.png"
+    assert _rows_of(path, BLUE).size > 100 and _rows_of(path, RED).size > 100
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        "learning_curve.png",
+        "metrics.jsonl",
+    ]
+
+
+def test_better_training_is_drawn_higher(tmp_path):
+    for name, level in (("low", 0.2), ("high", 0.9)):
+        _write(tmp_path / name, [level] * 5)
+    low, high = (_rows_of(learning_curve(tmp_path / name), BLUE) for name in ("low", "high"))
+    assert high.max() < low.min()
+
+
+def test_a_wider_interval_is_drawn_longer(tmp_path):
+    for name, half in (("narrow", 0.05), ("wide", 0.3)):
+        _write(tmp_path / name, (), {0: _estimate("eval/avg@4", 0.5, 0.5 - half, 0.5 + half)})
+    spans = [np.ptp(_rows_of(learning_curve(tmp_path / n), RED)) for n in ("narrow", "wide")]
+    assert spans[1] == pytest.approx(6 * spans[0], rel=0.15)
+
+
+def test_runs_with_little_or_nothing_measured_still_give_a_curve(tmp_path):
+    _write(tmp_path / "none")
+    _write(tmp_path / "gaps", [0.5, float("nan"), 0.6], {2: {"eval/avg@4": float("nan")}})
+    _write(tmp_path / "one", [0.5], {0: {"eval/avg@4": 0.5}})
+    for name in ("none", "gaps", "one"):
+        assert learning_curve(tmp_path / name).stat().st_size > 1000
+
+
+def test_the_plain_summary_by_hand():
+    assert summary_text(BEFORE, AFTER, split="dev").splitlines() == [
+        "split  metric  before             after              change",
+        "dev    avg@4   0.52 [0.46, 0.58]  0.80 [0.75, 0.85]  +0.28",
+        "dev    pass@4  0.70 [0.60, 0.80]  0.65 [0.55, 0.75]  -0.05",
+        "train  avg@4   -                  0.90 [0.80, 1.00]  -",
+    ]
+
+
+def test_the_table_says_the_same_and_colours_only_what_the_intervals_tell_apart():
+    table = summary_table(BEFORE, AFTER, split="dev")
+    columns = [[str(cell) for cell in column.cells] for column in table.columns]
+    cells = [" ".join(row) for row in zip(*columns, strict=True)]
+    plain = summary_text(BEFORE, AFTER, split="dev").splitlines()[1:]
+    assert cells == [" ".join(line.split()) for line in plain]
+    assert [cell.style for cell in table.columns[-1].cells] == ["green", "", ""]
+    reverse = summary_table(AFTER, BEFORE)
+    assert [cell.style for cell in reverse.columns[-1].cells] == ["red", "", ""]
+
+
+def test_the_summary_compares_first_with_last_and_names_only_what_is_there(tmp_path):
+    middle = _estimate("eval/avg@4", 0.1, 0.0, 0.2)
+    _write(tmp_path, (), {0: BEFORE, 5: middle, 10: AFTER})
+    (tmp_path / "tensorboard").mkdir()
+    stream = io.StringIO()
+    print_summary(tmp_path, stream=stream)
+    text = stream.getvalue()
+    assert "test   avg@4   0.52 [0.46, 0.58]  0.80 [0.75, 0.85]  +0.28" in text
+    assert "train  avg@4   0.90 [0.80, 1.00]  -" in text
+    assert f"tensorboard --logdir={tmp_path / 'tensorboard'}" in text
+    assert str(tmp_path / "metrics.jsonl") in text
+    assert "checkpoints" not in text and "learning_curve" not in text
+
+
+def test_a_run_without_evaluations_says_so(tmp_path):
+    _write(tmp_path, [0.5])
+    stream = io.StringIO()
+    print_summary(tmp_path, stream=stream)
+    assert stream.getvalue().startswith("No evaluation has been recorded.\n")
+
+
+def test_the_summary_writes_the_curve_out_in_words(tmp_path):
+    _write(tmp_path, evaluations={0: BEFORE, 5: BEFORE, 10: AFTER})
+    stream = io.StringIO()
+    print_summary(tmp_path, stream=stream)
+    (line,) = [text for text in stream.getvalue().splitlines() if "by iteration" in text]
+    assert line.startswith("test avg@4 by iteration")  # train was measured once: a point, no curve
+    assert line.endswith("0: 0.52  5: 0.52  10: 0.80")

@@ -1,0 +1,86 @@
+"""Streams that fail, and short forms."""
+
+import errno
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from seeupo_jax.display.terminal import SafeStream, can_redraw, format_count, format_duration
+
+
+class _Failing(io.StringIO):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def write(self, *_):
+        raise self.error
+
+    flush = isatty = write
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(), OSError(errno.EIO, "gone"), ValueError("closed file")]
+)
+def test_a_failing_stream_never_raises(error):
+    stream = SafeStream(_Failing(error))
+    assert stream.write("text") == 4
+    stream.flush()
+    assert stream.isatty() is False
+
+
+def test_a_missing_standard_output_is_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    stream = SafeStream()
+    stream.write("text")
+    stream.flush()
+    assert not stream.isatty()
+
+
+def test_marks_that_a_terminal_cannot_show_are_replaced():
+    raw = io.BytesIO()
+    stream = SafeStream(io.TextIOWrapper(raw, encoding="ascii"))
+    stream.write("ok ▁\n")
+    stream.flush()
+    assert raw.getvalue() == b"ok ?\n"
+
+
+def test_a_reader_that_leaves_does_not_end_the_process():
+    code = """if True:
+        from seeupo_jax.display.terminal import SafeStream
+        stream = SafeStream()
+        for _ in range(5):
+            stream.write("x" * 100_000)
+            stream.flush()
+        print("plain prints survive too", flush=True)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize(("term", "able"), [("xterm", True), ("dumb", False), ("", False)])
+def test_only_a_terminal_that_moves_its_cursor_is_redrawn(monkeypatch, term, able):
+    monkeypatch.setenv("TERM", term)
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w") as stream:
+        assert can_redraw(SafeStream(stream)) is able
+    os.close(master)
+    assert not can_redraw(SafeStream(io.StringIO()))
+
+
+def test_counts_and_durations_by_hand():
+    assert [format_count(n) for n in (0, 850, 999.6, 5123, 9960, 12_345, 1.2e6)] == [
+        "0", "850", "1.0k", "5.1k", "10k", "12k", "1.2M",
+    ]  # fmt: skip
+    assert [format_duration(s) for s in (0, 45.2, 59.7, 115, 7500, 273_600)] == [
+        "0s", "45s", "1m00s", "1m55s", "2h05m", "3d04h",
+    ]  # fmt: skip

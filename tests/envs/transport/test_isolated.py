@@ -1,0 +1,244 @@
+"""An environment in a process of its own: the same episodes, and its death costs only its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from process_cases import PYTHONPATH
+from rollout_cases import Saying, play
+
+from seeupo_jax import envs
+from seeupo_jax.configuration import schema
+from seeupo_jax.envs.order_desk.demonstrator import demonstrate
+from seeupo_jax.envs.pool import Call, EnvPool
+from seeupo_jax.envs.transport.isolated import Isolated, ProcessDied
+from seeupo_jax.policy.files.weights import read_tokenizer
+from seeupo_jax.rollout.collect import collect, group_requests
+from seeupo_jax.rollout.engine.protocol import Action
+from seeupo_jax.rollout.engine.sampling import task_number
+from seeupo_jax.runtime.build import build_pool
+from seeupo_jax.runtime.checks import check_isolation
+
+
+def wild(folder=".", kind="Wild", **options):
+    return lambda: Isolated(f"isolated_cases:{kind}", {"folder": str(folder)}, **options)
+
+
+def gone(pid):
+    """Whether a process has ended; one that nobody has waited for yet is no process any more."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Reciting(Saying):
+    """Says what a demonstrator of each task's would say."""
+
+    def __init__(self, tokenizer, tasks):
+        self._texts = {}
+        for task_id in tasks:
+            told, _ = demonstrate(task_id, skill=0.5)
+            texts = [m["content"] for m in told.messages if m["role"] == "assistant"]
+            self._texts[task_number(task_id)] = [tokenizer.action(text) for text in texts]
+
+    def fits(self, context):
+        return len(context) < 600
+
+    def step(self, unfinished, stop=False):
+        turns, self._open = self._open, []
+        said = [(turn.key, self._texts[turn.task][turn.turn]) for turn in turns]
+        return [Action(k, t, [-0.1] * len(t)) for k, t in said] if unfinished else None
+
+
+def recited(isolation, data_dir):
+    """Trajectories of the order desk in threads or in processes, as a run's pool has them."""
+    options = {"data_dir": str(data_dir)}
+    chosen = schema.from_dict({"env": {"options": options, "isolation": isolation}})
+    tasks = ["train/3", "train/8", "test/1"]
+    tokenizer = read_tokenizer("package:order_desk")
+    engine, pool = Reciting(tokenizer, tasks), build_pool(chosen, 4)
+    numbers = {"max_turns": 20, "seed": 3, "iteration": 1}
+    try:
+        requests = group_requests(tasks, 1)
+        return collect(engine, pool, tokenizer, None, requests, **numbers).trajectories
+    finally:
+        pool.close()
+
+
+def test_threads_and_processes_give_the_same_trajectories_of_the_order_desk(tmp_path):
+    threads, processes = (recited(kind, tmp_path) for kind in ("thread", "process"))
+    assert [t.stop for t in threads] == ["done"] * 3 and min(t.turns for t in threads) > 1
+    for one, other in zip(threads, processes, strict=True):
+        for name in vars(one).keys() - {"segments"}:
+            assert getattr(one, name) == getattr(other, name)
+        for mine, theirs in zip(one.segments, other.segments, strict=True):
+            for name in vars(mine):
+                np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+
+
+def test_what_ends_a_process_costs_its_episode_and_says_how():
+    tasks = ["exit", "2", "segfault", "2", "shut", "prints", "2"]
+    died = "ProcessDied: its process "
+    found = play(wild(), tasks)
+    by_task = {t.task_id: (t.stop, t.info.get("failure")) for t in found}
+    assert by_task["exit"] == ("env_error", f"{died}ended with exit code 7")
+    assert by_task["segfault"] == ("env_error", f"{died}was ended by signal 11 (SIGSEGV)")
+    assert by_task["shut"] == ("env_error", f"{died}ended with exit code 1")
+    assert by_task["prints"] == ("max_turns", None)  # what it prints is no answer
+    healthy = [t for t in found if t.task_id == "2"]
+    assert [(t.stop, t.reward, t.info["score"]) for t in healthy] == [("done", 1.0, 0.25)] * 3
+    assert not any(t.info["jax"] or t.info["pid"] == os.getpid() for t in healthy)
+
+
+def test_a_call_that_is_late_ends_its_process_and_all_that_it_started(tmp_path):
+    hanging, healthy = play(wild(tmp_path), ["hang", "2"], timeout_s=1.5)
+    assert (hanging.stop, healthy.stop) == ("timeout", "done")
+    child, grandchild = map(int, (tmp_path / "hangs").read_text().split())
+    until(lambda: gone(child) and gone(grandchild))
+
+
+def test_no_thread_is_left_behind_by_an_environment_that_hangs(tmp_path):
+    pool = EnvPool(wild(tmp_path), 1, workers=1, timeout_s=1.0)
+    pool.submit(Call(0, lambda env: env.reset("hang", 0), fresh=True))
+    pool.drain()
+    (thread,) = pool._threads
+    pool.submit(Call(0, lambda env: env.step("")))
+    ((_, outcome),) = pool.poll(None)
+    assert outcome.result.stop == "timeout" and pool.abandoned == 1
+    thread.join(20)  # the one that was at work on it
+    assert not thread.is_alive()
+    pool.close()
+
+
+def test_memory_beyond_the_bound_is_the_episodes_error():
+    leaking, healthy = play(wild(memory_mib=500), ["leak", "2"], max_turns=4)
+    assert (leaking.stop, leaking.info["failure"]) == ("env_error", "MemoryError: ")
+    assert healthy.stop == "done"
+
+
+def test_a_reset_in_which_the_process_dies_is_tried_again(tmp_path):
+    (found,) = play(wild(tmp_path), ["dies once"])
+    assert (found.stop, found.info["retries"]) == ("max_turns", 1)
+
+
+def test_an_object_whose_process_died_begins_another_with_its_next_episode():
+    environment = wild()()
+    environment.reset("exit", 0)
+    with pytest.raises(ProcessDied, match="ended with exit code 7"):
+        environment.step("")
+    environment.reset("1", 0)
+    first = environment.step("").info["pid"]
+    environment.close()
+    assert gone(first)
+    environment.reset("1", 0)
+    assert environment.step("").info["pid"] != first
+    assert environment.task_ids("train") == ["2", "exit"]
+    environment.close()
+    environment.close()
+
+
+def test_the_environment_is_closed_and_transient_errors_and_last_rewards_come_through(tmp_path):
+    closing, busy = play(wild(tmp_path), ["close", "busy"], max_turns=2)
+    assert (tmp_path / "closed").exists() and closing.stop == "max_turns"
+    assert (busy.stop, busy.info["retries"], busy.reward) == ("max_turns", 1, 1.0)
+    (paid,) = play(wild(tmp_path, "Paying"), ["5"], max_turns=2)
+    assert (paid.stop, paid.reward) == ("max_turns", 3.0)
+
+
+@pytest.mark.parametrize(
+    "task", ["half", "toolset", "states", "unspeakable", "exit", "nan", "lost"]
+)
+def test_what_the_protocol_does_not_allow_is_told_as_in_a_thread(task):
+    make = {
+        "thread": lambda: envs.make("hostile_cases:Hostile"),
+        "process": lambda: Isolated("hostile_cases:Hostile", {}),
+    }
+    (thread,), (process,) = (play(make[kind], [task]) for kind in make)
+    assert thread.stop == process.stop == "env_error"
+    assert thread.info == process.info
+
+
+TRAINER = """
+import signal, sys, time
+from rollout_cases import play
+from seeupo_jax.envs.transport.isolated import Isolated
+signal.signal(signal.SIGINT, lambda *_: print("heard", flush=True))
+make = lambda: Isolated("isolated_cases:Wild", {"folder": sys.argv[1]})
+if sys.argv[2] == "hang":
+    play(make, ["hang"], timeout_s=100.0)
+environment = make()
+environment.reset("2", 0)
+print(environment.step("").info["pid"], flush=True)
+while "heard":
+    time.sleep(0.01)
+    if sys.stdin.readline():
+        print(environment.step("").info["pid"], flush=True)
+"""
+
+
+def trainer(folder, task):
+    return subprocess.Popen(
+        [sys.executable, "-c", TRAINER, str(folder), task],
+        env=os.environ | {"PYTHONPATH": PYTHONPATH},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_processes_end_with_a_trainer_that_is_killed_even_while_they_hang(tmp_path):
+    with trainer(tmp_path, "hang") as process:
+        until(lambda: (tmp_path / "hangs").exists() and (tmp_path / "hangs").read_text())
+        child, grandchild = map(int, (tmp_path / "hangs").read_text().split())
+        assert not gone(child)
+        process.kill()
+        until(lambda: gone(child))
+        os.kill(grandchild, signal.SIGKILL)  # only its own parent could have told it
+
+
+def test_ctrl_c_is_the_trainers_to_hear(tmp_path):
+    with trainer(tmp_path, "2") as process:
+        pid = process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        os.kill(int(pid), signal.SIGINT)
+        os.kill(int(pid), signal.SIGTERM)
+        assert process.stdout.readline() == "heard\n"
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == pid
+        process.kill()
+        until(lambda: gone(int(pid)))
+
+
+@pytest.mark.parametrize(
+    "fields, told",
+    [
+        ({"name": "isolated_cases:None"}, "config.env.isolation: got process, where env isolated_"),
+        ({"memory_mib": 20}, "config.env.isolation: got process, where env order_desk cannot be"),
+        ({"timeout_s": 0.01}, "cannot be made within 0.01 s (its process was ended by signal 9"),
+    ],
+)
+def test_what_cannot_be_made_in_a_process_is_one_sentence_beforehand(fields, told):
+    chosen = schema.from_dict({"env": {"isolation": "process", **fields}})
+    with pytest.raises(ValueError) as error:
+        check_isolation(chosen.env)
+    assert told in str(error.value) and len(str(error.value).splitlines()) == 1
+
+
+def test_a_bound_on_memory_that_nothing_would_read_is_refused():
+    with pytest.raises(ValueError, match="^config.env.memory_mib: got 500; allowed: none, unless"):
+        schema.from_dict({"env": {"memory_mib": 500}})

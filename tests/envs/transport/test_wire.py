@@ -1,0 +1,35 @@
+"""A token is made once, for its owner, and read back as it is."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from seeupo_jax.envs.transport import wire
+
+
+def test_a_token_is_made_where_there_is_none_and_kept_where_there_is_one(tmp_path):
+    file = tmp_path / "deep" / "token"
+    assert wire.ensure_token(str(file)) == file
+    token = wire.read_token(str(file))
+    assert len(token) >= 40 and stat.S_IMODE(file.stat().st_mode) == 0o600
+    wire.ensure_token(str(file))
+    assert wire.read_token(str(file)) == token
+    other = tmp_path / "other"
+    wire.ensure_token(str(other))
+    assert wire.read_token(str(other)) != token
+
+
+def test_client_and_server_on_one_machine_agree_on_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    made = wire.ensure_token(None)
+    assert made.is_relative_to(tmp_path) and wire.read_token(None) == made.read_text().strip()
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"two\nlines\n", b"\xff", None])
+def test_what_is_no_token_is_refused(tmp_path, content):
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match="token_file: got '.*token'"):
+        wire.read_token(str(file))

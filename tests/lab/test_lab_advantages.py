@@ -1,0 +1,90 @@
+"""What turns of the laboratory's trajectories are credited with."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.lab.lab_advantages import expected_credit, sampled_credit
+from seeupo_jax.lab.lab_trajectories import Batch
+
+# Four sequences of two turns, in two groups of eight; contexts 0, then 1 or 2.
+ACTION_NK = np.tile([[0, 0], [0, 1], [1, 0], [1, 1]], (4, 1))
+REWARD_N = np.tile([0.0, 1.0, 0.5, 4.0], 4)
+
+
+def batch_of(action_NK, reward_N):
+    context_NK = np.stack([np.zeros(len(action_NK), int), 1 + action_NK[:, 0]], axis=1)
+    share_N = np.full(len(reward_N), 1 / len(reward_N))
+    return Batch(*(jnp.asarray(x) for x in (context_NK, action_NK, reward_N, share_N)))
+
+
+def credit_of(algorithm, value_NK=None):
+    batch = batch_of(ACTION_NK, REWARD_N)
+    value_NK = jnp.zeros(ACTION_NK.shape) if value_NK is None else value_NK
+    return sampled_credit(algorithm, batch, value_NK, group_size=8)
+
+
+@pytest.mark.parametrize("scale", ["none", "batch", "group"])
+def test_expected_credit_is_what_samples_tend_to(scale):
+    algorithm = Algorithm(scale=scale, advantage_clip=1.2)
+    sampled, expected = (
+        credit_of(algorithm),
+        expected_credit(algorithm, batch_of(ACTION_NK, REWARD_N)),
+    )
+    # Between n - 1 of the samples and n of the expectation.
+    np.testing.assert_allclose(sampled.advantage_NK, expected.advantage_NK, rtol=0.08)
+    if scale == "none":
+        np.testing.assert_allclose(expected.advantage_NK[:4, 0], [-1.375, -0.375, -0.875, 2.625])
+    else:
+        largest = float(jnp.max(expected.advantage_NK))
+        assert largest == pytest.approx(1.2 if scale == "batch" else 2.625 / np.std(REWARD_N))
+
+
+@pytest.mark.parametrize("scale", ["none", "batch", "group"])
+def test_expected_credit_has_no_bound_on_rewards(scale):
+    algorithm = Algorithm(scale=scale, advantage_clip=1.2)
+    plain, large = (
+        expected_credit(algorithm, batch_of(ACTION_NK, size * REWARD_N)).advantage_NK
+        for size in (1.0, 2.0**100)
+    )
+    large = large / 2.0**100 if scale == "none" else large
+    np.testing.assert_allclose(large, plain, rtol=1e-5)
+
+
+def test_expected_credit_weighs_sequences_by_their_share():
+    batch = batch_of(ACTION_NK[:2], REWARD_N[:2])._replace(share_N=jnp.array([0.9, 0.1]))
+    advantage_NK = expected_credit(Algorithm(scale="none"), batch).advantage_NK
+    np.testing.assert_allclose(advantage_NK, [[-0.1, -0.1], [0.9, 0.9]], rtol=1e-5)
+    flat = batch._replace(reward_N=jnp.array([0.3, 0.3]))
+    np.testing.assert_allclose(expected_credit(Algorithm(), flat).advantage_NK, 0, atol=1e-6)
+
+
+def test_turns_are_compared_with_those_from_the_same_context():
+    algorithm = dataclasses.replace(
+        Algorithm(**RECIPES["parallel"]), advantage="hgpo", scale="none", history=0
+    )
+    advantage_NK = credit_of(algorithm).advantage_NK
+    np.testing.assert_allclose(advantage_NK[:4, 0], [-1.375, -0.375, -0.875, 2.625], rtol=1e-5)
+    np.testing.assert_allclose(advantage_NK[:4, 1], [-0.5, 0.5, -1.75, 1.75], rtol=1e-5)
+
+
+def test_a_critic_that_is_right_leaves_what_the_turn_itself_changed():
+    # The uniform policy's values: 1.375 at the start, 0.5 and 2.25 after the first action.
+    value_NK = jnp.stack([jnp.full(16, 1.375), jnp.array([0.5, 2.25])[ACTION_NK[:, 0]]], axis=1)
+    algorithm = Algorithm(advantage="gae", critic="head", scale="none", gae_lambda=0.0)
+    credit = credit_of(algorithm, value_NK)
+    np.testing.assert_allclose(credit.advantage_NK[:4, 0], [-0.875, -0.875, 0.875, 0.875])
+    np.testing.assert_allclose(credit.advantage_NK[:4, 1], [-0.5, 0.5, -1.75, 1.75])
+    np.testing.assert_allclose(credit.return_NK[:4, 1], REWARD_N[:4])
+
+
+def test_returns_are_standardised_over_all_turns():
+    algorithm = Algorithm(advantage="returns", advantage_clip=None, discount=0.5)
+    advantage_NK = credit_of(algorithm).advantage_NK
+    returns_NK = REWARD_N[:, None] * [0.5, 1.0]
+    wanted_NK = (returns_NK - returns_NK.mean()) / returns_NK.std(ddof=1)
+    np.testing.assert_allclose(advantage_NK, wanted_NK, rtol=1e-4)

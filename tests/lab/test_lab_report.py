@@ -1,0 +1,78 @@
+"""The table, JSON and plot of experiments."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from seeupo_jax.lab.lab_report import (
+    PLOT_SUFFIXES,
+    bootstrap_interval,
+    check_output,
+    draw,
+    json_values,
+    tables,
+)
+from seeupo_jax.lab.laboratory import Result
+
+GOOD = Result(2.0, np.array([[1.0, 1.5, 2.0], [1.0, 2.0, 1.9]]))
+BAD = Result(2.0, np.array([[1.0, 0.5, 1.0], [1.0, 1.0, 1.0]]))
+
+
+def test_one_problem_is_an_object_and_several_are_a_list_of_them():
+    values = json_values({"small": {"seeupo": GOOD, "grpo": BAD}})
+    assert json.loads(json.dumps(values)) == {
+        "problem": "small",
+        "optimum": 2.0,
+        "recipes": {
+            "seeupo": {
+                "final_over_optimum": [1.0, 0.95],
+                "curve_mean": [1.75, 1.95],
+                "solved": 1.0,
+                "drops": 0.25,
+            },
+            "grpo": {
+                "final_over_optimum": [0.5, 0.5],
+                "curve_mean": [0.75, 1.0],
+                "solved": 0.0,
+                "drops": 0.25,
+            },
+        },
+    }
+    several = json_values({"a": {"seeupo": GOOD}, "b": {"seeupo": BAD}})
+    assert [each["problem"] for each in several] == ["a", "b"]
+
+
+def test_the_table_has_a_line_a_recipe():
+    text = io.StringIO()
+    Console(width=80, file=text).print(tables({"small": {"seeupo": GOOD, "grpo": BAD}}))
+    lines = [line.split() for line in text.getvalue().splitlines()]
+    assert ["small:", "optimum", "2"] in lines
+    assert ["seeupo", "0.975", "[0.950,", "1.000]", "100%", "1.5", "25.0%", "1e-01"] in lines
+    assert ["grpo", "0.500", "[0.500,", "0.500]", "0%", "never", "25.0%", "5e-01"] in lines
+
+
+def test_the_interval_narrows_with_the_seeds():
+    low, high = bootstrap_interval(np.array([0.0, 1.0] * 8))
+    assert low == pytest.approx(0.25, abs=0.07) and high == pytest.approx(0.75, abs=0.07)
+    assert bootstrap_interval(np.array([0.0, 1.0] * 8)) == (low, high)
+    low, high = bootstrap_interval(np.array([0.0, 1.0] * 200))
+    assert high - low < 0.11
+
+
+@pytest.mark.parametrize(("name", "start"), [("a.svg", b"<?xml"), ("a.png", b"\x89PNG")])
+def test_the_plot_is_what_its_suffix_says(name, start, tmp_path):
+    path = str(tmp_path / name)
+    check_output("--plot", path, PLOT_SUFFIXES)
+    draw({"a": {"seeupo": GOOD, "grpo": BAD}, "b": {"seeupo": GOOD, "grpo": BAD}}, path)
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_what_cannot_be_written_is_refused_before_anything_runs(tmp_path):
+    with pytest.raises(ValueError, match="--plot: got .a.pdf.; allowed: a file ending .svg or"):
+        check_output("--plot", "a.pdf", PLOT_SUFFIXES)
+    for path in (tmp_path, tmp_path / "missing" / "out.json"):
+        with pytest.raises(ValueError, match="--json: got .*; allowed: a file in a folder"):
+            check_output("--json", str(path))

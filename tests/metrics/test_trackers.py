@@ -1,0 +1,158 @@
+"""What trackers are given: numbers, histograms, conversations; W&B's offline mode for real."""
+
+import builtins
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard_cases import events_of
+
+from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.metrics.metrics_log import MetricsWriter
+from seeupo_jax.metrics.samples import histograms_of, samples_of
+from seeupo_jax.metrics.trackers import Sample, as_code, check_trackers
+from seeupo_jax.types import Learned, Trajectory
+
+HOSTILE = "# title\n<script>alert(1)</script>\n```\n| a |\r\n\x85[x](javascript:1)\u2028**b**"
+SAMPLE = Sample("train", {"task": "t\n# t", "reward": "1"}, [{"role": "user", "content": HOSTILE}])
+
+
+def test_tensorboard_gets_histograms_and_conversations(tmp_path):
+    with MetricsWriter(tmp_path, ["tensorboard"]) as writer:
+        writer.draw(7, {"sweep/advantage": np.array([-1.0, 0.5, 0.5])}, [SAMPLE])
+    values = {v.tag: (e.step, v) for e in events_of(tmp_path) for v in e.summary.value}
+    step, histogram = values["sweep/advantage"]
+    assert step == 7 and (histogram.histo.num, histogram.histo.max) == (3, 0.5)
+    step, text = values["sample/train/0/text_summary"]
+    said = text.tensor.string_val[0].decode()
+    assert step == 7 and "alert(1)" in said and "[user]" in said
+    assert all(line.startswith("    ") for line in said.split("\n"))
+
+
+def test_nothing_that_a_model_says_is_markup_in_tensorboard():
+    # Whatever splits lines for anyone: none begins without the four spaces of a code block.
+    for line in as_code(HOSTILE).splitlines():
+        assert line.startswith("    ")
+
+
+def test_a_long_message_is_cut_and_says_so():
+    text = Sample("train", {}, [{"role": "tool", "content": "x" * 5000}]).text
+    assert len(text) < 4100 and text.endswith("and 1000 characters more")
+
+
+def learned(advantage, *weights):
+    return Learned(advantage, np.array(weights, np.float32), (), ())
+
+
+def test_histograms_are_of_finite_numbers_by_turn():
+    made = histograms_of([learned(1.0, 1.0, math.nan), None, learned(math.nan, 2.0), learned(3.0)])
+    assert {name: x.tolist() for name, x in made.items()} == {
+        "sweep/advantage": [1.0, 3.0],
+        "sweep/weight/turn=1": [1.0, 2.0],
+    }
+    assert histograms_of([None]) == {}
+
+
+def test_the_best_and_the_worst_conversation_stand_for_all():
+    def episode(task, reward, stop="done"):
+        info = {"score": reward, "member": 0}
+        return Trajectory((), reward, 0, task_id=task, stop=stop, info=info)
+
+    every = [episode("a", 0.5), episode("b", 1.0), episode("c", 0.0), episode("d", 9, "timeout")]
+    assert [s.about["task"] for s in samples_of(every, "train")] == ["b", "c"]
+    assert [s.about["success"] for s in samples_of(every, "train")] == ["yes", "no"]
+    assert [s.about["task"] for s in samples_of(every[:1], "train")] == ["a"]
+    assert samples_of(every[3:], "train") == []
+
+
+def test_a_tracker_that_is_not_installed_is_told_with_what_installs_it(monkeypatch):
+    real = importlib.util.find_spec
+    missing = lambda name, *rest: None if name == "wandb" else real(name, *rest)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", missing)
+    check_trackers(["tensorboard"])
+    with pytest.raises(ValueError, match="got 'wandb', .* not installed; .* pip install wandb"):
+        check_trackers(["tensorboard", "wandb"])
+
+
+def test_several_trackers_are_named_with_commas():
+    file = Path(__file__).parent.parent / "tiny_config.py"
+    for text in ("tensorboard,wandb", "('tensorboard', 'wandb')"):
+        config = load_config(file, [f"telemetry.trackers={text}"])
+        assert config.telemetry.trackers == ("tensorboard", "wandb")
+    assert load_config(file, ["telemetry.trackers=wandb"]).telemetry.trackers == ("wandb",)
+
+
+def test_wandb_is_not_imported_without_being_asked_for(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def guarded(name, *rest):
+        assert name.partition(".")[0] != "wandb"
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", guarded)
+    with MetricsWriter(tmp_path, ["tensorboard"]) as writer:
+        writer.write(1, {"a": 1})
+
+
+WANDB_RUN = """if True:
+    import json, sys
+    import numpy as np
+    from seeupo_jax.metrics.metrics_log import MetricsWriter
+    from seeupo_jax.metrics.trackers import Sample
+    import wandb
+    first = int(sys.argv[2])
+    with MetricsWriter(sys.argv[1], ["wandb"]) as writer:
+        writer.resume_from(first)
+        writer.open()
+        sample = Sample("train", {"task": "t"}, [{"role": "user", "content": "<script>"}])
+        for iteration in (first, first + 1):
+            writer.write(iteration, {"sweep/kl": iteration / 8, "note": "t", "bad": np.nan})
+            writer.draw(iteration, {"sweep/advantage": np.arange(3.0)}, [sample])
+        print(json.dumps([wandb.run.id, dict(wandb.run.summary)], default=str))
+"""
+
+
+def test_wandb_offline_takes_it_all_and_a_resumed_run_keeps_its_id(tmp_path):
+    def run(first):
+        quiet = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(
+            [sys.executable, "-c", WANDB_RUN, str(tmp_path), str(first)],
+            env=os.environ | quiet | {"WANDB_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    number, summary = run(1)
+    assert summary["sweep/kl"] == 0.25 and summary["iteration"] == 2
+    assert {"histogram/sweep/advantage", "sample/train"} <= summary.keys()
+    assert not {"note", "bad"} & summary.keys()
+    again, _ = run(2)
+    assert again == number == (tmp_path / "wandb" / "run-id.txt").read_text().strip()
+    folders = [*(tmp_path / "wandb").glob("offline-run-*")]
+    assert folders and all(folder.name.endswith(number) for folder in folders)
+    assert [*(tmp_path / "wandb").glob("offline-run-*/*.wandb")]
+
+
+def test_wandb_without_an_account_is_told_in_a_sentence(tmp_path):
+    code = WANDB_RUN
+    bare = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
+    bare |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), "1"],
+        env=bare,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode != 0
+    assert "wandb cannot begin" in done.stderr and "WANDB_MODE=offline" in done.stderr

@@ -1,0 +1,247 @@
+"""A run that is stopped or killed loses nothing: the same command ends with the same bits."""
+
+import random
+import signal
+import subprocess
+import time
+import traceback
+
+import jax
+import pytest
+import run_cases as cases
+from jax.experimental.compilation_cache import compilation_cache
+
+from seeupo_jax import train as train_module
+from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.parallel.stop_signal import StopRequest
+
+CHOICES = ("--config.iterations=4", "--config.checkpoint.every=3", "--config.evaluation.every=2")
+MANY = (*CHOICES, "--config.iterations=20", "--config.checkpoint.export=False")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return cases.save_policy(tmp_path_factory.mktemp("stop") / "model")
+
+
+def assert_same_run(workdir, undisturbed):
+    """Every iteration and every evaluation is there once, with the same state and success."""
+
+    def told(folder):
+        lines = cases.read_metrics(folder)
+        names = ("iteration", "state/checksum", "eval/avg@2", "rollout/reward_mean", "sweep/kl")
+        return [{name: line[name] for name in names if name in line} for line in lines]
+
+    assert told(workdir) == told(undisturbed)
+
+
+def lives(model, workdir, end):
+    """Starts the run until it is over; `end` ends it soon after its programs are compiled."""
+    for life in range(100):
+        (process,) = cases.start(model, workdir, *MANY)
+        for line in process.stdout:
+            if line.startswith("compiled the sweep") and end(life, process):
+                break
+        process.communicate(timeout=300)
+        yield process.returncode
+        if process.returncode == 0 and (workdir / "learning_curve.png").exists():
+            return
+
+
+def second_is_refused(model, workdir, first):
+    """Another run in the workdir of one that is at work is told so, and leaves it alone."""
+    assert first.stdout.readline()  # from here on it is held still, for another one to find
+    first.send_signal(signal.SIGSTOP)
+    there = {file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file()}
+    (second,) = cases.start(model, workdir, *MANY)
+    _, told = second.communicate(timeout=120)
+    assert second.returncode == 2 and told.startswith(f"error: --workdir: got {workdir}, in use by")
+    assert f" process {first.pid} on " in told and len(told.splitlines()) == 1
+    assert {file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file()} == there
+    first.send_signal(signal.SIGCONT)
+
+
+def test_killed_at_ten_random_moments_it_ends_with_the_same_bits(model):
+    undisturbed, workdir = model.parent / "undisturbed", model.parent / "killed"
+    (first,) = cases.start(model, undisturbed, *MANY)
+    second_is_refused(model, undisturbed, first)
+    cases.finish([first])
+    moments = random.Random(0)
+
+    def kill(life, process):
+        if life == 10:
+            return False
+        with pytest.raises(subprocess.TimeoutExpired):  # it is not over yet
+            process.wait(moments.uniform(0, 0.8))
+        process.kill()
+        return True
+
+    codes = list(lives(model, workdir, kill))
+    assert codes == [-signal.SIGKILL] * 10 + [0]
+    assert_same_run(workdir, undisturbed)
+
+
+def test_trajectories_of_other_parameters_are_thrown_away_after_a_kill(model, here, capsys):
+    """A run is killed in a sweep and started again with another learning rate."""
+    undisturbed, workdir = model.parent / "other_rate", model.parent / "killed_in_a_sweep"
+    choices = ("iterations=3", "checkpoint.every=0", "evaluation.every=0")
+    here(undisturbed, StopRequest(), *choices, "optimizer.learning_rate=0.05")
+    (process,) = cases.start(model, workdir, *[f"--config.{each}" for each in choices])
+    deadline = time.monotonic() + 120
+    while not (workdir / "rollouts" / "2.rollouts").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    capsys.readouterr()
+    here(workdir, StopRequest(), *choices, "optimizer.learning_rate=0.05")
+    told = [line for line in capsys.readouterr().out.splitlines() if "thrown away" in line]
+    assert told and all("was sampled by other parameters" in line for line in told)
+    assert "2.rollouts" in told[0]  # the first iteration's were sampled by the same ones
+    assert cases.checksums(workdir) == cases.checksums(undisturbed)
+
+
+class Asked(StopRequest):
+    """Is asked to stop once a function of this name has looked so often."""
+
+    def __init__(self, function, times):
+        super().__init__()
+        self._function, self._times = function, times
+
+    @property
+    def asked(self):
+        inside = any(self._function == frame.name for frame in traceback.extract_stack())
+        self._times -= inside
+        return self._times < 0
+
+    @asked.setter
+    def asked(self, value):
+        pass
+
+
+@pytest.fixture
+def here(model, monkeypatch):
+    """Trains in this process, on one device, and keeps what it compiles."""
+    jax.config.update("jax_compilation_cache_dir", str(model.parent / "cache"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    compilation_cache.reset_cache()
+    one = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda: one)
+    overrides = [text.removeprefix("--config.") for text in (*cases.CHOICES, *CHOICES)]
+
+    def configured(*more):
+        every = [*overrides, f"model.path={model}", *more]
+        return load_config(cases.TESTS / "tiny_config.py", every)
+
+    def train(workdir, request, *more):
+        monkeypatch.setattr(train_module, "StopRequest", lambda: request)
+        train_module.train(configured(*more), workdir)
+
+    return train
+
+
+def test_stopped_anywhere_it_goes_on_from_there(model, here, capsys):
+    undisturbed, workdir = model.parent / "undisturbed_here", model.parent / "stopped"
+    here(undisturbed, StopRequest())
+    told = []
+    for function, times in (
+        ("compile", 3),
+        ("compile_programs", 2),
+        ("evaluate", 3),
+        ("_sample", 5),
+        ("sweep", 2),
+        ("compile_programs", 1),
+        ("sweep", 1),
+        ("evaluate", 2),
+        ("compile", 1),
+        ("sweep", 3),
+        ("none of all", 0),
+    ):
+        here(workdir, Asked(function, times))
+        told += [line for line in capsys.readouterr().out.splitlines() if "stopped " in line]
+    compiling = "before iteration {}, while programs were compiled; nothing {}"
+    wanted = [
+        *[compiling.format(1, "was saved, since nothing was done yet")] * 2,
+        "after iteration 0",
+        "after iteration 0",
+        "in the sweep of iteration 1, 2 turns in",
+        compiling.format(1, "has changed since it was stopped in the sweep of 1"),
+        "in the sweep of iteration 1, 3 turns in",
+        "after iteration 2",
+        compiling.format(3, "has changed since checkpoint 2"),
+        "in the sweep of iteration 3, 3 turns in",
+    ]
+    assert told == [f"stopped {where}; the same command goes on from there" for where in wanted]
+    assert_same_run(workdir, undisturbed)
+    assert not (workdir / "checkpoints" / "stopped").exists()
+    assert list((workdir / "rollouts").iterdir()) == []
+
+
+def test_stopped_while_it_samples_ahead_it_goes_on_with_the_same_policies(model, here, capsys):
+    choices = ("rollout_ahead=1", "iterations=3", "checkpoint.every=0", "evaluation.every=0")
+    undisturbed, workdir = model.parent / "ahead", model.parent / "ahead_stopped"
+    here(undisturbed, StopRequest(), *choices)
+    lags = [line["rollout/policy_lag"] for line in cases.iterations(undisturbed)]
+    assert lags == [0, 1, 1]
+    capsys.readouterr()
+    for function, times in (("sweep", 2), ("_sample", 1), ("sweep", 3), ("none of all", 0)):
+        here(workdir, Asked(function, times), *choices)
+        assert "not sampled ahead" not in capsys.readouterr().out
+    assert_same_run(workdir, undisturbed)
+    assert [line["rollout/policy_lag"] for line in cases.iterations(workdir)] == lags
+    assert not (workdir / "checkpoints" / "ahead").exists()
+
+
+def test_a_signal_while_programs_are_compiled_is_heard_before_all_of_them_are(model):
+    workdir = model.parent / "signalled"
+    (process,) = cases.start(model, workdir, "--config.iterations=1", "--config.rollout.slots=4")
+    for line in process.stdout:
+        if line.startswith("KV cache: "):  # the last line before programs are compiled
+            process.send_signal(signal.SIGTERM)
+            break
+    told, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "compiled the" not in told
+    assert told.splitlines()[-1] == (
+        "stopped before iteration 1, while programs were compiled; nothing was saved, since nothing"
+        " was done yet; the same command goes on from there"
+    )
+
+
+def test_stopped_in_a_warm_start_it_says_that_nothing_of_it_is_kept(here, model, capsys):
+    workdir = model.parent / "warm"
+    stage = "({'steps': 30, 'demonstrations': {}},)"
+    choices = ("env.name=order_desk", f"warm_start.stages={stage}", "warm_start.batch_size=4")
+    here(workdir, Asked("show", 2), *choices)
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == (
+        "stopped in the warm start, 3 steps into stage 1; the same command begins it again"
+    )
+    assert not (workdir / "warm_start").exists()
+
+
+def test_a_relative_workdir_is_that_of_the_folder_that_the_run_began_in(model, here, monkeypatch):
+    monkeypatch.chdir(model.parent)
+    choices = ("iterations=1", "evaluation.every=0", "checkpoint.directory=relative_saved")
+
+    class Left(Asked):
+        """Nobody asks for a stop; the process goes to another folder in the sweep."""
+
+        def __init__(self):
+            super().__init__("none of all", 0)
+
+        @property
+        def asked(self):
+            monkeypatch.chdir("/")
+            return False
+
+        @asked.setter
+        def asked(self, value):
+            pass
+
+    here("relative", Left(), *choices)
+    assert (model.parent / "relative" / "metrics.jsonl").is_file()
+    assert (model.parent / "relative" / "policy" / "config.json").is_file()
+    assert (model.parent / "relative" / "learning_curve.png").is_file()
+    assert (model.parent / "relative_saved" / "1" / "manifest.json").is_file()

@@ -1,0 +1,242 @@
+"""FLOPs by formula, by the jaxpr of the program that they are of, and by XLA's count of it."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from seeupo_jax.configuration import schema
+from seeupo_jax.learner.batching import Rows, Shapes, empty_batch, empty_layout
+from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.refresh_batch import refresh_batch
+from seeupo_jax.learner.step import turn_step
+from seeupo_jax.planning import flops
+from seeupo_jax.planning.flops import Pass
+from seeupo_jax.policy.architecture import Architecture, Lora, Moe
+from seeupo_jax.policy.kernels import fused, paged, tree_kernels
+from seeupo_jax.policy.kernels.paged import Reach
+from seeupo_jax.policy.kernels.tree_mask import Sight, visited_blocks
+from seeupo_jax.policy.network import abstract, trainable
+from seeupo_jax.types import TrainState
+
+ARCH = Architecture(
+    vocab_size=512,
+    width=128,
+    layers=2,
+    heads=8,
+    kv_heads=2,
+    head_dim=32,
+    mlp_width=384,
+    tied=False,
+)
+MOE = Moe(experts=8, per_token=2, mlp_width=64, normalize=True)
+LORA = Lora(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
+SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def traced_step(arch, rows, length, action, refresh, share=True):
+    """The sweep's step on one turn as it is compiled, for one microbatch."""
+    network, shapes = abstract(arch)
+    params, frozen = trainable(network, shapes)
+    optimizer = make_optimizer(schema.Optimizer(), total_steps=10)
+    state = TrainState(params, jax.eval_shape(optimizer.init, params), SCALAR, SCALAR)
+    lengths = Shapes((max(refresh, 1), length), action, rows, rows, share=share)
+    nobody = Rows((), (), (), np.zeros(0, np.int32), np.zeros(0, np.int32), 16, 0)
+    learner = Learner(network, optimizer, schema.Algorithm(), lengths, 0.9)
+    batch = empty_batch(nobody, lengths, learner.known, length=length, action=action)
+    continued = refresh_batch(nobody, empty_layout(length), [], lengths, [])[0] if refresh else None
+    step = functools.partial(turn_step.turn_step, network, optimizer, learner.step_objective, None)
+    number_N = jax.ShapeDtypeStruct((16,), jnp.float32)
+    one = jax.ShapeDtypeStruct((), jnp.float32)
+    return jax.jit(step).trace(frozen, state, batch, continued, number_N, one)
+
+
+def changed(**fields):
+    return dataclasses.replace(ARCH, **fields)
+
+
+@pytest.mark.parametrize(
+    ("arch", "shape"),
+    [
+        pytest.param(ARCH, (4, 64, 16, 16), id="refresh"),
+        pytest.param(changed(remat="full", scan_layers=True), (4, 64, 16, 16), id="full-scan"),
+        pytest.param(changed(remat="dots"), (4, 64, 16, 0), id="dots"),
+        pytest.param(changed(vocab_size=2**19, remat="full"), (4, 64, 16, 0), id="head-in-chunks"),
+        pytest.param(changed(heads=64, remat="full"), (16, 512, 4, 0), id="queries-in-chunks"),
+        pytest.param(changed(moe=MOE, remat="full"), (4, 64, 16, 0), id="experts"),
+    ],
+)
+def test_a_step_multiplies_what_its_formula_says_exactly(arch, shape):
+    *sizes, refresh = shape
+    wanted = flops.turn_step_flops(arch, *sizes, refresh=refresh, computed=True)
+    assert flops.jaxpr_flops(traced_step(arch, *shape).jaxpr) == wanted
+
+
+def test_splash_multiplies_its_blocks_and_one_sum_of_each_rows_gradient():
+    arch = changed(attention="splash", head_dim=128, remat="full")
+    wanted = flops.turn_step_flops(arch, 2, 256, 16, trees=False, computed=True)
+    sums = 2 * arch.layers * 2 * 256 * arch.heads * arch.head_dim  # of output times its gradient
+    assert flops.jaxpr_flops(traced_step(arch, 2, 256, 16, 0, share=False).jaxpr) == wanted + sums
+
+
+def test_adapters_spare_the_gradients_of_frozen_matrices():
+    arch = changed(lora=LORA, layers=6)
+    wanted = flops.turn_step_flops(arch, 4, 64, 16, computed=True)
+    counted = flops.jaxpr_flops(traced_step(arch, 4, 64, 16, 0).jaxpr)
+    assert 0.97 * wanted < counted < wanted
+    assert wanted < 0.75 * flops.turn_step_flops(changed(layers=6), 4, 64, 16, computed=True)
+
+
+def test_xla_counts_a_few_percent_more_for_all_that_is_no_product():
+    """The rest is softmax, norms, activations and some 15 FLOPs a parameter of AdamW."""
+    arch = changed(layers=1)
+    step = traced_step(arch, 2, 64, 16, 0)
+    ours = flops.turn_step_flops(arch, 2, 64, 16, computed=True)
+    compiled = step.lower().compile(compiler_options={"xla_backend_optimization_level": 0})
+    rest = compiled.cost_analysis()["flops"] - ours
+    assert 15 * flops.parameters(arch) < rest < 0.05 * ours
+
+
+def reach(rows, width):
+    return Reach(jnp.zeros((rows, width), jnp.int32), jnp.zeros(rows, jnp.int32))
+
+
+def test_prefill_and_decode_multiply_what_their_formulas_say():
+    network, params = abstract(ARCH)
+    pages = jax.eval_shape(lambda: paged.new_pages(ARCH, 16, 4))
+
+    def extend(params, pages, tokens_RL, with_head):
+        model = network.bind(params)
+        hidden, _ = model.extend(tokens_RL, tokens_RL, pages, reach(3, 10))
+        return hidden @ model.head_VD(hidden.dtype).T if with_head else hidden
+
+    def counted(tokens, with_head):
+        tokens_RL = jax.ShapeDtypeStruct((3, tokens), jnp.int32)
+        traced = jax.jit(extend, static_argnums=3).trace(params, pages, tokens_RL, with_head)
+        return flops.jaxpr_flops(traced.jaxpr)
+
+    # The tables have 40 places: what a row has before its own tokens, and these.
+    assert counted(8, False) == flops.prefill_flops(ARCH, 3, 8, past=32, computed=True)
+    assert counted(1, True) == flops.decode_flops(ARCH, 3, 39, computed=True)
+
+
+def test_a_pass_by_hand():
+    arch = changed(layers=1, width=2, heads=2, kv_heads=1, head_dim=3, mlp_width=5, vocab_size=7)
+    # A token: q 2x6, k and v 2x3 each, out 6x2, three of 2x5: 66 parameters. Rows of 2 after 3 see
+    # 4 + 5 keys, 2 heads of 3 channels, each for scores and for values. The head: 7x2 at one place.
+    assert flops.forward_flops(arch, Pass(10, new=2, past=3, head=1)) == 10 * 2 * (
+        2 * 66 + 9 * 6 * 2 + 14
+    )
+    assert flops.forward_flops(arch, Pass(1, 2, 3), computed=True) == 2 * (2 * 66 + 10 * 6 * 2)
+
+
+def test_a_window_hides_keys():
+    arch = changed(layers=2, windows=(None, 3))
+    both = flops.forward_flops(arch, Pass(1, 4, 1)) - flops.forward_flops(arch, Pass(1, 0))
+    whole = flops.forward_flops(ARCH, Pass(1, 4, 1))
+    # Without it the queries see 2, 3, 4 and 5 keys; with it 2, 3, 3 and 3.
+    assert whole - both == (14 - 11) * 4 * arch.heads * arch.head_dim
+
+
+def test_splash_skips_blocks_that_nobody_sees():
+    arch = changed(attention="splash", head_dim=128, layers=1)
+    near = dataclasses.replace(arch, windows=(512,))
+    a_block = 4 * arch.heads * arch.head_dim * 512**2
+    rest = flops.forward_flops(arch, Pass(1, 2048)) - a_block * (4 * 2049 * 512 / 2) / 512**2
+    assert flops.forward_flops(arch, Pass(1, 2048), computed=True) - rest == 10 * a_block
+    assert flops.forward_flops(near, Pass(1, 2048), computed=True) - rest == 7 * a_block
+
+
+@pytest.mark.parametrize("length", [128, 384, 640, 2048])
+def test_blocks_are_those_of_the_kernel(length):
+    block = fused._blocks(length).block_q
+    count = length // block
+    assert flops._of_splash(length, 0, None) == block**2 * count * (count + 1) // 2
+
+
+@pytest.mark.parametrize(("length", "window"), [(256, None), (1000, None), (2048, 300)])
+def test_blocks_are_those_that_the_kernel_of_trees_visits(length, window):
+    at, end = jnp.arange(length)[None], jnp.full((1, length), length)
+    sight, block = Sight(at, at, at, end, at), tree_kernels.BLOCK
+    visited = visited_blocks(sight, window=window, block=block)
+    assert flops._of_trees(length, 0, window) == block**2 * visited.sum()
+
+
+def test_a_step_on_trees_is_counted_by_the_kernel_of_its_platform():
+    executed = {
+        name: flops.turn_step_flops(changed(attention=name), 1, 4096, 16, computed=True)
+        for name in ("xla", "splash")
+    }
+    a_square = 4 * ARCH.layers * ARCH.heads * ARCH.head_dim * 4096**2
+    again = 3.5  # of XLA: forwards, backwards and a half of the scores again, in chunks
+    seen = (1 + 3.5) * (1 + 1 / 16) / 2  # a causal half of 16 x 16 blocks
+    assert executed["xla"] - executed["splash"] == (again - seen) * a_square
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        ARCH,
+        changed(tied=True, qk_norm=False, qkv_bias=True, out_bias=True, mlp_bias=True),
+        changed(moe=dataclasses.replace(MOE, dense_layers=(1,))),
+        changed(lora=LORA),
+    ],
+)
+def test_parameters_are_those_of_the_network(arch):
+    _, shapes = abstract(arch)
+    assert flops.parameters(arch) == sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+def test_a_token_goes_through_some_experts_only():
+    arch = changed(moe=MOE)
+    idle = arch.layers * (MOE.experts - MOE.per_token) * 3 * arch.width * MOE.mlp_width
+    assert flops.parameters(arch, active=True) == flops.parameters(arch) - idle
+    assert flops.yardstick(arch, 10) == 60 * flops.parameters(arch, active=True)
+
+
+def square(x):
+    return x @ x
+
+
+def counted(f, *shapes, **options):
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return flops.jaxpr_flops(jax.jit(f).trace(*arguments).jaxpr, **options)
+
+
+def test_a_jaxprs_loops_count_as_often_as_they_run():
+    one = counted(square, (4, 4))
+    assert one == 2 * 4**3
+    loop = lambda x: jax.lax.fori_loop(0, 5, lambda _, x: square(x), x)  # noqa: E731
+    assert counted(loop, (4, 4)) == 5 * one
+
+    def until(x, n):
+        with jax.named_scope("outer"):
+            return jax.lax.fori_loop(0, n.astype(jnp.int32), lambda _, x: loop(x), x)
+
+    assert counted(until, (4, 4), ()) == 5 * one
+    assert counted(until, (4, 4), (), unknown_trips=3) == 15 * one
+    by_name = lambda scope: {"outer": 7}[scope]  # noqa: E731
+    assert counted(until, (4, 4), (), unknown_trips=by_name) == 35 * one
+
+
+def test_a_jaxprs_dearest_branch_counts():
+    f = lambda x: jax.lax.cond(x.sum() > 0, lambda: square(square(x)), lambda: square(x))  # noqa: E731
+    assert counted(f, (4, 4)) == 2 * counted(square, (4, 4))
+
+
+def test_a_jaxprs_shards_count_on_each_device():
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
+    f = jax.shard_map(square, mesh=mesh, in_specs=P(None), out_specs=P(None), check_vma=False)
+    assert counted(f, (4, 4)) == 8 * counted(square, (4, 4))
+
+
+def test_a_derivative_counts_what_is_computed_again():
+    f = lambda x: jax.checkpoint(lambda x: jnp.sin(square(jnp.sin(square(x)))))(x).sum()  # noqa: E731
+    # Two forwards, the same again for the sines, two for the gradient of each.
+    assert counted(jax.grad(f), (4, 4)) == 8 * counted(square, (4, 4))

@@ -1,0 +1,127 @@
+"""`model.remat=auto`: as little is computed again as the memory of a device allows."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from seeupo_jax.configuration.schema import from_dict
+from seeupo_jax.parallel import devices
+from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.planning import remat
+from seeupo_jax.planning.remat import RematPlan, choose_remat, plan_remat
+
+MODEL = {"vocab_size": 256, "width": 64, "layers": 6, "heads": 4, "kv_heads": 2, "head_dim": 16}
+GIB = 2**30
+
+
+def config_of(*, scan_layers=True, rows=8, length=128, **others):
+    model = MODEL | {"mlp_width": 192, "scan_layers": scan_layers}
+    rollout = {"tasks": 8, "group_size": 8, "max_context": length}
+    parts = {"batching": {"microbatch_tokens": rows * length}, "rollout": rollout, "model": model}
+    return from_dict(parts | {"warm_start": {"stages": [{}]}} | others)
+
+
+@pytest.fixture(scope="module")
+def one():
+    """A mesh of one device."""
+    return make_mesh(config_of().mesh, jax.devices()[:1])
+
+
+def test_the_least_recomputation_that_fits_is_chosen(one):
+    plan = plan_remat(config_of(), one, None)
+    needed = {name: plan.needed(name) for name in ("none", "dots", "full")}
+    assert needed["none"] > needed["dots"] > needed["full"] > plan.standing
+    # On CPU half of the memory is for the step.
+    for name in needed:
+        chosen, found = choose_remat(config_of(), one, memory_bytes=2 * needed[name])
+        assert (chosen.model.remat, found.chosen) == (name, name)
+    less, found = choose_remat(config_of(), one, memory_bytes=2 * needed["full"] - 2)
+    assert less.model.remat == "full" and "more than there is" in str(found)
+
+
+def test_the_choice_is_told_in_a_sentence():
+    plan = RematPlan(GIB, {"none": 4 * GIB, "dots": 2 * GIB, "full": GIB // 2}, 4 * GIB)
+    assert str(plan) == (
+        "remat: dots (model.remat=auto): about 3 GiB of 4 GiB a device for a step, 2 GiB of it"
+        " activations; none needs 5 GiB"
+    )
+    assert "none (model.remat=auto): about 5 GiB" in str(dataclasses.replace(plan, allowed=5 * GIB))
+    unknown = dataclasses.replace(plan, allowed=None)
+    assert unknown.chosen == "none" and "not known" in str(unknown)
+
+
+@pytest.mark.parametrize("name", ["none", "dots", "full"])
+def test_what_was_chosen_by_hand_stays(one, name):
+    model = MODEL | {"mlp_width": 192, "remat": name}
+    config = config_of(model=model)
+    assert choose_remat(config, one, memory_bytes=1) == (config, None)
+
+
+def test_nothing_else_of_the_configuration_changes(one):
+    config = config_of()
+    chosen, _ = choose_remat(config, one, memory_bytes=64 * GIB)
+    model = dataclasses.replace(config.model, remat="none")
+    assert config.model.remat == "auto" and chosen == dataclasses.replace(config, model=model)
+
+
+def test_a_cpu_computes_nothing_again_where_layers_are_not_scanned(one):
+    chosen, plan = choose_remat(config_of(scan_layers=False), one, memory_bytes=1)
+    assert chosen.model.remat == "none" and [*plan.activations] == ["none"]
+
+
+def test_parameters_that_devices_share_are_counted_once():
+    config = config_of()
+    meshes = [config_of(mesh=sizes).mesh for sizes in ({"data": 8}, {"data": 1, "fsdp": 8})]
+    spread, cut = (plan_remat(config, make_mesh(mesh), None) for mesh in meshes)
+    alone = plan_remat(config, make_mesh(config.mesh, jax.devices()[:1]), None)
+    assert spread.standing == alone.standing and cut.standing < alone.standing / 4
+    assert spread.activations == cut.activations == alone.activations  # each has its own rows
+
+
+def test_what_does_not_train_has_no_gradient_and_what_samples_meanwhile_stands_by(one):
+    plain = plan_remat(config_of(), one, None)
+    ahead = config_of(rollout_ahead=1)
+    params = 4 * 6 * (64 * (64 + 32 + 32 + 64 + 3 * 192) + 2 * 64 + 2 * 16) + 4 * (256 + 1) * 64
+    # Parameters, those of the reference, Adam's two moments, two trees of gradients; two counters
+    # of the state and one of Adam's.
+    assert 0 <= plain.standing - 6 * params <= 64
+    cache = 64 * 128 * 6 * 2 * 2 * 16 * 4  # conversations, tokens, layers, keys and values
+    assert plan_remat(ahead, one, None).standing == plain.standing + params + cache
+    critic = plan_remat(config_of(algorithm={"critic": "model", "advantage": "gae"}), one, None)
+    assert critic.activations["full"] == 2 * plain.activations["full"]
+
+
+def test_processes_choose_alike_and_by_what_there_is_not_by_what_is_free(one, monkeypatch):
+    plan = plan_remat(config_of(), one, None)
+    memory = 2 * plan.needed("none")
+    monkeypatch.setattr(remat, "total_memory", lambda device: memory)
+    assert choose_remat(config_of(), one)[0].model.remat == "none"
+    monkeypatch.setattr(remat, "gather", lambda own: [own, own - 2])  # another has less
+    assert choose_remat(config_of(), one)[0].model.remat == "dots"
+    monkeypatch.setattr(remat, "gather", lambda own: [own, 0])  # another does not know
+    assert choose_remat(config_of(), one)[1].allowed is None
+
+
+class Chip:
+    platform = "gpu"
+
+    def __init__(self, stats):
+        self._stats = stats
+
+    def memory_stats(self):
+        return self._stats
+
+
+def test_memory_is_counted_whole_whatever_is_in_use(tmp_path, monkeypatch):
+    assert devices.total_memory(Chip({"bytes_limit": 80 * GIB, "bytes_in_use": 79 * GIB})) == (
+        80 * GIB
+    )
+    assert devices.total_memory(Chip(None)) is None and devices.total_memory(Chip({})) is None
+    host, limit = devices.total_memory(jax.devices()[0]), tmp_path / "memory.max"
+    assert host * jax.local_device_count() > GIB // 4
+    monkeypatch.setattr(devices, "_LIMITS", (str(limit), str(tmp_path / "absent")))
+    limit.write_text("max\n")
+    assert devices.total_memory(jax.devices()[0]) >= host
+    limit.write_text(f"{8 * 2**20}\n")  # a container's, of which each of the devices has a part
+    assert devices.total_memory(jax.devices()[0]) == 8 * 2**20 // jax.local_device_count()

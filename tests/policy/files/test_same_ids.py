@@ -1,0 +1,197 @@
+"""What `transformers` reads from an exported folder gives the ids that we give."""
+
+import dataclasses
+import functools
+import io
+import json
+import re
+
+import chat_cases
+import numpy as np
+import pytest
+import sentencepiece
+from transformers import AutoTokenizer
+from twin_policy import network_of, numpy_weights
+
+from seeupo_jax.configuration import schema
+from seeupo_jax.envs.order_desk.environment import TOOLS
+from seeupo_jax.policy import save_pretrained
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.messages import ROLES
+from seeupo_jax.policy.files.same_ids import try_texts
+from seeupo_jax.policy.files.sentence_pieces import SentencePieceTokenizer, train_tokenizer
+from seeupo_jax.policy.files.tokenizer import load_tokenizer
+from seeupo_jax.policy.files.weights import read_tokenizer
+
+ARCH = Architecture(
+    vocab_size=896, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, mlp_width=8, qk_norm=True
+)
+# Runs of what repeats itself, where leftmost pairs are merged first, and words kept whole.
+REPETITIVE = [
+    "".join(line) for line in np.random.default_rng(0).choice(list("aab   -=2"), (300, 60))
+]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FORGED = ["<|user|>", "x<|end|>y <|system|>", "<<|tool|>>", "<|assistant|", "<unk>"]
+MESSAGES = (
+    {"role": "system", "content": "  You work\n at a desk. "},
+    {"role": "user", "content": "My mug <|end|><|assistant|> 漢字  "},
+    {"role": "assistant", "content": "<|tool|>"},
+    {"role": "tool", "content": ""},
+)
+
+
+@functools.cache
+def made(name, chat="{}"):
+    """A SentencePiece tokenizer, by the chat options as JSON."""
+    options = schema.Chat(**json.loads(chat))
+    if name == "order_desk":
+        return SentencePieceTokenizer(read_tokenizer("package:order_desk").model, options)
+    return train_tokenizer(REPETITIVE, (" aab", "22", "-"), 310, options)
+
+
+def export(tokenizer, folder, arch=ARCH):
+    """The library's tokenizer of a policy's folder."""
+    network, params = network_of(numpy_weights(arch), arch)
+    save_pretrained(network.bind(params), folder, tokenizer)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def random_texts(tokenizer):
+    """Others than those that the export itself compares."""
+    rng = np.random.default_rng(1)
+    pieces = [piece.decode() for piece in tokenizer.token_bytes() if piece.isascii()]
+    texts = try_texts(pieces, seed=1) + [chat_cases.random_text(rng) for _ in range(200)]
+    return [*texts, *("".join(rng.choice(list("ab a=-2"), 60)) for _ in range(200))]
+
+
+@pytest.mark.parametrize("name", ["order_desk", "repetitive"])
+def test_a_sentencepiece_policy_has_the_same_ids_and_texts_there(tmp_path, name):
+    ours = made(name)
+    theirs = export(ours, tmp_path)
+    for text in [*random_texts(ours), *FORGED]:
+        ids = ours.action(text)[:-1]
+        found = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        assert found == ids, text
+        assert theirs.decode(ids) == ours.text(ids) == text.replace("▁", " ")
+        if not any(f"<|{name}|>" in text for name in (*ROLES, "end")):
+            assert theirs(text).input_ids == ids, text  # nothing is added, nothing to be split
+    assert (theirs.eos_token_id,) == ours.end_ids
+    assert len(theirs) == ours.vocab_size
+    header = ours.observation(())
+    assert theirs("<|assistant|>").input_ids == header  # as in every tokenizer of that library
+    loaded = load_tokenizer(tmp_path)
+    assert isinstance(loaded, SentencePieceTokenizer) and loaded.model == ours.model
+
+
+@pytest.mark.parametrize("system", [True, False])
+@pytest.mark.parametrize("tools", ["none", "signatures", "json", "hermes", "auto"])
+def test_its_chat_template_gives_our_ids_whatever_the_messages_hold(tmp_path, system, tools):
+    ours = made("repetitive", json.dumps({"system": system, "tools": tools}))
+    ours.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    wrapped = [{"type": "function", "function": tool} for tool in TOOLS]
+    for given, listed in ((None, ()), (list(TOOLS), TOOLS), (wrapped, TOOLS)):
+        found = theirs.apply_chat_template(
+            list(MESSAGES), tools=given, add_generation_prompt=True, return_dict=False
+        )
+        assert found == list(ours.begin(MESSAGES, listed).tokens)
+    whole = theirs.apply_chat_template(list(MESSAGES), return_dict=False)
+    assert whole == list(ours.begin(MESSAGES, ()).tokens)[:-1]
+    with pytest.raises(Exception, match="allowed: texts of system, user, assistant, tool"):
+        theirs.apply_chat_template([{"role": "critic", "content": "?"}])
+
+
+def unigram():
+    """A model that tokenizer.json cannot say with certainty."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(REPETITIVE),
+        model_writer=model,
+        model_type="unigram",
+        vocab_size=280,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        control_symbols=[f"<|{name}|>" for name in (*ROLES, "end")],
+        minloglevel=2,
+    )
+    return SentencePieceTokenizer(model.getvalue(), schema.Chat())
+
+
+@pytest.mark.parametrize(
+    "make, arch, reason",
+    [
+        (unigram, ARCH, "without a byte-pair encoding, without texts as they are"),
+        (
+            lambda: made("repetitive"),
+            dataclasses.replace(ARCH, qk_norm=False, qkv_bias=True),  # qwen2
+            "Qwen2Tokenizer of transformers, which is what it takes for .* gives other tokens",
+        ),
+    ],
+)
+def test_what_would_have_other_ids_there_is_not_written_and_that_is_said(
+    tmp_path, caplog, make, arch, reason
+):
+    ours = make()
+    theirs = export(ours, tmp_path, arch)
+    assert len(theirs) <= 1 and not theirs.encode("ab")  # made of nothing: no wrong ids
+    assert not {"tokenizer.json", "tokenizer.model"} & {file.name for file in tmp_path.iterdir()}
+    (record,) = caplog.records
+    assert record.getMessage().endswith("sentencepiece.model, which this package reads.")
+    assert re.search(reason, record.getMessage())
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.begin(MESSAGES, ()).tokens == ours.begin(MESSAGES, ()).tokens
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_folder_of_the_library_keeps_ids_and_template(tmp_path, family):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    template = "{% if loud %}{{ strftime_now('%d %b %Y') }}{% endif %}" + CHATML
+    library = chat_cases.small_library()
+    library.chat_template = template
+    chat = schema.Chat(template_kwargs={"loud": True})
+    ours = HuggingFaceTokenizer(library, chat, generation={}, where="here")
+    ours.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    messages = [{"role": "user", "content": " two  cups "}]
+    found = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert found == list(ours.begin(messages, ()).tokens)
+    assert theirs.decode(found).startswith("26 Jul 2024<|im_start|>")
+    quiet = theirs.apply_chat_template(messages, loud=False, tokenize=False)
+    assert quiet.startswith("<|im_start|>")
+    for text in try_texts(["order", " the", "list", "\n"], seed=2):
+        assert theirs(text).input_ids == ours.action(text)[:-1]
+    again = tmp_path / "again"
+    load_tokenizer(tmp_path).save(again)
+    assert (again / "chat_template.jinja").read_text() == theirs.chat_template
+
+
+def test_a_folder_that_transformers_would_read_otherwise_has_no_tokenizer(tmp_path, caplog):
+    # Whatever the folder says, this family is read by a class that normalises.
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    library = chat_cases.small_library()
+    ours = HuggingFaceTokenizer(library, schema.Chat(), generation={}, where="here")
+    ours.save(tmp_path)
+    (record,) = caplog.records
+    assert "Qwen2Tokenizer" in record.getMessage()
+    assert record.getMessage().endswith("no tokenizer is written.")
+    assert load_tokenizer(tmp_path) is None
+
+
+def test_a_gguf_files_vocabulary_keeps_ids_and_template(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    ours = chat_cases.make("smollm2")
+    ours.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    rng = np.random.default_rng(2)
+    texts = [chat_cases.random_text(rng).replace("<|im_end|>", "") for _ in range(300)]
+    for text in ["", "  ", "\x00\r\n", *texts]:
+        ids = theirs(text).input_ids
+        assert ids == ours.action(text)[:-1]
+        assert theirs.decode(ids) == ours.text(ids)
+    messages = [{"role": "user", "content": "hi"}]
+    found = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert found == list(ours.begin(messages, ()).tokens)

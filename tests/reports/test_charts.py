@@ -1,0 +1,159 @@
+"""Charts are Vega-Lite that Vega-Lite takes, of what they were given."""
+
+import math
+
+import pytest
+
+from seeupo_jax.reports import vega
+from seeupo_jax.reports.bars import heat_map, share_chart, stack_chart
+from seeupo_jax.reports.blocks import Point, block_size, block_start, thin
+from seeupo_jax.reports.charts import line_chart, range_chart
+
+
+def rows(chart):
+    return chart.spec["data"]["values"]
+
+
+def layers(chart, mark):
+    return [layer for layer in chart.spec["layer"] if layer["mark"]["type"] == mark]
+
+
+def test_a_chart_without_data_is_none():
+    assert line_chart("T", {}, y="y") is None and line_chart("T", {"a": []}, y="y") is None
+    assert range_chart("T", {"a": []}, kind="k") is None
+    assert heat_map("T", [], value="v") is None
+    assert stack_chart("T", [(1, "a", 0.0)], ["a"], y="y") is None
+    assert share_chart("T", [], []) is None
+
+
+def test_lines_keep_values_and_intervals():
+    chart = line_chart("T", {"a": [Point(1, 0.5, 0.4, 0.6), Point(2, 0.7)]}, y="rate")
+    assert rows(chart) == [
+        {"series": "a", "iteration": 1, "value": 0.5, "low": 0.4, "high": 0.6},
+        {"series": "a", "iteration": 2, "value": 0.7},
+    ]
+
+
+def test_lines_differ_in_more_than_colour_and_carry_their_names():
+    chart = line_chart("T", {n: [Point(1, i), Point(2, i)] for i, n in enumerate("abc")}, y="y")
+    encoding = layers(chart, "line")[0]["encoding"]
+    for channel in ("color", "strokeDash"):
+        ranges = encoding[channel]["scale"]["range"]
+        assert len({str(entry) for entry in ranges}) == 3
+    shapes = layers(chart, "point")[0]["encoding"]["shape"]["scale"]["range"]
+    assert len(set(shapes)) == 3
+    names = layers(chart, "text")
+    colors = dict(zip("abc", encoding["color"]["scale"]["range"], strict=True))
+    assert {n["mark"]["text"]: n["mark"]["color"] for n in names} == colors
+
+
+def test_one_line_needs_no_name_and_no_legend():
+    chart = line_chart("T", {"a": [Point(1, 2.0)]}, y="y")
+    assert not layers(chart, "text")
+    assert layers(chart, "line")[0]["encoding"]["color"]["legend"] is None
+
+
+def test_an_axis_holds_zero_and_every_value():
+    def domain(*values):
+        chart = line_chart("T", {"a": [Point(i, v) for i, v in enumerate(values)]}, y="y")
+        return layers(chart, "line")[0]["encoding"]["y"]["scale"]["domain"]
+
+    assert domain(1.0, 4.0) == [0.0, pytest.approx(4.2)]
+    assert domain(-2.0, -1.0) == [pytest.approx(-2.1), 0.0]
+    assert domain(0.0) == [0.0, 1.0]
+
+
+def test_names_at_the_ends_of_lines_do_not_cover_each_other():
+    ends = {"a": 0.5, "b": 0.5, "c": 0.51, "low": 0.0, "lowest": 0.0}
+    places = vega.end_labels(ends, 0.0, 1.0)
+    heights = sorted(places.values())
+    assert all(b - a >= 13 for a, b in zip(heights, heights[1:], strict=False))
+    assert heights[-1] <= vega.HEIGHT
+    assert places["c"] == pytest.approx(0.49 * vega.HEIGHT)
+    assert places["lowest"] == vega.HEIGHT
+
+
+def test_a_long_name_keeps_its_beginning_and_its_end():
+    short = vega.shortened("seeupo_on_the_order_desk_seed_1")
+    assert short.startswith("seeupo") and short.endswith("_seed_1")
+    assert len(short) == vega.LABEL_CHARACTERS and vega.shortened("grpo") == "grpo"
+
+
+def test_many_points_become_means_of_blocks_and_the_note_says_so():
+    points = [Point(i, float(i), i - 1.0, i + 1.0) for i in range(1, 1001)]
+    chart = line_chart("T", {"a": points}, y="y", note="Steps.")
+    block = math.ceil(1000 / 299)
+    assert chart.note == f"Steps. Each point is the mean of {block} iterations."
+    assert len(rows(chart)) == 1000 / block <= 300
+    assert rows(chart)[0] == {
+        "series": "a",
+        "iteration": 2.5,
+        "value": 2.5,
+        "low": 1.5,
+        "high": 3.5,
+    }
+
+
+def test_a_block_without_intervals_has_none():
+    assert thin([Point(1, 1.0), Point(2, 3.0)], 2) == [Point(1.5, 2.0)]
+
+
+def test_blocks_leave_no_more_than_was_asked_for():
+    for first, last, most in ((0, 400, 120), (1, 121, 120), (1, 1500, 120), (7, 10_000, 300)):
+        block = block_size(range(first, last + 1), most)
+        assert len({block_start(i, block) for i in range(first, last + 1)}) <= most
+    assert block_size([0, 1000, 2000], 3) == 1  # rare evaluations are left alone
+
+
+def test_a_heat_map_has_a_cell_for_each_turn_and_iteration():
+    chart = heat_map("T", [(1, 1, 0.5), (1, 2, 0.25), (2, 1, -1.0)], value="M")
+    assert rows(chart) == [
+        {"from": 0.5, "to": 1.5, "turn": 1, "value": 0.5},
+        {"from": 0.5, "to": 1.5, "turn": 2, "value": 0.25},
+        {"from": 1.5, "to": 2.5, "turn": 1, "value": -1.0},
+    ]
+
+
+def test_bars_of_many_iterations_are_means_over_the_iterations_that_are_there():
+    parts = [(i, name, v) for i in range(1, 242) for name, v in (("a", 1.0), ("b", 2.0))]
+    chart = stack_chart("T", parts, ["b", "a"], y="s")
+    assert {(r["part"], r["order"], r["value"]) for r in rows(chart)} == {
+        ("b", 0, 2.0),
+        ("a", 1, 1.0),
+    }
+
+
+def test_a_part_has_its_colour_whichever_others_are_there():
+    def color(*present):
+        chart = stack_chart("T", [(1, name, 1.0) for name in present], "abc", y="s")
+        scale = chart.spec["encoding"]["color"]["scale"]
+        return dict(zip(scale["domain"], scale["range"], strict=True))["c"]
+
+    assert color("a", "b", "c") == color("c")
+
+
+def test_shares_of_a_run_add_up_to_one():
+    chart = share_chart("T", [("r", "a", 3.0), ("r", "b", 1.0), ("s", "a", 5.0)], ["a", "b"])
+    assert [(r["run"], r["part"], r["share"]) for r in rows(chart)] == [
+        ("r", "a", 0.75),
+        ("r", "b", 0.25),
+        ("s", "a", 1.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "chart",
+    [
+        line_chart("T", {"a": [Point(1, 0.5, 0.4, 0.6)], "b": [Point(1, 2.0)]}, y="y"),
+        range_chart("T", {"a": [Point("k", 0.5, 0.4, 0.6)], "b": [Point("k", 0.1)]}, kind="k"),
+        heat_map("T", [(1, 1, 0.5)], value="v"),
+        stack_chart("T", [(1, "a", 1.0)], ["a"], y="y"),
+        share_chart("T", [("r", "a", 1.0)], ["a"]),
+    ],
+    ids=["line", "range", "heat", "stack", "share"],
+)
+def test_vega_lite_draws_it(chart):
+    import vl_convert
+
+    svg = vl_convert.vegalite_to_svg({**chart.spec, "width": 400}, vl_version="6.4")
+    assert svg.startswith("<svg") and "NaN" not in svg

@@ -1,0 +1,277 @@
+"""The page of a run: what its sections hold, and what it says where something is missing."""
+
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+import report_cases
+
+from seeupo_jax.metrics.metrics_log import MetricsWriter
+from seeupo_jax.reports.curves import curves_section, first_and_last, kinds_section
+from seeupo_jax.reports.html_report import write_report
+from seeupo_jax.reports.run_data import load_runs
+from seeupo_jax.reports.sections import lengths_section, stops_section, time_section, turns_section
+from seeupo_jax.reports.settings_tables import (
+    configuration_table,
+    failures_section,
+    unrecorded,
+    versions_table,
+)
+from seeupo_jax.trajectories.reader import Shard, pack_shard, write_shard
+
+
+@pytest.fixture
+def runs(tmp_path):
+    first = report_cases.write_run(tmp_path / "first")
+    second = report_cases.write_run(
+        tmp_path / "second", iterations=8, planned=12, gain=0.5, learning_rate=1e-3
+    )
+    return load_runs([first, second])
+
+
+def values(chart):
+    return chart.spec["data"]["values"]
+
+
+def titles(section):
+    return [chart.title for chart in section.charts]
+
+
+def cells(table):
+    return [list(row.cells) for row in table.rows]
+
+
+def test_a_runs_success_is_in_one_chart_and_several_runs_lie_over_each_other(runs):
+    assert titles(curves_section(runs[:1]))[0] == "Success"
+    assert {r["series"] for r in values(curves_section(runs[:1]).charts[0])} == {
+        "training rollouts",
+        "test avg@4",
+    }
+    both = curves_section(runs)
+    assert titles(both)[:2] == ["Success: training rollouts", "Success: test avg@4"]
+    assert all({r["series"] for r in values(c)} == {"first", "second"} for c in both.charts)
+
+
+def test_intervals_of_rollouts_are_as_wide_as_those_of_as_many_coins_as_tasks(runs):
+    (row,) = (
+        r
+        for r in values(curves_section(runs[:1]).charts[0])
+        if r["series"] == "training rollouts" and r["iteration"] == 12
+    )
+    # Wilson's interval by its definition: |p - q| = z sqrt(q (1 - q) / n) at both ends q.
+    for bound in (row["low"], row["high"]):
+        distance = 1.959964 * np.sqrt(bound * (1 - bound) / 16)
+        assert abs(row["value"] - bound) == pytest.approx(distance, abs=1e-5)
+
+
+def test_evaluations_have_the_intervals_that_were_recorded(runs):
+    rows = [r for r in values(curves_section(runs[:1]).charts[0]) if r["series"] == "test avg@4"]
+    assert [r["iteration"] for r in rows] == [0, 5, 10, 12]
+    assert rows[0]["low"] == pytest.approx(0.32) and rows[0]["high"] == pytest.approx(0.48)
+
+
+def test_success_by_turns_is_pooled_over_the_first_and_the_last_iterations(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        for i in range(1, 11):
+            rate, count = (0.5, 30) if i % 2 else (0.1, 10)
+            turns = {"rollout/success_rate/turns=2": rate, "rollout/trajectories/turns=2": count}
+            writer.write(i, {"rollout/success_rate": 0.5, **turns})
+    section = kinds_section(load_runs([tmp_path]))
+    pooled = {r["series"]: r["value"] for r in values(section.charts[0])}
+    mean = (0.5 * 30 + 0.1 * 10) / 40
+    assert pooled == {
+        "iterations 1 to 2": pytest.approx(mean),
+        "iterations 9 to 10": pytest.approx(mean),
+    }
+
+
+def test_kinds_of_tasks_are_shown_before_and_after_with_intervals(runs):
+    section = kinds_section(runs[:1])
+    (chart,) = (c for c in section.charts if c.title == "test avg@4 by request")
+    rows = {(r["series"], r["kind"]): r for r in values(chart)}
+    assert rows["iteration 0", "cancel"]["value"] == pytest.approx(0.45)
+    assert rows["iteration 12", "refund"]["high"] == pytest.approx(0.88)
+    assert "Rollouts by request" in titles(section)
+
+
+def test_several_runs_are_compared_by_kind_at_their_ends(runs):
+    charts = {chart.title: values(chart) for chart in kinds_section(runs).charts}
+    for title, kind in (("Success by number of turns", "3"), ("Rollouts by request", "cancel")):
+        found = {r["series"]: r["value"] for r in charts[title] if r["kind"] == kind}
+        assert set(found) == {"first", "second"} and found["first"] > found["second"]
+    (before, after) = sorted(
+        r["value"] for r in charts["test avg@4 by request"] if r["kind"] == "refund"
+    )
+    assert (before, after) == (pytest.approx(0.3 + 0.25 * 5 / 12), pytest.approx(0.8))
+
+
+def test_turns_have_a_map_each(runs):
+    section = turns_section(runs)
+    assert len(section.charts) == 8 and not section.absent
+    weights = values(section.charts[2])
+    assert {row["turn"] for row in weights} == set(range(1, report_cases.TURNS + 1))
+
+
+@pytest.mark.parametrize("selected_on", [0.0, 1.0])
+def test_a_figure_that_the_best_checkpoint_was_chosen_by_is_marked(tmp_path, selected_on):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(1, {"eval/avg@4": 0.5, "eval/selected_on": selected_on})
+    text = write_report(tmp_path).read_text()
+    assert ("the best checkpoint is chosen on test too" in text) == bool(selected_on)
+
+
+def test_stop_reasons_are_shares(runs):
+    rows = values(stops_section(runs[:1]).charts[0])
+    first = [r["value"] for r in rows if r["from"] == 0.5]
+    assert sum(first) == pytest.approx(1.0) and len(first) == 3
+
+
+def test_the_time_table_adds_up(runs):
+    section = time_section(runs[:1])
+    last = section.tables[0].rows[-1].cells
+    assert last[0] == "all" and runs[0].seconds > 20
+    shares = [float(re.search(r"\((\d+)%\)", row[1])[1]) for row in cells(section.tables[0])[:-1]]
+    assert sum(shares) == pytest.approx(100, abs=len(shares) / 2)
+
+
+def test_what_an_old_run_did_not_record_is_named(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(1, {"rollout/success_rate": 0.5, "time/rollout_s": 2.0})
+    runs = load_runs([tmp_path])
+    assert lengths_section(runs).absent == ["Tokens a trajectory", "Turns a trajectory"]
+    assert turns_section(runs).charts == []
+    page = write_report(tmp_path).read_text()
+    assert "Not recorded: Mean weight M; Largest weight |M|; Clip fraction;" in page
+    assert "Without run.json" in page
+
+
+def test_fields_that_differ_are_marked(runs):
+    table = configuration_table(runs)
+    assert table.header == ["field", "first", "second"]
+    marked = [list(row.cells) for row in table.rows if row.marked]
+    assert marked == [["optimizer.learning_rate", "0.0002", "0.001"]]
+    assert not any(row.marked for row in configuration_table(runs[:1]).rows)
+
+
+def test_a_run_without_a_record_is_named_and_differs_in_nothing(runs, tmp_path):
+    old = load_runs([report_cases.write_run(tmp_path / "old", about=False)])
+    table = configuration_table([runs[0], *old])
+    assert table.header == ["field", "first"] and not any(row.marked for row in table.rows)
+    assert unrecorded([runs[0], *old]).endswith("are not known: old.")
+    assert unrecorded(runs) == ""
+
+
+def test_versions_hold_software_devices_and_the_command(runs):
+    found = {row[0]: row[1] for row in cells(versions_table(runs[:1]))}
+    assert found["versions.jax"] == "0.10.2" and found["devices.platform"] == "cpu"
+    assert found["command"].startswith("python -m seeupo_jax.train --config=")
+    assert found["model.parameters"] == "123456"
+
+
+def test_failures_are_counted_by_cause_and_the_rest_without(runs):
+    rows = cells(failures_section(runs[:1]).tables[0])
+    assert rows == [
+        ["(cause not recorded)", "rollouts", "12", "1 to 12"],
+        ["TimeoutError: the desk did not answer", "rollouts", "12", "1 to 12"],
+    ]
+
+
+def _record(member, failure, *, split="test", iteration=5):
+    failed = failure is not None
+    return {
+        **{"schema": 1, "split": split, "iteration": iteration, "group": 0, "member": member},
+        **{"task_id": "t", "seed": 0, "labels": {}, "stop": "env_error" if failed else "done"},
+        **{"failed": failed, "failure": failure, "reward": 0.0, "score": 0.0, "turns": 1},
+        **{"success": None if failed else False, "turn_rewards": [], "policy_version": 5},
+        **{"advantage": None, "weights": [], "info": {}, "messages": [], "segments": []},
+    }
+
+
+def test_failures_of_evaluations_come_from_their_trajectories(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(5, {"eval/failed": 2, "eval_train/failed": 1})
+        writer.write(10, {"eval/failed": 0})
+    records = [_record(0, None), _record(1, "OSError: gone")]
+    write_shard(tmp_path, Shard(5, "test", True), pack_shard(records))
+    rollouts = [_record(0, "of a rollout", split="train")]
+    write_shard(tmp_path, Shard(5, "train", False), pack_shard(rollouts))
+    rows = cells(failures_section(load_runs([tmp_path])).tables[0])
+    assert rows == [
+        ["(cause not recorded)", "evaluation on test", "1", "5 to 5"],
+        ["OSError: gone", "evaluation on test", "1", "5 to 5"],
+        ["(cause not recorded)", "evaluation on train", "1", "5 to 5"],
+    ]
+
+
+def test_a_run_without_failures_says_so(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(1, {"rollout/failed": 0})
+    assert failures_section(load_runs([tmp_path])).intro == "No environment failed."
+
+
+def test_success_at_first_and_now_is_of_evaluations_where_there_are_any(runs, tmp_path):
+    measure, ends = first_and_last(runs[0])
+    assert measure == "test avg@4" and [e.value for e in ends] == pytest.approx([0.4, 0.9])
+    with MetricsWriter(tmp_path / "no") as writer:
+        writer.write(1, {"rollout/success_rate": 0.25})
+    measure, ends = first_and_last(load_runs([tmp_path / "no"])[0])
+    assert measure == "rollouts" and [e.value for e in ends] == [0.25]
+    assert first_and_last(load_runs([tmp_path])[0])[1] == []
+
+
+def test_the_page_is_one_file_that_names_no_other(runs):
+    page = write_report(runs[0].workdir, compare=[runs[1].workdir])
+    assert page == runs[0].workdir / "report.html"
+    text = page.read_text()
+    scripts = re.findall(r"<script[^>]*>", text)
+    assert scripts == ['<script type="application/json" id="specs">', "<script>", "<script>"]
+    assert "src=" not in re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    assert "default-src &#39;none&#39;" in text and len(text) < 2 * 2**20
+    assert sorted(p.name for p in page.parent.iterdir()) == [
+        "metrics.jsonl",
+        "report.html",
+        "run.json",
+    ]
+
+
+def test_the_charts_of_a_page_are_those_of_its_sections(runs):
+    text = write_report(runs[0].workdir).read_text()
+    specs = json.loads(re.search(r'id="specs">(.*?)</script>', text, re.DOTALL)[1])
+    assert set(re.findall(r'data-chart="([^"]+)"', text)) == set(specs) and len(specs) > 15
+
+
+def test_an_empty_folder_gives_a_page_that_says_so(tmp_path):
+    text = write_report(tmp_path).read_text()
+    assert "Nothing has been recorded yet" in text and "data-chart" not in text
+
+
+def test_a_damaged_line_of_metrics_costs_the_page_that_line_and_is_told(tmp_path, caplog):
+    lines = ['{"iteration": 1, "rollout/success_rate": 0.25}', "\0garbage"]
+    lines += ['{"iteration": 2, "rollout/success_rate": 0.75}', ""]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert "0.75" in write_report(tmp_path).read_text()
+    assert "1 of 3 lines are damaged, the first of them line 2; they are left out" in caplog.text
+
+
+def test_a_page_elsewhere_still_finds_the_trajectories(runs, tmp_path):
+    workdir = runs[0].workdir
+    assert "Trajectories:" not in write_report(workdir).read_text()
+    write_shard(workdir, Shard(1, "train", False), pack_shard([]))
+    assert 'href="trajectories/index.html"' in write_report(workdir).read_text()
+    (tmp_path / "pages").mkdir()
+    file = write_report(workdir, output=tmp_path / "pages" / "r.html")
+    assert 'href="../first/trajectories/index.html"' in file.read_text()
+
+
+def test_a_run_that_stands_still_is_told_from_one_that_runs(tmp_path):
+    workdir = report_cases.write_run(tmp_path / "a", iterations=5, planned=12)
+    assert "<dd>running</dd>" in write_report(workdir).read_text()
+    os.utime(workdir / "metrics.jsonl", (1_000_000, 1_000_000))
+    assert "<dd>stopped or waiting</dd>" in write_report(workdir).read_text()
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path):
+    with pytest.raises(ValueError, match="--output: got .*No such file"):
+        write_report(tmp_path, output=tmp_path / "no" / "r.html")

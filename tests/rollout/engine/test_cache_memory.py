@@ -1,0 +1,64 @@
+"""The memory plan: what it counts, what it says, what it refuses."""
+
+import dataclasses
+
+import pytest
+
+from seeupo_jax.configuration import schema
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.rollout.engine.cache_memory import GIB, Reshard, plan_cache
+
+ARCH = Architecture(
+    vocab_size=32, width=64, layers=4, heads=8, kv_heads=4, head_dim=16, mlp_width=128
+)
+ROLLOUT = schema.Rollout(tasks=4, group_size=4, max_context=100, page_size=16)
+COPY = Reshard("data 4 x tensor 2", 3 * GIB, 2 * GIB, 16 * GIB)
+
+
+def test_the_cache_is_every_conversation_at_full_length():
+    plan = plan_cache(ARCH, ROLLOUT, shards=4, tensor=2)
+    assert (plan.slots, plan.concurrency, plan.pages) == (4, 4, 4 * 7)
+    # Layers x (key, value) x 2 of 4 heads x 16 numbers of 4 bytes.
+    assert plan.token_bytes == 4 * 2 * 2 * 16 * 4
+    assert plan.bytes == 28 * 16 * plan.token_bytes
+
+
+def test_the_plan_tells_of_the_samplers_copy_of_the_policy():
+    told = str(plan_cache(ARCH, ROLLOUT, shards=4, tensor=2, reshard=COPY))
+    assert told.endswith(
+        "4 of them fit at once); sampler's layout: data 4 x tensor 2; 3 GiB a device for its copy"
+        " of the policy, 2 GiB of it from other devices before each rollout"
+    )
+    same = Reshard("one device", 0, 0, 0)
+    told = str(plan_cache(ARCH, ROLLOUT, reshard=same))
+    assert told.endswith("sampler's layout: one device; it reads the trainer's parameters")
+
+
+def test_a_copy_that_does_not_fit_beside_the_cache_is_refused():
+    own = schema.Mesh(data=4, tensor=2)
+    rollout = schema.Rollout(tasks=4, group_size=4, max_context=100, mesh=own)
+    cache = plan_cache(ARCH, rollout).bytes
+    plan_cache(ARCH, rollout, reshard=COPY, free_bytes=cache + 3 * GIB)
+    with pytest.raises(ValueError, match=r"with 3 GiB of the .* \(config.rollout.mesh\) together"):
+        plan_cache(ARCH, rollout, reshard=COPY, free_bytes=cache + 3 * GIB - 1)
+    with pytest.raises(ValueError, match=r"allowed: less than the .* that are free"):
+        plan_cache(ARCH, rollout, free_bytes=cache - 1)
+
+
+@pytest.mark.parametrize(
+    "mesh, field", [(None, "config.mesh"), (schema.Mesh(data=3), "config.rollout.mesh")]
+)
+def test_rows_that_the_samplers_devices_do_not_divide_are_told_with_the_mesh(mesh, field):
+    rollout = schema.Rollout(tasks=4, group_size=4, max_context=100, mesh=mesh)
+    with pytest.raises(ValueError, match=rf"concurrency: got 16; .* the 3 devices .*\({field}\)"):
+        plan_cache(ARCH, rollout, shards=3)
+
+
+def test_more_keys_than_int32_counts_are_refused():
+    rollout = schema.Rollout(tasks=2**13, group_size=2**9, max_context=112, page_size=16)
+    pages = rollout.tasks * rollout.group_size * 7
+    assert pages * 16 * 4 < 2**31
+    plan_cache(ARCH, rollout)
+    longer = dataclasses.replace(rollout, max_context=128)  # 8 pages: 2**22 x 8 x 16 x 4 = 2**31
+    with pytest.raises(ValueError, match=r"33554432 pages of 16 .* 4 heads .* fewer than 2\*\*31"):
+        plan_cache(ARCH, longer)

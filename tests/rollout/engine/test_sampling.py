@@ -1,0 +1,116 @@
+"""How tokens are drawn: which may be, how often, and from whose random numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seeupo_jax.rollout.engine.sampling import (
+    Sampling,
+    Streams,
+    draw,
+    filter_logits,
+    stream_keys,
+    task_number,
+    truncation_note,
+)
+
+
+def key_data(who, *, turn=0, step=0, seed=1, iteration=2):
+    """Keys of rows that are (task, member) pairs."""
+    task, member = np.array(who, np.uint32).T
+    turn_R, step_R = (np.full(len(who), number, np.uint32) for number in (turn, step))
+    streams = Streams(np.uint32(seed), np.uint32(iteration), task, member, turn_R)
+    return jax.random.key_data(stream_keys(streams, step_R))
+
+
+def test_keys_tell_seed_iteration_task_member_and_turn_apart():
+    numbers = [
+        {"who": [(2, 1)]},
+        {"who": [(1, 2)]},
+        {"who": [(2, 2)]},
+        {"who": [(1, 1)]},
+        {"who": [(2, 1)], "turn": 1},
+        {"who": [(2, 1)], "turn": 2},
+        {"who": [(2, 1)], "iteration": 1},
+        {"who": [(2, 1)], "iteration": 3},
+        {"who": [(2, 1)], "seed": 2},
+        {"who": [(2, 1)], "seed": 2, "iteration": 1},
+        {"who": [(2, 1)], "step": 1},
+        {"who": [(2, 1)], "step": 2},
+    ]
+    keys = [key_data(**n).tobytes() for n in numbers]
+    assert len(set(keys)) == len(numbers)
+    both = key_data([(1, 2), (2, 1)])
+    assert [both[1].tobytes(), both[0].tobytes()] == keys[:2]
+
+
+def test_a_tasks_number_is_the_crc_of_its_name():
+    assert task_number("123456789") == 0xCBF43926  # the check value of CRC-32
+    assert task_number("train/1") != task_number("train/2")
+
+
+P_V = [0.4, 0.3, 0.15, 0.1, 0.05]
+
+
+@pytest.mark.parametrize(
+    "top_k, top_p, kept",
+    [
+        (None, None, 5),
+        (3, None, 3),
+        (1, None, 1),
+        (5, None, 5),
+        (9, None, 5),
+        (None, 1.0, 5),
+        (None, 0.99, 5),
+        (None, 0.75, 3),  # 0.4 + 0.3 does not reach it; the token that does is in
+        (None, 0.65, 2),
+        (None, 0.39, 1),
+        (None, 0.0, 1),  # the likeliest is always kept
+        (2, 0.5, 1),  # of two, the first has 4/7 of the mass
+        (2, 0.6, 2),
+        (4, 0.99, 4),
+    ],
+)
+def test_the_filter_keeps_the_k_likeliest_and_the_nucleus(top_k, top_p, kept):
+    for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
+        logits_V = np.log(np.array(P_V, np.float32))[order] + 3.0
+        (got_V,) = filter_logits(jnp.asarray(logits_V[None]), top_k=top_k, top_p=top_p)
+        wanted_V = np.where(np.array(order) < kept, logits_V, -np.inf)
+        np.testing.assert_array_equal(got_V, wanted_V)
+
+
+def test_a_draw_follows_the_renormalised_distribution_at_the_temperature():
+    draws = 4000
+    logits_NV = jnp.broadcast_to(jnp.log(jnp.asarray(P_V))[None], (draws, 5))
+    keys = jax.random.split(jax.random.key(0), draws)
+    sampling = Sampling(0.5, top_k=4, top_p=0.9, max_tokens=1, end_ids=(0,))
+    token_N, logp_N = jax.jit(draw, static_argnums=2)(logits_NV, keys, sampling)
+    # At temperature 1/2: P^2 over four, [16, 9, 2.25, 1] / 28.25 of mass; three reach 0.9.
+    wanted = np.array([16, 9, 2.25]) / 27.25
+    assert set(np.asarray(token_N)) == {0, 1, 2}
+    np.testing.assert_allclose(np.exp(logp_N), wanted[np.asarray(token_N)], rtol=1e-5)
+    frequency = np.bincount(token_N, minlength=3) / draws
+    np.testing.assert_allclose(frequency, wanted, atol=0.03)  # 4 standard deviations
+
+
+@pytest.mark.parametrize("top_k, top_p", [(None, None), (1, None), (None, 0.39), (None, 0.65)])
+def test_the_only_candidate_has_probability_one_to_the_bit(top_k, top_p):
+    """Without truncation nothing is done to the numbers; a mask's -inf are no candidates."""
+    rng = np.random.default_rng(0)
+    logits_NV = np.log(np.array(P_V, np.float32))[None] + 30 * rng.random((50, 1), np.float32)
+    masked_NV = np.where(np.arange(5) == np.arange(50)[:, None] % 5, logits_NV, -np.inf)
+    sampling = Sampling(0.7, top_k, top_p, max_tokens=1, end_ids=(0,))
+    keys = jax.random.split(jax.random.key(0), 50)
+    token_N, logp_N = draw(jnp.asarray(masked_NV), keys, sampling, masked=True)
+    np.testing.assert_array_equal(token_N, np.arange(50) % 5)
+    np.testing.assert_array_equal(logp_N, np.zeros(50, np.float32))
+    _, logp_N = draw(jnp.asarray(logits_NV), keys, sampling)
+    single = top_k == 1 or top_p == 0.39  # at this temperature the likeliest has 0.46 of the mass
+    assert (np.asarray(logp_N) == 0).all() == single
+
+
+def test_draws_from_a_part_of_the_softmax_are_said():
+    assert truncation_note(top_k=None, top_p=1.0, grammar=None) is None
+    said = truncation_note(top_k=20, top_p=0.9, grammar="tool_calls")
+    assert said.startswith("config.rollout.top_k=20, top_p=0.9, grammar=tool_calls: ")

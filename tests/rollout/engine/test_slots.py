@@ -1,0 +1,422 @@
+"""The engine: the same actions however it is run, log-probabilities of the network, no waste."""
+
+import dataclasses
+import functools
+import time
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from rollout_cases import converse, stir
+
+from seeupo_jax.configuration import schema
+from seeupo_jax.metrics.compilation import Compilations
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings, row_shards
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.rope import Rope
+from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.rollout.engine.cache_memory import plan_cache
+from seeupo_jax.rollout.engine.protocol import Turn
+from seeupo_jax.rollout.engine.sampling import Sampling
+from seeupo_jax.rollout.engine.slots import Reading, SlotEngine, _cover, _sizes
+
+ARCH = Architecture(
+    vocab_size=30,
+    width=16,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    mlp_width=24,
+    rope=Rope(theta=100.0),
+)
+END_IDS = (3, 7, 11)
+TEMPERATURE, LONGEST, CONTEXT = 0.6, 6, 320
+SAMPLING = Sampling(TEMPERATURE, None, None, LONGEST, END_IDS)
+ROLLOUT = schema.Rollout(
+    tasks=3, group_size=4, max_action_tokens=LONGEST, max_context=CONTEXT, page_size=8
+)
+
+
+@functools.cache
+def make(arch=ARCH):
+    """A network and parameters that make its distributions far from uniform."""
+    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    return network, stir(params)
+
+
+def make_engine(*, arch=ARCH, sampling=SAMPLING, mesh=None, options=None, **changes):
+    rollout = dataclasses.replace(ROLLOUT, **changes)
+    shards = 1 if mesh is None else row_shards(mesh)
+    plan = plan_cache(arch, rollout, shards=shards)
+    chosen = {"group_size": 4, "steps": 3, "prefill_tokens": 256} | (options or {})
+    return SlotEngine(make(arch)[0], sampling, plan, mesh=mesh, **chosen)
+
+
+def tokens_of(length, *seed):
+    return np.random.default_rng(seed).integers(0, ARCH.vocab_size, length).tolist()
+
+
+def observation(key, turn):
+    return tokens_of(1 + (5 * key + 7 * turn) % 23, key, turn)
+
+
+# Three groups of four: prompts of 210 and 130 tokens that begin alike, and a short one.
+SYSTEM = tokens_of(100, 0)
+STARTS = [SYSTEM + tokens_of(110, 1), SYSTEM + tokens_of(30, 2), tokens_of(5, 3)]
+PROMPTS = {key: (key // 4, STARTS[key // 4]) for key in range(12)}
+play = functools.partial(converse, prompts=PROMPTS, answer=observation)
+
+
+@functools.cache
+def plain():
+    """The conversations, one at a time, each token's keys and values computed by itself."""
+    engine = make_engine(concurrency=1, options={"group_size": 1, "steps": 1})
+    return play(engine, make()[1])
+
+
+def assert_same(got, wanted=None, atol=1e-5):
+    """The same actions; a token may differ only where two candidates are within rounding."""
+    wanted = plain() if wanted is None else wanted
+    assert got.keys() == wanted.keys()
+    for key in wanted:
+        for (context, action, logp), (known, same, known_logp) in zip(
+            got[key], wanted[key], strict=True
+        ):
+            assert context == known
+            assert action == same, f"conversation {key}: {margin(context, action, same)}"
+            np.testing.assert_allclose(logp, known_logp, atol=atol)
+
+
+def margin(context, action, other):
+    """How far apart in log-probability the first tokens are that differ."""
+    where = next(i for i, (a, b) in enumerate(zip(action, other, strict=False)) if a != b)
+    tokens_1L = np.array([[*context, *action[:where]]], np.int32)
+    logp_V = jax.nn.log_softmax(make()[0].bind(make()[1])(tokens_1L)[0, -1] / TEMPERATURE)
+    return float(logp_V[action[where]] - logp_V[other[where]])
+
+
+def assert_logp_of_network(played, params, arch=ARCH, atol=1e-5, temperature=TEMPERATURE):
+    model = jax.jit(make(arch)[0].bind(params))
+    for turns in played.values():
+        context, action, _ = turns[-1]
+        tokens_1L = np.zeros((1, CONTEXT), np.int32)
+        tokens_1L[0, : len(context) + len(action)] = context + action
+        logp_LV = np.asarray(jax.nn.log_softmax(model(tokens_1L)[0] / temperature, axis=-1))
+        for context, action, logp in turns:
+            where = np.arange(len(context), len(context) + len(action))
+            np.testing.assert_allclose(logp, logp_LV[where - 1, action], atol=atol)
+
+
+def test_the_recorded_logp_is_the_networks_at_the_temperature():
+    assert_logp_of_network(plain(), make()[1])
+
+
+@pytest.mark.parametrize(
+    "changes, options",
+    [
+        ({}, {}),
+        ({}, {"steps": 6, "prefill_tokens": 16}),
+        ({"slots": 5}, {"group_size": 2}),
+        ({"slots": 1, "concurrency": 3}, {"group_size": 1}),
+        ({"page_size": 1}, {}),
+        ({"page_size": 64}, {"steps": 1}),
+        ({}, {"reading": Reading(block=16)}),
+        ({}, {"reading": Reading(block=None)}),
+    ],
+    ids=str,
+)
+def test_actions_do_not_depend_on_how_the_engine_runs(changes, options):
+    assert_same(play(make_engine(**changes, options=options), make()[1]))
+
+
+@pytest.mark.parametrize("order", range(3))
+def test_actions_do_not_depend_on_the_order_of_arrival(order):
+    engine = make_engine(slots=6, concurrency=9)
+    assert_same(play(engine, make()[1], shuffle=order, delay=4))
+
+
+def test_actions_do_not_depend_on_the_memory_and_all_of_it_comes_back():
+    # Room for one whole conversation and a little more: pages are evicted all the time.
+    page_gib = 8 * 2 * 2 * 2 * 8 * 4 / 2**30
+    engine = make_engine(cache_gib=47.5 * page_gib)
+    assert engine.plan.pages == 47
+    assert_same(play(engine, make()[1], shuffle=1, delay=2))
+    assert engine.usage()["evicted_pages"] > 100 and engine.usage()["memory_waits"] > 0
+    assert_same(play(engine, make()[1]))
+
+
+def test_a_groups_prompt_is_computed_once_and_so_is_what_groups_share():
+    engine = make_engine()
+    played = play(engine, make()[1])
+    usage = engine.usage()
+    read = {start for _, start in ((0, tuple(s)) for s in STARTS)}
+    prompts = sum(map(len, read)) - 100 // 8 * 8  # the second group finds the system prompt's pages
+    later = sum(
+        len(turns[-1][0]) + len(turns[-1][1]) - len(PROMPTS[key][1])
+        for key, turns in played.items()
+    )
+    # Of every turn the last context token and the sampled ones but the last pass through decoding.
+    assert usage["decoded_tokens"] == sum(len(a) for turns in played.values() for _, a, _ in turns)
+    assert usage["prefilled_tokens"] + usage["decoded_tokens"] <= prompts + later
+    assert usage["prefilled_tokens"] + usage["decoded_tokens"] >= prompts + later - 60
+
+
+def test_pages_that_rows_share_are_read_as_a_prefix():
+    engine, shared = make_engine(), []
+    shard = engine._shards[0]
+    take = shard.take_rows
+
+    def spy(*args, **options):
+        rows = take(*args, **options)
+        shared.append(rows[1].prefixes.length_Q.max())
+        return rows
+
+    shard.take_rows = spy
+    play(engine, make()[1], turns=2)
+    assert max(shared) == 208  # 209 tokens of the prompt are whole pages of 8 but for the last
+
+
+def test_a_collection_begins_with_an_empty_cache():
+    engine = make_engine()
+    first, second = make()[1], stir(make()[1], seed=1)
+    cold = play(engine, first)
+    spent = engine.usage()
+    other = play(engine, second, iteration=5)
+    assert_logp_of_network(other, second)
+    again = play(engine, first)
+    assert engine.usage() == spent
+    for key, turns in again.items():
+        for (_, action, logp), (_, same, same_logp) in zip(turns, cold[key], strict=True):
+            assert (action, logp) == (same, same_logp)  # to the last bit
+
+
+def test_a_rewritten_context_goes_on_from_what_it_shares():
+    engine = make_engine(concurrency=2)
+    params = make()[1]
+    (turns,) = converse(engine, params, {0: (0, STARTS[0])}, turns=1).values()
+    context, action, _ = turns[0]
+    for rewritten in (
+        context + action,  # nothing is rewritten
+        context[:150] + [5, 6] + context[150:],
+        context[:-1],
+        context[:3],
+        action + context,
+    ):
+        got = converse(engine, params, {1: (0, rewritten)}, turns=1)
+        wanted = converse(make_engine(concurrency=2), params, {1: (0, rewritten)}, turns=1)
+        assert_same(got, wanted)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"windows": (9, None)},
+        {"scan_layers": True},
+        {"kv_heads": 1, "qk_norm": False, "tied": False},
+        {"dtype": "bfloat16"},
+    ],
+    ids=str,
+)
+def test_other_networks_are_sampled_alike(how):
+    arch = dataclasses.replace(ARCH, **how)
+    params = make(arch)[1]
+    played = play(make_engine(arch=arch), params)
+    # bfloat16 has 8 bits; the mean gap is a tenth of this.
+    assert_logp_of_network(played, params, arch, atol=0.2 if "dtype" in how else 2e-5)
+
+
+def test_eight_devices_give_the_actions_of_one():
+    mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
+    network, params = make()
+    placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
+    with jax.set_mesh(mesh):
+        engine = make_engine(mesh=mesh)
+        assert_same(play(engine, placed))
+        assert_same(play(engine, placed, shuffle=3, delay=3))
+
+
+def test_every_program_is_compiled_ahead():
+    engine = make_engine(options={"steps": 4})
+    engine.compile(make()[1])
+    compilations = Compilations()
+    play(engine, make()[1], shuffle=2, delay=3)
+    compilations.close()
+    assert compilations.programs == 0
+
+
+def test_between_collections_no_copy_of_the_policy_is_held():
+    arch = dataclasses.replace(ARCH, scan_layers=True)  # whose layers are copied out of their stack
+    engine, params = make_engine(arch=arch), make(arch)[1]
+    engine.begin(params, seed=1, iteration=2)
+    leaf = weakref.ref(jax.tree.leaves(engine._params["layers"])[0])
+    assert all(leaf() is not own for own in jax.tree.leaves(params))
+    assert engine.step(False) is None
+    assert leaf() is None
+
+
+def test_every_count_is_told_also_where_there_was_nothing():
+    engine = make_engine()
+    engine.begin(make()[1], seed=1, iteration=2)
+    usage = engine.usage()
+    assert set(usage) >= {"prefilled_tokens", "decoded_tokens", "evicted_pages", "memory_waits"}
+    assert not any(usage.values())
+
+
+def test_another_temperature_is_of_one_collection_only():
+    engine, params = make_engine(), make()[1]
+    engine.begin(params, seed=1, iteration=2, temperature=2.0)
+    begin = engine.begin
+    engine.begin = lambda *args, **numbers: begin(*args, **numbers, temperature=2.0)
+    hot = play(engine, params)
+    assert_logp_of_network(hot, params, temperature=2.0)
+    engine.begin = begin
+    assert_same(play(engine, params))
+
+
+def test_an_action_ends_with_its_first_end_token_or_at_the_limit():
+    ended = cut = 0
+    for turns in plain().values():
+        for _, action, logp in turns:
+            assert not np.isin(action[:-1], END_IDS).any()
+            ends = action[-1] in END_IDS
+            assert ends or len(action) == LONGEST
+            assert max(logp) < 0 and len(logp) == len(action)
+            ended, cut = ended + ends, cut + (not ends)
+    assert ended > 5 and cut > 5
+
+
+def test_a_conversation_may_fill_max_context_to_its_last_token():
+    engine = make_engine(sampling=SAMPLING._replace(end_ids=(99,)))
+    context = tokens_of(CONTEXT - LONGEST, 8)
+    assert engine.fits(context) and not engine.fits([*context, 1])
+    played = converse(engine, make()[1], {0: (0, context)})
+    assert [len(action) for _, action, _ in played[0]] == [LONGEST]
+    assert_logp_of_network(played, make()[1])
+
+
+def test_top_k_of_one_is_greedy_and_certain():
+    engine = make_engine(sampling=SAMPLING._replace(top_k=1))
+    network, params = make()
+    model = jax.jit(network.bind(params))
+    for turns in converse(engine, params, {0: (0, STARTS[2]), 1: (1, STARTS[1])}).values():
+        context, action, _ = turns[-1]
+        tokens_1L = np.zeros((1, CONTEXT), np.int32)
+        tokens_1L[0, : len(context) + len(action)] = context + action
+        best_L = np.asarray(model(tokens_1L)[0].argmax(-1))
+        for context, action, logp in turns:
+            assert best_L[len(context) - 1 :][: len(action)].tolist() == action
+            np.testing.assert_array_equal(logp, 0.0)
+
+
+def test_every_token_has_random_numbers_of_its_own():
+    zero = jax.tree.map(jnp.zeros_like, make()[1])  # every token is equally likely
+    played = play(make_engine(sampling=SAMPLING._replace(end_ids=(99,))), zero)
+    actions = [tuple(action) for turns in played.values() for _, action, _ in turns]
+    assert len(set(actions)) == len(actions)
+    assert min(len(set(action)) for action in actions) >= 2
+    np.testing.assert_allclose(played[0][0][2], -np.log(30), rtol=1e-6)
+
+
+def test_a_collection_that_was_broken_off_leaves_nothing_behind():
+    engine, params = make_engine(), make()[1]
+    engine.begin(params, seed=9, iteration=9)
+    for key in range(12):
+        engine.submit(Turn(key, STARTS[key // 4], key // 4, 1, key, 0))
+    for _ in range(2):
+        engine.step(True)
+    assert engine.busy
+    assert_same(play(engine, params))
+
+
+def test_an_action_may_have_a_limit_of_its_own():
+    engine = make_engine(sampling=SAMPLING._replace(end_ids=(99,)))
+    engine.begin(make()[1], seed=1, iteration=2)
+    for key, limit in enumerate((1, 4, None, 50)):
+        engine.submit(Turn(key, STARTS[0], 0, 1, key, 0, limit=limit))
+    actions = {}
+    while (finished := engine.step(engine.busy)) is not None:
+        actions |= {action.key: len(action.tokens) for action in finished}
+    assert actions == {0: 1, 1: 4, 2: LONGEST, 3: LONGEST}
+
+
+class Evens:
+    """A grammar of even tokens, stuck at the third or with but one first token where tools say."""
+
+    words = 1
+
+    class Matcher:
+        def __init__(self, tools):
+            self.heard, self.tools = [], tools
+
+        def allowed(self, words_W):
+            if self.tools == "stick" and len(self.heard) == 2:
+                raise RuntimeError("stuck after two")
+            only = self.tools == "force" and not self.heard
+            words_W[:] = sum(1 << token for token in ([4] if only else range(0, 30, 2)))
+
+        def accept(self, token):
+            assert token % 2 == 0
+            self.heard.append(token)
+
+    def begin(self, tools):
+        if tools == "refuse":
+            raise ValueError("no such tools")
+        return self.Matcher(tools)
+
+
+def test_a_grammars_mask_is_in_the_distribution_and_its_failure_is_the_actions():
+    engine = make_engine(sampling=SAMPLING._replace(end_ids=(6,)), options={"grammars": Evens()})
+    network, params = make()
+    engine.begin(params, seed=1, iteration=2)
+    tools = {0: (), 1: "refuse", 2: "stick", 3: "force"}
+    for key in tools:
+        engine.submit(Turn(key, STARTS[0], 0, 1, key, 0, tools=tools[key]))
+    actions = {}
+    while (finished := engine.step(engine.busy)) is not None:
+        actions |= {action.key: action for action in finished}
+    assert {key: action.failure for key, action in actions.items()} == {
+        0: "",
+        1: "no such tools",
+        2: "stuck after two",
+        3: "",
+    }
+    model = network.bind(params)
+    for key in (0, 3):
+        tokens, logp = actions[key].tokens, actions[key].logp
+        assert len(tokens) == LONGEST or tokens[-1] == 6
+        logits_LV = model(np.array([STARTS[0] + tokens], np.int32))[0, len(STARTS[0]) - 1 : -1]
+        even_LV = np.where(np.arange(30)[None, :] % 2 == 0, logits_LV / TEMPERATURE, -np.inf)
+        wanted_LV = np.array(jax.nn.log_softmax(even_LV, axis=-1))
+        if key == 3:
+            assert (tokens[0], logp[0]) == (4, 0.0) and 0 not in logp[1:]
+            wanted_LV[0, 4] = 0.0
+        np.testing.assert_allclose(logp, wanted_LV[np.arange(len(tokens)), tokens], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "count, wanted",
+    [(0, []), (1, [4]), (3, [4]), (4, [4]), (7, [4, 4]), (12, [16]), (11, [4, 4, 4]), (99, [64])],
+)
+def test_rows_are_covered_by_dispatches_that_are_mostly_full(count, wanted):
+    assert _cover(count, [4, 16, 64]) == wanted
+
+
+def test_programs_have_few_numbers_of_rows():
+    assert _sizes(128, halvings=3, least=8) == [16, 32, 64, 128]
+    assert _sizes(20, halvings=3, least=8) == [8, 10, 20]
+    assert _sizes(3, halvings=3, least=8) == [3]
+
+
+def test_the_devices_time_is_told_by_what_they_did():
+    engine, params = make_engine(), make()[1]
+    began = time.monotonic()
+    play(engine, params)
+    taken, seconds = time.monotonic() - began, engine.clock.seconds
+    assert min(seconds.values()) > 0 and sum(seconds.values()) <= taken
+    engine.begin(params, seed=1, iteration=2)
+    assert not any(engine.clock.seconds.values())

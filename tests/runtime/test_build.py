@@ -1,0 +1,188 @@
+"""What a configuration is checked for before anything is compiled, and the parts built from it."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from seeupo_jax import envs
+from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.envs.order_desk.environment import OrderDesk
+from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.policy import from_pretrained, save_pretrained
+from seeupo_jax.runtime import build
+from seeupo_jax.runtime.checks import check_config
+
+CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.py"
+
+
+class DeskWithoutTests(OrderDesk):
+    """An environment whose test split has no task."""
+
+    def task_ids(self, split):
+        return [] if split == "test" else super().task_ids(split)
+
+
+def test_an_empty_split_is_told_before_any_compile(monkeypatch):
+    monkeypatch.setitem(envs.ENVIRONMENTS, "order_desk", lambda **_: DeskWithoutTests())
+    with pytest.raises(ValueError, match=r"DeskWithoutTests.task_ids\('test'\): got no task"):
+        check_config(load_config(CONFIG))
+
+
+class BadDesk(OrderDesk):
+    """Its option says which of the class's answers is wrong."""
+
+    def __init__(self, wrong):
+        super().__init__()
+        self.wrong = wrong
+        if wrong == "init":
+            raise LookupError("no desk")
+
+    def task_ids(self, split):
+        return iter(super().task_ids(split)) if self.wrong == split else super().task_ids(split)
+
+    def labels(self, task_id):
+        return None if self.wrong == task_id else super().labels(task_id)
+
+
+@pytest.mark.parametrize(
+    "wrong, told",
+    [
+        ("init", "env.name: 'test_build:BadDesk' cannot be made: LookupError: no desk."),
+        ("test", "BadDesk.task_ids('test'): got <list_iterator"),
+        ("train/0", "BadDesk.labels('train/0'): got None; allowed: a dict of texts."),
+        ("test/3", "BadDesk.labels('test/3'): got None; allowed: a dict of texts."),
+    ],
+)
+def test_a_class_that_breaks_the_protocol_is_told_before_any_compile(wrong, told):
+    overrides = ["env.name=test_build:BadDesk", f"env.options={{'wrong': {wrong!r}}}"]
+    with pytest.raises(ValueError) as error:
+        check_config(load_config(CONFIG, overrides))
+    assert str(error.value).startswith(told)
+
+
+def test_an_unknown_option_of_an_environment_is_told():
+    with pytest.raises(ValueError, match="env.options: order_desk refused {'colour': 'red'}"):
+        check_config(load_config(CONFIG, ["env.options={'colour': 'red'}"]))
+
+
+def test_a_policy_from_nothing_needs_stages():
+    with pytest.raises(ValueError, match="config.model.path: got none; allowed: a model folder"):
+        check_config(load_config(CONFIG, ["model.path=none"]))
+
+
+def test_total_steps_count_turns_epochs_and_minibatches():
+    overrides = ["iterations=10", "rollout.max_turns=5", "algorithm.turns_per_update=2"]
+    overrides += ["algorithm.inner_epochs=3", "algorithm.minibatches_per_turn=2"]
+    assert build.total_steps(load_config(CONFIG, overrides)) == 10 * 3 * 3 * 2
+
+
+def test_a_new_state_is_a_copy_on_the_mesh():
+    config = load_config(CONFIG, ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"])
+    policy, params = build.load_policy(config, "package:order_desk")
+    optimizer = make_optimizer(config.optimizer, total_steps=1)
+    state = build.new_state(config, policy, optimizer, params)
+    gate = state.params["layers"][0]["mlp"]["gate"]["kernel"]
+    assert gate.sharding.shard_shape(gate.shape) == (64, 192)  # width over fsdp, mlp over tensor
+    for leaf in jax.tree.leaves(state):
+        assert isinstance(leaf.sharding, jax.sharding.NamedSharding)
+    moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.shape == gate.shape]
+    assert moments and all(m.sharding == gate.sharding for m in moments)
+    jax.tree.map(lambda leaf: leaf.delete(), state.params)
+    assert np.isfinite(params["layers"][0]["mlp"]["gate"]["kernel"]).all()
+
+
+def test_a_tensor_axis_that_would_cut_a_head_is_told():
+    config = load_config(CONFIG, ["mesh.data=2", "mesh.tensor=4"])
+    with pytest.raises(ValueError, match="config.mesh.tensor: got 4; allowed: a divisor of the"):
+        check_config(config)
+
+
+@pytest.mark.parametrize(
+    "override, reason",
+    [
+        ("rollout.max_context=40000", "max_context: got 40000; allowed: at most the 32768 posit"),
+        ("model.attention=cudnn", "attention.*cudnn.*cpu"),
+        ("model.path=runs/nowhere", "got 'runs/nowhere'; allowed: a folder with a config.json, or"),
+        ("lora.path=runs/nowhere", "no file runs/nowhere/adapter_config.json"),
+        ("model.param_dtype=bfloat16", "param_dtype: got 'bfloat16'; allowed: 'float32' unless"),
+        ("lora.targets=('lm_head',)", "lora.targets: got .*allowed: projections by"),
+        ("chat.template_kwargs={'enable_thinking': False}", "enable_thinking|template_kwargs"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_told_before_it_is_loaded(override, reason):
+    with pytest.raises(ValueError, match=reason):
+        config = load_config(CONFIG, [override, "batching.buckets=()"])
+        check_config(config)
+        build.load_policy(config, "package:order_desk")
+
+
+@pytest.mark.parametrize(
+    "override, reason",
+    [
+        # 128 tokens x 3 layers x (key, value) x 1 head a device x 32 numbers: 96 KiB are 9.155e-5.
+        ("cache_gib=9.1e-5", "config.rollout.cache_gib: got 9.1e-05; allowed: at least 9.2e-05"),
+        ("slots=6", r"config.rollout.slots: got 6; allowed: a multiple of the 4 devices"),
+        ("concurrency=10", r"config.rollout.concurrency: got 10; allowed: a multiple of the 4"),
+    ],
+)
+def test_a_cache_that_cannot_be_laid_out_is_told_before_any_work(override, reason):
+    mesh = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]
+    with pytest.raises(ValueError, match=reason):
+        check_config(load_config(CONFIG, [*mesh, f"rollout.{override}"]))
+    check_config(load_config(CONFIG, [*mesh, "rollout.cache_gib=9.16e-5", "rollout.slots=8"]))
+
+
+def test_a_cache_larger_than_what_memory_is_free_is_told_before_it_is_made(monkeypatch):
+    config = load_config(CONFIG, ["mesh.data=8"])
+    policy, _ = build.load_policy(config, "package:order_desk")
+    needed = build.build_engine(config, policy).plan.bytes
+    monkeypatch.setattr(build, "free_memory", lambda device: needed - 1)
+    with pytest.raises(ValueError, match="rollout.cache_gib: got None, which means .*: less"):
+        build.build_engine(config, policy)
+    monkeypatch.setattr(build, "free_memory", lambda device: needed)
+    assert build.build_engine(config, policy).plan.bytes == needed
+
+
+def test_a_model_that_cannot_converse_is_told_before_it_is_loaded(tmp_path):
+    model, _ = from_pretrained("package:order_desk")
+    save_pretrained(model, tmp_path)
+    with pytest.raises(ValueError, match=f"{tmp_path} has no tokenizer; allowed: a folder with a"):
+        check_config(load_config(CONFIG, [f"model.path={tmp_path}"]))
+
+
+def test_with_adapters_only_they_are_in_the_training_state():
+    config = load_config(CONFIG, ["lora.rank=2", "model.param_dtype=bfloat16"])
+    policy, params = build.load_policy(config, "package:order_desk")
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(policy.frozen)} == {np.dtype("bfloat16")}
+    small, large = (sum(x.size for x in jax.tree.leaves(t)) for t in (params, policy.frozen))
+    assert 0 < small < large / 20
+    tokens_NL = np.ones((1, 4), np.int32)
+    logits = policy.network.bind(policy.whole(params))(tokens_NL)
+    assert logits.shape == (1, 4, policy.network.arch.vocab_size)
+
+
+def test_an_unknown_tracker_is_told_before_any_work():
+    with pytest.raises(ValueError, match="config.telemetry.trackers: got 'mlflow'; allowed:"):
+        check_config(load_config(CONFIG, ["telemetry.trackers=('mlflow',)"]))
+
+
+def test_a_warm_start_needs_an_environment_that_demonstrates(monkeypatch):
+    class Silent:
+        def task_ids(self, split):
+            return ["one"]
+
+    monkeypatch.setitem(envs.ENVIRONMENTS, "order_desk", lambda **_: Silent())
+    with pytest.raises(ValueError, match="env order_desk has no demonstrations"):
+        check_config(load_config(CONFIG, ["warm_start.stages=({'steps': 1},)"]))
+
+
+@pytest.mark.parametrize(
+    "source, reason", [("calls", "allowed: none, 'tool_calls'"), ("no.json", "no file")]
+)
+def test_a_grammar_that_is_not_there_is_told_before_any_weights_are_read(source, reason):
+    config = load_config(CONFIG, [f"rollout.grammar={source}"])
+    with pytest.raises(ValueError, match=f"config.rollout.grammar: .*{reason}"):
+        check_config(config)

@@ -1,0 +1,346 @@
+"""What a run samples, and what it says about it."""
+
+import contextlib
+import dataclasses
+import io
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+import run_cases as cases
+from etils import epath
+from run_environment import Settled
+
+from seeupo_jax.checkpoint.manifest import read_manifest
+from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.display.progress import Progress
+from seeupo_jax.learner.sweep_state import SweepStopped
+from seeupo_jax.metrics.compilation import Compilations
+from seeupo_jax.metrics.metrics_log import read_metrics
+from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
+from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_metrics
+from seeupo_jax.rollout.resample import groups_of, has_signal
+from seeupo_jax.runtime import build
+from seeupo_jax.runtime.run import Run
+from seeupo_jax.runtime.stagnation import NotLearning
+from seeupo_jax.types import Segment, Trajectory, learnable
+
+
+def collected(*reasons):
+    """A collection with a trajectory a reason; None: it went well."""
+    trajectories = [
+        Trajectory((), 0.0, 0)
+        if reason is None
+        else Trajectory((), 0.0, 0, stop="env_error", info={"failure": reason})
+        for reason in reasons
+    ]
+    return Collected(tuple(trajectories), 1.0, 0.5, 10, 20)
+
+
+def test_the_most_frequent_failure_is_told_in_a_line():
+    told = most_frequent_failure(collected("a: x", None, "b: y\n  z", "b: y\n  z"))
+    assert told == "3 environments failed, 2 of them so: b: y z"
+    assert most_frequent_failure(collected(None, None)) is None
+    assert len(most_frequent_failure(collected("long " * 1000))) < 260
+
+
+def test_metrics_by_turns_labels_and_causes():
+    def episode(task, turns, score, failure=None):
+        turn_L = np.array([-1, *range(turns)], np.int32)
+        segment = Segment(turn_L, turn_L, turn_L.astype(np.float32))
+        info = {"score": score, "retries": 0} | ({"failure": failure} if failure else {})
+        stop = "env_error" if failure else "done"
+        return Trajectory((segment,), score, 0, task_id=task, stop=stop, info=info)
+
+    brought = [episode("a", 2, 1.0), episode("a", 3, 0.5), episode("b", 2, 0.0)]
+    brought += [episode("b", 5, 0.0, f"no server\n{'x' * 200}"), episode("b", 1, 0.0, "gone")]
+    brought += [episode("b", 1, 0.0, "gone")]
+    metrics = rollout_metrics(
+        Collected(tuple(brought), 1.0, 0.5, 10, 20, seconds={"decode_s": 0.25}),
+        {"a": {"kind": "x/y"}, "b": {"kind": "z"}},
+    )
+    found = {name: value for name, value in metrics.items() if "=" in name}
+    long = next(name for name in found if "no server" in name)
+    assert len(long) <= len("rollout/failed/cause=") + 80 and found.pop(long) == 1
+    assert found == {
+        "rollout/success_rate/turns=2": 0.5,
+        "rollout/success_rate/turns=3": 0.0,
+        "rollout/trajectories/turns=2": 2,
+        "rollout/trajectories/turns=3": 1,
+        "rollout/success_rate/kind=x/y": 0.5,
+        "rollout/success_rate/kind=z": 0.0,
+        "rollout/failed/cause=gone": 2,
+    }
+    assert metrics["rollout/action_tokens_mean"] == pytest.approx(7 / 3)
+    assert metrics["rollout/action_tokens_p90"] == pytest.approx(2.8)
+    assert metrics["rollout/context_tokens_mean"] == metrics["rollout/context_tokens_p90"] == 1
+    assert metrics["time/decode_s"] == 0.25
+
+
+# Six of its 12 tasks can have a signal; an iteration is of four.
+RESAMPLING = (
+    "seed=5",
+    "env.name=run_environment:Settled",
+    "algorithm.dynamic_sampling=3",
+    "rollout.max_turns=4",
+    "checkpoint.every=0",
+    "evaluation.every=0",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return cases.save_policy(tmp_path_factory.mktemp("run") / "model")
+
+
+@pytest.fixture
+def begin(model, tmp_path, monkeypatch):
+    """Begins a run on one device; its state."""
+    one = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda: one)
+    chosen = [text.removeprefix("--config.") for text in cases.CHOICES]
+    overrides = [*chosen, *RESAMPLING, f"model.path={model}"]
+
+    @contextlib.contextmanager
+    def begin(name, *more, request=None):
+        config = load_config(cases.TESTS / "tiny_config.py", [*overrides, *more])
+        progress = Progress(config.iterations, "plain", stream=io.StringIO())
+        policy, params = build.load_policy(config, str(model))
+        request = StopRequest() if request is None else request
+        with progress, jax.set_mesh(policy.mesh):
+            with Run(config, tmp_path / name, progress, request, policy, params) as run:
+                yield run, run.restore()[0]
+
+    return begin
+
+
+def assert_same_trajectories(got, wanted):
+    for trajectory, same in zip(got, wanted, strict=True):
+        unlike = {"segments": (), "policy_version": None}
+        assert dataclasses.replace(trajectory, **unlike) == dataclasses.replace(same, **unlike)
+        for segment, other in zip(trajectory.segments, same.segments, strict=True):
+            np.testing.assert_array_equal(segment.tokens_L, other.tokens_L)
+            np.testing.assert_array_equal(segment.logp_L, other.logp_L)
+
+
+def test_tasks_that_teach_nothing_are_replaced_the_same_way_in_every_life_of_a_run(
+    begin, monkeypatch
+):
+    with begin("whole") as (run, state):
+        run.engine.compile(state.params)
+        run.source.compile(state.params)
+        compilations = Compilations()
+        collected = [run.rollout(iteration, state) for iteration in (1, 2)]
+        compilations.close()
+        assert compilations.programs == 0
+    # With this seed two tasks, then one of theirs, are replaced in the first iteration.
+    assert [brought.rounds for brought in collected] == [3, 2]
+    assert [len(brought.left_out) for brought in collected] == [3 * 4, 2 * 4]
+    for brought in collected:
+        every = groups_of(brought.trajectories)
+        assert [*every] == [0, 1, 2, 3] and {len(group) for group in every.values()} == {4}
+        assert all(map(has_signal, every.values())) and learnable(brought.trajectories).all()
+        tasks = [t.task_id for t in brought.sampled]
+        assert {tasks.count(task_id) for task_id in tasks} == {4}  # no task was sampled twice
+        turns = [s.turn_L for t in brought.sampled for s in t.segments]
+        assert brought.sampled_tokens == sum((turn_L >= 0).sum() for turn_L in turns)
+        assert brought.usage["decoded_tokens"] == brought.sampled_tokens
+    with begin("whole") as (run, state):
+        monkeypatch.setattr(run.source, "_sample", None)  # nobody needs it: they are stored
+        again = run.rollout(2, state)
+        assert_same_trajectories(again.sampled, collected[1].sampled)
+        assert (again.rounds, len(again.left_out)) == (2, 2 * 4)
+    with begin("second_only") as (run, state):
+        assert_same_trajectories(run.rollout(2, state).sampled, collected[1].sampled)
+    with begin("ahead", "rollout_ahead=1") as (run, state):
+        first, second = run.rollout(1, state), run.rollout(2, state)
+        assert_same_trajectories(first.sampled, collected[0].sampled)
+        assert_same_trajectories(second.sampled, collected[1].sampled)
+        assert {t.policy_version for t in second.sampled} == {0}
+
+
+SELECTING = ("checkpoint.every=2", "evaluation.tasks=2", "evaluation.k=2")
+
+
+@pytest.mark.parametrize("name, split", [("Validated", "eval_validation"), ("Echo", "eval")])
+def test_a_checkpoint_is_scored_on_validation_tasks_where_there_are_some(
+    begin, tmp_path, name, split
+):
+    folder = tmp_path / name
+    with begin(name, f"env.name=run_environment:{name}", *SELECTING) as (run, state):
+        for iteration in (1, 2):  # after the first none is saved
+            run.evaluate(state, iteration)
+        run.save(2, state)
+    first, second = read_metrics(folder)
+    assert "eval_validation/avg@2" not in first and "eval/selected_on" not in first
+    assert second["eval/selected_on"] == (name == "Echo")
+    score = second[f"{split}/avg@2"]
+    assert second["eval/avg@2"] != score or name == "Echo"
+    manifest = read_manifest(epath.Path(folder / "checkpoints" / "2"))
+    assert manifest["score"] == score
+    assert manifest["extra"]["selected_on"] == ("validation" if name == "Validated" else "test")
+
+
+def test_iterations_that_move_no_parameter_are_counted_over_a_restart(begin):
+    choices = ("env.name=run_environment:Indifferent", "algorithm.dynamic_sampling=0")
+    choices += ("rollout.max_turns=1", "stop_after_idle=2", "checkpoint.every=1")
+    with begin("idle", *choices) as (run, state):
+        collected = run.rollout(1, state)
+        with run.phase("sweep"):
+            state, metrics = run.sweep(1, state, collected)
+        run.record(1, state, collected, metrics)
+        run.save(1, state)
+    with begin("idle", *choices) as (run, state):
+        collected = run.rollout(2, state)
+        with run.phase("sweep"):
+            state, metrics = run.sweep(2, state, collected)
+        with pytest.raises(NotLearning, match="in a row: 2"):
+            run.record(2, state, collected, metrics)
+
+
+def test_trajectories_of_failed_environments_are_sampled_again_by_the_same_command(begin):
+    choices = ("env.name=run_environment:Broken", "env.retries=0", "algorithm.dynamic_sampling=0")
+    for _ in range(2):
+        with begin("broken", *choices) as (run, state):
+            with pytest.raises(NotLearning, match="16 environments failed"):
+                run.rollout(1, state)
+            assert run.source.stored(1, run.source.origin) is None
+
+
+def test_groups_of_the_same_task_are_sampled_independently(begin):
+    few = ("rollout.tasks=16", "rollout.concurrency=16", "algorithm.dynamic_sampling=0")
+    with begin("few", *few) as (run, state):
+        brought = run.rollout(1, state)
+    texts: dict[str, list[str]] = {}
+    for group in groups_of(brought.trajectories).values():
+        told = [[m["content"] for m in t.messages if m["role"] == "assistant"] for t in group]
+        texts.setdefault(group[0].task_id, []).append(repr(told))
+    repeated = [told for told in texts.values() if len(told) > 1]
+    # 16 groups of 12 tasks: each once, and four of them once more, none of these alike.
+    assert len(texts) == 12 and [len(told) for told in repeated] == [2] * 4
+    assert all(first != second for first, second in repeated)
+    assert rollout_metrics(brought)["rollout/repeated_tasks"] == 4
+
+
+def test_a_run_with_fewer_tasks_than_an_iteration_takes_says_so(begin, monkeypatch):
+    told = []
+    monkeypatch.setattr(Progress, "log", lambda self, sentence: told.append(sentence))
+    for tasks, wanted in ((12, 0), (13, 1)):
+        told.clear()
+        with begin(f"few{tasks}", f"rollout.tasks={tasks}", "rollout.concurrency=4"):
+            pass
+        found = [sentence for sentence in told if "rollout.tasks" in sentence]
+        assert len(found) == wanted and all("got 13" in each and "12" in each for each in found)
+
+
+def test_a_run_that_is_stopped_in_a_round_samples_the_iteration_again(begin, monkeypatch):
+    request, numbers = StopRequest(), []
+    with begin("stopped", request=request) as (run, state):
+        engine_begins = run.engine.begin
+
+        def begins(params, *, iteration, **others):
+            numbers.append(iteration)
+            request.asked = len(numbers) == 2
+            engine_begins(params, iteration=iteration, **others)
+
+        monkeypatch.setattr(run.engine, "begin", begins)
+        with pytest.raises(Stopped):
+            run.rollout(1, state)
+    assert numbers == [1, 1 + 2**24]
+    with begin("stopped") as (run, state):
+        assert run.rollout(1, state).rounds == 3
+
+
+def test_what_was_sampled_ahead_is_of_its_own_iteration_also_beside_stored_ones(begin, tmp_path):
+    choices = ("rollout_ahead=1", "algorithm.dynamic_sampling=0", "checkpoint.every=2")
+    with begin("beside", *choices) as (run, state):
+        wanted = [run.rollout(iteration, state) for iteration in (1, 2, 3)]
+    (tmp_path / "beside" / "rollouts" / "3.rollouts").unlink()
+    with begin("beside", *choices) as (run, state):
+        got = [run.rollout(iteration, state) for iteration in (1, 2, 3)]
+    for collected, same in zip(got, wanted, strict=True):
+        assert_same_trajectories(collected.sampled, same.sampled)
+
+
+def began(run):
+    """Environments that have been asked to begin, and nobody has heard of yet."""
+    return run.pool.open
+
+
+@pytest.mark.parametrize(
+    "choices, wanted",
+    [
+        ((), [16, 16, 16, 0]),  # after the last iteration there is nothing to begin
+        (("evaluation.every=2",), [16, 0, 16, 0]),
+        (("checkpoint.every=1", "rollout.concurrency=4"), [4, 4, 4, 0]),
+        (("rollout.reset_ahead_s=0",), [0, 0, 0, 0]),
+        (("rollout_ahead=1", "algorithm.dynamic_sampling=0"), [None, None, None, 0]),
+    ],
+)
+def test_the_next_environments_begin_while_an_iteration_is_swept(begin, choices, wanted):
+    choices = ("algorithm.dynamic_sampling=0", *choices)
+    with begin("begun", *choices) as (run, state):
+        counts = []
+        for iteration in range(1, 5):
+            run.rollout(iteration, state)
+            counts.append(None if run.source._ahead is not None else began(run))
+            if not began(run) and run.source._ahead is None:
+                run.evaluate(state, iteration)  # in these very environments
+    assert counts == wanted
+
+
+def test_what_was_begun_for_trajectories_that_are_stored_disturbs_nobody(begin, tmp_path):
+    with begin("all") as (run, state):
+        wanted = [run.rollout(iteration, state) for iteration in (1, 2, 3)]
+    with begin("all") as (run, state):
+        run.rollout(1, state)
+        assert began(run) == 0  # it was stored, and so most likely is the next one
+    (tmp_path / "all" / "rollouts" / "1.rollouts").unlink()
+    (tmp_path / "all" / "rollouts" / "3.rollouts").unlink()
+    with begin("all") as (run, state):
+        got = [run.rollout(1, state)]
+        assert began(run) == 16
+        got.append(run.rollout(2, state))
+        assert began(run) == 0
+        got.append(run.rollout(3, state))
+    for collected, same in zip(got, wanted, strict=True):
+        assert_same_trajectories(collected.sampled, same.sampled)
+
+
+def test_a_run_that_ends_while_environments_begin_leaves_none_of_them(begin, monkeypatch):
+    reset, closed = Settled.reset, []
+    slow = lambda self, *which: time.sleep(0.05) or reset(self, *which)  # noqa: E731
+    monkeypatch.setattr(Settled, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(Settled, "reset", slow)
+    before = set(threading.enumerate())
+    with begin("ended") as (run, state):
+        run.rollout(1, state)
+        assert began(run) == 16
+    assert len(set(map(id, closed))) == 16
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_stopped_sweep_is_saved_after_the_trajectories_it_is_of(begin, monkeypatch):
+    with begin("order") as (run, state):
+        collected, done = run.rollout(1, state), []
+        monkeypatch.setattr(run.source, "wait", lambda: done.append("trajectories"))
+        monkeypatch.setattr(run._stopped, "save", lambda *_: done.append("sweep"))
+        stopped = SweepStopped.__new__(SweepStopped)
+        stopped.arrays, stopped.notes = {}, {"done": 1}
+        run.save_stopped(stopped)
+        assert collected.trajectories and done[:2] == ["trajectories", "sweep"]
+
+
+def test_a_run_that_goes_on_with_other_activations_kept_says_so(begin, monkeypatch):
+    told = []
+    monkeypatch.setattr(Progress, "log", lambda self, sentence: told.append(sentence))
+    with begin("remat") as (run, state):
+        run.save(0, state)
+    for remat, wanted in (("none", []), ("full", ["remat: full, and none when the checkpoint"])):
+        told.clear()
+        with begin("remat", f"model.remat={remat}"):
+            pass
+        assert [sentence[:41] for sentence in told if "remat" in sentence] == wanted

@@ -1,0 +1,93 @@
+"""A run that learns nothing says so, and does not end as a success."""
+
+import pytest
+import run_cases as cases
+
+from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.runtime.stagnation import NotLearning, Stagnation, check_groups
+from seeupo_jax.types import Trajectory
+
+LEARNS = {
+    "sweep/turns": 3,
+    "sweep/steps": 3,
+    "sweep/updates_skipped": 0,
+    "sweep/updates": 3,
+    "sweep/weight_max": 1.5,
+}
+IDLE = {
+    "every advantage was 0": {"sweep/weight_max": 0.0},
+    "all 3 optimizer steps were skipped": {"sweep/updates_skipped": 3, "sweep/updates": 0},
+    "the gradient was 0 in all 3 optimizer steps": {"sweep/updates": 0},
+    "no turn was sampled": {"sweep/turns": 0},
+}
+
+
+def episodes(*scores):
+    """A group with an episode of each score; None: its environment failed."""
+    return Collected(
+        tuple(
+            Trajectory((), 0.0, 0, stop="env_error", info={"failure": "down"})
+            if score is None
+            else Trajectory((), score, 0, info={"score": score})
+            for score in scores
+        ),
+        1.0,
+        0.0,
+        1,
+        1,
+    )
+
+
+@pytest.mark.parametrize("reason", IDLE)
+def test_iterations_without_an_update_are_warned_of_and_end_the_run(reason):
+    warnings = []
+    stagnation = Stagnation(3, warn=warnings.append)
+    for iteration in (1, 2):
+        stagnation.check(iteration, episodes(0.0, 0.5), LEARNS | IDLE[reason])
+    assert [reason in warning for warning in warnings] == [True, True]
+    assert "in a row: 2; allowed by config.stop_after_idle: 2" in warnings[1]
+    with pytest.raises(NotLearning, match=f"iteration 3 taught the policy nothing: {reason}"):
+        stagnation.check(3, episodes(0.0, 0.5), LEARNS | IDLE[reason])
+    assert len(warnings) == 2
+
+
+def test_an_update_ends_the_count():
+    stagnation = Stagnation(2, warn=lambda _: None)
+    for metrics in (IDLE["no turn was sampled"], {}, IDLE["no turn was sampled"]):
+        stagnation.check(1, episodes(0.0, 0.5), LEARNS | metrics)
+    assert stagnation.idle == 1
+
+
+def test_a_policy_that_always_succeeds_may_learn_nothing():
+    stagnation = Stagnation(1, warn=pytest.fail)
+    stagnation.check(1, episodes(1.0, None, 1.0), LEARNS | {"sweep/weight_max": 0.0})
+    with pytest.raises(NotLearning):
+        stagnation.check(2, episodes(1.0, 0.9), LEARNS | {"sweep/weight_max": 0.0})
+
+
+def test_none_lets_any_number_pass_with_a_warning_each():
+    warnings = []
+    stagnation = Stagnation(None, warn=warnings.append)
+    for iteration in range(20):
+        stagnation.check(iteration, episodes(0.0), LEARNS | {"sweep/updates": 0})
+    assert len(warnings) == 20
+
+
+def test_an_iteration_of_failed_environments_is_refused():
+    check_groups(1, episodes(0.0, None, 1.0))
+    with pytest.raises(NotLearning, match="iteration 2 has nothing to learn from.*: down"):
+        check_groups(2, episodes(None, None, 1.0))
+
+
+def test_a_run_whose_environments_all_fail_ends_with_1_and_the_reason(tmp_path):
+    model = cases.save_policy(tmp_path / "model")
+    choices = ("--config.env.name=run_environment:Broken", "--config.env.retries=0")
+    (process,) = cases.start(
+        model, tmp_path / "run", *choices, "--config.evaluation.tasks=1", "--config.evaluation.k=1"
+    )
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1
+    (sentence,) = (line for line in errors.splitlines() if line.startswith("error: "))
+    assert "iteration 1 has nothing to learn from" in sentence
+    assert "no server listens" in sentence
+    assert "Traceback" not in errors

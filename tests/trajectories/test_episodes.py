@@ -1,0 +1,142 @@
+"""What a stopped evaluation leaves, and what the next one makes of it."""
+
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+
+from seeupo_jax.trajectories.episodes import Episode, EpisodeFile, to_episode
+from seeupo_jax.types import Segment, Trajectory
+
+SETTINGS = {"split": "test", "k": 2, "rollout.top_p": None, "env.options": {"size": (1, 2)}}
+
+
+def episode(task_id="t/0", member=0, stop="done", **fields):
+    values = {
+        "score": 1.0,
+        "reward": 1.5,
+        "failed": stop == "env_error",
+        "turns": 1,
+        "messages": [{"role": "user", "content": "a\r\n\ud800 ü"}],
+        "info": {"retries": 0},
+        "labels": {"kind": "x"},
+    }
+    return Episode(task_id=task_id, member=member, stop=stop, **(values | fields))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "evaluation" / "one.jsonl"
+
+
+def played(path, settings=SETTINGS):
+    with EpisodeFile(path, settings) as file:
+        return file.played
+
+
+def test_an_episode_is_read_as_it_was_written(path):
+    with EpisodeFile(path, SETTINGS) as file:
+        file.add(episode())
+        file.add(episode(member=1, score=0.5))
+        assert len(path.read_bytes().splitlines()) == 3  # on disk before the file is closed
+        assert file.played[("t/0", 1)] == episode(member=1, score=0.5)
+    assert played(path) == {("t/0", 0): episode(), ("t/0", 1): episode(member=1, score=0.5)}
+    first, second, _ = map(json.loads, path.read_text().splitlines())
+    assert first["settings"]["split"] == "test" and second["messages"][0]["role"] == "user"
+
+
+def test_a_failed_episode_is_kept_in_the_file_but_not_taken_as_played(path):
+    with EpisodeFile(path, SETTINGS) as file:
+        file.add(episode(stop="env_error"))
+    assert played(path) == {}
+    with EpisodeFile(path, SETTINGS) as file:
+        file.add(episode(score=0.0))
+    assert played(path) == {("t/0", 0): episode(score=0.0)}
+    assert len(path.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("cut", [1, 20, 200])
+def test_a_line_that_a_kill_cut_short_is_dropped_and_the_next_one_is_whole(path, cut):
+    with EpisodeFile(path, SETTINGS) as file:
+        file.add(episode())
+        file.add(episode(member=1))
+    path.write_bytes(path.read_bytes()[:-cut])
+    with EpisodeFile(path, SETTINGS) as file:
+        assert list(file.played) == [("t/0", 0)]
+        file.add(episode(member=1))
+    assert list(played(path)) == [("t/0", 0), ("t/0", 1)]
+
+
+def test_a_file_that_was_cut_in_its_first_line_begins_anew(path):
+    played(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert played(path) == {} and len(path.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("other", [{"k": 4}, {"new": 1}, {"env.options": {"size": (1, 3)}}])
+def test_episodes_of_other_settings_are_not_mixed_in(path, other):
+    played(path)
+    before = path.read_bytes()
+    (name, value), *_ = other.items()
+    with pytest.raises(ValueError) as told:
+        played(path, SETTINGS | other)
+    wanted = json.loads(json.dumps(value))
+    assert str(told.value).startswith(f"{name}: got {wanted!r}; allowed: ")
+    assert f"episodes in {path} were played; move that file away" in str(told.value)
+    assert path.read_bytes() == before
+    with pytest.raises(ValueError, match="split: got None; allowed: 'test'"):
+        played(path, {name: SETTINGS[name] for name in SETTINGS if name != "split"})
+    assert played(path) == {}  # and it is closed again
+
+
+def test_two_evaluations_do_not_write_one_file(path):
+    with EpisodeFile(path, SETTINGS):
+        with pytest.raises(ValueError) as told:
+            EpisodeFile(path, SETTINGS)
+        assert str(told.value).startswith(f"got {path}, in use by process {os.getpid()} on ")
+        other = path.with_name("other.jsonl")
+        assert played(other) == {}  # with other settings there may be another one at a time
+    assert played(path) == {}
+    assert sorted(file.name for file in path.parent.iterdir()) == [path.name, other.name]
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b'{"task_id": "t/0"}'])
+def test_a_line_that_is_none_of_ours_is_told_and_stays(path, line):
+    played(path)
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=f"{path.name} line 2: got "):
+        played(path)
+    assert path.read_bytes() == before
+
+
+def test_what_is_no_json_in_info_is_kept_as_text(path):
+    with EpisodeFile(path, SETTINGS) as file:
+        file.add(episode(info={"size": np.float32(0.5), "set": {1}}))
+    (read,) = played(path).values()
+    assert read.info == {"size": "0.5", "set": "{1}"}
+
+
+def test_a_trajectory_becomes_an_episode():
+    turns = Segment(np.zeros(3, np.int32), np.array([-1, 0, 1], np.int32), np.zeros(3, np.float32))
+    trajectory = Trajectory(
+        segments=(turns,),
+        reward=-1,
+        group=3,
+        task_id="t/5",
+        stop="max_turns",
+        messages=({"role": "user", "content": "hi"},),
+        info={"score": 1, "member": 2, "retries": 1, "bad_calls": 4},
+    )
+    made = to_episode(trajectory, {"kind": "x"})
+    assert made.key == ("t/5", 2) and made.success == 1.0
+    assert (made.turns, made.reward, made.stop, made.failed) == (2, -1.0, "max_turns", False)
+    assert made.info == {"retries": 1, "bad_calls": 4} and made.labels == {"kind": "x"}
+    assert trajectory.info["member"] == 2
+
+
+def test_success_is_a_full_score_of_an_environment_that_did_not_fail():
+    assert episode(score=0.99).success == 0.0
+    assert math.isnan(episode(stop="env_error").success)

@@ -1,0 +1,180 @@
+"""Trajectories on disk: what is written is what is read, and what is no record is told."""
+
+import gzip
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from seeupo_jax.telemetry import read_trajectories
+from seeupo_jax.trajectories.reader import (
+    FIELDS,
+    FOLDER,
+    Shard,
+    find_shards,
+    pack_shard,
+    read_shard,
+    write_shard,
+)
+
+
+def record(iteration=1, split="train", group=0, member=0, **more):
+    segment = {
+        "tokens": [5, 6],
+        "turn": [-1, 0],
+        "text": ["a", "ü"],
+        "logp": [None, -0.5],
+        "trainer_logp": [None, -0.5],
+        "entropy": [None, 0.25],
+    }
+    values = {
+        "schema": 1,
+        "split": split,
+        "iteration": iteration,
+        "group": group,
+        "member": member,
+        "task_id": "t",
+        "seed": 0,
+        "labels": {"kind": "x"},
+        "stop": "done",
+        "failed": False,
+        "failure": None,
+        "reward": 1.0,
+        "score": 1.0,
+        "success": True,
+        "turns": 1,
+        "turn_rewards": [1.0],
+        "policy_version": 0,
+        "advantage": 0.5,
+        "weights": [0.5],
+        "info": {},
+        "messages": [{"role": "user", "content": "ü </script>"}],
+        "segments": [segment],
+    }
+    return values | more
+
+
+def write(workdir, shard, *records):
+    write_shard(workdir, shard, pack_shard(records))
+
+
+def shard(iteration, split=None):
+    return Shard(iteration, "train" if split is None else split, split is not None)
+
+
+def test_records_come_back_in_order_whatever_order_they_were_written_in(tmp_path):
+    order = [(2, "train"), (1, "train"), (1, "test"), (0, "test")]
+    for iteration, split in order:
+        name = None if split == "train" else split
+        pair = [record(iteration, split, member=member) for member in (0, 1)]
+        write(tmp_path, shard(iteration, name), *pair)
+    found = [(r["iteration"], r["split"], r["member"]) for r in read_trajectories(tmp_path)]
+    assert found == [(*key, member) for key in sorted([*order]) for member in (0, 1)]
+    assert next(read_trajectories(tmp_path)) == record(0, "test")
+    only = [r["iteration"] for r in read_trajectories(tmp_path, split="train", iterations={2, 3})]
+    assert only == [2, 2]
+
+
+def test_files_are_named_by_split_and_iteration(tmp_path):
+    shards = [shard(7), shard(10, "test"), shard(10, "a/b_000001"), shard(1_000_000)]
+    for each in shards:
+        write(tmp_path, each, record())
+    assert (tmp_path / FOLDER / "train_000007.jsonl.gz").is_file()
+    assert (tmp_path / FOLDER / "eval_test_000010.jsonl.gz").is_file()
+    assert find_shards(tmp_path) == sorted(shards)
+    (tmp_path / FOLDER / "index.html").write_text("a page")
+    (tmp_path / FOLDER / "train_000008.jsonl.gz.tmp").write_text("killed")
+    assert find_shards(tmp_path) == sorted(shards)
+
+
+def test_a_folder_without_trajectories_has_none(tmp_path):
+    assert [*read_trajectories(tmp_path)] == []
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path):
+    assert pack_shard([record()]) == pack_shard([record()])
+    write(tmp_path, shard(1), record(), record(member=1))
+    with gzip.open(shard(1).path(tmp_path)) as file:
+        assert [json.loads(line) for line in file] == [record(), record(member=1)]
+
+
+def test_a_shard_is_replaced_whole(tmp_path, monkeypatch):
+    write(tmp_path, shard(1), record())
+    import os
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError):
+        write(tmp_path, shard(1), record(reward=2.0))
+    assert [r["reward"] for r in read_trajectories(tmp_path)] == [1.0]
+    assert [entry.name for entry in (tmp_path / FOLDER).iterdir()] == [shard(1).name]
+
+
+def test_what_is_whole_of_a_torn_shard_is_read_and_told(tmp_path, caplog):
+    # Incompressible, so that every cut of the file leaves some of the lines.
+    texts = ["".join(chr(33 + (i * i * 7 + i * k) % 90) for i in range(4000)) for k in range(4)]
+    records = [record(member=i, task_id=text) for i, text in enumerate(texts)]
+    write(tmp_path, shard(1), *records)
+    path = shard(1).path(tmp_path)
+    whole, counts = path.read_bytes(), set()
+    for share in range(1, 20):
+        path.write_bytes(whole[: len(whole) * share // 20])
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            read = [*read_trajectories(tmp_path)]
+        assert read == records[: len(read)]
+        assert [f"after {len(read)} lines" in line for line in caplog.messages] == [True]
+        counts.add(len(read))
+    assert len(counts) > 2 and 4 not in counts
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b"nonsense\n", "not JSON"),
+        (b"[1]\n", "a JSON object"),
+        (json.dumps(record(schema=2)).encode() + b"\n", "schema: got 2; allowed: 1"),
+        (json.dumps(record(turns="2")).encode() + b"\n", "turns: got 2; allowed: int"),
+        (json.dumps(record(failed=0)).encode() + b"\n", "failed: got 0; allowed: bool"),
+        (json.dumps({"schema": 1}).encode() + b"\n", "got no split; allowed: schema, split"),
+        (json.dumps(record(segments=[{}])).encode() + b"\n", "allowed: tokens, turn, text"),
+        (
+            json.dumps(record(segments=[record()["segments"][0] | {"turn": []}])).encode() + b"\n",
+            "2 tokens, 0 turn",
+        ),
+    ],
+)
+def test_what_is_no_record_is_told_with_its_place(tmp_path, line, told):
+    write(tmp_path, shard(1), record())
+    path = shard(1).path(tmp_path)
+    path.write_bytes(gzip.compress(pack_lines(record()) + line))
+    with pytest.raises(ValueError, match="line 2") as error:
+        [*read_trajectories(tmp_path)]
+    assert told in str(error.value) and str(path) in str(error.value)
+
+
+def pack_lines(*records):
+    return b"".join(json.dumps(each).encode() + b"\n" for each in records)
+
+
+def test_a_last_line_without_an_end_is_left_out(tmp_path):
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(pack_lines(record()) + b'{"schema": 1, "spl'))
+    told = []
+    assert [*read_shard(path, told.append)] == [record()] and len(told) == 1
+
+
+def test_reading_needs_no_jax():
+    program = (
+        "import sys, seeupo_jax.telemetry as t; t.read_trajectories; print('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_every_field_is_checked():
+    assert record().keys() == FIELDS.keys()

@@ -1,0 +1,154 @@
+"""Files of trajectories: what is read is what was written, and what is wrong is named."""
+
+import json
+import re
+from pathlib import Path
+
+import learner_cases as cases
+import numpy as np
+import pytest
+import stored_cases as files
+
+from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
+
+LINE = {"tokens": [5, 6, 7, 8, 9], "turn": [-1, 0, 0, -1, 1], "reward": 0.5, "group": 3}
+LOGP = [0, -0.5, -1.0, 0.0, -2]
+DOCS = Path(__file__).parents[2] / "docs" / "update.md"
+
+
+def read(tmp_path, *lines):
+    file = tmp_path / "file.jsonl"
+    file.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
+    return read_trajectories(file)
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    wanted = cases.ragged()  # one failed, two of two segments
+    file = files.write(tmp_path / "file.jsonl", wanted)
+    found = read_trajectories(file)
+    assert len(found) == len(wanted)
+    for number, (mine, theirs) in enumerate(zip(found, wanted, strict=True), start=1):
+        for name in ("reward", "group", "stop", "failed", "turns", "policy_version"):
+            assert getattr(mine, name) == getattr(theirs, name)
+        assert mine.task_id == f"{file}:{number}"
+        for segment, other in zip(mine.segments, theirs.segments, strict=True):
+            for name in ("tokens_L", "turn_L", "logp_L"):
+                got, expected = getattr(segment, name), getattr(other, name)
+                assert got.dtype == expected.dtype and got.tolist() == expected.tolist()
+
+
+def test_what_nobody_recorded_is_not_a_number(tmp_path):
+    first, second = read(tmp_path, LINE, LINE | {"logp": LOGP})
+    assert np.isnan(first.segments[0].logp_L).tolist() == [False, True, True, False, True]
+    assert second.segments[0].logp_L.tolist() == LOGP
+    assert first.stop == "done"
+
+
+def test_empty_lines_and_further_fields_are_passed_over(tmp_path):
+    file, told = tmp_path / "file.jsonl", []
+    file.write_text(f"{json.dumps(LINE | {'note': 1})}\n\n{json.dumps(LINE)}\n")
+    found = read_trajectories(file, log=told.append)
+    assert [t.task_id for t in found] == [f"{file}:1", f"{file}:3"]
+    assert told == [f"{file}: fields that are not read: note."]
+
+
+def test_a_trajectory_without_a_turn_or_a_token_is_one(tmp_path):
+    empty = LINE | {"tokens": [], "turn": [], "stop": "env_error"}
+    found = read(tmp_path, LINE, LINE | {"turn": [-1] * 5}, empty)
+    assert [t.turns for t in found] == [2, 0, 0]
+
+
+WRONG = {
+    # What is wrong with the second line -> what is said of it.
+    "nonsense": ("{tokens", "got {tokens, which is not JSON; allowed: a JSON object with tokens"),
+    "bytes": ("\x00", "which is not JSON"),
+    "list": ([1], r"got \[1\]; allowed: a JSON object"),
+    "missing": ({"tokens": [1], "turn": [-1]}, "got no reward, group but tokens, turn; allowed"),
+    "text": (LINE | {"tokens": "abc"}, "tokens: got abc; allowed: a list, or a list of lists"),
+    "token": (LINE | {"tokens": [5, -6, 7, 8, 9]}, "tokens: got -6; allowed: token ids"),
+    "float": (LINE | {"tokens": [5.0, 6, 7, 8, 9]}, "tokens: got 5.0; allowed: token ids"),
+    "bool": (LINE | {"tokens": [True, 6, 7, 8, 9]}, "tokens: got True; allowed: token ids"),
+    "large": (LINE | {"tokens": [2**31, 6, 7, 8, 9]}, "tokens: got 2147483648; allowed"),
+    "mixed": (LINE | {"tokens": [[5, 6], 7]}, "tokens: got lists and numbers; allowed: one or"),
+    "short": (LINE | {"turn": [-1, 0, 0, 1]}, "turn: got 4 numbers; .* each token, 5"),
+    "flat": (
+        LINE | {"tokens": [[5, 6, 7], [8, 9]]},
+        r"turn: got 5 numbers; .* each token, \[3, 2\]",
+    ),
+    "logp": (LINE | {"logp": LOGP[1:]}, "logp: got 4 numbers; allowed: one for each token, 5"),
+    "positive": (LINE | {"logp": [0, 0.5, 1, 0, 2]}, "logp: got 0.5; allowed: .* numbers <= 0"),
+    "infinite": (LINE | {"logp": [0, -np.inf, 0, 0, 0]}, "logp: got -inf; allowed: .* finite"),
+    "null": (LINE | {"logp": None}, "logp: got None; allowed: a list"),
+    "below": (LINE | {"turn": [-2, 0, 0, -1, 1]}, "turn: got -2; allowed: -1 at context, or"),
+    "first": (LINE | {"turn": [0, 0, 0, -1, 1]}, "turn: got 0 first; allowed: -1, since"),
+    "falls": (LINE | {"turn": [-1, 1, 1, -1, 0]}, "turn: got 0 after 1; allowed: indices that do"),
+    "skips": (LINE | {"turn": [-1, 0, 0, -1, 2]}, "turn: got the turns 0, 2; allowed: 0, 1, 2"),
+    "begins": (LINE | {"turn": [-1, 1, 1, -1, 2]}, "turn: got the turns 1, 2; allowed: 0, 1, 2"),
+    "twice": (
+        LINE | {"tokens": [[5, 6], [7, 8, 9]], "turn": [[-1, 0], [-1, 0, 1]]},
+        "turn: got the turns 0, 0, 1; allowed: .* each in one segment",
+    ),
+    "nan": (LINE | {"reward": float("nan")}, "reward: got nan; allowed: a finite number"),
+    "word": (LINE | {"reward": "1"}, "reward: got 1; allowed: a finite number"),
+    "name": (LINE | {"group": "a"}, "group: got a; allowed: a whole number"),
+    "half": (LINE | {"group": 0.5}, "group: got 0.5; allowed: a whole number"),
+    "stop": (LINE | {"stop": "crashed"}, "stop: got crashed; allowed: done, max_turns, max_tok"),
+    "stops": (LINE | {"stop": ["done"]}, r"stop: got \['done'\]; allowed: done"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_line_is_named(tmp_path, name):
+    line, said = WRONG[name]
+    with pytest.raises(ValueError, match=said) as caught:
+        read(tmp_path, LINE, line, LINE)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{tmp_path / 'file.jsonl'}:2: ") and sentence.endswith(".")
+    assert "\n" not in sentence and len(sentence) < 300
+
+
+@pytest.mark.parametrize(
+    "lines, said",
+    [
+        ((), "got no line; allowed: a JSON object for each trajectory"),
+        ((LINE, LINE | {"group": 4}), "got no group with two trajectories that did not fail"),
+        ((LINE, LINE | {"stop": "timeout"}), "got no group with two trajectories that did not"),
+        ((LINE | {"turn": [-1] * 5},) * 2, "got no turn to update; allowed: at least one"),
+    ],
+)
+def test_a_file_that_teaches_nothing_is_named(tmp_path, lines, said):
+    with pytest.raises(ValueError, match=said):
+        read(tmp_path, *lines)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match="--trajectories: got .* [(]No such file .*; allowed: a"):
+        read_trajectories(tmp_path / "file.jsonl")
+
+
+@pytest.mark.parametrize(
+    "limits, said",
+    [
+        ({"vocab_size": 9}, "tokens: got 9; allowed: ids below the model's vocabulary of 9"),
+        ({"max_positions": 4}, "tokens: got 5; allowed: at most the 4 positions"),
+        (
+            {"max_reward": 0.4},
+            r"reward: got 0.5; allowed: .* at most 0.4 \(config.env.max_reward\)",
+        ),
+        ({"recorded": True}, "logp: got none; allowed: .* which config.algorithm.tis_clip reads"),
+    ],
+)
+def test_what_does_not_go_with_the_model_is_named(tmp_path, limits, said):
+    whole = {"tokens": [1] * 4, "turn": [-1, 0, 0, 0], "logp": LOGP[:4], "reward": -0.4}
+    trajectories = read(tmp_path, LINE | whole, LINE)
+    fitting = {"vocab_size": 10, "max_positions": 5}
+    check_trajectories(trajectories, **fitting)
+    with pytest.raises(ValueError, match=f"file.jsonl:2: {said}"):
+        check_trajectories(trajectories, **(fitting | limits))
+
+
+def test_the_lines_of_the_docs_are_such_a_file(tmp_path):
+    (block,) = re.findall(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    found = read(tmp_path, *block.splitlines())
+    assert len(found) >= 3 and {len(t.segments) for t in found} == {1, 2}
+    assert {t.failed for t in found} == {True, False}
