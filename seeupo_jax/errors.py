@@ -6,11 +6,9 @@ import contextlib
 import errno
 import os
 import sys
-import textwrap
 from collections.abc import Iterator
 
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-_LONGEST = 300  # characters of an error's text
 
 
 class WriteError(OSError):
@@ -44,12 +42,3 @@ def sentence_errors(
     except kind as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", code))
-
-
-def describe(error: BaseException) -> str:
-    """An error's class and text in one line, whatever its class does."""
-    try:
-        text = textwrap.shorten(str(error), _LONGEST, placeholder=" ...")
-    except BaseException:  # of a user's class
-        text = "its text cannot be had"
-    return f"{type(error).__name__}: {text}".removesuffix(": ").rstrip(".")

@@ -10,9 +10,10 @@ the one that the server holds, whose tokenizer must be the run's: nothing is loa
 then. With --explain it prints what would be played, and
 plays nothing.
 
-Every episode is in DIR/evaluation as soon as it is over (`trajectories/episodes.py`). The same command
-plays only what is not there: what it was stopped before, and what an environment's failure cost.
-With several processes each keeps a file of what it plays; that of process 0 is whole in the end.
+Every episode is in DIR/evaluation as soon as it is over (`trajectories/episodes.py`). The same
+command plays only what is not there: what it was stopped before, and what an environment's failure
+cost. With several processes each keeps a file of what it plays; that of process 0 is whole in the
+end.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
         --trajectories=FILE.jsonl --output=HF_FOLDER [--json=OUT]
 
 It is the first sweep that a training run with this configuration would do, had it sampled these
-trajectories: the reference policy is the model as loaded, and a critic starts at 0. `learner/
+trajectories: the reference policy is the model as loaded, and a critic starts at 0. `trajectories/
 stored.py` says what a line of the file holds; rows and actions are as long as the file's. The
 output is a folder that `transformers` loads or, with adapters that are not merged, `peft` does.
 """
@@ -20,8 +20,10 @@ from pathlib import Path
 
 from seeupo_jax.checkpoint import check_writable, exclusive_output
 from seeupo_jax.configuration.flags import Flags, path
-from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.errors import sentence_errors
+from seeupo_jax.planning.remat import choose_remat
+from seeupo_jax.runtime.build import load_policy
 from seeupo_jax.runtime.cli import add_config_flags, prepare_xla, quiet_logs
 from seeupo_jax.runtime.policy_folder import check_output, write_policy
 from seeupo_jax.runtime.stored_update import prepare, update
@@ -60,7 +62,9 @@ def main(arguments: Sequence[str]) -> None:
             held.enter_context(exclusive_output(folder))
             if given.json is not None:
                 _check_file(given.json)
-            config, policy, params, trajectories = prepare(config, given.trajectories, log)
+            config, trajectories = prepare(config, given.trajectories, log)
+            config, _ = choose_remat(config)
+            policy, params = load_policy(config, config.model.path)
         params, done = update(config, policy, params, trajectories)
         write_policy(config, policy, params, folder)
     if given.json is not None:

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from places import ROOT
 from process_cases import QUICK_XLA
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -17,7 +18,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # As in the background of a shell; what tests start would ignore it too, and could not help it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-LIBTPU = Path(__file__).parent.parent / "third_party" / "libtpu" / "lib" / "libtpu" / "libtpu.so"
+LIBTPU = ROOT / "third_party" / "libtpu" / "lib" / "libtpu" / "libtpu.so"
 if LIBTPU.exists():
     os.environ.setdefault("TPU_LIBRARY_PATH", str(LIBTPU))
 

@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from places import ROOT, TINY
 from process_cases import environment
 from rich.console import Console
 from run_cases import iterations, save_policy
@@ -21,8 +21,6 @@ from seeupo_jax.compare.runs import RunFailed, plan, read_run, train, train_all,
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.parallel.stop_signal import StopRequest
 
-ROOT = Path(__file__).parent.parent
-TINY = ROOT / "tests" / "tiny_config.py"
 ORDER_DESK = ROOT / "configs" / "compare_order_desk.py"
 
 

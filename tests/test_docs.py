@@ -14,17 +14,18 @@ from pathlib import Path
 import jax
 import pytest
 import report_cases
+from places import ROOT
 
 from seeupo_jax import envs
 from seeupo_jax.configuration.flags import as_overrides
-from seeupo_jax.configuration.schema import Config, Env, load_config
+from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.planning.chips import parse_topology
 from seeupo_jax.runtime.checks import check_config, check_planned
 from seeupo_jax.trajectories import reader
 from seeupo_jax.trajectories.trajectory_record import to_record
 from seeupo_jax.types import Trajectory
 
-ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

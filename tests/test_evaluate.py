@@ -15,6 +15,7 @@ from pathlib import Path
 
 import openai_cases as cases
 import pytest
+from places import CONFIGS
 
 from seeupo_jax import envs, evaluate
 from seeupo_jax.agents.openai_server import OpenAIServer
@@ -24,7 +25,7 @@ from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.policy.network import split
 
-CONFIG = Path(__file__).parents[1] / "configs" / "quickstart.py"
+CONFIG = CONFIGS / "quickstart.py"
 LENGTH = 128  # tokens a conversation may reach
 GREEDY = (
     "--config.rollout.tasks=2",

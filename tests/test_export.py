@@ -9,7 +9,7 @@ import pytest
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.checkpoint import checkpoints as module
-from seeupo_jax.configuration.schema import from_dict
+from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters, merge

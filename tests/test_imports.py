@@ -1,8 +1,10 @@
 """Imports point down, environments start without jax, and no file or function grows too long."""
 
 import ast
+import graphlib
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,29 +12,19 @@ import pytest
 import seeupo_jax
 
 ROOT = Path(seeupo_jax.__path__[0])
-# The package from the ground up; a unit imports itself and units of the rows above it.
+# The package from the ground up; a room imports itself and rooms of the rows above it.
 LEVELS = (
-    ("types", "fields", "flags", "errors", "lock", "stop", "watch", "algorithms"),
-    ("choices", "config_file"),
-    ("config",),
+    ("types", "errors", "algorithms", "configuration"),
     ("envs", "parallel"),
-    ("policy",),
-    ("rollout", "learner", "checkpoint", "telemetry"),
-    ("build", "cli", "lab", "same_run", "report", "selection"),
+    ("policy", "checkpoint", "trajectories"),
+    ("learner", "rollout", "metrics"),
+    ("agents", "display"),
+    ("runtime", "reports"),
+    ("planning",),
     (
-        "remat",
-        "outline",
-        "run_log",
-        "stagnation",
-        "trajectory_source",
-        "checks",
-        "evaluation",
-        "policy_folder",
+        *("train", "evaluate", "update", "export", "report"),
+        *("aot", "bench", "compare", "lab", "telemetry"),
     ),
-    ("explain", "players", "stored_update"),
-    ("evaluate", "export", "aot", "warm_start", "compare"),
-    ("run", "update"),
-    ("train", "bench"),
 )
 LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}
 MODULES = {
@@ -41,6 +33,8 @@ MODULES = {
     if file != ROOT / "__init__.py"
 }
 FILES = [pytest.param(file, id=module) for module, file in MODULES.items()]
+# The same role in several instruments, or in several environments.
+ROLES = {"__main__", "environment", "update"}
 BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -65,6 +59,21 @@ def own_imports(file):
 
 def unit(module):
     return module.partition(".")[0]
+
+
+def test_rooms_are_small_and_what_is_in_them_has_a_name_of_its_own():
+    assert len(LEVELS) <= 8
+    files = [file for file in ROOT.rglob("*.py") if file.name != "__init__.py"]
+    modules = Counter(file.parent.relative_to(ROOT) for file in files)
+    assert modules.pop(Path()) <= 12
+    assert max(modules.values()) <= 16
+    names = Counter(file.stem for file in files if file.stem not in ROLES)
+    assert not [name for name, count in names.items() if count > 1]
+
+
+def test_no_import_goes_in_a_circle():
+    graph = {module: own_imports(file) & set(MODULES) for module, file in MODULES.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 def test_every_file_belongs_to_a_level():
@@ -99,11 +108,11 @@ def test_the_search_sees_imports_of_every_kind(tmp_path):
     file = tmp_path / "probe.py"
     file.write_text(
         "import seeupo_jax.policy.files.weights\n"
-        "from seeupo_jax import config, envs\n"
+        "from seeupo_jax import algorithms, envs\n"
         "from seeupo_jax.types import Segment\n"
         "def f():\n    from seeupo_jax.envs import order_desk as desk, make\n"
     )
-    wanted = {"policy.weights", "config", "envs", "types", "envs.order_desk"}
+    wanted = {"policy.files.weights", "algorithms", "envs", "types", "envs.order_desk"}
     assert own_imports(file) == wanted
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import jax
 import pytest
+from places import ROOT, SUPPORT
 
-from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.learner.warm_start import Batches, train_stage
 from seeupo_jax.policy.files.tokenizer import MODEL_FILE
 from seeupo_jax.policy.files.weights import resolve_path
 from seeupo_jax.runtime import build
 
-ROOT = Path(__file__).parent.parent
-GOLDEN = json.loads((ROOT / "tests" / "golden" / "order_desk_warm_start.json").read_text())
+GOLDEN = json.loads((SUPPORT / "golden" / "order_desk_warm_start.json").read_text())
 
 
 class Played(Sequence):

@@ -1,12 +1,12 @@
 """Training order_desk with a value function of its own; `test_recipes.py` trains with a head."""
 
 import io
-from pathlib import Path
 
 import jax
 import numpy as np
+from places import TINY
 
-from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import StopRequest
@@ -39,7 +39,7 @@ NAMES = ("value_loss", "value_clip_fraction", "explained_variance", "critic_grad
 def test_order_desk_is_trained_with_a_value_function(tmp_path, monkeypatch):
     one = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda: one)
-    config = load_config(Path(__file__).parent / "tiny_config.py", OVERRIDES)
+    config = load_config(TINY, OVERRIDES)
     policy, params = build.load_policy(config, config.model.path)
     progress = Progress(config.iterations, "plain", stream=io.StringIO())
     with progress, jax.set_mesh(policy.mesh):

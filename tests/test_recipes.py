@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 import run_cases
-from process_cases import TESTS
+from places import SUPPORT
 
 from seeupo_jax.configuration.flags import as_overrides
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.configuration.schema import load_config
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.network import split
@@ -26,7 +26,7 @@ def runs(tmp_path_factory):
     """The folder with a run of each."""
     folder = tmp_path_factory.mktemp("recipes")
     environment = run_cases.environment() | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, str(TESTS / "recipes_process.py"), str(folder), *TRAINED]
+    command = [sys.executable, str(SUPPORT / "recipes_process.py"), str(folder), *TRAINED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder

@@ -11,10 +11,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from places import TINY
 from process_cases import environment
 
 from seeupo_jax.checkpoint import Checkpoints
-from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.files.weights import resolve_path
@@ -23,7 +24,7 @@ from seeupo_jax.policy.network import split
 from seeupo_jax.runtime.checks import check_config
 from seeupo_jax.telemetry import read_trajectories
 
-CONFIG = Path(__file__).parent / "tiny_config.py"
+CONFIG = TINY
 
 
 def command(workdir: Path, *overrides: str) -> list[str]:

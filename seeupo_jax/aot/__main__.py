@@ -20,7 +20,7 @@ from seeupo_jax.aot.aot_report import Report
 from seeupo_jax.aot.measure import measure
 from seeupo_jax.aot.search import search
 from seeupo_jax.configuration.flags import Flags, names, path
-from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.planning.chips import parse_topology
 from seeupo_jax.runtime.cli import add_config_flags

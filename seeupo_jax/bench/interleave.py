@@ -1,4 +1,4 @@
-"""Contenders that take turns, so that a noisy machine slows all of them."""
+"""Contenders that take turns, so that a noisy machine slows all of them; and tables of them."""
 
 from __future__ import annotations
 
@@ -53,3 +53,10 @@ def ratio(slower: Timing, faster: Timing) -> dict[str, float]:
         "ratio_least": min(rounds),
         "ratio_most": max(rounds),
     }
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Rows below a head, the first column to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        print(first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True)))

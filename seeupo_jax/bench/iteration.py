@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.bench import machine, swept_fields, synthetic, workloads
-from seeupo_jax.bench.interleave import Timing, alternate, fastest, ratio
+from seeupo_jax.bench.interleave import Timing, alternate, fastest, print_table, ratio
 from seeupo_jax.bench.runners import bench_models, torch_imports
 from seeupo_jax.bench.runners.jax_runner import OurSweeps
 from seeupo_jax.bench.runners.sampling_runner import converse, make_engine
 from seeupo_jax.bench.runners.torch_runner import TorchSweeps
 from seeupo_jax.bench.settings import Settings, command
-from seeupo_jax.bench.tables import print_table
 from seeupo_jax.bench.update import OURS, compare, describe, summary, torch_sweeps
 from seeupo_jax.bench.workload import Workload
 from seeupo_jax.planning.flops import parameters

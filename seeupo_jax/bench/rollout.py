@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.bench import machine, workloads
-from seeupo_jax.bench.interleave import Timing, alternate, ratio
+from seeupo_jax.bench.interleave import Timing, alternate, print_table, ratio
 from seeupo_jax.bench.runners import bench_models, torch_imports
 from seeupo_jax.bench.runners.sampling_runner import converse, make_engine, spent
 from seeupo_jax.bench.runners.torch_runner import use_every_core
 from seeupo_jax.bench.settings import Settings, command
-from seeupo_jax.bench.tables import print_table
 from seeupo_jax.bench.update import OURS, describe, summary
 from seeupo_jax.bench.workload import Workload
 from seeupo_jax.planning.flops import parameters

@@ -18,14 +18,13 @@ import jax
 
 from seeupo_jax.bench import machine, swept_fields, synthetic, workloads
 from seeupo_jax.bench.flop_budget import Pools, budgets
-from seeupo_jax.bench.interleave import Timing, alternate, fastest, ratio
+from seeupo_jax.bench.interleave import Timing, alternate, fastest, print_table, ratio
 from seeupo_jax.bench.runners import bench_models, peak_memory, same_update
 from seeupo_jax.bench.runners.ablations import chosen
 from seeupo_jax.bench.runners.jax_runner import OurSweeps
 from seeupo_jax.bench.runners.program_flops import Flops
 from seeupo_jax.bench.runners.torch_runner import TorchSweeps, use_every_core
 from seeupo_jax.bench.settings import RECIPE, Settings, command
-from seeupo_jax.bench.tables import print_table
 from seeupo_jax.bench.workload import Workload
 from seeupo_jax.planning.flops import parameters
 from seeupo_jax.policy.architecture import Architecture

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.configuration.schema import Config, load_config, to_dict
+from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 

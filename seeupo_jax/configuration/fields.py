@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import difflib
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 _CHECK = "check"  # metadata key: (predicate, what is allowed in words)
 _SHOWN = 200  # characters of a value in an error
+_LONGEST_ERROR = 300  # characters of an error's text
 _DEEPEST = 32  # levels of lists and dicts in a value of free form
 _LEVELS = f"lists and dicts in each other of at most {_DEEPEST} levels"
 _LARGEST = 2**63 - 1  # more than any count, and the most that arrays and trackers hold
@@ -196,3 +198,12 @@ def _as_json(value: Any, name: str, depth: int = 0) -> Any:
         f"{name}: got {shown(value)} ({type(value).__name__}); allowed: texts, numbers below 2**63"
         " in magnitude, True, False, none, and lists and dicts of them."
     )
+
+
+def describe(error: BaseException) -> str:
+    """An error's class and text in one line, whatever its class does."""
+    try:
+        text = textwrap.shorten(str(error), _LONGEST_ERROR, placeholder=" ...")
+    except BaseException:  # of a user's class
+        text = "its text cannot be had"
+    return f"{type(error).__name__}: {text}".removesuffix(": ").rstrip(".")

@@ -1,88 +1,105 @@
-"""A configuration file: Python whose `get_config()` returns the values of a run."""
+"""From a file, overrides or plain values to a validated configuration, and back."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from seeupo_jax.configuration.fields import shown
-from seeupo_jax.errors import describe
+from seeupo_jax.configuration.algorithm import check_ahead, check_choices
+from seeupo_jax.configuration.config_file import read_values
+from seeupo_jax.configuration.fields import assign, build, parse
+from seeupo_jax.configuration.schema import Config, recipe_fields
 
 
-def read_values(path: Path) -> dict[str, Any]:
-    """The nested values that a file's `get_config()` returns.
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads a config file's `get_config()` and applies `field.sub=value` overrides.
+
+    A recipe among the overrides stands above the file's fields of `algorithm`; the other overrides
+    stand above all.
 
     Raises:
-      ValueError: no such file, a file that fails, or one whose `get_config` returns no values; one
-        sentence with the file, the line where there is one, and the reason.
+      ValueError: no such file, one that fails, or a key or value that is not allowed.
     """
-    path = path.absolute()
-    if not path.is_file():
-        raise ValueError(f"--config: no file {path}.")
-    try:
-        values = _values(_module(path), path)
-    except _NoConfig as error:
-        raise ValueError(str(error)) from None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # whatever a file does, sys.exit() as well
-        raise ValueError(f"--config: {_place(error, path)}{_reason(error, path)}.") from error
-    if not isinstance(values, Mapping):
+    values = read_values(Path(path))
+    chosen = dict(_override(text) for text in overrides)
+    below = values.get("algorithm", {})
+    if "recipe" in chosen and isinstance(below, Mapping):
+        values["algorithm"] = {**below, **recipe_fields(chosen["recipe"])}
+    for key, value in chosen.items():
+        assign(values, key, value)
+    return from_dict(values)
+
+
+def _override(text: str) -> tuple[str, Any]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise ValueError(f"--config.{text[:200]}: expected --config.KEY=VALUE.")
+    return key, parse(value, f"config.{key}")
+
+
+def from_dict(values: Mapping[str, Any]) -> Config:
+    """Builds a validated `Config`; keys that are not given are the recipe's, or the defaults.
+
+    Raises:
+      ValueError: a key or a value that is not allowed, or values that do not go together.
+    """
+    values, made_of = dict(values), None
+    algorithm = values.get("algorithm", {})
+    recipe = values.get("recipe", Config.recipe)
+    fields = recipe_fields(recipe)
+    if isinstance(algorithm, Mapping):
+        values["algorithm"], made_of = {**fields, **algorithm}, recipe
+    config = build(Config, values, "config", _made_of=made_of)
+    _check_together(config)
+    return config
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The configuration as plain nested values, for JSON and for checkpoints."""
+    values = dataclasses.asdict(config)
+    del values["_made_of"]
+    return values
+
+
+def _check_together(config: Config) -> None:
+    """Checks that no single field can make."""
+    algorithm, rollout, model = config.algorithm, config.rollout, config.model
+    check_choices(algorithm, max_turns=rollout.max_turns)
+    if rollout.max_action_tokens >= rollout.max_context:
         raise ValueError(
-            f"--config: get_config() of {path} returned {shown(values)}"
-            f" ({type(values).__name__}); allowed: a ConfigDict, a dict, or a Config."
+            f"config.rollout.max_action_tokens: got {rollout.max_action_tokens}; allowed: a number"
+            f" < max_context={rollout.max_context}."
         )
-    return dict(values)
-
-
-class _NoConfig(Exception):
-    """Why a file that does not fail is no configuration."""
-
-
-def _module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("seeupo_jax_config_file", path)
-    if spec is None or spec.loader is None:
-        raise _NoConfig(f"--config: {path} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _values(module: ModuleType, path: Path) -> Any:
-    """What `get_config()` returns, as a dict where it is a ConfigDict or a dataclass."""
-    get_config = getattr(module, "get_config", None)
-    if not callable(get_config):
-        raise _NoConfig(f"--config: {path} has no function get_config().")
-    values = get_config()
-    if dataclasses.is_dataclass(values) and not isinstance(values, type):
-        plain = dataclasses.asdict(values)
-        return {name: value for name, value in plain.items() if not name.startswith("_")}
-    to_dict = getattr(values, "to_dict", None)  # of an ml_collections.ConfigDict
-    return values if to_dict is None else to_dict()
-
-
-def _place(error: BaseException, path: Path) -> str:
-    """The file, and its line that failed or that called what failed."""
-    line = error.lineno if _is_of(error, path) else None
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return f"{path}: " if line is None else f"{path}, line {line}: "
-
-
-def _reason(error: BaseException, path: Path) -> str:
-    if not isinstance(error, SyntaxError):
-        return describe(error)
-    elsewhere = error.filename is not None and not _is_of(error, path)
-    where = f"{error.filename}, line {error.lineno}: " if elsewhere else ""
-    return f"{where}{type(error).__name__}: {error.msg}"
-
-
-def _is_of(error: BaseException, path: Path) -> bool:
-    return isinstance(error, SyntaxError) and error.filename == str(path)
+    if config.env.memory_mib is not None and config.env.isolation == "thread":
+        raise ValueError(
+            f"config.env.memory_mib: got {config.env.memory_mib}; allowed: none, unless"
+            " config.env.isolation=process."
+        )
+    lora = config.lora
+    if model.param_dtype != "float32" and not (lora.rank or lora.path):
+        raise ValueError(
+            f"config.model.param_dtype: got {model.param_dtype!r}; allowed: 'float32' unless"
+            " config.lora.rank > 0, since what trains is float32."
+        )
+    if (lora.rank or lora.path) and (model.path is None or config.warm_start.stages):
+        raise ValueError(
+            f"config.lora: got rank {lora.rank} and path {lora.path!r}; allowed: 0 and none without"
+            " config.model.path and with config.warm_start.stages."
+        )
+    if model.heads % model.kv_heads:
+        raise ValueError(
+            f"config.model.kv_heads: got {model.kv_heads}; allowed: a divisor of"
+            f" heads={model.heads}."
+        )
+    if config.rollout_ahead:
+        drawn = {name: vars(rollout)[name] for name in ("top_k", "top_p", "grammar")}
+        check_ahead(algorithm, drawn)
+    buckets = config.batching.buckets
+    rising = list(buckets) == sorted(set(buckets)) and min(buckets, default=1) > 0
+    if buckets and (not rising or buckets[-1] < rollout.max_context):
+        raise ValueError(
+            f"config.batching.buckets: got {buckets}; allowed: rising lengths > 0, the last at"
+            f" least rollout.max_context={rollout.max_context}."
+        )

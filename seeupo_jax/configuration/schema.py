@@ -7,24 +7,19 @@ sentence with the key's full name, what was got and what is allowed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from seeupo_jax.configuration.algorithm import Algorithm, check_ahead, check_choices
+from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.fields import (
     above,
-    assign,
     at_least,
-    build,
     checked,
     choice,
-    parse,
     shown,
     within,
 )
-from seeupo_jax.configuration.loading import read_values
 from seeupo_jax.configuration.recipes import RECIPES
 
 # The most of each that a model may have: several times the largest published (Llama 3.1 405B: 126
@@ -310,95 +305,3 @@ def _check_agrees(
                 f" {value!r}, or from_dict with 'recipe' and only those fields of 'algorithm' that"
                 " are to differ from it."
             )
-
-
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Reads a config file's `get_config()` and applies `field.sub=value` overrides.
-
-    A recipe among the overrides stands above the file's fields of `algorithm`; the other overrides
-    stand above all.
-
-    Raises:
-      ValueError: no such file, one that fails, or a key or value that is not allowed.
-    """
-    values = read_values(Path(path))
-    chosen = dict(_override(text) for text in overrides)
-    below = values.get("algorithm", {})
-    if "recipe" in chosen and isinstance(below, Mapping):
-        values["algorithm"] = {**below, **recipe_fields(chosen["recipe"])}
-    for key, value in chosen.items():
-        assign(values, key, value)
-    return from_dict(values)
-
-
-def _override(text: str) -> tuple[str, Any]:
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise ValueError(f"--config.{text[:200]}: expected --config.KEY=VALUE.")
-    return key, parse(value, f"config.{key}")
-
-
-def from_dict(values: Mapping[str, Any]) -> Config:
-    """Builds a validated `Config`; keys that are not given are the recipe's, or the defaults.
-
-    Raises:
-      ValueError: a key or a value that is not allowed, or values that do not go together.
-    """
-    values, made_of = dict(values), None
-    algorithm = values.get("algorithm", {})
-    recipe = values.get("recipe", Config.recipe)
-    fields = recipe_fields(recipe)
-    if isinstance(algorithm, Mapping):
-        values["algorithm"], made_of = {**fields, **algorithm}, recipe
-    config = build(Config, values, "config", _made_of=made_of)
-    _check_together(config)
-    return config
-
-
-def to_dict(config: Config) -> dict[str, Any]:
-    """The configuration as plain nested values, for JSON and for checkpoints."""
-    values = dataclasses.asdict(config)
-    del values["_made_of"]
-    return values
-
-
-def _check_together(config: Config) -> None:
-    """Checks that no single field can make."""
-    algorithm, rollout, model = config.algorithm, config.rollout, config.model
-    check_choices(algorithm, max_turns=rollout.max_turns)
-    if rollout.max_action_tokens >= rollout.max_context:
-        raise ValueError(
-            f"config.rollout.max_action_tokens: got {rollout.max_action_tokens}; allowed: a number"
-            f" < max_context={rollout.max_context}."
-        )
-    if config.env.memory_mib is not None and config.env.isolation == "thread":
-        raise ValueError(
-            f"config.env.memory_mib: got {config.env.memory_mib}; allowed: none, unless"
-            " config.env.isolation=process."
-        )
-    lora = config.lora
-    if model.param_dtype != "float32" and not (lora.rank or lora.path):
-        raise ValueError(
-            f"config.model.param_dtype: got {model.param_dtype!r}; allowed: 'float32' unless"
-            " config.lora.rank > 0, since what trains is float32."
-        )
-    if (lora.rank or lora.path) and (model.path is None or config.warm_start.stages):
-        raise ValueError(
-            f"config.lora: got rank {lora.rank} and path {lora.path!r}; allowed: 0 and none without"
-            " config.model.path and with config.warm_start.stages."
-        )
-    if model.heads % model.kv_heads:
-        raise ValueError(
-            f"config.model.kv_heads: got {model.kv_heads}; allowed: a divisor of"
-            f" heads={model.heads}."
-        )
-    if config.rollout_ahead:
-        drawn = {name: vars(rollout)[name] for name in ("top_k", "top_p", "grammar")}
-        check_ahead(algorithm, drawn)
-    buckets = config.batching.buckets
-    rising = list(buckets) == sorted(set(buckets)) and min(buckets, default=1) > 0
-    if buckets and (not rising or buckets[-1] < rollout.max_context):
-        raise ValueError(
-            f"config.batching.buckets: got {buckets}; allowed: rising lengths > 0, the last at"
-            f" least rollout.max_context={rollout.max_context}."
-        )

@@ -1,4 +1,4 @@
-"""What each turn of the laboratory's trajectories is credited with, as in `learner/advantages.py`."""
+"""The advantages of the laboratory's trajectories, as in `learner/advantages.py`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from absl import logging
 import seeupo_jax
 from seeupo_jax.checkpoint import check_could_write, check_writable, find_directory, is_bucket
 from seeupo_jax.configuration.flags import Flags, Wrong, path, whole
-from seeupo_jax.configuration.schema import Config, load_config, to_dict
+from seeupo_jax.configuration.loading import load_config, to_dict
+from seeupo_jax.configuration.schema import Config
 from seeupo_jax.parallel import cluster
 
 # Of glibc's mallopt: one heap for all threads, nothing outside it, none of it ever given back, and

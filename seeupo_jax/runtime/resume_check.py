@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from seeupo_jax.configuration.schema import Config, to_dict
+from seeupo_jax.configuration.loading import to_dict
+from seeupo_jax.configuration.schema import Config
 
 # Of config.rollout, what changes no number but its rounding: it may change when a run goes on.
 _LAYOUT = (

@@ -1,7 +1,4 @@
-"""What a person sees of a run: metrics, live progress, curves, summaries and trajectories.
-
-Import the modules themselves; this package imports what reads trajectories, which costs nothing.
-"""
+"""The former path of `trajectories.read_trajectories`."""
 
 from seeupo_jax.trajectories.reader import read_trajectories
 

@@ -2,25 +2,25 @@ import dataclasses
 import json
 import re
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from places import SUPPORT
 from tpu_cases import needs_libtpu
 
 from seeupo_jax.aot import measure, search
 from seeupo_jax.aot.__main__ import main
 from seeupo_jax.aot.aot_programs import choose_programs, list_programs, prepare
 from seeupo_jax.aot.table import table
-from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.learner.programs import sweep_programs
 from seeupo_jax.planning import chips, flops
 from seeupo_jax.policy.files.weights import inspect
 
-SMALL = str(Path(__file__).parent.parent / "aot_config.py")
+SMALL = str(SUPPORT / "aot_config.py")
 COMPILED = "sweep/turn,sweep/score,rollout/reshard,rollout/prefill,rollout/decode"
 MIB = 2**20
 

@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import ROOT
 from playwright.sync_api import expect
 from process_cases import environment
 
 from seeupo_jax.telemetry import read_trajectories
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 QUICKSTART = "python -m seeupo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart"
 SHORT = ("iterations=2", "rollout.tasks=4", "evaluation.tasks=4", "checkpoint.every=0")

@@ -3,8 +3,8 @@
 import pytest
 
 from seeupo_jax.configuration.algorithm import Algorithm, check_choices, fused_refresh_applies
+from seeupo_jax.configuration.loading import from_dict, load_config
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.configuration.schema import from_dict, load_config
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """Every command refuses a flag that it does not read, in one sentence, before it does anything."""
 
 import importlib
-from pathlib import Path
 
 import pytest
+from places import TINY
 
 from seeupo_jax.configuration.flags import Flags, names, path, positive, whole
 
-TINY = Path(__file__).parent / "tiny_config.py"
 RUN = (f"--config={TINY}", "--workdir=DIR")
 UPDATE = (f"--config={TINY}", "--model=DIR/m", "--trajectories=DIR/t.jsonl", "--output=DIR/o")
 # Command -> its module, and arguments with which it would begin.

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
+from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.configuration.schema import Config, from_dict, load_config, to_dict
+from seeupo_jax.configuration.schema import Config
 
 
 def _refused(values):

@@ -3,15 +3,14 @@
 import dataclasses
 import re
 import types
-from pathlib import Path
 
 import pytest
+from places import ROOT
 from remote_cases import Process, remote
 
 from seeupo_jax import envs
 from seeupo_jax.envs import gate
 
-ROOT = Path(__file__).parents[2]
 NAME = "docs.examples.guess_number:GuessNumber"
 
 

@@ -2,15 +2,14 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from seeupo_jax.configuration.fields import build, parse
 from seeupo_jax.lab.laboratory import Settings
 from seeupo_jax.lab.problems import PROBLEMS
 
-ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "convergence.md").read_text()
 LINES = [
     line

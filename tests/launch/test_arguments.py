@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch_cases import ROOT, TRAINING
+from launch_cases import TRAINING
+from places import ROOT
 
 TPU = ["--name=q", "--zone=us-east5-a"]
 MORE = ["--accelerator-type=v5p-64", "--runtime-version=v2-alpha-tpuv5"]

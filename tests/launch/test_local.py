@@ -8,7 +8,8 @@ import sys
 import time
 
 import pytest
-from launch_cases import ROOT, TRAINING
+from launch_cases import TRAINING
+from places import ROOT
 
 SMALL = ["--module=small_process"]
 
@@ -86,7 +87,13 @@ def test_processes_that_do_not_end_are_killed_after_the_grace_or_a_second_signal
 
 def test_the_real_training_takes_the_flags_and_counts_the_devices_of_all(tmp_path):
     """Up to the checks that follow the meeting of the processes; a run itself is in test_train."""
-    flags = ["-n", "2", "--devices=2", "--config=tests/tiny_config.py", f"--workdir={tmp_path}"]
+    flags = [
+        "-n",
+        "2",
+        "--devices=2",
+        "--config=tests/support/tiny_config.py",
+        f"--workdir={tmp_path}",
+    ]
     script = ROOT / "launch" / "cpu_processes.sh"
     done = subprocess.run(
         [script, *flags, "--config.mesh.data=3"], capture_output=True, text=True, timeout=200

@@ -10,9 +10,10 @@ import jax
 import pytest
 import run_cases as cases
 from jax.experimental.compilation_cache import compilation_cache
+from places import TINY
 
 from seeupo_jax import train as train_module
-from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.parallel.stop_signal import StopRequest
 
 CHOICES = ("--config.iterations=4", "--config.checkpoint.every=3", "--config.evaluation.every=2")
@@ -132,7 +133,7 @@ def here(model, monkeypatch):
 
     def configured(*more):
         every = [*overrides, f"model.path={model}", *more]
-        return load_config(cases.TESTS / "tiny_config.py", every)
+        return load_config(TINY, every)
 
     def train(workdir, request, *more):
         monkeypatch.setattr(train_module, "StopRequest", lambda: request)

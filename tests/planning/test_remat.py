@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import pytest
 
-from seeupo_jax.configuration.schema import from_dict
+from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.parallel import devices
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning import remat

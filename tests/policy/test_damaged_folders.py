@@ -8,7 +8,7 @@ import pytest
 from gguf_cases import write_llama
 from published_cases import LLAMA_3_1_8B, QWEN2_5_14B, QWEN3_14B, QWEN3_30B_A3B
 
-from seeupo_jax.configuration.schema import from_dict
+from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.families import read_architecture
 from seeupo_jax.policy.files.gguf import GgufFile

@@ -1,7 +1,6 @@
 """A real pretrained model, SmolLM2-135M-Instruct, out of its quantised GGUF file."""
 
 import math
-from pathlib import Path
 
 import gguf
 import jax
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from places import MODELS
 from rollout_cases import converse
 
 from seeupo_jax.configuration import schema
@@ -18,7 +18,7 @@ from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.rollout.engine.slots import SlotEngine
 
-FILE = Path(__file__).parents[2] / "third_party" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+FILE = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXT = """In 1969, two people walked on the Moon for the first time, while a third one waited for
 them in orbit. They stayed for less than a day, and brought 21.5 kg of rocks home with them.
 

@@ -7,7 +7,7 @@ import pytest
 from hostile_cases import SAYS, USER, Hostile
 from rollout_cases import play
 
-from seeupo_jax.configuration import schema
+from seeupo_jax.configuration import loading, schema
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.types import learnable
 
@@ -92,4 +92,4 @@ def test_the_bound_on_rewards_is_the_configurations():
     env = schema.Env(max_reward=2.0)
     assert [t.stop for t in play(Paying, ["2", "-2.5"], env=env)] == ["done", "env_error"]
     with pytest.raises(ValueError, match="config.env.max_reward: got 0.0; allowed: a number > 0"):
-        schema.from_dict({"env": {"max_reward": 0}})
+        loading.from_dict({"env": {"max_reward": 0}})

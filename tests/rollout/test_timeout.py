@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from rollout_cases import play
 
-from seeupo_jax.configuration.schema import Config, Env, from_dict, to_dict
+from seeupo_jax.configuration.loading import from_dict, to_dict
+from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import rollout_metrics

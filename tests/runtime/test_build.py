@@ -1,20 +1,19 @@
 """What a configuration is checked for before anything is compiled, and the parts built from it."""
 
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
+from places import CONFIGS
 
 from seeupo_jax import envs
-from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.envs.order_desk.environment import OrderDesk
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config
 
-CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.py"
+CONFIG = CONFIGS / "quickstart.py"
 
 
 class DeskWithoutTests(OrderDesk):

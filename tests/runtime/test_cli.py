@@ -4,15 +4,14 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from seeupo_jax.configuration.flags import Flags
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.runtime import cli
 
-ROOT = Path(__file__).parent.parent
 # Page faults of twenty executions of a program whose temporaries take 64 MiB, 16,384 pages.
 COUNT = """
 import resource, jax, jax.numpy as jnp

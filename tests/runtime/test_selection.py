@@ -2,7 +2,7 @@
 
 import pytest
 
-from seeupo_jax.configuration.schema import from_dict
+from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs import make
 from seeupo_jax.runtime.selection import selection_split, selection_warning
 

@@ -15,7 +15,7 @@ from learner_cases import observe, ragged
 from twin_policy import tensors_of
 
 from seeupo_jax.bench.runners import torch_imports
-from seeupo_jax.configuration import schema
+from seeupo_jax.configuration import loading
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.schedule import Schedule
@@ -99,7 +99,7 @@ def our_sweep(family, values):
         group, _, leaf = name.partition(".")
         by_group[group][leaf] = value
     by_group["rollout"]["max_turns"] = 4
-    chosen = schema.from_dict(by_group)
+    chosen = loading.from_dict(by_group)
     optimizer = optax.chain(
         learner_cases._kept_gradients(),
         make_optimizer(chosen.optimizer, total_steps=build.total_steps(chosen)),

@@ -17,7 +17,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from seeupo_jax.bench.runners import torch_imports
-from seeupo_jax.configuration import schema
+from seeupo_jax.configuration import loading, schema
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.schedule import Schedule
 from seeupo_jax.policy import save_pretrained
@@ -54,7 +54,7 @@ def assert_same(theirs, ours):
 
 
 def test_defaults_are_those_of_our_configuration():
-    ours = flat(schema.to_dict(schema.Config()))
+    ours = flat(loading.to_dict(schema.Config()))
     for name, (default, _) in options.FIELDS.items():
         assert default == ours[name], name
     for name, only in options.FIXED.items():
@@ -92,7 +92,7 @@ def test_recipes_are_ours_where_a_turn_is_a_step():
 )
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_our_configuration_files_mean_the_same(path, overrides):
-    ours = schema.load_config(path, overrides)
+    ours = loading.load_config(path, overrides)
     try:
         theirs = options.read_options(path, overrides)
     except ValueError as error:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-FOLDER = Path(__file__).parents[2] / "third_party" / "torch_baseline"
+FOLDER = Path(__file__).parents[3] / "third_party" / "torch_baseline"
 
 
 def load(name: str) -> ModuleType:

@@ -20,7 +20,7 @@ from seeupo_jax.envs.base import Message, Missing, StepResult, Tool
 from seeupo_jax.envs.degenerate import is_degenerate
 from seeupo_jax.envs.tool_calls import ToolCallError, parse_fenced
 
-HOME = Path(__file__).parents[2] / "third_party" / "appworld"
+HOME = Path(__file__).parents[3] / "third_party" / "appworld"
 # The benchmark's datasets by split. The paper trains on `train` (90 tasks) and evaluates on `dev`
 # (57); the two tests that AppWorld keeps for final results go by their own names.
 SPLITS = {"train": "train", "test": "dev"} | {

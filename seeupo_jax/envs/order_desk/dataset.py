@@ -16,7 +16,7 @@ from absl import logging
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
-from seeupo_jax.envs.order_desk.environment import TOOLS
+from seeupo_jax.envs.order_desk.desk import TOOLS
 
 
 @dataclass

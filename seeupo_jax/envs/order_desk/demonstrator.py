@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.order_desk import orders as world
-from seeupo_jax.envs.order_desk.environment import OUTCOMES, OrderDesk
+from seeupo_jax.envs.order_desk.desk import OUTCOMES, TOOLS, Case, find_task, opening
 from seeupo_jax.envs.tool_calls import render_hermes
 
 # How often somebody without any skill slips at each decision; skill scales it down to 0.
@@ -30,17 +30,15 @@ def demonstrate(task_id: str, *, skill: float = 1.0, seed: int = 0) -> tuple[Dem
     """
     if not 0 <= skill <= 1:
         raise ValueError(f"order_desk skill: got {skill}; allowed: a number from 0 to 1.")
-    desk = OrderDesk()
-    messages, tools = desk.reset(task_id, seed)
-    split, _, index = task_id.partition("/")
-    task = world.make_task(split, int(index))
+    task = find_task(task_id)
+    case, messages = Case(task), opening(task)
     rng = random.Random(f"demonstrator/{task_id}/{skill}/{seed}")
     for action in play(task, skill, rng):
-        result = desk.step(action)
+        result = case.step(action)
         messages += ({"role": "assistant", "content": action}, *result.observation)
         if result.done:
             break
-    return Demonstration(messages, tools), desk.score()
+    return Demonstration(messages, TOOLS), case.score()
 
 
 def play(task: world.Task, skill: float, rng: random.Random) -> Iterator[str]:

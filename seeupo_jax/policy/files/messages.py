@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.configuration import schema
+from seeupo_jax.configuration import loading, schema
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.policy.files.json_file import read_object
 
@@ -38,7 +38,7 @@ def choose_chat(folder: Path, chat: schema.Chat | None) -> schema.Chat:
     if not file.is_file() or (chat is not None and chat != schema.Chat()):
         return schema.Chat() if chat is None else chat
     try:
-        return schema.from_dict({"chat": read_object(file)}).chat
+        return loading.from_dict({"chat": read_object(file)}).chat
     except ValueError as error:
         raise ValueError(f"tokenizer: {folder} cannot be read: {error}") from None
 

@@ -4,15 +4,15 @@ import json
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from places import SUPPORT
 
 from seeupo_jax.envs.bfcl.environment import Bfcl
 from seeupo_jax.envs.bfcl.result_files import DECODER, export_results, to_result
 from seeupo_jax.envs.tool_calls import render_hermes
 
-SCORER = Path(__file__).parents[1] / "bfcl_official.py"
+SCORER = SUPPORT / "bfcl_official.py"
 NOTHING = '<tool_call>\n{"name": "no_such_tool", "arguments": {}}\n</tool_call>'
 
 

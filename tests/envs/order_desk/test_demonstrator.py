@@ -4,7 +4,8 @@ import pytest
 
 from seeupo_jax.envs.order_desk import demonstrator
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
-from seeupo_jax.envs.order_desk.environment import MAX_TURNS, TOOLS, OrderDesk
+from seeupo_jax.envs.order_desk.desk import MAX_TURNS, TOOLS
+from seeupo_jax.envs.order_desk.environment import OrderDesk
 from seeupo_jax.envs.tool_calls import parse_hermes
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from seeupo_jax import envs
 from seeupo_jax.envs.order_desk import orders as world
-from seeupo_jax.envs.order_desk.environment import MAX_TURNS, OUTCOMES, TOOLS, OrderDesk
+from seeupo_jax.envs.order_desk.desk import MAX_TURNS, OUTCOMES, TOOLS
+from seeupo_jax.envs.order_desk.environment import OrderDesk
 from seeupo_jax.envs.tool_calls import render_hermes
 
 

@@ -12,7 +12,7 @@ from process_cases import PYTHONPATH
 from rollout_cases import Saying, play
 
 from seeupo_jax import envs
-from seeupo_jax.configuration import schema
+from seeupo_jax.configuration import loading
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.envs.pool import Call, EnvPool
 from seeupo_jax.envs.transport.isolated import Isolated, ProcessDied
@@ -66,7 +66,7 @@ class Reciting(Saying):
 def recited(isolation, data_dir):
     """Trajectories of the order desk in threads or in processes, as a run's pool has them."""
     options = {"data_dir": str(data_dir)}
-    chosen = schema.from_dict({"env": {"options": options, "isolation": isolation}})
+    chosen = loading.from_dict({"env": {"options": options, "isolation": isolation}})
     tasks = ["train/3", "train/8", "test/1"]
     tokenizer = read_tokenizer("package:order_desk")
     engine, pool = Reciting(tokenizer, tasks), build_pool(chosen, 4)
@@ -233,7 +233,7 @@ def test_ctrl_c_is_the_trainers_to_hear(tmp_path):
     ],
 )
 def test_what_cannot_be_made_in_a_process_is_one_sentence_beforehand(fields, told):
-    chosen = schema.from_dict({"env": {"isolation": "process", **fields}})
+    chosen = loading.from_dict({"env": {"isolation": "process", **fields}})
     with pytest.raises(ValueError) as error:
         check_isolation(chosen.env)
     assert told in str(error.value) and len(str(error.value).splitlines()) == 1
@@ -241,4 +241,4 @@ def test_what_cannot_be_made_in_a_process_is_one_sentence_beforehand(fields, tol
 
 def test_a_bound_on_memory_that_nothing_would_read_is_refused():
     with pytest.raises(ValueError, match="^config.env.memory_mib: got 500; allowed: none, unless"):
-        schema.from_dict({"env": {"memory_mib": 500}})
+        loading.from_dict({"env": {"memory_mib": 500}})

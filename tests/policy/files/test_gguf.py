@@ -2,7 +2,6 @@
 
 import math
 import tracemalloc
-from pathlib import Path
 
 import gguf
 import numpy as np
@@ -24,11 +23,12 @@ from gguf_cases import (
     write,
     write_llama,
 )
+from places import MODELS
 
 from seeupo_jax.policy.families import read_architecture
 from seeupo_jax.policy.files.gguf import GgufFile
 
-SMOLLM2 = Path(__file__).parents[2] / "third_party/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2 = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from twin_policy import network_of, numpy_weights
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.envs.order_desk.environment import TOOLS
+from seeupo_jax.envs.order_desk.desk import TOOLS
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer

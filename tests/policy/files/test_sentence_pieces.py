@@ -9,7 +9,8 @@ import sentencepiece
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
-from seeupo_jax.envs.order_desk.environment import TOOLS, OrderDesk
+from seeupo_jax.envs.order_desk.desk import TOOLS
+from seeupo_jax.envs.order_desk.environment import OrderDesk
 from seeupo_jax.policy.files.messages import ROLES
 from seeupo_jax.policy.files.sentence_pieces import load, train_tokenizer
 from seeupo_jax.policy.files.tokenizer import load_tokenizer

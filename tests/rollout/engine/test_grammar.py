@@ -4,12 +4,12 @@ import functools
 import itertools
 import json
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from places import MODELS
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.tool_calls import ToolCallError, parse_hermes, render_hermes
@@ -17,7 +17,6 @@ from seeupo_jax.policy.files.tokenizer import load_tokenizer, train_tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.engine.grammar import Grammars, apply_mask
 
-MODELS = Path(__file__).parents[2] / "third_party" / "models"
 TOOLS = (
     {
         "name": "look_up/order",

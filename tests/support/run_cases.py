@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flax import nnx
-from process_cases import TESTS, environment, free_port
+from places import TINY
+from process_cases import environment, free_port
 
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained, save_pretrained
@@ -43,7 +44,7 @@ def save_policy(folder: Path) -> Path:
 
 
 def command(model: Path, workdir: Path, *overrides: str, module: str = "train") -> list[str]:
-    called = [sys.executable, "-m", f"seeupo_jax.{module}", f"--config={TESTS / 'tiny_config.py'}"]
+    called = [sys.executable, "-m", f"seeupo_jax.{module}", f"--config={TINY}"]
     return [*called, f"--workdir={workdir}", f"--config.model.path={model}", *CHOICES, *overrides]
 
 

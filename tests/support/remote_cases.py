@@ -9,13 +9,12 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
+
+from places import ROOT, SUPPORT
 
 from seeupo_jax.envs import StepResult, TransientError, serve
 from seeupo_jax.envs.serve import EnvServer
 from seeupo_jax.envs.transport.remote import Remote
-
-TESTS = Path(__file__).parent
 
 
 class Echo:
@@ -124,7 +123,7 @@ class Process:
             [*command, f"--token-file={token_file}", *flags],
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"},
+            env=os.environ | {"PYTHONPATH": f"{SUPPORT}{os.pathsep}{ROOT}"},
         )
         self.said = self.process.stdout.readline()
         self.url = re.search(r"http://\S+", self.said)[0]

@@ -6,10 +6,12 @@ Their policy, tokenizer and compiled programs are shared. Each leaves its run in
 import sys
 from pathlib import Path
 
-from seeupo_jax.configuration.schema import load_config
+from places import TINY
+
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.train import train
 
-CONFIG = Path(__file__).parent / "tiny_config.py"
+CONFIG = TINY
 CHOICES = (
     "model.path=package:order_desk",  # whose policy is rewarded now and then
     "warm_start.stages=()",

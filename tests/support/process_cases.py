@@ -14,11 +14,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from places import ROOT, SUPPORT
+
 # The older way to compile what XLA fuses, which newer versions do not have, takes half of the time
 # for programs as small as tests'.
 QUICK_XLA = "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""
-TESTS = Path(__file__).parent
-PYTHONPATH = os.pathsep.join(map(str, (TESTS / "without_torch", TESTS, TESTS.parent)))
+PYTHONPATH = os.pathsep.join(map(str, (SUPPORT / "without_torch", SUPPORT, ROOT)))
 
 
 # Below those that Linux gives to connections (32,768 on), so that nothing takes a port between its
@@ -64,7 +65,7 @@ def run_processes(
     files = [folder / name.format(rank) for rank in range(processes)]
     started = [
         subprocess.Popen(
-            [sys.executable, TESTS / program]
+            [sys.executable, SUPPORT / program]
             + [str(x) for x in (rank, processes, port, file, *arguments)],
             env=environment(devices),
             stdout=subprocess.PIPE,

@@ -6,17 +6,17 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import run_cases as cases
+from places import ROOT, TINY
 from process_cases import PYTHONPATH
 
 from seeupo_jax import evaluate, train
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.learner.advantages import compile_credit, credit_programs
 from seeupo_jax.metrics.compilation import Compilations
@@ -31,7 +31,6 @@ from seeupo_jax.runtime.checks import check_planned
 from seeupo_jax.runtime.run import Run
 from seeupo_jax.trajectories.episodes import Episode, EpisodeFile
 
-ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "configs" / "quickstart.py"
 SMOLLM2 = ROOT / "third_party" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -93,7 +92,7 @@ def test_no_parameter_is_allocated(tmp_path, capsys, monkeypatch):
 def test_fewer_tasks_than_an_iteration_takes_are_told(model, tmp_path, capsys):
     choices = [text.removeprefix("--config.") for text in cases.CHOICES]
     choices += [f"model.path={model}", "rollout.tasks=16"]
-    said = explain(cases.TESTS / "tiny_config.py", tmp_path, capsys, *choices)
+    said = explain(TINY, tmp_path, capsys, *choices)
     assert "config.rollout.tasks: got 16, and there are 12 training tasks" in said
 
 
@@ -148,7 +147,7 @@ def begin(model, tmp_path):
     def begin(*overrides, request=None):
         request = StopRequest() if request is None else request
         every = [*chosen, f"model.path={model}", *overrides]
-        config = load_config(cases.TESTS / "tiny_config.py", every)
+        config = load_config(TINY, every)
         progress = Progress(config.iterations, "plain", stream=io.StringIO())
         policy, params = build.load_policy(config, str(model))
         return config, Run(config, tmp_path, progress, request, policy, params)

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from seeupo_jax.configuration.schema import Config, from_dict, load_config, to_dict
+from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
+from seeupo_jax.configuration.schema import Config
 
 RETURN = "def get_config():\n    return {}\n"
 
@@ -221,7 +222,7 @@ def test_a_deep_value_leaves_the_interpreter_alive(tmp_path):
     """No crash of the C stack either: the compiler of Python has one of its own."""
     (tmp_path / "deep.py").write_text(f"def get_config():\n    return {{'seed': {DEEP}}}\n")
     program = (
-        "import sys; from seeupo_jax.configuration.schema import load_config as l; l(sys.argv[1])"
+        "import sys; from seeupo_jax.configuration.loading import load_config as l; l(sys.argv[1])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "deep.py")], capture_output=True, text=True

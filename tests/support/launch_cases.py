@@ -5,7 +5,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from places import ROOT
+
 NASTY = "--config.env.options={'a': 'b  c', \"d\": '$HOME `x` \\\\ * é'}"  # one argument
 TRAINING = ["--config=configs/quickstart.py", "--workdir=/mnt/mine/run 1", NASTY]
 

@@ -3,8 +3,8 @@
 import copy
 import functools
 import json
-from pathlib import Path
 
+from places import MODELS
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -16,7 +16,6 @@ from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
 from seeupo_jax.policy.files.gguf_header import read_header
 
-MODELS = Path(__file__).parents[1] / "third_party" / "models"
 GGUF_FILE = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDERS = ("qwen3", "qwen2_5", "llama3_2")
 NAMES = (*FOLDERS, "smollm2")

@@ -1,0 +1,87 @@
+"""A configuration file: Python whose `get_config()` returns the values of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from seeupo_jax.configuration.fields import describe, shown
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """The nested values that a file's `get_config()` returns.
+
+    Raises:
+      ValueError: no such file, a file that fails, or one whose `get_config` returns no values; one
+        sentence with the file, the line where there is one, and the reason.
+    """
+    if not path.is_file():
+        raise ValueError(f"--config: no file {path}.")
+    path = path.absolute()
+    try:
+        values = _values(_module(path), path)
+    except _NoConfig as error:
+        raise ValueError(str(error)) from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a file does, sys.exit() as well
+        raise ValueError(f"--config: {_place(error, path)}{_reason(error, path)}.") from error
+    if not isinstance(values, Mapping):
+        raise ValueError(
+            f"--config: get_config() of {path} returned {shown(values)}"
+            f" ({type(values).__name__}); allowed: a ConfigDict, a dict, or a Config."
+        )
+    return dict(values)
+
+
+class _NoConfig(Exception):
+    """Why a file that does not fail is no configuration."""
+
+
+def _module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("seeupo_jax_config_file", path)
+    if spec is None or spec.loader is None:
+        raise _NoConfig(f"--config: {path} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _values(module: ModuleType, path: Path) -> Any:
+    """What `get_config()` returns, as a dict where it is a ConfigDict or a dataclass."""
+    get_config = getattr(module, "get_config", None)
+    if not callable(get_config):
+        raise _NoConfig(f"--config: {path} has no function get_config().")
+    values = get_config()
+    if dataclasses.is_dataclass(values) and not isinstance(values, type):
+        plain = dataclasses.asdict(values)
+        return {name: value for name, value in plain.items() if not name.startswith("_")}
+    to_dict = getattr(values, "to_dict", None)  # of an ml_collections.ConfigDict
+    return values if to_dict is None else to_dict()
+
+
+def _place(error: BaseException, path: Path) -> str:
+    """The file, and its line that failed or that called what failed."""
+    line = error.lineno if _is_of(error, path) else None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f"{path}: " if line is None else f"{path}, line {line}: "
+
+
+def _reason(error: BaseException, path: Path) -> str:
+    if not isinstance(error, SyntaxError):
+        return describe(error)
+    elsewhere = error.filename is not None and not _is_of(error, path)
+    where = f"{error.filename}, line {error.lineno}: " if elsewhere else ""
+    return f"{where}{type(error).__name__}: {error.msg}"
+
+
+def _is_of(error: BaseException, path: Path) -> bool:
+    return isinstance(error, SyntaxError) and error.filename == str(path)

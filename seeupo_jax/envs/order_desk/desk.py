@@ -1,0 +1,178 @@
+"""A case at the order desk: its tools, what they change, and when it is solved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from seeupo_jax.envs.base import Message, StepResult, Tool
+from seeupo_jax.envs.order_desk import orders as world
+from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, parse_hermes
+
+OUTCOMES = ("cancelled", "returned", "address_changed", "refused", *world.STATUSES)
+MAX_TURNS = 6
+
+
+def _tool(name: str, description: str, /, **arguments: str) -> Tool:
+    properties = {key: {"type": "string", "description": text} for key, text in arguments.items()}
+    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
+    return {"name": name, "description": description, "parameters": parameters}
+
+
+TOOLS: tuple[Tool, ...] = (
+    _tool("find_customer", "The id of a customer.", name="First and last name."),
+    _tool(
+        "list_orders",
+        "The ids of a customer's orders of one item.",
+        customer_id="Such as C12.",
+        item="Such as mug.",
+    ),
+    _tool("get_order", "An order's status.", order_id="Such as mug-34."),
+    _tool("cancel_order", "Cancels an order; cannot be undone.", order_id="Such as mug-34."),
+    _tool("return_order", "Takes an order back; cannot be undone.", order_id="Such as mug-34."),
+    _tool(
+        "change_address",
+        "Sends an order elsewhere; cannot be undone.",
+        order_id="Such as mug-34.",
+        address="Such as 7 Oak Street.",
+    ),
+    _tool("reply", "Answers the customer and ends the case.", outcome="|".join(OUTCOMES)),
+)
+_ARGUMENTS = {tool["name"]: tuple(tool["parameters"]["properties"]) for tool in TOOLS}
+
+
+class _Refusal(ValueError):
+    """A call that the desk's software does not take; the text goes back to the model."""
+
+
+class Desk:
+    """One case at the desk: the database, and what was told to the customer."""
+
+    def __init__(self, task: world.Task):
+        self.task = task
+        self.customers = {customer.name: customer for customer in task.customers}
+        self.orders = {order.order_id: order for c in task.customers for order in c.orders}
+        self.looked_up: set[str] = set()  # ids; the desk keeps a log of that
+        self.outcome: str | None = None
+
+    def call(self, call: ToolCall) -> str:
+        """Carries a tool call out; returns what the tool answers.
+
+        Raises:
+          _Refusal: unknown tool, wrong arguments, unknown names or ids.
+        """
+        if call.name not in _ARGUMENTS:
+            raise _Refusal(f"no tool {call.name!r}; tools: {', '.join(_ARGUMENTS)}")
+        if sorted(call.arguments) != sorted(_ARGUMENTS[call.name]):
+            raise _Refusal(f"{call.name} takes exactly: {', '.join(_ARGUMENTS[call.name])}")
+        if not all(isinstance(value, str) for value in call.arguments.values()):
+            raise _Refusal(f"{call.name} takes texts only")
+        tools: dict[str, Callable[..., str]] = {
+            "find_customer": self._find_customer,
+            "list_orders": self._list_orders,
+            "get_order": self._get_order,
+            "cancel_order": lambda order_id: self._change(order_id, world.cancel),
+            "return_order": lambda order_id: self._change(order_id, world.send_back),
+            "change_address": lambda order_id, address: self._change(
+                order_id, lambda order: world.move(order, address)
+            ),
+            "reply": self._reply,
+        }
+        return tools[call.name](**call.arguments)
+
+    def solved(self) -> bool:
+        """The reply and every order are as the policy wants them, and nobody guessed."""
+        target = self.task.target
+        outcome = world.resolve(self.task.request, target)
+        wanted = {o.order_id: o for c in self.task.customers for o in c.orders}
+        wanted[target.order_id] = world.carry_out(outcome, target, self.task.address)
+        known = target.order_id in self.looked_up
+        return known and self.outcome == outcome and self.orders == wanted
+
+    def _find_customer(self, name: str) -> str:
+        if name not in self.customers:
+            raise _Refusal(f"no customer {name!r}")
+        return json.dumps({"customer_id": self.customers[name].customer_id})
+
+    def _list_orders(self, customer_id: str, item: str) -> str:
+        for customer in self.customers.values():
+            if customer.customer_id == customer_id:
+                return json.dumps([o.order_id for o in customer.orders if o.item == item])
+        raise _Refusal(f"no customer {customer_id!r}")
+
+    def _get_order(self, order_id: str) -> str:
+        answer = world.describe(self._order(order_id))
+        self.looked_up.add(order_id)
+        return answer
+
+    def _order(self, order_id: str) -> world.Order:
+        if order_id not in self.orders:
+            raise _Refusal(f"no order {order_id!r}")
+        return self.orders[order_id]
+
+    def _change(self, order_id: str, action: Callable[[world.Order], world.Order]) -> str:
+        order = self._order(order_id)
+        if order.status in ("cancelled", "returned"):
+            raise _Refusal(f"{order_id} is already {order.status}")
+        self.orders[order_id] = action(order)
+        return json.dumps({"done": order_id})
+
+    def _reply(self, outcome: str) -> str:
+        if outcome not in OUTCOMES:
+            raise _Refusal(f"outcome must be one of: {', '.join(OUTCOMES)}")
+        self.outcome = outcome
+        return ""
+
+
+class Case:
+    """One case from its first message to its end: a response each turn."""
+
+    def __init__(self, task: world.Task):
+        self.desk = Desk(task)
+        self._turns = self._bad_calls = 0
+
+    def step(self, text: str) -> StepResult:
+        """Carries out a response's one tool call; the reply, or the sixth turn, ends the case.
+
+        Raises:
+          ValueError: the case is done.
+        """
+        desk = self.desk
+        if desk.outcome is not None or self._turns >= MAX_TURNS:
+            raise ValueError("order_desk: the case is done; reset() must come before step().")
+        self._turns += 1
+        try:
+            answer = desk.call(_single_call(text))
+        except (_Refusal, ToolCallError) as error:
+            answer = json.dumps({"error": str(error)})
+            self._bad_calls += 1
+        done = desk.outcome is not None or self._turns >= MAX_TURNS
+        observation = () if done else ({"role": "tool", "content": answer},)
+        reward = self.score() if done else 0.0
+        return StepResult(observation, reward, done, {"bad_calls": self._bad_calls})
+
+    def score(self) -> float:
+        """1 where the case is solved, else 0."""
+        return float(self.desk.solved())
+
+
+def find_task(task_id: str) -> world.Task:
+    split, _, index = task_id.partition("/")
+    if not index.isdigit():
+        raise ValueError(f"order_desk task: got {task_id!r}; allowed: SPLIT/NUMBER.")
+    return world.make_task(split, int(index))
+
+
+def opening(task: world.Task) -> tuple[Message, ...]:
+    """The messages that a case starts with."""
+    return (
+        {"role": "system", "content": world.POLICY},
+        {"role": "user", "content": task.message},
+    )
+
+
+def _single_call(text: str) -> ToolCall:
+    calls = parse_hermes(text)
+    if len(calls) != 1:
+        raise ToolCallError(f"write exactly one <tool_call>, got {len(calls)}")
+    return calls[0]

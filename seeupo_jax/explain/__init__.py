@@ -1,1 +1,0 @@
-"""`--explain`: what a command would run, told before any of it."""
