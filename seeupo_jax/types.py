@@ -7,9 +7,9 @@ Axes, as suffixes of array names:
   L  tokens of a sequence, or of a row, in which token trees may lie
   X  tokens of a row that a step predicts
   R  rows of one microbatch          M  microbatches
-  P  pieces: what each segment contributes to a step; an action may lie in several
-  A  tokens of the action, or the actions, of a piece
-  J  actions of a piece
+  P  spans: what each segment contributes to a step; an action may lie in several
+  A  tokens of the action, or the actions, of a span
+  J  actions of a span
   V  vocabulary    D  model width    H  attention heads    C  slots of a KV cache
 """
 
@@ -78,7 +78,7 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
-class Learned:
+class TrajectoryStats:
     """What a sweep found of one trajectory that it learned from.
 
     advantage: the mean over its action tokens.
@@ -140,17 +140,17 @@ class TurnBatch(NamedTuple):
 
     slot_PA: int32, where in the flattened [M, R, X] each action token is predicted.
     mask_PA: float32, 1 at real action tokens.
-    trajectory_P: int32 index into [N]; N (one past the end) marks no piece.
+    trajectory_P: int32 index into [N]; N (one past the end) marks no span.
     microbatches: int32 scalar, how many microbatches hold rows.
 
     What is known of every action token, each None where the program does not read it:
     old_logp_PA, ref_logp_PA: float32, log-probabilities under the old and the reference policy.
     advantage_PA: float32.
     logp_PA: float32, log-probabilities under the parameters that the step begins from, with actions
-      of several turns; right only where it matters: at actions that lie in several pieces.
+      of several turns; right only where it matters: at actions that lie in several spans.
     start_logp_PA, sampler_logp_PA: float32, log-probabilities under the parameters that sampled, by
       the trainer's pass and as the sampler recorded them; with `tis_clip`.
-    action_PA: int32, which of the piece's actions it belongs to; with order=parallel.
+    action_PA: int32, which of the span's actions it belongs to; with order=parallel.
     value_PA, returns_PA: float32, the critic's estimate when the sweep began, and what it is to be;
       with a critic.
     """

@@ -217,19 +217,21 @@ def test_factors_multiply_the_ratios_of_the_updated_policy():
     (r0,), (r1,), no_turn, (r3,) = geometric_ratios(after_first, [1])
     assert not no_turn
     expected = np.array([r0, r1, 1.0, r3])
-    np.testing.assert_allclose(sweep.steps[0].factor_N, expected, rtol=1e-10)
+    np.testing.assert_allclose(sweep.steps[0].cumulative_ratio_N, expected, rtol=1e-10)
     expected *= np.concatenate(geometric_ratios(sweep.weights, [0]))
-    np.testing.assert_allclose(sweep.steps[1].factor_N, expected, rtol=1e-10)
-    assert max(np.abs(sweep.steps[1].factor_N - 1)) > 0.05
-    clipped = run(weight_clip=0.01).steps[0].factor_N
-    np.testing.assert_allclose(clipped, np.clip(sweep.steps[0].factor_N, 0.99, 1.01), rtol=1e-10)
+    np.testing.assert_allclose(sweep.steps[1].cumulative_ratio_N, expected, rtol=1e-10)
+    assert max(np.abs(sweep.steps[1].cumulative_ratio_N - 1)) > 0.05
+    clipped = run(weight_clip=0.01).steps[0].cumulative_ratio_N
+    np.testing.assert_allclose(
+        clipped, np.clip(sweep.steps[0].cumulative_ratio_N, 0.99, 1.01), rtol=1e-10
+    )
 
 
 def test_the_second_step_weighs_by_the_factors_of_the_first():
     """One step on turn 0 from the policy after turn 1, with advantage x factor as weights."""
     sweep = run(kl_coef=0.0, scale="none", clip_low=None, clip_high=None)
     after = run(order=[[1]], kl_coef=0.0, scale="none", clip_low=None, clip_high=None)
-    weight_N = sweep.advantage_N * after.steps[0].factor_N
+    weight_N = sweep.advantage_N * after.steps[0].cumulative_ratio_N
     loss = -np.concatenate(geometric_ratios(after.weights, [0])) @ weight_N / 4
     np.testing.assert_allclose(sweep.steps[1].loss, loss, rtol=1e-10)
 
@@ -237,7 +239,7 @@ def test_the_second_step_weighs_by_the_factors_of_the_first():
 def test_old_policy_turn_restarts_every_ratio_at_one():
     options = {"scale": "none", "kl_coef": 0.0, "old_policy": "turn"}
     first, second = run(**options).steps
-    weight_N = run(**options).advantage_N * first.factor_N
+    weight_N = run(**options).advantage_N * first.cumulative_ratio_N
     np.testing.assert_allclose(second.loss, -weight_N.sum() / 4, rtol=1e-10)
     assert abs(run(scale="none", kl_coef=0.0).steps[1].loss - second.loss) > 1e-4
 
@@ -268,13 +270,15 @@ def test_what_is_not_learned_from_changes_nothing(failed):
     for pool_mean in ("all", "active"):
         sweep = run([failed, *TRAJECTORIES], pool_mean=pool_mean)
         assert_same_weights(sweep.weights, run(pool_mean=pool_mean).weights)
-        assert sweep.advantage_N[0] == 0.0 and sweep.steps[-1].factor_N[0] == 1.0
+        assert sweep.advantage_N[0] == 0.0 and sweep.steps[-1].cumulative_ratio_N[0] == 1.0
 
 
 def test_merged_turns_are_one_action_in_however_many_segments():
     sweep = run(order=[[1, 0]], weight_clip=None)
     ratios = geometric_ratios(sweep.weights, [0, 1])
-    np.testing.assert_allclose(sweep.steps[0].factor_N, np.concatenate(ratios), rtol=1e-10)
+    np.testing.assert_allclose(
+        sweep.steps[0].cumulative_ratio_N, np.concatenate(ratios), rtol=1e-10
+    )
     # At ratio 1 every trajectory has one term: N = 4, weights 0.5, -0.5, 0.25, -0.25.
     for pool_mean in ("all", "active"):
         loss = run(order=[[1, 0]], scale="none", pool_mean=pool_mean, kl_coef=0.0).steps[0].loss
@@ -319,7 +323,9 @@ def test_a_minibatch_counts_for_its_trajectories_and_means_over_its_own_tokens()
     assert [step.turns for step in sweep.steps] == [(1,), (1,), (0,)]
     # Trajectory 0 alone has turn 1 in the first part; a third of the step's trajectories.
     np.testing.assert_allclose(sweep.steps[0].loss, -0.5, rtol=1e-12)
-    assert (sweep.steps[0].factor_N == 1).all() and (sweep.steps[1].factor_N != 1).any()
+    assert (sweep.steps[0].cumulative_ratio_N == 1).all() and (
+        sweep.steps[1].cumulative_ratio_N != 1
+    ).any()
 
 
 def test_parallel_actions_have_a_ratio_each_and_are_added_up():
@@ -329,7 +335,7 @@ def test_parallel_actions_have_a_ratio_each_and_are_added_up():
     np.testing.assert_allclose(sweep.steps[0].loss, -(0.5 - 0.5 - 0.25) / 4, rtol=1e-10)
     ratios = zip(*(geometric_ratios(sweep.weights, [turn]) for turn in (0, 1)), strict=True)
     wanted = [np.prod(first + second) for first, second in ratios]
-    np.testing.assert_allclose(sweep.steps[0].factor_N, wanted, rtol=1e-10)
+    np.testing.assert_allclose(sweep.steps[0].cumulative_ratio_N, wanted, rtol=1e-10)
     merged = run(**options | {"actions": None})
     assert np.abs(merged.weights["lm_head.weight"] - sweep.weights["lm_head.weight"]).max() > 1e-3
     alone = [run(**options | {"order": [[turn]]}).steps[0].gradients for turn in (0, 1)]
@@ -340,7 +346,7 @@ def test_parallel_actions_have_a_ratio_each_and_are_added_up():
 
 def test_without_weights_the_factors_stay_one():
     sweep = run(weight="off", kl_coef=0.0, scale="none", clip_low=None, clip_high=None)
-    assert all((step.factor_N == 1).all() for step in sweep.steps)
+    assert all((step.cumulative_ratio_N == 1).all() for step in sweep.steps)
     after = run(order=[[1]], kl_coef=0.0, scale="none", clip_low=None, clip_high=None)
     loss = -np.concatenate(geometric_ratios(after.weights, [0])) @ sweep.advantage_N / 4
     np.testing.assert_allclose(sweep.steps[1].loss, loss, rtol=1e-10)
@@ -368,8 +374,8 @@ def test_a_penalty_in_the_reward_is_of_the_sampling_policy_and_leaves_the_loss()
 def test_inner_epochs_hold_the_old_policy_and_the_weights():
     sweep = run(inner_epochs=2, clip_low=None, clip_high=None, kl_coef=0.0)
     assert [step.turns for step in sweep.steps] == [(1,), (1,), (0,), (0,)]
-    np.testing.assert_array_equal(sweep.steps[0].factor_N, np.ones(4))
-    assert sweep.steps[1].factor_N[0] != 1.0
+    np.testing.assert_array_equal(sweep.steps[0].cumulative_ratio_N, np.ones(4))
+    assert sweep.steps[1].cumulative_ratio_N[0] != 1.0
     after = {k: v - 0.5 * sweep.steps[0].gradients[k] for k, v in small_weights().items()}
     r0, r1, _, r3 = (sum(r) for r in geometric_ratios(after, [1]))
     loss = -np.array([r0, r1, 0.0, r3]) @ sweep.advantage_N / 4

@@ -4,7 +4,6 @@ import functools
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +13,11 @@ import pytest
 import run_cases
 import stored_cases as files
 import torch
+from places import TINY
 from transformers import AutoModelForCausalLM
 
 from seeupo_jax import update
-from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.parallel.mesh import make_mesh
@@ -26,7 +26,7 @@ from seeupo_jax.policy.network import split
 from seeupo_jax.runtime import build, stored_update
 from seeupo_jax.types import learnable
 
-CONFIG = Path(__file__).parent / "tiny_config.py"
+CONFIG = TINY
 CHOICES = (
     "batching.buckets=(32,)",
     "rollout.max_context=32",
@@ -110,10 +110,10 @@ def test_weights_and_steps_are_the_twins(model, stored, tmp_path, name):
     norms = [np.sqrt(sum((g**2).sum() for g in step.gradients.values())) for step in wanted.steps]
     close(of(done, "grad_norm"), norms)
     # A step weighs by the factors after the one before it.
-    factors = [np.ones(8), *(step.factor_N for step in wanted.steps)]
-    for weights, factor_N in zip(of(done, "weights"), factors, strict=False):
+    factors = [np.ones(8), *(step.cumulative_ratio_N for step in wanted.steps)]
+    for weights, cumulative_ratio_N in zip(of(done, "weights"), factors, strict=False):
         assert [weight is not None for weight in weights] == LEARNED.tolist()
-        close(np.array(weights, float)[LEARNED], (wanted.advantage_N * factor_N)[LEARNED])
+        close(np.array(weights, float)[LEARNED], (wanted.advantage_N * cumulative_ratio_N)[LEARNED])
     advantage_N = np.array(done["advantages"], float)
     assert np.isnan(advantage_N).tolist() == (~LEARNED).tolist()
     close(advantage_N[LEARNED], wanted.advantage_N[LEARNED])
@@ -292,30 +292,19 @@ def test_tokens_and_lengths_that_the_model_has_not_are_told(model, tmp_path, cap
     assert f"{file}:2: tokens: got 20; allowed: ids below" in capsys.readouterr().err
 
 
-def test_the_written_weights_are_those_of_a_sweep_that_nobody_observes(
-    small, stored, tmp_path, monkeypatch
-):
+def test_the_written_weights_are_those_of_a_sweep(small, stored, tmp_path, monkeypatch):
     made, real = [], build.build_learner
     monkeypatch.setattr(build, "build_learner", lambda *given: made.append(real(*given)) or made[0])
     written, done = run(small[0], stored, tmp_path, "optimizer.name=adamw")
     config = stored_update.fit(config_of(small[0], "optimizer.name=adamw"), cases.ragged())
     policy, params = build.load_policy(config, config.model.path)
     (learner,) = made
-    sweep_it = lambda **more: sweep(  # noqa: E731
-        learner,
-        build.new_state(config, policy, learner.optimizer, params),
-        params,
-        cases.ragged(),
-        iteration=1,
-        **more,
-    )
-    steps = []
+    fresh = build.new_state(config, policy, learner.optimizer, params)
     with jax.set_mesh(policy.mesh):
-        sweep_it(observe=steps.append)
-        # Factors are copied, and outlive the sweep.
-        assert [step.turns for step in steps] == REVERSE
-        assert not any(step.factor_N.is_deleted() for step in steps)
-        state, metrics = sweep_it()
+        state, metrics, _, steps = sweep(learner, fresh, params, cases.ragged(), iteration=1)
+    # Ratios are copied, and outlive the sweep.
+    assert [step.turns for step in steps] == REVERSE
+    assert not any(step.cumulative_ratio_N.is_deleted() for step in steps)
     cases.assert_trees_equal(cases.host(written), cases.host(state.params))
     assert done["metrics"] == metrics
     moved = jax.tree.map(lambda x, y: float(jnp.abs(x - y).max()), written, params)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from seeupo_jax.aot import roofline
 from seeupo_jax.aot.aot_programs import Program, Setup
 from seeupo_jax.aot.measure import Figures
-from seeupo_jax.learner.sweep import update_order
+from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.planning import flops
 
 NEEDED = ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode")

@@ -22,16 +22,16 @@ def assign_credit(
     shapes: Shapes,
     rows: Rows,
     trajectories: Sequence[Trajectory],
-    known: Mapping[str, Ragged],
+    per_token: Mapping[str, Ragged],
 ) -> dict[str, Ragged]:
     """The advantage of every token, by `algorithm.advantage`; its value at context says nothing.
 
     Args:
-      known: `old_logp` and `ref_logp`, for `kl_in=reward`, and with a critic `value`.
+      per_token: `old_logp` and `ref_logp`, for `kl_in=reward`, and with a critic `value`.
 
     Returns: `advantage` and, with a critic, `returns`: what the value is to be.
     """
-    return _ESTIMATORS[algorithm.advantage](algorithm, shapes, rows, trajectories, known)
+    return _ESTIMATORS[algorithm.advantage](algorithm, shapes, rows, trajectories, per_token)
 
 
 def compile_credit(algorithm: Algorithm, shapes: Shapes, trajectories: int) -> None:
@@ -40,8 +40,8 @@ def compile_credit(algorithm: Algorithm, shapes: Shapes, trajectories: int) -> N
     segment = Segment(np.zeros(2, np.int32), np.array([CONTEXT, 0], np.int32), nothing)
     alike = [Trajectory((segment,), 0.0, 0)] * trajectories
     rows = Rows.of(alike, grouped=algorithm.grouped)
-    known = {name: [nothing] * len(rows.tokens) for name in ("old_logp", "ref_logp", "value")}
-    assign_credit(algorithm, shapes, rows, alike, known)
+    per_token = {name: [nothing] * len(rows.tokens) for name in ("old_logp", "ref_logp", "value")}
+    assign_credit(algorithm, shapes, rows, alike, per_token)
 
 
 def credit_programs(algorithm: Algorithm) -> list[str]:
@@ -52,11 +52,11 @@ def credit_programs(algorithm: Algorithm) -> list[str]:
     return names
 
 
-def _of_trajectories(algorithm, shapes, rows, trajectories, known):
+def _of_trajectories(algorithm, shapes, rows, trajectories, per_token):
     """One number a trajectory (GRAE)."""
     reward_N = np.array([t.reward for t in trajectories], np.float32)
     if algorithm.kl_in == "reward":
-        for owner, turn_L, kl_L in zip(rows.trajectory_S, rows.turn, _kl(known), strict=True):
+        for owner, turn_L, kl_L in zip(rows.trajectory_S, rows.turn, _kl(per_token), strict=True):
             reward_N[owner] -= algorithm.kl_coef * kl_L[turn_L >= 0].sum()
     advantage_N = group_relative_advantage(
         reward_N,
@@ -71,7 +71,7 @@ def _of_trajectories(algorithm, shapes, rows, trajectories, known):
     return {"advantage": [np.full(len(turn_L), own, np.float32) for turn_L, own in pairs]}
 
 
-def _of_turns(algorithm, shapes, rows, trajectories, known):
+def _of_turns(algorithm, shapes, rows, trajectories, per_token):
     """One number a turn, among the turns that began from its state (GiGPO, HGPO)."""
     state_NK = turn_states(trajectories)
     reward_NK = np.zeros(state_NK.shape, np.float32)
@@ -100,16 +100,16 @@ def _of_turns(algorithm, shapes, rows, trajectories, known):
     return {"advantage": [own[owner][turn_L] for owner, turn_L in pairs]}
 
 
-def _of_tokens(algorithm, shapes, rows, trajectories, known):
+def _of_tokens(algorithm, shapes, rows, trajectories, per_token):
     """One number a token, out of the rewards after it and, with a critic, its values."""
     time = _Time(rows, shapes.lengths[-1])
     reward_NL = time.rewards(trajectories)
     if algorithm.kl_in == "reward":
-        reward_NL -= algorithm.kl_coef * time.pad(_kl(known))
+        reward_NL -= algorithm.kl_coef * time.pad(_kl(per_token))
     credit: dict[str, Ragged] = {}
     if algorithm.advantage == "gae":
         advantage_NL, returns_NL = generalized_advantage(
-            time.pad(known["value"]),
+            time.pad(per_token["value"]),
             reward_NL,
             time.mask_NL,
             discount=algorithm.discount,
@@ -172,9 +172,9 @@ class _Time:
         return reward_NL
 
 
-def _kl(known: Mapping[str, Ragged]) -> Ragged:
+def _kl(per_token: Mapping[str, Ragged]) -> Ragged:
     """log(old / reference) of every token; it says nothing at context."""
-    pairs = zip(known["old_logp"], known["ref_logp"], strict=True)
+    pairs = zip(per_token["old_logp"], per_token["ref_logp"], strict=True)
     return [old_L - ref_L for old_L, ref_L in pairs]
 
 

@@ -73,7 +73,7 @@ def forced_fraction(rows: Rows) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class ActionSpan:
     """The action that a segment contributes to a step: where its tokens stand in it."""
 
     segment: int
@@ -85,19 +85,19 @@ class Piece:
         return int(self.position_A[-1]) + 1
 
 
-def pieces_of(rows: Rows, turns: Sequence[int]) -> list[Piece]:
+def action_spans(rows: Rows, turns: Sequence[int]) -> list[ActionSpan]:
     """The segments that have any of these turns; a trajectory without one is nowhere."""
-    pieces = []
+    spans = []
     for segment, turn_L in enumerate(rows.turn):
         position_A = np.flatnonzero(np.isin(turn_L, turns))
         if position_A.size:
-            pieces.append(Piece(segment, position_A))
-    return pieces
+            spans.append(ActionSpan(segment, position_A))
+    return spans
 
 
-def all_actions(rows: Rows) -> list[Piece]:
+def all_actions(rows: Rows) -> list[ActionSpan]:
     """Every sampled token of every row: what one pass for old and reference policies needs."""
-    return pieces_of(rows, range(rows.turns))
+    return action_spans(rows, range(rows.turns))
 
 
 def row_lengths(longest: int, *, block: int) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ def row_lengths(longest: int, *, block: int) -> tuple[int, ...]:
 class Shapes:
     """The short list of shapes that batches are padded to: each is one compiled program.
 
-    lengths: rising row lengths. action: action tokens of a piece, at the most. rows: of a
+    lengths: rising row lengths. action: action tokens of a span, at the most. rows: of a
     microbatch. trajectories: of an iteration. turns, context: of a trajectory, and its tokens, at
     the most; no context: those of the longest row. share: whether what the members of a group have
     in common is computed once.
@@ -152,8 +152,8 @@ class Shapes:
         room = -(-min(self.trajectories, filled) // self.rows)
         return room * max(1, -(-needed // (room * self.rows)))
 
-    def pieces(self, needed: int = 0) -> int:
-        """P of a batch of so many pieces: one of each trajectory, or a multiple of it."""
+    def spans(self, needed: int = 0) -> int:
+        """P of a batch of so many spans: one of each trajectory, or a multiple of it."""
         return self.trajectories * max(1, -(-needed // self.trajectories))
 
     def allowed(self, tokens: int) -> tuple[int, ...]:
@@ -177,12 +177,12 @@ class Shapes:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the pieces of a step lie.
+    """Where the spans of a step lie.
 
-    length: of the rows. forest: the pieces' segments, each up to its piece's end.
+    length: of the rows. forest: the spans' segments, each up to its span's end.
     """
 
-    pieces: Sequence[Piece]
+    spans: Sequence[ActionSpan]
     length: int
     forest: Forest
 
@@ -193,22 +193,22 @@ class Layout:
 
 
 def lay_out(
-    rows: Rows, pieces: Sequence[Piece], shapes: Shapes, lengths: Sequence[int] | None = None
+    rows: Rows, spans: Sequence[ActionSpan], shapes: Shapes, lengths: Sequence[int] | None = None
 ) -> Layout:
-    """Packs pieces into rows of one length, out of those listed.
+    """Packs spans into rows of one length, out of those listed.
 
     Raises:
-      ValueError: a piece is longer than all of them.
+      ValueError: a span is longer than all of them.
     """
-    longest = max((piece.end for piece in pieces), default=0)
+    longest = max((span.end for span in spans), default=0)
     allowed = shapes.allowed(longest)
     if lengths is not None:
         allowed = tuple(length for length in lengths if length in allowed)
     return Layout(
-        pieces,
+        spans,
         *choose_length(
-            [rows.tokens[piece.segment][: piece.end] for piece in pieces],
-            rows.group_S[[piece.segment for piece in pieces]],
+            [rows.tokens[span.segment][: span.end] for span in spans],
+            rows.group_S[[span.segment for span in spans]],
             lengths=allowed,
             rows=shapes.rows,
             share=shapes.share,
@@ -220,19 +220,19 @@ def turn_batch(
     rows: Rows,
     layout: Layout,
     shapes: Shapes,
-    known: Mapping[str, Sequence[np.ndarray]],
+    per_token: Mapping[str, Sequence[np.ndarray]],
     *,
     action: int,
 ) -> TurnBatch:
-    """Pads pieces into a TurnBatch of host arrays.
+    """Pads spans into a TurnBatch of host arrays.
 
     Args:
-      known: what is known of every token, by the names of `TurnBatch` without their axes; one array
-        a segment, aligned with its tokens.
-      action: A of the batch; no piece has more.
+      per_token: what is known of every token, by the names of `TurnBatch` without their axes; one
+        array a segment, aligned with its tokens.
+      action: A of the batch; no span has more.
     """
-    L, R, forest, pieces = layout.length, shapes.rows, layout.forest, layout.pieces
-    M, P = shapes.microbatches(L, len(forest.tokens)), shapes.pieces(len(pieces))
+    L, R, forest, spans = layout.length, shapes.rows, layout.forest, layout.spans
+    M, P = shapes.microbatches(L, len(forest.tokens)), shapes.spans(len(spans))
     predicted = Predicted(M * R, L)
     tokens, depth = (np.zeros((M * R, L), np.int32) for _ in range(2))
     end = np.tile(np.arange(1, L + 1, dtype=np.int32), (M * R, 1))
@@ -240,20 +240,20 @@ def turn_batch(
         for target, source in zip((tokens, depth, end), sources, strict=True):
             target[row, : source.size] = source
     slot, mask = np.zeros((P, action), np.int32), np.zeros((P, action), np.float32)
-    padded = {name: np.zeros((P, action), _KINDS.get(name, np.float32)) for name in known}
+    padded = {name: np.zeros((P, action), _KINDS.get(name, np.float32)) for name in per_token}
     trajectory = np.full(P, rows.trajectories, np.int32)
-    for place, piece in enumerate(pieces):
-        size, index_L = piece.position_A.size, forest.index[place]
+    for place, span in enumerate(spans):
+        size, index_L = span.position_A.size, forest.index[place]
         slot[place, :size] = predicted.slots(
             int(forest.row_S[place]),
-            index_L[piece.position_A],
-            index_L[piece.position_A - 1],
-            rows.tokens[piece.segment][piece.position_A],
+            index_L[span.position_A],
+            index_L[span.position_A - 1],
+            rows.tokens[span.segment][span.position_A],
         )
         mask[place, :size] = 1
-        for name, source in known.items():
-            padded[name][place, :size] = source[piece.segment][piece.position_A]
-        trajectory[place] = rows.trajectory_S[piece.segment]
+        for name, source in per_token.items():
+            padded[name][place, :size] = source[span.segment][span.position_A]
+        trajectory[place] = rows.trajectory_S[span.segment]
     fold = lambda x: x.reshape(M, R, L)  # noqa: E731
     segment = None if shapes.share else fold(np.cumsum(depth == 0, axis=1, dtype=np.int32))
     return TurnBatch(
@@ -268,7 +268,7 @@ def turn_batch(
 
 
 class Predicted:
-    """The tokens of rows that are predicted, each once however many pieces share it.
+    """The tokens of rows that are predicted, each once however many spans share it.
 
     Raises:
       ValueError: more places than int32, which programs index them by, counts.
@@ -300,17 +300,17 @@ class Predicted:
 
 
 def empty_layout(length: int) -> Layout:
-    """Of no piece, in rows of a length."""
+    """Of no span, in rows of a length."""
     return Layout([], length, pack([], [], capacity=length))
 
 
 def empty_batch(
-    rows: Rows, shapes: Shapes, known: Sequence[str] = (), *, length: int, action: int
+    rows: Rows, shapes: Shapes, per_token: Sequence[str] = (), *, length: int, action: int
 ) -> TurnBatch:
     """A batch without any row, of the shapes that a real one would have.
 
     Args:
-      known: names of what a real one knows of its tokens.
+      per_token: names of what a real one knows of its tokens.
     """
-    nothing: dict[str, list[np.ndarray]] = {name: [] for name in known}
+    nothing: dict[str, list[np.ndarray]] = {name: [] for name in per_token}
     return turn_batch(rows, empty_layout(length), shapes, nothing, action=action)

@@ -18,7 +18,7 @@ from seeupo_jax.learner.schedule import Schedule, at_share
 from seeupo_jax.learner.state_layout import on_device
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.learner.step.critic import Critic, make_critic
-from seeupo_jax.learner.step.loss_config import Objective
+from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.parallel import distributed
 from seeupo_jax.policy.network import Network, join
 from seeupo_jax.types import TrainState, TurnBatch
@@ -33,7 +33,7 @@ class Learner:
     truncated: whether actions are drawn from less than the policy's whole softmax; see `Rows.of`.
     entropy: whether the pass that begins a sweep also finds the entropy of every action token.
     frozen: parameters that no step changes (all but the adapters, where there are any).
-    layout: shardings of the TrainState, and `everywhere` one of small arrays. Every program returns
+    layout: shardings of the TrainState, and `replicated` one of small arrays. Every program returns
     what it was given in the same layout, so that no program is compiled twice. None: one device.
     """
 
@@ -49,7 +49,7 @@ class Learner:
     schedule: Schedule | None = None
     frozen: Any = field(default_factory=dict)
     layout: TrainState | None = None
-    everywhere: jax.sharding.Sharding | None = None
+    replicated: jax.sharding.Sharding | None = None
 
     @functools.cached_property
     def turn_step(self) -> functools.partial[Any]:
@@ -58,35 +58,39 @@ class Learner:
             turn_step.turn_step,
             self.network,
             self.optimizer,
-            self.step_objective,
+            self.loss_config,
             self.layout,
             critic=self.critic,
         )
-        out = (self.layout, self.everywhere, self.everywhere, self.everywhere)
+        out = turn_step.StepResult(self.layout, *(self.replicated,) * 3)
         jitted = jax.jit(step, donate_argnums=(1, 4), out_shardings=out)
         return functools.partial(jitted, self.frozen)
 
     @functools.cached_property
     def refresh(self) -> functools.partial[Any]:
         """`update.refresh` from the trained parameters on; see there."""
-        objective = self.step_objective
+        config = self.loss_config
 
-        def refresh(frozen: Any, params: Any, batch: TurnBatch, factor_N: jax.Array) -> jax.Array:
-            return turn_step.refresh(self.network, objective, join(params, frozen), batch, factor_N)
+        def refresh(
+            frozen: Any, params: Any, batch: TurnBatch, cumulative_ratio_N: jax.Array
+        ) -> jax.Array:
+            return turn_step.refresh(
+                self.network, config, join(params, frozen), batch, cumulative_ratio_N
+            )
 
-        jitted = jax.jit(refresh, donate_argnums=3, out_shardings=self.everywhere)
+        jitted = jax.jit(refresh, donate_argnums=3, out_shardings=self.replicated)
         return functools.partial(jitted, self.frozen)
 
     @functools.cached_property
     def score(self) -> functools.partial[Any]:
         """`update.score` from the trained parameters on, which may lie in the host's memory."""
-        jitted = score_program(self.network, self.temperature, self.everywhere)
+        jitted = score_program(self.network, self.temperature, self.replicated)
         return functools.partial(jitted, self.frozen)
 
     @functools.cached_property
     def score_and_entropy(self) -> functools.partial[Any]:
         """`update.score_and_entropy`, as `score` is `update.score`."""
-        jitted = score_program(self.network, self.temperature, self.everywhere, entropy=True)
+        jitted = score_program(self.network, self.temperature, self.replicated, entropy=True)
         return functools.partial(jitted, self.frozen)
 
     @property
@@ -102,7 +106,7 @@ class Learner:
         def value(frozen: Any, params: Any, own: Any, batch: TurnBatch) -> jax.Array:
             return turn_step.value(self.network, critic, join(params, frozen), own, batch)
 
-        jitted = jax.jit(value, out_shardings=self.everywhere)
+        jitted = jax.jit(value, out_shardings=self.replicated)
         return functools.partial(jitted, self.frozen)
 
     @functools.cached_property
@@ -116,18 +120,18 @@ class Learner:
         """The state with the learning rates of an iteration (1, 2, ...)."""
         if self.schedule is None:
             return state
-        return at_share(state, self.schedule.share(iteration), self.spread)
+        return at_share(state, self.schedule.share(iteration), self.replicate)
 
-    def spread(self, x_N: Any) -> jax.Array:
+    def replicate(self, x_N: Any) -> jax.Array:
         """A small array, the same in all processes, on every device."""
-        return distributed.spread(np.asarray(x_N), self.everywhere)
+        return distributed.spread(np.asarray(x_N), self.replicated)
 
     @property
-    def step_objective(self) -> Objective:
+    def loss_config(self) -> LossConfig:
         """The choices that the turn step is compiled with."""
         chosen = self.algorithm
         parallel = chosen.order == "parallel"
-        return Objective(
+        return LossConfig(
             kind=chosen.objective,
             ratio=chosen.ratio,
             loss_mean=chosen.loss_mean,
@@ -144,7 +148,7 @@ class Learner:
         )
 
     @property
-    def known(self) -> tuple[str, ...]:
+    def per_token(self) -> tuple[str, ...]:
         """What the turn step reads of every action token; names of `TurnBatch` without axes."""
         names = ["old_logp", "ref_logp", "advantage"]
         if self.algorithm.merges:
@@ -168,7 +172,7 @@ class Learner:
 def score_program(
     network: Network,
     temperature: float,
-    everywhere: jax.sharding.Sharding | None,
+    replicated: jax.sharding.Sharding | None,
     entropy: bool = False,
 ) -> Callable[..., Any]:
     """One program for all learners of a network: the algorithm's choices do not matter to it."""
@@ -179,4 +183,4 @@ def score_program(
         whole = join(on_device(params), frozen)
         return find(network, whole, batch, temperature=temperature)
 
-    return jax.jit(score, out_shardings=everywhere)
+    return jax.jit(score, out_shardings=replicated)

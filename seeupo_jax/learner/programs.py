@@ -71,7 +71,7 @@ def compile_programs(
 
     def fill(x: Any) -> Any:
         is_struct = isinstance(x, jax.ShapeDtypeStruct)
-        return learner.spread(np.zeros(x.shape, x.dtype)) if is_struct else x
+        return learner.replicate(np.zeros(x.shape, x.dtype)) if is_struct else x
 
     for program in sweep_programs(learner, trajectories):
         out = program.function(*jax.tree.map(fill, program.arguments(state, ref_params)))
@@ -99,7 +99,7 @@ def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progr
 def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
     """One turn's step, and what comes before or after it for some choices of the algorithm."""
     shapes, chosen = learner.shapes, learner.algorithm
-    batch = empty_batch(rows, shapes, learner.known, length=length, action=shapes.action)
+    batch = empty_batch(rows, shapes, learner.per_token, length=length, action=shapes.action)
     numbers_N = _on_device(learner, (rows.trajectories,))
     continued = None
     if learner.fused:
@@ -125,7 +125,7 @@ def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progra
 
 def _on_device(learner: Learner, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     """Numbers that a program before has made."""
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=learner.everywhere)
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=learner.replicated)
 
 
 def _call(

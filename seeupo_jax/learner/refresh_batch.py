@@ -9,14 +9,14 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from seeupo_jax.learner.batching import Layout, Piece, Predicted, Rows, Shapes
+from seeupo_jax.learner.batching import ActionSpan, Layout, Predicted, Rows, Shapes
 
 
 class RefreshBatch(NamedTuple):
     """What turn t's step needs to refresh the weights that turn t+1's step has changed.
 
-    Every piece of turn t+1 continues a piece of turn t: from that one's last token to its own. Such
-    continuations of a row's pieces lie in chunks [Q, C] of tokens: each is a tree below a token of
+    Every span of turn t+1 continues a span of turn t: from that one's last token to its own. Such
+    continuations of a row's spans lie in chunks [Q, C] of tokens: each is a tree below a token of
     the row, and all of one chunk are computed together.
 
     tokens_MQRC, depth_MQRC, end_MQRC: as in TurnBatch, indices within the chunk.
@@ -43,45 +43,47 @@ class RefreshBatch(NamedTuple):
 def refresh_batch(
     rows: Rows,
     layout: Layout,
-    previous: Sequence[Piece],
+    previous: Sequence[ActionSpan],
     shapes: Shapes,
     old_logp: Sequence[np.ndarray],
-) -> tuple[RefreshBatch, list[Piece]]:
+) -> tuple[RefreshBatch, list[ActionSpan]]:
     """The refresh that the step laid out does for the step on `previous` before it.
 
-    Returns: the refresh, and the previous pieces that it cannot hold: those that do not continue a
-      piece of this step, all pieces of a trajectory that has several in one step (their ratios
+    Returns: the refresh, and the previous spans that it cannot hold: those that do not continue a
+      span of this step, all spans of a trajectory that has several in one step (their ratios
       multiply first), those longer than the shortest listed length, and those for which a row has
       no chunk left.
     """
-    P, A = shapes.pieces(len(previous)), shapes.action
+    P, A = shapes.spans(len(previous)), shapes.action
     slot, mask = np.zeros((P, A), np.int32), np.zeros((P, A), np.float32)
     old, trajectory = np.zeros((P, A), np.float32), np.full(P, rows.trajectories, np.int32)
     chunks = _Chunks(shapes, layout)
-    continued = _continued(rows, layout.pieces, previous)
-    left: list[Piece] = []
-    for place, piece in enumerate(previous):
-        now = continued.get(piece.segment)
-        slot_A = None if now is None else chunks.add(rows.tokens[piece.segment], piece, now)
+    continued = _continued(rows, layout.spans, previous)
+    left: list[ActionSpan] = []
+    for place, span in enumerate(previous):
+        now = continued.get(span.segment)
+        slot_A = None if now is None else chunks.add(rows.tokens[span.segment], span, now)
         if slot_A is None:
-            left.append(piece)
+            left.append(span)
             continue
         slot[place, : slot_A.size], mask[place, : slot_A.size] = slot_A, 1
-        old[place, : slot_A.size] = old_logp[piece.segment][piece.position_A]
-        trajectory[place] = rows.trajectory_S[piece.segment]
+        old[place, : slot_A.size] = old_logp[span.segment][span.position_A]
+        trajectory[place] = rows.trajectory_S[span.segment]
     return RefreshBatch(*chunks.arrays(), slot, mask, trajectory, old, chunks.count_M), left
 
 
-def _continued(rows: Rows, pieces: Sequence[Piece], previous: Sequence[Piece]) -> dict[int, int]:
-    """Which of the pieces each segment's continues, where its trajectory has one in either step."""
-    alone = _alone(rows, pieces) & _alone(rows, previous)
+def _continued(
+    rows: Rows, spans: Sequence[ActionSpan], previous: Sequence[ActionSpan]
+) -> dict[int, int]:
+    """Which of the spans each segment's continues, where its trajectory has one in either step."""
+    alone = _alone(rows, spans) & _alone(rows, previous)
     owner_S = rows.trajectory_S
-    return {p.segment: place for place, p in enumerate(pieces) if int(owner_S[p.segment]) in alone}
+    return {p.segment: place for place, p in enumerate(spans) if int(owner_S[p.segment]) in alone}
 
 
-def _alone(rows: Rows, pieces: Sequence[Piece]) -> set[int]:
-    """The trajectories that have exactly one of these pieces."""
-    count = Counter(int(rows.trajectory_S[piece.segment]) for piece in pieces)
+def _alone(rows: Rows, spans: Sequence[ActionSpan]) -> set[int]:
+    """The trajectories that have exactly one of these spans."""
+    count = Counter(int(rows.trajectory_S[span.segment]) for span in spans)
     return {trajectory for trajectory, times in count.items() if times == 1}
 
 
@@ -101,15 +103,15 @@ class _Chunks:
         self._used: Counter[int] = Counter()  # tokens of each row, spaces at chunks' ends included
         self.count_M = np.zeros(M, np.int32)
 
-    def add(self, tokens_L: np.ndarray, piece: Piece, place: int) -> np.ndarray | None:
-        """Adds what a piece has more than the one at a place of the layout, which it continues.
+    def add(self, tokens_L: np.ndarray, span: ActionSpan, place: int) -> np.ndarray | None:
+        """Adds what a span has more than the one at a place of the layout, which it continues.
 
         Returns: where in the flattened chunks its action tokens are predicted; None if no chunk
           holds it.
         """
         _, Q, R, C = self._shape
-        start = self._layout.pieces[place].end - 1  # the last token that both have
-        size, row = piece.end - start, int(self._layout.forest.row_S[place])
+        start = self._layout.spans[place].end - 1  # the last token that both have
+        size, row = span.end - start, int(self._layout.forest.row_S[place])
         chunk, first = divmod(self._used[row], C)
         if first + size > C:
             chunk, first = chunk + 1, 0
@@ -119,13 +121,13 @@ class _Chunks:
         m, r = divmod(row, R)
         self.count_M[m] = max(self.count_M[m], chunk + 1)
         where = (m, chunk, r, slice(first, first + size))
-        self._tokens[where] = tokens_L[start : piece.end]
-        self._depth[where] = np.arange(start, piece.end)
+        self._tokens[where] = tokens_L[start : span.end]
+        self._depth[where] = np.arange(start, span.end)
         self._end[where] = first + size
         self._at[where] = self._layout.forest.index[place][start - 1]
-        index_A = first + piece.position_A - start
+        index_A = first + span.position_A - start
         flat = int(np.ravel_multi_index(where[:3], self._shape[:3]))
-        return self._predicted.slots(flat, index_A, index_A - 1, tokens_L[piece.position_A])
+        return self._predicted.slots(flat, index_A, index_A - 1, tokens_L[span.position_A])
 
     def arrays(self) -> tuple[np.ndarray, ...]:
         """Tokens, depth, end, at, parent and target."""

@@ -27,16 +27,16 @@ def state_layout(
     """Shardings of the training state between steps.
 
     What an optimizer keeps of a parameter (a leaf of its shape, at its path) lies as the parameter
-    does, in the host's memory with `offload.optimizer`; the rest is small and lies everywhere.
+    does, in the host's memory with `offload.optimizer`; the rest is small and lies replicated.
 
     Args:
       params: tree of arrays or shape structs with shardings.
       critic: the value function, whose own transformer lies as the policy does.
     """
-    everywhere, placed = sharding(mesh, ()), jax.tree.map(lambda leaf: leaf.sharding, params)
-    opt_state = _moments(optimizer, params, offload, everywhere)
+    replicated, placed = sharding(mesh, ()), jax.tree.map(lambda leaf: leaf.sharding, params)
+    opt_state = _moments(optimizer, params, offload, replicated)
     own = None if critic is None else _critic_layout(mesh, critic, params, offload)
-    return TrainState(placed, opt_state, everywhere, everywhere, own)
+    return TrainState(placed, opt_state, replicated, replicated, own)
 
 
 def _critic_layout(
@@ -55,7 +55,7 @@ def _moments(
     optimizer: optax.GradientTransformation,
     params: Any,
     offload: Offload,
-    everywhere: jax.sharding.Sharding,
+    replicated: jax.sharding.Sharding,
 ) -> Any:
     """Shardings of an optimizer's state."""
     paths = {tuple(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
@@ -64,7 +64,7 @@ def _moments(
         ends = (paths.get(tuple(path[start:])) for start in range(len(path)))
         param = next((param for param in ends if param is not None), None)
         if param is None or param.shape != leaf.shape:
-            return everywhere
+            return replicated
         return param.sharding.with_memory_kind(HOST) if offload.optimizer else param.sharding
 
     return jax.tree_util.tree_map_with_path(follow, jax.eval_shape(optimizer.init, params))

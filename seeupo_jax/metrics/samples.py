@@ -8,10 +8,10 @@ import numpy as np
 
 from seeupo_jax.metrics.trackers import Sample
 from seeupo_jax.trajectories.trajectory_record import succeeded
-from seeupo_jax.types import Learned, Trajectory
+from seeupo_jax.types import Trajectory, TrajectoryStats
 
 
-def histograms_of(learned: Sequence[Learned | None]) -> dict[str, np.ndarray]:
+def histograms_of(learned: Sequence[TrajectoryStats | None]) -> dict[str, np.ndarray]:
     """Of the advantages, and of the weights M at every turn (from 1); finite numbers only."""
     found = [each for each in learned if each is not None]
     turns = max((len(each.weight_K) for each in found), default=0)

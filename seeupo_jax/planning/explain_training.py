@@ -14,7 +14,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.base import Missing
-from seeupo_jax.learner.sweep import update_order
+from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.planning.abstract_run import Outline, Planned
 from seeupo_jax.planning.explain_parts import (
     environment_lines,

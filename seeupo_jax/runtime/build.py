@@ -361,7 +361,7 @@ def build_learner(
         schedule=Schedule(config.optimizer, config.iterations),
         frozen=policy.frozen,
         layout=jax.tree.map(lambda leaf: leaf.sharding, state),
-        everywhere=sharding(policy.mesh, ()),
+        replicated=sharding(policy.mesh, ()),
     )
 
 

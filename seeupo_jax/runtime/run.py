@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ from etils import epath
 
 from seeupo_jax import envs
 from seeupo_jax.checkpoint import Checkpoints, find_directory
-from seeupo_jax.configuration.schema import Config, to_dict
+from seeupo_jax.configuration.loading import to_dict
+from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.envs import gate
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.programs import compile_programs
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.sweep_state import SweepStopped, stopped_arrays
+from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.metrics.run_manifest import Launch
 from seeupo_jax.metrics.statistics import evaluation_prefix
@@ -34,7 +35,7 @@ from seeupo_jax.runtime.run_log import RunLog
 from seeupo_jax.runtime.selection import selection_split, selection_warning
 from seeupo_jax.runtime.stagnation import NotLearning, Stagnation, check_groups
 from seeupo_jax.runtime.trajectory_source import Origin, Stored, TrajectorySource
-from seeupo_jax.types import Learned, TrainState
+from seeupo_jax.types import TrainState, TrajectoryStats
 
 UNKNOWN = Launch()  # nobody said how the run was begun
 
@@ -93,7 +94,7 @@ class Run:
         self._log = RunLog(config, workdir, progress, policy.tokenizer)
         self._launch = launch
         self._stagnation = Stagnation(config.stop_after_idle, warn=progress.log)
-        self._learned: list[Learned | None] = []  # of this iteration's trajectories
+        self._stats: Sequence[TrajectoryStats | None] = ()  # of this iteration's trajectories
         # The last iteration whose sweep is over, its state, and whether these are evaluated, saved.
         self._done, self._state = 0, self._fresh
         self.evaluated, self._saved = False, True
@@ -223,7 +224,7 @@ class Run:
         resume = None
         if self._resume is not None and self._resume[0] == iteration:
             resume, self._resume = self._resume[1:], None
-        state, metrics = sweep(
+        state, metrics, self._stats, _ = sweep(
             self.learner,
             state,
             self.ref_params,
@@ -231,7 +232,6 @@ class Run:
             iteration=iteration,
             stop=lambda: bool(agree([self._asked()])[0]),
             resume=resume,
-            learned=self._learned.extend,
             on_step=self._progress.step,
         )
         self._done, self._state, self._saved, self._score = iteration, state, False, None
@@ -325,10 +325,9 @@ class Run:
         more["rollout/policy_lag"] = iteration - 1 - min(versions)
         if self.config.log_checksum:
             more["state/checksum"] = checksum(state)
-        learned, self._learned = self._learned, []
         tasks = {t.task_id for t in collected.sampled}
         labels = gate.labels_of(self._environment, tasks, self._progress.log)
-        self._log.iteration(iteration, collected, learned, labels, more)
+        self._log.iteration(iteration, collected, self._stats, labels, more)
         self._stagnation.check(iteration, collected, sweep_metrics)
 
     def evaluate(self, state: TrainState, iteration: int) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import jax
 
-from seeupo_jax.configuration.schema import Config, to_dict
+from seeupo_jax.configuration.loading import to_dict
+from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.metrics.metrics_log import MetricsWriter
@@ -23,7 +24,7 @@ from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_me
 from seeupo_jax.runtime.build import Policy
 from seeupo_jax.trajectories.reader import TRAIN, Shard
 from seeupo_jax.trajectories.trajectory_writer import Recorder, lazy_texts
-from seeupo_jax.types import Learned, Trajectory
+from seeupo_jax.types import Trajectory, TrajectoryStats
 
 Labels = Mapping[str, Mapping[str, str]]  # of tasks
 
@@ -111,7 +112,7 @@ class RunLog:
         self,
         iteration: int,
         collected: Collected,
-        learned: Sequence[Learned | None],
+        learned: Sequence[TrajectoryStats | None],
         labels: Labels,
         more: Mapping[str, Any],
     ) -> None:

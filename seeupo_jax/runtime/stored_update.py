@@ -18,7 +18,6 @@ from seeupo_jax.learner.state_layout import check_offload
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
 from seeupo_jax.parallel.mesh import make_mesh, row_shards
-from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy.files.weights import inspect
 from seeupo_jax.runtime import build
 from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
@@ -45,18 +44,15 @@ def update(
     state = build.new_state(config, policy, optimizer, params)
     learner = build.build_learner(config, policy, optimizer, state)
     reference = build.place_reference(config, params)
-    steps: list[Step] = []
     with jax.set_mesh(policy.mesh):
-        state, metrics = sweep(
-            learner, state, reference, trajectories, iteration=ITERATION, observe=steps.append
-        )
+        swept = sweep(learner, state, reference, trajectories, iteration=ITERATION)
     grouped = config.algorithm.grouped
     rows = Rows.of(trajectories, grouped=grouped, truncated=learner.truncated)
     every = range(rows.turns)
-    return state.params, {
-        "steps": [_plain_step(rows, step) for step in steps],
-        "advantages": _plain(_means(rows, steps[0].advantage, every)),
-        "metrics": {name: _plain(value) for name, value in metrics.items()},
+    return swept.train.params, {
+        "steps": [_plain_step(rows, step) for step in swept.steps],
+        "advantages": _plain(_means(rows, swept.steps[0].advantage, every)),
+        "metrics": {name: _plain(value) for name, value in swept.metrics.items()},
     }
 
 
@@ -69,7 +65,7 @@ def _plain_step(rows: Rows, step: Step) -> dict[str, Any]:
         "kl": _plain(found["kl"] / found["actions"]),
         "grad_norm": _plain(found["grad_norm"]),
         "clip_fraction": _plain(found["clipped"] / found["actions"]),
-        "weights": _plain(advantage_N * np.asarray(step.factor_N)),
+        "weights": _plain(advantage_N * np.asarray(step.cumulative_ratio_N)),
     }
 
 
@@ -141,14 +137,13 @@ def fit(config: Config, trajectories: Sequence[Trajectory]) -> Config:
 
 def prepare(
     config: Config, path: str, log: Callable[[str], None]
-) -> tuple[Config, build.Policy, Any, list[Trajectory]]:
-    """Reads the trajectories at `path`, then the model at `config.model.path`.
+) -> tuple[Config, list[Trajectory]]:
+    """Reads the trajectories at `path`, for the model at `config.model.path`.
 
     Args:
       log: is told what is not read, and how many trajectories are left out.
 
-    Returns: the configuration that fits them, the policy, those of its parameters that train, and
-      the trajectories.
+    Returns: the configuration that fits them, and the trajectories.
 
     Raises:
       ValueError: one sentence with what was got and what is allowed.
@@ -169,9 +164,8 @@ def prepare(
     build.check_layout(config, mesh)
     Schedule(config.optimizer, config.iterations)
     make_optimizer(config.optimizer, total_steps=build.total_steps(config))
-    config, _ = choose_remat(config, mesh)
     left_out = int(np.sum(~learnable(trajectories, grouped=grouped)))
     if left_out:
         why = "they failed, or all the others of their group did" if grouped else "they failed"
         log(f"{left_out} of {len(trajectories)} trajectories are left out: {why}.")
-    return config, *build.load_policy(config, config.model.path), trajectories
+    return config, trajectories

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from seeupo_jax.trajectories.reader import SCHEMA
-from seeupo_jax.types import CONTEXT, Learned, Segment, Trajectory
+from seeupo_jax.types import CONTEXT, Segment, Trajectory, TrajectoryStats
 
 DIGITS = 5  # after the point, of numbers that there are many of
 _CONTROL = 0xFF  # begins a control token's bytes; in no UTF-8 text
@@ -58,7 +58,7 @@ def to_record(
     iteration: int,
     labels: Mapping[str, str],
     texts: Callable[[Sequence[int]], list[str]],
-    learned: Learned | None = None,
+    learned: TrajectoryStats | None = None,
 ) -> dict[str, Any]:
     """What is kept of a trajectory: plain JSON values; `docs/trajectories.md` has the fields.
 

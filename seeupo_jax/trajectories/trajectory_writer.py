@@ -11,7 +11,7 @@ from pathlib import Path
 
 from seeupo_jax.trajectories.reader import FOLDER, Shard, find_shards, pack_shard, write_shard
 from seeupo_jax.trajectories.trajectory_record import TokenTexts, to_record
-from seeupo_jax.types import Learned, Trajectory
+from seeupo_jax.types import Trajectory, TrajectoryStats
 
 _LOGGER = logging.getLogger(__name__)
 _WAITING = 2  # shards that are not written yet and held in memory, at the most
@@ -68,7 +68,7 @@ class Recorder:
         shard: Shard,
         trajectories: Sequence[Trajectory],
         labels: Mapping[str, Mapping[str, str]],
-        learned: Sequence[Learned | None] | None = None,
+        learned: Sequence[TrajectoryStats | None] | None = None,
     ) -> None:
         """Writes a shard in the background.
 
@@ -108,7 +108,7 @@ class Recorder:
     def _record(
         self,
         shard: Shard,
-        kept: Sequence[tuple[Trajectory, Learned | None]],
+        kept: Sequence[tuple[Trajectory, TrajectoryStats | None]],
         labels: Mapping[str, Mapping[str, str]],
     ) -> None:
         try:

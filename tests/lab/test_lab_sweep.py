@@ -14,7 +14,7 @@ from seeupo_jax.lab.lab_sweep import Learned, sweep, update_steps, values_of
 from seeupo_jax.lab.lab_trajectories import expected_batch, sampled_batch
 from seeupo_jax.lab.laboratory import Settings
 from seeupo_jax.lab.policies import POLICIES
-from seeupo_jax.learner.sweep import update_order
+from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.types import TrainState
 
 TURNS, ACTIONS = 3, 2

@@ -43,7 +43,7 @@ def swept(model):
     learner, params = learner_of(model)
     before = cases.host(params)
     state = cases.new_state(learner.optimizer, params)
-    state, metrics = sweep(learner, state, params, TRAJECTORIES, iteration=3)
+    state, metrics, *_ = sweep(learner, state, params, TRAJECTORIES, iteration=3)
     return cases.host(state), metrics, before, learner
 
 
@@ -79,7 +79,7 @@ def test_gradients_are_the_merged_models_by_the_chain_rule():
     for each in (model, merged):
         learner, params = learner_of(each)
         state = cases.new_state(learner.optimizer, params)
-        state, metrics = sweep(learner, state, params, pair, iteration=0)
+        state, metrics, *_ = sweep(learner, state, params, pair, iteration=0)
         gradients.append(cases.host(state.opt_state[0]))
         losses.append(metrics["sweep/loss"])
     np.testing.assert_allclose(losses[0], losses[1], atol=1e-6)

@@ -7,10 +7,10 @@ import pytest
 from seeupo_jax.learner.batching import (
     Rows,
     Shapes,
+    action_spans,
     all_actions,
     empty_batch,
     lay_out,
-    pieces_of,
     row_lengths,
     turn_batch,
 )
@@ -44,16 +44,16 @@ def logps(rows, scale):
 
 
 def batch_of(rows, turns, shapes=SHAPES, lengths=None, action=3, importance=False):
-    layout = lay_out(rows, pieces_of(rows, turns), shapes, lengths)
-    known = {"old_logp": logps(rows, -1.0), "ref_logp": logps(rows, -2.0)}
+    layout = lay_out(rows, action_spans(rows, turns), shapes, lengths)
+    per_token = {"old_logp": logps(rows, -1.0), "ref_logp": logps(rows, -2.0)}
     if importance:
-        known |= {"start_logp": logps(rows, -3.0), "sampler_logp": rows.logp}
-    return layout, turn_batch(rows, layout, shapes, known, action=action)
+        per_token |= {"start_logp": logps(rows, -3.0), "sampler_logp": rows.logp}
+    return layout, turn_batch(rows, layout, shapes, per_token, action=action)
 
 
 def refresh_of(rows, now, before, shapes=SHAPES):
-    layout = lay_out(rows, pieces_of(rows, now), shapes, shapes.lengths[-1:])
-    previous = pieces_of(rows, before)
+    layout = lay_out(rows, action_spans(rows, now), shapes, shapes.lengths[-1:])
+    previous = action_spans(rows, before)
     refresh, left = refresh_batch(rows, layout, previous, shapes, logps(rows, -1.0))
     return layout, refresh, [(p.segment, p.position_A.tolist()) for p in left]
 
@@ -121,14 +121,16 @@ def test_groups_share_nothing_and_no_group_does_where_it_should_not():
 
 def test_turns_merged_into_one_step_are_one_action_a_segment():
     layout, batch = batch_of(Rows.of(trajectories()), (0, 1))
-    assert [p.position_A.tolist() for p in layout.pieces] == [[1, 2, 4], [2], [1], [2]]
-    assert [p.end for p in layout.pieces] == [5, 3, 2, 3]
+    assert [p.position_A.tolist() for p in layout.spans] == [[1, 2, 4], [2], [1], [2]]
+    assert [p.end for p in layout.spans] == [5, 3, 2, 3]
     np.testing.assert_array_equal(batch.trajectory_P, [0, 1, 3, 3])
 
 
 def test_a_turns_pieces_are_the_trajectories_that_have_it():
     rows = Rows.of(cases.ragged())
-    whose = [[int(rows.trajectory_S[p.segment]) for p in pieces_of(rows, (t,))] for t in range(5)]
+    whose = [
+        [int(rows.trajectory_S[p.segment]) for p in action_spans(rows, (t,))] for t in range(5)
+    ]
     assert whose == [[0, 1, 2, 3, 5, 6, 7], [0, 1, 2, 5, 6, 7], [0, 2, 5, 6, 7], [0, 2], []]
 
 
@@ -152,25 +154,25 @@ def test_every_sampled_token_is_predicted_in_one_turns_batch_from_all_that_prece
         flat = lambda x: x.reshape(-1, x.shape[-1])  # noqa: E731
         tokens, depth, end = map(flat, (batch.tokens_MRL, batch.depth_MRL, batch.end_MRL))
         X = batch.target_MRX.shape[-1]
-        for place, piece in enumerate(layout.pieces):
+        for place, span in enumerate(layout.spans):
             real = batch.mask_PA[place] > 0
             row, slot_A = np.divmod(batch.slot_PA[place, real], X)
             assert len(set(row)) == 1
             used = int((end[row[0]] > np.arange(len(end[row[0]])) + 1).nonzero()[0].max()) + 1
             assert used <= layout.length
             parents = flat(batch.parent_MRX)[row[0], slot_A]
-            own = rows.tokens[piece.segment]
+            own = rows.tokens[span.segment]
             seen_by = [paths(tokens[row[0]], depth[row[0]], end[row[0]])[p] for p in parents]
-            assert seen_by == [own[:position].tolist() for position in piece.position_A]
+            assert seen_by == [own[:position].tolist() for position in span.position_A]
             np.testing.assert_array_equal(
-                flat(batch.target_MRX)[row[0], slot_A], own[piece.position_A]
+                flat(batch.target_MRX)[row[0], slot_A], own[span.position_A]
             )
-            np.testing.assert_array_equal(-batch.old_logp_PA[place, real], own[piece.position_A])
+            np.testing.assert_array_equal(-batch.old_logp_PA[place, real], own[span.position_A])
             np.testing.assert_array_equal(
-                piece.position_A, np.flatnonzero(rows.turn[piece.segment] == turn)
+                span.position_A, np.flatnonzero(rows.turn[span.segment] == turn)
             )
             seen += int(real.sum())
-        assert batch.mask_PA.sum() == sum(p.position_A.size for p in layout.pieces)
+        assert batch.mask_PA.sum() == sum(p.position_A.size for p in layout.spans)
     assert seen == wanted == sum(p.position_A.size for p in all_actions(rows))
 
 
@@ -199,23 +201,23 @@ def test_lengths_are_eighths_and_sixteenths_of_whole_blocks(longest, block, leng
 def test_the_length_is_that_which_computes_least():
     """Four chains of five tokens in microbatches of two rows."""
     rows = Rows.of(trajectories([[[-1] * 4 + [0]]] * 4, failed=()))
-    pieces = pieces_of(rows, (0,))
+    spans = action_spans(rows, (0,))
     wanted = {(5, 8): 5, (8, 10): 10, (6, 16): 6, (4, 16, 32): 16}  # 20, 20, 24 and 32 tokens
     for lengths, length in wanted.items():
         shapes = Shapes(lengths, action=1, rows=2, trajectories=4)
-        assert lay_out(rows, pieces, shapes).length == length
+        assert lay_out(rows, spans, shapes).length == length
 
 
-@pytest.mark.parametrize("pieces, microbatches, used", [(0, 2, 0), (3, 2, 1), (9, 4, 3)])
-def test_the_number_of_microbatches_is_a_multiple_of_the_listed_one(pieces, microbatches, used):
-    rows = Rows.of(trajectories([[[-1, 0]]] * pieces, failed=()))
+@pytest.mark.parametrize("spans, microbatches, used", [(0, 2, 0), (3, 2, 1), (9, 4, 3)])
+def test_the_number_of_microbatches_is_a_multiple_of_the_listed_one(spans, microbatches, used):
+    rows = Rows.of(trajectories([[[-1, 0]]] * spans, failed=()))
     shapes = Shapes((4,), action=3, rows=2, trajectories=4)
-    if pieces:
+    if spans:
         _, batch = batch_of(rows, (0,), shapes)
     else:
         batch = empty_batch(rows, shapes, length=4, action=3)
     assert batch.tokens_MRL.shape == (microbatches, 2, 4)
-    assert batch.mask_PA.shape == (4 * max(1, -(-pieces // 4)), 3)
+    assert batch.mask_PA.shape == (4 * max(1, -(-spans // 4)), 3)
     assert batch.microbatches == used
 
 
@@ -223,8 +225,8 @@ def test_the_number_of_microbatches_is_a_multiple_of_the_listed_one(pieces, micr
 def test_an_empty_batch_has_the_shapes_of_a_real_one(importance, arrays):
     rows = Rows.of(trajectories())
     _, real = batch_of(rows, (0,), lengths=(8,), importance=importance)
-    known = ["old_logp", "ref_logp", *["start_logp", "sampler_logp"] * importance]
-    empty = empty_batch(rows, SHAPES, known, length=8, action=3)
+    per_token = ["old_logp", "ref_logp", *["start_logp", "sampler_logp"] * importance]
+    empty = empty_batch(rows, SHAPES, per_token, length=8, action=3)
     assert empty.microbatches == 0 and not empty.mask_PA.any()
     held = [name for name, array in real._asdict().items() if array is not None]
     assert len(held) == arrays
@@ -284,7 +286,7 @@ def test_a_refresh_leaves_out_what_is_longer_than_the_shortest_length():
 
 
 def test_a_refresh_leaves_out_what_a_row_has_no_chunk_for():
-    # A row of 8 has five chunks of 4, and six pieces that fill one each.
+    # A row of 8 has five chunks of 4, and six spans that fill one each.
     turns, tokens = [[[-1, 0, -1, -1, 1]]] * 6, [[[1, 2, 10 + i, 3, 4]] for i in range(6)]
     rows = Rows.of(trajectories(turns, failed=(), tokens=tokens))
     shapes = Shapes((4, 8), action=3, rows=1, trajectories=6)
@@ -307,28 +309,28 @@ def test_a_refresh_and_what_it_leaves_are_the_previous_step(order, make):
     rows = Rows.of(make())
     for before, now in zip(order, order[1:], strict=False):
         layout, refresh, left = refresh_of(rows, now, before, cases.SHAPES)
-        previous, found = pieces_of(rows, before), list(left)
+        previous, found = action_spans(rows, before), list(left)
         C = refresh.tokens_MQRC.shape[-1]
         flat = [x.reshape(-1, C) for x in refresh[:6]]
-        for place, piece in enumerate(previous):
+        for place, span in enumerate(previous):
             real = refresh.mask_PA[place] > 0
             if not real.any():
                 continue
-            found.append((piece.segment, piece.position_A.tolist()))
-            own = rows.tokens[piece.segment]
+            found.append((span.segment, span.position_A.tolist()))
+            own = rows.tokens[span.segment]
             chunk, slot_A = np.divmod(refresh.slot_PA[place, real], C)
             tokens_C, depth_C, end_C, at_C, parent_C, target_C = (x[chunk[0]] for x in flat)
             parents = parent_C[slot_A]
-            np.testing.assert_array_equal(target_C[slot_A], own[piece.position_A])
-            np.testing.assert_array_equal(depth_C[parents], piece.position_A - 1)
-            np.testing.assert_array_equal(tokens_C[parents], own[piece.position_A - 1])
+            np.testing.assert_array_equal(target_C[slot_A], own[span.position_A])
+            np.testing.assert_array_equal(depth_C[parents], span.position_A - 1)
+            np.testing.assert_array_equal(tokens_C[parents], own[span.position_A - 1])
             np.testing.assert_array_equal(-refresh.old_logp_PA[place, real], target_C[slot_A])
-            # What it continues: in the row of the piece of now, the token before that one's last.
-            (now_place,) = (i for i, p in enumerate(layout.pieces) if p.segment == piece.segment)
+            # What it continues: in the row of the span of now, the token before that one's last.
+            (now_place,) = (i for i, p in enumerate(layout.spans) if p.segment == span.segment)
             M, Q, R, _ = refresh.tokens_MQRC.shape
             m, _, r = np.unravel_index(chunk[0], (M, Q, R))
             assert layout.forest.row_S[now_place] == m * R + r
-            last = layout.pieces[now_place].end - 1
+            last = layout.spans[now_place].end - 1
             assert set(at_C[parents]) == {layout.forest.index[now_place][last - 1]}
             assert (end_C[parents] > parents).all()
         wanted = [(p.segment, p.position_A.tolist()) for p in previous]

@@ -44,13 +44,13 @@ def twin_sweep(trajectories, **choices):
     }
     real, asked = twin.piece_logps, []
 
-    def piece_logps(weights, pieces, arch, options):
+    def piece_logps(weights, spans, arch, options):
         asked.append(weights)
-        exact = real(weights, pieces, arch, options)
+        exact = real(weights, spans, arch, options)
         if weights is not asked[0]:
             return exact
-        said = [piece.segment.logp_L[piece.position_A].astype(np.float64) for piece in pieces]
-        triples = zip(pieces, said, exact, strict=True)
+        said = [span.segment.logp_L[span.position_A].astype(np.float64) for span in spans]
+        triples = zip(spans, said, exact, strict=True)
         return [said_A if id(p.segment) in behind else exact_A for p, said_A, exact_A in triples]
 
     with mock.patch.object(twin, "piece_logps", piece_logps):
@@ -76,7 +76,9 @@ def test_a_sweep_with_trajectories_of_other_policies_is_the_twins_with_what_they
     np.testing.assert_allclose(observed.losses, losses, rtol=1e-5, atol=1e-5)
     if choices.get("refresh") == "separate":
         for update, step in zip(observed.updates[:-1], wanted.steps, strict=False):
-            np.testing.assert_allclose(update.factor_N, step.factor_N, atol=1e-5)
+            np.testing.assert_allclose(
+                update.cumulative_ratio_N, step.cumulative_ratio_N, atol=1e-5
+            )
     params = cases.weights_of(observed.state.params)
     for name, weight in wanted.weights.items():
         np.testing.assert_allclose(params[name], weight, atol=1e-5, rtol=1e-5, err_msg=name)

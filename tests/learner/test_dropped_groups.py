@@ -9,7 +9,7 @@ import pytest
 
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.sweep_state import start_pass
+from seeupo_jax.learner.sweep_state import begin_sweep
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
 from seeupo_jax.types import Trajectory, learnable
@@ -52,13 +52,11 @@ def test_a_trajectory_counts_if_it_and_another_of_its_group_did_not_fail():
 )
 def test_without_groups_the_last_one_left_of_a_group_is_learned_from(choices):
     trajectories = failing(5)  # trajectory 3 is the last one of group 1
-    learned = []
     learner = cases.learner(**choices)
     state = cases.new_state(learner.optimizer)
     if learner.critic is not None:
         state = state._replace(critic=learner.critic.init(state.params))
-    stats = learned.extend
-    sweep(learner, state, reference(), trajectories, iteration=1, learned=stats)
+    learned = sweep(learner, state, reference(), trajectories, iteration=1).stats
     kept = [found is not None for found in learned]
     assert kept == [True, True, True, True, False, False, True, True]
     assert abs(learned[3].advantage) > 0.1
@@ -88,8 +86,10 @@ def test_a_sweep_with_a_dropped_group_is_the_sweep_without_its_trajectories(choi
     for name, value in without.metrics.items():
         np.testing.assert_allclose(observed.metrics[name], value, rtol=2e-6, err_msg=name)
     for update, wanted in zip(observed.updates, without.updates, strict=True):
-        np.testing.assert_allclose(update.factor_N[[0, 1, 2, 6, 7]], wanted.factor_N, rtol=3e-6)
-        assert (update.factor_N[[3, 4, 5]] == 1).all()
+        np.testing.assert_allclose(
+            update.cumulative_ratio_N[[0, 1, 2, 6, 7]], wanted.cumulative_ratio_N, rtol=3e-6
+        )
+        assert (update.cumulative_ratio_N[[3, 4, 5]] == 1).all()
 
 
 def test_the_last_one_left_of_a_group_is_as_if_it_had_failed_bit_for_bit():
@@ -103,12 +103,13 @@ def test_the_last_one_left_of_a_group_is_as_if_it_had_failed_bit_for_bit():
 def test_the_mean_is_over_the_trajectories_that_count():
     trajectories = failing(5)
     learner = cases.learner()
-    started = start_pass(
-        learner, cases.policy()[1], reference(), Rows.of(trajectories), trajectories, version=0
+    state = cases.new_state(learner.optimizer)
+    started = begin_sweep(
+        learner, state, reference(), Rows.of(trajectories), trajectories, version=0
     )
-    assert started.valid == 5
-    largest_S = [abs(advantage_L).max() for advantage_L in started.known["advantage"]]
-    assert {int(i) for i in started.rows.trajectory_S} == {0, 1, 2, 6, 7}
+    assert started.data.valid == 5
+    largest_S = [abs(advantage_L).max() for advantage_L in started.per_token["advantage"]]
+    assert {int(i) for i in started.data.rows.trajectory_S} == {0, 1, 2, 6, 7}
     assert sorted(largest_S)[-4] > 0.1
 
 
@@ -117,7 +118,7 @@ def test_a_sweep_of_which_all_groups_are_dropped_returns_the_state_as_it_came(al
     learner = cases.learner(**algorithm)
     state = cases.new_state(learner.optimizer)
     trajectories = failing(0, 1, 5, 6)  # one each is left
-    returned, metrics = sweep(learner, state, reference(), trajectories, iteration=1)
+    returned, metrics, *_ = sweep(learner, state, reference(), trajectories, iteration=1)
     assert returned is state and metrics == {"sweep/turns": 0}
     assert not state.step.is_deleted()
 

@@ -79,10 +79,10 @@ def turn_memory(mesh, offload):
     params = jax.tree.map(struct, params, where)
     layout = state_layout(mesh, optimizer, params, offload)
     shapes = Shapes((32,), action=8, rows=4, trajectories=8)
-    everywhere = sharding(mesh, ())
+    replicated = sharding(mesh, ())
     algorithm = schema.Algorithm(refresh="separate")
     learner = Learner(
-        network, optimizer, algorithm, shapes, 1.0, layout=layout, everywhere=everywhere
+        network, optimizer, algorithm, shapes, 1.0, layout=layout, replicated=replicated
     )
     state = abstract_state(optimizer, params, layout)
     programs = {program.name: program for program in sweep_programs(learner, 8)}

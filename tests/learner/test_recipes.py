@@ -141,15 +141,15 @@ def test_generalized_advantages_are_the_twins_wherever_a_trajectorys_tokens_lie(
     rows = Rows.of(trajectories, grouped=False)
     names = ("old_logp", "ref_logp", "value")
     draw = lambda size: rng.normal(size=size).astype(np.float32)  # noqa: E731
-    known = {name: [draw(len(turn_L)) for turn_L in rows.turn] for name in names}
-    credit = assign_credit(algorithm, SHAPES, rows, trajectories, known)
+    per_token = {name: [draw(len(turn_L)) for turn_L in rows.turn] for name in names}
+    credit = assign_credit(algorithm, SHAPES, rows, trajectories, per_token)
 
     # One a segment, as rows are; the last one left of its group is learned from too.
-    pieces = twin.step_pieces(trajectories, ALL[0], grouped=False)
+    spans = twin.step_pieces(trajectories, ALL[0], grouped=False)
     assert 9 in rows.trajectory_S and 10 not in rows.trajectory_S
-    pairs = zip(pieces, known["old_logp"], known["ref_logp"], strict=True)
-    penalty = [0.1 * (old_L - ref_L)[piece.position_A] for piece, old_L, ref_L in pairs]
-    left = iter(known["value"])
+    pairs = zip(spans, per_token["old_logp"], per_token["ref_logp"], strict=True)
+    penalty = [0.1 * (old_L - ref_L)[span.position_A] for span, old_L, ref_L in pairs]
+    left = iter(per_token["value"])
     kept = learnable(trajectories, grouped=False)
     values = [
         [next(left) for _ in t.segments] if keep else []
@@ -158,12 +158,12 @@ def test_generalized_advantages_are_the_twins_wherever_a_trajectorys_tokens_lie(
 
     def advantages(**other):
         options = twin.Options([], advantage="gae", discount=0.97, advantage_clip=None, **other)
-        nested = token_advantages(trajectories, pieces, penalty, options, values)
-        return [nested[piece.trajectory][piece.place] for piece in pieces]
+        nested = token_advantages(trajectories, spans, penalty, options, values)
+        return [nested[span.trajectory][span.place] for span in spans]
 
     wanted, raw = advantages(scale=scale), advantages(scale="none")
-    for row, piece in enumerate(pieces):
-        at_A = piece.position_A
+    for row, span in enumerate(spans):
+        at_A = span.position_A
         close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
         close(credit["advantage"][row][at_A], wanted[row][at_A])
-        close(credit["returns"][row][at_A], (raw[row] + known["value"][row])[at_A])
+        close(credit["returns"][row][at_A], (raw[row] + per_token["value"][row])[at_A])

@@ -12,12 +12,13 @@ import optax
 import pytest
 
 from seeupo_jax.checkpoint import Checkpoints
-from seeupo_jax.configuration.schema import Optimizer, from_dict
+from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.configuration.schema import Optimizer
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import apply_update, make_optimizer
 from seeupo_jax.learner.schedule import Schedule, Scheduled, at_share
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.sweep_state import SweepStopped, stopped_arrays
+from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.runtime.checks import check_config
 from seeupo_jax.types import CriticState, TrainState
 
@@ -161,7 +162,7 @@ def run(learner, state=None, **rest):
 def test_a_sweep_steps_at_its_iterations_rate_and_says_so():
     ends, rates = [], []
     for fields in ({"schedule": "linear", "learning_rate": 0.05}, {"learning_rate": 0.03}):
-        state, metrics = run(learner_of(**fields))
+        state, metrics, *_ = run(learner_of(**fields))
         ends.append(cases.host(state.params))
         rates.append(metrics["sweep/learning_rate"])
     assert rates == pytest.approx([0.03, 0.03])  # two of five iterations are over
@@ -170,7 +171,7 @@ def test_a_sweep_steps_at_its_iterations_rate_and_says_so():
 
 def test_a_stopped_sweep_goes_on_from_files_at_the_same_rate(tmp_path):
     learner = learner_of(schedule="linear", learning_rate=0.05)
-    state, metrics = run(learner)
+    state, metrics, *_ = run(learner)
     asked = iter([False, False])
     with pytest.raises(SweepStopped) as stopped:
         run(learner, stop=lambda: next(asked, True))
@@ -181,6 +182,6 @@ def test_a_stopped_sweep_goes_on_from_files_at_the_same_rate(tmp_path):
     files.close()
     (share,) = (x.share for x in arrays["state"].opt_state if isinstance(x, Scheduled))
     assert share == np.float32(0.6)
-    resumed, again = run(learner, arrays["state"], resume=(arrays, notes))
+    resumed, again, *_ = run(learner, arrays["state"], resume=(arrays, notes))
     cases.assert_trees_equal(resumed, state)
     assert again == metrics

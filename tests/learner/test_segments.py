@@ -80,7 +80,7 @@ def observe(made, trajectories):
 
 
 def parts(batch, size):
-    """How many pieces have another one of their trajectory in an earlier part of so many tokens.
+    """How many spans have another one of their trajectory in an earlier part of so many tokens.
 
     Args:
       size: 0: any other one.
@@ -112,13 +112,13 @@ def test_a_trajectory_in_segments_is_updated_as_in_one(name):
     np.testing.assert_allclose(several.losses, one.losses, rtol=1e-5, atol=1e-6)
     cases.assert_trees_close(several.state.params, one.state.params, 1e-5)
     for update, wanted in zip(several.updates, one.updates, strict=True):
-        np.testing.assert_allclose(update.factor_N, wanted.factor_N, rtol=1e-5)
+        np.testing.assert_allclose(update.cumulative_ratio_N, wanted.cumulative_ratio_N, rtol=1e-5)
     # What is computed differs, since a segment repeats what came before.
     computed = ("tokens", "computed", "shared_fraction", "padding_fraction")
     for key, value in one.metrics.items():
         if not key.endswith(computed):
             np.testing.assert_allclose(several.metrics[key], value, rtol=1e-4, err_msg=key)
-    moved = [abs(update.factor_N - 1).max() > 1e-3 for update in one.updates]
+    moved = [abs(update.cumulative_ratio_N - 1).max() > 1e-3 for update in one.updates]
     assert one.metrics["sweep/clip_fraction"] > 0 or any(moved)
 
 
@@ -147,8 +147,8 @@ def test_segments_on_other_devices_and_in_other_microbatches_are_one_action():
     with jax.set_mesh(mesh):
         state = cases.new_state(plain.optimizer, jax.device_put(params, placed))
         layout = jax.tree.map(lambda x: x.sharding, state)
-        made = dataclasses.replace(plain, layout=layout, everywhere=sharding(mesh, ()))
+        made = dataclasses.replace(plain, layout=layout, replicated=sharding(mesh, ()))
         ref_params = jax.device_put(reference(), placed)
-        state, metrics = sweep(made, state, ref_params, list(in_segments()), iteration=3)
+        state, metrics, *_ = sweep(made, state, ref_params, list(in_segments()), iteration=3)
     cases.assert_trees_close(cases.host(state.params), wanted.state.params, 1e-5)
     np.testing.assert_allclose(metrics["sweep/loss"], wanted.metrics["sweep/loss"], rtol=1e-5)

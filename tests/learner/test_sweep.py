@@ -13,7 +13,8 @@ import pytest
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.programs import compile_programs
-from seeupo_jax.learner.sweep import sweep, update_order
+from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 from seeupo_jax.types import Segment, Trajectory
@@ -114,7 +115,7 @@ def test_a_sweep_with_adam_and_a_bound_on_the_gradient_is_the_twins():
 
 def test_the_default_sweep_reaches_the_clips():
     steps = default_twin().steps
-    factors = np.concatenate([step.factor_N for step in steps])
+    factors = np.concatenate([step.cumulative_ratio_N for step in steps])
     low, high = (np.isclose(factors, bound).sum() for bound in (0.8, 1.2))
     between = (np.abs(factors - 1) < 0.199) & (factors != 1)
     assert min(low, high, between.sum()) > 2
@@ -129,11 +130,11 @@ def test_metrics_of_a_sweep():
     norms = [update.metrics[0]["grad_norm"] for update in default().updates]
     np.testing.assert_allclose(metrics["sweep/grad_norm"], np.mean(norms), rtol=1e-6)
     # A step weighs its rows by the factors after the steps before it.
-    factors = [np.ones(8), *(step.factor_N for step in wanted.steps)]
+    factors = [np.ones(8), *(step.cumulative_ratio_N for step in wanted.steps)]
     largest = []
-    for turn, factor_N in zip((3, 2, 1, 0), factors, strict=False):
+    for turn, cumulative_ratio_N in zip((3, 2, 1, 0), factors, strict=False):
         active = [t.turns > turn and not t.failed for t in cases.ragged()]
-        largest.append(np.abs(wanted.advantage_N * factor_N)[active].max())
+        largest.append(np.abs(wanted.advantage_N * cumulative_ratio_N)[active].max())
     np.testing.assert_allclose(metrics["sweep/weight_max"], max(largest), rtol=1e-5)
 
 
@@ -188,8 +189,8 @@ def test_a_fused_refresh_is_the_separate_one(choices):
     # A factor is exp of a difference of log-probabilities near -8, which float32 rounds by 1e-6.
     for fused_update, separate_update in zip(one.updates[1:], two.updates, strict=False):
         np.testing.assert_allclose(
-            fused_update.factor_N,
-            separate_update.factor_N,
+            fused_update.cumulative_ratio_N,
+            separate_update.cumulative_ratio_N,
             rtol=3e-6,
             err_msg=separate_update.turns,
         )
@@ -203,9 +204,9 @@ def test_a_trajectory_without_the_turn_keeps_its_factor_bit_for_bit(refresh):
     if refresh == "separate":
         updated = [*updated[1:], set()]
     for update, allowed in zip(observed.updates, updated, strict=True):
-        changed = set(np.flatnonzero(update.factor_N != before_N))
+        changed = set(np.flatnonzero(update.cumulative_ratio_N != before_N))
         assert changed <= allowed and bool(changed) == bool(allowed)
-        before_N = update.factor_N
+        before_N = update.cumulative_ratio_N
 
 
 def test_a_turn_that_nobody_has_takes_no_step():
@@ -244,7 +245,9 @@ def test_the_order_of_trajectories_does_not_matter():
     observed = cases.observe(cases.learner(), moved, ref_params=reference())
     assert_same_sweep(observed, default())
     for update, wanted in zip(observed.updates, default().updates, strict=True):
-        np.testing.assert_allclose(update.factor_N, wanted.factor_N[order], rtol=3e-6)
+        np.testing.assert_allclose(
+            update.cumulative_ratio_N, wanted.cumulative_ratio_N[order], rtol=3e-6
+        )
 
 
 def test_groups_are_only_names():
@@ -279,7 +282,7 @@ def test_a_sweep_without_a_sampled_turn_returns_the_state_as_it_came():
     context = Segment(np.arange(4), np.full(4, -1), np.zeros(4, np.float32))
     for trajectories in (failed, [Trajectory((context,), 1.0, 0)] * 8, [Trajectory((), 1.0, 0)]):
         state = cases.new_state(learner.optimizer)
-        returned, metrics = sweep(learner, state, reference(), trajectories, iteration=1)
+        returned, metrics, *_ = sweep(learner, state, reference(), trajectories, iteration=1)
         assert returned is state and metrics == {"sweep/turns": 0}
     assert not state.step.is_deleted()
 
@@ -378,14 +381,14 @@ def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device():
     shapes = Shapes((8, 32), action=8, rows=4, trajectories=8)
     network, params = cases.policy()
     placed = param_shardings(mesh, network.logical_axes(), params)
-    everywhere = sharding(mesh, ())
+    replicated = sharding(mesh, ())
     plain = cases.learner(shapes=shapes)
     with jax.set_mesh(mesh):
         state = cases.new_state(plain.optimizer, jax.device_put(params, placed))
         layout = jax.tree.map(lambda x: x.sharding, state)
-        learner = dataclasses.replace(plain, layout=layout, everywhere=everywhere)
+        learner = dataclasses.replace(plain, layout=layout, replicated=replicated)
         ref_params = jax.device_put(reference(), placed)
-        state, metrics = sweep(learner, state, ref_params, cases.ragged(), iteration=3)
+        state, metrics, *_ = sweep(learner, state, ref_params, cases.ragged(), iteration=3)
         updated = cases.host(state.params)
         kept = jax.tree.map(lambda x, wanted: x.sharding == wanted, state.params, placed)
         again = lambda: sweep(learner, state, ref_params, cases.ragged(), iteration=4)  # noqa: E731

@@ -11,7 +11,8 @@ import pytest
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.sweep_state import Pass, SweepStopped, stopped_arrays
+from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
+from seeupo_jax.learner.sweep_state import SweepState
 from seeupo_jax.parallel.stop_signal import Stopped
 
 CASES = {
@@ -47,20 +48,16 @@ def stop_after(turns):
 @pytest.mark.parametrize("turns", [0, 1, 3])
 def test_a_stopped_sweep_goes_on_from_files_to_the_same_bits(tmp_path, choices, turns):
     learner = cases.learner(**choices)
-    learned, again = [], []
-    state, metrics = run(learner, learned=learned.extend)
+    state, metrics, learned, _ = run(learner)
     with pytest.raises(Stopped) as stopped:
-        run(learner, stop=stop_after(turns), learned=again.extend)
-    assert again == []
+        run(learner, stop=stop_after(turns))
     assert stopped.value.notes["done"] == turns
     files = Checkpoints(tmp_path, 1)
     files.save(3, stopped.value.arrays, json.loads(json.dumps(stopped.value.notes)))
     example = stopped_arrays(learner, cases.new_state(learner.optimizer), trajectories())
     _, arrays, notes = files.restore(example)
     files.close()
-    resumed, resumed_metrics = run(
-        learner, arrays["state"], resume=(arrays, notes), learned=again.extend
-    )
+    resumed, resumed_metrics, again, _ = run(learner, arrays["state"], resume=(arrays, notes))
     cases.assert_trees_equal([*map(_arrays, again)], [*map(_arrays, learned)])
     cases.assert_trees_equal(resumed, state)
     assert resumed_metrics == metrics
@@ -68,7 +65,7 @@ def test_a_stopped_sweep_goes_on_from_files_to_the_same_bits(tmp_path, choices, 
 
 def test_it_can_be_stopped_again_and_again():
     learner = cases.learner()
-    state, metrics = run(learner)
+    state, metrics, *_ = run(learner)
     resume, given = None, None
     for done in (1, 2, 3):
         with pytest.raises(SweepStopped) as stopped:
@@ -76,7 +73,7 @@ def test_it_can_be_stopped_again_and_again():
         assert stopped.value.notes["done"] == done
         resume = stopped.value.arrays, stopped.value.notes
         given = stopped.value.arrays["state"]
-    resumed, resumed_metrics = run(learner, given, resume=resume)
+    resumed, resumed_metrics, *_ = run(learner, given, resume=resume)
     cases.assert_trees_equal(resumed, state)
     assert resumed_metrics == metrics
 
@@ -106,7 +103,7 @@ def test_a_sweep_says_how_many_of_its_steps_the_device_has_done():
 def test_no_turn_waits_for_what_the_one_before_computes(choices, fetches, monkeypatch):
     """Nothing is fetched from the device; but by passes of their own for old log-probabilities."""
     Array, fetched, found = type(jnp.zeros(())), [], []
-    value, store_old, update_turn = Array._value, Pass.store_old, sweep_module.update_turn
+    value, with_logp, update_turn = Array._value, SweepState.with_logp, sweep_module.update_turn
 
     def watched(*given, **options):
         before = len(fetched)
@@ -118,7 +115,7 @@ def test_no_turn_waits_for_what_the_one_before_computes(choices, fetches, monkey
         return lambda *given: fetched.append(get) or get(*given)
 
     monkeypatch.setattr(Array, "_value", property(fetch(value.fget)))
-    monkeypatch.setattr(Pass, "store_old", fetch(store_old))  # whole arrays, by another way
+    monkeypatch.setattr(SweepState, "with_logp", fetch(with_logp))  # whole arrays, by another way
     monkeypatch.setattr(sweep_module, "update_turn", watched)
     # Chunks hold every refresh: they are as long as rows, and no turn has several segments.
     roomy = dataclasses.replace(cases.SHAPES, lengths=(24,))

@@ -7,17 +7,17 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from places import TINY
 from tensorboard_cases import events_of
 
-from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.metrics.metrics_log import MetricsWriter
 from seeupo_jax.metrics.samples import histograms_of, samples_of
 from seeupo_jax.metrics.trackers import Sample, as_code, check_trackers
-from seeupo_jax.types import Learned, Trajectory
+from seeupo_jax.types import Trajectory, TrajectoryStats
 
 HOSTILE = "# title\n<script>alert(1)</script>\n```\n| a |\r\n\x85[x](javascript:1)\u2028**b**"
 SAMPLE = Sample("train", {"task": "t\n# t", "reward": "1"}, [{"role": "user", "content": HOSTILE}])
@@ -47,7 +47,7 @@ def test_a_long_message_is_cut_and_says_so():
 
 
 def learned(advantage, *weights):
-    return Learned(advantage, np.array(weights, np.float32), (), ())
+    return TrajectoryStats(advantage, np.array(weights, np.float32), (), ())
 
 
 def test_histograms_are_of_finite_numbers_by_turn():
@@ -81,7 +81,7 @@ def test_a_tracker_that_is_not_installed_is_told_with_what_installs_it(monkeypat
 
 
 def test_several_trackers_are_named_with_commas():
-    file = Path(__file__).parent.parent / "tiny_config.py"
+    file = TINY
     for text in ("tensorboard,wandb", "('tensorboard', 'wandb')"):
         config = load_config(file, [f"telemetry.trackers={text}"])
         assert config.telemetry.trackers == ("tensorboard", "wandb")

@@ -49,9 +49,9 @@ def traced_step(arch, rows, length, action, refresh, share=True):
     lengths = Shapes((max(refresh, 1), length), action, rows, rows, share=share)
     nobody = Rows((), (), (), np.zeros(0, np.int32), np.zeros(0, np.int32), 16, 0)
     learner = Learner(network, optimizer, schema.Algorithm(), lengths, 0.9)
-    batch = empty_batch(nobody, lengths, learner.known, length=length, action=action)
+    batch = empty_batch(nobody, lengths, learner.per_token, length=length, action=action)
     continued = refresh_batch(nobody, empty_layout(length), [], lengths, [])[0] if refresh else None
-    step = functools.partial(turn_step.turn_step, network, optimizer, learner.step_objective, None)
+    step = functools.partial(turn_step.turn_step, network, optimizer, learner.loss_config, None)
     number_N = jax.ShapeDtypeStruct((16,), jnp.float32)
     one = jax.ShapeDtypeStruct((), jnp.float32)
     return jax.jit(step).trace(frozen, state, batch, continued, number_N, one)

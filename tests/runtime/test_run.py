@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import run_cases as cases
 from etils import epath
+from places import TINY
 from run_environment import Settled
 
 from seeupo_jax.checkpoint.manifest import read_manifest
-from seeupo_jax.configuration.schema import load_config
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import Progress
-from seeupo_jax.learner.sweep_state import SweepStopped
+from seeupo_jax.learner.sweep_control import SweepStopped
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
@@ -106,7 +107,7 @@ def begin(model, tmp_path, monkeypatch):
 
     @contextlib.contextmanager
     def begin(name, *more, request=None):
-        config = load_config(cases.TESTS / "tiny_config.py", [*overrides, *more])
+        config = load_config(TINY, [*overrides, *more])
         progress = Progress(config.iterations, "plain", stream=io.StringIO())
         policy, params = build.load_policy(config, str(model))
         request = StopRequest() if request is None else request

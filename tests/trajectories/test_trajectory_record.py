@@ -9,7 +9,7 @@ import pytest
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.trajectories.reader import FIELDS, SEGMENT_FIELDS, pack_shard
 from seeupo_jax.trajectories.trajectory_record import TokenTexts, plain, to_record
-from seeupo_jax.types import Learned, Segment, Trajectory
+from seeupo_jax.types import Segment, Trajectory, TrajectoryStats
 
 BYTES = [b"a", b"\xc3", b"\xbc", b"\xff<|end|>", b"b", "é".encode(), b"\xe2\x82", b"\xac", b"\xff"]
 TEXTS = TokenTexts(BYTES)
@@ -32,7 +32,7 @@ TRAJECTORY = Trajectory(
     policy_version=4,
     turn_rewards=(1.5,),
 )
-LEARNED = Learned(
+LEARNED = TrajectoryStats(
     0.123456789,
     np.array([0.5, np.nan], np.float32),
     (np.array([np.nan, -0.5, -0.25, np.nan], np.float32),),

@@ -10,7 +10,7 @@ from seeupo_jax.telemetry import read_trajectories
 from seeupo_jax.trajectories import trajectory_writer
 from seeupo_jax.trajectories.reader import FOLDER, Shard, find_shards
 from seeupo_jax.trajectories.trajectory_writer import Recorder, dispensable, lazy_texts
-from seeupo_jax.types import Learned, Segment, Trajectory
+from seeupo_jax.types import Segment, Trajectory, TrajectoryStats
 
 LABELS = {"task0": {"kind": "x"}}
 
@@ -57,7 +57,10 @@ def test_all_that_is_given_is_kept_with_what_was_learned(tmp_path):
     keeper, told = made(tmp_path)
     given = trajectories()
     nothing = (np.full(2, np.nan, np.float32),)
-    learned = [Learned(0.5, np.ones(1, np.float32), nothing, nothing), *[None] * (len(given) - 1)]
+    learned = [
+        TrajectoryStats(0.5, np.ones(1, np.float32), nothing, nothing),
+        *[None] * (len(given) - 1),
+    ]
     # Given out of order, kept in order.
     keeper.record(train(3), given[::-1], LABELS, learned[::-1])
     keeper.record(evaluation(3), given[:2], LABELS)

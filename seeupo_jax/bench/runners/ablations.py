@@ -13,14 +13,14 @@ import numpy as np
 
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import (
+    ActionSpan,
     Layout,
-    Piece,
     Rows,
     Shapes,
+    action_spans,
     all_actions,
     choose_length,
     lay_out,
-    pieces_of,
     turn_batch,
 )
 from seeupo_jax.learner.learner import Learner, score_program
@@ -60,16 +60,16 @@ def _one_length(learner: Learner) -> Learner:
 def _score_by_turn(learner: Learner, rows: Rows) -> None:
     """What one pass gives for all turns, from a pass over each turn's contexts."""
     one_pass, shapes, whole = learner.score, learner.shapes, all_actions(rows)
-    place = {piece.segment: number for number, piece in enumerate(whole)}
+    place = {span.segment: number for number, span in enumerate(whole)}
 
     def score(params: Any, batch: TurnBatch) -> np.ndarray:
         found_PA = np.zeros(batch.mask_PA.shape, np.float32)
         for turn in range(rows.turns):
-            pieces = pieces_of(rows, [turn])
-            own = turn_batch(rows, lay_out(rows, pieces, shapes), shapes, {}, action=shapes.action)
-            for piece, logp_A in zip(pieces, np.asarray(one_pass(params, own)), strict=False):
-                row = place[piece.segment]
-                column = np.searchsorted(whole[row].position_A, piece.position_A)
+            spans = action_spans(rows, [turn])
+            own = turn_batch(rows, lay_out(rows, spans, shapes), shapes, {}, action=shapes.action)
+            for span, logp_A in zip(spans, np.asarray(one_pass(params, own)), strict=False):
+                row = place[span.segment]
+                column = np.searchsorted(whole[row].position_A, span.position_A)
                 found_PA[row, column] = logp_A[: column.size]
         return found_PA
 
@@ -77,16 +77,16 @@ def _score_by_turn(learner: Learner, rows: Rows) -> None:
 
 
 def _lay_out_whole(
-    rows: Rows, pieces: Sequence[Piece], shapes: Shapes, lengths: Sequence[int] | None = None
+    rows: Rows, spans: Sequence[ActionSpan], shapes: Shapes, lengths: Sequence[int] | None = None
 ) -> Layout:
-    """`batching.lay_out`, but every piece's segment stands there to its end."""
-    tokens = [rows.tokens[piece.segment] for piece in pieces]
+    """`batching.lay_out`, but every span's segment stands there to its end."""
+    tokens = [rows.tokens[span.segment] for span in spans]
     allowed = shapes.allowed(max(map(len, tokens), default=0))
     if lengths is not None:
         allowed = tuple(length for length in lengths if length in allowed)
-    groups = rows.group_S[[piece.segment for piece in pieces]]
+    groups = rows.group_S[[span.segment for span in spans]]
     packed = choose_length(tokens, groups, lengths=allowed, rows=shapes.rows, share=shapes.share)
-    return Layout(pieces, *packed)
+    return Layout(spans, *packed)
 
 
 @contextlib.contextmanager

@@ -16,12 +16,13 @@ from seeupo_jax.bench.runners.program_flops import Flops
 from seeupo_jax.bench.runners.program_recorder import Call, Recorder, flops
 from seeupo_jax.bench.runners.same_update import Outcome
 from seeupo_jax.bench.swept_fields import nested
-from seeupo_jax.configuration import schema
+from seeupo_jax.configuration import loading
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
 from seeupo_jax.parallel.distributed import to_host
+from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy.files.parameter_names import at, stored_tensors
 from seeupo_jax.runtime import build, stored_update
 from seeupo_jax.types import Trajectory
@@ -38,23 +39,23 @@ class OurSweeps:
       switch: what is left out of the sweep.
 
     Attributes:
-      metrics: of the last sweep.
+      metrics, steps: of the last sweep.
     """
 
     def __init__(
         self, folder: Path, path: Path, values: Mapping[str, Any], switch: Switch = ALL_ON
     ) -> None:
         fields = nested(dict(values) | dict(switch.fields) | {"model.path": str(folder)})
-        chosen = schema.from_dict(fields)
+        chosen = loading.from_dict(fields)
         # Shapes of microbatches and rows are what any user of the `update` command gets.
-        chosen, self.policy, params, self.trajectories = stored_update.prepare(
-            chosen, str(path), lambda sentence: None
-        )
+        chosen, self.trajectories = stored_update.prepare(chosen, str(path), lambda sentence: None)
+        chosen, _ = choose_remat(chosen)
+        self.policy, params = build.load_policy(chosen, chosen.model.path)
         optimizer = make_optimizer(chosen.optimizer, total_steps=build.total_steps(chosen))
         self.state = build.new_state(chosen, self.policy, optimizer, params)
         self.reference = build.place_reference(chosen, params)
         learner = build.build_learner(chosen, self.policy, optimizer, self.state)
-        self._active, self.metrics = switch.active, {}
+        self._active, self.metrics, self.steps = switch.active, {}, ()
         with self._in_force():
             self.learner = switch.shaped(learner)
             self._recorder = Recorder(self.learner)
@@ -63,36 +64,27 @@ class OurSweeps:
     def run(
         self,
         trajectories: Sequence[Trajectory] | None = None,
-        steps: list[Step] | None = None,
     ) -> float:
         """One sweep; the seconds it took.
 
         Args:
           trajectories: to sweep over instead of the file's; no longer than those.
-          steps: is filled with what each step did.
         """
         chosen = self.trajectories if trajectories is None else trajectories
-        observe = None if steps is None else steps.append
         began = time.perf_counter()
         with self._in_force():
-            self.state, self.metrics = sweep(
-                self.learner,
-                self.state,
-                self.reference,
-                chosen,
-                iteration=ITERATION,
-                observe=observe,
+            self.state, self.metrics, _, self.steps = sweep(
+                self.learner, self.state, self.reference, chosen, iteration=ITERATION
             )
         jax.block_until_ready(self.state)
         return time.perf_counter() - began
 
     def recorded(self) -> tuple[Outcome, list[Call]]:
         """One sweep: what it did, and what its programs were given."""
-        steps: list[Step] = []
         with self._recorder.recording() as calls:
-            self.run(steps=steps)
+            self.run()
         rows = Rows.of(self.trajectories)
-        return Outcome([_plain(rows, step) for step in steps], self.tensors()), list(calls)
+        return Outcome([_plain(rows, step) for step in self.steps], self.tensors()), list(calls)
 
     def flops(self, calls: list[Call]) -> dict[str, Flops]:
         """Of a sweep's calls, by program."""
@@ -126,7 +118,7 @@ def _plain(rows: Rows, step: Step) -> dict[str, Any]:
     weight_N = np.full(rows.trajectories, np.nan)
     for segment, owner in enumerate(rows.trajectory_S):  # all of a trajectory's tokens have one
         weight_N[owner] = step.advantage[segment][0]
-    weight_N *= np.asarray(step.factor_N)
+    weight_N *= np.asarray(step.cumulative_ratio_N)
     return {
         "turns": list(step.turns),
         "loss": found["loss"],

@@ -1,4 +1,4 @@
-"""The actions of a step's pieces, and those that lie in several pieces."""
+"""The actions of a step's spans, and those that lie in several spans."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.learner.step.loss_config import Objective
+from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.types import TurnBatch
 
 
 def by_action(row: TurnBatch, actions: int) -> jax.Array:
-    """The mask of each of a piece's actions, [P, J, A]."""
+    """The mask of each of a span's actions, [P, J, A]."""
     if row.action_PA is None:
         return row.mask_PA[:, None, :]
     own_PJA = row.action_PA[:, None, :] == jnp.arange(actions)[None, :, None]
@@ -20,10 +20,10 @@ def by_action(row: TurnBatch, actions: int) -> jax.Array:
 
 
 class WholeActions(NamedTuple):
-    """What a piece cannot tell of its actions where their other tokens lie in other pieces; [P, J].
+    """What a span cannot tell of its actions where their other tokens lie in other spans; [P, J].
 
-    part: of the action's tokens that the piece holds. times: 1 / part.
-    Means over the action's tokens, less those over the piece's own, which are 0 in a piece that
+    part: of the action's tokens that the span holds. times: 1 / part.
+    Means over the action's tokens, less those over the span's own, which are 0 in a span that
     holds all of them:
     advantage.
     ratio: log(π / π_old) under the parameters that the step begins from; None: not needed.
@@ -43,11 +43,11 @@ class WholeActions(NamedTuple):
         behind_PJ: jax.Array | None,
         level: str,
     ) -> tuple[jax.Array, jax.Array]:
-        """Log-probabilities that have, over a piece's own tokens, the ratio of the whole action.
+        """Log-probabilities that have, over a span's own tokens, the ratio of the whole action.
 
-        Each piece's loss counts by its share of the action's tokens. With these the shares add up
+        Each span's loss counts by its share of the action's tokens. With these the shares add up
         to f(ratio of the action), and their gradients to its gradient: f' times 1 / tokens a token
-        (geometric) or f' (product), the other pieces held constant in each.
+        (geometric) or f' (product), the other spans held constant in each.
 
         Args:
           behind_PJ: `ratio` or `importance`; None: 0. level: of the ratio.
@@ -59,18 +59,18 @@ class WholeActions(NamedTuple):
         return times_PJ1 * logp_PJA, times_PJ1 * (other_logp_PJA - behind_PJ1)
 
 
-def whole_actions(objective: Objective, batch: TurnBatch, trajectories: int) -> WholeActions | None:
-    """Of a batch with every piece of its actions; None: each of these is one turn, in one piece."""
+def whole_actions(config: LossConfig, batch: TurnBatch, trajectories: int) -> WholeActions | None:
+    """Of a batch with every span of its actions; None: each of these is one turn, in one span."""
     if batch.logp_PA is None:
         return None
-    mask_PJA = by_action(batch, objective.actions)
+    mask_PJA = by_action(batch, config.actions)
     count_PJ = mask_PJA.sum(axis=2)
 
     def total(x_PA: jax.Array) -> jax.Array:
         return jnp.where(mask_PJA > 0, x_PA[:, None, :], 0.0).sum(axis=2)
 
     def everywhere(x_PJ: jax.Array) -> jax.Array:
-        """Sums over all pieces of a trajectory, at each of them."""
+        """Sums over all spans of a trajectory, at each of them."""
         none_NJ = jnp.zeros((trajectories, x_PJ.shape[1]))
         sum_NJ = none_NJ.at[batch.trajectory_P].add(x_PJ, mode="drop")
         return sum_NJ[jnp.minimum(batch.trajectory_P, trajectories - 1)]
@@ -84,9 +84,9 @@ def whole_actions(objective: Objective, batch: TurnBatch, trajectories: int) -> 
         return jnp.where(count_PJ < tokens_PJ, difference_PJ, 0.0)
 
     ratio = importance = None
-    if objective.reads_whole_ratio:
+    if config.reads_whole_ratio:
         ratio = behind(batch.logp_PA - batch.old_logp_PA)
-    if objective.tis_clip is not None:
+    if config.tis_clip is not None:
         importance = behind(batch.start_logp_PA - batch.sampler_logp_PA)
     part_PJ, times_PJ = count_PJ / tokens_PJ, tokens_PJ / jnp.maximum(count_PJ, 1)
     return WholeActions(part_PJ, times_PJ, behind(batch.advantage_PA), ratio, importance)

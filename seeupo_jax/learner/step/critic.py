@@ -111,7 +111,7 @@ def row_value(
     return value_RX + head["bias"][None, :]
 
 
-def piece_loss(critic: Critic, value_PA: jax.Array, row: TurnBatch) -> tuple[jax.Array, jax.Array]:
+def span_loss(critic: Critic, value_PA: jax.Array, row: TurnBatch) -> tuple[jax.Array, jax.Array]:
     """Each token's error, and 1.0 where the clipped one counts, which has no gradient: [P, A]."""
     given = (value_PA, row.value_PA, row.returns_PA)
     plain_PA, loss_PA = (

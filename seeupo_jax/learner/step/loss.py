@@ -12,10 +12,10 @@ from seeupo_jax.algorithms.objective import action_objective
 from seeupo_jax.algorithms.surrogate import kl_estimate, truncated_importance
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.step.actions import WholeActions, by_action
-from seeupo_jax.learner.step.critic import Critic, piece_loss, row_value
-from seeupo_jax.learner.step.loss_config import Objective
-from seeupo_jax.learner.step.refresh import refresh_pieces
-from seeupo_jax.learner.step.rows import of_pieces, row_logp
+from seeupo_jax.learner.step.critic import Critic, row_value, span_loss
+from seeupo_jax.learner.step.loss_config import LossConfig
+from seeupo_jax.learner.step.refresh import refresh_spans
+from seeupo_jax.learner.step.rows import of_spans, row_logp
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.kernels.attention import Tree
 from seeupo_jax.policy.network import Network
@@ -26,12 +26,12 @@ def turn_loss(
     trained: tuple[Any, Any],
     frozen: Any,
     network: Network,
-    objective: Objective,
+    config: LossConfig,
     critic: Critic | None,
     row: TurnBatch,
     continued: RefreshBatch | None,
     index: jax.Array,
-    factor_N: jax.Array,
+    cumulative_ratio_N: jax.Array,
     whole: WholeActions | None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, dict[str, jax.Array]]]:
     """One microbatch's share of the negative objective (Eq. 6), not yet divided by anything.
@@ -43,29 +43,35 @@ def turn_loss(
       row: one microbatch, of this index.
       continued, whole: of all microbatches.
 
-    Returns: the loss's sum, and (logp_PA, refreshed factor_N, sums for metrics).
+    Returns: the loss's sum, and (logp_PA, refreshed cumulative_ratio_N, sums for metrics).
     """
     params = policy.join(trained[0], frozen)
-    logp_RX, hidden_RXD, keys = row_logp(network, params, row, objective.temperature)
+    logp_RX, hidden_RXD, keys = row_logp(network, params, row, config.temperature)
     if continued is not None:
         past = (keys, Tree(row.depth_MRL, row.end_MRL))
-        factor_N = refresh_pieces(params, network, objective, continued, index, past, factor_N)
-    factor_P = factor_N[jnp.minimum(row.trajectory_P, factor_N.shape[0] - 1)]
-    of_own = functools.partial(of_pieces, slot_PA=row.slot_PA, mask_PA=row.mask_PA)
+        cumulative_ratio_N = refresh_spans(
+            params, network, config, continued, index, past, cumulative_ratio_N
+        )
+    cumulative_ratio_P = cumulative_ratio_N[
+        jnp.minimum(row.trajectory_P, cumulative_ratio_N.shape[0] - 1)
+    ]
+    of_own = functools.partial(of_spans, slot_PA=row.slot_PA, mask_PA=row.mask_PA)
     logp_PA = of_own(logp_RX)
-    mask_PJA = by_action(row, objective.actions)
+    mask_PJA = by_action(row, config.actions)
     count_PJ = mask_PJA.sum(axis=2)
     total = lambda x_PA: (x_PA[:, None, :] * mask_PJA).sum(axis=2)  # noqa: E731
     mean = lambda x_PA: total(x_PA) / jnp.maximum(count_PJ, 1)  # noqa: E731
-    term_PJ, clipped_PJ, shares = _action_terms(objective, row, logp_PA, factor_P, mask_PJA, whole)
-    # How much of an action the piece holds.
+    term_PJ, clipped_PJ, shares = _action_terms(
+        config, row, logp_PA, cumulative_ratio_P, mask_PJA, whole
+    )
+    # How much of an action the span holds.
     part_PJ = (count_PJ > 0) * (1 if whole is None else whole.part)
     kl_PJ = mean(kl_estimate(logp_PA, row.ref_logp_PA, mask=row.mask_PA))
     # An action's terms are means over its tokens.
-    size_PJ = part_PJ if objective.loss_mean == "action" else count_PJ
+    size_PJ = part_PJ if config.loss_mean == "action" else count_PJ
     counted = lambda x_PJ: jnp.sum(part_PJ * x_PJ)  # noqa: E731
-    loss = -jnp.sum(size_PJ * (term_PJ - objective.kl_coef * kl_PJ))
-    weight_PA = jnp.where(row.mask_PA > 0, row.advantage_PA * factor_P[:, None], 0.0)
+    loss = -jnp.sum(size_PJ * (term_PJ - config.kl_coef * kl_PJ))
+    weight_PA = jnp.where(row.mask_PA > 0, row.advantage_PA * cumulative_ratio_P[:, None], 0.0)
     sums = {
         "actions": part_PJ.sum(dtype=jnp.float32),
         "clipped": counted(clipped_PJ),
@@ -75,60 +81,58 @@ def turn_loss(
     }
     if critic is not None:
         value_PA = of_own(row_value(network, critic, params, trained[1], row, hidden_RXD))
-        error_PJ, clipped_PJ = map(mean, piece_loss(critic, value_PA, row))
+        error_PJ, clipped_PJ = map(mean, span_loss(critic, value_PA, row))
         loss += critic.coef * jnp.sum(size_PJ * error_PJ)
         sums |= {"value_loss": counted(error_PJ), "value_clipped": counted(clipped_PJ)}
-    return loss, (logp_PA, factor_N, jax.lax.stop_gradient(sums))
+    return loss, (logp_PA, cumulative_ratio_N, jax.lax.stop_gradient(sums))
 
 
 def _action_terms(
-    objective: Objective,
+    config: LossConfig,
     row: TurnBatch,
     logp_PA: jax.Array,
-    factor_P: jax.Array,
+    cumulative_ratio_P: jax.Array,
     mask_PJA: jax.Array,
     whole: WholeActions | None,
 ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """The term of each action and how much of it is clipped [P, J]; metrics of importance."""
     old_logp_PA = row.old_logp_PA
-    if objective.old_is_current:
+    if config.old_is_current:
         old_logp_PA = jax.lax.stop_gradient(logp_PA)
-    importance, shares = _importance(objective, row, mask_PJA, whole)
+    importance, shares = _importance(config, row, mask_PJA, whole)
     logps_PJA = logp_PA[:, None, :], old_logp_PA[:, None, :]
     advantage = row.advantage_PA[:, None, :]
     if whole is not None:
-        logps_PJA = whole.pair(*logps_PJA, whole.ratio, objective.ratio)
-        if objective.ratio != "token":
+        logps_PJA = whole.pair(*logps_PJA, whole.ratio, config.ratio)
+        if config.ratio != "token":
             advantage += whole.advantage[..., None]
     term_PJ, clipped_PJ = action_objective(
         *logps_PJA,
         mask_PJA,
         advantage,
-        factor_P[:, None],
-        objective=objective.kind,
-        ratio=objective.ratio,
-        clip_low=objective.clip_low,
-        clip_high=objective.clip_high,
-        clip_dual=objective.clip_dual,
+        cumulative_ratio_P[:, None],
+        objective=config.kind,
+        ratio=config.ratio,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        clip_dual=config.clip_dual,
         importance=importance,
     )
     return term_PJ, clipped_PJ, shares
 
 
 def _importance(
-    objective: Objective, row: TurnBatch, mask_PJA: jax.Array, whole: WholeActions | None
+    config: LossConfig, row: TurnBatch, mask_PJA: jax.Array, whole: WholeActions | None
 ) -> tuple[jax.Array | None, dict[str, jax.Array]]:
     """What surrogates weigh against the sampler's mismatch, in the ratio's shape; and metrics."""
-    if objective.tis_clip is None:
+    if config.tis_clip is None:
         return None, {}
     logps_PJA = row.start_logp_PA[:, None, :], row.sampler_logp_PA[:, None, :]
     if whole is not None:
-        logps_PJA = whole.pair(*logps_PJA, whole.importance, objective.ratio)
-    weight = truncated_importance(
-        *logps_PJA, mask_PJA, level=objective.ratio, clip=objective.tis_clip
-    )
-    shares = {"tis_weight": weight, "tis_truncated": weight >= objective.tis_clip}
-    if objective.ratio == "token":
+        logps_PJA = whole.pair(*logps_PJA, whole.importance, config.ratio)
+    weight = truncated_importance(*logps_PJA, mask_PJA, level=config.ratio, clip=config.tis_clip)
+    shares = {"tis_weight": weight, "tis_truncated": weight >= config.tis_clip}
+    if config.ratio == "token":
         count_PJ = jnp.maximum(mask_PJA.sum(axis=2), 1)
         shares = jax.tree.map(lambda x: (x * mask_PJA).sum(axis=2) / count_PJ, shares)
     return weight, shares

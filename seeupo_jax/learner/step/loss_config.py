@@ -1,4 +1,4 @@
-"""What is fixed about the objective of a sweep's steps."""
+"""What is fixed about the loss of a sweep's steps."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Objective:
-    """What is fixed about the objective; hashable, part of each program.
+class LossConfig:
+    """What is fixed about the loss; hashable, part of each program.
 
     actions: that a row of a step may have, each with a ratio of its own.
     """

@@ -9,29 +9,31 @@ import jax.numpy as jnp
 
 from seeupo_jax.algorithms.surrogate import turn_ratio, update_weight
 from seeupo_jax.learner.refresh_batch import RefreshBatch
-from seeupo_jax.learner.step.loss_config import Objective
-from seeupo_jax.learner.step.rows import logp_at, of_pieces, own, take
+from seeupo_jax.learner.step.loss_config import LossConfig
+from seeupo_jax.learner.step.rows import logp_at, of_spans, own, take
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree
 from seeupo_jax.policy.network import Network
 from seeupo_jax.types import TurnBatch
 
 
-def refresh_pieces(
+def refresh_spans(
     params: Any,
     network: Network,
-    objective: Objective,
+    config: LossConfig,
     continued: RefreshBatch,
     index: jax.Array,
     past: tuple[list[KeyValues], Tree],
-    factor_N: jax.Array,
+    cumulative_ratio_N: jax.Array,
 ) -> jax.Array:
     """Factors after the step before this one, from the tokens that it updated: forward only.
 
     Args:
       index: of the microbatch. past: its keys and values, and its trees.
     """
-    params, (keys, tree), factor_N = jax.lax.stop_gradient((params, past, factor_N))
+    params, (keys, tree), cumulative_ratio_N = jax.lax.stop_gradient(
+        (params, past, cumulative_ratio_N)
+    )
     _, Q, R, C = continued.tokens_MQRC.shape
 
     def body(number: jax.Array, logp_PA: jax.Array) -> jax.Array:
@@ -41,25 +43,25 @@ def refresh_pieces(
         hidden_RCD, _ = policy.hidden(
             network, params, tokens, tree=Tree(depth, end), past=Past(keys, tree, at)
         )
-        logp_RC, _ = logp_at(network, params, hidden_RCD, parent, target, objective.temperature)
-        return logp_PA + of_pieces(logp_RC, *own(continued.slot_PA, continued.mask_PA, part, R * C))
+        logp_RC, _ = logp_at(network, params, hidden_RCD, parent, target, config.temperature)
+        return logp_PA + of_spans(logp_RC, *own(continued.slot_PA, continued.mask_PA, part, R * C))
 
     with jax.named_scope("sweep/refresh"):
         nothing_PA = jnp.zeros_like(continued.mask_PA)
         logp_PA = jax.lax.fori_loop(0, continued.chunks_M[index], body, nothing_PA)
         _, mask_PA = own(continued.slot_PA, continued.mask_PA, index, Q * R * C)
-        return refreshed(objective, factor_N, logp_PA, continued, mask_PA)
+        return refreshed(config, cumulative_ratio_N, logp_PA, continued, mask_PA)
 
 
 def refreshed(
-    objective: Objective,
-    factor_N: jax.Array,
+    config: LossConfig,
+    cumulative_ratio_N: jax.Array,
     logp_PA: jax.Array,
     batch: TurnBatch | RefreshBatch,
     mask_PA: jax.Array,
 ) -> jax.Array:
-    """Factors times the ratios of the actions that have a mask, each in one or several pieces."""
-    N = factor_N.shape[0]
+    """Factors times the ratios of the actions that have a mask, each in one or several spans."""
+    N = cumulative_ratio_N.shape[0]
     trajectory_P = jnp.where(mask_PA.any(axis=1), batch.trajectory_P, N)
 
     def total(x_PA: jax.Array) -> jax.Array:
@@ -67,10 +69,10 @@ def refreshed(
 
     log_N = total(jnp.where(mask_PA > 0, logp_PA - batch.old_logp_PA, 0.0))
     count_N = total(mask_PA)
-    if objective.weight_ratio == "geometric":
+    if config.weight_ratio == "geometric":
         log_N = log_N / jnp.maximum(count_N, 1)
     # Of one number each, whose sum it is: for its bound.
     one_N1 = (count_N > 0)[:, None]
     ratio_N = turn_ratio(log_N[:, None], jnp.zeros((N, 1)), one_N1, level="product")
-    updated_N = update_weight(factor_N, ratio_N, clip=objective.weight_clip)
-    return jnp.where(count_N > 0, updated_N, factor_N)
+    updated_N = update_weight(cumulative_ratio_N, ratio_N, clip=config.weight_clip)
+    return jnp.where(count_N > 0, updated_N, cumulative_ratio_N)

@@ -1,4 +1,4 @@
-"""The rows of one microbatch on the device, and the pieces that lie in them."""
+"""The rows of one microbatch on the device, and the spans that lie in them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _OF_ROWS = ("tokens_MRL", "depth_MRL", "end_MRL", "parent_MRX", "target_MRX", "s
 
 
 def microbatch(batch: TurnBatch, index: jax.Array) -> TurnBatch:
-    """Microbatch `index`: its rows, spread over the mesh, and its own pieces' slots in them.
+    """Microbatch `index`: its rows, spread over the mesh, and its own spans' slots in them.
 
-    Other pieces have no mask.
+    Other spans have no mask.
     """
     held = {name: x for name in _OF_ROWS if (x := getattr(batch, name)) is not None}
     rows = {name: take(x, index) for name, x in held.items()}
@@ -43,8 +43,8 @@ def own(
     return own_PA.clip(0, size - 1), jnp.where(inside_PA, mask_PA, 0.0)
 
 
-def of_pieces(x_RX: jax.Array, slot_PA: jax.Array, mask_PA: jax.Array) -> jax.Array:
-    """What the rows' predictions have, at the pieces' tokens: [P, A]; 0 where no mask is."""
+def of_spans(x_RX: jax.Array, slot_PA: jax.Array, mask_PA: jax.Array) -> jax.Array:
+    """What the rows' predictions have, at the spans' tokens: [P, A]; 0 where no mask is."""
     return jnp.where(mask_PA > 0, x_RX.reshape(-1)[slot_PA], 0.0)
 
 

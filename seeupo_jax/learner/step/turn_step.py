@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,9 @@ from seeupo_jax.learner.state_layout import on_device
 from seeupo_jax.learner.step.actions import whole_actions
 from seeupo_jax.learner.step.critic import Critic, row_value
 from seeupo_jax.learner.step.loss import turn_loss
-from seeupo_jax.learner.step.loss_config import Objective
+from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.learner.step.refresh import refreshed
-from seeupo_jax.learner.step.rows import microbatch, of_pieces, row_hidden, row_logp
+from seeupo_jax.learner.step.rows import microbatch, of_spans, row_hidden, row_logp
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.network import Network
 from seeupo_jax.types import TrainState, TurnBatch
@@ -29,7 +29,7 @@ def score(network: Network, params: Any, batch: TurnBatch, *, temperature: float
     def body(index: jax.Array, logp_PA: jax.Array) -> jax.Array:
         row = microbatch(batch, index)
         logp_RX, *_ = row_logp(network, params, row, temperature)
-        return logp_PA + of_pieces(logp_RX, row.slot_PA, row.mask_PA)
+        return logp_PA + of_spans(logp_RX, row.slot_PA, row.mask_PA)
 
     with jax.named_scope("sweep/score"):
         return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_PA))
@@ -48,7 +48,7 @@ def score_and_entropy(
             network, params, hidden_RXD, row.target_MRX, temperature=temperature
         )
         pairs = zip(found, new, strict=True)
-        return tuple(sum_PA + of_pieces(x_RX, row.slot_PA, row.mask_PA) for sum_PA, x_RX in pairs)
+        return tuple(sum_PA + of_spans(x_RX, row.slot_PA, row.mask_PA) for sum_PA, x_RX in pairs)
 
     with jax.named_scope("sweep/score"):
         nothing_PA = jnp.zeros_like(batch.mask_PA)
@@ -63,73 +63,92 @@ def value(
     def body(index: jax.Array, value_PA: jax.Array) -> jax.Array:
         row = microbatch(batch, index)
         value_RX = row_value(network, critic, params, critic_params, row)
-        return value_PA + of_pieces(value_RX, row.slot_PA, row.mask_PA)
+        return value_PA + of_spans(value_RX, row.slot_PA, row.mask_PA)
 
     with jax.named_scope("sweep/value"):
         return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_PA))
 
 
 def refresh(
-    network: Network, objective: Objective, params: Any, batch: TurnBatch, factor_N: jax.Array
+    network: Network,
+    config: LossConfig,
+    params: Any,
+    batch: TurnBatch,
+    cumulative_ratio_N: jax.Array,
 ) -> jax.Array:
     """The separate refresh: factors after the step that updated `batch`, by a pass of its own."""
-    logp_PA = score(network, params, batch, temperature=objective.temperature)
-    return refreshed(objective, factor_N, logp_PA, batch, batch.mask_PA)
+    logp_PA = score(network, params, batch, temperature=config.temperature)
+    return refreshed(config, cumulative_ratio_N, logp_PA, batch, batch.mask_PA)
+
+
+class StepResult(NamedTuple):
+    """What an optimizer step leaves.
+
+    cumulative_ratio_N: with the refresh of the step before in it: what the step weighed by.
+    logp_PA: of the action tokens, before the step.
+    metrics: float32 scalars.
+    """
+
+    train: TrainState
+    cumulative_ratio_N: jax.Array
+    logp_PA: jax.Array
+    metrics: dict[str, jax.Array]
 
 
 def turn_step(
     network: Network,
     optimizer: optax.GradientTransformation,
-    objective: Objective,
+    config: LossConfig,
     layout: TrainState | None,
     frozen: Any,
     state: TrainState,
     batch: TurnBatch,
     continued: RefreshBatch | None,
-    factor_N: jax.Array,
+    cumulative_ratio_N: jax.Array,
     denominator: jax.Array,
     *,
     critic: Critic | None = None,
-) -> tuple[TrainState, jax.Array, jax.Array, dict[str, jax.Array]]:
+) -> StepResult:
     """One optimizer step on one turn: one program a bucket shape, microbatches accumulated inside.
 
     Args:
       layout: shardings of the state: gradients lie as the parameters do. None: one device.
       frozen: the parameters that training leaves alone; empty where all train.
       continued: the refresh of the step before, or None.
-      factor_N: float32 [N]; a trajectory's weight is M = advantage x factor.
+      cumulative_ratio_N: float32 [N]; a trajectory's weight is M = advantage x this.
       denominator: what the sum over all rows is divided by, once.
       critic: the value function that `state.critic` is of, trained beside the policy.
-
-    Returns: the new state; the factors with the refresh in them; the action tokens' [P, A]
-      log-probabilities before the step; metrics (float32 scalars).
     """
     grad, trained = jax.value_and_grad(turn_loss, has_aux=True), _trained(state)
-    whole = whole_actions(objective, batch, factor_N.shape[0])
-
-    def place(grads: Any) -> Any:
-        where = None if layout is None else _trained(layout)
-        return grads if where is None else jax.lax.with_sharding_constraint(grads, where)
+    whole = whole_actions(config, batch, cumulative_ratio_N.shape[0])
+    fixed = frozen, network, config, critic
 
     def body(index: jax.Array, carry: Any) -> Any:
-        grads, factor_N, logp_PA, total = carry
+        grads, ratio_N, logp_PA, total = carry
         row = microbatch(batch, index)
-        (loss, (own_logp_PA, factor_N, sums)), new = grad(
-            trained, frozen, network, objective, critic, row, continued, index, factor_N, whole
+        (loss, (own_logp_PA, ratio_N, sums)), new = grad(
+            trained, *fixed, row, continued, index, ratio_N, whole
         )
         # Placed before they are added: each device receives its own part of the sum over rows only.
-        grads = jax.tree.map(jnp.add, grads, place(new))
-        return grads, factor_N, logp_PA + own_logp_PA, _accumulate(total, sums | {"loss": loss})
+        grads = jax.tree.map(jnp.add, grads, _place(layout, new))
+        total = _accumulate(total, sums | {"loss": loss})
+        return grads, ratio_N, logp_PA + own_logp_PA, total
 
     with jax.named_scope("sweep/turn"):
-        zeros = place(jax.tree.map(jnp.zeros_like, trained))
-        names = (*objective.sums, *(() if critic is None else critic.sums), "loss")
+        zeros = _place(layout, jax.tree.map(jnp.zeros_like, trained))
+        names = (*config.sums, *(() if critic is None else critic.sums), "loss")
         total = {name: jnp.zeros(()) for name in names}
-        start = (zeros, factor_N, jnp.zeros_like(batch.mask_PA), total)
-        grads, factor_N, logp_PA, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
+        start = (zeros, cumulative_ratio_N, jnp.zeros_like(batch.mask_PA), total)
+        grads, ratio_N, logp_PA, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
         grads = jax.tree.map(lambda g: g / denominator, grads)
         state, metrics = _apply(optimizer, critic, grads, state, batch.microbatches > 0)
-    return state, factor_N, logp_PA, metrics | total | {"loss": total["loss"] / denominator}
+    metrics |= total | {"loss": total["loss"] / denominator}
+    return StepResult(state, ratio_N, logp_PA, metrics)
+
+
+def _place(layout: TrainState | None, grads: Any) -> Any:
+    """Gradients where the parameters lie."""
+    return grads if layout is None else jax.lax.with_sharding_constraint(grads, _trained(layout))
 
 
 def _apply(

@@ -24,7 +24,7 @@ from seeupo_jax.learner.programs import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.sweep_state import SweepStopped, stopped_arrays
+from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 from seeupo_jax.planning import flops
@@ -50,7 +50,7 @@ def learner(kind, **choices):
     """A learner of PPO, whose optimizer steps the critic too; equal programs are shared."""
     algorithm = schema.Algorithm(**RECIPES["ppo"] | {"critic": kind} | choices)
     made = Learner(NETWORK, cases.recording(), algorithm, SHAPES, temperature=1.0, seed=5)
-    first = _LEARNERS.setdefault((made.step_objective, made.critic), made)
+    first = _LEARNERS.setdefault((made.loss_config, made.critic), made)
     vars(made).update(turn_step=first.turn_step, value=first.value)
     return made
 
@@ -94,18 +94,18 @@ def twin_value(weights, bias, tokens_L):
     return value_L, backward
 
 
-def twin_loss(weights, bias, known, pieces):
+def twin_loss(weights, bias, per_token, spans):
     """The value function's loss, not divided by anything, its gradients, and who is clipped.
 
     Args:
-      known: value and returns, an array a segment. pieces: (segment, positions, share) each.
+      per_token: value and returns, an array a segment. spans: (segment, positions, share) each.
     """
     total, grads, dbias, clipped = 0.0, {}, 0.0, []
-    for segment, position_A, share in pieces:
+    for segment, position_A, share in spans:
         value_L, backward = twin_value(weights, bias, ROWS.tokens[segment])
         dvalue_L = np.zeros(len(value_L))
         for j in position_A:
-            old, wanted = known["value"][segment][j], known["returns"][segment][j]
+            old, wanted = per_token["value"][segment][j], per_token["returns"][segment][j]
             error = value_L[j] - wanted
             near = min(max(value_L[j], old - CLIP), old + CLIP) - wanted
             clipped.append(abs(near) > abs(error))
@@ -131,12 +131,12 @@ def random_known(seed, names):
     }
 
 
-def batch_of(made, known):
-    known = {name: known[name] for name in made.known if name != "action"}
-    if "action" in made.known:
-        known["action"] = [3 - turn_L for turn_L in ROWS.turn]
+def batch_of(made, per_token):
+    per_token = {name: per_token[name] for name in made.per_token if name != "action"}
+    if "action" in made.per_token:
+        per_token["action"] = [3 - turn_L for turn_L in ROWS.turn]
     layout = lay_out(ROWS, all_actions(ROWS), SHAPES, (32,))
-    return turn_batch(ROWS, layout, SHAPES, known, action=SHAPES.action)
+    return turn_batch(ROWS, layout, SHAPES, per_token, action=SHAPES.action)
 
 
 def step(made, batch, state=None):
@@ -159,19 +159,19 @@ def stepped(request):
     kind, choices = CASES[request.param]
     made, plain = learner(kind, **choices), without_critic(**choices)
     before = cases.host(state_of(made))
-    known = random_known(3, made.known)
-    state, metrics = step(made, batch_of(made, known))
-    other, without = step(plain, batch_of(plain, known))
+    per_token = random_known(3, made.per_token)
+    state, metrics = step(made, batch_of(made, per_token))
+    other, without = step(plain, batch_of(plain, per_token))
     turns = [[turn] for turn in range(4)] if choices else [range(4)]
-    pieces = []
+    spans = []
     for segment, turn_L in enumerate(ROWS.turn):
         actions = (np.flatnonzero(np.isin(turn_L, action)) for action in turns)
         sizes = [(a, 1 if choices else a.size) for a in actions if a.size]
-        pieces += [(segment, position_A, share) for position_A, share in sizes]
+        spans += [(segment, position_A, share) for position_A, share in sizes]
     bias = float(before.critic.params["head"]["bias"][0])
-    wanted = twin_loss(weights_of(before, kind), bias, known, pieces)
+    wanted = twin_loss(weights_of(before, kind), bias, per_token, spans)
     # A turn lies in one segment; all turns of a trajectory are one action in however many.
-    actions = len(pieces) if choices else len(set(ROWS.trajectory_S.tolist()))
+    actions = len(spans) if choices else len(set(ROWS.trajectory_S.tolist()))
     return kind, (state, metrics), (other, without), wanted, actions
 
 
@@ -219,7 +219,7 @@ def test_gradients_of_the_value_function_are_the_twins(stepped):
 
 def test_what_padding_holds_reaches_nothing():
     made = learner("head")
-    batch = batch_of(made, random_known(3, made.known))
+    batch = batch_of(made, random_known(3, made.per_token))
     rng, mask = np.random.default_rng(0), batch.mask_PA > 0
     alone = batch.end_MRL == np.arange(1, 33)[None, None, :]
     beyond = alone & (batch.depth_MRL == 0)
@@ -238,10 +238,10 @@ def test_what_padding_holds_reaches_nothing():
 def test_neither_is_stepped_where_a_gradient_is_not_finite(name):
     """What spoils the policy's gradient leaves that of a critic of its own alone, and back."""
     made = learner("model")
-    known = random_known(3, made.known)
-    known[name][0][ROWS.turn[0] >= 0] = np.nan
+    per_token = random_known(3, made.per_token)
+    per_token[name][0][ROWS.turn[0] >= 0] = np.nan
     before = cases.host(state_of(made))
-    state, metrics = step(made, batch_of(made, known))
+    state, metrics = step(made, batch_of(made, per_token))
     finite = {key for key in ("grad_norm", "critic_grad_norm") if np.isfinite(metrics[key])}
     assert finite == {{"old_logp": "critic_grad_norm", "returns": "grad_norm"}[name]}
     assert metrics["update_skipped"] == 1
@@ -263,15 +263,17 @@ def test_each_gradient_is_clipped_by_its_own_norm():
 
 def observed_pass(made, trajectories, **rest):
     """A sweep's state, metrics, and what it knew of every token when it began."""
-    known, real = {}, sweep_module.update_turn
+    per_token, real = {}, sweep_module.update_turn
 
     def update_turn(learner, current, *others, **named):
-        known.update(current.known)
+        per_token.update(current.per_token)
         return real(learner, current, *others, **named)
 
     with mock.patch.object(sweep_module, "update_turn", update_turn):
-        state, metrics = sweep(made, state_of(made), REFERENCE, trajectories, iteration=3, **rest)
-    return cases.host(state), metrics, known
+        state, metrics, *_ = sweep(
+            made, state_of(made), REFERENCE, trajectories, iteration=3, **rest
+        )
+    return cases.host(state), metrics, per_token
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -280,25 +282,25 @@ def test_a_sweep_begins_with_the_twins_values_and_returns(kind):
     penalty = {"kl_in": "reward", "kl_coef": 0.1, "gae_lambda": 0.9, "discount": 0.95}
     made = learner(kind, **penalty, inner_epochs=2, minibatches_per_turn=2)
     before = cases.host(state_of(made))
-    state, metrics, known = observed_pass(made, TRAJECTORIES)
+    state, metrics, per_token = observed_pass(made, TRAJECTORIES)
     weights, bias = weights_of(before, kind), float(before.critic.params["head"]["bias"][0])
     values = [[twin_value(weights, bias, s.tokens_L)[0] for s in t.segments] for t in TRAJECTORIES]
-    pieces = twin.step_pieces(TRAJECTORIES, range(9))
+    spans = twin.step_pieces(TRAJECTORIES, range(9))
     options = twin.Options([], advantage="gae", scale="none", advantage_clip=None, **penalty)
     old, ref = (
-        twin.piece_logps(cases.weights_of(params), pieces, cases.NUMPY_ARCH, options)
+        twin.piece_logps(cases.weights_of(params), spans, cases.NUMPY_ARCH, options)
         for params in (before.params, REFERENCE)
     )
     less = [0.1 * (old_A - ref_A) for old_A, ref_A in zip(old, ref, strict=True)]
-    credit = numpy_credit.token_advantages(TRAJECTORIES, pieces, less, options, values)
+    credit = numpy_credit.token_advantages(TRAJECTORIES, spans, less, options, values)
     flat = {"value": [], "returns": []}
-    for segment, piece in enumerate(pieces):
-        place = piece.trajectory, piece.place
-        at = piece.position_A
+    for segment, span in enumerate(spans):
+        place = span.trajectory, span.place
+        at = span.position_A
         value_A = values[place[0]][place[1]][at]
         returns_A = value_A + credit[place[0]][place[1]][at]
         for name, wanted_A in (("value", value_A), ("returns", returns_A)):
-            np.testing.assert_allclose(known[name][segment][at], wanted_A, rtol=1e-4, atol=2e-5)
+            np.testing.assert_allclose(per_token[name][segment][at], wanted_A, rtol=1e-4, atol=2e-5)
             flat[name].append(wanted_A)
     value, returns = (np.concatenate(flat[name]) for name in ("value", "returns"))
     explained = 1 - np.var(returns - value) / np.var(returns)
@@ -319,7 +321,7 @@ def test_equal_returns_have_no_variance_to_explain():
     own = jax.tree.map(jnp.zeros_like, state.critic.params)
     state = state._replace(critic=state.critic._replace(params=own))
     alike = [dataclasses.replace(t, reward=0.0) for t in TRAJECTORIES]
-    _, metrics = sweep(made, state, PARAMS, alike, iteration=1)
+    _, metrics, *_ = sweep(made, state, PARAMS, alike, iteration=1)
     assert np.isnan(metrics["sweep/explained_variance"])
     assert metrics["sweep/value_loss"] == metrics["sweep/critic_grad_norm"] == 0
 
@@ -330,7 +332,7 @@ def test_a_critic_that_is_trained_on_the_same_returns_explains_more_of_them(kind
     state = cases.new_state(made.optimizer, PARAMS)
     state, explained = state._replace(critic=made.critic.init(state.params)), []
     for iteration in range(1, 9):
-        state, metrics = sweep(made, state, PARAMS, TRAJECTORIES, iteration=iteration)
+        state, metrics, *_ = sweep(made, state, PARAMS, TRAJECTORIES, iteration=iteration)
         explained.append(metrics["sweep/explained_variance"])
     assert explained[0] == 0  # every value is 0 at first
     assert explained[-1] > 0.2
@@ -347,7 +349,7 @@ def test_a_stopped_sweep_goes_on_from_files_to_the_same_bits(tmp_path, turns):
     files.save(3, stopped.value.arrays, json.loads(json.dumps(stopped.value.notes)))
     _, arrays, notes = files.restore(stopped_arrays(made, state_of(made), TRAJECTORIES))
     files.close()
-    state, again = sweep(
+    state, again, *_ = sweep(
         made, arrays["state"], REFERENCE, TRAJECTORIES, iteration=3, resume=(arrays, notes)
     )
     cases.assert_trees_equal(cases.host(state), wanted)
@@ -372,7 +374,7 @@ def test_without_a_critic_a_state_has_no_leaf_more():
     assert make_critic(schema.Algorithm(), 16, cases.recording()) is None
     state = state_of(without_critic())
     assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(tuple(state)[:4]))
-    assert not {"value", "returns"} & set(without_critic().known)
+    assert not {"value", "returns"} & set(without_critic().per_token)
     mesh = make_mesh(schema.Mesh(data=1), jax.devices()[:1])
     struct = jax.ShapeDtypeStruct((16,), jnp.float32, sharding=sharding(mesh, ("embed",)))
     layout = state_layout(mesh, cases.recording(), {"scale": struct}, schema.Offload())
@@ -389,8 +391,8 @@ def on_mesh(made, offload, **sizes):
     state = make_state(made.optimizer, params, layout, made.critic)
     said = abstract_state(made.optimizer, params, layout, made.critic)
     assert jax.tree.map(lambda x: x.sharding, said) == jax.tree.map(lambda x: x.sharding, state)
-    everywhere = sharding(mesh, ())
-    return mesh, dataclasses.replace(made, layout=layout, everywhere=everywhere), state
+    replicated = sharding(mesh, ())
+    return mesh, dataclasses.replace(made, layout=layout, replicated=replicated), state
 
 
 @pytest.mark.parametrize("kind, second", [("head", "data"), ("model", "context")])
@@ -402,7 +404,7 @@ def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device(kind, second):
     own = jax.device_put(cases.host(state_of(plain).critic.params), made.layout.critic.params)
     with jax.set_mesh(mesh):
         state = state._replace(critic=state.critic._replace(params=own))
-        state, metrics = sweep(made, state, state.params, TRAJECTORIES, iteration=3)
+        state, metrics, *_ = sweep(made, state, state.params, TRAJECTORIES, iteration=3)
     wanted, alone, _ = observed_pass(plain, TRAJECTORIES)
     assert jax.tree.map(lambda x: x.sharding, state) == made.layout
     cases.assert_trees_close(cases.host(state), wanted, 1e-5)
@@ -435,7 +437,7 @@ def test_with_adapters_a_critic_of_its_own_has_adapters_of_its_own():
     made, state = adapted("model")
     trunk = state.critic.params["trunk"]
     assert jax.tree.structure(trunk) == jax.tree.structure(state.params)
-    batch = batch_of(made, random_known(3, made.known))
+    batch = batch_of(made, random_known(3, made.per_token))
     as_policy = state.critic.params | {"trunk": state.params}
     value_PA = np.asarray(made.value(state.params, as_policy, batch))
     head, _ = adapted("head")
@@ -450,7 +452,7 @@ def test_it_begins_with_values_of_0_and_a_model_begins_as_the_policy(kind):
     made = learner(kind)
     params = cases.new_state(made.optimizer, PARAMS).params
     own = made.critic.init(params).params
-    batch = batch_of(made, random_known(3, made.known))
+    batch = batch_of(made, random_known(3, made.per_token))
     assert not np.asarray(made.value(params, own, batch)).any()
     own["head"] = {"kernel": jnp.linspace(-1, 1, 16), "bias": jnp.ones(1)}
     wanted = learner("head").value(params, own | {"trunk": {}}, batch)
@@ -468,14 +470,14 @@ def test_programs_compiled_ahead_are_all_that_a_sweep_needs():
     state = compile_programs(made, state, PARAMS, trajectories=8)
     cases.assert_trees_equal(cases.host(state), before)
     compilations = Compilations()
-    state, _ = sweep(made, state, PARAMS, TRAJECTORIES, iteration=1)
+    state, _, *_ = sweep(made, state, PARAMS, TRAJECTORIES, iteration=1)
     compilations.close()
     assert compilations.programs == 0 and state.step == 2
 
 
 def test_a_step_with_a_model_multiplies_what_its_formula_says():
     def counted(made):
-        batch = batch_of(made, random_known(3, made.known))
+        batch = batch_of(made, random_known(3, made.per_token))
         given = (state_of(made), batch, None, jnp.ones(8), DENOMINATOR)
         return flops.jaxpr_flops(made.turn_step.func.trace(*made.turn_step.args, *given).jaxpr)
 

@@ -10,10 +10,10 @@ import pytest
 
 from seeupo_jax.learner.batching import (
     Rows,
+    action_spans,
     empty_batch,
     empty_layout,
     lay_out,
-    pieces_of,
     turn_batch,
 )
 from seeupo_jax.learner.refresh_batch import refresh_batch
@@ -30,14 +30,14 @@ def logps(seed):
     return [-3 * rng.random(len(tokens)).astype(np.float32) for tokens in ROWS.tokens]
 
 
-def padded(pieces, start_logp=None, advantage_N=ADVANTAGE_N):
+def padded(spans, start_logp=None, advantage_N=ADVANTAGE_N):
     own_S = advantage_N[ROWS.trajectory_S]
     advantage = [np.full(len(t), own, t.dtype) for t, own in zip(ROWS.logp, own_S, strict=True)]
-    known = {"old_logp": logps(0), "ref_logp": logps(1), "advantage": advantage}
+    per_token = {"old_logp": logps(0), "ref_logp": logps(1), "advantage": advantage}
     if start_logp is not None:
-        known |= {"start_logp": start_logp, "sampler_logp": ROWS.logp}
-    layout = lay_out(ROWS, pieces, cases.SHAPES, cases.SHAPES.lengths[-1:])
-    return turn_batch(ROWS, layout, cases.SHAPES, known, action=cases.SHAPES.action)
+        per_token |= {"start_logp": start_logp, "sampler_logp": ROWS.logp}
+    layout = lay_out(ROWS, spans, cases.SHAPES, cases.SHAPES.lengths[-1:])
+    return turn_batch(ROWS, layout, cases.SHAPES, per_token, action=cases.SHAPES.action)
 
 
 @dataclasses.dataclass
@@ -45,7 +45,7 @@ class Result:
     """A turn step's results on the host."""
 
     state: object
-    factor_N: np.ndarray
+    cumulative_ratio_N: np.ndarray
     logp_PA: np.ndarray
     metrics: dict
 
@@ -75,8 +75,8 @@ def with_garbage(batch, seed=0):
     padding = alone & (batch.depth_MRL == 0)
     assert padding[:used].any() and padding[used:].all()
     nothing = batch.target_MRX == NOTHING
-    known = [name for name in batch._fields if name.endswith(("logp_PA", "advantage_PA"))]
-    held = {name: x for name in known if (x := getattr(batch, name)) is not None}
+    per_token = [name for name in batch._fields if name.endswith(("logp_PA", "advantage_PA"))]
+    held = {name: x for name in per_token if (x := getattr(batch, name)) is not None}
     anything = lambda x, low, high: rng.integers(low, high, x.shape).astype(np.int32)  # noqa: E731
     return batch._replace(
         tokens_MRL=np.where(padding, anything(batch.tokens_MRL, 0, 20), batch.tokens_MRL),
@@ -89,14 +89,14 @@ def with_garbage(batch, seed=0):
 
 @pytest.fixture(scope="module")
 def turn_1():
-    """Turn 1: six pieces."""
-    return padded(pieces_of(ROWS, (1,)))
+    """Turn 1: six spans."""
+    return padded(action_spans(ROWS, (1,)))
 
 
 @pytest.fixture(scope="module")
 def turn_2():
-    """Turn 2: five pieces, in four rows of two microbatches."""
-    return padded(pieces_of(ROWS, (2,)))
+    """Turn 2: five spans, in four rows of two microbatches."""
+    return padded(action_spans(ROWS, (2,)))
 
 
 @pytest.fixture(scope="module")
@@ -109,13 +109,13 @@ def test_what_padding_and_empty_rows_hold_reaches_nothing(turn_2, result_2):
     assert turn_2.microbatches == 2 and not turn_2.tokens_MRL[1, 1:].any()  # computed empty rows
     cases.assert_trees_close(changed.state, result_2.state, 1e-6)
     cases.assert_trees_close(changed.metrics, result_2.metrics, 1e-6)
-    np.testing.assert_array_equal(changed.factor_N, result_2.factor_N)
+    np.testing.assert_array_equal(changed.cumulative_ratio_N, result_2.cumulative_ratio_N)
 
 
 @pytest.mark.parametrize("ratio", ["geometric", "token"])
 def test_what_padding_holds_reaches_no_truncated_importance(ratio):
     learner = cases.learner(tis_clip=1.1, ratio=ratio)
-    batch = padded(pieces_of(ROWS, (2,)), start_logp=logps(2))
+    batch = padded(action_spans(ROWS, (2,)), start_logp=logps(2))
     wanted, changed = (step(b, learner=learner) for b in (batch, with_garbage(batch)))
     assert np.isnan(with_garbage(batch).sampler_logp_PA).any()
     cases.assert_trees_close(changed.state, wanted.state, 1e-6)
@@ -136,10 +136,10 @@ def test_what_padding_holds_reaches_no_truncated_importance(ratio):
 def test_importance_multiplies_the_surrogate_and_not_the_kl_term(ratio, shift, weight, truncated):
     # One action of four tokens, of trajectory 0, at ratio 1: its surrogate is M. The trainer finds
     # the first token likelier than the sampler did by so many nats, and agrees about the others.
-    (piece, *_) = pieces_of(ROWS, (2,))
+    (span, *_) = action_spans(ROWS, (2,))
     start_logp = [logp.copy() for logp in ROWS.logp]
-    start_logp[piece.segment][piece.position_A[0]] += shift
-    batch = padded([piece], start_logp)
+    start_logp[span.segment][span.position_A[0]] += shift
+    batch = padded([span], start_logp)
     params = cases.new_state(LEARNER.optimizer).params
     batch = batch._replace(old_logp_PA=np.asarray(LEARNER.score(params, batch)))
     learner = cases.learner(tis_clip=1.1, ratio=ratio)
@@ -155,7 +155,7 @@ def test_importance_multiplies_the_surrogate_and_not_the_kl_term(ratio, shift, w
 def test_microbatches_without_rows_are_not_computed(turn_2, result_2):
     def poison(x_PA, value):
         x_PA = x_PA.copy()
-        x_PA[5, 0] = value  # the first place without a piece
+        x_PA[5, 0] = value  # the first place without a span
         return x_PA
 
     poisoned = turn_2._replace(
@@ -184,9 +184,9 @@ def test_the_step_returns_the_log_probabilities_from_before_it(turn_2, result_2)
 
 def test_rows_of_unequal_length_add_up_under_one_denominator(turn_2, result_2):
     # Two parts of the rows, each divided by the same 7, sum to the whole; so do their losses.
-    pieces = pieces_of(ROWS, (2,))
-    assert len({piece.position_A.size for piece in pieces}) > 1
-    parts = [step(padded(pieces[:1])), step(padded(pieces[1:]))]
+    spans = action_spans(ROWS, (2,))
+    assert len({span.position_A.size for span in spans}) > 1
+    parts = [step(padded(spans[:1])), step(padded(spans[1:]))]
     summed = jax.tree.map(np.add, *(part.gradients for part in parts))
     cases.assert_trees_close(summed, result_2.gradients, 1e-6)
     losses = sum(part.metrics["loss"] for part in parts)
@@ -194,50 +194,50 @@ def test_rows_of_unequal_length_add_up_under_one_denominator(turn_2, result_2):
 
 
 def test_the_place_of_a_row_does_not_matter(turn_2, result_2):
-    pieces = pieces_of(ROWS, (2,))
-    moved = step(padded([pieces[i] for i in (3, 0, 4, 2, 1)]))
+    spans = action_spans(ROWS, (2,))
+    moved = step(padded([spans[i] for i in (3, 0, 4, 2, 1)]))
     cases.assert_trees_close(moved.state, result_2.state, 1e-6)
-    np.testing.assert_array_equal(moved.factor_N, result_2.factor_N)
+    np.testing.assert_array_equal(moved.cumulative_ratio_N, result_2.cumulative_ratio_N)
 
 
 def test_a_trajectory_without_the_turn_has_no_part_in_the_step(result_2):
     absent = [1, 3, 4]
     advantage_N = ADVANTAGE_N.copy()
     advantage_N[absent] = 1e6, np.nan, np.inf
-    turn_2 = padded(pieces_of(ROWS, (2,)), advantage_N=advantage_N)
+    turn_2 = padded(action_spans(ROWS, (2,)), advantage_N=advantage_N)
     cases.assert_trees_equal(vars(step(turn_2)), vars(result_2))
 
 
 def test_factors_of_trajectories_without_the_turn_stay_bit_for_bit(turn_1):
     # 0.5 and 7 are outside the weight clip: a factor that is touched at all would change.
-    previous = pieces_of(ROWS, (2,))
-    layout = lay_out(ROWS, pieces_of(ROWS, (1,)), cases.SHAPES, cases.SHAPES.lengths[-1:])
+    previous = action_spans(ROWS, (2,))
+    layout = lay_out(ROWS, action_spans(ROWS, (1,)), cases.SHAPES, cases.SHAPES.lengths[-1:])
     refresh, left = refresh_batch(ROWS, layout, previous, cases.SHAPES, logps(0))
     held = {int(ROWS.trajectory_S[p.segment]) for p in previous if p not in left}
     result = step(turn_1, refresh)
-    changed = set(np.flatnonzero(result.factor_N != FACTOR_N))
+    changed = set(np.flatnonzero(result.cumulative_ratio_N != FACTOR_N))
     assert changed == held == {0, 5}
 
     params = cases.new_state(LEARNER.optimizer).params
     batch = padded(left)
-    factor_N = LEARNER.refresh(params, batch, jnp.array(FACTOR_N))
-    assert set(np.flatnonzero(np.asarray(factor_N) != FACTOR_N)) == {2, 6, 7}
+    cumulative_ratio_N = LEARNER.refresh(params, batch, jnp.array(FACTOR_N))
+    assert set(np.flatnonzero(np.asarray(cumulative_ratio_N) != FACTOR_N)) == {2, 6, 7}
 
 
 def test_the_tokens_of_a_trajectorys_pieces_are_averaged_before_the_clip():
     # Trajectory 6 has turn 0 in one segment, 3 tokens, and turn 1 in the other, 2 tokens.
-    pieces = [p for p in pieces_of(ROWS, (0, 1)) if ROWS.trajectory_S[p.segment] == 6]
-    batch = padded(pieces)
+    spans = [p for p in action_spans(ROWS, (0, 1)) if ROWS.trajectory_S[p.segment] == 6]
+    batch = padded(spans)
     params = cases.new_state(LEARNER.optimizer).params
     logp_PA = np.asarray(LEARNER.score(params, batch))
     # Ratios e^0.7 = 2.01 and e^-0.6 = 0.55: (3 x 0.7 - 2 x 0.6) / 5 = 0.18, within the clip.
     shift = [0.7, -0.6]
     old_PA = logp_PA - np.array([*shift, *[0.0] * 7], np.float32)[:, None]
     shifted = batch._replace(old_logp_PA=old_PA.astype(np.float32))
-    factor_N = LEARNER.refresh(params, shifted, jnp.ones(8))
+    cumulative_ratio_N = LEARNER.refresh(params, shifted, jnp.ones(8))
     wanted = np.ones(8)
     wanted[6] = np.exp(0.18)
-    np.testing.assert_allclose(factor_N, wanted, rtol=1e-5)
+    np.testing.assert_allclose(cumulative_ratio_N, wanted, rtol=1e-5)
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted(turn_2):
@@ -252,10 +252,10 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(turn_2):
 def test_a_batch_without_rows_changes_no_bit():
     before = cases.host(cases.new_state(LEARNER.optimizer))
     sizes = {"length": 24, "action": cases.SHAPES.action}
-    empty = empty_batch(ROWS, cases.SHAPES, LEARNER.known, **sizes)
+    empty = empty_batch(ROWS, cases.SHAPES, LEARNER.per_token, **sizes)
     result = step(empty)
     cases.assert_trees_equal(result.state, before)
-    np.testing.assert_array_equal(result.factor_N, FACTOR_N)
+    np.testing.assert_array_equal(result.cumulative_ratio_N, FACTOR_N)
     assert result.metrics["update_skipped"] == 0
 
 

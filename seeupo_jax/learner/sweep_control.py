@@ -1,0 +1,133 @@
+"""What surrounds a sweep's steps: how far the host runs ahead, stopping, and resuming."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from seeupo_jax.learner.batching import Rows, action_spans
+from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.sweep_metrics import host_metrics
+from seeupo_jax.learner.sweep_state import (
+    INITIAL,
+    Step,
+    SweepData,
+    SweepState,
+    Work,
+    count_valid,
+    recorded,
+)
+from seeupo_jax.parallel.stop_signal import Stopped
+from seeupo_jax.types import TrainState, Trajectory
+
+IN_FLIGHT = 2  # steps given to the device and not finished: a request to stop is heard soon
+
+
+class Pace:
+    """Lets the host run few steps ahead of the device, and asks before each whether to stop.
+
+    Args:
+      steps: of the order. stop, on_step: as of `sweep`.
+    """
+
+    def __init__(
+        self, steps: int, stop: Callable[[], bool], on_step: Callable[[int, int], None]
+    ) -> None:
+        self._steps, self._stop, self._on_step = steps, stop, on_step
+        self._in_flight: deque[Any] = deque()
+        self._done: int | None = None  # when last asked
+
+    def ready(self, current: SweepState) -> bool:
+        """Waits until the device has room for a step; False: the sweep is to stop."""
+        if self._done is not None and current.done > self._done:
+            self._in_flight.append([step.metrics for step in current.steps[-1:]])
+        self._done = current.done
+        if len(self._in_flight) == IN_FLIGHT:
+            jax.block_until_ready(self._in_flight.popleft())
+        self._on_step(current.done - len(self._in_flight), self._steps)
+        return not self._stop()
+
+
+class SweepStopped(Stopped):
+    """A sweep was stopped between two turns.
+
+    Attributes:
+      arrays: what `sweep` needs to resume, the training state first; a pytree to be saved.
+      notes: the rest of it, plain values.
+    """
+
+    def __init__(self, learner: Learner, current: SweepState):
+        super().__init__(f"stopped after {current.done} steps of a sweep")
+        current = current.fetch_pending()
+        per_token = {**current.per_token, **current.data.initial}
+        self.arrays = {"state": current.train, "factor_N": current.cumulative_ratio_N} | {
+            name: learner.replicate(np.concatenate(per_token[name])) for name in _stored(learner)
+        }
+        # What the first step on some turns weighed by is what the step of the order did.
+        weighed = {step.turns: step.cumulative_ratio_N for step in reversed(current.steps)}
+        weighed = {turns: weighed[turns] for turns in dict.fromkeys(s.turns for s in current.steps)}
+        self.notes = {
+            "done": current.done,
+            **current.work._asdict(),
+            "begun": dict(current.data.initial_metrics),
+            "metrics": host_metrics(current.steps),
+            "stepped": [step.turns for step in current.steps],
+            "weighed": [
+                (turns, ratio_N.tolist()) for turns, ratio_N in jax.device_get(weighed).items()
+            ],
+        }
+
+
+def resume_sweep(
+    learner: Learner,
+    train: TrainState,
+    rows: Rows,
+    trajectories: Sequence[Trajectory],
+    order: Sequence[tuple[int, ...]],
+    arrays: Mapping[str, Any],
+    notes: Mapping[str, Any],
+) -> SweepState:
+    """A sweep that was stopped, as `SweepStopped` keeps it."""
+    ends = np.cumsum([len(tokens) for tokens in rows.tokens])[:-1]
+    ragged = {name: np.split(np.asarray(arrays[name]), ends) for name in _stored(learner)}
+    initial = {name: ragged.pop(name) for name in INITIAL}
+    per_token = ragged | recorded(learner, rows, initial)
+    weighed = {tuple(turns): np.float32(ratio_N) for turns, ratio_N in notes["weighed"]}
+    done, stepped = notes["done"], [tuple(turns) for turns in notes["stepped"]]
+    steps = [
+        Step(turns, per_token["advantage"], weighed[turns], metrics)
+        for turns, metrics in zip(stepped, notes["metrics"], strict=True)
+    ]
+    return SweepState(
+        SweepData(rows, count_valid(learner, trajectories), initial, notes["begun"]),
+        train,
+        arrays["factor_N"],
+        per_token,
+        done,
+        tuple(steps),
+        refresh_next=action_spans(rows, order[done - 1]) if done else (),
+        work=Work(**{name: notes[name] for name in Work._fields}),
+    )
+
+
+def stopped_arrays(learner: Learner, state: Any, trajectories: Sequence[Trajectory]) -> Any:
+    """What `SweepStopped.arrays` look like, to load them; `state` may be shapes."""
+    grouped = learner.algorithm.grouped
+    rows = Rows.of(trajectories, grouped=grouped, truncated=learner.truncated)
+
+    def shape(size: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((size,), np.float32, sharding=learner.replicated)
+
+    tokens = sum(map(len, rows.tokens))
+    named = {name: shape(tokens) for name in _stored(learner)}
+    return {"state": state, "factor_N": shape(rows.trajectories)} | named
+
+
+def _stored(learner: Learner) -> list[str]:
+    """What of every token a sweep that was stopped cannot find out again."""
+    found_again = ("logp", "sampler_logp", "action")
+    return [*(name for name in learner.per_token if name not in found_again), *INITIAL]

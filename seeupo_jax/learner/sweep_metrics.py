@@ -1,0 +1,153 @@
+"""What a sweep's steps came to: metrics of all, of every turn, and of each trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.sweep_state import Step, SweepState
+from seeupo_jax.types import TrajectoryStats
+
+
+class Weights(NamedTuple):
+    """The weights that a sweep's steps were taken by; NaN where none was.
+
+    mean_NK: M, its mean over the action's tokens where advantages differ between them.
+    largest_NK: the largest |M| of these tokens.
+    """
+
+    mean_NK: np.ndarray
+    largest_NK: np.ndarray
+
+
+def host_metrics(steps: Sequence[Step]) -> list[dict[str, float]]:
+    """Of every step, as host numbers; this waits for the device once."""
+    fetched = jax.device_get([dict(step.metrics) for step in steps])
+    return [{name: float(value) for name, value in step.items()} for step in fetched]
+
+
+def sweep_metrics(
+    learner: Learner, current: SweepState, weights: Weights, iteration: int, turns: int
+) -> dict[str, float]:
+    """Metrics of a sweep whose steps are all taken.
+
+    Args:
+      turns: steps of the order.
+    """
+    totals = host_metrics(current.steps)
+    metrics = _summary(current, totals, turns) | _of_turns(current, weights, totals)
+    if learner.schedule is not None:
+        done = max(int(current.train.step) - 1, 0)  # optimizer steps before the sweep's last
+        metrics["sweep/learning_rate"] = learner.schedule.rate(iteration, done)
+    return {**current.data.initial_metrics, **metrics}
+
+
+def trajectory_stats(current: SweepState, weights: Weights) -> list[TrajectoryStats | None]:
+    """Of every trajectory, in order; None of those that the sweep left out."""
+    rows, initial = current.data.rows, current.data.initial
+    owner, _, advantage = _actions(current)
+    count_N = np.bincount(owner, minlength=rows.trajectories)
+    total_N = np.bincount(owner, advantage, minlength=rows.trajectories)
+    stats: list[TrajectoryStats | None] = [None] * rows.trajectories
+    for number in np.unique(rows.trajectory_S):
+        own = np.flatnonzero(rows.trajectory_S == number)
+        turns = 1 + max(int(rows.turn[segment].max(initial=-1)) for segment in own)
+        stats[number] = TrajectoryStats(
+            float(total_N[number] / count_N[number]) if count_N[number] else float("nan"),
+            weights.mean_NK[number, :turns].astype(np.float32),
+            *(tuple(numbers[segment] for segment in own) for numbers in initial.values()),
+        )
+    return stats
+
+
+def step_weights(current: SweepState) -> Weights:
+    """M = advantage x cumulative ratio of every trajectory and turn; fetches all ratios at once."""
+    rows = current.data.rows
+    shape = rows.trajectories, rows.turns
+    owner, turn, advantage = _actions(current)
+    place = np.ravel_multi_index((owner, turn), shape)
+    count_NK = np.bincount(place, minlength=np.prod(shape)).reshape(shape)
+    total_NK = np.bincount(place, advantage, minlength=np.prod(shape)).reshape(shape)
+    largest_NK = np.zeros(shape)
+    np.maximum.at(largest_NK, (owner, turn), np.abs(advantage))
+    ratio_NK = np.full(shape, np.nan)
+    ratios = jax.device_get([step.cumulative_ratio_N for step in current.steps])
+    # Of several steps on some turns the first: no other weighed by another ratio.
+    for step, ratio_N in reversed([*zip(current.steps, ratios, strict=True)]):
+        ratio_NK[:, list(step.turns)] = np.asarray(ratio_N)[:, None]
+    ratio_NK[count_NK == 0] = np.nan
+    return Weights(total_NK / np.maximum(count_NK, 1) * ratio_NK, largest_NK * abs(ratio_NK))
+
+
+def _of_turns(
+    current: SweepState, weights: Weights, totals: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
+    """Of every turn that a step was taken on, counted from 1.
+
+    What only a step knows is left out of turns that were updated together.
+
+    Args:
+      totals: of every optimizer step, on the host.
+    """
+    metrics: dict[str, float] = {}
+    for turn in range(current.data.rows.turns):
+        trained_N = ~np.isnan(weights.mean_NK[:, turn])
+        if trained_N.any():
+            mean, largest = (x_NK[trained_N, turn] for x_NK in weights)
+            metrics[f"sweep/weight_mean/turn={turn + 1}"] = float(mean.mean())
+            metrics[f"sweep/weight_max/turn={turn + 1}"] = float(largest.max())
+        pairs = zip(current.steps, totals, strict=True)
+        steps = [total for step, total in pairs if step.turns == (turn,)]
+        if actions := sum(step["actions"] for step in steps):
+            for name, total in {"clip_fraction": "clipped", "kl": "kl"}.items():
+                share = sum(step[total] for step in steps) / actions
+                metrics[f"sweep/{name}/turn={turn + 1}"] = share
+    return metrics
+
+
+def _actions(current: SweepState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Trajectory, turn and advantage of every action token."""
+    rows = current.data.rows
+    owner = np.repeat(rows.trajectory_S, [len(tokens) for tokens in rows.tokens])
+    turn = np.concatenate(rows.turn)
+    advantage = np.concatenate(current.per_token["advantage"]).astype(np.float64)
+    acted = turn >= 0
+    return owner[acted], turn[acted], advantage[acted]
+
+
+def _summary(
+    current: SweepState, totals: Sequence[Mapping[str, float]], turns: int
+) -> dict[str, float]:
+    """Means over actions and steps."""
+    actions = sum(step["actions"] for step in totals)
+
+    def mean(name: str) -> float:
+        return sum(step[name] for step in totals) / actions
+
+    weights = {"sweep/tis_weight_mean": "tis_weight", "sweep/tis_truncated": "tis_truncated"}
+    critic, work = {}, current.work
+    if "value" in current.per_token:
+        critic = {
+            "sweep/value_loss": mean("value_loss"),
+            "sweep/value_clip_fraction": mean("value_clipped"),
+            "sweep/critic_grad_norm": float(np.mean([s["critic_grad_norm"] for s in totals])),
+        }
+    return critic | {
+        "sweep/turns": turns,
+        "sweep/steps": len(totals),
+        "sweep/loss": float(np.mean([step["loss"] for step in totals])),
+        "sweep/clip_fraction": mean("clipped"),
+        "sweep/kl": mean("kl"),
+        "sweep/weight_max": max(step["weight_max"] for step in totals),
+        "sweep/grad_norm": float(np.mean([step["grad_norm"] for step in totals])),
+        "sweep/updates_skipped": sum(step["update_skipped"] for step in totals),
+        "sweep/updates": sum(0 < step["grad_norm"] < np.inf for step in totals),
+        "sweep/tokens": work.tokens,
+        "sweep/shared_fraction": 1 - work.computed / work.tokens,
+        "sweep/padding_fraction": 1 - work.computed / work.padded,
+        **{key: mean(name) for key, name in weights.items() if "start_logp" in current.per_token},
+    }

@@ -1,0 +1,442 @@
+"""An independent float64 NumPy twin of one iteration's updates, to test against.
+
+Plain loops over trajectories, no batching, no padding; it imports nothing of the package. The
+policy is `numpy_model`, its weights a dict of Hugging Face names; advantages are `numpy_credit`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy_credit import grouped, learnable, token_advantages
+from numpy_model import Architecture, Weights, token_logps
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens, per token the turn that sampled it or -1, and what its sampler said of it."""
+
+    tokens_L: Sequence[int]
+    turn_L: Sequence[int]
+    logp_L: Sequence[float] = ()  # needed by tis_clip alone
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode; the package's own `Trajectory` has these fields too and may stand in for it."""
+
+    segments: Sequence[Segment]
+    reward: float
+    group: int
+    failed: bool = False
+    turn_rewards: Sequence[float] = ()  # of each turn; empty: `reward` is the last turn's
+    # "states": the one that each turn began from; needed by gigpo and hgpo
+    info: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choices of the sweep, named as in the package's configuration.
+
+    order: the turns of each step, e.g. [[2], [1], [0]]; several turns in one list are one step.
+    actions: the turns of each of a step's actions, e.g. [[0], [1], [2]]; None: a step is one.
+    minibatches: per entry of `order`, the trajectories of each of its optimizer steps; None: as
+      many steps as there are inner epochs, each on all trajectories.
+    longest: tokens of an action at the most; read by loss_mean=constant alone.
+    """
+
+    order: Sequence[Sequence[int]]
+    actions: Sequence[Sequence[int]] | None = None
+    minibatches: Sequence[Sequence[Sequence[int]]] | None = None
+    weight: str = "on"
+    advantage: str = "grae"
+    baseline: str = "mean"
+    scale: str = "batch"
+    advantage_clip: float | None = 3.0
+    discount: float = 1.0
+    step_coef: float = 1.0
+    history: int = 2
+    history_power: float = 1.0
+    gae_lambda: float = 0.95
+    objective: str = "clipped"
+    ratio: str = "geometric"
+    old_policy: str = "iteration"
+    pool_mean: str = "all"
+    loss_mean: str = "action"
+    longest: int | None = None
+    weight_clip: float | None = 0.2
+    clip_low: float | None = 0.2
+    clip_high: float | None = 0.2
+    clip_dual: float | None = None
+    kl_coef: float = 0.002
+    kl_in: str = "loss"
+    tis_clip: float | None = None
+    inner_epochs: int = 1
+    temperature: float = 1.0
+    optimizer: str = "sgd"
+    learning_rate: float = 0.1
+    max_grad_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step: the negative objective, its gradients, the factors when it was over.
+
+    The factors change with the last of a turn's steps.
+    """
+
+    turns: tuple[int, ...]
+    loss: float
+    gradients: Weights
+    cumulative_ratio_N: np.ndarray
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """credit: per trajectory and segment, the advantage of each token [L], 0 at context."""
+
+    credit: list[list[np.ndarray]]
+    steps: list[Step]
+    weights: Weights
+
+    @property
+    def advantage_N(self) -> np.ndarray:
+        """Each trajectory's advantage, where all its tokens have the same."""
+        return np.array(
+            [max((a for a_L in own for a in a_L), key=abs, default=0.0) for own in self.credit]
+        )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A step's part of one segment: an action, or as much of it as lies there."""
+
+    trajectory: int
+    place: int  # of the segment among its trajectory's
+    segment: Segment
+    position_A: np.ndarray
+
+    @property
+    def tokens_L(self) -> np.ndarray:
+        return np.asarray(self.segment.tokens_L)
+
+
+# An action: the pieces of one trajectory whose tokens, one piece's after the other's, it is.
+Action = list[Piece]
+
+
+def sweep(
+    weights: Weights,
+    trajectories: Sequence[Trajectory],
+    options: Options,
+    arch: Architecture,
+    *,
+    ref_weights: Weights | None = None,
+    values: Sequence[Sequence[np.ndarray]] | None = None,
+) -> Sweep:
+    """One iteration: advantages, then a step per entry of `options.order`, then new weights.
+
+    Args:
+      weights: the parameters that sampled; not changed.
+      ref_weights: of the reference policy; None: `weights`.
+      values: per trajectory and segment, the critic's value of each token [L], for gae.
+    """
+    start, reference = (
+        {name: np.asarray(value, np.float64) for name, value in w.items()}
+        for w in (weights, weights if ref_weights is None else ref_weights)
+    )
+    compared = grouped(options)
+    whole = step_pieces(trajectories, range(100), grouped=compared)
+    penalty = [np.zeros(len(piece.position_A)) for piece in whole]
+    if options.kl_in == "reward":
+        logps = (piece_logps(w, whole, arch, options) for w in (start, reference))
+        penalty = [options.kl_coef * (old - ref) for old, ref in zip(*logps, strict=True)]
+    credit = token_advantages(trajectories, whole, penalty, options, values)
+    cumulative_ratio_N = np.ones(len(trajectories))
+    current, optimizer, steps = start, Optimizer(options), []
+    for number, turns in enumerate(options.order):
+        acts = step_actions(trajectories, turns, options.actions, grouped=compared)
+        if not acts:
+            continue
+        old = action_logps(current if options.old_policy == "turn" else start, acts, arch, options)
+        ref = action_logps(reference, acts, arch, options)
+        importance = importances(action_logps(start, acts, arch, options), acts, options)
+        weight = [
+            cumulative_ratio_N[act[0].trajectory]
+            * importance_A
+            * joined(credit[piece.trajectory][piece.place][piece.position_A] for piece in act)
+            for act, importance_A in zip(acts, importance, strict=True)
+        ]
+        valid, losses = sum(learnable(trajectories, compared)), []
+        everyone = [range(len(trajectories))] * options.inner_epochs
+        for part in everyone if options.minibatches is None else options.minibatches[number]:
+            kept = [k for k, act in enumerate(acts) if act[0].trajectory in part]
+            share = shares(acts, kept, valid, options)
+            picked = ([x[k] for k in kept] for x in (acts, old, ref, weight))
+            loss, grads = turn_loss(current, *picked, share, arch, options)
+            current = optimizer.step(current, grads)
+            losses.append((loss, grads))
+        before_N, cumulative_ratio_N = cumulative_ratio_N, cumulative_ratio_N.copy()
+        if options.weight == "on":
+            new = action_logps(current, acts, arch, options)
+            _refresh(cumulative_ratio_N, acts, old, new, options)
+        for step, (loss, grads) in enumerate(losses, start=1):
+            after_N = cumulative_ratio_N if step == len(losses) else before_N
+            steps.append(Step(tuple(turns), loss, grads, after_N))
+    return Sweep(credit, steps, current)
+
+
+def _refresh(
+    cumulative_ratio_N: np.ndarray,
+    actions: Sequence[Action],
+    old: Sequence[np.ndarray],
+    new: Sequence[np.ndarray],
+    options: Options,
+) -> None:
+    """Multiplies the ratios of the actions just updated into their trajectories' factors."""
+    ratios: dict[int, float] = {}
+    for action, new_A, old_A in zip(actions, new, old, strict=True):
+        ratio, owner = _action_ratio(new_A - old_A, options), action[0].trajectory
+        ratios[owner] = ratios.get(owner, 1.0) * ratio
+    for i, ratio in ratios.items():
+        cumulative_ratio_N[i] = _updated_factor(cumulative_ratio_N[i], ratio, options.weight_clip)
+
+
+def turn_loss(
+    weights: Weights,
+    actions: Sequence[Action],
+    old: Sequence[np.ndarray],
+    ref: Sequence[np.ndarray],
+    weight: Sequence[np.ndarray],
+    share: Sequence[float],
+    arch: Architecture,
+    options: Options,
+) -> tuple[float, Weights]:
+    """The negative objective of one step, and its gradients.
+
+    Args:
+      old, ref: per action, log-probabilities [A] under the old and the reference policy.
+      weight: per action, M of each token [A].
+      share: per action, what its objective counts in the mean.
+    """
+    loss, grads = 0.0, {}
+    for action, old_A, ref_A, weight_A, part in zip(actions, old, ref, weight, share, strict=True):
+        passes = [token_logps(weights, p.tokens_L, arch, options.temperature) for p in action]
+        pairs = list(zip(action, passes, strict=True))
+        logp_A = joined(logp_L[piece.position_A] for piece, (logp_L, _) in pairs)
+        value, slope_A = piece_objective(logp_A, old_A, ref_A, weight_A, options)
+        loss -= value * part
+        ends = np.cumsum([len(piece.position_A) for piece in action])[:-1]
+        for (piece, (logp_L, backward)), own_A in zip(pairs, np.split(slope_A, ends), strict=True):
+            dlogp_L = np.zeros_like(logp_L)
+            dlogp_L[piece.position_A] = -own_A * part
+            backward(dlogp_L, grads)
+    return loss, grads
+
+
+def shares(
+    actions: Sequence[Action], part: Sequence[int], valid: int, options: Options
+) -> list[float]:
+    """What the objective of some of a step's actions (a mean over tokens) counts in their mean.
+
+    Args:
+      actions: of the whole step. part: the numbers of those that are stepped on.
+      valid: trajectories that are learned from, those without the step's turns included.
+    """
+    active, own = (
+        len({actions[k][0].trajectory for k in some}) for some in (range(len(actions)), part)
+    )
+    # A part counts for as many trajectories as it has of those with the step's turns.
+    counted = {"all": valid, "active": active}[options.pool_mean] * own / active
+    sizes = [sum(len(piece.position_A) for piece in actions[k]) for k in part]
+    if options.loss_mean == "action":
+        return [1 / counted for _ in part]
+    if options.loss_mean == "token":
+        return [size / sum(sizes) for size in sizes]
+    assert options.loss_mean == "constant", options.loss_mean
+    return [size / (counted * options.longest) for size in sizes]
+
+
+def step_pieces(
+    trajectories: Sequence[Trajectory],
+    turns: Sequence[int],
+    within: Sequence[int] | None = None,
+    *,
+    grouped: bool = True,
+) -> list[Piece]:
+    """The tokens that a step on `turns` updates: a piece for each segment that has any of them.
+
+    Args:
+      within: the turns of one action; None: all are.
+      grouped: as for `learnable`.
+    """
+    pieces = []
+    kept = learnable(trajectories, grouped)
+    wanted = [turn for turn in turns if within is None or turn in within]
+    for i, trajectory in enumerate(trajectories):
+        for place, segment in enumerate(trajectory.segments if kept[i] else ()):
+            position_A = np.flatnonzero(np.isin(segment.turn_L, wanted))
+            if len(position_A):
+                pieces.append(Piece(i, place, segment, position_A))
+    return pieces
+
+
+def step_actions(
+    trajectories: Sequence[Trajectory],
+    turns: Sequence[int],
+    actions: Sequence[Sequence[int]] | None = None,
+    *,
+    grouped: bool = True,
+) -> list[Action]:
+    """The actions that a step on `turns` updates, in whatever segments their tokens lie.
+
+    Args:
+      actions: as for `Options`. grouped: as for `learnable`.
+    """
+    found: list[Action] = []
+    for within in [None] if actions is None else actions:
+        pieces = step_pieces(trajectories, turns, within, grouped=grouped)
+        found += [[p for p in pieces if p.trajectory == i] for i in range(len(trajectories))]
+    return sorted((action for action in found if action), key=lambda action: action[0].trajectory)
+
+
+def joined(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """What an action's pieces have of its tokens, as one array [A]."""
+    return np.concatenate(list(parts))
+
+
+def importances(
+    start: Sequence[np.ndarray], actions: Sequence[Action], options: Options
+) -> list[np.ndarray]:
+    """Per action and token [A], how much likelier the trainer finds it than its sampler did.
+
+    One number an action, repeated for its tokens, unless ratios are per token; 1 without a clip.
+
+    Args:
+      start: per action, log-probabilities [A] under the parameters that sampled.
+    """
+    if options.tis_clip is None:
+        return [np.ones(len(start_A)) for start_A in start]
+    weights = []
+    for action, start_A in zip(actions, start, strict=True):
+        logp_A = joined(np.asarray(p.segment.logp_L)[p.position_A] for p in action)
+        odds_A = np.exp(start_A) / np.exp(logp_A)
+        if options.ratio != "token":
+            root = len(odds_A) if options.ratio == "geometric" else 1
+            odds_A = np.full(len(odds_A), np.prod(odds_A) ** (1 / root))
+        weights.append(np.array([min(odds, options.tis_clip) for odds in odds_A]))
+    return weights
+
+
+def action_logps(
+    weights: Weights, actions: Sequence[Action], arch: Architecture, options: Options
+) -> list[np.ndarray]:
+    """Per action, log-probabilities [A] of its tokens."""
+    return [joined(piece_logps(weights, action, arch, options)) for action in actions]
+
+
+def piece_logps(
+    weights: Weights, pieces: Sequence[Piece], arch: Architecture, options: Options
+) -> list[np.ndarray]:
+    """Per piece, log-probabilities [A] of its tokens."""
+    return [
+        token_logps(weights, p.tokens_L, arch, options.temperature)[0][p.position_A] for p in pieces
+    ]
+
+
+def piece_objective(
+    logp_A: np.ndarray, old_A: np.ndarray, ref_A: np.ndarray, weight_A: np.ndarray, options: Options
+) -> tuple[float, np.ndarray]:
+    """One action's objective, to maximise, and its derivative by each token's log-probability.
+
+    Args:
+      weight_A: M of each token, or one for all of them. Unless ratios are per token, the action's
+        is their mean.
+    """
+    count = len(logp_A)
+    weight_A = np.broadcast_to(weight_A, count)
+    value, slope_A = 0.0, np.zeros(count)
+    if options.kl_in == "loss":
+        to_ref_A = np.clip(ref_A - logp_A, -20, 20)  # the bounds are verl's
+        k3_A = np.exp(to_ref_A) - to_ref_A - 1
+        value -= options.kl_coef * np.mean(np.minimum(k3_A, 10))
+        slope_A -= options.kl_coef * np.where(k3_A > 10, 0, 1 - np.exp(to_ref_A)) / count
+    if options.ratio == "token":
+        for j in range(count):
+            term, slope = _term(logp_A[j], logp_A[j] - old_A[j], weight_A[j], options)
+            value += term / count
+            slope_A[j] += slope / count
+        return value, slope_A
+    each = {"geometric": 1 / count, "product": 1.0}[options.ratio]
+    logp, difference = (x_A.sum() * each for x_A in (logp_A, logp_A - old_A))
+    term, slope = _term(logp, difference, weight_A.mean(), options)
+    return value + term, slope_A + slope * each
+
+
+def _term(logp: float, difference: float, weight: float, options: Options) -> tuple[float, float]:
+    """What is maximised of a token or an action, and its derivative by log pi.
+
+    Args:
+      difference: log pi - log of the old policy, at the level of the ratio, as `logp`.
+    """
+    ratio = np.exp(difference)
+    low = -np.inf if options.clip_low is None else 1 - options.clip_low
+    high = np.inf if options.clip_high is None else 1 + options.clip_high
+    bounded = min(max(ratio, low), high)
+    if options.objective == "logp":
+        return weight * logp, weight
+    if options.objective == "cispo":
+        return bounded * weight * logp, bounded * weight
+    assert options.objective == "clipped", options.objective
+    plain, clipped = ratio * weight, bounded * weight
+    if options.clip_dual is not None and weight < 0 and ratio > options.clip_dual:
+        return options.clip_dual * weight, 0.0
+    # At a tie the derivative is that of s W.
+    return (plain, plain) if plain <= clipped else (clipped, 0.0)
+
+
+def _action_ratio(difference_A: np.ndarray, options: Options) -> float:
+    """An action's ratio: of all its tokens for `product`, else their geometric mean."""
+    return np.exp(difference_A.sum() if options.ratio == "product" else difference_A.mean())
+
+
+def _updated_factor(factor: float, ratio: float, clip: float | None) -> float:
+    if clip is None:
+        return factor * ratio
+    low, high = 1 - clip, 1 + clip
+    return min(max(factor * min(max(ratio, low), high), low), high)
+
+
+class Optimizer:
+    """Plain gradient descent or Adam, after an optional bound on the gradients' global norm."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._count = 0
+        self._mean: Weights = {}
+        self._square: Weights = {}
+
+    def step(self, weights: Weights, grads: Weights) -> Weights:
+        bound = self._options.max_grad_norm
+        norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
+        if bound is not None and norm >= bound:
+            grads = {name: g / norm * bound for name, g in grads.items()}
+        direction = {"sgd": self._sgd, "adam": self._adam}[self._options.optimizer](grads)
+        rate = self._options.learning_rate
+        return {name: value - rate * direction[name] for name, value in weights.items()}
+
+    def _sgd(self, grads: Weights) -> Weights:
+        return grads
+
+    def _adam(self, grads: Weights) -> Weights:
+        self._count += 1
+        direction = {}
+        for name, g in grads.items():
+            self._mean[name] = 0.9 * self._mean.get(name, 0.0) + 0.1 * g
+            self._square[name] = 0.999 * self._square.get(name, 0.0) + 0.001 * g**2
+            mean = self._mean[name] / (1 - 0.9**self._count)
+            square = self._square[name] / (1 - 0.999**self._count)
+            direction[name] = mean / (np.sqrt(square) + 1e-8)
+        return direction
