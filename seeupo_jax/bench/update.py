@@ -70,7 +70,7 @@ def run(settings: Settings, *, strict: bool = True) -> dict[str, Any]:
     """
     device = bench_models.only_device()
     arch = bench_models.architecture(settings.model, bench_models.activations(device.platform))
-    switches = chosen(settings.without)
+    ablations = chosen(settings.without)
     about = machine.describe(device)
     work = workloads.make(settings, arch.vocab_size)
     with tempfile.TemporaryDirectory() as folder:
@@ -80,8 +80,8 @@ def run(settings: Settings, *, strict: bool = True) -> dict[str, Any]:
         synthetic.write(synthetic.records(work, acted, seed=settings.seed), lines)
         values = swept_fields.values(settings, turns=work.turns, dtype=arch.dtype)
         contenders: dict[str, Any] = {OURS: OurSweeps(model, lines, values)}
-        for name, switch in switches.items():
-            contenders[without_name(name)] = OurSweeps(model, lines, values, switch)
+        for name, ablation in ablations.items():
+            contenders[without_name(name)] = OurSweeps(model, lines, values, ablation)
         contenders |= torch_sweeps(model, lines, values, settings, device)
     started = time.perf_counter()
     contest = _Contest(settings, work, arch, device, contenders, {name: {} for name in contenders})

@@ -61,7 +61,8 @@ class Model:
     scan_layers: bool = False
     # what layers compute again in the backward pass; auto: as little as memory allows
     remat: str = choice("auto", "none", "dots", "full")
-    attention: str = choice("auto", "xla", "splash", "cudnn")  # kernel of whole-row passes
+    # Kernel of whole-row passes; all_pairs: of token trees too, to compare with.
+    attention: str = choice("auto", "xla", "all_pairs", "splash", "cudnn")
 
 
 @dataclass(frozen=True)

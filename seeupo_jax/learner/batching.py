@@ -123,7 +123,7 @@ class Shapes:
     lengths: rising row lengths. action: action tokens of a span, at the most. rows: of a
     microbatch. trajectories: of an iteration. turns, context: of a trajectory, and its tokens, at
     the most; no context: those of the longest row. share: whether what the members of a group have
-    in common is computed once.
+    in common is computed once. truncate: whether a row ends with its span's last token.
     """
 
     lengths: tuple[int, ...]
@@ -133,6 +133,7 @@ class Shapes:
     turns: int = 1
     share: bool = True
     context: int | None = None
+    truncate: bool = True
 
     @property
     def longest(self) -> int:
@@ -200,14 +201,14 @@ def lay_out(
     Raises:
       ValueError: a span is longer than all of them.
     """
-    longest = max((span.end for span in spans), default=0)
-    allowed = shapes.allowed(longest)
+    end = [span.end if shapes.truncate else len(rows.tokens[span.segment]) for span in spans]
+    allowed = shapes.allowed(max(end, default=0))
     if lengths is not None:
         allowed = tuple(length for length in lengths if length in allowed)
     return Layout(
         spans,
         *choose_length(
-            [rows.tokens[span.segment][: span.end] for span in spans],
+            [rows.tokens[span.segment][:size] for span, size in zip(spans, end, strict=True)],
             rows.group_S[[span.segment for span in spans]],
             lengths=allowed,
             rows=shapes.rows,

@@ -23,6 +23,12 @@ from seeupo_jax.parallel import distributed
 from seeupo_jax.policy.network import Network, join
 from seeupo_jax.types import TrainState, TurnBatch
 
+Program = functools.partial[Any]  # jitted, with the parameters that no step changes
+
+
+def _as_it_is(name: str, program: Program) -> Program:
+    return program
+
 
 @dataclass(frozen=True, eq=False)
 class Learner:
@@ -35,6 +41,8 @@ class Learner:
     frozen: parameters that no step changes (all but the adapters, where there are any).
     layout: shardings of the TrainState, and `replicated` one of small arrays. Every program returns
     what it was given in the same layout, so that no program is compiled twice. None: one device.
+    through: gives what is called for a program of a name (`turn_step`, `refresh`, `score`, `value`,
+    `score_and_entropy`): instruments watch or replace programs by it.
     """
 
     network: Network
@@ -50,9 +58,10 @@ class Learner:
     frozen: Any = field(default_factory=dict)
     layout: TrainState | None = None
     replicated: jax.sharding.Sharding | None = None
+    through: Callable[[str, Program], Program] = _as_it_is
 
     @functools.cached_property
-    def turn_step(self) -> functools.partial[Any]:
+    def turn_step(self) -> Program:
         """`update.turn_step` from the state on; see there."""
         step = functools.partial(
             turn_step.turn_step,
@@ -64,10 +73,10 @@ class Learner:
         )
         out = turn_step.StepResult(self.layout, *(self.replicated,) * 3)
         jitted = jax.jit(step, donate_argnums=(1, 4), out_shardings=out)
-        return functools.partial(jitted, self.frozen)
+        return self.through("turn_step", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
-    def refresh(self) -> functools.partial[Any]:
+    def refresh(self) -> Program:
         """`update.refresh` from the trained parameters on; see there."""
         config = self.loss_config
 
@@ -79,27 +88,27 @@ class Learner:
             )
 
         jitted = jax.jit(refresh, donate_argnums=3, out_shardings=self.replicated)
-        return functools.partial(jitted, self.frozen)
+        return self.through("refresh", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
-    def score(self) -> functools.partial[Any]:
+    def score(self) -> Program:
         """`update.score` from the trained parameters on, which may lie in the host's memory."""
         jitted = score_program(self.network, self.temperature, self.replicated)
-        return functools.partial(jitted, self.frozen)
+        return self.through("score", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
-    def score_and_entropy(self) -> functools.partial[Any]:
+    def score_and_entropy(self) -> Program:
         """`update.score_and_entropy`, as `score` is `update.score`."""
         jitted = score_program(self.network, self.temperature, self.replicated, entropy=True)
-        return functools.partial(jitted, self.frozen)
+        return self.through("score_and_entropy", functools.partial(jitted, self.frozen))
 
     @property
-    def begin(self) -> functools.partial[Any]:
+    def begin(self) -> Program:
         """What scores the old and the reference policy when a sweep begins."""
         return self.score_and_entropy if self.entropy else self.score
 
     @functools.cached_property
-    def value(self) -> functools.partial[Any]:
+    def value(self) -> Program:
         """`update.value` from the trained parameters on, with a critic; see there."""
         critic = self.critic
 
@@ -107,7 +116,7 @@ class Learner:
             return turn_step.value(self.network, critic, join(params, frozen), own, batch)
 
         jitted = jax.jit(value, out_shardings=self.replicated)
-        return functools.partial(jitted, self.frozen)
+        return self.through("value", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
     def critic(self) -> Critic | None:

@@ -169,7 +169,7 @@ def _kernel(arch: Architecture, work: Pass) -> str:
         kv_heads=arch.kv_heads,
         dtype=arch.dtype,
     )
-    return kernel
+    return "xla" if kernel == "all_pairs" else kernel
 
 
 def _matrices(arch: Architecture, layer: int) -> dict[str, tuple[int, int]]:

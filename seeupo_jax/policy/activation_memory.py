@@ -149,7 +149,8 @@ def _in_whole(arch: Architecture, rows: int, length: int, platform: str) -> bool
 
 
 def _dense(arch: Architecture, length: int, platform: str) -> bool:
-    return arch.attention == "xla" and (platform != "cpu" or length <= FEW_KEYS)
+    few = platform != "cpu" or length <= FEW_KEYS
+    return arch.attention == "all_pairs" or (arch.attention == "xla" and few)
 
 
 def _chunk(arch: Architecture, rows: int, length: int) -> int:

@@ -3,7 +3,7 @@
 import pytest
 
 from seeupo_jax.bench import __main__ as command
-from seeupo_jax.bench.runners.ablations import SWITCHES, chosen
+from seeupo_jax.bench.runners.ablations import ABLATIONS, chosen
 from seeupo_jax.bench.runners.bench_models import MODELS
 from seeupo_jax.bench.settings import CONTENDERS, Settings, add_flags, check_json, read
 from seeupo_jax.bench.suite import SUITES
@@ -39,7 +39,7 @@ def test_every_command_of_the_page_is_one():
 
 
 def test_all_techniques_are_named_by_one_word():
-    assert chosen(("all",)) == SWITCHES
+    assert chosen(("all",)) == ABLATIONS
     with pytest.raises(ValueError, match="--without: got 'x'; allowed: all, share_prefixes"):
         chosen(("x",))
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from seeupo_jax.configuration.algorithm import Algorithm, check_choices, fused_refresh_applies
+from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
 from seeupo_jax.configuration.loading import from_dict, load_config
-from seeupo_jax.configuration.recipes import RECIPES
 
 
 @pytest.mark.parametrize(
@@ -34,11 +33,6 @@ def test_what_has_ratios_may_be_sampled_ahead_and_stepped_on_twice():
     for name in ("seeupo", "grpo", "gspo", "ppo", "cispo", "dapo"):
         values = {"recipe": name, "rollout_ahead": 1, "rollout": {"top_p": 1.0}}
         assert from_dict(values | {"algorithm": {"inner_epochs": 2}}).rollout_ahead == 1
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_is_allowed(name):
-    check_choices(Algorithm(**RECIPES[name]), max_turns=6)
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,9 @@ def test_choices_that_no_recipe_makes_are_the_twins(name, choices, order, rest):
 @pytest.mark.parametrize("name", ["dapo", "gspo"])
 def test_minibatches_are_the_twins_each_of_whole_trajectories_and_a_mean_of_its_own(name):
     made = learner(name, minibatches_per_turn=2, inner_epochs=2)
-    with mock.patch.dict(vars(made), turn_step=mock.Mock(wraps=made.turn_step)):
-        cases.observe(made, batch(4))
-        batches = [call.args[1] for call in made.turn_step.mock_calls]
+    turn_step = mock.Mock(wraps=made.turn_step)
+    cases.observe(cases.with_programs(made, turn_step=turn_step), batch(4))
+    batches = [call.args[1] for call in turn_step.mock_calls]
     parts = [set(b.trajectory_P[b.mask_PA[:, 0] > 0].tolist()) for b in batches]
     kept = set(np.flatnonzero(learnable(batch(4))).tolist())
     assert len(parts) == 4

@@ -126,8 +126,7 @@ def test_the_ratio_of_the_whole_is_computed_only_where_it_is_needed():
     made, steps = learner("gspo"), []
     for trajectories in (whole(), in_segments()):
         score, turn_step = (mock.Mock(wraps=f) for f in (made.score, made.turn_step))
-        with mock.patch.dict(vars(made), score=score, turn_step=turn_step):
-            observe(made, trajectories)
+        observe(cases.with_programs(made, score=score, turn_step=turn_step), trajectories)
         steps.append([call.args[1] for call in turn_step.mock_calls])
         split = [parts(batch, 0) > 0 for batch in steps[-1]]
         # Two passes begin a sweep; its first step reads what they found.
@@ -147,7 +146,7 @@ def test_segments_on_other_devices_and_in_other_microbatches_are_one_action():
     with jax.set_mesh(mesh):
         state = cases.new_state(plain.optimizer, jax.device_put(params, placed))
         layout = jax.tree.map(lambda x: x.sharding, state)
-        made = dataclasses.replace(plain, layout=layout, replicated=sharding(mesh, ()))
+        made = cases.unshared(plain, layout=layout, replicated=sharding(mesh, ()))
         ref_params = jax.device_put(reference(), placed)
         state, metrics, *_ = sweep(made, state, ref_params, list(in_segments()), iteration=3)
     cases.assert_trees_close(cases.host(state.params), wanted.state.params, 1e-5)

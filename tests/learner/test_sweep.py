@@ -106,6 +106,14 @@ def test_a_sweep_is_the_twins(name):
     assert name == "default" or max(moved) > 1e-4  # the choice matters for these trajectories
 
 
+@pytest.mark.parametrize("name", ["default", "tis_clip=1.1, old_policy=turn, inner_epochs=2"])
+def test_a_sweep_compiled_as_users_compile_it_is_the_twins(name, optimized):
+    choices, order = CASES[name]
+    # A temperature that no other test has: nothing of it is compiled yet.
+    learner = cases.unshared(cases.learner(temperature=0.83, **choices))
+    assert_equal_to_the_twin(learner, order)
+
+
 def test_a_sweep_with_adam_and_a_bound_on_the_gradient_is_the_twins():
     options = {"learning_rate": 0.01, "max_grad_norm": 1.0}
     learner = cases.learner(optimizer=cases.recording("adam", 0.01, 1.0))
@@ -179,9 +187,9 @@ def test_a_sampler_that_agrees_with_the_trainer_needs_no_weights(ratio):
 def test_a_fused_refresh_is_the_separate_one(choices):
     fused, separate = cases.learner(**choices), cases.learner(**choices, refresh="separate")
     assert fused.fused and not separate.fused
-    with mock.patch.dict(vars(fused), refresh=mock.Mock(wraps=fused.refresh)):
-        one = cases.observe(fused, cases.ragged())
-        left = sum(int(call.args[1].mask_PA[:, 0].sum()) for call in fused.refresh.mock_calls)
+    refresh = mock.Mock(wraps=fused.refresh)
+    one = cases.observe(cases.with_programs(fused, refresh=refresh), cases.ragged())
+    left = sum(int(call.args[1].mask_PA[:, 0].sum()) for call in refresh.mock_calls)
     two = cases.observe(separate, cases.ragged())
     assert_same_sweep(one, two)
     # Rows that the step cannot hold are refreshed before it: some are, not all.
@@ -309,9 +317,9 @@ def test_a_step_whose_gradient_is_not_finite_is_skipped_and_counted():
 
 def test_minibatches_are_a_partition_each_divided_by_its_share():
     learner = cases.learner(minibatches_per_turn=2, inner_epochs=2, refresh="separate")
-    with mock.patch.dict(vars(learner), turn_step=mock.Mock(wraps=learner.turn_step)):
-        observed = cases.observe(learner, cases.ragged())
-        calls = [call.args for call in learner.turn_step.mock_calls]
+    turn_step = mock.Mock(wraps=learner.turn_step)
+    observed = cases.observe(cases.with_programs(learner, turn_step=turn_step), cases.ragged())
+    calls = [call.args for call in turn_step.mock_calls]
     assert observed.metrics["sweep/steps"] == len(calls) == 16
     pools = [[0, 2], [0, 2, 5, 6, 7], [0, 1, 2, 5, 6, 7], [0, 1, 2, 3, 5, 6, 7]]
     drawn = []
@@ -361,7 +369,7 @@ def test_sweeps_of_other_trajectories_compile_nothing():
 )
 def test_programs_compiled_ahead_are_all_that_a_sweep_needs(choices):
     network, params = cases.policy(layers=1)
-    learner = dataclasses.replace(cases.learner(**choices), network=network)  # nothing compiled yet
+    learner = cases.unshared(cases.learner(**choices), network=network)  # nothing compiled yet
     state = cases.new_state(learner.optimizer, params)
     before = cases.host(state)
     state = compile_programs(learner, state, params, trajectories=6)
@@ -386,7 +394,7 @@ def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device():
     with jax.set_mesh(mesh):
         state = cases.new_state(plain.optimizer, jax.device_put(params, placed))
         layout = jax.tree.map(lambda x: x.sharding, state)
-        learner = dataclasses.replace(plain, layout=layout, replicated=replicated)
+        learner = cases.unshared(plain, layout=layout, replicated=replicated)
         ref_params = jax.device_put(reference(), placed)
         state, metrics, *_ = sweep(learner, state, ref_params, cases.ragged(), iteration=3)
         updated = cases.host(state.params)

@@ -24,8 +24,7 @@ def learner(**choices):
     """One that finds entropies, with the step of one that does not."""
     plain = cases.learner(**choices)
     made = dataclasses.replace(plain, entropy=True)
-    vars(made).update(turn_step=plain.turn_step, refresh=plain.refresh)
-    return made
+    return cases.with_programs(made, turn_step=plain.turn_step, refresh=plain.refresh)
 
 
 def run(made, trajectories=None):
@@ -68,7 +67,7 @@ def test_only_what_counts_was_learned_from():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probabilities_and_entropies_are_the_twins(temperature):
-    made = dataclasses.replace(learner(), temperature=temperature)
+    made = cases.unshared(learner(), temperature=temperature)
     _, metrics, found = run(made)
     weights, every = cases.weights_of(cases.policy()[1]), []
     for trajectory, learned in zip(cases.ragged(), found, strict=True):

@@ -84,8 +84,18 @@ def learner(
     algorithm = schema.Algorithm(**choices)
     made = Learner(policy()[0], chosen, algorithm, shapes, temperature, seed=5)
     first = _LEARNERS.setdefault((made.loss_config, made.critic, shapes, chosen), made)
-    vars(made).update(turn_step=first.turn_step, refresh=first.refresh, value=first.value)
-    return made
+    shared = {"turn_step": first.turn_step, "refresh": first.refresh, "value": first.value}
+    return with_programs(made, **shared)
+
+
+def unshared(made: Learner, **fields: Any) -> Learner:
+    """The learner with other fields, and with programs of its own."""
+    return dataclasses.replace(made, through=lambda name, own: own, **fields)
+
+
+def with_programs(made: Learner, **programs: Any) -> Learner:
+    """The same learner, which calls these instead of its own of these names."""
+    return dataclasses.replace(made, through=lambda name, own: programs.get(name, own))
 
 
 _LEARNERS: dict[Any, Learner] = {}

@@ -16,7 +16,7 @@ from seeupo_jax.bench import swept_fields, synthetic, workloads
 from seeupo_jax.bench.accelerator import device
 from seeupo_jax.bench.accelerator.record import NotHere, Record
 from seeupo_jax.bench.runners import bench_models, same_update, torch_imports
-from seeupo_jax.bench.runners.ablations import SWITCHES
+from seeupo_jax.bench.runners.ablations import ABLATIONS
 from seeupo_jax.bench.runners.jax_runner import OurSweeps
 from seeupo_jax.bench.runners.sampling_runner import converse, make_engine
 from seeupo_jax.bench.runners.torch_runner import TorchSweeps
@@ -158,7 +158,7 @@ def _check_sweeps(
     torch: bool,
 ) -> None:
     fused, _ = ours.recorded()
-    separate, _ = OurSweeps(*folder, values, SWITCHES["fused_refresh"]).recorded()
+    separate, _ = OurSweeps(*folder, values, ABLATIONS["fused_refresh"]).recorded()
     bound = same_update.TOLERANCES[about["dtype"]]
 
     def differences(other: same_update.Outcome) -> dict[str, tuple[float, float]]:

@@ -2,64 +2,60 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import (
-    ActionSpan,
-    Layout,
     Rows,
     Shapes,
     action_spans,
     all_actions,
-    choose_length,
     lay_out,
     turn_batch,
 )
-from seeupo_jax.learner.learner import Learner, score_program
-from seeupo_jax.policy.kernels import attention
 from seeupo_jax.types import TurnBatch
 
-
-def _as_they_are(learner: Learner) -> Learner:
-    return learner
+Score = Callable[[Any, TurnBatch], Any]
 
 
-def _nothing(learner: Learner, rows: Rows) -> None:
-    pass
+def _same_shapes(shapes: Shapes) -> Shapes:
+    return shapes
+
+
+def _one_pass(score: Score, rows: Rows, shapes: Shapes) -> Score:
+    return score
 
 
 @dataclass(frozen=True)
-class Switch:
+class Ablation:
     """One technique left out.
 
     words: what is done instead.
-    fields: of the configuration. shaped: changes the learner's shapes. adapt: its programs, given
-    the rows of the sweep. active: what must hold whenever the learner runs.
+    fields: of the configuration. shapes: from the learner's shapes to others. score: from the
+    program that scores a sweep's trajectories, their rows and the shapes to what is called instead.
     """
 
     words: str
     fields: Mapping[str, Any] = field(default_factory=dict)
-    shaped: Callable[[Learner], Learner] = _as_they_are
-    adapt: Callable[[Learner, Rows], None] = _nothing
-    active: Callable[[], AbstractContextManager[Any]] = nullcontext
+    shapes: Callable[[Shapes], Shapes] = _same_shapes
+    score: Callable[[Score, Rows, Shapes], Score] = _one_pass
 
 
-def _one_length(learner: Learner) -> Learner:
-    shapes = dataclasses.replace(learner.shapes, lengths=learner.shapes.lengths[-1:])
-    return dataclasses.replace(learner, shapes=shapes)
+def _one_length(shapes: Shapes) -> Shapes:
+    return dataclasses.replace(shapes, lengths=shapes.lengths[-1:])
 
 
-def _score_by_turn(learner: Learner, rows: Rows) -> None:
+def _whole_rows(shapes: Shapes) -> Shapes:
+    return dataclasses.replace(shapes, truncate=False)
+
+
+def _score_by_turn(one_pass: Score, rows: Rows, shapes: Shapes) -> Score:
     """What one pass gives for all turns, from a pass over each turn's contexts."""
-    one_pass, shapes, whole = learner.score, learner.shapes, all_actions(rows)
+    whole = all_actions(rows)
     place = {span.segment: number for number, span in enumerate(whole)}
 
     def score(params: Any, batch: TurnBatch) -> np.ndarray:
@@ -73,75 +69,40 @@ def _score_by_turn(learner: Learner, rows: Rows) -> None:
                 found_PA[row, column] = logp_A[: column.size]
         return found_PA
 
-    vars(learner)["score"] = score
+    return score
 
 
-def _lay_out_whole(
-    rows: Rows, spans: Sequence[ActionSpan], shapes: Shapes, lengths: Sequence[int] | None = None
-) -> Layout:
-    """`batching.lay_out`, but every span's segment stands there to its end."""
-    tokens = [rows.tokens[span.segment] for span in spans]
-    allowed = shapes.allowed(max(map(len, tokens), default=0))
-    if lengths is not None:
-        allowed = tuple(length for length in lengths if length in allowed)
-    groups = rows.group_S[[span.segment for span in spans]]
-    packed = choose_length(tokens, groups, lengths=allowed, rows=shapes.rows, share=shapes.share)
-    return Layout(spans, *packed)
-
-
-@contextlib.contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(module)[name]
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
-
-
-@contextlib.contextmanager
-def _dense_attention() -> Iterator[None]:
-    def whole(*arrays: Any, window: int | None, longest: int | None) -> Any:
-        return attention.all_pairs(*arrays, window=window)
-
-    dense = {**attention.OF_TREES, "xla": whole}
-    with _replaced(attention, "OF_TREES", dense), contextlib.ExitStack() as stack:
-        # All learners of a network share the program that scores: this one's must be its own.
-        score_program.cache_clear()
-        stack.callback(score_program.cache_clear)
-        yield
-
-
-ALL_ON = Switch("")
-SWITCHES = {
-    "share_prefixes": Switch(
+ALL_ON = Ablation("")
+ABLATIONS = {
+    "share_prefixes": Ablation(
         "every member of a group has its own copy of the prompt",
         {"batching.share_prefixes": False},
     ),
-    "fused_refresh": Switch(
+    "fused_refresh": Ablation(
         "new log-probabilities from a pass after each step", {"algorithm.refresh": "separate"}
     ),
-    "one_old_pass": Switch(
-        "old and reference log-probabilities from a pass for each turn", adapt=_score_by_turn
+    "one_old_pass": Ablation(
+        "old and reference log-probabilities from a pass for each turn", score=_score_by_turn
     ),
-    "truncation": Switch(
-        "a turn's rows reach to the end of their trajectories",
-        active=lambda: _replaced(sweep_module, "lay_out", _lay_out_whole),
+    "truncation": Ablation(
+        "a turn's rows reach to the end of their trajectories", shapes=_whole_rows
     ),
-    "buckets": Switch("rows are padded to one length", shaped=_one_length),
-    "tree_attention": Switch("scores of all pairs of tokens, and a mask", active=_dense_attention),
+    "buckets": Ablation("rows are padded to one length", shapes=_one_length),
+    "tree_attention": Ablation(
+        "scores of all pairs of tokens, and a mask", {"model.attention": "all_pairs"}
+    ),
 }
 
 
-def chosen(names: Sequence[str]) -> dict[str, Switch]:
+def chosen(names: Sequence[str]) -> dict[str, Ablation]:
     """Those that `--without` names; `all` is every one.
 
     Raises:
       ValueError: an unknown one.
     """
-    names = tuple(SWITCHES) if tuple(names) == ("all",) else tuple(names)
-    wrong = [name for name in names if name not in SWITCHES]
+    names = tuple(ABLATIONS) if tuple(names) == ("all",) else tuple(names)
+    wrong = [name for name in names if name not in ABLATIONS]
     if wrong:
-        allowed = ", ".join(("all", *SWITCHES))
+        allowed = ", ".join(("all", *ABLATIONS))
         raise ValueError(f"--without: got {wrong[0]!r}; allowed: {allowed}.")
-    return {name: SWITCHES[name] for name in names}
+    return {name: ABLATIONS[name] for name in names}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,13 +11,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from seeupo_jax.bench.runners.ablations import ALL_ON, Switch
+from seeupo_jax.bench.runners.ablations import ALL_ON, Ablation
 from seeupo_jax.bench.runners.program_flops import Flops
 from seeupo_jax.bench.runners.program_recorder import Call, Recorder, flops
 from seeupo_jax.bench.runners.same_update import Outcome
 from seeupo_jax.bench.swept_fields import nested
 from seeupo_jax.configuration import loading
 from seeupo_jax.learner.batching import Rows
+from seeupo_jax.learner.learner import Program
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
@@ -36,16 +37,16 @@ class OurSweeps:
     Args:
       folder: of the model. path: of the trajectories.
       values: fields of the configuration, by `choices.values`.
-      switch: what is left out of the sweep.
+      ablation: what is left out of the sweep.
 
     Attributes:
       metrics, steps: of the last sweep.
     """
 
     def __init__(
-        self, folder: Path, path: Path, values: Mapping[str, Any], switch: Switch = ALL_ON
+        self, folder: Path, path: Path, values: Mapping[str, Any], ablation: Ablation = ALL_ON
     ) -> None:
-        fields = nested(dict(values) | dict(switch.fields) | {"model.path": str(folder)})
+        fields = nested(dict(values) | dict(ablation.fields) | {"model.path": str(folder)})
         chosen = loading.from_dict(fields)
         # Shapes of microbatches and rows are what any user of the `update` command gets.
         chosen, self.trajectories = stored_update.prepare(chosen, str(path), lambda sentence: None)
@@ -55,11 +56,16 @@ class OurSweeps:
         self.state = build.new_state(chosen, self.policy, optimizer, params)
         self.reference = build.place_reference(chosen, params)
         learner = build.build_learner(chosen, self.policy, optimizer, self.state)
-        self._active, self.metrics, self.steps = switch.active, {}, ()
-        with self._in_force():
-            self.learner = switch.shaped(learner)
-            self._recorder = Recorder(self.learner)
-            switch.adapt(self.learner, Rows.of(self.trajectories))
+        shapes, rows = ablation.shapes(learner.shapes), Rows.of(self.trajectories)
+        self._recorder = Recorder()
+
+        def through(name: str, program: Program) -> Any:
+            program = self._recorder.through(name, program)
+            return ablation.score(program, rows, shapes) if name == "score" else program
+
+        self.learner = dataclasses.replace(learner, shapes=shapes, through=through)
+        self.metrics: dict[str, float] = {}
+        self.steps: Sequence[Step] = ()
 
     def run(
         self,
@@ -72,7 +78,7 @@ class OurSweeps:
         """
         chosen = self.trajectories if trajectories is None else trajectories
         began = time.perf_counter()
-        with self._in_force():
+        with jax.set_mesh(self.policy.mesh):
             self.state, self.metrics, _, self.steps = sweep(
                 self.learner, self.state, self.reference, chosen, iteration=ITERATION
             )
@@ -89,7 +95,7 @@ class OurSweeps:
     def flops(self, calls: list[Call]) -> dict[str, Flops]:
         """Of a sweep's calls, by program."""
         platform = self.policy.mesh.devices.flat[0].platform
-        with self._in_force():
+        with jax.set_mesh(self.policy.mesh):
             return flops(calls, self.policy.network.arch, platform)
 
     def tensors(self) -> dict[str, np.ndarray]:
@@ -105,11 +111,6 @@ class OurSweeps:
     def state_bytes(self) -> int:
         """Weights, the reference policy's, and the optimizer's state."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves((self.state, self.reference)))
-
-    @contextlib.contextmanager
-    def _in_force(self) -> Any:
-        with self._active(), jax.set_mesh(self.policy.mesh):
-            yield
 
 
 def _plain(rows: Rows, step: Step) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax.bench.runners.program_flops import Flops, Passes, Trips, count
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.learner import Program
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.attention import Past, Tree, sight_of
@@ -34,7 +34,7 @@ class Call:
     """
 
     name: str
-    program: functools.partial[Any]
+    program: Program
     shapes: tuple[Any, ...]
     batch: TurnBatch
     continued: RefreshBatch | None
@@ -53,13 +53,13 @@ class Call:
 class Recorder:
     """Stands between a learner and its programs, and writes down calls while it is asked to."""
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self) -> None:
         self.calls: list[Call] = []
         self._recording = False
-        for name in PROGRAMS:
-            program = getattr(learner, name)
-            # Where a cached property keeps what it has made.
-            vars(learner)[name] = functools.partial(self._call, name, program)
+
+    def through(self, name: str, program: Program) -> Program:
+        """What a learner calls for a program: its `through`."""
+        return functools.partial(self._call, name, program) if name in PROGRAMS else program
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[Call]]:
@@ -70,7 +70,7 @@ class Recorder:
         finally:
             self._recording = False
 
-    def _call(self, name: str, program: functools.partial[Any], *arguments: Any) -> Any:
+    def _call(self, name: str, program: Program, *arguments: Any) -> Any:
         if self._recording:
             shapes = jax.tree.map(_shape, arguments)
             batch, *rest = arguments[1:3]

@@ -98,8 +98,8 @@ def attend_trees(
 
     Args:
       kernel: the one that `kernels.select_kernel` gives. With splash, trees have a kernel of their
-        own on TPU, with cudnn on GPU; without one, only CPU leaves out the pairs of blocks that see
-        nothing.
+        own on TPU, with cudnn on GPU; with xla only CPU leaves out the pairs of blocks that see
+        nothing, and with all_pairs nothing does.
       longest: tokens of the longest path in a tree, which blocks are chosen by on CPU.
     """
     kv_heads, heads = head_axes(keys.k.shape[2])
@@ -169,6 +169,7 @@ def _on_gpu(q_NLHd: jax.Array, *arrays: jax.Array, window: int | None) -> jax.Ar
 
 OF_TREES = {  # by the name of the kernel
     "xla": _by_platform,
+    "all_pairs": all_pairs,
     "splash": functools.partial(_skipping, implementation="pallas"),
     "cudnn": _on_gpu,
 }
@@ -196,9 +197,9 @@ def attend(
       window: how many positions a query sees, its own included; None is all before it.
       segment_NL, key_segment_NC: int, which of the sequences packed in a row a token is of; a
         query sees its own only. None is one sequence a row.
-      kernel: xla | splash | cudnn. The last two are for passes over whole rows: the keys are the
-        queries' own (`key_position_NC` is `position_NL`), and positions grow by one along a
-        segment. `kernels.select_kernel` tells which shapes they take.
+      kernel: xla | all_pairs | splash | cudnn. The last two are for passes over whole rows: the
+        keys are the queries' own (`key_position_NC` is `position_NL`), and positions grow by one
+        along a segment. `kernels.select_kernel` tells which shapes they take.
 
     Returns: [N, L, H, head_dim] in the dtype of q.
 
@@ -207,7 +208,7 @@ def attend(
     """
     if (segment_NL is None) != (key_segment_NC is None):
         raise ValueError("attend: segment_NL and key_segment_NC must be given both or neither.")
-    if kernel == "xla":
+    if kernel in ("xla", "all_pairs"):
         kv_heads, heads = head_axes(keys.k.shape[2])
         queries, whole = ("rows", "length", heads, "head_dim"), ("rows", None, kv_heads, "head_dim")
         layouts = [queries, whole, whole, ("rows", "length"), ("rows", None)]
@@ -217,7 +218,9 @@ def attend(
             arrays += [segment_NL, key_segment_NC]
         return per_shard(functools.partial(_plain, window=window), layouts, queries)(*arrays)
     if kernel not in _FUSED:
-        raise ValueError(f"attend: got kernel {kernel!r}; allowed: {', '.join(('xla', *_FUSED))}.")
+        raise ValueError(
+            f"attend: got kernel {kernel!r}; allowed: {', '.join(('xla', 'all_pairs', *_FUSED))}."
+        )
     if key_position_NC is not position_NL or key_segment_NC is not segment_NL:
         raise ValueError(
             f"attend: kernel {kernel!r} got keys of another pass; allowed: a pass over whole rows,"

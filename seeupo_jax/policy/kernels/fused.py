@@ -24,7 +24,8 @@ from seeupo_jax.policy.kernels.tree_kernels_gpu import BLOCKS, WIDEST
 _LOGGER = logging.getLogger(__name__)
 _LANES = 128  # a block of keys fills the lanes of a TPU register, or several
 
-_PLATFORMS = {"splash": ("tpu", "cpu"), "cudnn": ("gpu", "cuda")}  # xla runs on all
+_PLAIN = ("xla", "all_pairs")  # without a kernel; the same but for rows of trees
+_PLATFORMS = {"splash": ("tpu", "cpu"), "cudnn": ("gpu", "cuda")}  # the others run on all
 _PREFERRED = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn"}
 _QUERIES = ("rows", "length", "heads", "head_dim")
 _KEYS = ("rows", None, "kv_heads", "head_dim")  # all that a row's queries may see
@@ -219,7 +220,7 @@ def select_kernel(
     """The kernel that a whole-row pass of this shape uses on the mesh in force, and why.
 
     Args:
-      wanted: xla | splash | cudnn.
+      wanted: xla | all_pairs | splash | cudnn.
       dtype: of queries, keys and values, by name.
       trees: whether rows hold token trees, for which a platform has a kernel of its own.
 
@@ -229,7 +230,7 @@ def select_kernel(
       ValueError: a kernel of another name.
     """
     _check_name(wanted)
-    if wanted == "xla":
+    if wanted in _PLAIN:
         return wanted, "as wanted"
     reason = (_REFUSES_TREES if trees else _REFUSES)[wanted](length, head_dim, dtype)
     if reason is None:
@@ -298,6 +299,6 @@ def check_kernel(wanted: str, platform: str) -> None:
 
 
 def _check_name(wanted: str) -> None:
-    names = ("xla", *_REFUSES)
+    names = (*_PLAIN, *_REFUSES)
     if wanted not in names:
         raise ValueError(f"attention: got {wanted!r}; allowed: {', '.join(names)}.")

@@ -51,8 +51,7 @@ def learner(kind, **choices):
     algorithm = schema.Algorithm(**RECIPES["ppo"] | {"critic": kind} | choices)
     made = Learner(NETWORK, cases.recording(), algorithm, SHAPES, temperature=1.0, seed=5)
     first = _LEARNERS.setdefault((made.loss_config, made.critic), made)
-    vars(made).update(turn_step=first.turn_step, value=first.value)
-    return made
+    return cases.with_programs(made, turn_step=first.turn_step, value=first.value)
 
 
 def without_critic(**choices):
@@ -392,7 +391,7 @@ def on_mesh(made, offload, **sizes):
     said = abstract_state(made.optimizer, params, layout, made.critic)
     assert jax.tree.map(lambda x: x.sharding, said) == jax.tree.map(lambda x: x.sharding, state)
     replicated = sharding(mesh, ())
-    return mesh, dataclasses.replace(made, layout=layout, replicated=replicated), state
+    return mesh, cases.unshared(made, layout=layout, replicated=replicated), state
 
 
 @pytest.mark.parametrize("kind, second", [("head", "data"), ("model", "context")])
@@ -429,7 +428,7 @@ def adapted(kind):
     model = attach(NETWORK.bind(jax.device_put(PARAMS)), lora, seed=7)
     network, params = split(model)
     params, frozen = trainable(network, params)
-    made = dataclasses.replace(learner(kind), network=network, frozen=frozen)
+    made = cases.unshared(learner(kind), network=network, frozen=frozen)
     return made, state_of(made, cases.jittered(params, 0.1))
 
 
@@ -464,7 +463,7 @@ def test_it_begins_with_values_of_0_and_a_model_begins_as_the_policy(kind):
 def test_programs_compiled_ahead_are_all_that_a_sweep_needs():
     # Trajectories of several segments, whose ratio is scored before the second step.
     choices = {"ratio": "geometric", "inner_epochs": 2}
-    made = dataclasses.replace(learner("model", **choices))  # nothing compiled yet
+    made = cases.unshared(learner("model", **choices))  # nothing compiled yet
     state = state_of(made)
     before = cases.host(state)
     state = compile_programs(made, state, PARAMS, trajectories=8)

@@ -176,7 +176,7 @@ def test_a_fused_kernel_refuses_keys_of_another_pass():
 
 def test_an_unknown_kernel_lists_those_that_are_known():
     q = jnp.zeros((1, 2, 1, 8))
-    with pytest.raises(ValueError, match="got kernel 'flash'; allowed: xla, splash, cudnn"):
+    with pytest.raises(ValueError, match="got kernel 'flash'; allowed: xla, all_pairs, splash"):
         attend(q, KeyValues(q, q), q[..., 0, 0], q[..., 0, 0], kernel="flash")
 
 

@@ -226,5 +226,5 @@ def test_a_kernel_that_cannot_run_on_a_platform_is_refused():
     "f", [lambda name: select_kernel(name, **SHAPE), lambda name: check_kernel(name, "tpu")]
 )
 def test_an_unknown_kernel_lists_those_that_are_known(f):
-    with pytest.raises(ValueError, match="got 'flash'; allowed: xla, splash, cudnn"):
+    with pytest.raises(ValueError, match="got 'flash'; allowed: xla, all_pairs, splash, cudnn"):
         f("flash")
