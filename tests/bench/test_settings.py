@@ -74,7 +74,7 @@ def test_all_techniques_are_named_by_one_word():
 )
 def test_a_wrong_command_ends_with_one_sentence(line, sentence, capsys, monkeypatch):
     monkeypatch.setattr(
-        command.update.models, "only_device", lambda: command.update.jax.devices()[0]
+        command.update.bench_models, "only_device", lambda: command.update.jax.devices()[0]
     )
     monkeypatch.setattr(command, "prepare_xla", lambda: None)
     with pytest.raises(SystemExit) as ended:

@@ -27,7 +27,7 @@ def test_a_command_names_problems_recipes_and_settings_that_there_are(line):
     assert set(flags.pop("problem", "long").split(",")) <= set(PROBLEMS)
     files = {name: flags.pop(name, "") for name in ("problem_file", "json", "plot")}
     assert not files["problem_file"] or f"savez('{files['problem_file']}'" in PAGE
-    values = {name: True if name == "exact" else parse(text) for name, text in flags.items()}
+    values = {name: True if name == "exact" else parse(text, name) for name, text in flags.items()}
     settings = build(Settings, values, "lab")
     for recipe in recipes:
         settings.algorithm(recipe)

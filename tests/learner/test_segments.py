@@ -71,7 +71,7 @@ def reference():
 @functools.cache
 def learner(name):
     made = cases.learner(shapes=SHAPES, **CASES[name])
-    return dataclasses.replace(made, network=policy()[0])
+    return cases.unshared(made, network=policy()[0])
 
 
 def observe(made, trajectories):

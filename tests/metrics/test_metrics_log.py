@@ -206,13 +206,14 @@ def test_unknown_trackers_and_values_are_refused(tmp_path):
     assert read_metrics(tmp_path) == []
 
 
-def test_importing_telemetry_loads_no_heavy_package(tmp_path):
+def test_importing_metrics_and_display_loads_no_heavy_package(tmp_path):
     code = """if True:
         import sys
-        from seeupo_jax.telemetry import metrics, progress, report, statistics
+        from seeupo_jax.display import progress, run_summary
+        from seeupo_jax.metrics import metrics_log, statistics
         heavy = {"matplotlib", "tensorboardX", "rich", "jax"} & set(sys.modules)
         assert not heavy, heavy
-        report.learning_curve(sys.argv[1])
+        run_summary.learning_curve(sys.argv[1])
         assert "matplotlib.pyplot" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

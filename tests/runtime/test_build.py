@@ -48,14 +48,14 @@ class BadDesk(OrderDesk):
 @pytest.mark.parametrize(
     "wrong, told",
     [
-        ("init", "env.name: 'test_build:BadDesk' cannot be made: LookupError: no desk."),
+        ("init", f"env.name: '{__name__}:BadDesk' cannot be made: LookupError: no desk."),
         ("test", "BadDesk.task_ids('test'): got <list_iterator"),
         ("train/0", "BadDesk.labels('train/0'): got None; allowed: a dict of texts."),
         ("test/3", "BadDesk.labels('test/3'): got None; allowed: a dict of texts."),
     ],
 )
 def test_a_class_that_breaks_the_protocol_is_told_before_any_compile(wrong, told):
-    overrides = ["env.name=test_build:BadDesk", f"env.options={{'wrong': {wrong!r}}}"]
+    overrides = [f"env.name={__name__}:BadDesk", f"env.options={{'wrong': {wrong!r}}}"]
     with pytest.raises(ValueError) as error:
         check_config(load_config(CONFIG, overrides))
     assert str(error.value).startswith(told)

@@ -216,11 +216,11 @@ def test_one_iteration_is_that_of_our_sweep(case, folder):
     close(result.advantages[kept], advantage_N[kept])
     before_N, steps = np.ones(len(TRAJECTORIES)), iter(result.steps)
     for update in observed.updates:
-        factor_N = update.factor_N if learner.fused else before_N
+        ratio_N = update.cumulative_ratio_N if learner.fused else before_N
         for _, step in zip(update.metrics, steps, strict=False):
             assert (step.turn,) == update.turns
-            close(step.weights[kept], (advantage_N * factor_N)[kept])
-        before_N = update.factor_N
+            close(step.weights[kept], (advantage_N * ratio_N)[kept])
+        before_N = update.cumulative_ratio_N
     for numbers in (result.advantages, *(step.weights for step in result.steps)):
         assert np.isnan(numbers).tolist() == (~kept).tolist()
 
