@@ -42,7 +42,7 @@ bfcl: $(VENV)/development
 
 test: $(VENV)/development
 	@echo "Running every test ..."
-	$(RUN) -m pytest -n auto --dist loadfile
+	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/development
 	$(RUN) -m ruff format --check .

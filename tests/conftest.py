@@ -27,8 +27,37 @@ from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# Files that take longest, first: a worker that began one last would leave the others idle.
+LONGEST = (
+    "tests/test_train.py",
+    "tests/parallel/test_stop_signal.py",
+    "tests/test_evaluate.py",
+    "tests/test_recipes.py",
+    "tests/rollout/engine/test_slots.py",
+    "tests/learner/test_sweep.py",
+    "tests/bench/test_accelerator.py",
+    "tests/envs/appworld/test_environment.py",
+    "tests/runtime/test_run.py",
+    "tests/planning/test_explain.py",
+    "tests/browser/test_tutorial.py",
+    "tests/checkpoint/test_checkpoints.py",
+    "tests/aot/test_command.py",
+    "tests/test_compare.py",
+    "tests/learner/step/test_critic.py",
+    "tests/learner/test_recipes.py",
+    "tests/third_party/test_torch_baseline.py",
+    "tests/test_update.py",
+    "tests/test_full_disk.py",
+    "tests/test_processes.py",
+    "tests/launch/test_local.py",
+)
 MAPS = Path("/proc/self/maps")  # Linux's list of a process's memory maps; it allows 65,530 of them
 MANY = 20_000
+
+
+def pytest_collection_modifyitems(items):
+    place = {ROOT / file: number for number, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 @pytest.fixture
