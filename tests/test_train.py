@@ -88,7 +88,8 @@ def test_a_run_leaves_metrics_checkpoints_curve_and_a_summary(finished):
     assert "remat: none (model.remat=auto): about " in printed
     # 2 layers x (key, value) x 1 head x 16 numbers of 4 bytes are 256 a token.
     assert "KV cache: 16 slots for 16 conversations, 512 KiB in 128 pages of 16 tokens" in printed
-    assert "(256 B a token, 32 KiB a conversation of 128 tokens; 16 of them fit at once)" in printed
+    plan = "(256 B per token, 32 KiB per conversation of 128 tokens; 16 of them fit at once)"
+    assert plan in printed
     assert "iteration 4/4" in printed and "avg@2" in printed and "Where to look next" in printed
 
 

@@ -50,7 +50,7 @@ class RematPlan:
         name, least = self.chosen, next(iter(self.activations))
         if self.allowed is None:
             return f"remat: {name} (model.remat=auto; how much memory devices have is not known)"
-        allowed = f"of {in_units(self.allowed)} a device for a step"
+        allowed = f"of {in_units(self.allowed)} per device for a step"
         text = (
             f"remat: {name} (model.remat=auto): about {in_units(self.needed(name))} {allowed},"
             f" {in_units(self.activations[name])} of it activations"

@@ -381,6 +381,8 @@ def test_a_mistake_is_not_what_is_missing(choices, told):
 
 def test_less_memory_than_a_run_needs_is_told_for_planned_devices(tmp_path):
     config = load_config(QUICKSTART)
-    with pytest.raises(ValueError, match="cache_gib: got None, which means 24 MiB a device.* free"):
+    with pytest.raises(
+        ValueError, match="cache_gib: got None, which means 24 MiB per device.* free"
+    ):
         explain_training(config, tmp_path, Planned(24 * 2**20))
     explain_training(config, tmp_path, Planned(64 * 2**20))

@@ -43,7 +43,7 @@ def test_the_least_recomputation_that_fits_is_chosen(one):
 def test_the_choice_is_told_in_a_sentence():
     plan = RematPlan(GIB, {"none": 4 * GIB, "dots": 2 * GIB, "full": GIB // 2}, 4 * GIB)
     assert str(plan) == (
-        "remat: dots (model.remat=auto): about 3 GiB of 4 GiB a device for a step, 2 GiB of it"
+        "remat: dots (model.remat=auto): about 3 GiB of 4 GiB per device for a step, 2 GiB of it"
         " activations; none needs 5 GiB"
     )
     assert "none (model.remat=auto): about 5 GiB" in str(dataclasses.replace(plan, allowed=5 * GIB))

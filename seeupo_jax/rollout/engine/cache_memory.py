@@ -34,7 +34,7 @@ class Reshard:
         if not self.held_bytes:
             return f"sampler's layout: {self.axes}; it reads the trainer's parameters"
         return (
-            f"sampler's layout: {self.axes}; {in_units(self.held_bytes)} a device for its copy of"
+            f"sampler's layout: {self.axes}; {in_units(self.held_bytes)} per device for its copy of"
             f" the policy, {in_units(self.received_bytes)} of it from other devices before each"
             " rollout"
         )
@@ -81,7 +81,7 @@ class CachePlan:
         return (
             f"KV cache: {self.slots} slots{cut} for {self.concurrency} conversations,"
             f" {in_units(self.bytes)} in {self.pages} pages of {self.page_size} tokens"
-            f" ({in_units(self.token_bytes)} a token, {in_units(whole)} a conversation of"
+            f" ({in_units(self.token_bytes)} per token, {in_units(whole)} per conversation of"
             f" {self.max_context} tokens; {fit} of them fit at once){way}"
         )
 
@@ -146,7 +146,7 @@ def plan_cache(
             free = f"with {copy} together {free}"
         raise ValueError(
             f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {in_units(plan.bytes)}"
-            f" a device for {plan.concurrency} conversations of {plan.max_context} tokens;"
+            f" per device for {plan.concurrency} conversations of {plan.max_context} tokens;"
             f" allowed: {free}."
         )
     _check_places(rollout, heads, plan)
@@ -158,8 +158,8 @@ def _check_places(rollout: schema.Rollout, heads: int, plan: CachePlan) -> None:
     if heads * plan.pages * plan.page_size > np.iinfo(np.int32).max:
         raise ValueError(
             f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {plan.pages} pages of"
-            f" {plan.page_size} tokens for {heads} heads a device; allowed: fewer than 2**31 keys a"
-            " layer, which int32 counts."
+            f" {plan.page_size} tokens for {heads} heads per device; allowed: fewer than 2**31 keys"
+            " per layer, which int32 counts."
         )
 
 
@@ -191,7 +191,7 @@ def _available_on_host() -> int | None:
 
 
 def in_units(count: float) -> str:
-    """Bytes as they are told."""
+    """A number of bytes as text, in the largest fitting unit."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

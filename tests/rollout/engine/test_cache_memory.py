@@ -26,7 +26,7 @@ def test_the_cache_is_every_conversation_at_full_length():
 def test_the_plan_tells_of_the_samplers_copy_of_the_policy():
     told = str(plan_cache(ARCH, ROLLOUT, shards=4, tensor=2, reshard=COPY))
     assert told.endswith(
-        "4 of them fit at once); sampler's layout: data 4 x tensor 2; 3 GiB a device for its copy"
+        "4 of them fit at once); sampler's layout: data 4 x tensor 2; 3 GiB per device for its copy"
         " of the policy, 2 GiB of it from other devices before each rollout"
     )
     same = Reshard("one device", 0, 0, 0)
