@@ -75,7 +75,7 @@ class Report:
                 f" {setup.arch.remat}",
                 f"rollout: {plan.slots * plan.shards} slots for"
                 f" {plan.concurrency * plan.shards} conversations on {plan.shards} row shards, a"
-                f" cache of {plan.bytes / GIB:.2f} GiB a device",
+                f" cache of {plan.bytes / GIB:.2f} GiB per device",
             )
         )
 
@@ -99,9 +99,9 @@ class Report:
             return f"{each.inside[name] / GIB:.2f}" if name in each.inside else ""
 
         rows = [(name, [cell(each, name) for each in done]) for name in parts]
-        rows.append(("together", [f"{each.peak / GIB:.2f}" for each in done]))
+        rows.append(("total", [f"{each.peak / GIB:.2f}" for each in done]))
         share = [f"{100 * each.peak / self.hbm:.0f}%" for each in done]
-        return _table("GiB a device", done, [*rows, ("of what is there", share)])
+        return _table("GiB per device", done, [*rows, ("share of available", share)])
 
     def _work(self, done: Sequence[Figures]) -> str:
         """FLOPs of all devices together, and the time that one execution takes at least."""
@@ -112,7 +112,7 @@ class Report:
             "TFLOP of the model": lambda f: _number(f.needed_flops / 1e12),
             "TFLOP executed": lambda f: _number(f.executed_flops / 1e12),
             "of 6·P·tokens": lambda f: _share(f.executed_flops, f.yardstick_flops),
-            "received, GiB": lambda f: _number(sum(c.total for c in f.collectives) / GIB),
+            "communication, GiB": lambda f: _number(sum(c.total for c in f.collectives) / GIB),
             "compute, s": lambda f: _number(f.roofline.compute_s),
             "memory, s": lambda f: _number(f.roofline.memory_s),
             "network, s": lambda f: _number(f.roofline.network_s),
@@ -134,7 +134,7 @@ class Report:
             for each in done
             if each.collectives
         ]
-        return "\n".join(("collectives, bytes that a device receives", *lines)) if lines else ""
+        return "\n".join(("collectives, communication volume per device", *lines)) if lines else ""
 
     def _verdict(self) -> str:
         lines = []
