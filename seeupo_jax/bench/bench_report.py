@@ -18,31 +18,31 @@ _VARIED = {"turns": "turns", "prompt": "prompt, tokens", "group_size": "conversa
 
 HEAD = """# Benchmarks
 
-Written by `python -m seeupo_jax.bench all`; no figure on it was typed. Each run has both sides in
-one process, where they take turns; a ratio is that of the medians, in brackets the least and the
-greatest of one round.
+Written by `python -m seeupo_jax.bench all`; no figure was entered by hand. Both sides of a run are
+measured in one process, in turns. A ratio is that of the medians; in brackets are the least and the
+greatest ratio of a single round.
 
-The other side is `third_party/torch_baseline`: SeeUPO by the reference implementation's recipe on
-Hugging Face models, in two readings: without the turns that the reference pads, where the faster
-of the ways that were run (eager, `torch.compile`) counts; and with them, as its recipe has it.
-Before anything is timed one sweep of each side, from the same weights over the same trajectories,
-must give the same losses, KL, weights M and parameters, or the run ends with an error. Weights are
-random; lengths are what the workloads say (`bench/workloads.py`), times `--scale`.
+The other side is `third_party/torch_baseline`: SeeUPO on Hugging Face models, by the recipe of the
+reference implementation, in two variants: without the turns that the reference pads, where the
+faster of the measured modes (eager, `torch.compile`) counts; and with them, as in the recipe.
+Before anything is timed, one sweep of each side, from the same weights over the same trajectories,
+must give the same losses, KL, weights M and parameters; otherwise the run ends with an error.
+Weights are random; lengths are those of the workloads (`bench/workloads.py`), times `--scale`.
 """
 
 ACCELERATOR = """
 ## On a GPU or a TPU
 
-No figure above is of an accelerator. One command measures there everything that a CPU cannot show:
+No figure above is from an accelerator. One command measures there what a CPU cannot show:
 
 ```bash
 python -m seeupo_jax.bench accelerator --out=runs/accelerator --minutes=30
 ```
 
-It runs pieces, most valuable first, each in a process of its own that is ended after 7.5 minutes:
+It runs pieces, the most valuable first, each in its own process with a time limit of 7.5 minutes:
 
 1. `trees_bfloat16`, `trees_float32`: attention over token trees by the platform's kernel (Triton on
-   GPU, Pallas on TPU) against plain attention, outputs and gradients, in shapes of real use;
+   GPU, Pallas on TPU) against plain attention, outputs and gradients, in realistic shapes;
 2. `rows`: cuDNN's (GPU) or splash (TPU) attention over rows, and attention over pages of the KV
    cache, against plain attention;
 3. `parity`: logits and gradients against PyTorch from the same random weights;
@@ -54,24 +54,24 @@ It runs pieces, most valuable first, each in a process of its own that is ended 
 7. `update_bfcl_1.5b`, `update_order_desk_1.5b`, `rollout_1.5b`.
 
 Comparisons are made in float32 (matrix products with the highest precision) and in bfloat16; each
-says its greatest difference and the bound that it must keep.
+reports its greatest difference and its bound.
 
-- **Results**: `OUT/NAME.json` for each piece, written anew after every measurement;
-  `OUT/NAME.log`, what a piece printed that was not done; and the page `OUT/benchmarks_gpu.md`, in a
-  checkout also `docs/benchmarks_gpu.md` (`--page=FILE`: there instead), which ends with what was
-  not run and why.
-- **Resuming**: the same command with the same `--out` runs what is left: first what was never tried
-  to its end, then what failed. What is done is not repeated; delete its JSON file to measure it
-  again. `--minutes` is the budget of one start: where a machine is lent for ten minutes at a time,
-  `--minutes=9` several times does the same as one long run.
-- **Failures** of a piece (an error, a crash, its time limit) are written down with their last
-  sentence, and the next piece runs. The exit code is 0; 1 where a piece failed or a comparison did
-  not keep its bound; 2 where there is no accelerator, or a wrong flag.
-- **Memory**: sizes that do not fit into the memory that is free are left out, and where memory runs
-  out the piece is run again in its next smaller size; its notes on the page say so.
-- **What it needs**: no network. Without PyTorch (`torch` with CUDA and `transformers`) only our
-  side is measured. Only `quickstart` needs `ml_collections`, `grain` and `array_record`; no piece
-  needs `gguf`, `llguidance`, `tensorflow-datasets`, `tensorboardX` or `vl-convert-python`. Of
+- **Results**: `OUT/NAME.json` for each piece, rewritten after every measurement; `OUT/NAME.log`,
+  the output of a piece that did not finish; and the page `OUT/benchmarks_gpu.md`, in a checkout
+  also `docs/benchmarks_gpu.md` (`--page=FILE` changes that), which ends with what was not run and
+  why.
+- **Resuming**: rerunning the command with the same `--out` runs the remaining pieces: first those
+  that were never completed, then those that failed. Completed pieces are not repeated; delete the
+  JSON file of a piece to measure it again. `--minutes` is the budget of one start: where a machine
+  is available for ten minutes at a time, `--minutes=9` several times equals one long run.
+- **Failures** of a piece (an error, a crash, its time limit) are recorded with their last sentence,
+  and the next piece runs. The exit code is 0; 1 where a piece failed or a comparison exceeded its
+  bound; 2 where there is no accelerator, or a wrong flag.
+- **Memory**: sizes that do not fit into the free memory are left out. Where memory runs out, the
+  piece is repeated in its next smaller size; its notes on the page say so.
+- **Requirements**: no network. Without PyTorch (`torch` with CUDA and `transformers`) only
+  seeupo_jax is measured. Only `quickstart` needs `ml_collections`, `grain` and `array_record`; no
+  piece needs `gguf`, `llguidance`, `tensorflow-datasets`, `tensorboardX` or `vl-convert-python`. Of
   several devices the first is used.
 - `--rehearse` runs all pieces on CPU in their smallest sizes; its page holds no figures.
 """
@@ -91,7 +91,7 @@ def run(flags: argparse.Namespace) -> None:
     """
     found = read(flags.results)
     if not flags.output.absolute().parent.is_dir():
-        raise ValueError(f"--output: got {flags.output}; allowed: a file in a folder there is.")
+        raise ValueError(f"--output: got {flags.output}; allowed: a file in an existing folder.")
     drawn = {}
     for name, label in _VARIED.items():
         points = {n: f for n, f in found.items() if n.startswith(f"sizes_{name}_")}
@@ -199,7 +199,7 @@ def _megabytes(count: float | None) -> str:
 
 def _updates(found: dict[str, Figures]) -> str:
     head = (
-        *("ratio", "over the recipe", "model", "workload", "side", "s a sweep"),
+        *("ratio", "over the recipe", "model", "workload", "side", "s per sweep"),
         *("least to most", "tokens/s"),
         *("peak MiB", "computed tokens"),
     )
@@ -216,27 +216,27 @@ def _updates(found: dict[str, Figures]) -> str:
             cells = (name, f"{side['median_s']:.3f}", spread, f"{side['tokens_per_second']:,.0f}")
             rows.append((*first, *cells, _megabytes(side["peak_bytes"]), f"{side['positions']:,}"))
     text = (
-        "One sweep: every turn's step, and all that it needs. Tokens a second are the trajectories'"
-        " own tokens, each once, for both sides. Peak memory is the weights, the reference policy's"
-        " and the optimizer's state, and what a sweep adds to them."
+        "One sweep: every turn's step, and all that it needs. Tokens/s count the tokens of the"
+        " trajectories, each once, for both sides. Peak memory includes the weights, the reference"
+        " policy, the optimizer state, and what a sweep adds to them."
     )
     return "\n\n".join([text, table(head, rows), _flops(found), *_contributions(found)])
 
 
 def _flops(found: dict[str, Figures]) -> str:
     head = (
-        *("model", "workload", "FLOPs of a sweep", "of these attention", "again", "goal"),
-        *("of the goal", "reference recipe", "padding", "shared", "MFU"),
+        *("model", "workload", "FLOPs per sweep", "attention", "recomputed", "budget"),
+        *("of the budget", "reference recipe", "padding", "shared", "MFU"),
     )
     rows = []
     for f in found.values():
         ours, budget = f["contenders"][OURS], f["budgets"]
         mfu = f"{f['mfu']:.1%}" if "mfu" in f else "-"
         metrics = ours["metrics"]
-        # Figures of before both were told apart: all is held against the goal.
-        told = "flops_again" in ours
-        again = f"{ours['flops_again'] / ours['flops']:.0%}" if told else "?"
-        once = flops_once(ours) if told else ours["flops"]
+        # Older figures do not separate recomputed FLOPs: all count against the budget.
+        separate = "flops_again" in ours
+        again = f"{ours['flops_again'] / ours['flops']:.0%}" if separate else "?"
+        once = flops_once(ours) if separate else ours["flops"]
         rows.append(
             (
                 f["model"],
@@ -253,16 +253,15 @@ def _flops(found: dict[str, Figures]) -> str:
             )
         )
     text = (
-        "What our programs multiplied, counted in the programs that ran with the loops as long as"
-        " they were; a multiply-add is two. Again is what backward passes compute a second time"
-        " instead of keeping it (logits, scores of attention); neither the goal nor MFU counts it,"
-        " but where it was not told apart: in older figures, marked by a question mark, and in"
-        " rematerialised layers."
-        " The goal is 1.15 x [6 P x tokens of every turn's pool, a group's prompt once + 4 P x"
-        " tokens of the trajectories, likewise]; the reference recipe"
-        " 12 P x tokens of every turn's rows. P: all parameters, as if logits were computed"
-        " everywhere; attention is in no formula, but in what is counted. MFU: share of the matrix"
-        " product's peak measured in the same run, on accelerators only."
+        "FLOPs that the programs executed, counted in the compiled programs with the actual trip"
+        " counts of their loops; a multiply-add is two. Recomputed: what backward passes compute"
+        " again instead of storing it (logits, attention scores). Neither the budget nor MFU counts"
+        " it, except where it was not measured separately: in older figures, marked by a question"
+        " mark, and in rematerialised layers. The budget is 1.15 x [6 P x tokens of every turn's"
+        " pool, a group's prompt once + 4 P x tokens of the trajectories, likewise]; the reference"
+        " recipe 12 P x tokens of every turn's rows. P: all parameters, as if logits were computed"
+        " everywhere; the formulas exclude attention, the counts include it. MFU: share of the"
+        " matrix product's peak measured in the same run, on accelerators only."
     )
     return f"### FLOPs\n\n{text}\n\n{table(head, rows)}"
 
@@ -279,9 +278,9 @@ def _contributions(found: dict[str, Figures]) -> list[str]:
         head = ("without", "instead", "time", "computed tokens", "FLOPs")
         parts.append(f"{_workload(f)}; model {f['model']}:\n\n{table(head, rows)}")
     if parts:
-        words = "A sweep with one technique switched off, over the sweep with all of them."
+        words = "A sweep with one technique disabled, relative to the sweep with all of them."
         return [
-            f"### What each technique contributes\n\n{words} The numbers stay the same.",
+            f"### What each technique contributes\n\n{words} Results stay the same.",
             *parts,
         ]
     return []
@@ -290,7 +289,7 @@ def _contributions(found: dict[str, Figures]) -> list[str]:
 def _rollouts(found: dict[str, Figures]) -> str:
     head = (
         *("ratio", "over the cache kept", "model", "workload", "side", "s", "sampled/s"),
-        *("computed a sampled token", "waste"),
+        *("computed per sampled token", "waste"),
     )
     rows = []
     for f in found.values():
@@ -302,9 +301,9 @@ def _rollouts(found: dict[str, Figures]) -> str:
             cells = (name, f"{side['median_s']:.2f}", f"{side['tokens_per_second']:.0f}")
             rows.append((*first, *cells, *(f"{number:.2f}" for number in numbers)))
     text = (
-        "The same conversations sampled: `generate` of `transformers` as agent loops use it, every"
-        " turn sending the conversation again, and with its KV cache kept; ours. Waste is tokens"
-        " computed over those that must be."
+        "The same conversations are sampled by `generate` of `transformers` as agent loops use it"
+        " (every turn sends the conversation again), by `generate` with its KV cache kept, and by"
+        " seeupo_jax. Waste: computed tokens over the minimum."
     )
     return f"{text}\n\n{table(head, rows)}"
 
@@ -324,8 +323,8 @@ def _iterations(found: dict[str, Figures]) -> str:
             keys = ("median_s", "rollout_s", "sweep_s")
             rows.append((*first, name, *(f"{side[key]:.2f}" for key in keys)))
     text = (
-        "Conversations are sampled, then swept over. Each side sweeps over the tokens that it has"
-        " sampled itself, of the lengths that the workload gives."
+        "A rollout and a sweep over it. Each side sweeps over the tokens that it has sampled, with"
+        " the lengths of the workload."
     )
     return f"{text}\n\n{table(head, rows)}"
 
@@ -339,7 +338,9 @@ def _points(found: dict[str, Figures], name: str) -> dict[int, dict[str, Any]]:
 
 
 def _plots(drawn: dict[str, str]) -> str:
-    lines = [f"![seconds a sweep against {_VARIED[name]}]({path})" for name, path in drawn.items()]
+    lines = [
+        f"![seconds per sweep against {_VARIED[name]}]({path})" for name, path in drawn.items()
+    ]
     text = "The workload `long` at model `tiny`, one size varied; medians, bars from least to most."
     return f"## Time against sizes\n\n{text}\n\n" + "\n\n".join(lines)
 

@@ -14,7 +14,7 @@ Values = Mapping[str, Any]
 
 HEAD = """# Benchmarks on an accelerator
 
-Written by `python -m seeupo_jax.bench accelerator`; no figure on it was typed. Every piece is a
+Written by `python -m seeupo_jax.bench accelerator`; no figure was entered by hand. Every piece is a
 process of its own with a time limit; weights are random. What was not measured is at the end."""
 REHEARSAL = """# Rehearsal of the benchmarks on an accelerator
 
@@ -99,12 +99,12 @@ def _summary(pieces: Sequence[Listed], found: Mapping[str, Values]) -> str:
 def _correctness(found: Mapping[str, Values]) -> str:
     """Comparisons of all pieces of the section."""
     text = (
-        "The greatest difference of each comparison and the bound that it must keep: attention"
-        " against the largest number of plain attention in float32 with the highest precision of"
-        " matrix products (outputs and gradients; in bfloat16 the bound is twice what plain"
-        " attention in bfloat16 differs by); logits and gradients by the Euclidean norm (in"
-        " bfloat16 the bound is 1.5 times what PyTorch in bfloat16 differs from PyTorch in"
-        " float32 by); sweeps by losses, KL, weights M and parameters; log-probabilities in nats."
+        "The greatest difference of each comparison and its bound: attention relative to the"
+        " largest number of plain attention in float32 with the highest precision of matrix"
+        " products (outputs and gradients; in bfloat16 the bound is twice the difference of plain"
+        " attention in bfloat16); logits and gradients by the Euclidean norm (in"
+        " bfloat16 the bound is 1.5 times the difference of PyTorch in bfloat16 from PyTorch in"
+        " float32); sweeps by losses, KL, weights M and parameters; log-probabilities in nats."
         " Milliseconds are of one call, forwards and backwards, kernel and plain attention."
     )
     rows = [_check(check) for values in found.values() for check in values["checks"]]
@@ -139,7 +139,7 @@ def _share(one: Values) -> float:
 
 
 def _updates(found: Mapping[str, Values]) -> str:
-    head = ("ratio", "model", "workload", "side", "s a sweep", "least to most", "tokens/s")
+    head = ("ratio", "model", "workload", "side", "s per sweep", "least to most", "tokens/s")
     head += ("peak MiB", "FLOPs", "MFU", "same numbers")
     rows = []
     for values in found.values():
@@ -174,8 +174,8 @@ def _updates(found: Mapping[str, Values]) -> str:
         "One sweep in bfloat16: every turn's step, and all that it needs; medians of the runs, in"
         " brackets the least and the greatest ratio of a round. PyTorch: scaled dot product"
         " attention by its fastest kernel, `torch.compile` where the name says so. MFU: FLOPs"
-        " without what backward passes compute again, over the peak of the data sheet; ?: not"
-        " known. Same numbers: losses, KL, weights M and parameters after one sweep from the same"
+        " without what backward passes recompute, over the peak of the data sheet; ?: unknown."
+        " Same numbers: losses, KL, weights M and parameters after one sweep from the same"
         " weights differ by at most 5%."
     )
     return "\n\n".join([text, table(head, rows), *_notes(found)])
@@ -200,7 +200,7 @@ def _workload(f: Values) -> str:
 
 
 def _rollouts(found: Mapping[str, Values]) -> str:
-    head = ("ratio", "model", "workload", "side", "s", "sampled/s", "computed a sampled token")
+    head = ("ratio", "model", "workload", "side", "s", "sampled/s", "computed per sampled token")
     rows = []
     for values in found.values():
         f = values.get("figures")
@@ -214,8 +214,8 @@ def _rollouts(found: Mapping[str, Values]) -> str:
     if not rows:
         return ""
     text = (
-        "The same conversations sampled in bfloat16. The ratio is to the first of the sides below"
-        f" ours. `{STATIC}`: `transformers` compiles its decode steps; conversations that have"
+        "The same conversations sampled in bfloat16. The ratio is to the first side below"
+        f" {OURS}. `{STATIC}`: `transformers` compiles its decode steps; conversations that have"
         " ended stay in its batch."
     )
     return "\n\n".join([text, table(head, rows), *_notes(found)])
@@ -252,8 +252,8 @@ def _left(pieces: Sequence[Listed], found: Mapping[str, Values], reasons: Mappin
     if not rows:
         return "## Not run\n\nNothing: every piece was measured to its end."
     text = (
-        "The same command with the same `--out` resumes with these: first those that were never"
-        " tried to their end, then those that failed. What a piece measured before it ended is"
+        "Rerunning the command with the same `--out` resumes with these: first those that were"
+        " never completed, then those that failed. What a piece measured before it ended is"
         " above."
     )
     return f"## Not run\n\n{text}\n\n{table(('piece', 'shows', 'state', 'why'), rows)}"
