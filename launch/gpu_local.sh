@@ -9,7 +9,7 @@ usage() {
     cat <<END
 usage: launch/gpu_local.sh [OPTION...] --config=FILE.py --workdir=DIR [--config.FIELD=VALUE ...]
 
-Trains on all accelerators of this machine. Given again, it goes on from the last checkpoint.
+Trains on all accelerators of this machine. Rerunning it resumes from the last checkpoint.
 
   --gpus LIST     only these GPUs, such as 0,1
   --module NAME   what to run (default: $module)

@@ -17,7 +17,7 @@ usage: launch/gpu_slurm.sh COMMAND [OPTION...]
   cancel   end --job for good; what it has saved stays
 
 The checkout, with its .venv, and DIR are on a disk that all nodes see. Near the end of its time,
-or preempted, the job saves, goes back into the queue and later goes on.
+or preempted, the job saves, is requeued and later resumes.
 
   --nodes N             (default: $nodes)
   --gpus-per-node N     (default: $gpus_per_node)

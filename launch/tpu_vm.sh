@@ -16,10 +16,10 @@ usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [OPTION...]
   create   ask for the TPU and wait until it is there
   install  copy this checkout to every host and make its .venv there; mount the bucket
   run      start training on every host, show the log of the first until it ends
-  logs     show that log (the run goes on when this ends)
+  logs     show that log (ending this does not end the run)
   status   the TPU's state, and every host's exit code
   stop     let training save and end
-  resume   after a preemption: delete, create, install, run; training goes on from its checkpoint
+  resume   after a preemption: delete, create, install, run; training resumes from its checkpoint
   delete   give the TPU back
 
   --name NAME               of the queued resource and its TPU
@@ -265,7 +265,7 @@ supervise() {
             *)
                 say "$name is $state: it was taken away"
                 [ -n "$keep_alive" ] || {
-                    say "'$0 resume' with the same arguments goes on from the last checkpoint"
+                    say "'$0 resume' with the same arguments resumes from the last checkpoint"
                     return 1
                 }
                 again "$@" || return 1
@@ -283,12 +283,12 @@ look_again() {
     [ "$looks" -gt 4 ] || return 0
     case $outcome in
         143)
-            say "training was stopped and has saved; 'run' goes on"
+            say "training was stopped and has saved; 'run' resumes"
             return 143
             ;;
         lost | none)
             [ -n "$keep_alive" ] && [ "$restarts" -lt "$max_restarts" ] || {
-                say "error: a host has restarted; 'run' goes on from the last checkpoint"
+                say "error: a host has restarted; 'run' resumes from the last checkpoint"
                 return 1
             }
             restarts=$((restarts + 1)) looks=0 lines=+1

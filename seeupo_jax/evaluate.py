@@ -158,13 +158,15 @@ def _flags() -> Flags:
     flags.switch("explain", EXPLAIN)
     flags.switch("untrained", "evaluate the policy that the configuration starts from.")
     flags.flag("split", "the split to evaluate; default: config.evaluation.split.")
-    flags.flag("k", "episodes a task; default: config.evaluation.k, and 1 with --greedy.", whole(1))
+    flags.flag(
+        "k", "episodes per task; default: config.evaluation.k, and 1 with --greedy.", whole(1)
+    )
     flags.switch("greedy", "always take the likeliest token.")
     flags.flag(
         "bfcl_results", "also write result files for `bfcl evaluate` into this folder.", path
     )
     flags.flag("json", "also write the metrics to this file.", path)
-    flags.flag("server", "play with the policy that this server holds.")
+    flags.flag("server", "evaluate the policy that this server serves.")
     flags.flag("server_model", "what the server calls it; default: the only one that it lists.")
     flags.flag(
         "server_dialect", "vllm, sglang, or auto (default): by who the server says owns the model."

@@ -76,9 +76,9 @@ def _room(config: Config, workdir: Path) -> Iterator[None]:
         if not is_full(error):
             raise
         newest = Checkpoints(find_directory(config.checkpoint, workdir), 1).finished()
-        kept = "nothing was saved yet"
+        kept = "no checkpoint was saved yet"
         if newest is not None:
-            kept = f"checkpoint {newest} is whole, and the same command goes on from it"
+            kept = f"checkpoint {newest} is intact; rerun the command to resume from it"
         place = getattr(error, "filename", None) or workdir
         raise WriteError(f"{place} could not be written: {reason(error)}; {kept}.") from error
 
@@ -99,7 +99,7 @@ def _train(config: Config, workdir: Path, launch: Launch) -> None:
             try:
                 start = start_policy(config, workdir, progress, lambda: request.asked)
             except Stopped as stopped:
-                return progress.log(f"stopped {stopped}; the same command begins it again")
+                return progress.log(f"stopped {stopped}; rerun the command to start it again")
             policy, params = build.load_policy(config, start)
             run = Run(config, workdir, progress, request, policy, params, launch)
             state, done = run.restore()

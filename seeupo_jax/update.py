@@ -39,7 +39,7 @@ def _flags() -> Flags:
     flags = Flags("update", __doc__)
     add_config_flags(flags)
     flags.flag("model", "a folder, a .gguf file, or package:NAME.", required=True)
-    flags.flag("trajectories", "a file with one a line.", required=True)
+    flags.flag("trajectories", "a file with one per line.", required=True)
     flags.flag("output", "the folder to write; new, or empty.", path, required=True)
     flags.flag("json", "also write what every step did to this file.", path)
     return flags

@@ -282,7 +282,7 @@ def test_a_stopped_comparison_goes_on_with_the_same_command(tmp_path):
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0
-    assert printed == "stopped in seeupo seed 0; the same command goes on from there\n"
+    assert printed == "stopped in seeupo seed 0; rerun the command to resume\n"
     assert "stopped" in (first / "log.txt").read_text()
 
     done = subprocess.run(

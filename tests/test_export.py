@@ -58,7 +58,7 @@ def test_it_is_said_where_the_best_was_chosen_on_the_reported_split(run, tmp_pat
     export_policy(config, workdir, "latest", tmp_path / "latest")
     assert "chosen" not in capsys.readouterr().err
     export_policy(config, workdir, "best", tmp_path / "best")
-    assert "checkpoint 1 was chosen on the split 'test'" in capsys.readouterr().err
+    assert "checkpoint 1 was selected on the split 'test'" in capsys.readouterr().err
     config, _ = a_run(tmp_path / "other", {"selected_on": "validation"})
     export_policy(config, tmp_path / "other", "best", tmp_path / "validated")
     assert "chosen" not in capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_a_run_without_room_ends_in_a_sentence_and_resumes_when_there_is_room(
     run(model, workdir, 1)
     assert refused(capfd, model, workdir, 2) == (
         f"checkpoint 2 could not be written to {workdir / 'checkpoints'}: File too large;"
-        " checkpoint 1 there is whole."
+        " checkpoint 1 there is intact."
     )
     assert checkpoints(workdir) == ["1"]
     assert refused(capfd, model, fresh, 1) == (
@@ -97,7 +97,7 @@ def test_what_has_no_room_says_what_is_kept_and_ends_with_2(tmp_path):
     with pytest.raises(WriteError) as error, train._room(config, tmp_path), limited(100):
         (tmp_path / "file").write_bytes(bytes(1000))
     assert str(error.value) == (
-        f"{tmp_path} could not be written: File too large; nothing was saved yet."
+        f"{tmp_path} could not be written: File too large; no checkpoint was saved yet."
     )
     assert error.value.exit_code == 2
     assert WriteError("checkpoint 2 could not be written to x: Not a directory.").exit_code == 1
@@ -109,7 +109,7 @@ def test_event_files_of_tensorboard_without_room_are_told_once_and_nothing_waits
         for iteration in range(50):
             tracker.write(iteration, {f"metric/{i}": 1.0 for i in range(20)})
         tracker.close()
-    assert caplog.text.count("File too large); training goes on without it") == 1
+    assert caplog.text.count("File too large); training continues without it") == 1
 
 
 def test_event_files_in_the_place_of_whose_folder_a_file_is_are_told(tmp_path, caplog):
@@ -117,4 +117,4 @@ def test_event_files_in_the_place_of_whose_folder_a_file_is_are_told(tmp_path, c
     tracker = TRACKERS["tensorboard"](tmp_path, None)
     tracker.write(1, {"a": 1.0})
     tracker.close()
-    assert "training goes on without it" in caplog.text
+    assert "training continues without it" in caplog.text

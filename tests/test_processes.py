@@ -45,7 +45,7 @@ def test_two_processes_one_of_them_told_to_stop_are_one_to_the_last_bit(model):
         assert first.poll() is None
     second.send_signal(signal.SIGTERM)
     told, _ = cases.finish([first, second])
-    assert "; the same command goes on from there" in told and "iteration 2/2" not in told
+    assert "; rerun the command to resume" in told and "iteration 2/2" not in told
     told, silent = cases.finish(cases.start(model, workdir, *CHOICES, processes=2))
     assert "iteration 2/2" in told and "iteration" not in silent
     assert cases.checksums(workdir) == cases.checksums(alone)

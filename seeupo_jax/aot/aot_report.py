@@ -172,7 +172,7 @@ class Report:
         setup, rollout = self._setup, self._setup.config.rollout
         span = _span(made.seconds(serial=False), made.seconds(serial=True))
         lines = [
-            f"one iteration, estimated: {span} on the devices (all overlaps, or nothing does)",
+            f"one iteration, estimated: {span} on the devices (full overlap to no overlap)",
             f"  if {setup.rows} conversations grow evenly to {rollout.max_context} tokens in"
             f" {rollout.max_turns} turns, {made.sampled} of each turn sampled, all slots busy;"
             " environments not counted",

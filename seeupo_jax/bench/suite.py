@@ -76,6 +76,6 @@ def measure(command: str, file: Path) -> None:
     done = subprocess.run(line)
     if done.returncode:
         raise ValueError(
-            f"bench all: {command!r} ended with {done.returncode}; allowed: 0. Once it is mended,"
-            " the same command goes on from here."
+            f"bench all: {command!r} ended with {done.returncode}; allowed: 0. Fix the"
+            " cause and rerun the command to resume."
         )

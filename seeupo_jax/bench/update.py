@@ -281,8 +281,8 @@ def _print(figures: Mapping[str, Any]) -> None:
     ours, budget = figures["contenders"][OURS], figures["budgets"]
     once = flops_once(ours)
     print(
-        f"FLOPs of a sweep: {once:.3g} and {ours['flops_again']:.2g} again in backward passes;"
-        f" {once / budget['goal']:.2f} of the goal {budget['goal']:.3g};"
+        f"FLOPs per sweep: {once:.3g}, and {ours['flops_again']:.2g} recomputed in backward passes;"
+        f" {once / budget['goal']:.2f} of the budget {budget['goal']:.3g};"
         f" the reference recipe costs {budget['recipe']:.3g}"
     )
     if "mfu" in figures:

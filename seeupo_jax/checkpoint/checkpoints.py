@@ -220,7 +220,7 @@ class Checkpoints:
                 " to start again, or choose a new workdir."
             )
         if reasons:
-            raise ValueError(f"{self._directory}: {reasons[0]}; allowed: one that is whole.")
+            raise ValueError(f"{self._directory}: {reasons[0]}; allowed: an intact one.")
         return None
 
     def _make_folder(self, step: int) -> str:
@@ -264,9 +264,13 @@ class Checkpoints:
     def _sentence(self, step: int, error: Exception) -> str:
         try:
             left = max(self._good(), default=None)
-            intact = "no other is there" if left is None else f"checkpoint {left} there is whole"
+            intact = (
+                "no other checkpoint is there"
+                if left is None
+                else f"checkpoint {left} there is intact"
+            )
         except Exception:  # nothing can be said of a directory that cannot be read
-            intact = "what is there cannot be read either"
+            intact = "other checkpoints cannot be read either"
         return (
             f"checkpoint {step} could not be written to {self._directory}: {reason(error)};"
             f" {intact}."

@@ -5,7 +5,7 @@
         [--plot=OUT.svg] [--json=OUT.json]
 
 Every recipe has its run with seed 0 before any has one with seed 1. SIGTERM or Ctrl-C stops
-the run under way, saved; the same command goes on from there, and leaves out what is finished.
+the run under way, saved; rerun the command to resume, and leaves out what is finished.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     compare(runs, given, plot)
     if failed:
-        sys.exit(f"error: {failed} of {len(runs)} runs failed; the same command tries them again.")
+        sys.exit(f"error: {failed} of {len(runs)} runs failed; rerun the command to retry them.")
 
 
 def compare(runs: Sequence[PlannedRun], given: argparse.Namespace, plot: Path) -> None:

@@ -125,7 +125,7 @@ def train_all(runs: Sequence[PlannedRun]) -> int:
     with StopRequest() as request:
         for number, run in enumerate(runs, 1):
             if request.asked:
-                raise Stopped(f"stopped before {run}; the same command goes on from there")
+                raise Stopped(f"stopped before {run}; rerun the command to resume")
             try:
                 outcome = _train_unless_finished(run, request)
             except RunFailed as error:
@@ -174,7 +174,7 @@ def train(run: PlannedRun, request: StopRequest) -> None:
     if finished(run, read_run(run)):
         return
     if request.asked:
-        raise Stopped(f"stopped in {run}; the same command goes on from there")
+        raise Stopped(f"stopped in {run}; rerun the command to resume")
     path = run.folder / LOG_FILE
     last = path.read_bytes()[before:].decode(errors="replace").splitlines()[-_LAST_LINES:]
     raise RunFailed(

@@ -36,9 +36,9 @@ from seeupo_jax.lab.problems import PROBLEMS, Problem, load_problem
 
 _RECIPES = "seeupo,seeupo_forward,seeupo_random,seeupo_unweighted,seeupo_group_std,grpo,gspo"
 _HELP = {
-    "seeds": "Runs of each recipe, of which each draws its own trajectories.",
+    "seeds": "Runs per recipe, each with its own trajectories.",
     "iterations": "Of each run.",
-    "groups": "Groups an iteration.",
+    "groups": "Groups per iteration.",
     "group_size": "Trajectories a group.",
     "lr": "Learning rate of the logits.",
     "clip": "The surrogate's ratio counts within [1 - clip, 1 + clip]; none: no bound.",

@@ -103,7 +103,7 @@ def check_output(flag: str, path: str, suffixes: tuple[str, ...] = ()) -> None:
         allowed = " or ".join(suffixes)
         raise ValueError(f"{flag}: got {path!r}; allowed: a file ending {allowed}.")
     if Path(path).is_dir() or not Path(path).parent.is_dir():
-        raise ValueError(f"{flag}: got {path!r}; allowed: a file in a folder that there is.")
+        raise ValueError(f"{flag}: got {path!r}; allowed: a file in an existing folder.")
 
 
 def draw(results: Results, path: str) -> None:

@@ -38,7 +38,7 @@ class Problem:
             object.__setattr__(self, array, self._numbers(array))
         if not shape or len(set(shape)) != 1 or shape[0] < 2:
             raise ValueError(
-                f"{self.name}: got mean of shape {shape}; allowed: one axis a turn, at least one,"
+                f"{self.name}: got mean of shape {shape}; allowed: one axis per turn, at least one,"
                 " all of the same length, which is the number of actions, at least 2."
             )
         if self.probability.shape != shape:

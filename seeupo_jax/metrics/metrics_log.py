@@ -189,7 +189,7 @@ class _Lines(NamedTuple):
 
 def _read_lines(path: Path) -> _Lines | None:
     if path.is_dir():
-        raise ValueError(f"{path}: got a folder; allowed: a file with a JSON object a line.")
+        raise ValueError(f"{path}: got a folder; allowed: a file with one JSON object per line.")
     if not path.exists():
         return None
     lines = path.read_bytes().split(b"\n")

@@ -139,7 +139,7 @@ class _LenientFile:
                 with contextlib.suppress(OSError):
                     file.close()
             _LOGGER.warning(
-                "%s cannot be written (%s); training goes on without it.", self._path, error
+                "%s cannot be written (%s); training continues without it.", self._path, error
             )
 
 

@@ -231,7 +231,7 @@ def _hear(connection: socket.socket, timeout_s: float = _MESSAGE_S) -> dict[str,
 def _absent(place: Place, came: Set[int], timeout_s: int) -> str:
     missing = [str(i) for i in range(1, place.num_processes) if i not in came]
     return (
-        f"{len(missing)} of {place.num_processes} processes did not come to {place.coordinator}"
+        f"{len(missing)} of {place.num_processes} processes did not connect to {place.coordinator}"
         f" within {timeout_s} s: {', '.join(missing)}."
     )
 

@@ -71,8 +71,8 @@ def _acquire(file: Path, got: str) -> IO[str] | None:
 
 def _unlocked(file: Path, error: OSError) -> None:
     print(
-        f"warning: {file} cannot be locked ({error.strerror}): nothing keeps another process from"
-        " writing there at the same time.",
+        f"warning: {file} cannot be locked ({error.strerror}): another process could write there"
+        " at the same time.",
         file=sys.stderr,
     )
 

@@ -55,7 +55,7 @@ def explain_policy(config: Config, workdir: Path, folder: str, *, untrained: boo
 def explain_server(url: str, model: str | None) -> FoundPolicy:
     """A policy elsewhere, which is not asked for anything."""
     name = "the only model that it lists" if model is None else model
-    lines = [f"{name}, at {url}, which was not asked; nothing is loaded or compiled here"]
+    lines = [f"{name}, at {url}, which was not contacted; nothing is loaded or compiled here"]
     return FoundPolicy(0, [("policy", lines)])
 
 

@@ -54,7 +54,7 @@ def model_lines(found: Outline, start: str | None) -> list[str]:
     every = sum(size for _, size in counts)
     trained = sum(x.size for x in jax.tree.leaves(found.state.params))
     adapters = sum(size for adapter, size in counts if adapter)
-    name = "made from nothing" if config.model.path is None else config.model.path
+    name = "randomly initialised" if config.model.path is None else config.model.path
     trains = "all of them train" if trained == every else f"{trained:,} of them train"
     lines = [
         f"{name}: {every:,} parameters, {trains}"

@@ -95,9 +95,9 @@ def _start(found: Outline, workdir: Path) -> _Start:
     if notes:
         check_same_run(config, notes["config"])
     if sweep is not None and sweep > done:
-        line = f"going on in the sweep of iteration {sweep}, where a run was stopped"
+        line = f"resuming in the sweep of iteration {sweep}, where a run was stopped"
         return _Start(sweep - 1, True, [*passed, line])
-    line = f"going on after iteration {done}, from {folder}"
+    line = f"resuming after iteration {done}, from {folder}"
     return _Start(done, notes.get("evaluated", True), [*passed, line])
 
 
@@ -148,7 +148,7 @@ def _iterations(config: Config, begins: _Start) -> list[str]:
         *begins.lines[:-1],
         f"each of {rollout.tasks} tasks x {rollout.group_size} = {count} trajectories of at most"
         f" {rollout.max_turns} turns, {rollout.max_context:,} tokens, {rollout.max_action_tokens:,}"
-        " an action",
+        " per action",
         f"and of at most {steps} optimizer steps; {max(0, config.iterations - begins.done)} are"
         " left",
     ]

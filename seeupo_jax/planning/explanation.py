@@ -26,7 +26,7 @@ def tell(sections: Iterable[Section], *, runs_here: bool = True) -> None:
         for number, line in enumerate(lines):
             head = f"{title if not number else '':{_TITLE}}"
             print(_wrapped(line, head))
-    same = "without --explain the same command runs this."
+    same = "rerun without --explain to run this."
     print(f"\nNothing was run and nothing written{f'; {same}' if runs_here else '.'}")
 
 

@@ -56,7 +56,7 @@ class RematPlan:
             f" {in_units(self.activations[name])} of it activations"
         )
         if self.needed(name) > self.allowed:
-            return f"{text}, which is more than there is"
+            return f"{text}, which is more than available"
         return text if name == least else f"{text}; {least} needs {in_units(self.needed(least))}"
 
 

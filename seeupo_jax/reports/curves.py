@@ -52,7 +52,7 @@ def curves_section(runs: Sequence[Recorded]) -> Section:
         "curves",
         "Learning curves",
         "Bands are 95% intervals: of evaluations over their tasks; of training rollouts Wilson's"
-        " for as many draws as tasks, since a task's trajectories resemble each other.",
+        " with the number of tasks as sample size, since a task's trajectories are correlated.",
         {
             "Success": overlay("Success", runs, success, **unit),
             several: overlay(several, runs, passed, **unit),

@@ -191,7 +191,7 @@ def _selected_on(run: Recorded) -> str:
     """A warning where the best checkpoint was chosen by the figures that are shown."""
     if not any(value for _, value in run.series("eval/selected_on")):
         return ""
-    return f"the best checkpoint is chosen on {run.split} too: its figure there is too good"
+    return f"the best checkpoint is selected on {run.split} too: its figure there is biased upwards"
 
 
 def _speed(run: Recorded) -> tuple[str, str]:
@@ -206,4 +206,4 @@ def _speed(run: Recorded) -> tuple[str, str]:
 
 
 def _iteration_time(run: Recorded) -> str:
-    return f"{run.seconds / run.done:.1f} s an iteration" if run.seconds and run.done else ""
+    return f"{run.seconds / run.done:.1f} s per iteration" if run.seconds and run.done else ""

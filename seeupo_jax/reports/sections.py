@@ -101,7 +101,7 @@ def turns_section(runs: Sequence[Recorded]) -> Section:
         "Mean weight M": ("weight_mean", "mean of M"),
         "Largest weight |M|": ("weight_max", "largest |M|"),
         "Clip fraction": ("clip_fraction", "share clipped"),
-        "KL to the reference": ("kl", "nats a token"),
+        "KL to the reference": ("kl", "nats per token"),
     }
     return section(
         "turns",
@@ -171,13 +171,13 @@ def optimization_section(runs: Sequence[Recorded]) -> Section:
         "Loss": ("sweep/loss", "negative objective"),
         "Gradient norm": ("sweep/grad_norm", "norm before clipping"),
         "Clip fraction, all turns": ("sweep/clip_fraction", "share clipped"),
-        "KL to the reference, all turns": ("sweep/kl", "nats a token"),
-        "Entropy of the policy": ("rollout/entropy", "nats a token"),
+        "KL to the reference, all turns": ("sweep/kl", "nats per token"),
+        "Entropy of the policy": ("rollout/entropy", "nats per token"),
         "Sampler's and trainer's log-probabilities": (
             "logp/sampler_trainer_gap",
             "largest difference",
         ),
-        "Groups that teach nothing": ("rollout/no_signal_fraction", "share of groups"),
+        "Zero-advantage groups": ("rollout/no_signal_fraction", "share of groups"),
     }
     return section(
         "optimization",

@@ -51,7 +51,7 @@ def _folder(value: str) -> Path:
 
 def add_cluster_flags(flags: Flags) -> None:
     """Declares what makes a process one of several."""
-    flags.flag("coordinator", "HOST:PORT of process 0, where the environment does not tell it.")
+    flags.flag("coordinator", "HOST:PORT of process 0, if the environment does not define it.")
     flags.flag("process_id", "this process, from 0 on.", whole(0))
     flags.flag("num_processes", "how many there are.", whole(1))
     flags.flag(

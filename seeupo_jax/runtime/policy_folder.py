@@ -74,8 +74,8 @@ def _export(config: Config, workdir: Path, step: str, folder: Path) -> int:
     reported = config.evaluation.split
     if step == "best" and notes.get("selected_on", reported) == reported:
         _tell(
-            f"checkpoint {restored} was chosen on the split {reported!r}: its figure there is too"
-            " good; report it on another split."
+            f"checkpoint {restored} was selected on the split {reported!r}: its figure there is"
+            " biased upwards; report it on another split."
         )
     return restored
 

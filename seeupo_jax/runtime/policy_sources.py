@@ -131,7 +131,7 @@ def check_served(config: Config) -> None:
     if config.rollout.grammar is not None:
         raise ValueError(
             f"config.rollout.grammar: got {config.rollout.grammar!r}; allowed with --server: none,"
-            " since a server is not told of it."
+            " since it is not sent to a server."
         )
     check_isolation(config.env)
 

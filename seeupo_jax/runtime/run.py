@@ -148,8 +148,7 @@ class Run:
         stored = self.source.stored(step, Origin(**origin)) if origin else None
         if stored is None:
             self._progress.log(
-                f"the sweep of iteration {step} that was stopped begins again: the trajectories"
-                " that it is of are not there"
+                f"the stopped sweep of iteration {step} starts again: its trajectories are missing"
             )
             return state
         example = stopped_arrays(self.learner, state, stored.collected.trajectories)
@@ -273,7 +272,7 @@ class Run:
             self.save(self._done, self._state)
         self.source.save_ahead()
         self._checkpoints.wait()
-        self._progress.log(f"stopped {where}; the same command goes on from there")
+        self._progress.log(f"stopped {where}; rerun the command to resume")
 
     def _kept(self) -> str:
         """What holds the state of a run that has done nothing yet."""
@@ -281,7 +280,7 @@ class Run:
             return f"nothing has changed since it was stopped in the sweep of {self._resume[0]}"
         newest = self._checkpoints.latest()
         if newest is None:
-            return "nothing was saved, since nothing was done yet"
+            return "nothing was saved, since no iteration was started"
         return f"nothing has changed since checkpoint {newest}"
 
     def finish(self, state: TrainState) -> None:
@@ -384,8 +383,8 @@ class Run:
         own, before = self._selects_on, notes.get("selected_on", self.config.evaluation.split)
         if None not in (own, before) and own != before:
             self._progress.log(
-                f"checkpoints are chosen on the split {own!r} from now on, and were on {before!r}:"
-                " the best of them is chosen among figures of both"
+                f"checkpoints are selected on split {own!r} from now on, and were on {before!r}:"
+                " the best one is selected by figures of both"
             )
 
     def _tell_remat(self, notes: Mapping[str, Any]) -> None:
@@ -394,6 +393,6 @@ class Run:
         theirs = notes.get("remat", own)  # older versions did not say
         if theirs != own:
             self._progress.log(
-                f"remat: {own}, and {theirs} when the checkpoint was made: numbers go on equal but"
-                f" for rounding; model.remat={theirs} goes on to the bit"
+                f"remat: {own}, and {theirs} when the checkpoint was made: results are the same up"
+                f" to rounding; with model.remat={theirs} they are bitwise the same"
             )

@@ -86,7 +86,7 @@ class RunLog:
                 "processes": jax.process_count(),
             },
             model={
-                "name": "made from nothing" if path is None else path,
+                "name": "randomly initialised" if path is None else path,
                 "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.whole(params))),
             },
         )

@@ -1,4 +1,4 @@
-"""Which split the best checkpoint is chosen on."""
+"""Which split the best checkpoint is selected on."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def selection_split(config: Config, environment: Environment) -> str | None:
 
 
 def selection_warning(config: Config, split: str | None) -> str | None:
-    """A sentence where the best checkpoint is chosen on the split that is reported, else None."""
+    """A sentence where the best checkpoint is selected on the split that is reported, else None."""
     if split != config.evaluation.split:
         return None
     return (
-        f"the best checkpoint is chosen on the split {split!r} that is reported too, so its figure"
-        f" there is too good: env {config.env.name} has no tasks named {VALIDATION!r}, and"
-        " config.evaluation.select_on names no other split."
+        f"the best checkpoint is selected on the split {split!r} that is reported too, so its"
+        f" figure there is biased upwards: env {config.env.name} has no tasks named {VALIDATION!r},"
+        " and config.evaluation.select_on names no other split."
     )

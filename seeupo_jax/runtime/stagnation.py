@@ -59,7 +59,7 @@ class Stagnation:
             return
         self.idle += 1
         sentence = (
-            f"iteration {iteration} taught the policy nothing: {reason}. Such iterations in a row:"
+            f"iteration {iteration} changed no parameter: {reason}. Such iterations in a row:"
             f" {self.idle}; allowed by config.stop_after_idle: "
         )
         if self._limit is None or self.idle < self._limit:

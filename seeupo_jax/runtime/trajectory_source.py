@@ -216,7 +216,7 @@ class TrajectorySource:
         if self._ahead is None:
             self._progress.log(
                 f"iteration {iteration + 1} is not sampled ahead: the parameters that iteration"
-                f" {iteration} began with are not there"
+                f" {iteration} started with are missing"
             )
 
     def _resume_ahead(self, iteration: int, like: Any) -> _Ahead | None:

@@ -181,7 +181,7 @@ def test_a_step_saved_again_is_there_at_every_moment(saved, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("seeupo_jax.checkpoint.checkpoints.list_files", full)
         checkpoints.save(20, _state(9.0), {"iteration": 9})
-        with pytest.raises(SaveError, match="checkpoint 20 there is whole"):
+        with pytest.raises(SaveError, match="checkpoint 20 there is intact"):
             checkpoints.wait()
     assert checkpoints.restore(_state())[2] == {"iteration": 2}
     for fill in (3.0, 4.0):
@@ -466,7 +466,7 @@ def test_a_failed_save_is_reported_by_the_next_call_and_is_no_checkpoint(tmp_pat
         patch.setattr("seeupo_jax.checkpoint.checkpoints.list_files", full)
         checkpoints.save(2, _state(2.0), {})
         with pytest.raises(
-            SaveError, match="checkpoint 2 could not be written .*No space left.* 1 there is whole"
+            SaveError, match="checkpoint 2 could not be written .*No space left.* 1 there is intact"
         ):
             checkpoints.save(3, _state(3.0), {})
     assert checkpoints.latest() == 1
@@ -611,7 +611,7 @@ def _assert_only_the_second_is_missing(directory):
 def test_a_file_that_grows_too_large_is_told_in_a_sentence_and_cleaned_up(tmp_path):
     assert _fill(tmp_path, 1_000_000) == (
         f"checkpoint 2 could not be written to {tmp_path}: File too large;"
-        " checkpoint 1 there is whole.\n"
+        " checkpoint 1 there is intact.\n"
     )
     _assert_only_the_second_is_missing(tmp_path)
 
@@ -625,7 +625,7 @@ def test_a_full_disk_is_told_in_a_sentence_and_cleaned_up(tmp_path):
     try:
         assert _fill(disk, _NO_LIMIT) == (
             f"checkpoint 2 could not be written to {disk}: No space left on device;"
-            " checkpoint 1 there is whole.\n"
+            " checkpoint 1 there is intact.\n"
         )
         _assert_only_the_second_is_missing(disk)
     finally:

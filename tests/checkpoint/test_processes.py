@@ -50,7 +50,7 @@ def test_a_host_that_cannot_write_ends_the_save_on_all(saved):
     directory, told = saved
     assert alike(told, "full")["full"] == (
         f"checkpoint 4 could not be written to {directory}: File too large;"
-        " checkpoint 3 there is whole."
+        " checkpoint 3 there is intact."
     )
     assert max(one["full_s"] for one in told) < 20  # Orbax alone would wait for 300
 

@@ -72,7 +72,7 @@ ONES = np.ones((2, 2))
 @pytest.mark.parametrize(
     ("mean", "probability", "words"),
     [
-        (np.ones(()), np.ones(()), r"mean of shape \(\); allowed: one axis a turn"),
+        (np.ones(()), np.ones(()), r"mean of shape \(\); allowed: one axis per turn"),
         (np.ones(1), np.ones(1), r"mean of shape \(1,\); allowed: .* at least 2"),
         (np.ones((2, 3)), np.ones((2, 3)), r"\(2, 3\); allowed: .*all of the same length"),
         (ONES, np.ones(2), r"probability of shape \(2,\); allowed: that of mean, \(2, 2\)"),

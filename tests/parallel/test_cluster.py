@@ -62,7 +62,7 @@ def test_all_begin_once_all_have_come(begun):
 def test_the_coordinator_names_the_processes_that_did_not_come(begun):
     told = meet((0, 4, ABOUT), (2, 4, ABOUT), timeout_s=2)
     assert told[0] == told[1] and not begun
-    assert told[0].startswith("2 of 4 processes did not come to localhost:")
+    assert told[0].startswith("2 of 4 processes did not connect to localhost:")
     assert told[0].endswith(" within 2 s: 1, 3.")
 
 
@@ -160,7 +160,7 @@ def test_who_says_something_else_is_not_counted(begun):
             except ConnectionRefusedError:
                 time.sleep(0.02)
     thread.join(60)
-    assert len(told) == 1 and told[0].startswith("1 of 2 processes did not come")
+    assert len(told) == 1 and told[0].startswith("1 of 2 processes did not connect")
 
 
 @pytest.mark.parametrize(

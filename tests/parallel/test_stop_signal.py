@@ -163,7 +163,7 @@ def test_stopped_anywhere_it_goes_on_from_there(model, here, capsys):
         told += [line for line in capsys.readouterr().out.splitlines() if "stopped " in line]
     compiling = "before iteration {}, while programs were compiled; nothing {}"
     wanted = [
-        *[compiling.format(1, "was saved, since nothing was done yet")] * 2,
+        *[compiling.format(1, "was saved, since no iteration was started")] * 2,
         "after iteration 0",
         "after iteration 0",
         "in the sweep of iteration 1, 2 turns in",
@@ -173,7 +173,7 @@ def test_stopped_anywhere_it_goes_on_from_there(model, here, capsys):
         compiling.format(3, "has changed since checkpoint 2"),
         "in the sweep of iteration 3, 3 turns in",
     ]
-    assert told == [f"stopped {where}; the same command goes on from there" for where in wanted]
+    assert told == [f"stopped {where}; rerun the command to resume" for where in wanted]
     assert_same_run(workdir, undisturbed)
     assert not (workdir / "checkpoints" / "stopped").exists()
     assert list((workdir / "rollouts").iterdir()) == []
@@ -205,8 +205,8 @@ def test_a_signal_while_programs_are_compiled_is_heard_before_all_of_them_are(mo
     assert process.returncode == 0, errors
     assert "compiled the" not in told
     assert told.splitlines()[-1] == (
-        "stopped before iteration 1, while programs were compiled; nothing was saved, since nothing"
-        " was done yet; the same command goes on from there"
+        "stopped before iteration 1, while programs were compiled; nothing was saved, since no"
+        " iteration was started; rerun the command to resume"
     )
 
 
@@ -217,7 +217,7 @@ def test_stopped_in_a_warm_start_it_says_that_nothing_of_it_is_kept(here, model,
     here(workdir, Asked("show", 2), *choices)
     told = capsys.readouterr().out.splitlines()[-1]
     assert told == (
-        "stopped in the warm start, 3 steps into stage 1; the same command begins it again"
+        "stopped in the warm start, 3 steps into stage 1; rerun the command to start it again"
     )
     assert not (workdir / "warm_start").exists()
 

@@ -98,7 +98,7 @@ def test_fewer_tasks_than_an_iteration_takes_are_told(model, tmp_path, capsys):
 
 def test_a_policy_that_is_made_from_nothing_has_a_warm_start(tmp_path, capsys):
     said = explain(ROOT / "configs" / "bfcl_tiny.py", tmp_path, capsys)
-    assert "made from nothing: 836,864 parameters" in said
+    assert "randomly initialised: 836,864 parameters" in said
     assert "a warm start first, 320 steps on demonstrations" in said
     assert "train: 100, of which 100 are tested before and after test: 100" in said
     assert "evaluations 2, after iterations 0, 10" in said and "warm_start/" in said
@@ -215,7 +215,7 @@ def test_a_run_that_goes_on_is_told_from_where(begin, tmp_path, capsys):
     files = sorted(tmp_path.rglob("*"))
     tell(explain_training(config, tmp_path))
     said = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert f"iterations 4, going on after iteration 2, from {tmp_path}/checkpoints" in said
+    assert f"iterations 4, resuming after iteration 2, from {tmp_path}/checkpoints" in said
     assert "2 are left" in said
     assert "evaluations 2, after iterations 2, 4" in said
     assert "checkpoints 2, after iterations 3, 4" in said
@@ -290,7 +290,7 @@ def test_an_evaluation_tells_what_is_left_to_play(tmp_path, capsys):
     assert path.read_bytes() == before
     assert "always the likeliest token" in said("--untrained", "--greedy", "--split=train")
     served = said("--server=http://nobody.invalid:1")
-    assert "at http://nobody.invalid:1, which was not asked" in served
+    assert "at http://nobody.invalid:1, which was not contacted" in served
     assert "which file is known once the server has named its model" in served
 
 

@@ -119,7 +119,7 @@ def test_a_figure_that_the_best_checkpoint_was_chosen_by_is_marked(tmp_path, sel
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"eval/avg@4": 0.5, "eval/selected_on": selected_on})
     text = write_report(tmp_path).read_text()
-    assert ("the best checkpoint is chosen on test too" in text) == bool(selected_on)
+    assert ("the best checkpoint is selected on test too" in text) == bool(selected_on)
 
 
 def test_stop_reasons_are_shares(runs):

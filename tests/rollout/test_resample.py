@@ -1,4 +1,4 @@
-"""Groups that teach nothing give way to groups of other tasks, and nothing is forgotten."""
+"""Zero-advantage groups give way to groups of other tasks, and nothing is forgotten."""
 
 import dataclasses
 import itertools

@@ -72,7 +72,7 @@ def _pages(flags: argparse.Namespace) -> list[Path]:
     where = [flags.out / PAGE]
     if flags.page is not None:
         if not flags.page.parent.is_dir():
-            raise ValueError(f"--page: got {flags.page}; allowed: a file in a folder there is.")
+            raise ValueError(f"--page: got {flags.page}; allowed: a file in an existing folder.")
         where.append(flags.page)
     elif not flags.rehearse and (DOCS / "benchmarks.md").is_file():
         where.append(DOCS / PAGE)

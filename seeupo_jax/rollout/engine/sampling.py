@@ -78,9 +78,9 @@ def truncation_note(*, top_k: int | None, top_p: float | None, grammar: str | No
     if not set_:
         return None
     return (
-        f"config.rollout.{', '.join(set_)}: tokens are drawn from a part of the softmax whose"
+        f"config.rollout.{', '.join(set_)}: tokens are drawn from a subset of the softmax whose"
         " gradient is taken, which biases updates; forced tokens are left out"
-        " (sweep/forced_fraction), and logp/sampler_trainer_gap_mean says how much is cut off"
+        " (sweep/forced_fraction), and logp/sampler_trainer_gap_mean measures the cut-off mass"
     )
 
 
