@@ -169,7 +169,8 @@ def _flags() -> Flags:
     flags.flag("server", "evaluate the policy that this server serves.")
     flags.flag("server_model", "what the server calls it; default: the only one that it lists.")
     flags.flag(
-        "server_dialect", "vllm, sglang, or auto (default): by who the server says owns the model."
+        "server_dialect",
+        "vllm, sglang, or auto (default): by the owner of the model that the server reports.",
     )
     flags.switch(
         "server_seeded",
@@ -178,7 +179,7 @@ def _flags() -> Flags:
     )
     flags.flag(
         "server_timeout_s",
-        "of a request (default: 600); tried again as config.env.retries says.",
+        "of a request (default: 600); retries as in config.env.retries.",
         positive,
     )
     return flags

@@ -23,7 +23,7 @@ from seeupo_jax.trajectories.reader import FOLDER, find_shards
 def _flags() -> Flags:
     flags = Flags("report", __doc__)
     flags.flag("workdir", "the folder of the run.", path, required=True)
-    flags.flag("compare", "folders of other runs, drawn over it.", names, nargs="+", default=[])
+    flags.flag("compare", "folders of other runs to compare with.", names, nargs="+", default=[])
     flags.flag("output", "the file to write; default: WORKDIR/report.html.", path)
     return flags
 

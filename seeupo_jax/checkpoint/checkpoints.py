@@ -172,7 +172,7 @@ class Checkpoints:
             try:
                 manifest = read_manifest(self._directory / name)
             except Damaged as damage:
-                self._tell(f"{self._directory}: checkpoint {number} {damage}; it is passed over.")
+                self._tell(f"{self._directory}: checkpoint {number} {damage}; it is skipped.")
                 continue
             check_leaves(number, manifest["leaves"], named_leaves(example), partial)
             return number, manifest["extra"]
@@ -212,7 +212,7 @@ class Checkpoints:
             except Damaged as damage:
                 self._damaged.add(name)
                 reasons.append(f"checkpoint {number} {damage}")
-                passed = "it is passed over" if step is None else "it cannot be used"
+                passed = "it is skipped" if step is None else "it cannot be used"
                 self._tell(f"{self._directory}: {reasons[-1]}; {passed}.")
         if reasons and step is None:
             raise ValueError(
@@ -342,9 +342,7 @@ class Checkpoints:
             return [(step, finished[step])]
         unfinished = {_step(name) for name in self._names()}.difference(finished)
         for number in sorted(unfinished, reverse=True):
-            self._tell(
-                f"{self._directory}: checkpoint {number} was not finished; it is passed over."
-            )
+            self._tell(f"{self._directory}: checkpoint {number} was not finished; it is skipped.")
         return sorted(finished.items(), reverse=True)
 
     def _load(

@@ -40,7 +40,7 @@ def _flags() -> Flags:
         " recipe.",
         default=True,
     )
-    flags.switch("draw_only", "train nothing; draw what is there.")
+    flags.switch("draw_only", "train nothing; draw the existing results.")
     flags.flag("plot", "an .svg, .png or .pdf; default: WORKDIR/comparison.svg.", path)
     flags.flag("json", "also write the figures to this file.", path)
     return flags

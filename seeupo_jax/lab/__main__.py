@@ -37,24 +37,24 @@ from seeupo_jax.lab.problems import PROBLEMS, Problem, load_problem
 _RECIPES = "seeupo,seeupo_forward,seeupo_random,seeupo_unweighted,seeupo_group_std,grpo,gspo"
 _HELP = {
     "seeds": "Runs per recipe, each with its own trajectories.",
-    "iterations": "Of each run.",
+    "iterations": "Iterations per run.",
     "groups": "Groups per iteration.",
-    "group_size": "Trajectories a group.",
+    "group_size": "Trajectories per group.",
     "lr": "Learning rate of the logits.",
-    "clip": "The surrogate's ratio counts within [1 - clip, 1 + clip]; none: no bound.",
+    "clip": "Clip range of the ratio, [1 - clip, 1 + clip]; none: no bound.",
     "inner_epochs": "Full-batch optimizer steps on each turn; 1 where there is no ratio.",
-    "weight_clip": "M's factors stay in [1 - it, 1 + it]; none: Eq. 8 as it is.",
-    "advantage_clip": "Bound on standardised advantages; none: Eq. 9 as it is.",
+    "weight_clip": "Clip range of the cumulative ratio, as for clip; none: Eq. 8.",
+    "advantage_clip": "Bound on standardised advantages; none: Eq. 9.",
     "optimizer": "sgd is plain gradient ascent; any other of optax by name.",
-    "policy": "tables: logits of their own for each turn; shared: one small network for all.",
+    "policy": "tables: separate logits for each turn; shared: one small network for all turns.",
 }
 
 
 def _flags() -> Flags:
     flags = Flags("lab", __doc__)
-    flags.flag("problem", "names, with commas; default: all of them.")
+    flags.flag("problem", "comma-separated names; default: all.")
     flags.flag("problem_file", "an .npz with mean and probability.", path)
-    flags.flag("recipes", "names, with commas.", default=_RECIPES)
+    flags.flag("recipes", "comma-separated names.", default=_RECIPES)
     flags.switch("exact", "expectations instead of samples.")
     flags.flag("json", "also write the figures to this file.", path)
     flags.flag("plot", "also draw the curves: .svg or .png.", path)

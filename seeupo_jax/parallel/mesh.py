@@ -89,7 +89,7 @@ def _whole_sizes(sizes: schema.Mesh, devices: int, key: str) -> dict[str, int]:
     if devices % known or (not free and known != devices):
         raise ValueError(
             f"{key}: got {named}, a product of {known}; allowed: a product of {devices}, the"
-            " devices here, or -1 at one axis, which takes what is left."
+            " devices here, or -1 at one axis, which takes the remaining ones."
         )
     return named | dict.fromkeys(free, devices // known)
 

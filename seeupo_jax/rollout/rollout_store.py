@@ -147,7 +147,7 @@ class RolloutStore:
             return self._throw_away(file, "was written by another version of this program")
 
     def _throw_away(self, file: Path, reason: str) -> None:
-        self._log(f"{file} {reason}; its trajectories are thrown away and sampled again.")
+        self._log(f"{file} {reason}; its trajectories are discarded and sampled again.")
 
 
 def _pack(iteration: int, collected: Collected, origin: Mapping[str, str]) -> bytes:

@@ -97,7 +97,7 @@ def test_trajectories_of_other_parameters_are_thrown_away_after_a_kill(model, he
     assert process.returncode == -signal.SIGKILL
     capsys.readouterr()
     here(workdir, StopRequest(), *choices, "optimizer.learning_rate=0.05")
-    told = [line for line in capsys.readouterr().out.splitlines() if "thrown away" in line]
+    told = [line for line in capsys.readouterr().out.splitlines() if "discarded" in line]
     assert told and all("was sampled by other parameters" in line for line in told)
     assert "2.rollouts" in told[0]  # the first iteration's were sampled by the same ones
     assert cases.checksums(workdir) == cases.checksums(undisturbed)

@@ -178,5 +178,5 @@ def test_kernels_that_cannot_take_cut_rows_fall_back_with_the_reason():
         reason = "cudnn needs whole rows: got mesh axis context=2"
         assert select_kernel("cudnn", **shape) == ("xla", reason)
     with jax.set_mesh(mesh_of(data=2, context=4)):
-        reason = "splash needs a length that 128 divides, on each of context=4 devices: got 256"
+        reason = "splash needs a length divisible by 128, on each of context=4 devices: got 256"
         assert select_kernel("splash", **shape) == ("xla", reason)

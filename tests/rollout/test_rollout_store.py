@@ -212,7 +212,7 @@ def test_a_damaged_file_is_passed_over_with_one_sentence(kept, log, tmp_path, da
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
     assert kept.load(3) is None
     assert log == [
-        f"{file} changed after it was written; its trajectories are thrown away and sampled again."
+        f"{file} changed after it was written; its trajectories are discarded and sampled again."
     ]
 
 
@@ -221,7 +221,7 @@ def test_what_other_settings_or_parameters_sampled_is_thrown_away(kept, log):
     kept.save(2, saved, "a1", "p1")
     assert kept.load(2, "b2", "p1") is None and "with another seed, environment" in log[0]
     assert kept.load(2, "a1", "p2") is None and "by other parameters (p1)" in log[1]
-    assert len(log) == 2 and all(each.endswith("thrown away and sampled again.") for each in log)
+    assert len(log) == 2 and all(each.endswith("discarded and sampled again.") for each in log)
     assert bits(kept.load(2, "a1", "p1")) == bits(saved)
 
 

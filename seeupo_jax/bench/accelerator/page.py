@@ -91,8 +91,8 @@ def _summary(pieces: Sequence[Listed], found: Mapping[str, Values]) -> str:
     passed = sum(check["passed"] for check in checks)
     wrong = "" if passed == len(checks) else f" **{len(checks) - passed} did not.**"
     return (
-        f"{done} of {len(pieces)} pieces were measured. {passed} of {len(checks)} comparisons kept"
-        f" their bounds.{wrong}"
+        f"{done} of {len(pieces)} pieces were measured. {passed} of {len(checks)} comparisons were"
+        f" within bounds.{wrong}"
     )
 
 

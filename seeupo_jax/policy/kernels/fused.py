@@ -173,9 +173,9 @@ def _splash_refuses(length: int, head_dim: int, _dtype: str) -> str | None:
     shards = parts("length")
     if length % (_LANES * shards):
         each = f", on each of context={shards} devices" if shards > 1 else ""
-        return f"splash needs a length that {_LANES} divides{each}: got {length}"
+        return f"splash needs a length divisible by {_LANES}{each}: got {length}"
     if head_dim % 8:
-        return f"splash needs a head_dim that 8 divides: got {head_dim}"
+        return f"splash needs a head_dim divisible by 8: got {head_dim}"
     return None
 
 
@@ -183,7 +183,7 @@ def _cudnn_refuses(length: int, head_dim: int, dtype: str) -> str | None:
     if dtype not in ("bfloat16", "float16"):
         return f"cudnn needs bfloat16 or float16: got {dtype}"
     if head_dim % 8 or head_dim > 128:
-        return f"cudnn needs a head_dim up to 128 that 8 divides: got {head_dim}"
+        return f"cudnn needs a head_dim up to 128, divisible by 8: got {head_dim}"
     if length % 2:
         return f"cudnn needs an even length: got {length}"
     if parts("length") > 1:  # its causal mask begins at the first key
@@ -243,7 +243,7 @@ def _shards_refuse(wanted: str, **heads: int) -> str | None:
     for name, count in heads.items():
         if count % parts(name):
             axis = f"{RULES[name]}={parts(name)}"
-            return f"{wanted} needs {name} that mesh axis {axis} divides: got {count}"
+            return f"{wanted} needs {name} divisible by mesh axis {axis}: got {count}"
     return None
 
 

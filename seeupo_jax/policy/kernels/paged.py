@@ -377,9 +377,9 @@ def decode_kernel(
     if dtype != "bfloat16":  # the kernel would round keys and values to it
         return "xla", f"paged needs bfloat16: got {dtype}"
     if head_dim % _LANES:
-        return "xla", f"paged needs a head_dim that {_LANES} divides: got {head_dim}"
+        return "xla", f"paged needs a head_dim divisible by {_LANES}: got {head_dim}"
     if page_size % _SUBLANES:
-        return "xla", f"paged needs a page_size that {_SUBLANES} divides: got {page_size}"
+        return "xla", f"paged needs a page_size divisible by {_SUBLANES}: got {page_size}"
     if window is not None:
         return "xla", f"paged needs a layer without a window: got {window}"
     return "paged", "as preferred"

@@ -172,11 +172,11 @@ def test_splash_blocks_divide_the_length_and_stay_below_512(length, size):
 @pytest.mark.parametrize(
     "wanted, change, reason",
     [
-        ("splash", {"length": 96}, "splash needs a length that 128 divides: got 96"),
-        ("splash", {"head_dim": 68}, "splash needs a head_dim that 8 divides: got 68"),
+        ("splash", {"length": 96}, "splash needs a length divisible by 128: got 96"),
+        ("splash", {"head_dim": 68}, "splash needs a head_dim divisible by 8: got 68"),
         ("cudnn", {"dtype": "float32"}, "cudnn needs bfloat16 or float16: got float32"),
-        ("cudnn", {"head_dim": 256}, "cudnn needs a head_dim up to 128 that 8 divides: got 256"),
-        ("cudnn", {"head_dim": 68}, "cudnn needs a head_dim up to 128 that 8 divides: got 68"),
+        ("cudnn", {"head_dim": 256}, "cudnn needs a head_dim up to 128, divisible by 8: got 256"),
+        ("cudnn", {"head_dim": 68}, "cudnn needs a head_dim up to 128, divisible by 8: got 68"),
         ("cudnn", {"length": 255}, "cudnn needs an even length: got 255"),
     ],
 )
@@ -192,7 +192,7 @@ def test_a_mesh_that_splits_a_head_falls_back_with_the_reason(wanted):
     with jax.set_mesh(make_mesh(schema.Mesh(data=4, tensor=2))):
         assert select_kernel(wanted, **shape)[0] == wanted
     with jax.set_mesh(make_mesh(schema.Mesh(data=2, tensor=4))):
-        reason = f"{wanted} needs kv_heads that mesh axis tensor=4 divides: got 2"
+        reason = f"{wanted} needs kv_heads divisible by mesh axis tensor=4: got 2"
         assert select_kernel(wanted, **shape) == ("xla", reason)
 
 
@@ -201,8 +201,8 @@ def test_a_fallback_is_logged_once_for_each_shape(caplog):
     for length in (96, 256, 96, 200):
         kernel_for("splash", **SHAPE | {"length": length})
     assert [record.getMessage() for record in caplog.records] == [
-        "Attention by xla instead of splash: splash needs a length that 128 divides: got 96.",
-        "Attention by xla instead of splash: splash needs a length that 128 divides: got 200.",
+        "Attention by xla instead of splash: splash needs a length divisible by 128: got 96.",
+        "Attention by xla instead of splash: splash needs a length divisible by 128: got 200.",
     ]
 
 

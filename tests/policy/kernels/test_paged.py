@@ -374,8 +374,8 @@ def test_the_decode_kernel_is_the_tpu_one_where_its_shapes_allow():
     for platform, change, reason in [
         ("cpu", {}, "paged is for tpu: got cpu"),
         ("tpu", {"dtype": "float32"}, "paged needs bfloat16: got float32"),
-        ("tpu", {"head_dim": 64}, "paged needs a head_dim that 128 divides: got 64"),
-        ("tpu", {"page_size": 12}, "paged needs a page_size that 8 divides: got 12"),
+        ("tpu", {"head_dim": 64}, "paged needs a head_dim divisible by 128: got 64"),
+        ("tpu", {"page_size": 12}, "paged needs a page_size divisible by 8: got 12"),
         ("tpu", {"window": 512}, "paged needs a layer without a window: got 512"),
     ]:
         assert decode_kernel(platform, **shape | change) == ("xla", reason)
