@@ -136,10 +136,10 @@ def lengths_section(runs: Sequence[Recorded]) -> Section:
         "Lengths",
         "Tokens that the policy sampled, and tokens that environments and prompts wrote.",
         {
-            "Tokens a trajectory": overlay(
-                "Tokens a trajectory", runs, measures, y="tokens a trajectory"
+            "Tokens per trajectory": overlay(
+                "Tokens per trajectory", runs, measures, y="tokens per trajectory"
             ),
-            "Turns a trajectory": overlay("Turns a trajectory", runs, turns, y="mean of turns"),
+            "Turns per trajectory": overlay("Turns per trajectory", runs, turns, y="mean of turns"),
         },
     )
 
@@ -173,7 +173,7 @@ def optimization_section(runs: Sequence[Recorded]) -> Section:
         "Clip fraction, all turns": ("sweep/clip_fraction", "share clipped"),
         "KL to the reference, all turns": ("sweep/kl", "nats per token"),
         "Entropy of the policy": ("rollout/entropy", "nats per token"),
-        "Sampler's and trainer's log-probabilities": (
+        "Sampler–trainer gap of log-probabilities": (
             "logp/sampler_trainer_gap",
             "largest difference",
         ),
@@ -193,15 +193,15 @@ def optimization_section(runs: Sequence[Recorded]) -> Section:
 def time_section(runs: Sequence[Recorded]) -> Section:
     """Throughput, and the parts of each iteration's time."""
     rates = {part: metric(f"{part}/tokens_per_second") for part in ("rollout", "sweep")}
-    title, whole = "Time of an iteration", "Where all of the time went"
+    title, whole = "Time per iteration", "Time of the run by phase"
     spent = {run.name: _spent(run) for run in runs}
     shares = [(name, phase, s) for name, own in spent.items() for phase, s in own.items()]
     return section(
         "time",
         "Time",
         "Sampled tokens over the rollout's time, and tokens of the updated rows over the sweep's."
-        " The parts of the time do not overlap: compiling is taken out of the phase in which it"
-        " happened.",
+        " The parts of the time do not overlap: compilation is subtracted from the phase that it"
+        " happened in.",
         {
             "Tokens per second": overlay("Tokens per second", runs, rates, y="tokens per second"),
             title: [
