@@ -5,15 +5,14 @@ python -m seeupo_jax.evaluate --config=FILE.py --workdir=DIR [--untrained] [--sp
     [--server=http://HOST:PORT [--server_model=NAME] [--server_dialect=auto|vllm|sglang]
     [--server_seeded=True] [--server_timeout_s=600]]
 
-The policy is the run's last checkpoint, with --untrained what the run starts from; with a server,
-the one that the server holds, whose tokenizer must be the run's: nothing is loaded or computed here
-then. With --explain it prints what would be played, and
-plays nothing.
+The policy is the run's last checkpoint; with --untrained, the policy that the run starts from; with
+--server, the one that the server serves, whose tokenizer must be the run's: no model is loaded or
+computed here then. --explain prints which episodes would be played, and plays none.
 
-Every episode is in DIR/evaluation as soon as it is over (`trajectories/episodes.py`). The same
-command plays only what is not there: what it was stopped before, and what an environment's failure
-cost. With several processes each keeps a file of what it plays; that of process 0 is whole in the
-end.
+Every episode is written to DIR/evaluation as soon as it ends (`trajectories/episodes.py`).
+Rerunning the command plays the missing episodes only: those after an interruption, and those whose
+environment failed. With several processes each writes a file of its own episodes; process 0's is
+complete in the end.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A policy as a folder for other software.
+"""Exports the policy of a checkpoint as a folder that other software loads.
 
     python -m seeupo_jax.export --config=FILE.py [--config.FIELD=VALUE ...] --workdir=DIR \\
         [--step=latest|best|N] --output=FOLDER
 
-Only the parameters of the checkpoint are read, onto whatever devices there are. The folder is one
-that `transformers` loads or, with adapters that are not merged, one that `peft` does.
+Only the parameters of the checkpoint are read, onto the available devices. The folder is one that
+`transformers` loads or, with adapters that are not merged, `peft`.
 """
 
 from __future__ import annotations

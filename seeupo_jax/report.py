@@ -1,8 +1,8 @@
-"""Pages of a run: what it came to and how, and every trajectory that it kept.
+"""HTML pages of a run: its results and learning curves, and every trajectory that it stored.
 
     python -m seeupo_jax.report --workdir=DIR [--compare DIR2 DIR3 ...] [--output=FILE.html]
 
-The run may be finished, going on, or copied from another machine; the pages need no network.
+The run may be finished, still training, or copied from another machine; the pages need no network.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Training: a warm start where there is no policy yet, then SeeUPO.
+"""Training: a warm start if there is no policy yet, then reinforcement learning (SeeUPO).
 
     python -m seeupo_jax.train --config=FILE.py [--config.FIELD=VALUE ...] --workdir=DIR [--explain]
 
-With --explain it prints what would run, and runs nothing; with --devices=64 --device_memory=95GiB
-besides, for devices, a model and benchmark files that need not be here. A run that was stopped goes
-on from its last checkpoint, to the same numbers.
+--explain prints what would run, and runs nothing; with --devices=64 --device_memory=95GiB it does
+so for devices, a model and benchmark files that need not be on this machine. Rerunning the command
+of a stopped run resumes it from its last checkpoint and reproduces the same results.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python -m seeupo_jax.update --config=FILE.py [--config.FIELD=VALUE ...] --model=HF_FOLDER \\
         --trajectories=FILE.jsonl --output=HF_FOLDER [--json=OUT]
 
-It is the first sweep that a training run with this configuration would do, had it sampled these
-trajectories: the reference policy is the model as loaded, and a critic starts at 0. `trajectories/
-stored.py` says what a line of the file holds; rows and actions are as long as the file's. The
-output is a folder that `transformers` loads or, with adapters that are not merged, `peft` does.
+The same as the first sweep of a training run with this configuration on these trajectories: the
+reference policy is the model as loaded, and a critic starts at 0. `trajectories/stored.py`
+describes a line of the file; lengths of rows and actions are the file's. The output is a folder
+that `transformers` loads or, with adapters that are not merged, `peft`.
 """
 
 from __future__ import annotations

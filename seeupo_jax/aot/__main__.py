@@ -1,9 +1,9 @@
-"""What a configuration needs on a TPU slice, from compiling its programs for one: no TPU is used.
+"""Memory and work of a configuration on a TPU slice, by compiling its programs; needs no TPU.
 
     python -m seeupo_jax.aot --config=FILE.py [--config.FIELD=VALUE ...] --topology=v5p:4x4x4
 
 Exits 0 when the run fits and no program holds a score matrix or logits of whole rows; 1 when not;
-2 with one sentence when a configuration or a topology cannot be.
+2 with one sentence when the configuration or the topology is invalid.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@
     python -m seeupo_jax.bench report    [--results=docs/benchmarks] [--output=docs/benchmarks.md]
     python -m seeupo_jax.bench accelerator --out=DIR [--minutes=30] [--rehearse]
 
-The first three measure; `--help` after one tells its flags. `all` runs the list of them that the
-page is made of (`--suite=accelerator`: one for a GPU or a TPU), leaving out what has its figures
-already, and then does as `report`, which writes the page from the figures there are.
-`accelerator` runs all that only a GPU or a TPU can show.
+The first three measure; each has `--help`. `all` runs the measurements of the page
+(`--suite=accelerator`: for a GPU or a TPU), except those that have figures already, and then
+`report`, which writes the page from the existing figures. `accelerator` measures what only a GPU or
+a TPU can show.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Trains every recipe with every seed on one budget, and compares what they came to.
+"""Trains every recipe with every seed on the same budget, and compares the results.
 
     python -m seeupo_jax.compare --config=configs/compare_order_desk.py --workdir=runs/compare \\
         [--recipes=seeupo,grpo,gspo,rloo,seeupo_forward] [--seeds=5] [--config.FIELD=VALUE ...] \\
         [--plot=OUT.svg] [--json=OUT.json]
 
-Every recipe has its run with seed 0 before any has one with seed 1. SIGTERM or Ctrl-C stops
-the run under way, saved; rerun the command to resume, and leaves out what is finished.
+All recipes are trained with seed 0 before any is trained with seed 1. SIGTERM or Ctrl-C saves and
+stops the current run; rerunning the command resumes it and skips finished runs.
 """
 
 from __future__ import annotations

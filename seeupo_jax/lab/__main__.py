@@ -1,16 +1,16 @@
-"""Which algorithm reaches the optimum, on problems small enough to know it.
+"""Measures which algorithm reaches the optimum, on problems where it is known.
 
     python -m seeupo_jax.lab [--problem=NAME | --problem_file=P.npz] [--recipes=a,b] [--seeds=16]
       [--iterations=150] [--groups=16] [--group_size=16] [--lr=3.0] [--clip=0.2] [--inner_epochs=4]
       [--weight_clip=none] [--advantage_clip=none] [--optimizer=sgd] [--policy=tables|shared]
       [--exact] [--json=OUT] [--plot=OUT.svg|OUT.png]
 
-Prints a table a problem with a line a recipe: the final value over the optimum (mean over the seeds
-and its 95% interval), the share of seeds that end at 95% of it or above, the iterations to get
-there (the median over all seeds), the share of iterations in which the value fell, and by how much
-at most. A recipe is a name or, with choices changed, `seeupo:ratio=product:order=forward`.
-Values are exact, whatever the updates saw. With --exact the updates see expectations instead of
-samples. A wrong value ends with 2 and one sentence.
+Prints one table per problem with one line per recipe: the final value over the optimum (mean over
+the seeds with its 95% interval), the share of seeds that end at 95% of it or above, the iterations
+to get there (median over all seeds), the share of iterations in which the value fell, and the
+largest fall. A recipe is a name or, with choices changed, `seeupo:ratio=product:order=forward`.
+Values are always exact. With --exact the updates use expectations instead of samples. An invalid
+argument ends with exit code 2 and one sentence.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One piece, in this process: `python -m seeupo_jax.bench.accelerator --piece=NAME --out=DIR`.
 
-`bench accelerator` starts it for each of them; by hand it is for looking into one.
+`bench accelerator` starts it for each piece; start it by hand to examine one.
 """
 
 from __future__ import annotations
