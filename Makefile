@@ -7,7 +7,7 @@ WORKDIR ?= runs/quickstart
 .PHONY: help setup quickstart bfcl test lint clean
 
 help:
-	@echo "make quickstart   train the embedded agent and show its learning curve (about 5 minutes)"
+	@echo "make quickstart   train the bundled example policy and show its learning curve (about 5 minutes)"
 	@echo "make bfcl         the same loop on the real BFCL v4 tasks (about 20 minutes)"
 	@echo "make test         every test"
 	@echo "make lint         ruff format, ruff check and shellcheck"

@@ -1,4 +1,4 @@
-"""SeeUPO on the real BFCL v4 multi-turn base tasks, with a small policy made from nothing.
+"""SeeUPO on the real BFCL v4 multi-turn base tasks, with a small randomly initialised policy.
 
     python -m seeupo_jax.train --config=configs/bfcl_tiny.py --workdir=runs/bfcl_tiny
 

@@ -1,10 +1,10 @@
-"""The order desk for comparing recipes: each from the policy in the package, on one budget.
+"""The order desk for comparing recipes: each from the bundled example policy, on the same budget.
 
     python -m seeupo_jax.compare --config=configs/compare_order_desk.py --workdir=runs/compare
 
-Every recipe gets the same tasks, as many trajectories and as many iterations. SeeUPO makes a
-step a turn, up to six an iteration; recipes that update all turns at once would make one, and so
-`seeupo_jax.compare` has them split their iteration's trajectories into six minibatches
+Every recipe has the same tasks and the same numbers of trajectories and iterations. SeeUPO makes
+one step per turn, up to six per iteration. Recipes that update all turns at once would make one,
+so `seeupo_jax.compare` splits their trajectories of an iteration into six minibatches
 (`--equal_steps`). All else is as in `quickstart.py`, but for the evaluation, which is before and
 after only, and the trained policy, which is not exported.
 """

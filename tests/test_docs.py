@@ -145,6 +145,25 @@ def test_a_report_command_writes_its_page(line, tmp_path):
     assert written.is_relative_to(tmp_path) and written.read_text().startswith("<!doctype html>")
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_link_and_module_of_a_page_leads_somewhere(page):
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        if "://" not in path:
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+    for module in re.findall(r"`([a-z0-9_/]+\.py)\b", text):
+        assert any((root / module).exists() for root in (ROOT, ROOT / "seeupo_jax")), module
+
+
 def test_overrides_reach_the_override_flag():
     line = ["train", "--config=f.py", "--config.seed=1", "--workdir=d"]
     assert as_overrides(line) == ["train", "--config=f.py", "--override=seed=1", "--workdir=d"]
