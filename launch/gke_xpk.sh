@@ -72,7 +72,7 @@ submit() {
         "--termination-grace-period-seconds=$grace" \
         "--command=exec launch/on_host.sh run $(quote python -m "$module" "$@")" || {
         code=$?
-        say "error: xpk did not take the workload; why is above."
+        say "error: xpk rejected the workload; see the output above."
         exit "$code"
     }
     place xpk workload list "--filter-by-job=$workload"

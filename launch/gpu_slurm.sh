@@ -13,7 +13,7 @@ usage: launch/gpu_slurm.sh COMMAND [OPTION...]
 
   submit   put the job into the queue, and say its number and where its log is
   logs     follow the log of --job
-  stop     let --job save; it goes back into the queue
+  stop     let --job save; it is requeued
   cancel   end --job for good; what it has saved stays
 
 The checkout, with its .venv, and DIR are on a disk that all nodes see. Near the end of its time,
@@ -73,7 +73,7 @@ submit() {
         "--signal=B:TERM@$grace" --open-mode=append "--output=$logs/%x-%j.log" "--chdir=$root" \
         ${time:+"--time=$time"} ${partition:+"--partition=$partition"} \
         ${account:+"--account=$account"} "$@") || {
-        say "error: Slurm did not take the job; why is above."
+        say "error: Slurm rejected the job; see the output above."
         exit 1
     }
     if [ -n "$dry_run" ]; then

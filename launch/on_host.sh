@@ -67,7 +67,7 @@ code() {
 
 start() {
     [ $# -gt 0 ] || fail "start: got no command; allowed: one."
-    [ "$(code)" != running ] || fail "a run is under way on this host; stop it first."
+    [ "$(code)" != running ] || fail "a run is active on this host; stop it first."
     mkdir -p "$state"
     rm -f "$state/code"
     : >>"$state/log" # there for whoever follows at once, before the run has begun

@@ -33,7 +33,7 @@ trap '' TERM
 if [ -n "$stopped" ] || grep -qsx 143 "$codes".*; then
     # A job that was cancelled is no longer RUNNING, and stays away.
     if [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
-        echo "slurm_job: stopped before its end; job $SLURM_JOB_ID goes back into the queue"
+        echo "slurm_job: stopped before its end; job $SLURM_JOB_ID is requeued"
         scontrol requeue "$SLURM_JOB_ID"
     fi
 fi

@@ -27,11 +27,11 @@ usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [OPTION...]
   --project PROJECT         (default: gcloud's)
   --accelerator-type TYPE   such as v5p-64; for create
   --runtime-version VERSION such as v2-alpha-tpuv5; for create
-  --spot                    cheaper, and taken away at any time
+  --spot                    cheaper, and may be preempted at any time
   --slices N                as many TPUs that train as one (default: $slices)
   --bucket BUCKET           a Cloud Storage bucket, /mnt/BUCKET on every host
   --git URL, --ref REF      install what is there instead of this checkout (default: $ref)
-  --keep-alive              resume by itself when the TPU is taken away
+  --keep-alive              resume automatically when the TPU is preempted
   --max-restarts N          how often (default: $max_restarts)
   --wait-limit S            seconds in the queue (default: $wait_limit); --poll S between looks
   --delete-when-done        give the TPU back when training has ended, well or not
@@ -130,7 +130,7 @@ wait_until_active() {
             ACTIVE) return 0 ;;
             FAILED | SUSPENDING | SUSPENDED | DELETING | ABSENT)
                 tpu describe "$name" '--format=yaml(state)' >&2 || true
-                say "error: $name became $state instead of ACTIVE; why is above. Give it back with" \
+                say "error: $name became $state instead of ACTIVE; see the output above. Delete it with" \
                     "'$0 delete', then ask again, for another zone or type."
                 return 1
                 ;;
@@ -152,7 +152,7 @@ request() {
     fi
     tpu create "$name" "--accelerator-type=$accelerator_type" \
         "--runtime-version=$runtime_version" "$@" ${spot:+--spot} || {
-        say "error: the TPU was refused; why is above."
+        say "error: the request for the TPU was rejected; see the output above."
         return 1
     }
 }
@@ -162,10 +162,10 @@ create() {
     case $state in
         ABSENT) request || return 1 ;;
         UNKNOWN)
-            say "error: gcloud does not tell the state of $name; why is above."
+            say "error: gcloud does not report the state of $name; see the output above."
             return 1
             ;;
-        *) say "$name is there already" ;;
+        *) say "$name already exists" ;;
     esac
     wait_until_active
 }
@@ -263,7 +263,7 @@ supervise() {
             ACTIVE) look_again "$@" || return $? ;;
             UNKNOWN) sleep "$poll" ;;
             *)
-                say "$name is $state: it was taken away"
+                say "$name is $state: it was preempted"
                 [ -n "$keep_alive" ] || {
                     say "'$0 resume' with the same arguments resumes from the last checkpoint"
                     return 1
@@ -303,7 +303,7 @@ under_way() {
     [ -z "$dry_run" ] || return 1
     outcome=$(on_first 'seeupo_jax/launch/on_host.sh code' 2>/dev/null | tail -n 1)
     [ "$outcome" = running ] || return 1
-    say "training is under way; this shows its log"
+    say "training is running; this shows its log"
 }
 
 # begin INSTALL ARGUMENT...: starts training, unless it is under way, and sees it to its end.
@@ -312,11 +312,11 @@ begin() {
     shift
     if ! under_way; then
         [ -z "$install" ] || install_checkout || {
-            say "error: the hosts could not be set up; why is above."
+            say "error: the hosts could not be set up; see the output above."
             return 1
         }
         start "$@" || {
-            say "error: training was not started on every host; why is above."
+            say "error: training was not started on every host; see the output above."
             return 1
         }
     fi

@@ -60,7 +60,7 @@ def test_what_xpk_refuses_is_told_with_its_exit_code(cluster):
     cluster.tool("xpk", "echo '[XPK] insufficient quota' >&2; exit 3")
     done = cluster.run("gke_xpk.sh", *RUN, *TRAINING)
     assert done.returncode == 3 and len(cluster.calls()) == 1
-    assert done.stderr.startswith("[XPK] insufficient quota\ngke_xpk: error: xpk did not take")
+    assert done.stderr.startswith("[XPK] insufficient quota\ngke_xpk: error: xpk rejected")
 
 
 def test_checkpoints_in_a_bucket_allow_any_workdir(cluster):

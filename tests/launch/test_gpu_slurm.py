@@ -71,7 +71,7 @@ def test_a_job_that_slurm_refuses_is_told(slurm):
     slurm.tool("sbatch", "echo 'sbatch: error: Invalid account' >&2; exit 1")
     done = slurm.run("gpu_slurm.sh", "submit", *TRAINING)
     assert done.returncode == 1 and not done.stdout
-    assert "Invalid account" in done.stderr and "Slurm did not take the job" in done.stderr
+    assert "Invalid account" in done.stderr and "Slurm rejected the job" in done.stderr
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

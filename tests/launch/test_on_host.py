@@ -63,7 +63,7 @@ def test_a_run_in_the_background_is_followed_stopped_and_asked_for_its_end(host)
     wait_for(lambda: log.exists() and log.read_text() == "ready\n")
     assert code() == "running"
     twice = host.run("on_host.sh", "start", "true")
-    assert twice.returncode == 2 and "under way" in twice.stderr
+    assert twice.returncode == 2 and "is active" in twice.stderr
     follower = subprocess.Popen(
         host.command("on_host.sh", "follow"), env=host.env, stdout=subprocess.PIPE, text=True
     )

@@ -115,7 +115,9 @@ def test_a_refused_request_is_told_in_the_words_of_the_cloud(cloud):
     done = cloud.run("tpu_vm.sh", "all", *HERE, *KIND, *TRAINING)
     assert done.returncode == 1
     assert "Quota 'TPUV5PPerProject' exceeded" in done.stderr
-    assert done.stderr.endswith("tpu_vm: error: the TPU was refused; why is above.\n")
+    assert done.stderr.endswith(
+        "tpu_vm: error: the request for the TPU was rejected; see the output above.\n"
+    )
     assert verbs(cloud) == ["describe", "create"]
 
 
@@ -212,7 +214,7 @@ def test_a_tpu_that_is_taken_away_is_replaced_and_the_same_command_given_again(c
     asked = [verb.split()[0] for verb in verbs(cloud)]
     assert asked.count("create") == 2 and asked.count("delete") == 1
     assert asked[asked.index("delete") :][:5] == ["delete", "create", "describe", "describe", "scp"]
-    assert "q is SUSPENDED: it was taken away" in done.stderr
+    assert "q is SUSPENDED: it was preempted" in done.stderr
     assert "restart 1 of 50" in done.stderr
 
 
