@@ -355,7 +355,7 @@ def _complete(reply: _Reply, sampling: Sampling) -> tuple[list[int], list[float]
     """An action's tokens, the end token included, and their log-probabilities.
 
     vLLM and sglang give the end token with its log-probability. A server that only names it leaves
-    it without; one that samples several tokens a step may give some from beyond it.
+    it without; one that samples several tokens per step may give some from beyond it.
     """
     tokens, logp = list(map(int, reply.tokens)), list(map(float, reply.logp))
     if len(tokens) != len(logp) or reply.reason not in ("stop", "length"):

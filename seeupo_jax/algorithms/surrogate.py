@@ -24,7 +24,7 @@ def turn_ratio(
         the mask, infinite ones included, reach neither the result nor a gradient.
       mask_NL: [N, L], nonzero at the action's tokens.
       level: `geometric`, exp of the mean over the tokens of the difference (GSPO); `product`, exp
-        of its sum; `token`, one ratio a token (PPO, GRPO).
+        of its sum; `token`, one ratio per token (PPO, GRPO).
 
     Returns:
       float32 [N], or [N, L] for `token`, in [0, e^80]; 1 for an empty mask and, with `token`,

@@ -223,7 +223,7 @@ def _iota(text: str) -> np.ndarray:
 
 
 def _groups(rest: str, mesh_shape: Mapping[str, int]) -> np.ndarray:
-    """Devices that exchange data, a row a group: partition numbers, in the mesh's order."""
+    """Devices that exchange data, a row per group: partition numbers, in the mesh's order."""
     pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", rest)
     listed = pairs or re.search(r"replica_groups=\{(.+?)\}\}", rest)
     if listed:

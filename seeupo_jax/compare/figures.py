@@ -1,4 +1,4 @@
-"""What a comparison came to: success against sampled tokens, a line a recipe, and a table."""
+"""What a comparison came to: success against sampled tokens, a line per recipe, and a table."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def token_budget(lines: Sequence[Line]) -> float:
 
 
 def table(lines: Sequence[Line], *, k: int) -> Table:
-    """A `rich` table, a row a recipe: means over seeds with 95% intervals.
+    """A `rich` table, a row per recipe: means over seeds with 95% intervals.
 
     Args:
       k: episodes a task of the evaluations.

@@ -82,7 +82,7 @@ class Algorithm:
 
 
 def fused_refresh_applies(algorithm: Algorithm) -> bool:
-    """Whether turn t's step can also refresh the weight of turn t+1 (one step a turn, reverse)."""
+    """Whether turn t's step can refresh turn t+1's weight too (one step per turn, reverse)."""
     single = algorithm.inner_epochs == 1 and algorithm.minibatches_per_turn == 1
     return algorithm.order == "reverse" and algorithm.weighs and single
 

@@ -68,7 +68,7 @@ def parallel() -> Choices:
 
 
 def grpo() -> Choices:
-    """Max 1/N Σ_i 1/|o_i| Σ_j min(s_ij A_i, clip(s_ij) A_i) - β KL_ij, a ratio a token.
+    """Max 1/N Σ_i 1/|o_i| Σ_j min(s_ij A_i, clip(s_ij) A_i) - β KL_ij, a ratio per token.
 
     A_i = (r_i - the group's mean) / the group's standard deviation.
     DeepSeekMath, arXiv:2402.03300, Eq. 3 and §4.1.2.
@@ -210,7 +210,7 @@ def hgpo() -> Choices:
 
 
 def _one_action() -> Choices:
-    """One step an iteration: all turns of a trajectory are one action."""
+    """One step per iteration: all turns of a trajectory are one action."""
     return seeupo() | {"turns_per_update": None, "weight": "off"}
 
 

@@ -154,7 +154,7 @@ class Rollout:
     grammar: str | None = None  # tool_calls, or a .json, .regex or .lark file: what may be said
     concurrency: int | None = at_least(1, None)  # conversations open at once; none: all
     slots: int | None = at_least(1, None)  # those that decode together; none: all open ones
-    cache_gib: float | None = above(0, None)  # KV cache a device; none: all open ones whole
+    cache_gib: float | None = above(0, None)  # KV cache per device; none: all open ones whole
     page_size: int = at_least(1, 16)  # tokens of a page of the KV cache
     decode_steps: int = at_least(1, 8)  # tokens a dispatch decodes at most
     prefill_tokens: int = at_least(16, 1024)  # tokens a dispatch prefills at most

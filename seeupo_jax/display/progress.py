@@ -27,7 +27,7 @@ class Progress:
     """Shows a run's phases and iterations; nothing that the terminal does can stop the run.
 
     Use it as a context manager. On a terminal it redraws a few lines; elsewhere, or with
-    `display='plain'`, it writes one line an iteration, and in a long phase one every 30 s.
+    `display='plain'`, it writes one line per iteration, and in a long phase one every 30 s.
 
     Args:
       total_iterations: of the whole run; 0: it is none of iterations.

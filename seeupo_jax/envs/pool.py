@@ -79,7 +79,7 @@ class EnvPool:
 
     Args:
       make: makes an environment; called for every slot at once, and later by the threads.
-      workers: threads, at most one a slot.
+      workers: threads, at most one per slot.
       timeout_s: a try without an answer for longer is given up by the next poll: the slot gets a
         new environment, and its thread, which cannot be stopped, a substitute. An environment in a
         process of its own is killed, which ends the thread as well.

@@ -21,7 +21,7 @@ Results = Mapping[str, Mapping[str, Result]]  # problem -> recipe -> result
 
 
 def json_values(results: Results) -> dict[str, Any] | list[dict[str, Any]]:
-    """The object of the one problem, or a list of one object a problem.
+    """The object of the one problem, or a list of one object per problem.
 
     Of each recipe: `final_over_optimum`, the last value over the optimum, of each seed;
     `curve_mean`, the mean over the seeds of the exact value after each iteration, in units of
@@ -50,7 +50,7 @@ def _problem_values(name: str, recipes: Mapping[str, Result]) -> dict[str, Any]:
 
 
 def tables(results: Results) -> Group:
-    """A table a problem, with a line a recipe."""
+    """A table per problem, with a line per recipe."""
     return Group(*(_table(name, recipes) for name, recipes in results.items()))
 
 
@@ -107,7 +107,7 @@ def check_output(flag: str, path: str, suffixes: tuple[str, ...] = ()) -> None:
 
 
 def draw(results: Results, path: str) -> None:
-    """Value over optimum against the iteration: a panel a problem, a line a recipe.
+    """Value over optimum against the iteration: a panel per problem, a line per recipe.
 
     A line is the mean over the seeds, its band reaches from the worst seed to the best.
     """

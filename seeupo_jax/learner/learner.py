@@ -144,7 +144,7 @@ class Learner:
             kind=chosen.objective,
             ratio=chosen.ratio,
             loss_mean=chosen.loss_mean,
-            # With several steps a turn, the policy before the first is scored and kept instead.
+            # With several steps per turn, the policy before the first is scored and kept instead.
             old_is_current=chosen.old_policy == "turn" and self.fused,
             clip_low=chosen.clip_low,
             clip_high=chosen.clip_high,

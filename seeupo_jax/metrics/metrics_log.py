@@ -1,4 +1,4 @@
-"""The record of a run: one strict JSON object a line, and the trackers that draw it live."""
+"""The record of a run: one strict JSON object per line, and the trackers that draw it live."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def _checked(success: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _over_tasks(values: np.ndarray, resamples: int, seed: int) -> Estimate:
-    """The mean of one value a task in [0, 1], and its interval."""
+    """The mean of one value per task in [0, 1], and its interval."""
     if values.size == 0:
         return Estimate(math.nan, math.nan, math.nan)
     value = float(values.mean())

@@ -60,7 +60,7 @@ def sampler_mesh(training: jax.sharding.Mesh, sizes: schema.Mesh | None) -> jax.
 
     Args:
       sizes: `config.rollout.mesh`; None: the trainer's, with `context` as a part of `data`, since
-        a few new tokens a row are nothing to cut.
+        a few new tokens per row are nothing to cut.
 
     Raises:
       ValueError: sizes that do not fit the devices, or a `context` above 1.
@@ -74,7 +74,7 @@ def sampler_mesh(training: jax.sharding.Mesh, sizes: schema.Mesh | None) -> jax.
     if shape["context"] > 1:
         raise ValueError(
             f"config.rollout.mesh.context: got {shape['context']}; allowed: 1, since a decode pass"
-            " has one new token a row."
+            " has one new token per row."
         )
     return _mesh(training.devices.reshape(tuple(shape.values())))
 

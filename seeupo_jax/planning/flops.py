@@ -51,7 +51,7 @@ def parameters(arch: Architecture, *, active: bool = False) -> int:
 
 
 def yardstick(arch: Architecture, tokens: int) -> int:
-    """The usual estimate of training on so many tokens: 6 FLOPs a token and active parameter."""
+    """The usual estimate of training on so many tokens: 6 FLOPs per token and active parameter."""
     return 6 * parameters(arch, active=True) * tokens
 
 
@@ -137,7 +137,7 @@ def prefill_flops(
 
 
 def decode_flops(arch: Architecture, rows: int, context: int, *, computed: bool = False) -> float:
-    """FLOPs of one more token a row, each of which sees `context` cached ones and itself."""
+    """FLOPs of one more token per row, each of which sees `context` cached ones and itself."""
     work = Pass(rows, 1, context, head=1)
     return _projections(arch, work) + _attention(arch, work, "xla", computed) + _head(arch, work)
 

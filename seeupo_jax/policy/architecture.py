@@ -39,7 +39,7 @@ class Lora:
 class Architecture:
     """A decoder-only transformer; what the families of models differ in is a field each.
 
-    windows: how many positions back a layer's queries see, themselves included, a value a layer;
+    windows: how many positions back a layer's queries see, themselves included; per layer;
       None: all. Empty: no layer has a window.
     max_positions: the longest context that the model was made for.
     longest: tokens of the longest sequence that token trees will hold; None: nobody knows.

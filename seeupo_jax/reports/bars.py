@@ -66,7 +66,7 @@ def stack_chart(
     domain: tuple[float, float] | None = None,
     note: str = "",
 ) -> Chart | None:
-    """A bar an iteration, of parts that add up.
+    """A bar per iteration, of parts that add up.
 
     Args:
       parts: iteration, name and value.

@@ -1,6 +1,6 @@
 """Pages of trajectories: what the agent did, in a browser, without a server or network.
 
-`trajectories/index.html` of a work directory reads `data/index.js`, a row a trajectory, and loads
+`trajectories/index.html` of a work directory reads `data/index.js`, a row per trajectory, and loads
 `data/SHARD-DIGEST-NN.js`, whole records, when one of them is opened.
 """
 

@@ -58,7 +58,7 @@ def resample(
       sample: samples a group of each task, given the round's number, 0 for the first. Its groups
         are numbered from 0.
 
-    Returns: one group a task. The counts are those of all rounds.
+    Returns: one group per task. The counts are those of all rounds.
     """
     collected = [sample(0, tasks)]
     groups = groups_of(collected[0].trajectories)

@@ -1,4 +1,4 @@
-"""The trajectories of a run on disk: gzip JSON lines, a shard an iteration and split.
+"""The trajectories of a run on disk: gzip JSON lines, a shard per iteration and split.
 
 `docs/trajectories.md` says what a record holds. Nothing here needs jax.
 """

@@ -1,4 +1,4 @@
-"""Trajectories in a file: a JSON object a line, from wherever they were sampled.
+"""Trajectories in a file: a JSON object per line, from wherever they were sampled.
 
 A line has
   tokens  ids;

@@ -27,7 +27,7 @@ class TokenTexts:
         self._bytes = token_bytes
 
     def __call__(self, tokens: Sequence[int]) -> list[str]:
-        """One text a token; joined they are the decoded sequence.
+        """One text per token; joined they are the decoded sequence.
 
         A token that leaves a character incomplete adds nothing, and the one that completes it adds
         it. Bytes that are no UTF-8 are U+FFFD; an id without a text adds nothing.

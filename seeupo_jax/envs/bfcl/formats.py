@@ -121,7 +121,7 @@ def _add_python(docs: Sequence[Doc], compact: bool) -> str:
 
 
 def _list_shortly(docs: Sequence[Doc]) -> str:
-    """One tool a line, with its own description and without what it returns."""
+    """One tool per line, with its own description and without what it returns."""
     rows = [doc | {"description": _own_description(doc)} for doc in docs]
     lines = [json.dumps({key: row[key] for key in row if key != "response"}) for row in rows]
     return f"[{f',{chr(10)}'.join(lines)}]"

@@ -1,6 +1,6 @@
 """Episodes of `bfcl` in the official layout of results, for the official scorer.
 
-FOLDER/member_I/result/MODEL/multi_turn/BFCL_v4_CATEGORY_result.json holds one JSON object a line,
+FOLDER/member_I/result/MODEL/multi_turn/BFCL_v4_CATEGORY_result.json holds one JSON object per line,
 `{"id": ..., "result": [[step, ...] of each user turn]}`; member I has episode I of each task, and
 FOLDER/member_I is what the scorer calls its project root. MODEL decides how it reads a step; ours
 are `<tool_call>` blocks for `DECODER`, whatever `format` the episodes were played in.

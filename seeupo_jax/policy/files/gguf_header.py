@@ -52,7 +52,7 @@ class StoredTensor:
 
     @property
     def table(self) -> tuple[int, int]:
-        """Rows, and bytes a row."""
+        """Rows, and bytes per row."""
         block_weights, block_bytes = GGML_QUANT_SIZES[self.kind]
         return math.prod(self.shape[:-1]), self.shape[-1] // block_weights * block_bytes
 

@@ -196,7 +196,7 @@ def attend(
       position_NL, key_position_NC: int, of every token in its sequence.
       window: how many positions a query sees, its own included; None is all before it.
       segment_NL, key_segment_NC: int, which of the sequences packed in a row a token is of; a
-        query sees its own only. None is one sequence a row.
+        query sees its own only. None is one sequence per row.
       kernel: xla | all_pairs | splash | cudnn. The last two are for passes over whole rows: the
         keys are the queries' own (`key_position_NC` is `position_NL`), and positions grow by one
         along a segment. `kernels.select_kernel` tells which shapes they take.

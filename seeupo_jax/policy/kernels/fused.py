@@ -47,7 +47,7 @@ def splash(
     Args:
       q_NLHd: [N, L, H, head_dim], `select_kernel` tells which.
       k_NLHd, v_NLHd: [N, L, kv_heads, head_dim].
-      segment_NL: int32, of every token; None is one segment a row.
+      segment_NL: int32, of every token; None is one segment per row.
       window: how many keys a query sees, its own included; None is all before it.
 
     Returns: [N, L, H, head_dim] in the dtype of q.

@@ -65,7 +65,7 @@ class Reach(NamedTuple):
 
 
 def new_pages(arch: Architecture, pages: int, page_size: int) -> list[Pages]:
-    """An empty cache, keys and values a layer.
+    """An empty cache, keys and values per layer.
 
     Args:
       pages: of all shards together; they divide it.
@@ -364,7 +364,7 @@ _KERNELS = {"xla": _xla, "paged": _paged}
 def decode_kernel(
     platform: str, *, head_dim: int, page_size: int, dtype: str, window: int | None = None
 ) -> tuple[str, str]:
-    """The kernel that suits a decode pass (a token a row, no prefixes), and why.
+    """The kernel that suits a decode pass (a token per row, no prefixes), and why.
 
     Args:
       platform: as `jax.Device.platform` names it.

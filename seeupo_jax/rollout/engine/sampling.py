@@ -39,7 +39,7 @@ def task_number(task_id: str) -> int:
 
 
 def stream_keys(streams: Streams, step_R: jax.Array) -> jax.Array:
-    """One random key a row, for the token of this number of its action."""
+    """One random key per row, for the token of this number of its action."""
 
     def key(task: jax.Array, member: jax.Array, turn: jax.Array, step: jax.Array) -> jax.Array:
         key = jax.random.key(streams.seed)
@@ -87,7 +87,7 @@ def truncation_note(*, top_k: int | None, top_p: float | None, grammar: str | No
 def draw(
     logits_NV: jax.Array, keys_N: jax.Array, sampling: Sampling, *, masked: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """A token a row and its log-probability under the distribution that it was drawn from.
+    """A token per row and its log-probability under the distribution that it was drawn from.
 
     Where top-k, top-p or a mask leave one candidate this is 0 to the bit, which marks the token as
     forced: the learner leaves it out.
