@@ -71,7 +71,7 @@ def test_the_quickstart_is_told_before_any_of_it(tmp_path, capsys):
         "train: 50,000 test: 2,000, of which 64 are tested",
         "recipe seeupo: order=reverse, ratio=geometric",
         "iterations 30, from the start",
-        "16 tasks x 8 = 128 trajectories of at most 6 turns, 128 tokens, 16 an action",
+        "16 tasks x 8 = 128 trajectories of at most 6 turns, 128 tokens, 16 per action",
         "at most 6 optimizer steps; 30 are left",
         "7, after iterations 0, 5, 10, 15, 20, 25, 30: 64 tasks x k=4",
         "3, after iterations 10, 20, 30, of at most 8.075 MiB each",
