@@ -264,13 +264,9 @@ class Checkpoints:
     def _sentence(self, step: int, error: Exception) -> str:
         try:
             left = max(self._good(), default=None)
-            intact = (
-                "no other checkpoint is there"
-                if left is None
-                else f"checkpoint {left} there is intact"
-            )
+            intact = "no other is there" if left is None else f"checkpoint {left} there is intact"
         except Exception:  # nothing can be said of a directory that cannot be read
-            intact = "other checkpoints cannot be read either"
+            intact = "what is there cannot be read either"
         return (
             f"checkpoint {step} could not be written to {self._directory}: {reason(error)};"
             f" {intact}."
