@@ -1,21 +1,12 @@
-"""What an update maximises of every action, out of the named choices."""
+"""What an update maximises of every action, by one of the objectives."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.algorithms.surrogate import action_logp, clipped_surrogate, turn_ratio
-
-
-class _Clips(NamedTuple):
-    """Bounds of the ratio, and of the term where its weight is negative; None: there is none."""
-
-    low: float | None
-    high: float | None
-    dual: float | None
+from seeupo_jax.algorithms.objectives import Objective
+from seeupo_jax.algorithms.surrogate import action_logp, turn_ratio
 
 
 def action_objective(
@@ -25,7 +16,7 @@ def action_objective(
     advantage_NL: jax.Array,
     factor_N: jax.Array,
     *,
-    objective: str = "clipped",
+    objective: Objective,
     ratio: str = "geometric",
     clip_low: float | None,
     clip_high: float | None,
@@ -41,13 +32,12 @@ def action_objective(
       advantage_NL: [N, L], of every token. Where the ratio is one number an action, so is the
         advantage: the mean over its tokens.
       factor_N: [N], what the turns already updated multiply it by (`update_weight`).
-      objective: `clipped`, min(s W, clip(s) W) (PPO, SeeUPO's Eq. 6); `cispo`, clip(s) W log pi
-        with the ratio held constant (arXiv:2506.13585, Eq. 4); `logp`, W log pi (REINFORCE).
+      objective: the entry of its term, of `algorithms/objectives` or a user's own.
       ratio: level of the ratio s and of log pi, as for `turn_ratio`: `geometric` is the mean over
         the tokens of log pi, `product` its sum, `token` a term a token.
       clip_low, clip_high: s counts within [1 - clip_low, 1 + clip_high]; None: unbounded.
-      clip_dual: > 1, of objective `clipped` alone: where W < 0 its term is at least clip_dual W,
-        as `clipped_surrogate` says. None: unbounded.
+      clip_dual: > 1, for `clipped`: where W < 0 its term is at least clip_dual W, as
+        `clipped_surrogate` says. None: unbounded.
       importance: multiplies each term; [N], or [N, L] for `token`. None: 1.
 
     Returns:
@@ -55,10 +45,8 @@ def action_objective(
       single tokens are averaged over the action. 0 for an empty mask.
 
     Raises:
-      ValueError: an unknown objective or level.
+      ValueError: an unknown level.
     """
-    if objective not in _OBJECTIVES:
-        raise ValueError(f"objective: got {objective!r}; allowed: {', '.join(_OBJECTIVES)}.")
     mask_NL = jnp.asarray(mask_NL, bool).astype(jnp.float32)
     count_N = jnp.maximum(mask_NL.sum(axis=-1), 1)
     average = lambda x_NL: (x_NL * mask_NL).sum(axis=-1) / count_N  # noqa: E731
@@ -66,8 +54,15 @@ def action_objective(
     if ratio != "token":
         weight = average(weight)
     weight = jax.lax.stop_gradient(weight)
-    term, clipped = _OBJECTIVES[objective](
-        logp_NL, old_logp_NL, mask_NL, weight, ratio, _Clips(clip_low, clip_high, clip_dual)
+    arrays = {"weight": weight}
+    if "ratio" in objective.needs:
+        arrays["ratio"] = turn_ratio(logp_NL, old_logp_NL, mask_NL, level=ratio)
+    if "logp" in objective.needs:
+        arrays["logp"] = action_logp(logp_NL, mask_NL, level=ratio)
+    bounds = {"clip_low": clip_low, "clip_high": clip_high, "clip_dual": clip_dual}
+    term, clipped = objective.function(
+        **{name: arrays[name] for name in objective.needs},
+        **{name: bounds[name] for name in objective.bounds},
     )
     if importance is not None:
         term = importance * term
@@ -76,27 +71,3 @@ def action_objective(
     empty_N = mask_NL.sum(axis=-1) == 0
     term, clipped = (jnp.where(empty_N, 0.0, x_N) for x_N in (term, clipped))
     return term, jax.lax.stop_gradient(clipped)
-
-
-def _clipped(logp_NL, old_logp_NL, mask_NL, weight, level, clips):
-    ratio = turn_ratio(logp_NL, old_logp_NL, mask_NL, level=level)
-    bounds = {"clip_low": clips.low, "clip_high": clips.high, "clip_dual": clips.dual}
-    term = clipped_surrogate(ratio, weight, **bounds)
-    return term, (term != ratio * weight).astype(jnp.float32)
-
-
-def _cispo(logp_NL, old_logp_NL, mask_NL, weight, level, clips):
-    ratio = turn_ratio(logp_NL, old_logp_NL, mask_NL, level=level)
-    low = None if clips.low is None else 1.0 - clips.low
-    high = None if clips.high is None else 1.0 + clips.high
-    bounded = jax.lax.stop_gradient(jnp.clip(ratio, low, high))
-    term = bounded * weight * action_logp(logp_NL, mask_NL, level=level)
-    return term, (bounded != ratio).astype(jnp.float32)
-
-
-def _logp(logp_NL, old_logp_NL, mask_NL, weight, level, clips):
-    term = weight * action_logp(logp_NL, mask_NL, level=level)
-    return term, jnp.zeros_like(term)
-
-
-_OBJECTIVES = {"clipped": _clipped, "cispo": _cispo, "logp": _logp}

@@ -1,4 +1,4 @@
-"""What single tokens are worth: rewards to go, generalized advantages, a value function's loss."""
+"""Numbers over a mask: their standardisation, and the loss of a value function."""
 
 from __future__ import annotations
 
@@ -10,75 +10,6 @@ import jax.numpy as jnp
 from seeupo_jax.algorithms.magnitude import exact_unit
 
 _FLAT = 1e-6  # numbers whose standard deviation is at most this are not divided by it
-
-
-@jax.jit
-def generalized_advantage(
-    value_NL: jax.Array,
-    reward_NL: jax.Array,
-    mask_NL: jax.Array,
-    *,
-    discount: float = 1.0,
-    lam: float = 0.95,
-) -> tuple[jax.Array, jax.Array]:
-    """Generalized advantage estimation over action tokens alone (arXiv:1506.02438, Eq. 16).
-
-    With l+ the trajectory's next action token after l, however many observation tokens lie between:
-    A_l = (r_l + discount V_l+ - V_l) + discount lam A_l+, where both are 0 after the last, because
-    episodes end.
-
-    Args:
-      value_NL: [N, L], the value function before each token, reward units.
-      reward_NL: [N, L], reward of each token.
-      mask_NL: [N, L], nonzero at action tokens; nothing outside is read, and may be NaN.
-      discount: in [0, 1], a token.
-      lam: in [0, 1]; 0 trusts the value function after one token, 1 not at all.
-
-    Returns:
-      float32 [N, L], advantages, and float32 [N, L], what the value function should have said
-      (advantage plus value), both in reward units and 0 outside the mask.
-    """
-    mask_NL = jnp.asarray(mask_NL, bool)
-    value_NL = _masked(value_NL, mask_NL)
-
-    def earlier(later, token):
-        value_N, reward_N, mask_N = token
-        later_value_N, later_advantage_N = later
-        error_N = reward_N + discount * later_value_N - value_N
-        advantage_N = error_N + discount * lam * later_advantage_N
-        kept = jnp.where(mask_N, value_N, later_value_N)
-        return (kept, jnp.where(mask_N, advantage_N, later_advantage_N)), advantage_N
-
-    tokens = (value_NL.T, _masked(reward_NL, mask_NL).T, mask_NL.T)
-    after_N = jnp.zeros_like(value_NL[:, 0])
-    _, advantage_LN = jax.lax.scan(earlier, (after_N, after_N), tokens, reverse=True)
-    advantage_NL = _masked(advantage_LN.T, mask_NL)
-    return advantage_NL, advantage_NL + value_NL
-
-
-@jax.jit
-def reward_to_go(reward_NL: jax.Array, mask_NL: jax.Array, *, discount: float = 1.0) -> jax.Array:
-    """Discounted sum of the rewards from each token on, where only masked ones count as steps.
-
-    Args:
-      reward_NL: [N, L], reward of each token, or of each turn as [N, K].
-      mask_NL: nonzero where there is one; nothing outside is read, and may be NaN.
-      discount: in [0, 1], a step.
-
-    Returns:
-      float32 [N, L], reward units; 0 outside the mask.
-    """
-    mask_NL = jnp.asarray(mask_NL, bool)
-
-    def earlier(later_N, token):
-        reward_N, mask_N = token
-        here_N = jnp.where(mask_N, reward_N + discount * later_N, later_N)
-        return here_N, here_N
-
-    reward_NL = _masked(reward_NL, mask_NL)
-    tokens = (reward_NL.T, mask_NL.T)
-    _, return_LN = jax.lax.scan(earlier, jnp.zeros_like(reward_NL[:, 0]), tokens, reverse=True)
-    return _masked(return_LN.T, mask_NL)
 
 
 @functools.partial(jax.jit, static_argnames=("clip",))
@@ -101,12 +32,12 @@ def standardize(x: jax.Array, mask: jax.Array, *, clip: float | None = None) -> 
         raise ValueError(f"clip: got {clip!r}; allowed: a number > 0, or None.")
     mask = jnp.asarray(mask, bool)
     count = mask.sum()
-    x = _masked(x, mask)
+    x = masked(x, mask)
     unit = exact_unit(jnp.max(jnp.abs(x), initial=0.0))
     x = x / unit
     # Above the least one first: the float32 mean of equal numbers is not always that number.
-    x = _masked(x - jnp.min(jnp.where(mask, x, jnp.inf)), mask)
-    x = _masked(x - x.sum() / jnp.maximum(count, 1), mask)
+    x = masked(x - jnp.min(jnp.where(mask, x, jnp.inf)), mask)
+    x = masked(x - x.sum() / jnp.maximum(count, 1), mask)
     std = jnp.sqrt((x**2).sum() / jnp.maximum(count - 1, 1))
     x = x / jnp.where(std > _FLAT / unit, std, 1.0 / unit)
     return x if clip is None else jnp.clip(x, -clip, clip)
@@ -137,9 +68,9 @@ def clipped_value_loss(
       one's, at the ends of the clip range too.
     """
     mask = jnp.ones(jnp.shape(value_NL), bool) if mask is None else jnp.asarray(mask, bool)
-    value_NL = _masked(value_NL, mask)
+    value_NL = masked(value_NL, mask)
     old_value_NL, return_NL = (
-        jax.lax.stop_gradient(_masked(x_NL, mask)) for x_NL in (old_value_NL, return_NL)
+        jax.lax.stop_gradient(masked(x_NL, mask)) for x_NL in (old_value_NL, return_NL)
     )
     plain_NL = 0.5 * (value_NL - return_NL) ** 2
     if clip is None:
@@ -150,6 +81,6 @@ def clipped_value_loss(
     return jnp.where(plain_NL >= near_NL, plain_NL, near_NL)
 
 
-def _masked(x: jax.Array, mask: jax.Array) -> jax.Array:
+def masked(x: jax.Array, mask: jax.Array) -> jax.Array:
     """`x` in float32, 0 outside the mask."""
     return jnp.where(mask, jnp.asarray(x, jnp.float32), 0.0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from seeupo_jax.configuration.entry_points import entries_with, entry_point, find_entry
 from seeupo_jax.configuration.fields import above, at_least, choice, within
 
 
@@ -19,7 +20,7 @@ class Algorithm:
     turns_per_update: int | None = at_least(1, 1)  # consecutive, one action; none: all
     weight: str = choice("on", "off")  # off: M stays the advantage, whatever was updated before
     # What a trajectory, a turn or a token is worth.
-    advantage: str = choice("grae", "gigpo", "hgpo", "returns", "gae")
+    advantage: str = entry_point("advantage", "grae")
     baseline: str = choice("mean", "leave_one_out", "batch")
     scale: str = choice("batch", "none", "group")
     advantage_clip: float | None = above(0, 3.0)
@@ -29,7 +30,7 @@ class Algorithm:
     history_power: float = within(0, 10, 1.0)  # hgpo: how much more deeper groups count; 0: not
     gae_lambda: float = within(0, 1, 0.95)
     # What is maximised.
-    objective: str = choice("clipped", "cispo", "logp")
+    objective: str = entry_point("objective", "clipped")
     ratio: str = choice("geometric", "product", "token")
     old_policy: str = choice("iteration", "turn")
     pool_mean: str = choice("all", "active")  # divide by N, or by those that have the turn
@@ -65,9 +66,9 @@ class Algorithm:
     @property
     def grouped(self) -> bool:
         """Whether a reward counts only beside those of its group."""
-        if self.advantage == "grae":
-            return self.baseline != "batch"
-        return self.advantage in ("gigpo", "hgpo")
+        estimator = find_entry("advantage", self.advantage)
+        of_all = self.baseline == "batch" and estimator.reads("baseline")
+        return "group_N" in estimator.needs and not of_all
 
     @property
     def merges(self) -> bool:
@@ -94,36 +95,87 @@ def check_choices(algorithm: Algorithm, *, max_turns: int) -> None:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
     _check_order(algorithm, max_turns)
-    wrong = {
-        # field: what it needs, and whether that is so
-        "critic": ("none unless advantage=gae, which reads it", _critic_fits(algorithm)),
-        "scale": (
-            "batch or none with advantage=returns and advantage=gae, which have no groups",
-            algorithm.scale != "group" or algorithm.advantage not in ("returns", "gae"),
+    for rule in _RULES:
+        name = vars(algorithm)[rule.beside]
+        entry = find_entry(rule.beside, name)
+        if rule.fits(algorithm, entry):
+            continue
+        names = entries_with(rule.beside, rule.concerns)
+        if ":" in name and rule.concerns(entry):
+            names.append(f"{rule.beside}={name}")
+        raise ValueError(
+            f"config.algorithm.{rule.field}: got {vars(algorithm)[rule.field]!r} with"
+            f" {rule.beside}={name}; allowed: {rule.allowed.format(' and '.join(names))}."
+        )
+    fields = vars(algorithm)
+    options = find_entry("advantage", algorithm.advantage).options
+    if unknown := [name for name in options.values() if name not in fields]:
+        raise ValueError(
+            f"config.algorithm.advantage: {algorithm.advantage} has the option {unknown[0]!r};"
+            f" allowed: fields of config.algorithm, which are {', '.join(fields)}."
+        )
+
+
+class _Rule(NamedTuple):
+    """What a field needs of the estimator or the objective beside it.
+
+    beside: `advantage` or `objective`. concerns: entries that `allowed` names at {}.
+    """
+
+    field: str
+    beside: str
+    concerns: Callable[[Any], bool]
+    allowed: str
+    fits: Callable[[Algorithm, Any], bool]
+
+
+_RULES = (
+    _Rule(
+        "critic",
+        "advantage",
+        lambda estimator: "value_NL" in estimator.needs,
+        "none unless {}, which reads it",
+        lambda own, estimator: (own.critic != "none") == ("value_NL" in estimator.needs),
+    ),
+    _Rule(
+        "scale",
+        "advantage",
+        lambda estimator: not estimator.reads("scale"),
+        "batch or none with {}, which divide by no group's deviation",
+        lambda own, estimator: own.scale != "group" or estimator.reads("scale"),
+    ),
+    _Rule(
+        "baseline",
+        "advantage",
+        lambda estimator: estimator.reads("baseline"),
+        "mean unless {}, and no batch with scale=group",
+        lambda own, estimator: (
+            (own.baseline == "mean" or estimator.reads("baseline"))
+            and (own.baseline, own.scale) != ("batch", "group")
         ),
-        "baseline": (
-            "mean unless advantage=grae, and no batch with scale=group",
-            _baseline_fits(algorithm),
-        ),
-        "kl_in": (
-            "loss with advantage=gigpo and advantage=hgpo",
-            algorithm.kl_in == "loss" or algorithm.advantage not in ("gigpo", "hgpo"),
-        ),
-        "clip_dual": (
-            "none unless objective=clipped, whose loss it bounds",
-            algorithm.clip_dual is None or algorithm.objective == "clipped",
-        ),
-        "inner_epochs": (
-            "1 with objective=logp, which has no ratio to correct for the steps before",
-            algorithm.inner_epochs == 1 or algorithm.objective != "logp",
-        ),
-    }
-    of_objective = ("clip_dual", "inner_epochs")
-    for field, (allowed, fits) in wrong.items():
-        if not fits:
-            beside = "objective" if field in of_objective else "advantage"
-            got = f"got {vars(algorithm)[field]!r} with {beside}={vars(algorithm)[beside]}"
-            raise ValueError(f"config.algorithm.{field}: {got}; allowed: {allowed}.")
+    ),
+    _Rule(
+        "kl_in",
+        "advantage",
+        lambda estimator: "reward_NK" in estimator.needs,
+        "loss with {}",
+        lambda own, estimator: own.kl_in == "loss" or "reward_NK" not in estimator.needs,
+    ),
+    _Rule(
+        "clip_dual",
+        "objective",
+        lambda objective: "clip_dual" in objective.bounds,
+        "none unless {}, whose loss it bounds",
+        lambda own, objective: own.clip_dual is None or "clip_dual" in objective.bounds,
+    ),
+    _Rule(
+        "inner_epochs",
+        "objective",
+        lambda objective: not objective.has_ratio,
+        "1 with {}, which has no ratio to correct for the steps before",
+        lambda own, objective: own.inner_epochs == 1 or objective.has_ratio,
+    ),
+)
 
 
 def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
@@ -141,30 +193,27 @@ def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
     needed = {
         "algorithm.old_policy": (algorithm.old_policy, algorithm.old_policy == "iteration"),
         "algorithm.tis_clip": (algorithm.tis_clip, algorithm.tis_clip is None),
-        "algorithm.objective": (algorithm.objective, algorithm.objective != "logp"),
+        "algorithm.objective": (
+            algorithm.objective,
+            find_entry("objective", algorithm.objective).has_ratio,
+        ),
         **{
             f"rollout.{name}": (value, value is None or (name, value) == ("top_p", 1))
             for name, value in drawn.items()
         },
     }
-    allowed = {"algorithm.old_policy": "iteration", "algorithm.objective": "clipped or cispo"}
     for name, (value, fits) in needed.items():
         if not fits:
+            ratios = entries_with("objective", lambda objective: objective.has_ratio)
+            allowed = {
+                "algorithm.old_policy": "iteration",
+                "algorithm.objective": " or ".join(each.partition("=")[2] for each in ratios),
+            }
             raise ValueError(
                 f"config.rollout_ahead: got 1 with {name}={value!r}; allowed: 0 unless it is"
                 f" {allowed.get(name, 'none')}, since what is sampled ahead is corrected by ratios"
                 " of whole softmaxes to the policy that sampled."
             )
-
-
-def _critic_fits(algorithm: Algorithm) -> bool:
-    return (algorithm.critic != "none") == (algorithm.advantage == "gae")
-
-
-def _baseline_fits(algorithm: Algorithm) -> bool:
-    if algorithm.baseline == "batch" and algorithm.scale == "group":
-        return False
-    return algorithm.baseline == "mean" or algorithm.advantage == "grae"
 
 
 def _check_order(algorithm: Algorithm, turns: int) -> None:

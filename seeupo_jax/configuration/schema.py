@@ -7,16 +7,20 @@ sentence with the key's full name, what was got and what is allowed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.entry_points import import_attribute
 from seeupo_jax.configuration.fields import (
     above,
     at_least,
+    build,
     checked,
     choice,
+    describe,
     shown,
     within,
 )
@@ -240,7 +244,8 @@ class Telemetry:
 class Config:
     """A whole run.
 
-    `recipe` names the row of `configuration/recipes.py` below the fields of `algorithm`: without an
+    `recipe` names the row of `configuration/recipes.py` (or a user's own, `module:attribute`) below
+    the fields of `algorithm`: without an
     algorithm it is that row. A whole `Algorithm` of one's own has to agree with it, since which of
     its fields were meant cannot be known.
 
@@ -285,12 +290,41 @@ class Config:
 def recipe_fields(recipe: str) -> dict[str, Any]:
     """The fields of `config.algorithm` that a recipe sets.
 
+    Args:
+      recipe: a name of ours, or `module:attribute` of a user's dict of fields or of a function
+        without arguments that returns one; fields that it leaves out are SeeUPO's.
+
     Raises:
-      ValueError: an unknown recipe.
+      ValueError: an unknown recipe, or one that fails or returns what is no field.
     """
+    if isinstance(recipe, str) and ":" in recipe:
+        return _own_recipe(recipe)
     if not isinstance(recipe, str) or recipe not in RECIPES:
-        raise ValueError(f"config.recipe: got {shown(recipe)}; allowed: {', '.join(RECIPES)}.")
+        names = ", ".join(RECIPES)
+        raise ValueError(
+            f"config.recipe: got {shown(recipe)}; allowed: {names}, or module:attribute."
+        )
     return RECIPES[recipe]
+
+
+@functools.cache
+def _own_recipe(recipe: str) -> dict[str, Any]:
+    found = import_attribute(recipe, "config.recipe", "recipe", _may_be_a_recipe)
+    try:
+        fields = found() if callable(found) else found
+    except (Exception, SystemExit) as error:  # of a user's code
+        raise ValueError(f"config.recipe: {recipe} failed: {describe(error)}.") from error
+    if not isinstance(fields, Mapping):
+        raise ValueError(
+            f"config.recipe: {recipe} returned {shown(fields)} ({type(fields).__name__}); allowed:"
+            " a dict of fields of config.algorithm."
+        )
+    algorithm = build(Algorithm, fields, f"config.recipe: {recipe}")
+    return RECIPES["seeupo"] | {name: vars(algorithm)[name] for name in fields}
+
+
+def _may_be_a_recipe(value: Any) -> bool:
+    return callable(value) or isinstance(value, Mapping)
 
 
 def _check_agrees(

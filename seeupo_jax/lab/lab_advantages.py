@@ -7,13 +7,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.algorithms.advantage import group_relative_advantage
-from seeupo_jax.algorithms.credit import gigpo_advantage, hgpo_advantage
 from seeupo_jax.algorithms.magnitude import exact_unit
-from seeupo_jax.algorithms.value import generalized_advantage, reward_to_go, standardize
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.lab.lab_trajectories import Batch
 
+# What an estimator may need that is not here: see `lab_sweep` on the penalty and the old policy.
+LACKING = ("old_logp_NL", "ref_logp_NL")
 _FLAT = 1e-6  # as in `group_relative_advantage`
 
 
@@ -33,8 +33,26 @@ def sampled_credit(
       value_NK: the critic's value of each context; 0 without a critic.
       group_size: trajectories of a group, which stand together.
     """
-    group_N = jnp.arange(batch.reward_N.shape[0]) // group_size
-    return _ESTIMATORS[algorithm.advantage](algorithm, batch, group_N, value_NK)
+    estimator, choices = find_entry("advantage", algorithm.advantage), vars(algorithm)
+    shape_N, shape_NK = batch.reward_N.shape, batch.context_NK.shape
+    # Every turn is one token, and the reward comes with the last.
+    reward_NK = jnp.zeros(shape_NK).at[:, -1].set(batch.reward_N)
+    arrays = {
+        "reward_N": batch.reward_N,
+        "group_N": jnp.arange(shape_N[0]) // group_size,
+        "valid_N": jnp.ones(shape_N, bool),
+        "reward_NK": reward_NK,
+        "state_NK": batch.context_NK,
+        "mask_NK": jnp.ones(shape_NK, bool),
+        "reward_NL": reward_NK,
+        "turn_NL": jnp.broadcast_to(jnp.arange(shape_NK[1]), shape_NK),
+        "mask_NL": jnp.ones(shape_NK, bool),
+        "value_NL": value_NK,
+    }
+    advantage, returns = estimator.credit(arrays, choices)
+    if estimator.level == "trajectory":
+        return _same_in_all_turns(advantage, batch)
+    return Credit(advantage, jnp.zeros_like(advantage) if returns is None else returns)
 
 
 def expected_credit(algorithm: Algorithm, batch: Batch) -> Credit:
@@ -59,68 +77,3 @@ def expected_credit(algorithm: Algorithm, batch: Batch) -> Credit:
 def _same_in_all_turns(advantage_N: jax.Array, batch: Batch) -> Credit:
     advantage_NK = jnp.broadcast_to(advantage_N[:, None], batch.context_NK.shape)
     return Credit(advantage_NK, jnp.zeros_like(advantage_NK))
-
-
-def _of_trajectories(algorithm, batch, group_N, value_NK):
-    advantage_N = group_relative_advantage(
-        batch.reward_N,
-        group_N,
-        baseline=algorithm.baseline,
-        scale=algorithm.scale,
-        clip=algorithm.advantage_clip,
-    )
-    return _same_in_all_turns(advantage_N, batch)
-
-
-def _of_turns(algorithm, batch, group_N, value_NK):
-    estimate, choices = {
-        "gigpo": (gigpo_advantage, {"step_coef": algorithm.step_coef}),
-        "hgpo": (
-            hgpo_advantage,
-            {"history": algorithm.history, "power": algorithm.history_power},
-        ),
-    }[algorithm.advantage]
-    advantage_NK = estimate(
-        _rewards(batch),
-        group_N,
-        batch.context_NK,
-        discount=algorithm.discount,
-        scale=algorithm.scale,
-        clip=algorithm.advantage_clip,
-        **choices,
-    )
-    return Credit(advantage_NK, jnp.zeros_like(advantage_NK))
-
-
-def _of_tokens(algorithm, batch, group_N, value_NK):
-    reward_NK = _rewards(batch)
-    mask_NK = jnp.ones(reward_NK.shape, bool)
-    if algorithm.advantage == "gae":
-        advantage_NK, return_NK = generalized_advantage(
-            value_NK,
-            reward_NK,
-            mask_NK,
-            discount=algorithm.discount,
-            lam=algorithm.gae_lambda,
-        )
-    else:
-        advantage_NK = reward_to_go(reward_NK, mask_NK, discount=algorithm.discount)
-        return_NK = jnp.zeros_like(advantage_NK)
-    if algorithm.scale == "batch":
-        advantage_NK = standardize(advantage_NK, mask_NK, clip=algorithm.advantage_clip)
-    return Credit(advantage_NK, return_NK)
-
-
-def _rewards(batch: Batch) -> jax.Array:
-    """Of each turn, [N, K]."""
-    reward_NK = jnp.zeros(batch.context_NK.shape)
-    return reward_NK.at[:, -1].set(batch.reward_N)
-
-
-_ESTIMATORS = {
-    "grae": _of_trajectories,
-    "gigpo": _of_turns,
-    "hgpo": _of_turns,
-    "returns": _of_tokens,
-    "gae": _of_tokens,
-}

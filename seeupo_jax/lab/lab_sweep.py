@@ -21,6 +21,7 @@ from seeupo_jax.algorithms.objective import action_objective
 from seeupo_jax.algorithms.surrogate import turn_ratio, update_weight
 from seeupo_jax.algorithms.value import clipped_value_loss
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.lab.lab_advantages import Credit
 from seeupo_jax.lab.lab_trajectories import Batch
 from seeupo_jax.lab.policies import Policy, log_probability
@@ -123,7 +124,7 @@ def _step(
             mask_NUL,
             rows.advantage,
             factor_N[:, None],
-            objective=algorithm.objective,
+            objective=find_entry("objective", algorithm.objective),
             ratio=algorithm.ratio,
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,

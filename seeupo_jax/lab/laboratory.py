@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +15,11 @@ import numpy as np
 import optax
 
 from seeupo_jax.configuration.algorithm import Algorithm, check_choices
+from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.configuration.fields import above, at_least, build, checked, parse
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.configuration.schema import Optimizer
-from seeupo_jax.lab.lab_advantages import expected_credit, sampled_credit
+from seeupo_jax.configuration.schema import Optimizer, recipe_fields
+from seeupo_jax.lab.lab_advantages import LACKING, expected_credit, sampled_credit
 from seeupo_jax.lab.lab_sweep import Learned, sweep, values_of
 from seeupo_jax.lab.lab_trajectories import expected_batch, sampled_batch
 from seeupo_jax.lab.policies import (
@@ -28,6 +31,7 @@ from seeupo_jax.lab.policies import (
 )
 from seeupo_jax.lab.problems import Problem
 from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.runtime.algorithm_trial import check_entries
 from seeupo_jax.types import TrainState
 
 SOLVED = 0.95  # of the optimum
@@ -71,15 +75,18 @@ class Settings:
         """A recipe's choices in the laboratory.
 
         Args:
-          recipe: `NAME` or, with some choices changed, `NAME:field=value:field=value`. `clip`
-            bounds the ratio of those that set no bounds of their own; those of objective `logp`
-            have no ratio, and make one step instead of `inner_epochs`.
+          recipe: `NAME` (or a user's `module:attribute`) or, with some choices changed,
+            `NAME:field=value:field=value`. `clip` bounds the ratio of those that set no bounds of
+            their own; an objective without a ratio makes one step instead of `inner_epochs`.
 
         Raises:
           ValueError: an unknown recipe, field or value, or one that has no meaning here.
         """
-        name, *changes = recipe.split(":")
-        if name not in RECIPES:
+        name, *changes = re.split(r":(?=\w+=)", recipe)  # a value may be a module:attribute
+        known, _, rest = name.partition(":")
+        if known in RECIPES:
+            name, changes = known, [*([rest] if rest else []), *changes]
+        elif not rest:
             raise ValueError(f"--recipes: got {name!r}; allowed: {', '.join(RECIPES)}.")
         common = {
             "clip_low": self.clip,
@@ -89,10 +96,14 @@ class Settings:
         }
         fixed = {"inner_epochs": self.inner_epochs, "kl_coef": 0.0}
         changed = dict(_change(text) for text in changes)
-        if (RECIPES[name] | changed)["objective"] == "logp":
-            fixed["inner_epochs"] = 1
-        algorithm = build(Algorithm, {**common, **RECIPES[name], **fixed, **changed}, "--recipes")
+        values = {**common, **recipe_fields(name), **fixed, **changed}
+        algorithm = build(Algorithm, values, "--recipes")
+        has_ratio = find_entry("objective", algorithm.objective).has_ratio
+        if not has_ratio and "inner_epochs" not in changed:
+            algorithm = dataclasses.replace(algorithm, inner_epochs=1)
         check_choices(algorithm, max_turns=1)
+        check_entries(algorithm)
+        _check_needs(algorithm)
         if self.exact and algorithm.advantage != "grae":
             raise ValueError(
                 f"--exact: got {recipe!r}, with advantage={algorithm.advantage}; allowed: recipes"
@@ -112,6 +123,15 @@ class Settings:
         except ValueError as error:
             reason = str(error).removeprefix("config.optimizer").removeprefix(".name")
             raise ValueError(f"--optimizer{reason}") from error
+
+
+def _check_needs(algorithm: Algorithm) -> None:
+    needs = find_entry("advantage", algorithm.advantage).needs
+    if lacking := [name for name in needs if name in LACKING]:
+        raise ValueError(
+            f"--recipes: got advantage={algorithm.advantage}, which needs {lacking[0]}; allowed: an"
+            " estimator without it, since the laboratory has no penalty."
+        )
 
 
 def _change(text: str) -> tuple[str, Any]:
@@ -214,7 +234,7 @@ def regrets(
 
     def run(seed: jax.Array) -> jax.Array:
         key_init, key_run = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
-        has_critic = algorithm.advantage == "gae"
+        has_critic = algorithm.critic != "none"
         value_C = jnp.zeros(first_context(turns, actions)) if has_critic else None
         params = Learned(policy.init(key_init), value_C)
         zero = jnp.zeros((), jnp.int32)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from seeupo_jax.algorithms.advantage import group_relative_advantage
-from seeupo_jax.algorithms.credit import gigpo_advantage, hgpo_advantage
-from seeupo_jax.algorithms.value import generalized_advantage, reward_to_go, standardize
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.states import turn_states
 from seeupo_jax.types import CONTEXT, Segment, Trajectory, learnable, rewards_of
@@ -27,11 +26,18 @@ def assign_credit(
     """The advantage of every token, by `algorithm.advantage`; its value at context says nothing.
 
     Args:
-      per_token: `old_logp` and `ref_logp`, for `kl_in=reward`, and with a critic `value`.
+      per_token: `old_logp` and `ref_logp`, and with a critic `value`.
 
     Returns: `advantage` and, with a critic, `returns`: what the value is to be.
     """
-    return _ESTIMATORS[algorithm.advantage](algorithm, shapes, rows, trajectories, per_token)
+    estimator, choices = find_entry("advantage", algorithm.advantage), vars(algorithm)
+    batch = _Batch(algorithm, shapes, rows, trajectories, per_token)
+    arrays = {name: getattr(batch, name) for name in estimator.inputs(choices)}
+    found = estimator.credit(arrays, choices)
+    credit = {"advantage": _OF_TOKENS[estimator.level](batch, np.asarray(found.advantage))}
+    if found.returns is not None:
+        credit["returns"] = batch.time.unpad(found.returns)
+    return credit
 
 
 def compile_credit(algorithm: Algorithm, shapes: Shapes, trajectories: int) -> None:
@@ -46,81 +52,106 @@ def compile_credit(algorithm: Algorithm, shapes: Shapes, trajectories: int) -> N
 
 def credit_programs(algorithm: Algorithm) -> list[str]:
     """Names of what `compile_credit` compiles."""
-    names = [_PROGRAMS[algorithm.advantage]]
-    if algorithm.advantage in ("gae", "returns") and algorithm.scale == "batch":
-        names.append("standardize")
-    return names
+    return find_entry("advantage", algorithm.advantage).programs(vars(algorithm))
 
 
-def _of_trajectories(algorithm, shapes, rows, trajectories, per_token):
-    """One number a trajectory (GRAE)."""
-    reward_N = np.array([t.reward for t in trajectories], np.float32)
-    if algorithm.kl_in == "reward":
-        for owner, turn_L, kl_L in zip(rows.trajectory_S, rows.turn, _kl(per_token), strict=True):
-            reward_N[owner] -= algorithm.kl_coef * kl_L[turn_L >= 0].sum()
-    advantage_N = group_relative_advantage(
-        reward_N,
-        _groups(trajectories),
-        baseline=algorithm.baseline,
-        scale=algorithm.scale,
-        clip=algorithm.advantage_clip,
-        valid_N=learnable(trajectories, grouped=algorithm.grouped),
-    )
-    own_S = np.asarray(advantage_N)[rows.trajectory_S]
-    pairs = zip(rows.turn, own_S, strict=True)
-    return {"advantage": [np.full(len(turn_L), own, np.float32) for turn_L, own in pairs]}
+class _Batch:
+    """What an estimator may ask for, by the names of `algorithms/estimators`; made when asked."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        shapes: Shapes,
+        rows: Rows,
+        trajectories: Sequence[Trajectory],
+        per_token: Mapping[str, Ragged],
+    ):
+        self.rows = rows
+        self._trajectories, self._per_token, self._shapes = trajectories, per_token, shapes
+        self._kl_coef = algorithm.kl_coef if algorithm.kl_in == "reward" else None
+        self.group_N = np.array([t.group for t in trajectories], np.int32)
+        self.valid_N = learnable(trajectories, grouped=algorithm.grouped)
+
+    @property
+    def reward_N(self) -> np.ndarray:
+        reward_N = np.array([t.reward for t in self._trajectories], np.float32)
+        if self._kl_coef is not None:
+            rows = zip(self.rows.trajectory_S, self.rows.turn, self._kl(), strict=True)
+            for owner, turn_L, kl_L in rows:
+                reward_N[owner] -= self._kl_coef * kl_L[turn_L >= 0].sum()
+        return np.where(self.valid_N, reward_N, np.float32(0))
+
+    @property
+    def reward_NK(self) -> np.ndarray:
+        reward_NK = np.zeros(self.mask_NK.shape, np.float32)
+        for row in np.flatnonzero(self.valid_N):
+            rewards = rewards_of(self._trajectories[row])
+            reward_NK[row, : len(rewards)] = rewards
+        return reward_NK
+
+    @property
+    def state_NK(self) -> np.ndarray:
+        state_NK = turn_states(self._trajectories)
+        missing = self.mask_NK.shape[1] - state_NK.shape[1]
+        return np.pad(state_NK, ((0, 0), (0, missing)), constant_values=-1)
+
+    @functools.cached_property
+    def mask_NK(self) -> np.ndarray:
+        turns_N = np.array([t.turns for t in self._trajectories], np.int32)
+        # One program, whatever turns there are.
+        turns = max(self._shapes.turns, int(turns_N.max(initial=0)))
+        return (np.arange(turns) < turns_N[:, None]) & self.valid_N[:, None]
+
+    @functools.cached_property
+    def time(self) -> _Time:
+        return _Time(self.rows, self._shapes.lengths[-1])
+
+    @property
+    def reward_NL(self) -> np.ndarray:
+        reward_NL = self.time.rewards(self._trajectories)
+        if self._kl_coef is not None:
+            reward_NL -= self._kl_coef * self.time.pad(self._kl())
+        return reward_NL
+
+    @property
+    def turn_NL(self) -> np.ndarray:
+        turn_NL = self.time.pad(self.rows.turn).astype(np.int32)
+        return np.where(self.mask_NL, turn_NL, CONTEXT)
+
+    @property
+    def mask_NL(self) -> np.ndarray:
+        return self.time.mask_NL
+
+    @property
+    def value_NL(self) -> np.ndarray:
+        return self.time.pad(self._per_token["value"])
+
+    @property
+    def old_logp_NL(self) -> np.ndarray:
+        return self.time.pad(self._per_token["old_logp"])
+
+    @property
+    def ref_logp_NL(self) -> np.ndarray:
+        return self.time.pad(self._per_token["ref_logp"])
+
+    def _kl(self) -> Ragged:
+        """log(old / reference) of every token; it says nothing at context."""
+        pairs = zip(self._per_token["old_logp"], self._per_token["ref_logp"], strict=True)
+        return [old_L - ref_L for old_L, ref_L in pairs]
 
 
-def _of_turns(algorithm, shapes, rows, trajectories, per_token):
-    """One number a turn, among the turns that began from its state (GiGPO, HGPO)."""
-    state_NK = turn_states(trajectories)
-    reward_NK = np.zeros(state_NK.shape, np.float32)
-    for row in np.flatnonzero(learnable(trajectories)):
-        reward_NK[row, : trajectories[row].turns] = rewards_of(trajectories[row])
-    missing = max(0, shapes.turns - state_NK.shape[1])  # one program whatever turns there are
-    estimate, choices = {
-        "gigpo": (gigpo_advantage, {"step_coef": algorithm.step_coef}),
-        "hgpo": (
-            hgpo_advantage,
-            {"history": algorithm.history, "power": algorithm.history_power},
-        ),
-    }[algorithm.advantage]
-    advantage_NK = estimate(
-        np.pad(reward_NK, ((0, 0), (0, missing))),
-        _groups(trajectories),
-        np.pad(state_NK, ((0, 0), (0, missing)), constant_values=-1),
-        discount=algorithm.discount,
-        scale=algorithm.scale,
-        clip=algorithm.advantage_clip,
-        valid_N=learnable(trajectories, grouped=algorithm.grouped),
-        **choices,
-    )
-    own = np.asarray(advantage_NK)
-    pairs = zip(rows.trajectory_S, rows.turn, strict=True)
-    return {"advantage": [own[owner][turn_L] for owner, turn_L in pairs]}
+def _from_trajectories(batch: _Batch, advantage_N: np.ndarray) -> Ragged:
+    pairs = zip(batch.rows.turn, advantage_N[batch.rows.trajectory_S], strict=True)
+    return [np.full(len(turn_L), own, np.float32) for turn_L, own in pairs]
 
 
-def _of_tokens(algorithm, shapes, rows, trajectories, per_token):
-    """One number a token, out of the rewards after it and, with a critic, its values."""
-    time = _Time(rows, shapes.lengths[-1])
-    reward_NL = time.rewards(trajectories)
-    if algorithm.kl_in == "reward":
-        reward_NL -= algorithm.kl_coef * time.pad(_kl(per_token))
-    credit: dict[str, Ragged] = {}
-    if algorithm.advantage == "gae":
-        advantage_NL, returns_NL = generalized_advantage(
-            time.pad(per_token["value"]),
-            reward_NL,
-            time.mask_NL,
-            discount=algorithm.discount,
-            lam=algorithm.gae_lambda,
-        )
-        credit["returns"] = time.unpad(returns_NL)
-    else:
-        advantage_NL = reward_to_go(reward_NL, time.mask_NL, discount=algorithm.discount)
-    if algorithm.scale == "batch":
-        advantage_NL = standardize(advantage_NL, time.mask_NL, clip=algorithm.advantage_clip)
-    return credit | {"advantage": time.unpad(advantage_NL)}
+def _from_turns(batch: _Batch, advantage_NK: np.ndarray) -> Ragged:
+    pairs = zip(batch.rows.trajectory_S, batch.rows.turn, strict=True)
+    return [advantage_NK[owner][turn_L] for owner, turn_L in pairs]
+
+
+def _from_tokens(batch: _Batch, advantage_NL: np.ndarray) -> Ragged:
+    return batch.time.unpad(advantage_NL)
 
 
 class _Time:
@@ -172,27 +203,9 @@ class _Time:
         return reward_NL
 
 
-def _kl(per_token: Mapping[str, Ragged]) -> Ragged:
-    """log(old / reference) of every token; it says nothing at context."""
-    pairs = zip(per_token["old_logp"], per_token["ref_logp"], strict=True)
-    return [old_L - ref_L for old_L, ref_L in pairs]
-
-
-def _groups(trajectories: Sequence[Trajectory]) -> np.ndarray:
-    return np.array([t.group for t in trajectories], np.int32)
-
-
-_ESTIMATORS = {
-    "grae": _of_trajectories,
-    "gigpo": _of_turns,
-    "hgpo": _of_turns,
-    "returns": _of_tokens,
-    "gae": _of_tokens,
-}
-_PROGRAMS = {
-    "grae": "group_relative_advantage",
-    "gigpo": "gigpo_advantage",
-    "hgpo": "hgpo_advantage",
-    "returns": "reward_to_go",
-    "gae": "generalized_advantage",
+# Level of an estimator -> from its advantages to those of every token.
+_OF_TOKENS: dict[str, Callable[[_Batch, np.ndarray], Ragged]] = {
+    "trajectory": _from_trajectories,
+    "turn": _from_turns,
+    "token": _from_tokens,
 }

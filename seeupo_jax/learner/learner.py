@@ -13,6 +13,7 @@ import optax
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.algorithm import fused_refresh_applies
+from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.schedule import Schedule, at_share
 from seeupo_jax.learner.state_layout import on_device
@@ -141,7 +142,7 @@ class Learner:
         chosen = self.algorithm
         parallel = chosen.order == "parallel"
         return LossConfig(
-            kind=chosen.objective,
+            objective=find_entry("objective", chosen.objective),
             ratio=chosen.ratio,
             loss_mean=chosen.loss_mean,
             # With several steps per turn, the policy before the first is scored and kept instead.

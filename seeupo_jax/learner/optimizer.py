@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -15,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from seeupo_jax.configuration.entry_points import import_attribute
 from seeupo_jax.configuration.schema import Optimizer
 from seeupo_jax.learner.schedule import by_iteration, step_warmup
 from seeupo_jax.types import TrainState
@@ -134,7 +132,7 @@ def _stepped(optimizer: optax.GradientTransformation, grads: Any, state: Any) ->
 def _find(name: str) -> Callable[..., Any]:
     """The function that an optimizer's name stands for."""
     if ":" in name:
-        return _import_function(name)
+        return import_attribute(name, "config.optimizer.name", "function", callable)
     names = _optax_optimizers()
     if name not in names:
         by_last_word = {full.rpartition(".")[2]: full for full in names}
@@ -159,31 +157,6 @@ def _optax_optimizers() -> dict[str, Callable[..., Any]]:
         and not name.startswith(("_", "scale_by_"))
         and "learning_rate" in inspect.signature(function).parameters
     }
-
-
-def _import_function(name: str) -> Callable[..., Any]:
-    module_name, _, function_name = name.partition(":")
-    # `python -m` puts the working directory on the path, an installed command does not.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # A module that is found but imports a missing one keeps its own traceback.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise ValueError(
-            f"config.optimizer.name: got {name!r}, but there is no module {error.name!r};"
-            " allowed: one that is installed or lies in the working directory."
-        ) from None
-    function = vars(module).get(function_name)
-    if not callable(function):
-        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise ValueError(
-            f"config.optimizer.name: got {name!r}, but {module_name} has no function"
-            f" {function_name!r}; it has {', '.join(functions)}."
-        )
-    return function
 
 
 def _check_keywords(name: str, build: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:

@@ -11,8 +11,7 @@ import jax
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.configuration.schema import Config
+from seeupo_jax.configuration.schema import Config, recipe_fields
 from seeupo_jax.envs.base import Missing
 from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.planning.abstract_run import Outline, Planned
@@ -122,7 +121,7 @@ def _recipe(config: Config) -> list[str]:
     told = {name: own[name] for name in _TOLD}
     told |= {name: value for name, value in own.items() if value != usual[name]}
     lines = [f"{config.recipe}: " + choices(told)]
-    recipe: Mapping[str, Any] = RECIPES[config.recipe]
+    recipe: Mapping[str, Any] = recipe_fields(config.recipe)
     if other := {name: own[name] for name in recipe if own[name] != recipe[name]}:
         lines.append(f"other than the recipe: {choices(other)}")
     chosen = config.optimizer

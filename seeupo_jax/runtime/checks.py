@@ -17,6 +17,7 @@ from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.policy.lora import with_adapters
 from seeupo_jax.runtime import build
+from seeupo_jax.runtime.algorithm_trial import check_entries
 
 
 def check_config(config: Config) -> None:
@@ -54,6 +55,7 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
 
 def _check_fields(config: Config) -> jax.sharding.Mesh:
     """What needs neither the environment nor the model; the mesh."""
+    check_entries(config.algorithm)
     Schedule(config.optimizer, config.iterations)
     make_optimizer(config.optimizer, total_steps=build.total_steps(config))
     check_trackers(config.telemetry.trackers)

@@ -20,6 +20,7 @@ from seeupo_jax.learner.sweep_state import Step
 from seeupo_jax.parallel.mesh import make_mesh, row_shards
 from seeupo_jax.policy.files.weights import inspect
 from seeupo_jax.runtime import build
+from seeupo_jax.runtime.algorithm_trial import check_entries
 from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
 
@@ -163,6 +164,7 @@ def prepare(
     check_offload(config.offload, mesh.local_devices[0])
     build.check_layout(config, mesh)
     Schedule(config.optimizer, config.iterations)
+    check_entries(config.algorithm)
     make_optimizer(config.optimizer, total_steps=build.total_steps(config))
     left_out = int(np.sum(~learnable(trajectories, grouped=grouped)))
     if left_out:

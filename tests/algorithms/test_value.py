@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from seeupo_jax.algorithms.value import (
-    clipped_value_loss,
-    generalized_advantage,
-    reward_to_go,
-    standardize,
-)
+from seeupo_jax.algorithms.estimators.gae import generalized_advantage
+from seeupo_jax.algorithms.estimators.returns import reward_to_go
+from seeupo_jax.algorithms.value import clipped_value_loss, standardize
 
 GARBAGE = (-np.inf, np.nan, 1e30)
 

@@ -151,13 +151,7 @@ def token_advantages(
             turn, place = int(piece.segment.turn_L[position]), piece.place
             value = 0.0 if values is None else values[piece.trajectory][place][position]
             tokens[piece.trajectory].append(Token(turn, place, position, less, value))
-    estimate = {
-        "grae": group_credit,
-        "returns": returns_credit,
-        "gae": gae_credit,
-        "gigpo": turn_credit,
-        "hgpo": turn_credit,
-    }[options.advantage]
+    estimate = ESTIMATORS[options.advantage]
     credit = [[np.zeros(len(s.tokens_L)) for s in t.segments] for t in trajectories]
     in_order = [sorted(own) for own in tokens]  # of turns: segments need not be
     for i, advantage_J in enumerate(estimate(trajectories, in_order, options)):
@@ -279,6 +273,15 @@ def hgpo(rewards: Any, groups: Any, states: Any, options: Any) -> list[np.ndarra
             weights += weight
         result[i][k] = total / weights if weights else 0.0
     return _scaled(result, options)
+
+
+ESTIMATORS = {
+    "grae": group_credit,
+    "returns": returns_credit,
+    "gae": gae_credit,
+    "gigpo": turn_credit,
+    "hgpo": turn_credit,
+}
 
 
 def _scaled(values: list[np.ndarray], options: Any) -> list[np.ndarray]:

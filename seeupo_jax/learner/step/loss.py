@@ -111,7 +111,7 @@ def _action_terms(
         mask_PJA,
         advantage,
         cumulative_ratio_P[:, None],
-        objective=config.kind,
+        objective=config.objective,
         ratio=config.ratio,
         clip_low=config.clip_low,
         clip_high=config.clip_high,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from seeupo_jax.algorithms.objectives import Objective
+
 
 @dataclass(frozen=True)
 class LossConfig:
@@ -12,7 +14,7 @@ class LossConfig:
     actions: that a row of a step may have, each with a ratio of its own.
     """
 
-    kind: str
+    objective: Objective
     ratio: str
     loss_mean: str
     old_is_current: bool  # the ratio is to the policy just before this very step
@@ -35,7 +37,7 @@ class LossConfig:
     def reads_whole_ratio(self) -> bool:
         """Whether the gradient depends on the ratio of an action as a whole."""
         # The log-probability's gradient does not, and a ratio to the step's own policy is 1.
-        clips = self.kind != "logp" and self.ratio != "token"
+        clips = self.objective.has_ratio and self.ratio != "token"
         return clips and not self.old_is_current
 
     @property

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from seeupo_jax.algorithms.credit import gigpo_advantage, hgpo_advantage
+from seeupo_jax.algorithms.estimators.gigpo import gigpo_advantage
+from seeupo_jax.algorithms.estimators.hgpo import hgpo_advantage
 
 SCALES = ("group", "none", "batch")
 ROWS, COLUMNS = 15, 6  # of every batch here, so that little is compiled

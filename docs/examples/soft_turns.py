@@ -1,0 +1,13 @@
+"""A recipe of one's own: one step an iteration, a ratio per token, credit per turn, no KL."""
+
+
+def soft_turns():
+    return {
+        "turns_per_update": None,
+        "weight": "off",
+        "advantage": "docs.examples.turn_baseline:ESTIMATOR",
+        "objective": "docs.examples.soft_gate:OBJECTIVE",
+        "ratio": "token",
+        "loss_mean": "token",
+        "kl_coef": 0.0,
+    }

@@ -1,0 +1,115 @@
+"""What actions are credited with: a file for each estimator, with its formula and its entry.
+
+A file's `ESTIMATOR` is all that the learner, the laboratory, the checks of a configuration,
+`--explain` and the documentation know of it; `config.algorithm.advantage` names the file, or a
+user's own entry as `module:attribute`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+
+from seeupo_jax.algorithms.value import standardize
+
+# Level -> the array that says which advantages there are, and has their shape.
+LEVELS = {"trajectory": "valid_N", "turn": "mask_NK", "token": "mask_NL"}
+# What a function may ask for, by the name of its parameter; rewards, values and log-probabilities
+# are 0 where there is no valid one. L: the sampled tokens of a trajectory, in their order.
+ARRAYS = {
+    "reward_N": "float32, of the trajectory",
+    "group_N": "int32, equal for the trajectories of one task",
+    "valid_N": "bool, False: left out of every statistic",
+    "reward_NK": "float32, of each turn",
+    "state_NK": "int32, equal for turns that began from one state; negative: no such turn",
+    "mask_NK": "bool, whether there is such a turn",
+    "reward_NL": "float32, of each turn at its last token",
+    "turn_NL": "int32, the token's turn; -1 outside the mask",
+    "mask_NL": "bool, whether there is such a token",
+    "value_NL": "float32, the critic's, before the token",
+    "old_logp_NL": "float32, log-probability under the old policy, nats",
+    "ref_logp_NL": "float32, log-probability under the reference policy, nats",
+}
+
+
+class Credit(NamedTuple):
+    """Advantages, in the shape of their level; with a critic what its values are to be, [N, L]."""
+
+    advantage: jax.Array
+    returns: jax.Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Estimator:
+    """A formula, and all that others have to know of it.
+
+    function: pure, of arrays and keyword options, to float32 advantages in the shape of the level;
+      with `value_NL` among what it needs to a pair of them and of the returns, [N, L].
+    level: of one advantage; a key of `LEVELS`.
+    needs: names of `ARRAYS`, passed by keyword. With `group_N` a reward counts only beside those of
+      its group (unless the function reads a baseline that is `batch`).
+    options: keyword of the function -> the field of `config.algorithm` that it is, with that
+      field's bounds. A function without the field `scale` is not to scale: with scale=batch its
+      advantages are standardised over the batch.
+    """
+
+    function: Callable[..., Any]
+    level: str
+    needs: tuple[str, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ValueError(f"Estimator.function: got {self.function!r}; allowed: a function.")
+        if self.level not in LEVELS:
+            raise ValueError(f"Estimator.level: got {self.level!r}; allowed: {', '.join(LEVELS)}.")
+        unknown = [name for name in self.needs if name not in ARRAYS]
+        if unknown or isinstance(self.needs, str):
+            raise ValueError(
+                f"Estimator.needs: got {self.needs!r}; allowed: a tuple of {', '.join(ARRAYS)}."
+            )
+
+    def reads(self, choice: str) -> bool:
+        """Whether a field of `config.algorithm` is among its options."""
+        return choice in self.options.values()
+
+    def programs(self, choices: Mapping[str, Any]) -> list[str]:
+        """Names of what `credit` runs."""
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        return [name, "standardize"] if self._standardizes(choices) else [name]
+
+    def inputs(self, choices: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of the arrays that `credit` reads."""
+        mask = LEVELS[self.level]
+        more = self._standardizes(choices) and mask not in self.needs
+        return (*self.needs, mask) if more else self.needs
+
+    def credit(self, arrays: Mapping[str, Any], choices: Mapping[str, Any]) -> Credit:
+        """The advantages of a batch.
+
+        Args:
+          arrays: `inputs` by name; see `ARRAYS`.
+          choices: fields of `config.algorithm` by name.
+        """
+        needed = {name: arrays[name] for name in self.needs}
+        options = {keyword: choices[name] for keyword, name in self.options.items()}
+        found = self._program(**needed, **options)
+        advantage, returns = found if isinstance(found, tuple) else (found, None)
+        if self._standardizes(choices):
+            mask = arrays[LEVELS[self.level]]
+            advantage = standardize(advantage, mask, clip=choices["advantage_clip"])
+        return Credit(advantage, returns)
+
+    def _standardizes(self, choices: Mapping[str, Any]) -> bool:
+        return choices["scale"] == "batch" and not self.reads("scale")
+
+    @functools.cached_property
+    def _program(self) -> Callable[..., Any]:
+        """The function as one compiled program."""
+        if hasattr(self.function, "lower"):  # it is one
+            return self.function
+        return jax.jit(self.function, static_argnames=tuple(self.options))

@@ -1,0 +1,61 @@
+"""Generalized advantage estimation, from a critic's values (PPO)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from seeupo_jax.algorithms.estimators import Estimator
+from seeupo_jax.algorithms.value import masked
+
+
+@jax.jit
+def generalized_advantage(
+    value_NL: jax.Array,
+    reward_NL: jax.Array,
+    mask_NL: jax.Array,
+    *,
+    discount: float = 1.0,
+    lam: float = 0.95,
+) -> tuple[jax.Array, jax.Array]:
+    """Generalized advantage estimation over action tokens alone (arXiv:1506.02438, Eq. 16).
+
+    With l+ the trajectory's next action token after l, however many observation tokens lie between:
+    A_l = (r_l + discount V_l+ - V_l) + discount lam A_l+, where both are 0 after the last, because
+    episodes end.
+
+    Args:
+      value_NL: [N, L], the value function before each token, reward units.
+      reward_NL: [N, L], reward of each token.
+      mask_NL: [N, L], nonzero at action tokens; nothing outside is read, and may be NaN.
+      discount: in [0, 1], a token.
+      lam: in [0, 1]; 0 trusts the value function after one token, 1 not at all.
+
+    Returns:
+      float32 [N, L], advantages, and float32 [N, L], what the value function should have said
+      (advantage plus value), both in reward units and 0 outside the mask.
+    """
+    mask_NL = jnp.asarray(mask_NL, bool)
+    value_NL = masked(value_NL, mask_NL)
+
+    def earlier(later, token):
+        value_N, reward_N, mask_N = token
+        later_value_N, later_advantage_N = later
+        error_N = reward_N + discount * later_value_N - value_N
+        advantage_N = error_N + discount * lam * later_advantage_N
+        kept = jnp.where(mask_N, value_N, later_value_N)
+        return (kept, jnp.where(mask_N, advantage_N, later_advantage_N)), advantage_N
+
+    tokens = (value_NL.T, masked(reward_NL, mask_NL).T, mask_NL.T)
+    after_N = jnp.zeros_like(value_NL[:, 0])
+    _, advantage_LN = jax.lax.scan(earlier, (after_N, after_N), tokens, reverse=True)
+    advantage_NL = masked(advantage_LN.T, mask_NL)
+    return advantage_NL, advantage_NL + value_NL
+
+
+ESTIMATOR = Estimator(
+    generalized_advantage,
+    "token",
+    ("value_NL", "reward_NL", "mask_NL"),
+    {"discount": "discount", "lam": "gae_lambda"},
+)

@@ -1,0 +1,77 @@
+"""GiGPO: an episode's advantage and that of each turn among those from its state."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from seeupo_jax.algorithms.estimators import Estimator
+from seeupo_jax.algorithms.estimators.grae import group_relative_advantage
+from seeupo_jax.algorithms.turn_groups import GROUP_SCALES, compared_turns, refined, relative
+from seeupo_jax.algorithms.value import standardize
+
+
+@functools.partial(jax.jit, static_argnames=("scale", "clip"))
+def gigpo_advantage(
+    reward_NK: jax.Array,
+    group_N: jax.Array,
+    state_NK: jax.Array,
+    *,
+    discount: float = 1.0,
+    step_coef: float = 1.0,
+    scale: str = "group",
+    clip: float | None = 3.0,
+    valid_N: jax.Array | None = None,
+) -> jax.Array:
+    """Advantage of the episode plus that of the turn among those from its state (GiGPO).
+
+    GiGPO, arXiv:2505.10978: A = A_episode + step_coef A_turn (Eq. 8). A_episode compares the
+    trajectory's total reward with its group's (Eq. 3); A_turn compares the discounted reward from
+    the turn on with those of its anchor group: the turns of the same group with the same state
+    (Eq. 6 and 7). An anchor group may hold several turns of one trajectory; a turn alone in its own
+    has A_turn = 0. The authors' code averages the episode's part over turns, where long
+    trajectories count more; here, as in the paper, every trajectory counts once.
+
+    Args:
+      reward_NK: [N, K], reward of each turn, reward units.
+      group_N: int [N], any ids; trajectories of one task have equal ones.
+      state_NK: int [N, K], id of the state that the turn began from; negative where the trajectory
+        has no such turn, whose reward is not read.
+      discount: in [0, 1], a turn; of A_turn alone.
+      step_coef: >= 0, weight of A_turn.
+      scale: F_norm of the paper. `group`: both parts are divided by their group's standard
+        deviation (n - 1) plus 1e-6; `none`: F_norm = 1; `batch`: F_norm = 1, and the sum is
+        standardised over all turns (n - 1; only centred where the deviation is at most 1e-6).
+      clip: bound > 0 on the magnitude after `batch` scaling, None for no bound; the other scales
+        never clip.
+      valid_N: bool [N]; False leaves a trajectory out of everything. None: all are valid.
+
+    Returns:
+      float32 [N, K]; reward units for `none`, else standard deviations. 0 where there is no turn.
+
+    Raises:
+      ValueError: an unknown scale, arrays of other shapes, a clip that is not > 0.
+    """
+    turns = compared_turns(reward_NK, group_N, state_NK, discount, scale, valid_N)
+    part = {"scale": GROUP_SCALES[scale], "clip": clip}
+    total_N = turns.reward_NK.sum(axis=1)
+    episode_N = group_relative_advantage(total_N, group_N, valid_N=turns.valid_N, **part)
+    anchor_NK = refined(turns.task_NK, turns.state_NK)
+    turn_NK = relative(turns.return_NK, anchor_NK, turns.is_NK, **part)
+    advantage_NK = jnp.where(turns.is_NK, episode_N[:, None] + step_coef * turn_NK, 0.0)
+    return standardize(advantage_NK, turns.is_NK, clip=clip) if scale == "batch" else advantage_NK
+
+
+ESTIMATOR = Estimator(
+    gigpo_advantage,
+    "turn",
+    ("reward_NK", "group_N", "state_NK", "valid_N"),
+    {
+        "discount": "discount",
+        "step_coef": "step_coef",
+        "scale": "scale",
+        "clip": "advantage_clip",
+    },
+)

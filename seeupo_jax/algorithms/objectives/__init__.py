@@ -1,0 +1,52 @@
+"""What an update maximises of an action: a file for each objective, with its term and its entry.
+
+A file's `OBJECTIVE` is all that others know of it; `config.algorithm.objective` names the file, or
+a user's own entry as `module:attribute`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+
+# What a term may ask for, by the name of its parameter: arrays [N], or [N, L] with ratio=token.
+ARRAYS = {
+    "ratio": "s, of the probability now to that under the old policy",
+    # Linear, because an action may lie in several rows, each of which sees a part of it.
+    "logp": "log-probability now, nats, at the level of the ratio; the term is linear in it",
+    "weight": "M, advantage x cumulative ratio; constant",
+}
+BOUNDS = ("clip_low", "clip_high", "clip_dual")
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """A term, and all that others have to know of it.
+
+    function: pure, of arrays and keyword bounds, to a pair in the shape of the weight: the term, to
+      maximise, and 1.0 where a bound decided it (0.0 elsewhere), for metrics.
+    needs: names of `ARRAYS`, passed by keyword. With `ratio` the term is corrected for steps since
+      the action was sampled: `inner_epochs` and `rollout_ahead` are allowed.
+    bounds: fields of `config.algorithm` that it reads, of `BOUNDS`; None: unbounded.
+    """
+
+    function: Callable[..., tuple[jax.Array, jax.Array]]
+    needs: tuple[str, ...]
+    bounds: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ValueError(f"Objective.function: got {self.function!r}; allowed: a function.")
+        for name, known in (("needs", tuple(ARRAYS)), ("bounds", BOUNDS)):
+            got = getattr(self, name)
+            if isinstance(got, str) or not set(got) <= set(known):
+                raise ValueError(
+                    f"Objective.{name}: got {got!r}; allowed: a tuple of {', '.join(known)}."
+                )
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether steps on an action may follow others since it was sampled."""
+        return "ratio" in self.needs

@@ -1,0 +1,122 @@
+"""Estimators and objectives: each is found by its file, and keeps what its entry declares."""
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+from places import ROOT
+
+from seeupo_jax.algorithms import advantage, estimators, objectives
+from seeupo_jax.algorithms.estimators import grae
+from seeupo_jax.configuration import entry_points
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.entry_points import entry_names, find_entry
+from seeupo_jax.runtime.algorithm_trial import try_estimator, try_objective
+
+PAGE = (ROOT / "docs" / "algorithms.md").read_text()
+ESTIMATORS = pytest.mark.parametrize("name", entry_names("advantage"))
+OBJECTIVES = pytest.mark.parametrize("name", entry_names("objective"))
+FIELDS = {field.name: field for field in dataclasses.fields(Algorithm)}
+
+
+def listed(names):
+    return ", ".join(f"`{name}`" for name in names) if names else "none"
+
+
+def estimator_row(name):
+    """Its line of the page."""
+    entry = find_entry("advantage", name)
+    options = (f"`{own}`: {FIELDS[own].metadata['check'][1]}" for own in entry.options.values())
+    return f"| `{name}` | {entry.level} | {listed(entry.needs)} | {'; '.join(options)} |"
+
+
+def objective_row(name):
+    """Its line of the page."""
+    entry = find_entry("objective", name)
+    epochs = "allowed" if entry.has_ratio else "refused: it has no ratio"
+    return f"| `{name}` | {listed(entry.needs)} | {listed(entry.bounds)} | {epochs} |"
+
+
+@ESTIMATORS
+def test_an_estimator_is_a_row_of_the_page_and_does_what_it_declares(name):
+    assert f"\n{estimator_row(name)}\n" in PAGE
+    entry = find_entry("advantage", name)
+    for scale in ("batch", "none", "group") if entry.reads("scale") else ("batch", "none"):
+        try_estimator(name, entry, vars(Algorithm(scale=scale)))
+
+
+@OBJECTIVES
+def test_an_objective_is_a_row_of_the_page_and_does_what_it_declares(name):
+    assert f"\n{objective_row(name)}\n" in PAGE
+    for ratio in ("token", "geometric"):
+        try_objective(name, find_entry("objective", name), vars(Algorithm(ratio=ratio)))
+
+
+def test_the_page_lists_the_arrays():
+    for name, meaning in estimators.ARRAYS.items():
+        assert f"\n| `{name}` | {meaning} |\n" in PAGE
+
+
+def test_what_users_import_is_the_estimators_own_formula():
+    assert advantage.group_relative_advantage is grae.group_relative_advantage
+
+
+@pytest.mark.parametrize(
+    "field, folder, text",
+    [
+        (
+            "advantage",
+            estimators,
+            "from seeupo_jax.algorithms.estimators import Estimator\n"
+            "def rewards(reward_N):\n    return 2 * reward_N\n"
+            'ESTIMATOR = Estimator(rewards, "trajectory", ("reward_N",))\n',
+        ),
+        (
+            "objective",
+            objectives,
+            "from seeupo_jax.algorithms.objectives import Objective\n"
+            "def plain(ratio, weight):\n    return ratio * weight, 0 * weight\n"
+            'OBJECTIVE = Objective(plain, ("ratio", "weight"))\n',
+        ),
+    ],
+)
+def test_a_new_file_is_all_that_a_new_name_needs(field, folder, text, tmp_path):
+    (tmp_path / "brand_new.py").write_text(text)
+    # As if the file lay in the folder.
+    locations = folder.__spec__.submodule_search_locations
+    locations.append(str(tmp_path))
+    caches = entry_points.entry_names, entry_points.find_entry
+    try:
+        for cache in caches:
+            cache.cache_clear()
+        assert "brand_new" in entry_names(field)
+        algorithm = Algorithm(**{field: "brand_new"})
+        if field == "advantage":
+            arrays = {"reward_N": np.ones(2), "valid_N": np.ones(2, bool)}
+            credit = find_entry(field, "brand_new").credit(arrays, {"scale": "none"})
+            np.testing.assert_array_equal(credit.advantage, [2, 2])
+            assert not algorithm.grouped
+        else:
+            assert find_entry(field, "brand_new").has_ratio
+    finally:
+        locations.remove(str(tmp_path))
+        sys.modules.pop(f"{folder.__name__}.brand_new", None)
+        for cache in caches:
+            cache.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda: estimators.Estimator(abs, "turns", ()), "level: got 'turns'; allowed: trajectory"),
+        (lambda: estimators.Estimator(abs, "turn", ("reward",)), "needs: got .*reward_N, group_N"),
+        (lambda: estimators.Estimator(abs, "turn", "reward_N"), "needs: got 'reward_N'; allowed"),
+        (lambda: estimators.Estimator(3, "turn", ()), "function: got 3; allowed: a function"),
+        (lambda: objectives.Objective(abs, ("advantage",)), "needs: got .*ratio, logp, weight"),
+        (lambda: objectives.Objective(abs, ("ratio",), ("clip",)), "bounds: got .*clip_low, clip_"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
