@@ -64,11 +64,12 @@ def try_estimator(name: str, estimator: Estimator, choices: Mapping[str, Any]) -
 def try_objective(name: str, objective: Objective, choices: Mapping[str, Any]) -> None:
     """The terms of three actions, and their gradient; arguments as for `try_estimator`."""
     logp_NL = jnp.log(jnp.linspace(0.1, 0.9, 12, dtype=jnp.float32)).reshape(3, 4)
+    old_logp_NL = logp_NL - jnp.array([[0.1], [-0.1], [0.0]])  # within usual clip ranges
     mask_NL = jnp.arange(4)[None, :] < jnp.array([[4], [2], [1]])
     weight_NL = jnp.broadcast_to(jnp.array([[1.0], [-1.0], [0.0]]), logp_NL.shape)
     single = choices["ratio"] == "token"
     arrays = {
-        "ratio": jnp.exp(logp_NL[:, ::-1] - logp_NL),
+        "ratio": jnp.exp(logp_NL - old_logp_NL),
         "logp": logp_NL,
         "weight": weight_NL,
     }
@@ -80,11 +81,9 @@ def try_objective(name: str, objective: Objective, choices: Mapping[str, Any]) -
     _tried(name, wanted, lambda arrays: objective.function(**arrays, **own), arrays)
 
     def total(logp_NL: jax.Array) -> jax.Array:
-        ones_N, ratio = jnp.ones(3), choices["ratio"]
-        given = logp_NL[:, ::-1], mask_NL, weight_NL, ones_N
-        return action_objective(logp_NL, *given, objective=objective, ratio=ratio, **bounds)[
-            0
-        ].sum()
+        given = logp_NL, old_logp_NL, mask_NL, weight_NL, jnp.ones(3)
+        terms = action_objective(*given, objective=objective, ratio=choices["ratio"], **bounds)
+        return terms[0].sum()
 
     with jax.disable_jit():
         gradient = jax.grad(total)(logp_NL)
