@@ -11,6 +11,7 @@ import pytest
 from numpy_credit import token_advantages
 
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.entry_points import entry_names, find_entry
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.advantages import assign_credit
 from seeupo_jax.learner.batching import Rows, Shapes
@@ -134,36 +135,43 @@ def test_minibatches_are_the_twins_each_of_whole_trajectories_and_a_mean_of_its_
 
 
 @pytest.mark.parametrize("scale", ["batch", "none"])
-def test_generalized_advantages_are_the_twins_wherever_a_trajectorys_tokens_lie(scale):
-    choices = {"kl_in": "reward", "kl_coef": 0.1, "discount": 0.97, "scale": scale}
-    algorithm = Algorithm(**RECIPES["ppo"] | choices)
+@pytest.mark.parametrize("name", entry_names("advantage"))
+def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, scale):
+    needs = find_entry("advantage", name).needs
+    both = {"advantage": name, "scale": scale, "discount": 0.97, "advantage_clip": None}
+    both |= {"step_coef": 0.7, "history": 1, "history_power": 1.5, "gae_lambda": 0.9}
+    penalised = "reward_NK" not in needs
+    choices = {"kl_in": "reward" if penalised else "loss", "kl_coef": 0.1}
+    choices["critic"] = "head" if "value_NL" in needs else "none"
+    algorithm = Algorithm(**both, **choices)
     trajectories, rng = batch(6), np.random.default_rng(0)
-    rows = Rows.of(trajectories, grouped=False)
-    names = ("old_logp", "ref_logp", "value")
+    rows = Rows.of(trajectories, grouped=algorithm.grouped)
     draw = lambda size: rng.normal(size=size).astype(np.float32)  # noqa: E731
+    names = ("old_logp", "ref_logp", "value")
     per_token = {name: [draw(len(turn_L)) for turn_L in rows.turn] for name in names}
     credit = assign_credit(algorithm, SHAPES, rows, trajectories, per_token)
 
-    # One a segment, as rows are; the last one left of its group is learned from too.
-    spans = twin.step_pieces(trajectories, ALL[0], grouped=False)
-    assert 9 in rows.trajectory_S and 10 not in rows.trajectory_S
+    # One a segment, as rows are; without groups the last one left of its own is learned from too.
+    spans = twin.step_pieces(trajectories, ALL[0], grouped=algorithm.grouped)
+    assert (9 in rows.trajectory_S) == (not algorithm.grouped) and 10 not in rows.trajectory_S
     pairs = zip(spans, per_token["old_logp"], per_token["ref_logp"], strict=True)
-    penalty = [0.1 * (old_L - ref_L)[span.position_A] for span, old_L, ref_L in pairs]
+    penalty = [0.1 * penalised * (old_L - ref_L)[span.position_A] for span, old_L, ref_L in pairs]
     left = iter(per_token["value"])
-    kept = learnable(trajectories, grouped=False)
+    kept = learnable(trajectories, grouped=algorithm.grouped)
     values = [
         [next(left) for _ in t.segments] if keep else []
         for t, keep in zip(trajectories, kept, strict=True)
     ]
 
     def advantages(**other):
-        options = twin.Options([], advantage="gae", discount=0.97, advantage_clip=None, **other)
+        options = twin.Options([], **both | other)
         nested = token_advantages(trajectories, spans, penalty, options, values)
         return [nested[span.trajectory][span.place] for span in spans]
 
-    wanted, raw = advantages(scale=scale), advantages(scale="none")
+    wanted, raw = advantages(), advantages(scale="none")
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     for row, span in enumerate(spans):
         at_A = span.position_A
-        close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
         close(credit["advantage"][row][at_A], wanted[row][at_A])
-        close(credit["returns"][row][at_A], (raw[row] + per_token["value"][row])[at_A])
+        if "value_NL" in needs:
+            close(credit["returns"][row][at_A], (raw[row] + per_token["value"][row])[at_A])

@@ -1,0 +1,150 @@
+"""What a user's `module:attribute` stands for, and one sentence for what does not stand for any."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
+
+OWN = """
+from seeupo_jax.algorithms.estimators import Estimator
+from seeupo_jax.algorithms.objectives import Objective
+
+def rewards(reward_N):
+    return reward_N
+
+def scored(reward_NL, value_NL):
+    return reward_NL - value_NL, reward_NL
+
+def plain(ratio, weight):
+    return ratio * weight, 0 * weight
+
+def bare(logp, weight):
+    return logp * weight, 0 * weight
+
+ALONE = Estimator(rewards, "trajectory", ("reward_N",))
+VALUED = Estimator(scored, "token", ("reward_NL", "value_NL"))
+PER_TURN = Estimator(rewards, "turn", ("reward_NK",))
+MISSPELT = Estimator(rewards, "trajectory", ("reward_N",), {"power": "no_such_field"})
+PLAIN, BARE = Objective(plain, ("ratio", "weight")), Objective(bare, ("logp", "weight"))
+
+FIELDS = {"ratio": "token", "custom_order": [], "advantage": "own_parts:ALONE"}
+
+def recipe():
+    return FIELDS
+
+def misspelt():
+    return {"ratoi": "token"}
+
+def wrong():
+    return {"ratio": "tokens"}
+
+def raises():
+    raise LookupError("no fields\\nhere")
+
+def nothing():
+    return None
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_parts(tmp_path, monkeypatch):
+    """Modules in the working directory, which an installed command does not have on its path."""
+    (tmp_path / "own_parts.py").write_text(OWN)
+    (tmp_path / "own_broken.py").write_text("import no_such_dependency\n")
+    (tmp_path / "own_failing.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop("own_parts", None)
+
+
+def with_choices(**choices):
+    return from_dict({"algorithm": choices})
+
+
+def test_names_of_ones_own_stay_texts_and_are_what_they_declare():
+    config = with_choices(advantage="own_parts:ALONE", objective="own_parts:PLAIN", inner_epochs=3)
+    assert to_dict(config)["algorithm"]["advantage"] == "own_parts:ALONE"
+    assert from_dict(to_dict(config)) == config
+    assert not config.algorithm.grouped
+    with_choices(advantage="own_parts:VALUED", critic="head", kl_in="reward")
+    with_choices(advantage="own_parts:ALONE", kl_in="reward", scale="none")
+
+
+@pytest.mark.parametrize(
+    "choices, said",
+    [
+        ({"advantage": "own_parts:VALUED"}, "critic: got 'none' with advantage=own_parts:VALUED;"),
+        ({"advantage": "own_parts:VALUED"}, "none unless advantage=gae and advantage=own_parts:V"),
+        ({"advantage": "own_parts:ALONE", "critic": "head"}, "critic: got 'head' with advantage="),
+        ({"advantage": "own_parts:ALONE", "scale": "group"}, "scale: got 'group' with advantage="),
+        ({"advantage": "own_parts:ALONE", "baseline": "batch"}, "mean unless advantage=grae, and"),
+        ({"advantage": "own_parts:PER_TURN", "kl_in": "reward"}, "kl_in: got 'reward' with adva"),
+        ({"advantage": "own_parts:MISSPELT"}, "advantage: own_parts:MISSPELT has the option 'no_s"),
+        ({"objective": "own_parts:BARE", "inner_epochs": 2}, "inner_epochs: got 2 with objective="),
+        ({"objective": "own_parts:PLAIN", "clip_dual": 3.0}, "clip_dual: got 3.0 with objective="),
+        ({"advantage": "own_parts:rewards"}, "has no Estimator 'rewards'; it has ALONE, VALUED,"),
+        ({"advantage": "own_parts:PLAIN"}, "has no Estimator 'PLAIN'; it has ALONE, VALUED"),
+        (
+            {"objective": "own_parts:ALONE"},
+            "own_parts has no Objective 'ALONE'; it has PLAIN, BARE",
+        ),
+        (
+            {"objective": "own_ports:PLAIN"},
+            "objective: got 'own_ports:PLAIN', but there is no modu",
+        ),
+        ({"advantage": "own_broken:X"}, "'own_broken:X' cannot be imported: ModuleNotFoundError"),
+        ({"advantage": "own_failing:X"}, "'own_failing:X' cannot be imported: SystemExit: 3."),
+        ({"advantage": "grea"}, "advantage: got 'grea'; allowed: one of gae, gigpo, grae, hgpo,"),
+        ({"objective": "ppo"}, "got 'ppo'; allowed: one of cispo, clipped, logp, or module:attrib"),
+    ],
+)
+def test_what_does_not_go_together_or_is_not_there_is_one_sentence(choices, said):
+    with pytest.raises(ValueError) as error:
+        with_choices(**choices)
+    text = str(error.value)
+    assert text.startswith("config.algorithm.") and said in text and "\n" not in text
+
+
+def test_what_has_no_ratio_may_not_be_sampled_ahead():
+    with pytest.raises(ValueError, match="objective='own_parts:BARE'; allowed: .*cispo or clipped"):
+        from_dict({"rollout_ahead": 1, "algorithm": {"objective": "own_parts:BARE"}})
+    from_dict({"rollout_ahead": 1, "algorithm": {"objective": "own_parts:PLAIN"}})
+
+
+@pytest.mark.parametrize("recipe", ["own_parts:recipe", "own_parts:FIELDS"])
+def test_a_recipe_of_ones_own_is_a_function_or_a_dict(recipe, tmp_path):
+    config = from_dict({"recipe": recipe, "algorithm": {"clip_high": 0.28}})
+    assert (config.algorithm.ratio, config.algorithm.clip_high) == ("token", 0.28)
+    assert config.algorithm.custom_order == () and not config.algorithm.grouped
+    assert from_dict(to_dict(config)) == config and config.recipe == recipe
+    file = Path(tmp_path / "config.py")
+    file.write_text("def get_config():\n    return {'algorithm': {'scale': 'none', 'seed': 1}}\n")
+    with pytest.raises(ValueError, match="config.algorithm.seed: no such field"):
+        load_config(file, [f"recipe={recipe}"])
+    file.write_text(
+        "def get_config():\n    return {'algorithm': {'scale': 'none', 'ratio': 'x'}}\n"
+    )
+    chosen = load_config(file, [f"recipe={recipe}", "algorithm.weight=off"]).algorithm
+    # What the recipe leaves out is SeeUPO's, whatever the file has.
+    assert (chosen.ratio, chosen.scale, chosen.weight) == ("token", "batch", "off")
+
+
+@pytest.mark.parametrize(
+    "recipe, said",
+    [
+        ("own_parts:misspelt", "own_parts:misspelt.ratoi: no such field; Did you mean ratio?"),
+        ("own_parts:wrong", "own_parts:wrong.ratio: got 'tokens'; allowed: one of geometric"),
+        ("own_parts:raises", "own_parts:raises failed: LookupError: no fields here."),
+        ("own_parts:nothing", "own_parts:nothing returned None (NoneType); allowed: a dict"),
+        ("own_parts:nowhere", "own_parts has no recipe 'nowhere'; it has "),
+        ("own_ports:recipe", "got 'own_ports:recipe', but there is no module 'own_ports'"),
+    ],
+)
+def test_a_wrong_recipe_is_one_sentence(recipe, said):
+    with pytest.raises(ValueError) as error:
+        from_dict({"recipe": recipe})
+    text = str(error.value)
+    assert text.startswith("config.recipe: ") and said in text and "\n" not in text

@@ -1,0 +1,118 @@
+"""A user's estimator or objective that cannot work is refused before anything is compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seeupo_jax.algorithms.estimators import Estimator
+from seeupo_jax.algorithms.objectives import Objective
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.runtime.algorithm_trial import try_estimator, try_objective
+
+CHOICES = vars(Algorithm(scale="none"))
+
+
+def centred(reward_N, valid_N):
+    return reward_N - reward_N.mean(where=valid_N)
+
+
+def on_the_host(reward_N):
+    return np.asarray(reward_N)
+
+
+def one_number(reward_N):
+    return reward_N.sum()
+
+
+def whole(reward_N):
+    return reward_N.astype(jnp.int32)
+
+
+def over_zero(reward_N):
+    return reward_N / 0.0
+
+
+def short(value_NL):
+    return value_NL
+
+
+def no_returns(value_NL):
+    return value_NL, value_NL / 0.0
+
+
+def raises(reward_N):
+    raise LookupError("no such\nreward")
+
+
+@pytest.mark.parametrize(
+    "function, level, needs, said",
+    [
+        (on_the_host, "trajectory", ("reward_N",), "fails on reward_N float32[4]: TracerArrayConv"),
+        (raises, "trajectory", ("reward_N",), "fails on reward_N float32[4]: LookupError: no such"),
+        (centred, "trajectory", ("reward_N",), "fails on reward_N float32[4]: TypeError: "),
+        (
+            one_number,
+            "trajectory",
+            ("reward_N",),
+            "returned float32[] for reward_N float32[4]; all",
+        ),
+        (whole, "trajectory", ("reward_N",), "returned int32[4] for reward_N float32[4]; allowed:"),
+        (over_zero, "trajectory", ("reward_N",), "makes advantages of finite rewards that are not"),
+        (centred, "turn", ("reward_N", "valid_N"), "allowed: advantages float32[4, 3]."),
+        (short, "token", ("value_NL",), "allowed: advantages float32[4, 6] and returns float32[4,"),
+        (no_returns, "token", ("value_NL",), "makes returns of finite rewards that are not finite"),
+    ],
+)
+def test_an_estimator_that_cannot_work_is_one_sentence(function, level, needs, said):
+    with pytest.raises(ValueError) as error:
+        try_estimator("own:X", Estimator(function, level, needs), CHOICES)
+    assert str(error.value).startswith("own:X ") and said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("scale", ["none", "batch"])
+def test_an_estimator_is_tried_abstractly_and_then_on_numbers(scale):
+    abstract = []
+
+    def centred(reward_N, valid_N):
+        abstract.append(isinstance(reward_N, jax.core.Tracer))
+        return reward_N - reward_N.mean(where=valid_N)
+
+    estimator = Estimator(centred, "trajectory", ("reward_N", "valid_N"))
+    try_estimator("own:X", estimator, vars(Algorithm(scale=scale)))
+    assert abstract == [True, False]
+
+
+def alone(ratio, weight):
+    return ratio * weight
+
+
+def summed(ratio, weight):
+    return (ratio * weight).sum(), 0 * weight
+
+
+def constant(ratio, weight):
+    return weight, 0 * weight
+
+
+def steep(ratio, weight):
+    return weight * jnp.sqrt(ratio - ratio), 0 * weight
+
+
+@pytest.mark.parametrize("ratio", ["geometric", "token"])
+@pytest.mark.parametrize(
+    "function, said",
+    [
+        (alone, "; allowed: terms float32[3"),
+        (summed, "returned float32[], float32[3"),
+        (constant, "has no gradient: its term depends on neither ratio nor logp."),
+        (steep, "has a gradient that is not finite."),
+        (lambda ratio: ratio, "fails on ratio float32[3"),
+    ],
+)
+def test_an_objective_that_cannot_work_is_one_sentence(function, said, ratio):
+    objective = Objective(function, ("ratio", "weight"))
+    with pytest.raises(ValueError) as error:
+        try_objective("own:X", objective, vars(Algorithm(ratio=ratio)))
+    assert str(error.value).startswith("own:X ") and said in str(error.value)
