@@ -15,6 +15,7 @@ from seeupo_jax.display.progress import Progress
 from seeupo_jax.lab.laboratory import Settings, experiment
 from seeupo_jax.lab.problems import PROBLEMS
 from seeupo_jax.learner.advantages import credit_programs
+from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config
@@ -24,6 +25,7 @@ from seeupo_jax.train import iterate
 EXAMPLES = "docs.examples"
 ESTIMATOR = f"{EXAMPLES}.turn_baseline:ESTIMATOR"
 OBJECTIVE = f"{EXAMPLES}.soft_gate:OBJECTIVE"
+SHAPES = Shapes((32,), action=16, rows=4, trajectories=9, turns=4)  # all of a trajectory's actions
 RECIPE = f"{EXAMPLES}.soft_turns:soft_turns"
 
 
@@ -79,7 +81,7 @@ def test_the_gates_first_step_is_the_plain_one_and_later_ones_differ():
     choices = {"turns_per_update": None, "weight": "off", "clip_low": None, "clip_high": None}
 
     def swept(**more):
-        made = learner_cases.learner(**choices, **more)
+        made = learner_cases.learner(shapes=SHAPES, **choices, **more)
         return learner_cases.observe(made, learner_cases.ragged())
 
     plain, soft = swept(), swept(objective=OBJECTIVE)

@@ -129,6 +129,12 @@ class _Rule(NamedTuple):
     fits: Callable[[Algorithm, Any], bool]
 
 
+def _takes_penalty(estimator: Any) -> bool:
+    """Whether all rewards that it reads are less the penalty with kl_in=reward."""
+    rewards = {name for name in estimator.needs if name.startswith("reward")}
+    return bool(rewards) and "reward_NK" not in rewards
+
+
 _RULES = (
     _Rule(
         "critic",
@@ -157,9 +163,9 @@ _RULES = (
     _Rule(
         "kl_in",
         "advantage",
-        lambda estimator: "reward_NK" in estimator.needs,
+        lambda estimator: not _takes_penalty(estimator),
         "loss with {}",
-        lambda own, estimator: own.kl_in == "loss" or "reward_NK" not in estimator.needs,
+        lambda own, estimator: own.kl_in == "loss" or _takes_penalty(estimator),
     ),
     _Rule(
         "clip_dual",
