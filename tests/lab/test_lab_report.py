@@ -74,5 +74,7 @@ def test_what_cannot_be_written_is_refused_before_anything_runs(tmp_path):
     with pytest.raises(ValueError, match="--plot: got .a.pdf.; allowed: a file ending .svg or"):
         check_output("--plot", "a.pdf", PLOT_SUFFIXES)
     for path in (tmp_path, tmp_path / "missing" / "out.json"):
-        with pytest.raises(ValueError, match="--json: got .*; allowed: a file in a folder"):
+        with pytest.raises(
+            ValueError, match="--json: got .*; allowed: a file in an existing folder"
+        ):
             check_output("--json", str(path))
