@@ -4,11 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from places import CONFIGS
 
+from seeupo_jax import envs
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.objectives import Objective
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.runtime.algorithm_trial import try_estimator, try_objective
+from seeupo_jax.runtime.checks import check_config
 
 CHOICES = vars(Algorithm(scale="none"))
 
@@ -116,3 +120,16 @@ def test_an_objective_that_cannot_work_is_one_sentence(function, said, ratio):
     with pytest.raises(ValueError) as error:
         try_objective("own:X", objective, vars(Algorithm(ratio=ratio)))
     assert str(error.value).startswith("own:X ") and said in str(error.value)
+
+
+OVER_ZERO = Estimator(over_zero, "trajectory", ("reward_N",))
+CONSTANT = Objective(constant, ("ratio", "weight"))
+
+
+@pytest.mark.parametrize("field, part", [("advantage", "OVER_ZERO"), ("objective", "CONSTANT")])
+def test_a_run_is_refused_before_its_environment_is_made(field, part, monkeypatch):
+    monkeypatch.setattr(envs, "make", None)
+    name = f"{__name__}:{part}"
+    config = load_config(CONFIGS / "quickstart.py", [f"algorithm.{field}={name}"])
+    with pytest.raises(ValueError, match=f"^config.algorithm.{field}: {name} (makes|has no)"):
+        check_config(config)
