@@ -33,8 +33,8 @@ class Segment:
 
     tokens_L: int32 token ids, as sampled or as tokenised once; never re-tokenised.
     turn_L: int32, `CONTEXT` or the turn that sampled the token: loss mask, turn mask, turn count.
-    logp_L: float32, the sampler's log-probability of each sampled token, NaN where nobody recorded
-      it; 0 at context.
+    logp_L: float32, the sampler's log-probability of each sampled token, NaN where it was not
+      recorded; 0 at context.
     """
 
     tokens_L: np.ndarray
@@ -49,7 +49,7 @@ class Trajectory:
     segments: one, unless the context was rewritten between turns; each turn lies in exactly one.
     group: index of the task within the iteration; members of a group start from the same state.
     stop: done | max_turns | max_tokens | env_error | timeout.
-    policy_version: sweeps that the policy which sampled it had behind it; None: nobody said.
+    policy_version: sweeps that the policy which sampled it had behind it; None: unknown.
     turn_rewards: of each turn, in order; empty: all of `reward` came with the last one.
     timeout_counts: it stopped with `timeout` and counts all the same (env.timeout_as=zero_reward).
     """
@@ -86,7 +86,7 @@ class TrajectoryStats:
       included (the mean over the action's tokens); NaN where no step was taken on the turn.
     logp, entropy: float32 arrays aligned with the tokens, one a segment: log-probability under the
       policy as the sweep began, and its entropy in nats, of what the temperature makes of it; NaN
-      at context, and where nobody computed it.
+      at context, and where it was not computed.
     """
 
     advantage: float

@@ -139,7 +139,7 @@ def prepare(config: Config, topology: Topology) -> Setup:
     """All of a run that can be had without its devices and its weights.
 
     Raises:
-      ValueError: no libtpu, a mesh that does not fit, a model that nobody knows.
+      ValueError: no libtpu, a mesh that does not fit, an unknown model.
     """
     given, source = build.find_model(config)
     mesh = make_mesh(given.mesh, topology_devices(topology))

@@ -1,4 +1,4 @@
-"""What a benchmark is told: the flags that all of them share, and each one's own."""
+"""The settings of a benchmark: the flags that all of them share, and each one's own."""
 
 from __future__ import annotations
 

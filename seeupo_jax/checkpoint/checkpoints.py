@@ -55,7 +55,7 @@ class SaveError(WriteError):
 
 
 class Checkpoints:
-    """The checkpoints of one run: saved while training goes on, restored after a check.
+    """The checkpoints of one run: saved in the background, restored after a check.
 
     Every process of a multi-process run calls every method, on a directory that all of them see.
     Process 0 writes manifests, removes what is not kept, and decides what is restored.
@@ -319,7 +319,7 @@ class Checkpoints:
         return {_step(name): name for name in sorted(finished, key=_attempt)}
 
     def _good(self) -> dict[int, str]:
-        """The finished steps that nobody found damaged."""
+        """The finished steps that were not found damaged."""
         return {k: name for k, name in self._finished().items() if name not in self._damaged}
 
     def _best_first(self, steps: Mapping[int, str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The runs of a comparison: each a training command of its own, which goes on where it stopped."""
+"""The runs of a comparison: each a training command of its own, which can be resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOG_FILE = "log.txt"
 CONFIG_FILE = "config.json"
 _POLL_S = 0.2
 _LAST_LINES = 12
-# Fields of the configuration that may change while a comparison goes on.
+# Fields of the configuration that may change when a comparison resumes.
 _MAY_CHANGE = ("iterations", "checkpoint", "profile", "telemetry")
 
 
@@ -119,7 +119,7 @@ def train_all(runs: Sequence[PlannedRun]) -> int:
       How many failed.
 
     Raises:
-      Stopped: SIGTERM or Ctrl-C; the run under way has saved what it needs to go on.
+      Stopped: SIGTERM or Ctrl-C; the run under way has saved what it needs to resume.
     """
     failed = 0
     with StopRequest() as request:
@@ -199,7 +199,7 @@ def _wait(process: subprocess.Popen[bytes], request: StopRequest) -> int:
 
 
 def _check_same(run: PlannedRun) -> None:
-    """A folder's run goes on, or counts as finished, with its own configuration only."""
+    """A folder's run resumes, or counts as finished, with its own configuration only."""
     path = run.folder / CONFIG_FILE
     if not path.exists():
         return

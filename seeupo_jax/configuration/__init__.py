@@ -1,1 +1,1 @@
-"""What a run is told: fields, files, recipes and flags."""
+"""The configuration of a run: fields, files, recipes and flags."""

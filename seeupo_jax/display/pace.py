@@ -21,7 +21,7 @@ class Pace:
         self._took.setdefault(phase, deque(maxlen=_RECENT)).append(seconds)
 
     def left(self, phase: str, elapsed: float, part: float = 0.0) -> float | None:
-        """Seconds left of a phase, by the median of earlier ones; None: nobody can tell.
+        """Seconds left of a phase, by the median of earlier ones; None: unknown.
 
         The first one has programs to compile, and counts only until there is another. A phase
         that nothing earlier speaks of, or that has outrun the earlier ones, is judged by what is

@@ -11,7 +11,7 @@ _UNABLE = ("", "dumb", "unknown")  # values of TERM that cannot move the cursor
 
 
 class SafeStream:
-    """A text stream whose failures never reach the caller: output is lost, the run goes on.
+    """A text stream whose failures never reach the caller: output is lost, the run continues.
 
     Args:
       stream: where to write; None takes the standard output, if there is one.

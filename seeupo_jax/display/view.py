@@ -146,7 +146,7 @@ def time_parts(state: State, now: float | None = None) -> list[str]:
 
 
 def part_done(state: State, activity: Activity | None) -> float:
-    """How much of the phase is done, from 0 to 1; 0 where nobody counts."""
+    """How much of the phase is done, from 0 to 1; 0 where it is not counted."""
     done, total, _ = state.step
     if not total and activity is not None and state.phase != "sweep":
         done, total = activity.finished, activity.total

@@ -49,7 +49,7 @@ class TransientError(Exception):
 
     For a refused connection, say, or a server that is still busy. It is raised before the action
     has had any effect; the trainer waits and makes the call again on the same object, as often as
-    `config.env.retries` says, and the episode goes on as if nothing had been.
+    `config.env.retries` says, and the episode continues as if nothing had happened.
     """
 
 

@@ -97,7 +97,7 @@ def check_reward(
 
 
 def has_finish(environment: Environment) -> bool:
-    """Whether an environment is told of the episodes that the trainer ends."""
+    """Whether an environment has `finish`, for episodes that the trainer ends."""
     return callable(getattr(environment, "finish", None))
 
 
@@ -158,7 +158,7 @@ def labels(environment: Environment, task_id: str) -> dict[str, str]:
 def labels_of(
     environment: Environment, tasks: Collection[str], warn: Callable[[str], None]
 ) -> dict[str, dict[str, str]]:
-    """The labels of several tasks; one whose labels fail has none, and `warn` is told of it."""
+    """The labels of several tasks; one whose labels fail has none, and `warn` gets a sentence."""
     found, wrong = {}, []
     for task_id in tasks:
         try:

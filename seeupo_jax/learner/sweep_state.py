@@ -34,7 +34,7 @@ class SweepData:
     rows: the segments that it learns from.
     valid: the number of trajectories that they are of.
     initial: log-probability and entropy of every token as the sweep began, one array a segment,
-      aligned with its tokens; NaN at context, and where nobody computed it.
+      aligned with its tokens; NaN at context, and where it was not computed.
     initial_metrics: of what the sweep began with.
     """
 

@@ -158,8 +158,8 @@ def read_metrics(
 ) -> list[dict[str, Any]]:
     """The lines of DIR/metrics.jsonl, in order; [] without the file.
 
-    Damaged lines are left out. `log` is told of them, but for a last one that is cut short: a run
-    may be about to write the rest of it.
+    Damaged lines are left out. `log` gets a sentence about them, except for a last one that is cut
+    short: a run may be about to write the rest of it.
 
     Raises:
       ValueError: the file is a folder.

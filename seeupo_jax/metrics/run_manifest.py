@@ -45,10 +45,10 @@ def write_run_record(
     devices: Mapping[str, Any],
     model: Mapping[str, Any],
 ) -> None:
-    """Writes the file; of a run that goes on, when it began stays and when it goes on is added.
+    """Writes the file; a resumed run keeps its start time and adds the time of resuming.
 
     Args:
-      resumed: whether the run goes on from a checkpoint.
+      resumed: whether the run resumes from a checkpoint.
       devices, model: see `docs/trajectories.md`.
     """
     before = (read_run_record(workdir) if resumed else None) or {}

@@ -108,7 +108,7 @@ class _LenientFiles:
 
 
 class _LenientFile:
-    """A file that ends with the first error, which is told once."""
+    """A file that is closed at the first error, which is logged once."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -151,7 +151,7 @@ def as_code(text: str) -> str:
 class _Wandb:
     """Weights & Biases, as WANDB_MODE, WANDB_PROJECT and the rest of its environment say.
 
-    The run's id is kept in DIR/wandb, so that a run that goes on is one run there too. Iterations
+    The run's id is kept in DIR/wandb, so that a resumed run is one run there too. Iterations
     are an axis of their own: those that run again are drawn again, over what they had.
     """
 

@@ -1,4 +1,4 @@
-"""A request to stop: a signal that is heard where a run can stop and go on later."""
+"""A request to stop: a signal that is handled where a run can stop and resume later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a run's parts: model, mesh, memory, programs, environment."""
+"""What `--explain` prints of a run's parts: model, mesh, memory, programs, environment."""
 
 from __future__ import annotations
 

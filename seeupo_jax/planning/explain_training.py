@@ -35,7 +35,7 @@ _TOLD = "order ratio objective advantage baseline scale old_policy weight_clip k
 
 
 class _Start(NamedTuple):
-    """What a run goes on from.
+    """What a run resumes from.
 
     done: iterations. evaluated: whether the policy after them has been. lines: in words.
     """
@@ -81,7 +81,7 @@ def explain_training(
 
 
 def _start(found: Outline, workdir: Path) -> _Start:
-    """Where a run in this folder would go on."""
+    """Where a run in this folder would resume."""
     config, folder = found.config, find_directory(found.config.checkpoint, workdir)
     passed: list[str] = []
     files, stopped = Checkpoints(folder, 1, log=passed.append), Checkpoints(f"{folder}/stopped", 1)

@@ -18,7 +18,7 @@ def tell(sections: Iterable[Section], *, runs_here: bool = True) -> None:
     """Prints what was found; process 0 does.
 
     Args:
-      runs_here: whether the same command would run it on this machine.
+      runs_here: whether the command without --explain would run on this machine.
     """
     if jax.process_index():
         return

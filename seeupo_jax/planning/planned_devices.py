@@ -13,7 +13,7 @@ _MOST = 16384  # more than the largest slice has
 
 
 def add_planned_flags(flags: Flags) -> None:
-    """Declares what `--explain` is told of devices that are not here."""
+    """Declares the flags of `--explain` for devices that are not here."""
     flags.flag(
         "devices",
         "with --explain: how many the run would have; the model, its tokenizer and the"

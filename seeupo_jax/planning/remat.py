@@ -28,7 +28,7 @@ class RematPlan:
 
     standing: what a step holds whatever is computed again: state, reference policy, gradients.
     activations: of one microbatch, by the choices there are, the least recomputation first.
-    allowed: for a step; None: nobody knows.
+    allowed: for a step; None: unknown.
     """
 
     standing: int
@@ -93,7 +93,7 @@ def plan_remat(
     """The estimate; nothing is compiled or allocated.
 
     Args:
-      memory_bytes: that programs of one device may use; None: nobody knows.
+      memory_bytes: that programs of one device may use; None: unknown.
       share: of it that a step may take; None: what suits the devices of the mesh.
     """
     policy, params = build.abstract_policy(config, mesh)

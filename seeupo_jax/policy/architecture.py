@@ -42,7 +42,7 @@ class Architecture:
     windows: how many positions back a layer's queries see, themselves included; per layer;
       None: all. Empty: no layer has a window.
     max_positions: the longest context that the model was made for.
-    longest: tokens of the longest sequence that token trees will hold; None: nobody knows.
+    longest: tokens of the longest sequence that token trees will hold; None: unknown.
     dtype: of activations; param_dtype: of the parameters that do not train where `lora` is set.
     attention: kernel of whole-row passes (`policy/kernels/fused.py`).
 

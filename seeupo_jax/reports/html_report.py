@@ -47,7 +47,7 @@ _SECTIONS = (
     time_section,
     failures_section,
 )
-_RECENT = 10  # iterations whose speed is told
+_RECENT = 10  # iterations whose speed is shown
 
 
 @dataclass(frozen=True)

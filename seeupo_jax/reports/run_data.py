@@ -21,7 +21,7 @@ RUN_FILE = "run.json"
 
 @dataclass(frozen=True)
 class Recorded:
-    """What is known of a run, whether it is finished, going on, or copied to another place.
+    """What is known of a run, whether it is finished, training, or copied to another place.
 
     name: the folder's, with its parent's where two runs would have the same.
     lines: of metrics, in order.

@@ -119,7 +119,7 @@ def _failed_records(run: Recorded, split: str, iterations: list[int]) -> Iterato
 def _rest(
     counts: Iterable[tuple[int, float]], known: Counter[int], where: str
 ) -> Iterator[tuple[int, str, str, float]]:
-    """Failures whose cause nobody wrote down."""
+    """Failures without a recorded cause."""
     for iteration, count in counts:
         if count > known[iteration]:
             yield iteration, where, _UNKNOWN, count - known[iteration]

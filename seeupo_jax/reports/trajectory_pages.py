@@ -29,7 +29,7 @@ _REPEATED = ("source", "task_id", "labels", "stop", "failure", "chunk")
 def write_pages(workdir: str | Path, *, report: str | None = "../report.html") -> Path:
     """Writes WORKDIR/trajectories/index.html and what it loads; returns its path.
 
-    May be called while the run goes on: shards that did not change keep their files, the index is
+    May be called while the run trains: shards that did not change keep their files, the index is
     replaced when all that it names is there, and only then what it no longer names is removed.
 
     Args:

@@ -76,7 +76,7 @@ def begin_ahead(
     iteration: int,
     patience_s: float,
 ) -> Begun:
-    """Lets environments begin for the next collection, while nobody else uses the pool.
+    """Prefetches environments of the next collection, while nothing else uses the pool.
 
     These are the ones that `collect` of the same requests would have begin first: one a slot, so no
     more environments are open than in a collection. Nothing waits for them here.
@@ -121,7 +121,7 @@ def collect(
       seed, iteration: what random numbers derive from; no two collections share both.
       temperature: None is the training's.
       policy_version: what the trajectories say of the parameters.
-      deterministic: all environments answer before the engine goes on, so that which rows it runs
+      deterministic: all environments answer before the engine continues, so that which rows it runs
         together, and so the last bit of every number, does not depend on how long they take.
       on_finished: hears of every trajectory of this process as soon as it is over.
       stop: whether this process was asked to stop.

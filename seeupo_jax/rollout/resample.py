@@ -1,4 +1,4 @@
-"""Dynamic sampling (DAPO, arXiv:2503.14476 §3.2): new tasks for those that teach nothing.
+"""Dynamic sampling (DAPO, arXiv:2503.14476 §3.2): new tasks for zero-advantage groups.
 
 Where all rewards of a group are equal, so are its advantages: zero. Such groups give way to groups
 of other tasks, which are sampled in a few rounds more.

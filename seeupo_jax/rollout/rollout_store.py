@@ -58,7 +58,7 @@ class RolloutStore:
     ) -> None:
         """Keeps a collection: writes it in the background, all of it or nothing.
 
-        A collection that cannot be written is told and not kept: all that it costs is that a killed
+        A collection that cannot be written is reported and not kept: the only cost is that a killed
         sweep samples again.
 
         Args:

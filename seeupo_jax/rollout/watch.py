@@ -43,6 +43,6 @@ class Watch:
             self._look = None
 
     def look(self) -> Activity | None:
-        """What is going on; None: nothing."""
+        """The current activity; None: none."""
         look = self._look
         return None if look is None else look()

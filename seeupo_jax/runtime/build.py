@@ -228,7 +228,7 @@ def build_engine(
     """The sampler, on a layout of its own of the policy's devices.
 
     Args:
-      free: bytes that a device has left, or None where nobody knows; default: what it says.
+      free: bytes that a device has left, or None where unknown; default: what it says.
 
     Raises:
       ValueError: its cache and its copy of the policy do not fit into what memory is free.

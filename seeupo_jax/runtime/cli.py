@@ -34,7 +34,7 @@ def add_config_flags(flags: Flags) -> None:
 
 
 def add_run_flags(flags: Flags) -> None:
-    """Declares what commands that work on a run are told: its configuration and its folder."""
+    """Declares the flags of commands on a run: its configuration and its folder."""
     add_config_flags(flags)
     flags.flag("workdir", "the folder of the run.", _folder, required=True)
 
@@ -125,7 +125,7 @@ def join_cluster(config: Config, given: argparse.Namespace) -> None:
 
 
 def _fingerprint() -> str:
-    """Of the package's source, so that hosts with different copies are told apart."""
+    """Of the package's source, so that hosts with different copies are detected."""
     root = Path(seeupo_jax.__path__[0])
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):

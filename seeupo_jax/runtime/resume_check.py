@@ -1,4 +1,4 @@
-"""What may not change when a run goes on in its workdir, and what its stored numbers hang on."""
+"""What may not change when a run resumes in its workdir, and what its stored numbers depend on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
 
-# Of config.rollout, what changes no number but its rounding: it may change when a run goes on.
+# Of config.rollout, what changes no number but its rounding: it may change when a run resumes.
 _LAYOUT = (
     "mesh concurrency slots cache_gib page_size decode_steps prefill_tokens deterministic"
     " reset_ahead_s"

@@ -1,4 +1,4 @@
-"""One training run: its parts, what it records, how it stops and how it goes on."""
+"""One training run: its parts, what it records, how it stops and how it resumes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Run:
         return iteration == self.config.iterations or bool(every and iteration % every == 0)
 
     def restore(self) -> tuple[TrainState, int]:
-        """The state to go on from and its iteration; a fresh one and 0 without a checkpoint."""
+        """The state to resume from and its iteration; a fresh one and 0 without a checkpoint."""
         state, self._fresh = self._fresh, None  # one copy is enough
         found = self._checkpoints.restore(state)
         if found is not None:
@@ -195,7 +195,7 @@ class Run:
 
         Raises:
           Stopped: the run was asked to stop.
-          NotLearning: none of them counts; the same command samples them again.
+          NotLearning: none of them counts; a resumed run samples them again.
         """
         stopped, self._stored = self._stored, None
         collected = self.source.of(
@@ -215,7 +215,7 @@ class Run:
     def sweep(
         self, iteration: int, state: TrainState, collected: Collected
     ) -> tuple[TrainState, dict[str, float]]:
-        """Updates the policy turn by turn; goes on where a sweep was stopped.
+        """Updates the policy turn by turn; resumes a sweep that was stopped.
 
         Raises:
           SweepStopped: the run was asked to stop.
@@ -255,7 +255,7 @@ class Run:
             epath.Path(self._stopped_folder).rmtree()
 
     def save_stopped(self, stopped: Stopped | NotLearning) -> None:
-        """Leaves all that the same command needs to go on where this run was stopped."""
+        """Saves all that is needed to resume this run where it was stopped."""
         where = f"after iteration {self._done}"
         if isinstance(stopped, SweepStopped):
             where = f"in the sweep of iteration {self._done + 1}, {stopped.notes['done']} turns in"

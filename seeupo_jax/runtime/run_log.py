@@ -69,7 +69,7 @@ class RunLog:
         """Leaves in WORKDIR/run.json how the run was begun, and with what.
 
         Args:
-          params: those that train. resumed: whether the run goes on from a checkpoint.
+          params: those that train. resumed: whether the run resumes from a checkpoint.
         """
         if not self._writes:
             return

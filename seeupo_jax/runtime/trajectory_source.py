@@ -90,7 +90,7 @@ class TrajectorySource:
         self._sampler = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         self._ahead: _Ahead | None = None
         self._begun: Begun | None = None  # the next iteration's environments that have begun
-        # What was sampling ahead when the run was stopped: else nobody has these parameters.
+        # What was sampling ahead when the run was stopped: nothing else holds these parameters.
         self._folder = f"{find_directory(config.checkpoint, workdir)}/ahead"
         self._samplers = Checkpoints(self._folder, 1, 0, log=progress.log)
         self.origin: Origin | None = None  # of the latest trajectories
@@ -158,7 +158,7 @@ class TrajectorySource:
         self._store.wait()
 
     def save_ahead(self) -> None:
-        """Saves the parameters that sample ahead: the same command goes on with them."""
+        """Saves the parameters that sample ahead: a resumed run continues with them."""
         if self._ahead is not None:
             notes = {"sampled_by": self._ahead.sampled_by, "version": self._ahead.version}
             self._samplers.save(self._ahead.iteration, self._ahead.params, notes)

@@ -1,4 +1,4 @@
-"""Episodes of an evaluation in a file: what a stopped evaluation goes on from, and what was said.
+"""Episodes of an evaluation in a file: what a stopped evaluation resumes from, and what was said.
 
 JSON lines. The first is `{"settings": {...}}`, all that decides how an episode goes; every other
 one is an `Episode`, appended as soon as it is over. An episode whose environment failed is played

@@ -19,7 +19,7 @@ _MIB = 2**20
 
 
 class Recorder:
-    """The trajectories of a run on disk; a shard that cannot be written is told once.
+    """The trajectories of a run on disk; a shard that cannot be written is logged once.
 
     Args:
       workdir: of the run.
@@ -74,7 +74,7 @@ class Recorder:
 
         Args:
           labels: by task.
-          learned: of each trajectory; None: nobody trained on them.
+          learned: of each trajectory; None: they were not trained on.
         """
         while len(self._pending) >= _WAITING:
             self._pending.popleft().result()
@@ -127,7 +127,7 @@ class Recorder:
             data = pack_shard(records)
             if self._make_room(shard, len(data)):
                 write_shard(self._workdir, shard, data)
-        except Exception as error:  # of whatever kind: training goes on
+        except Exception as error:  # of whatever kind: training continues
             self._tell(error)
 
     def _make_room(self, shard: Shard, size: int) -> bool:
@@ -165,7 +165,7 @@ class Recorder:
             self._told = True
             self._log(
                 f"trajectories cannot be written to {self._workdir / FOLDER}"
-                f" ({type(error).__name__}: {error}); training goes on without them."
+                f" ({type(error).__name__}: {error}); training continues without them."
             )
 
 

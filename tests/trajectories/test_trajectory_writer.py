@@ -177,7 +177,7 @@ def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path, monkeypatch):
     for iteration in (1, 2, 3):
         keeper.record(train(iteration), trajectories(), {})
     keeper.wait()
-    assert len(told) == 1 and "No space left" in told[0] and "training goes on" in told[0]
+    assert len(told) == 1 and "No space left" in told[0] and "training continues" in told[0]
     monkeypatch.undo()
     keeper.record(train(4), trajectories(1), {})  # there is room again
     keeper.close()

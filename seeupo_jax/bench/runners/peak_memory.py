@@ -17,7 +17,7 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def growth(run: Callable[[], object], platform: str) -> int | None:
-    """Bytes at the peak of a run above those before it; None where nobody tells.
+    """Bytes at the peak of a run above those before it; None where unknown.
 
     On CPU of the whole process, whose allocator gives back first what it keeps. On a GPU of either
     library's own allocator: PyTorch's peak during the run, and XLA's of the process so far.

@@ -46,7 +46,7 @@ class CachePlan:
 
     slots: actions in the making. concurrency: open conversations. pages: of page_size tokens each.
     token_bytes: keys and values of one token in all layers, on one device.
-    reshard: how the policy comes to the sampler; None: nobody said.
+    reshard: how the policy comes to the sampler; None: unknown.
     """
 
     shards: int
@@ -169,7 +169,7 @@ def _whose_mesh(rollout: schema.Rollout) -> str:
 
 
 def free_memory(device: jax.Device) -> int | None:
-    """Bytes that a device has left; None where nobody knows. CPU devices share the host's."""
+    """Bytes that a device has left; None where unknown. CPU devices share the host's."""
     if device.platform == "cpu":
         available = _available_on_host()
         return None if available is None else available // jax.local_device_count()
