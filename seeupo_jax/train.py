@@ -41,10 +41,10 @@ from seeupo_jax.runtime.cli import (
     quiet_logs,
     read_config,
 )
-from seeupo_jax.runtime.run import UNKNOWN, Run
+from seeupo_jax.runtime.run import UNKNOWN, Run, begin_run
+from seeupo_jax.runtime.run_checkpoints import RunState
 from seeupo_jax.runtime.stagnation import NotLearning
 from seeupo_jax.runtime.warm_starting import start_policy
-from seeupo_jax.types import TrainState
 
 
 def train(config: Config, workdir: str | Path, launch: Launch = UNKNOWN) -> None:
@@ -101,40 +101,44 @@ def _train(config: Config, workdir: Path, launch: Launch) -> None:
             except Stopped as stopped:
                 return progress.log(f"stopped {stopped}; rerun the command to start it again")
             policy, params = build.load_policy(config, start)
-            run = Run(config, workdir, progress, request, policy, params, launch)
-            state, done = run.restore()
+            run, state = begin_run(config, workdir, progress, request, policy, params, launch)
         with jax.set_mesh(policy.mesh), run:
-            try:
-                iterate(run, state, done)
-            except Stopped as stopped:
-                return run.save_stopped(stopped)
-            except NotLearning as stopped:
-                run.save_stopped(stopped)
-                raise
-    if shows:
+            ended = iterate(run, state)
+    if shows and ended:
         learning_curve(workdir, split=config.evaluation.split)
         print_summary(workdir, split=config.evaluation.split)
 
 
-def iterate(run: Run, state: TrainState, done: int) -> None:
-    """Rollout, sweep, evaluation and checkpoint, iteration after iteration."""
-    config = run.config
-    if done < config.iterations:
-        state = run.compile(state)
-    if not run.evaluated:
-        run.evaluate(state, done)
-    for iteration in range(done + 1, config.iterations + 1):
-        with run.profiled(iteration):
-            with run.phase("rollout"):
+def iterate(run: Run, state: RunState) -> bool:
+    """Rollout, sweep, evaluation and checkpoint, iteration after iteration.
+
+    Returns: False where the run was asked to stop; all is saved.
+
+    Raises:
+      NotLearning: as of `train`.
+    """
+    config = run.parts.config
+    try:
+        if state.done < config.iterations:
+            state = run.compile(state)
+        if not state.evaluated:
+            state = run.evaluate(state)
+        for iteration in range(state.done + 1, config.iterations + 1):
+            with run.profiled(iteration):
                 collected = run.rollout(iteration, state)
-            with run.phase("sweep"):
-                state, metrics = run.sweep(iteration, state, collected)
-        run.record(iteration, state, collected, metrics)
-        if run.due(iteration, config.evaluation.every):
-            run.evaluate(state, iteration)
-        if run.due(iteration, config.checkpoint.every):
-            run.save(iteration, state)
-    run.finish(state)
+                state, metrics, stats = run.sweep(iteration, state, collected)
+            run.record(state, collected, metrics, stats)
+            if run.due(iteration, config.evaluation.every):
+                state = run.evaluate(state)
+            if run.due(iteration, config.checkpoint.every):
+                state = run.save(state)
+        run.finish(state)
+    except (Stopped, NotLearning) as stopped:
+        run.save_stopped(state, stopped)
+        if isinstance(stopped, NotLearning):
+            raise
+        return False
+    return True
 
 
 def _flags() -> Flags:

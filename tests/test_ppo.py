@@ -11,7 +11,7 @@ from seeupo_jax.display.progress import Progress
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.run import Run
+from seeupo_jax.runtime.run import begin_run
 from seeupo_jax.train import iterate
 
 OVERRIDES = (
@@ -43,8 +43,9 @@ def test_order_desk_is_trained_with_a_value_function(tmp_path, monkeypatch):
     policy, params = build.load_policy(config, config.model.path)
     progress = Progress(config.iterations, "plain", stream=io.StringIO())
     with progress, jax.set_mesh(policy.mesh):
-        with Run(config, tmp_path, progress, StopRequest(), policy, params) as run:
-            iterate(run, *run.restore())
+        run, state = begin_run(config, tmp_path, progress, StopRequest(), policy, params)
+        with run:
+            assert iterate(run, state)
     first, second = (line for line in read_metrics(tmp_path) if "sweep/loss" in line)
     values = np.array([[line[f"sweep/{name}"] for name in NAMES] for line in (first, second)])
     assert np.isfinite(values).all() and first["sweep/critic_grad_norm"] > 0

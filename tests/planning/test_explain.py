@@ -28,7 +28,7 @@ from seeupo_jax.planning.explain_training import explain_training
 from seeupo_jax.planning.explanation import listed, tell
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_planned
-from seeupo_jax.runtime.run import Run
+from seeupo_jax.runtime.run import begin_run
 from seeupo_jax.trajectories.episodes import Episode, EpisodeFile
 
 QUICKSTART = ROOT / "configs" / "quickstart.py"
@@ -139,7 +139,7 @@ class Looks(StopRequest):
 
 @pytest.fixture
 def begin(model, tmp_path):
-    """A run of one layer, compiled as it is; its configuration, and the run."""
+    """A run of one layer, compiled as it is; its configuration, the run and its state."""
     before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", True)
     chosen = [text.removeprefix("--config.") for text in cases.CHOICES]
@@ -150,7 +150,7 @@ def begin(model, tmp_path):
         config = load_config(TINY, every)
         progress = Progress(config.iterations, "plain", stream=io.StringIO())
         policy, params = build.load_policy(config, str(model))
-        return config, Run(config, tmp_path, progress, request, policy, params)
+        return config, *begin_run(config, tmp_path, progress, request, policy, params)
 
     yield begin
     jax.config.update("jax_disable_most_optimizations", before)
@@ -167,15 +167,14 @@ def begin(model, tmp_path):
 )
 def test_as_many_programs_are_compiled_as_were_told(begin, model, overrides):
     request = Looks()
-    config, opened = begin(*overrides, request=request)
+    config, run, state = begin(*overrides, request=request)
     found, _ = outline_run(config, str(model))
-    with opened as run, jax.set_mesh(run.policy.mesh):
-        state, _ = run.restore()
+    with run, jax.set_mesh(run.parts.policy.mesh):
         jax.clear_caches()
         request.looks = []
         run.compile(state)
         request.compilations.close()
-        spent = dict(run._log.spent)
+        spent = dict(run.parts.log.spent)
     # Whether to stop is looked at after each of them, a critic's two of crediting together.
     assert max(np.diff([*request.looks, request.compilations.programs])) <= 2
     assert len(request.looks) >= len(found.rollout_programs() + found.sweep_programs()) - 4
@@ -206,11 +205,9 @@ def test_crediting_compiles_what_is_named(model, choices):
 
 
 def test_a_run_that_goes_on_is_told_from_where(begin, tmp_path, capsys):
-    config, opened = begin("evaluation.every=2")
-    with opened as run, jax.set_mesh(run.policy.mesh):
-        state, _ = run.restore()
-        run._done, run.evaluated = 2, False
-        run.save(2, state)
+    config, run, state = begin("evaluation.every=2")
+    with run, jax.set_mesh(run.parts.policy.mesh):
+        run.save(state._replace(done=2))  # not evaluated yet
         run._checkpoints.wait()
     files = sorted(tmp_path.rglob("*"))
     tell(explain_training(config, tmp_path))

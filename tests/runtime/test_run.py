@@ -25,7 +25,7 @@ from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_metrics
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.run import Run
+from seeupo_jax.runtime.run import begin_run
 from seeupo_jax.runtime.stagnation import NotLearning
 from seeupo_jax.types import Segment, Trajectory, learnable
 
@@ -112,8 +112,9 @@ def begin(model, tmp_path, monkeypatch):
         policy, params = build.load_policy(config, str(model))
         request = StopRequest() if request is None else request
         with progress, jax.set_mesh(policy.mesh):
-            with Run(config, tmp_path / name, progress, request, policy, params) as run:
-                yield run, run.restore()[0]
+            run, state = begin_run(config, tmp_path / name, progress, request, policy, params)
+            with run:
+                yield run, state
 
     return begin
 
@@ -131,8 +132,8 @@ def test_tasks_that_teach_nothing_are_replaced_the_same_way_in_every_life_of_a_r
     begin, monkeypatch
 ):
     with begin("whole") as (run, state):
-        run.engine.compile(state.params)
-        run.source.compile(state.params)
+        run.parts.engine.compile(state.train.params)
+        run.parts.source.compile(state.train.params)
         compilations = Compilations()
         collected = [run.rollout(iteration, state) for iteration in (1, 2)]
         compilations.close()
@@ -150,7 +151,7 @@ def test_tasks_that_teach_nothing_are_replaced_the_same_way_in_every_life_of_a_r
         assert brought.sampled_tokens == sum((turn_L >= 0).sum() for turn_L in turns)
         assert brought.usage["decoded_tokens"] == brought.sampled_tokens
     with begin("whole") as (run, state):
-        monkeypatch.setattr(run.source, "_sample", None)  # nobody needs it: they are stored
+        monkeypatch.setattr(run.parts.source, "_sample", None)  # nobody needs it: they are stored
         again = run.rollout(2, state)
         assert_same_trajectories(again.sampled, collected[1].sampled)
         assert (again.rounds, len(again.left_out)) == (2, 2 * 4)
@@ -173,8 +174,8 @@ def test_a_checkpoint_is_scored_on_validation_tasks_where_there_are_some(
     folder = tmp_path / name
     with begin(name, f"env.name=run_environment:{name}", *SELECTING) as (run, state):
         for iteration in (1, 2):  # after the first none is saved
-            run.evaluate(state, iteration)
-        run.save(2, state)
+            state = run.evaluate(state._replace(done=iteration))
+        run.save(state)
     first, second = read_metrics(folder)
     assert "eval_validation/avg@2" not in first and "eval/selected_on" not in first
     assert second["eval/selected_on"] == (name == "Echo")
@@ -190,16 +191,14 @@ def test_iterations_that_move_no_parameter_are_counted_over_a_restart(begin):
     choices += ("rollout.max_turns=1", "stop_after_idle=2", "checkpoint.every=1")
     with begin("idle", *choices) as (run, state):
         collected = run.rollout(1, state)
-        with run.phase("sweep"):
-            state, metrics = run.sweep(1, state, collected)
-        run.record(1, state, collected, metrics)
-        run.save(1, state)
+        state, metrics, stats = run.sweep(1, state, collected)
+        run.record(state, collected, metrics, stats)
+        run.save(state)
     with begin("idle", *choices) as (run, state):
         collected = run.rollout(2, state)
-        with run.phase("sweep"):
-            state, metrics = run.sweep(2, state, collected)
+        state, metrics, stats = run.sweep(2, state, collected)
         with pytest.raises(NotLearning, match="in a row: 2"):
-            run.record(2, state, collected, metrics)
+            run.record(state, collected, metrics, stats)
 
 
 def test_trajectories_of_failed_environments_are_sampled_again_by_the_same_command(begin):
@@ -208,7 +207,7 @@ def test_trajectories_of_failed_environments_are_sampled_again_by_the_same_comma
         with begin("broken", *choices) as (run, state):
             with pytest.raises(NotLearning, match="16 environments failed"):
                 run.rollout(1, state)
-            assert run.source.stored(1, run.source.origin) is None
+            assert run.parts.source.stored(1, run.parts.source.origin) is None
 
 
 def test_groups_of_the_same_task_are_sampled_independently(begin):
@@ -240,14 +239,14 @@ def test_a_run_with_fewer_tasks_than_an_iteration_takes_says_so(begin, monkeypat
 def test_a_run_that_is_stopped_in_a_round_samples_the_iteration_again(begin, monkeypatch):
     request, numbers = StopRequest(), []
     with begin("stopped", request=request) as (run, state):
-        engine_begins = run.engine.begin
+        engine_begins = run.parts.engine.begin
 
         def begins(params, *, iteration, **others):
             numbers.append(iteration)
             request.asked = len(numbers) == 2
             engine_begins(params, iteration=iteration, **others)
 
-        monkeypatch.setattr(run.engine, "begin", begins)
+        monkeypatch.setattr(run.parts.engine, "begin", begins)
         with pytest.raises(Stopped):
             run.rollout(1, state)
     assert numbers == [1, 1 + 2**24]
@@ -268,7 +267,7 @@ def test_what_was_sampled_ahead_is_of_its_own_iteration_also_beside_stored_ones(
 
 def began(run):
     """Environments that have been asked to begin, and nobody has heard of yet."""
-    return run.pool.open
+    return run.parts.pool.open
 
 
 @pytest.mark.parametrize(
@@ -287,9 +286,9 @@ def test_the_next_environments_begin_while_an_iteration_is_swept(begin, choices,
         counts = []
         for iteration in range(1, 5):
             run.rollout(iteration, state)
-            counts.append(None if run.source._ahead is not None else began(run))
-            if not began(run) and run.source._ahead is None:
-                run.evaluate(state, iteration)  # in these very environments
+            counts.append(None if run.parts.source._ahead is not None else began(run))
+            if not began(run) and run.parts.source._ahead is None:
+                run.evaluate(state._replace(done=iteration))  # in these very environments
     assert counts == wanted
 
 
@@ -327,11 +326,11 @@ def test_a_run_that_ends_while_environments_begin_leaves_none_of_them(begin, mon
 def test_a_stopped_sweep_is_saved_after_the_trajectories_it_is_of(begin, monkeypatch):
     with begin("order") as (run, state):
         collected, done = run.rollout(1, state), []
-        monkeypatch.setattr(run.source, "wait", lambda: done.append("trajectories"))
-        monkeypatch.setattr(run._stopped, "save", lambda *_: done.append("sweep"))
+        monkeypatch.setattr(run.parts.source, "wait", lambda: done.append("trajectories"))
+        monkeypatch.setattr(run._checkpoints._stopped, "save", lambda *_: done.append("sweep"))
         stopped = SweepStopped.__new__(SweepStopped)
         stopped.arrays, stopped.notes = {}, {"done": 1}
-        run.save_stopped(stopped)
+        run.save_stopped(state, stopped)
         assert collected.trajectories and done[:2] == ["trajectories", "sweep"]
 
 
@@ -339,7 +338,7 @@ def test_a_run_that_goes_on_with_other_activations_kept_says_so(begin, monkeypat
     told = []
     monkeypatch.setattr(Progress, "log", lambda self, sentence: told.append(sentence))
     with begin("remat") as (run, state):
-        run.save(0, state)
+        run.save(state)
     for remat, wanted in (("none", []), ("full", ["remat: full, and none when the checkpoint"])):
         told.clear()
         with begin("remat", f"model.remat={remat}"):

@@ -1,0 +1,205 @@
+"""A run's checkpoints, and the sweep that it was stopped in: written, found again, removed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+from etils import epath
+
+from seeupo_jax.checkpoint import Checkpoints, find_directory
+from seeupo_jax.configuration.loading import to_dict
+from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
+from seeupo_jax.parallel.stop_signal import Stopped, StoppedCompiling
+from seeupo_jax.runtime.resume_check import check_same_run
+from seeupo_jax.runtime.run_parts import RunParts
+from seeupo_jax.runtime.stagnation import NotLearning
+from seeupo_jax.runtime.trajectory_source import Origin, Stored
+from seeupo_jax.types import TrainState
+
+
+class StoppedSweep(NamedTuple):
+    """A sweep that was stopped between two turns, and is to be resumed.
+
+    arrays, notes: of its `SweepStopped`. stored: the trajectories that it is of.
+    """
+
+    arrays: Mapping[str, Any]
+    notes: Mapping[str, Any]
+    stored: Stored
+
+
+class RunState(NamedTuple):
+    """Where a run is between two iterations.
+
+    done: the last iteration whose sweep is over; 0: none is.
+    train: the training state after it, or in the middle of the next sweep: see `stopped_sweep`.
+    evaluated, saved: whether what is due after `done` of these two has been done.
+    score: avg@k on the split that checkpoints are chosen on, where `done` was evaluated on it.
+    stopped_sweep: of iteration `done + 1`, where the run was stopped in it.
+    """
+
+    done: int
+    train: TrainState
+    evaluated: bool = False
+    saved: bool = True
+    score: float | None = None
+    stopped_sweep: StoppedSweep | None = None
+
+
+class RunCheckpoints:
+    """All of a run that outlives its process; with several processes each calls every method."""
+
+    def __init__(self, parts: RunParts):
+        self._parts = parts
+        kept, log = parts.config.checkpoint, parts.progress.log
+        folder = find_directory(kept, parts.workdir)
+        self._checkpoints = Checkpoints(folder, kept.keep, kept.keep_best, log=log)
+        self._stopped_folder = f"{folder}/stopped"
+        self._stopped = Checkpoints(self._stopped_folder, 1, 0, log=log)
+
+    def restore(self, example: TrainState) -> RunState | None:
+        """The run as its newest checkpoint has it; None where there is none."""
+        found = self._checkpoints.restore(example)
+        if found is None:
+            return None
+        done, train, notes = found
+        self._resume_from(notes)
+        self._print_remat(notes)
+        self._print_selection(notes)
+        self._parts.progress.log(f"resuming after iteration {done}")
+        # Older versions saved after they evaluated, and did not say so.
+        return RunState(done, train, evaluated=notes.get("evaluated", True))
+
+    def restore_sweep(self, state: RunState) -> RunState:
+        """The run in the middle of its next sweep where it was stopped in one; else as it is."""
+        iteration = self._stopped.latest()
+        if iteration is None or iteration <= state.done:
+            return state
+        newest = self._stopped.newest({}, partial=True)
+        origin = {} if newest is None else newest[1].get("trajectories", {})
+        stored = self._parts.source.stored(iteration, Origin(**origin)) if origin else None
+        if stored is None:
+            self._parts.progress.log(
+                f"the stopped sweep of iteration {iteration} starts again: its trajectories are"
+                " missing"
+            )
+            return state
+        trajectories = stored.collected.trajectories
+        found = self._stopped.restore(
+            stopped_arrays(self._parts.learner, state.train, trajectories)
+        )
+        if found is None:
+            return state
+        _, arrays, notes = found
+        self._resume_from(notes)
+        self._parts.progress.log(f"resuming in the sweep of iteration {iteration}")
+        stopped_sweep = StoppedSweep(arrays, notes["sweep"], stored)
+        return RunState(iteration - 1, arrays["state"], evaluated=True, stopped_sweep=stopped_sweep)
+
+    def save(self, state: RunState) -> RunState:
+        """Saves a checkpoint in the background; the run with that noted."""
+        notes = self._notes(state) | {"evaluated": state.evaluated}
+        with self._parts.log.timed("checkpoint"):
+            self._checkpoints.save(state.done, state.train, notes, state.score)
+            self._forget_covered()
+        return state._replace(saved=True)
+
+    def save_stopped(self, state: RunState, stopped: Stopped | NotLearning) -> None:
+        """Saves all that is needed to resume this run where it was stopped."""
+        where = f"after iteration {state.done}"
+        if isinstance(stopped, SweepStopped):
+            where = f"in the sweep of iteration {state.done + 1}, {stopped.notes['done']} turns in"
+            self._save_sweep(state, stopped)
+        elif isinstance(stopped, StoppedCompiling):
+            where = (
+                f"before iteration {state.done + 1}, while programs were compiled;"
+                f" {self._held(state)}"
+            )
+        elif not state.saved:
+            self.save(state)
+        self._parts.source.save_ahead()
+        self._checkpoints.wait()
+        self._parts.progress.log(f"stopped {where}; rerun the command to resume")
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is on the disk, and removes what it covers."""
+        self._checkpoints.wait()
+        self._forget_covered()
+
+    def close(self) -> None:
+        """Finishes what is being written."""
+        with contextlib.ExitStack() as parts:
+            for part in (self._checkpoints, self._stopped):
+                parts.callback(part.close)
+
+    def _save_sweep(self, state: RunState, stopped: SweepStopped) -> None:
+        source = self._parts.source
+        notes = self._notes(state) | {
+            "sweep": stopped.notes,
+            "trajectories": source.origin._asdict(),
+        }
+        source.wait()  # what was stopped is nothing without its trajectories
+        self._stopped.save(state.done + 1, stopped.arrays, notes)
+        self._stopped.wait()
+
+    def _forget_covered(self) -> None:
+        """Removes what the newest checkpoint that is on the disk covers."""
+        covered, stopped = self._checkpoints.latest(), self._stopped.latest()
+        if covered is None:
+            return
+        self._parts.source.forget(covered)
+        if stopped is not None and stopped <= covered and jax.process_index() == 0:
+            epath.Path(self._stopped_folder).rmtree()
+
+    def _held(self, state: RunState) -> str:
+        """What holds the state of a run that has done nothing yet."""
+        if state.stopped_sweep is not None:
+            return f"nothing has changed since it was stopped in the sweep of {state.done + 1}"
+        newest = self._checkpoints.latest()
+        if newest is None:
+            return "nothing was saved, since no iteration was started"
+        return f"nothing has changed since checkpoint {newest}"
+
+    def _notes(self, state: RunState) -> dict[str, Any]:
+        """What every checkpoint says of its run."""
+        parts = self._parts
+        return {
+            "config": to_dict(parts.config),
+            "random": {"seed": parts.config.seed, "iteration": state.done},
+            "remat": parts.policy.network.arch.remat,
+            "data_position": state.done * parts.config.rollout.tasks,
+            "idle_iterations": parts.stagnation.idle,
+            "selected_on": parts.selects_on,
+        }
+
+    def _resume_from(self, notes: Mapping[str, Any]) -> None:
+        """Takes a checkpoint's notes.
+
+        Raises:
+          ValueError: they are of another run.
+        """
+        check_same_run(self._parts.config, notes["config"])
+        self._parts.stagnation.idle = notes.get("idle_iterations", 0)
+
+    def _print_selection(self, notes: Mapping[str, Any]) -> None:
+        """Warns where checkpoints so far were chosen on another split than from now on."""
+        selects_on = self._parts.selects_on
+        before = notes.get("selected_on", self._parts.config.evaluation.split)
+        if None not in (selects_on, before) and selects_on != before:
+            self._parts.progress.log(
+                f"checkpoints are selected on split {selects_on!r} from now on, and were on"
+                f" {before!r}: the best one is selected by figures of both"
+            )
+
+    def _print_remat(self, notes: Mapping[str, Any]) -> None:
+        """Says where rematerialisation is another than before, as on other devices."""
+        remat = self._parts.policy.network.arch.remat
+        before = notes.get("remat", remat)  # older versions did not say
+        if before != remat:
+            self._parts.progress.log(
+                f"remat: {remat}, and {before} when the checkpoint was made: results are the"
+                f" same up to rounding; with model.remat={before} they are bitwise the same"
+            )

@@ -1,0 +1,117 @@
+"""The parts of a training run, built in one place."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seeupo_jax import envs
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.display.progress import Progress
+from seeupo_jax.envs import Environment, gate
+from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.parallel.stop_signal import StopRequest
+from seeupo_jax.rollout.engine.slots import SlotEngine
+from seeupo_jax.runtime import build
+from seeupo_jax.runtime.run_log import RunLog
+from seeupo_jax.runtime.selection import selection_split, selection_warning
+from seeupo_jax.runtime.stagnation import Stagnation
+from seeupo_jax.runtime.trajectory_source import TrajectorySource
+from seeupo_jax.types import TrainState
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What a run works with, from its beginning to its end; `close` it.
+
+    ref_params: parameters of the reference policy.
+    environment: one that is asked for task ids and labels only.
+    selects_on: the split that checkpoints are chosen on; None: none is chosen.
+    """
+
+    config: Config
+    workdir: Path
+    progress: Progress
+    request: StopRequest
+    policy: build.Policy
+    ref_params: Any
+    learner: Learner
+    engine: SlotEngine
+    pool: EnvPool
+    environment: Environment
+    selects_on: str | None
+    source: TrajectorySource
+    log: RunLog
+    stagnation: Stagnation
+
+    def stop_asked(self) -> bool:
+        """Whether this process was asked to stop; the others may not know."""
+        return self.request.asked
+
+    def close(self) -> None:
+        """Closes all of them, also where one fails."""
+        with contextlib.ExitStack() as parts:
+            for part in (self.pool, self.log, self.source):
+                parts.callback(part.close)
+
+
+def build_parts(
+    config: Config,
+    workdir: Path,
+    progress: Progress,
+    request: StopRequest,
+    policy: build.Policy,
+    params: Any,
+) -> tuple[RunParts, TrainState]:
+    """The parts, and the training state before the first step.
+
+    Args:
+      params: those of the policy that train.
+    """
+    optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    train = build.new_state(config, policy, optimizer, params)
+    ref_params = build.place_reference(config, params)
+    learner = build.build_learner(config, policy, optimizer, train)
+    engine = build.build_engine(config, policy)
+    pool = build.build_pool(config, engine.concurrency)
+    environment = envs.make(config.env.name, **config.env.options)
+    selects_on = selection_split(config, environment)
+    source = TrajectorySource(
+        config,
+        workdir,
+        policy,
+        engine,
+        pool,
+        gate.task_ids(environment, "train"),
+        progress,
+        lambda: request.asked,
+    )
+    platform = policy.mesh.devices.flat[0].platform
+    progress.log(
+        f"attention: {policy.network.arch.attention}"
+        f" (model.attention={config.model.attention} on {platform})"
+    )
+    progress.log(str(engine.plan))
+    if (warning := selection_warning(config, selects_on)) is not None:
+        progress.log(warning)
+    parts = RunParts(
+        config=config,
+        workdir=workdir,
+        progress=progress,
+        request=request,
+        policy=policy,
+        ref_params=ref_params,
+        learner=learner,
+        engine=engine,
+        pool=pool,
+        environment=environment,
+        selects_on=selects_on,
+        source=source,
+        log=RunLog(config, workdir, progress, policy.tokenizer),
+        stagnation=Stagnation(config.stop_after_idle, warn=progress.log),
+    )
+    return parts, train
