@@ -41,6 +41,7 @@ from seeupo_jax.metrics.statistics import evaluation_table
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.planning.explain_evaluation import explain_episodes, explain_policy, explain_server
 from seeupo_jax.planning.explanation import EXPLAIN, Section, tell
+from seeupo_jax.rollout.collection import RolloutWorker
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config
 from seeupo_jax.runtime.cli import (
@@ -238,17 +239,11 @@ def main(arguments: Sequence[str]) -> None:
         opened.enter_context(contextlib.closing(pool))
         with _progress(config) as progress:
             progress.phase(f"evaluation of {split}")
+            worker = RolloutWorker(
+                engine, pool, tokenizer, config.env, config.rollout, watch=progress.watch
+            )
             metrics = evaluate(
-                config,
-                engine,
-                pool,
-                tokenizer,
-                params,
-                split=split,
-                k=k,
-                iteration=iteration,
-                file=file,
-                watch=progress.watch,
+                config, worker, params, split=split, k=k, iteration=iteration, file=file
             )
         if jax.process_index() == 0:
             _report(config, given, file, about, metrics)

@@ -231,7 +231,7 @@ class OpenAIServer:
         self._counts["server_failures"] += sum(bool(action.failure) for action, _ in answers)
         return [action for action, _ in answers]
 
-    def retire(self, key: int) -> None:
+    def release(self, key: int) -> None:
         """Nothing: the server's cache is its own."""
 
     @property
@@ -240,7 +240,7 @@ class OpenAIServer:
         return bool(self._pending)
 
     @property
-    def patience_s(self) -> float | None:
+    def poll_interval_s(self) -> float | None:
         """None: with nothing asked for, a step has nothing to do."""
         return None
 

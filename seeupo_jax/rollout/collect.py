@@ -8,17 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from seeupo_jax.configuration import schema
-from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.parallel.distributed import gather
-from seeupo_jax.policy.files.tokenizer import Tokenizer
-from seeupo_jax.rollout.collection import Begun, Collection, reset_call
-from seeupo_jax.rollout.engine.protocol import Engine
+from seeupo_jax.rollout.collection import (
+    Collection,
+    CollectionOptions,
+    Prefetched,
+    RolloutWorker,
+    reset_call,
+)
 from seeupo_jax.rollout.episode import Request
-from seeupo_jax.rollout.watch import Watch
 from seeupo_jax.types import Segment, Trajectory
-
-DEFAULT = schema.Env()
 
 
 @dataclass(frozen=True)
@@ -66,90 +65,60 @@ def group_requests(task_ids: Sequence[str], group_size: int) -> list[Request]:
     return requests
 
 
-def begin_ahead(
-    engine: Engine,
-    pool: EnvPool,
-    tokenizer: Tokenizer,
+def prefetch(
+    worker: RolloutWorker,
     requests: Sequence[Request],
-    *,
-    seed: int,
-    iteration: int,
-    patience_s: float,
-) -> Begun:
+    options: CollectionOptions,
+    max_idle_s: float,
+) -> Prefetched:
     """Prefetches environments of the next collection, while nothing else uses the pool.
 
     These are the ones that `collect` of the same requests would have begin first: one a slot, so no
     more environments are open than in a collection. Nothing waits for them here.
 
     Args:
-      seed, iteration: of that collection.
-      patience_s: environments that a collection finds after longer begin once more, to the same
+      options: of that collection.
+      max_idle_s: environments that a collection finds after longer begin once more, to the same
         episode: what holds them (a server, say) may have given them up meanwhile.
     """
+    engine = worker.engine
     own = [request for request in requests if engine.owns(request.group)][: engine.concurrency]
     for slot, request in enumerate(own):
-        pool.submit(reset_call(slot, request, tokenizer, seed=seed, iteration=iteration))
-    return Begun(tuple(own), seed, iteration, time.monotonic() + patience_s)
+        worker.pool.submit(reset_call(slot, request, worker.tokenizer, options))
+    return Prefetched(tuple(own), options, time.monotonic() + max_idle_s)
 
 
 def collect(
-    engine: Engine,
-    pool: EnvPool,
-    tokenizer: Tokenizer,
+    worker: RolloutWorker,
     params: Any,
     requests: Sequence[Request],
+    options: CollectionOptions,
     *,
-    env: schema.Env = DEFAULT,
-    max_turns: int,
-    seed: int,
-    iteration: int,
-    temperature: float | None = None,
-    policy_version: int | None = None,
-    deterministic: bool = False,
-    on_finished: Callable[[Request, Trajectory], None] | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    begun: Begun | None = None,
-    watch: Watch | None = None,
+    prefetched: Prefetched | None = None,
+    on_finished: Callable[[Request, Trajectory], None] = lambda *_: None,
 ) -> Collected:
     """Samples one trajectory a request, as many at a time as the engine and the pool have room for.
 
     With several processes each plays the groups that its engine owns; all get all trajectories.
 
     Args:
-      env: what environments may return, and what becomes of what they do not.
-      max_turns: of an episode.
-      seed, iteration: what random numbers derive from; no two collections share both.
-      temperature: None is the training's.
-      policy_version: what the trajectories say of the parameters.
-      deterministic: all environments answer before the engine continues, so that which rows it runs
-        together, and so the last bit of every number, does not depend on how long they take.
-      on_finished: hears of every trajectory of this process as soon as it is over.
-      stop: whether this process was asked to stop.
-      begun: what `begin_ahead` gave for these requests and numbers, if it was called.
-      watch: where others can see how far this process is.
+      prefetched: what `prefetch` gave for these requests and numbers, if it was called.
+      on_finished: is given every trajectory of this process as soon as it is over.
 
     Raises:
       Stopped: a process was asked to.
     """
-    began = time.perf_counter()
-    engine.begin(params, seed=seed, iteration=iteration, temperature=temperature)
-    collection = Collection(
-        engine,
-        pool,
-        tokenizer,
-        requests,
-        env=env,
-        max_turns=max_turns,
-        seed=seed,
-        iteration=iteration,
-        policy_version=policy_version,
-        deterministic=deterministic,
-        on_finished=on_finished,
-        stop=stop,
+    began, engine = time.perf_counter(), worker.engine
+    engine.begin(
+        params,
+        seed=options.seed,
+        iteration=options.iteration,
+        temperature=options.temperature,
     )
-    if begun is not None:
-        collection.adopt(begun)
-    with (Watch() if watch is None else watch).on(collection.activity):
+    collection = Collection(worker, requests, options, on_finished)
+    if prefetched is not None:
+        collection.adopt(prefetched)
+    with worker.watch.on(collection.activity):
         collection.run()
     return _gather(collection, engine.usage(), began, len(requests))
 

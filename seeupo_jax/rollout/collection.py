@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from seeupo_jax.configuration import schema
@@ -16,32 +16,69 @@ from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer
 from seeupo_jax.rollout.engine.protocol import Action, Engine, Turn
 from seeupo_jax.rollout.engine.sampling import task_number
 from seeupo_jax.rollout.episode import Episode, Request
-from seeupo_jax.rollout.watch import Activity
+from seeupo_jax.rollout.watch import Activity, Watch
 from seeupo_jax.types import Trajectory
 
-HEAR_S = 0.5  # how long it may take to hear that the run shall stop
+STOP_POLL_S = 0.5  # how long it may take to notice that the run shall stop
 
 
 @dataclass(frozen=True)
-class Begun:
-    """Environments that begin before their collection does.
+class RolloutWorker:
+    """This process's part of a rollout: a sampler, environments, and the rules of an episode.
+
+    tokenizer: the policy's.
+    env: what environments may return, and what becomes of what they do not.
+    rollout: `max_turns` of an episode; `deterministic`: all environments answer before the engine
+      steps again, so that which rows it runs together, and so the last bit of every number, does
+      not depend on how long they take.
+    stop: whether this process was asked to stop.
+    watch: where others can see how far this process is.
+    """
+
+    engine: Engine
+    pool: EnvPool
+    tokenizer: Tokenizer
+    env: schema.Env
+    rollout: schema.Rollout
+    stop: Callable[[], bool] = lambda: False
+    watch: Watch = field(default_factory=Watch)
+
+
+@dataclass(frozen=True)
+class CollectionOptions:
+    """What one collection differs in from the next.
+
+    seed, iteration: what random numbers derive from; no two collections share both.
+    temperature: None is the training's.
+    policy_version: what the trajectories say of the parameters.
+    """
+
+    seed: int
+    iteration: int
+    temperature: float | None = None
+    policy_version: int | None = None
+
+
+@dataclass(frozen=True)
+class Prefetched:
+    """Environments whose episodes begin before their collection does.
 
     requests: of the pool's slots from 0 on; their resets are open calls of the pool.
-    seed, iteration: that they begin with.
+    options: of that collection; its policy need not be known yet.
     until: until when they may be left alone, in seconds of the monotonic clock.
     """
 
     requests: tuple[Request, ...]
-    seed: int
-    iteration: int
+    options: CollectionOptions
     until: float
 
 
 def reset_call(
-    slot: int, request: Request, tokenizer: Tokenizer, *, seed: int, iteration: int
+    slot: int, request: Request, tokenizer: Tokenizer, options: CollectionOptions
 ) -> Call:
     """Begins an episode; gives what `Collection._begin` takes."""
-    own = request.episode_seed(seed=seed, iteration=iteration)
+    seed = options.seed
+    own = request.episode_seed(seed=seed, iteration=options.iteration)
 
     # Checked and tokenised in the worker: a message that the tokenizer refuses is the environment's
     # failure, not the run's.
@@ -57,25 +94,15 @@ class Collection:
 
     def __init__(
         self,
-        engine: Engine,
-        pool: EnvPool,
-        tokenizer: Tokenizer,
+        worker: RolloutWorker,
         requests: Sequence[Request],
-        *,
-        env: schema.Env,
-        max_turns: int,
-        seed: int,
-        iteration: int,
-        policy_version: int | None,
-        deterministic: bool,
-        on_finished: Callable[[Request, Trajectory], None] | None,
-        stop: Callable[[], bool],
+        options: CollectionOptions,
+        on_finished: Callable[[Request, Trajectory], None],
     ):
-        self._engine, self._pool, self._tokenizer = engine, pool, tokenizer
-        self._env, self._requests, self._max_turns = env, requests, max_turns
-        self._seed, self._iteration = seed, iteration
-        self._policy_version, self._deterministic = policy_version, deterministic
-        self._on_finished, self._stop = on_finished, stop
+        self._engine, self._pool, self._tokenizer = worker.engine, worker.pool, worker.tokenizer
+        self._env, self._rollout, self._stop = worker.env, worker.rollout, worker.stop
+        self._requests, self._options, self._on_finished = requests, options, on_finished
+        engine = worker.engine
         owned = (key for key, request in enumerate(requests) if engine.owns(request.group))
         self._queued = deque(owned)
         self._total = len(self._queued)
@@ -87,13 +114,14 @@ class Collection:
         self._failed = self._sampled = 0  # trajectories, and tokens of whole actions
         self.environment_s = self.reset_s = 0.0
 
-    def adopt(self, begun: Begun) -> None:
+    def adopt(self, prefetched: Prefetched) -> None:
         """Opens the first episodes on environments that have been asked to begin."""
-        own = tuple(self._requests[key] for key in self._queued)
-        assert (begun.seed, begun.iteration) == (self._seed, self._iteration)
-        assert begun.requests == own[: len(begun.requests)]
-        keys = [self._open_next() for _ in begun.requests]
-        if time.monotonic() > begun.until:
+        own, options = tuple(self._requests[key] for key in self._queued), prefetched.options
+        numbers = (self._options.seed, self._options.iteration)
+        assert (options.seed, options.iteration) == numbers
+        assert prefetched.requests == own[: len(prefetched.requests)]
+        keys = [self._open_next() for _ in prefetched.requests]
+        if time.monotonic() > prefetched.until:
             self._stale.update(keys)
 
     def run(self) -> None:
@@ -102,15 +130,9 @@ class Collection:
             while self._queued and self._slots:
                 episode = self._open[self._open_next()]
                 self._pool.submit(
-                    reset_call(
-                        episode.slot,
-                        episode.request,
-                        self._tokenizer,
-                        seed=self._seed,
-                        iteration=self._iteration,
-                    )
+                    reset_call(episode.slot, episode.request, self._tokenizer, self._options)
                 )
-            self._hear_environments()
+            self._poll_environments()
             actions = self._engine.step(bool(self._open or self._queued), self._stop())
             if actions is None:
                 return
@@ -134,15 +156,15 @@ class Collection:
             slowest=slowest,
         )
 
-    def _hear_environments(self) -> None:
+    def _poll_environments(self) -> None:
         idle = not self._engine.busy
         resetting = idle and any(each.conversation is None for each in self._open.values())
         began = time.perf_counter()
-        patience_s = self._engine.patience_s
-        waits_s = HEAR_S if patience_s is None else min(HEAR_S, patience_s)
+        interval_s = self._engine.poll_interval_s
+        waits_s = STOP_POLL_S if interval_s is None else min(STOP_POLL_S, interval_s)
         answers = self._pool.poll(waits_s if idle else 0.0)
-        while self._deterministic and self._pool.open and not self._stop():
-            answers += self._pool.poll(HEAR_S)
+        while self._rollout.deterministic and self._pool.open and not self._stop():
+            answers += self._pool.poll(STOP_POLL_S)
         waited = time.perf_counter() - began if idle else 0.0
         self.environment_s += waited
         self.reset_s += waited if resetting else 0.0
@@ -153,9 +175,9 @@ class Collection:
                 self._pool.submit(call)
                 continue
             episode = self._open[key]
-            if (heard := episode.hear(outcome, self._env.timeout_as)) is not None:
-                self._take(episode, *heard)
-            self._go_on(key, episode)
+            if (answer := episode.on_result(outcome, self._env.timeout_as)) is not None:
+                self._take(episode, *answer)
+            self._advance(key, episode)
 
     def _open_next(self) -> int:
         """A new episode's key: the next request's, with a slot of its own."""
@@ -190,7 +212,7 @@ class Collection:
         episode = self._open[action.key]
         if action.failure:
             episode.fail("env_error", action.failure)
-            return self._go_on(action.key, episode)
+            return self._advance(action.key, episode)
         turn, earned = episode.turn, episode.earned
         episode.transcript.act(action.tokens, turn, action.logp)
         episode.rewards.append(0.0)  # until its environment answers
@@ -236,9 +258,9 @@ class Collection:
         episode.pay_last(reward)
         episode.score = score
 
-    def _go_on(self, key: int, episode: Episode) -> None:
+    def _advance(self, key: int, episode: Episode) -> None:
         """Asks for the next action, or ends the episode."""
-        if episode.stop is None and episode.turn == self._max_turns:
+        if episode.stop is None and episode.turn == self._rollout.max_turns:
             episode.stop = "max_turns"
         if episode.stop is None and not self._engine.fits(episode.conversation.tokens):
             episode.stop = "max_tokens"
@@ -247,11 +269,10 @@ class Collection:
         if episode.stop is not None:
             del self._open[key]
             self._slots.append(episode.slot)
-            self._engine.retire(key)
-            self.finished[key] = episode.finish(self._seed, self._policy_version)
+            self._engine.release(key)
+            self.finished[key] = episode.finish(self._options.seed, self._options.policy_version)
             self._failed += self.finished[key].failed
-            if self._on_finished is not None:
-                self._on_finished(self._requests[key], self.finished[key])
+            self._on_finished(self._requests[key], self.finished[key])
             return
         context = episode.conversation.tokens
         episode.transcript.read(context)

@@ -74,7 +74,7 @@ class Episode:
         else:
             self.turnless_reward = reward
 
-    def hear(self, outcome: Outcome, timeout_as: str) -> Any:
+    def on_result(self, outcome: Outcome, timeout_as: str) -> Any:
         """What its environment brought; None where it failed, which ends the episode.
 
         With `timeout_as=zero_reward` an episode counts whose environment hung after an action: the

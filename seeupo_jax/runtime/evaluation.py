@@ -12,13 +12,10 @@ import numpy as np
 from seeupo_jax import envs
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.metrics.statistics import evaluation_metrics, evaluation_prefix
 from seeupo_jax.parallel.distributed import gather
-from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.collect import Request, collect, group_requests
-from seeupo_jax.rollout.engine.protocol import Engine
-from seeupo_jax.rollout.watch import Watch
+from seeupo_jax.rollout.collection import CollectionOptions, RolloutWorker
 from seeupo_jax.trajectories.episodes import Episode, EpisodeFile, to_episode
 from seeupo_jax.types import Trajectory
 
@@ -30,27 +27,21 @@ Labels = Mapping[str, Mapping[str, str]]  # of tasks
 
 def evaluate(
     config: Config,
-    engine: Engine,
-    pool: EnvPool,
-    tokenizer: Tokenizer,
+    worker: RolloutWorker,
     params: Any,
     *,
     split: str,
     k: int,
     iteration: int = 0,
     file: EpisodeFile | None = None,
-    stop: Callable[[], bool] = lambda: False,
     on_played: Callable[[Sequence[Trajectory], Labels], None] = lambda *_: None,
-    watch: Watch | None = None,
 ) -> dict[str, float]:
     """Plays the first `config.evaluation.tasks` tasks of a split k times each.
 
     Args:
       file: what is in it is not played; what this process plays goes there. All processes have
         one, or none has.
-      stop: whether this process was asked to stop.
       on_played: is given what all processes played, and the labels of the tasks.
-      watch: where others can see how far this process is.
 
     Returns: `evaluation_metrics` of success (score 1) among the episodes whose environment did not
       fail, by `eval/`; by `eval_SPLIT/` for another split than the config's.
@@ -71,22 +62,10 @@ def evaluate(
         if file is not None:
             file.add(to_episode(trajectory, labels[request.task_id]))
 
-    collected = collect(
-        engine,
-        pool,
-        tokenizer,
-        params,
-        missing,
-        env=config.env,
-        max_turns=config.rollout.max_turns,
-        seed=config.seed,
-        iteration=_STREAM + iteration,
-        temperature=config.evaluation.temperature,
-        deterministic=config.rollout.deterministic,
-        on_finished=keep,
-        stop=stop,
-        watch=watch,
+    options = CollectionOptions(
+        config.seed, _STREAM + iteration, temperature=config.evaluation.temperature
     )
+    collected = collect(worker, params, missing, options, on_finished=keep)
     on_played(collected.trajectories, labels)
     for trajectory in collected.trajectories:
         episode = to_episode(trajectory, labels[trajectory.task_id])

@@ -91,7 +91,7 @@ class Run:
         params = state.train.params
 
         def between() -> None:
-            if agree([parts.stop_asked()])[0]:
+            if agree([parts.worker.stop()])[0]:
                 raise StoppedCompiling("stopped while programs were compiled")
 
         parts.source.compile(params)
@@ -146,7 +146,7 @@ class Run:
                 parts.ref_params,
                 collected.trajectories,
                 iteration=iteration,
-                stop=lambda: bool(agree([parts.stop_asked()])[0]),
+                stop=lambda: bool(agree([parts.worker.stop()])[0]),
                 resume=None if stopped is None else (stopped.arrays, stopped.notes),
                 on_step=parts.progress.step,
             )
@@ -196,16 +196,12 @@ class Run:
             for split in splits:
                 values |= evaluate(
                     parts.config,
-                    parts.engine,
-                    parts.pool,
-                    parts.policy.tokenizer,
+                    parts.worker,
                     parts.policy.whole(state.train.params),
                     split=split,
                     k=config.k,
                     iteration=iteration,
-                    stop=parts.stop_asked,
                     on_played=functools.partial(parts.log.episodes, iteration, split),
-                    watch=parts.progress.watch,
                 )
         score = state.score
         if selects:

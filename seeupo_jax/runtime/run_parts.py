@@ -11,10 +11,10 @@ from seeupo_jax import envs
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.envs import Environment, gate
-from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.parallel.stop_signal import StopRequest
+from seeupo_jax.rollout.collection import RolloutWorker
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.run_log import RunLog
@@ -29,6 +29,7 @@ class RunParts:
     """What a run works with, from its beginning to its end; `close` it.
 
     ref_params: parameters of the reference policy.
+    engine: the worker's.
     environment: one that is asked for task ids and labels only.
     selects_on: the split that checkpoints are chosen on; None: none is chosen.
     """
@@ -36,26 +37,21 @@ class RunParts:
     config: Config
     workdir: Path
     progress: Progress
-    request: StopRequest
     policy: build.Policy
     ref_params: Any
     learner: Learner
     engine: SlotEngine
-    pool: EnvPool
+    worker: RolloutWorker
     environment: Environment
     selects_on: str | None
     source: TrajectorySource
     log: RunLog
     stagnation: Stagnation
 
-    def stop_asked(self) -> bool:
-        """Whether this process was asked to stop; the others may not know."""
-        return self.request.asked
-
     def close(self) -> None:
         """Closes all of them, also where one fails."""
         with contextlib.ExitStack() as parts:
-            for part in (self.pool, self.log, self.source):
+            for part in (self.worker.pool, self.log, self.source):
                 parts.callback(part.close)
 
 
@@ -77,19 +73,19 @@ def build_parts(
     ref_params = build.place_reference(config, params)
     learner = build.build_learner(config, policy, optimizer, train)
     engine = build.build_engine(config, policy)
-    pool = build.build_pool(config, engine.concurrency)
+    worker = RolloutWorker(
+        engine,
+        build.build_pool(config, engine.concurrency),
+        policy.tokenizer,
+        config.env,
+        config.rollout,
+        stop=lambda: request.asked,
+        watch=progress.watch,
+    )
     environment = envs.make(config.env.name, **config.env.options)
     selects_on = selection_split(config, environment)
-    source = TrajectorySource(
-        config,
-        workdir,
-        policy,
-        engine,
-        pool,
-        gate.task_ids(environment, "train"),
-        progress,
-        lambda: request.asked,
-    )
+    task_ids = gate.task_ids(environment, "train")
+    source = TrajectorySource(config, workdir, policy, worker, task_ids, progress.log)
     platform = policy.mesh.devices.flat[0].platform
     progress.log(
         f"attention: {policy.network.arch.attention}"
@@ -102,12 +98,11 @@ def build_parts(
         config=config,
         workdir=workdir,
         progress=progress,
-        request=request,
         policy=policy,
         ref_params=ref_params,
         learner=learner,
         engine=engine,
-        pool=pool,
+        worker=worker,
         environment=environment,
         selects_on=selects_on,
         source=source,

@@ -15,12 +15,10 @@ from etils import epath
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
-from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.parallel.fingerprint import fingerprint
-from seeupo_jax.rollout.collect import Begun, Collected, begin_ahead, collect, group_requests
+from seeupo_jax.rollout.collect import Collected, collect, group_requests, prefetch
+from seeupo_jax.rollout.collection import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.engine.sampling import truncation_note
-from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.rollout_store import RolloutStore
 from seeupo_jax.rollout.tasks import TrainingTasks, too_few
@@ -61,10 +59,9 @@ class TrajectorySource:
     With several processes each calls every method.
 
     Args:
-      pool: its environments are used by nobody else while `of` runs, nor prefetched for the next
-        iteration where an evaluation needs them.
+      worker: with a `SlotEngine`; its environments are used by nobody else while `of` runs, nor
+        prefetched for the next iteration where an evaluation needs them.
       task_ids: of the training split.
-      stop: whether this process was asked to stop.
     """
 
     def __init__(
@@ -72,27 +69,24 @@ class TrajectorySource:
         config: Config,
         workdir: Path,
         policy: Policy,
-        engine: SlotEngine,
-        pool: EnvPool,
+        worker: RolloutWorker,
         task_ids: Sequence[str],
-        progress: Progress,
-        stop: Callable[[], bool],
+        log: Callable[[str], None],
     ):
-        self._config, self._policy, self._engine, self._pool = config, policy, engine, pool
-        self._progress, self._stop = progress, stop
+        self._config, self._policy, self._worker, self._log = config, policy, worker, log
         drawn = {name: vars(config.rollout)[name] for name in ("top_k", "top_p", "grammar")}
         for note in (too_few(len(task_ids), config.rollout.tasks), truncation_note(**drawn)):
             if note is not None:
-                progress.log(note)
+                log(note)
         self._tasks = TrainingTasks(task_ids, count=config.rollout.tasks, seed=config.seed)
-        self._store = RolloutStore(workdir / "rollouts", log=progress.log)
+        self._store = RolloutStore(workdir / "rollouts", log=log)
         self._made_by = made_by(config)
         self._sampler = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         self._ahead: _Ahead | None = None
-        self._begun: Begun | None = None  # the next iteration's environments that have begun
+        self._prefetched: Prefetched | None = None  # environments of the next iteration
         # What was sampling ahead when the run was stopped: nothing else holds these parameters.
         self._folder = f"{find_directory(config.checkpoint, workdir)}/ahead"
-        self._samplers = Checkpoints(self._folder, 1, 0, log=progress.log)
+        self._samplers = Checkpoints(self._folder, 1, 0, log=log)
         self.origin: Origin | None = None  # of the latest trajectories
 
     def compile(self, params: Any) -> None:
@@ -129,7 +123,7 @@ class TrajectorySource:
         else:
             collected, stored = self._next(iteration, params)
         if stored:
-            self._drop_begun()
+            self._drop_prefetched()
         rollout = self._config.rollout
         if self._config.rollout_ahead and not (evaluates or saves):
             self._sample_ahead(iteration, params, in_sweep=stopped is not None)
@@ -137,15 +131,8 @@ class TrajectorySource:
         # are most likely the next ones.
         elif rollout.reset_ahead_s and not (evaluates or stored):
             requests = group_requests(self._tasks.of(iteration + 1), rollout.group_size)
-            self._begun = begin_ahead(
-                self._engine,
-                self._pool,
-                self._policy.tokenizer,
-                requests,
-                seed=self._config.seed,
-                iteration=collection_number(iteration + 1, 0),
-                patience_s=rollout.reset_ahead_s,
-            )
+            options = CollectionOptions(self._config.seed, collection_number(iteration + 1, 0))
+            self._prefetched = prefetch(self._worker, requests, options, rollout.reset_ahead_s)
         return collected
 
     def stored(self, iteration: int, origin: Origin) -> Stored | None:
@@ -214,7 +201,7 @@ class TrajectorySource:
             return
         self._ahead = self._resume_ahead(iteration + 1, params)
         if self._ahead is None:
-            self._progress.log(
+            self._log(
                 f"iteration {iteration + 1} is not sampled ahead: the parameters that iteration"
                 f" {iteration} started with are missing"
             )
@@ -233,34 +220,26 @@ class TrajectorySource:
         brought = self._sampler.submit(self._bring, iteration, params, sampled_by, version)
         return _Ahead(iteration, params, sampled_by, version, brought)
 
-    def _drop_begun(self) -> None:
+    def _drop_prefetched(self) -> None:
         """Leaves environments alone that have begun for trajectories which are there already."""
-        if self._begun is not None:
-            self._begun = None
-            self._pool.drain()
+        if self._prefetched is not None:
+            self._prefetched = None
+            self._worker.pool.drain()
 
     def _sample(self, iteration: int, params: Any, version: int) -> Collected:
-        config = self._config
-        begun, self._begun = self._begun, None
+        config, worker = self._config, self._worker
+        prefetched, self._prefetched = self._prefetched, None
 
         def sample(round: int, tasks: Sequence[str]) -> Collected:
+            number = collection_number(iteration, round)
             collected = collect(
-                self._engine,
-                self._pool,
-                self._policy.tokenizer,
+                worker,
                 self._policy.whole(params),
                 group_requests(tasks, config.rollout.group_size),
-                env=config.env,
-                max_turns=config.rollout.max_turns,
-                seed=config.seed,
-                iteration=collection_number(iteration, round),
-                policy_version=version,
-                deterministic=config.rollout.deterministic,
-                stop=self._stop,
-                begun=begun if round == 0 else None,
-                watch=self._progress.watch,
+                CollectionOptions(config.seed, number, policy_version=version),
+                prefetched=prefetched if round == 0 else None,
             )
-            return dataclasses.replace(collected, seconds=self._engine.clock.seconds)
+            return dataclasses.replace(collected, seconds=worker.engine.clock.seconds)
 
         tasks, others = self._tasks.of(iteration), self._tasks.others(iteration)
         with jax.set_mesh(self._policy.mesh):  # of this thread

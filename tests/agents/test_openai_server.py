@@ -10,13 +10,14 @@ import time
 import numpy as np
 import openai_cases as cases
 import pytest
-from rollout_cases import NumberTokenizer
+from rollout_cases import NumberTokenizer, make_worker
 
 from seeupo_jax.agents import openai_server
 from seeupo_jax.agents.openai_server import DIALECTS, OpenAIServer, request_seed
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.rollout.collect import collect, group_requests
+from seeupo_jax.rollout.collection import CollectionOptions
 from seeupo_jax.rollout.engine.protocol import Turn
 from seeupo_jax.rollout.engine.sampling import Sampling, task_number
 
@@ -335,7 +336,7 @@ def test_a_context_fits_while_a_full_action_has_room_after_it(server):
     with connect(server, max_context=30) as engine:
         assert engine.fits([0] * 24) and not engine.fits([0] * 25)
         assert engine.concurrency == 4 and engine.owns(0) and engine.owns(7)
-        assert engine.patience_s is None
+        assert engine.poll_interval_s is None
 
 
 def without_ids(reply):
@@ -482,9 +483,8 @@ def test_a_collection_plays_on_a_server_what_the_policy_would_play(server):
     requests = group_requests(["5", "6 8", "9"], 2)
     with connect(server, sampling=SAMPLING._replace(max_tokens=3)) as engine:
         server.script.extend([FAULTS["overload"]] * 2)
-        collected = collect(
-            engine, pool, NumberTokenizer(), None, requests, max_turns=5, seed=4, iteration=6
-        )
+        worker = make_worker(engine, pool, max_turns=5)
+        collected = collect(worker, None, requests, CollectionOptions(seed=4, iteration=6))
     pool.close()
     assert collected.usage == collections.Counter(server_retries=2)
     for request, trajectory in zip(requests, collected.trajectories, strict=True):

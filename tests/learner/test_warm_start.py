@@ -11,6 +11,7 @@ import numpy_model as model
 import optax
 import pytest
 from flax import nnx
+from rollout_cases import make_worker
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Demonstration, StepResult
@@ -23,6 +24,7 @@ from seeupo_jax.policy.files.tokenizer import train_tokenizer
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.collect import collect, group_requests
+from seeupo_jax.rollout.collection import CollectionOptions
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.types import CONTEXT
 
@@ -89,7 +91,7 @@ class Recital:
     def __init__(self, actions):
         self._actions = actions
 
-    concurrency, busy, patience_s = 1, False, None
+    concurrency, busy, poll_interval_s = 1, False, None
 
     def begin(self, params, **numbers):
         self._asked = []
@@ -109,7 +111,7 @@ class Recital:
         done = [Action(key, tokens, [0.0] * len(tokens)) for key, tokens in actions]
         return done if unfinished else None
 
-    def retire(self, key):
+    def release(self, key):
         pass
 
     def usage(self):
@@ -121,9 +123,9 @@ def test_a_demonstration_is_what_a_rollout_of_it_records(last):
     shown = demonstration(*MESSAGES[:last])
     pool = EnvPool(lambda: Replay(shown), 1, workers=1, timeout_s=60)
     engine = Recital(Replay(shown).actions)
-    collected = collect(
-        engine, pool, tokenizer(), None, group_requests(["t"], 1), max_turns=5, seed=0, iteration=1
-    )
+    worker = make_worker(engine, pool, tokenizer(), max_turns=5)
+    numbers = CollectionOptions(seed=0, iteration=1)
+    collected = collect(worker, None, group_requests(["t"], 1), numbers)
     pool.close()
     (trajectory,) = collected.trajectories
     (recorded,) = trajectory.segments

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import rollout_cases
 from flax import nnx
-from rollout_cases import NumberConversation, NumberTokenizer
+from rollout_cases import NumberConversation, NumberTokenizer, make_worker
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import StepResult, TransientError
@@ -22,7 +22,8 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
 from seeupo_jax.policy.transformer import Transformer
-from seeupo_jax.rollout.collect import Request, begin_ahead, collect, group_requests
+from seeupo_jax.rollout.collect import Request, collect, group_requests, prefetch
+from seeupo_jax.rollout.collection import CollectionOptions
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling, task_number
@@ -107,10 +108,15 @@ def make():
     return engine_of(network, ROLLOUT, NumberTokenizer.end_ids), rollout_cases.stir(params)
 
 
-def collect_with(engine, pool, requests, *, max_turns=3, seed=5, iteration=1, **options):
+NUMBERS = CollectionOptions(seed=5, iteration=1)
+
+
+def collect_with(engine, pool, requests, *, max_turns=3, seen_by=None, **options):
+    """Options: those of `CollectionOptions`; seen_by: what the worker is given besides."""
     Script.happened.clear()
-    numbers = {"max_turns": max_turns, "seed": seed, "iteration": iteration}
-    return collect(engine, pool, NumberTokenizer(), make()[1], requests, **numbers, **options)
+    worker = make_worker(engine, pool, max_turns=max_turns, **(seen_by or {}))
+    options = dataclasses.replace(NUMBERS, **options)
+    return collect(worker, make()[1], requests, options)
 
 
 @pytest.fixture(scope="module")
@@ -373,11 +379,11 @@ def test_a_slow_environment_delays_only_itself(run):
 class Refusing:
     """Samples the same first action for all, and refuses every other."""
 
-    concurrency, patience_s = 2, None
+    concurrency, poll_interval_s = 2, None
 
     def __init__(self, busy=False):
         self._always, self._open = busy, []
-        self.begun, self.turns, self.retired = [], [], []
+        self.begun, self.turns, self.released = [], [], []
 
     @property
     def busy(self):
@@ -407,8 +413,8 @@ class Refusing:
             for turn in answered
         ]
 
-    def retire(self, key):
-        self.retired.append(key)
+    def release(self, key):
+        self.released.append(key)
 
     def usage(self):
         return {"asked": len(self.turns)}
@@ -434,7 +440,7 @@ def test_an_engine_that_gives_no_action_is_an_env_error_with_its_reason(pair):
         assert segment.tokens_L[segment.turn_L == 0].tolist() == [5, 3]
         assert segment.logp_L[segment.turn_L == 0].tolist() == [-1, -2]
         assert (failed.reward, failed.turn_rewards) == (0.25, (0.25,))
-    assert sorted(engine.retired) == [0, 1, 2, 3, 4, 5]
+    assert sorted(engine.released) == [0, 1, 2, 3, 4, 5]
     assert collected.usage == {"asked": 10}
 
 
@@ -523,7 +529,8 @@ def converse(**template_kwargs):
     engine = engine_of(network, rollout, tokenizer.end_ids)
     pool = EnvPool(Desk, 4, workers=4, timeout_s=60)
     requests = group_requests(["1", "22"], 2)
-    collected = collect(engine, pool, tokenizer, params, requests, max_turns=4, seed=0, iteration=0)
+    worker = make_worker(engine, pool, tokenizer, max_turns=4)
+    collected = collect(worker, params, requests, CollectionOptions(seed=0, iteration=0))
     pool.close()
     return collected, tokenizer, jax.jit(network.bind(params))
 
@@ -587,19 +594,8 @@ def test_a_deterministic_collection_is_the_same_to_the_last_bit_however_long_ans
                 return super().step(text)
 
         pool = EnvPool(Script if delays is None else Slow, 4, workers=4, timeout_s=TIMEOUT_S)
-        collected.append(
-            collect(
-                engine,
-                pool,
-                NumberTokenizer(),
-                params,
-                requests,
-                max_turns=3,
-                seed=5,
-                iteration=1,
-                deterministic=True,
-            )
-        )
+        worker = make_worker(engine, pool, max_turns=3, deterministic=True)
+        collected.append(collect(worker, params, requests, NUMBERS))
         pool.close()
     first, *others = collected
     for other in others:
@@ -624,7 +620,7 @@ def test_a_collection_can_be_looked_at_while_it_goes_on():
             return super().step(text)
 
     pool = EnvPool(Held, 4, workers=4, timeout_s=30)
-    collected = collect_with(engine, pool, requests, watch=watch)
+    collected = collect_with(engine, pool, requests, seen_by={"watch": watch})
     pool.close()
     assert watch.look() is None
     assert {each.total for each in seen} == {6}
@@ -645,30 +641,27 @@ def test_what_a_collection_says_ends_with_it_also_where_it_fails():
 
     pool = EnvPool(Script, 4, workers=4, timeout_s=TIMEOUT_S)
     with pytest.raises(Stopped):
-        collect_with(engine, pool, group_requests(["done@1"], 4), watch=watch, stop=stop)
+        requests, seen_by = group_requests(["done@1"], 4), {"watch": watch, "stop": stop}
+        collect_with(engine, pool, requests, seen_by=seen_by)
     pool.close()
     assert stopped[0].total == stopped[0].active == 4 and watch.look() is None
 
 
 def test_every_trajectory_is_told_of_when_it_is_over():
     engine, params = make()
-    requests, heard = group_requests(["done@1", "raise@1", "done@3"], 2), []
+    requests, told = group_requests(["done@1", "raise@1", "done@3"], 2), []
     pool = EnvPool(Script, 4, workers=4, timeout_s=TIMEOUT_S)
     collected = collect(
-        engine,
-        pool,
-        NumberTokenizer(),
+        make_worker(engine, pool, max_turns=3),
         params,
         requests,
-        max_turns=3,
-        seed=5,
-        iteration=1,
-        on_finished=lambda *told: heard.append(told),
+        NUMBERS,
+        on_finished=lambda *finished: told.append(finished),
     )
     pool.close()
-    told = {id(trajectory): request for request, trajectory in heard}
-    assert [told[id(t)] for t in collected.trajectories] == requests
-    assert heard[-1][0].task_id == "done@3"
+    request_of = {id(trajectory): request for request, trajectory in told}
+    assert [request_of[id(t)] for t in collected.trajectories] == requests
+    assert told[-1][0].task_id == "done@3"
 
 
 class Watched(Script):
@@ -704,72 +697,75 @@ def watched():
         pool.close()
 
 
-def collect_begun(pool, requests, patience_s=60.0, meanwhile=lambda: None):
-    """A collection whose environments begin ahead of it; None: at once."""
+def collect_prefetched(pool, requests, max_idle_s=60.0, meanwhile=lambda: None):
+    """A collection whose environments are prefetched; None: they are not."""
     engine, params = make()
-    begun = None
-    if patience_s is not None:
-        options = {"seed": 5, "iteration": 1, "patience_s": patience_s}
-        begun = begin_ahead(engine, pool, NumberTokenizer(), requests, **options)
+    worker, prefetched = make_worker(engine, pool, max_turns=3, deterministic=True), None
+    if max_idle_s is not None:
+        prefetched = prefetch(worker, requests, NUMBERS, max_idle_s)
         meanwhile()
-    numbers = {"max_turns": 3, "seed": 5, "iteration": 1, "deterministic": True}
-    return collect(engine, pool, NumberTokenizer(), params, requests, begun=begun, **numbers)
+    return collect(worker, params, requests, NUMBERS, prefetched=prefetched)
 
 
-AHEAD = {"seed": 5, "iteration": 1, "patience_s": 1}
-# More than environments. Of the first, which begin ahead: one comes at its third try, one not.
+def prefetch_in(pool, requests):
+    return prefetch(make_worker(make()[0], pool, max_turns=3), requests, NUMBERS, max_idle_s=1)
+
+
+# More than environments. Of the first, which are prefetched: one comes at its third try, one not.
 BEGINNING = ["busy*2@0", "done@3", "raise@0", "sleep@0", "done@1", "raise@2", "done@2"]
 
 
-@pytest.mark.parametrize("patience_s, resets", [(60.0, 1), (0.0, 2)])
-def test_environments_that_begin_ahead_bring_the_same_trajectories(watched, patience_s, resets):
+@pytest.mark.parametrize("max_idle_s, resets", [(60.0, 1), (0.0, 2)])
+def test_prefetched_environments_bring_the_same_trajectories(watched, max_idle_s, resets):
     requests = group_requests(BEGINNING, 1)
-    wanted = collect_begun(watched(), requests, None).trajectories
+    wanted = collect_prefetched(watched(), requests, None).trajectories
     assert Watched.asked["done@3"] == 1
-    got = collect_begun(watched(), requests, patience_s, lambda: time.sleep(0.1)).trajectories
+    got = collect_prefetched(watched(), requests, max_idle_s, lambda: time.sleep(0.1)).trajectories
     # What was begun too long ago begins once more; what had not begun yet does so once.
     assert (Watched.asked["done@3"], Watched.asked["done@2"]) == (resets, 1)
     assert [t.stop for t in got] == [t.stop for t in wanted]
     assert [t.failed for t in got] == [False, False, True, False, False, True, False]
     for trajectory, same in zip(got, wanted, strict=True):
         assert trajectory.messages == same.messages
-        tries = {} if patience_s else {"retries": trajectory.info["retries"]}
+        tries = {} if max_idle_s else {"retries": trajectory.info["retries"]}
         assert trajectory.info == same.info | tries
         for segment, other in zip(trajectory.segments, same.segments, strict=True):
             np.testing.assert_array_equal(segment.tokens_L, other.tokens_L)
             np.testing.assert_array_equal(segment.logp_L, other.logp_L)
 
 
-def test_a_reset_that_hangs_ahead_is_given_up_and_made_again(watched):
+def test_a_prefetched_reset_that_hangs_is_given_up_and_made_again(watched):
     requests = group_requests(["hang*1@0", "done@2"], 1)
     pool = watched()
-    hung, other = collect_begun(pool, requests, meanwhile=lambda: time.sleep(0.2)).trajectories
+    hung, other = collect_prefetched(pool, requests, meanwhile=lambda: time.sleep(0.2)).trajectories
     assert (hung.stop, hung.info["retries"], other.stop) == ("max_turns", 1, "done")
     assert pool.abandoned == 1 and Watched.asked == {"hang*1@0": 2, "done@2": 1}
 
 
-def test_no_more_environments_begin_ahead_than_there_are(watched):
+def test_no_more_environments_are_prefetched_than_there_are(watched):
     pool = watched()
     requests = group_requests(BEGINNING, 1)
-    begun = begin_ahead(make()[0], pool, NumberTokenizer(), requests, **AHEAD)
-    assert list(begun.requests) == requests[:4] and pool.open == 4
+    prefetched = prefetch_in(pool, requests)
+    assert list(prefetched.requests) == requests[:4] and pool.open == 4
     pool.drain()
     assert Watched.asked == {"busy*2@0": 3, "done@3": 1, "raise@0": 3, "sleep@0": 1}
-    assert pool.open == 0 and collect_begun(pool, requests, None).trajectories[1].stop == "done"
+    assert (
+        pool.open == 0 and collect_prefetched(pool, requests, None).trajectories[1].stop == "done"
+    )
 
 
 def test_waiting_for_resets_is_timed_and_takes_no_time_where_they_are_over(watched):
     requests = group_requests(["sleep@0"], 4)
-    late = collect_begun(watched(), requests, None)
+    late = collect_prefetched(watched(), requests, None)
     assert 0.2 < late.reset_s <= late.environment_s  # two workers, two resets of 0.1 s each
-    ahead = collect_begun(watched(), requests, meanwhile=lambda: time.sleep(1))
+    ahead = collect_prefetched(watched(), requests, meanwhile=lambda: time.sleep(1))
     assert ahead.reset_s < 0.1
 
 
 def test_a_pool_that_is_closed_while_environments_begin_closes_them_all(watched):
     before, pool = threading.active_count(), watched(timeout_s=30)
     requests = group_requests(["sleep@0"], 4)
-    begin_ahead(make()[0], pool, NumberTokenizer(), requests, **AHEAD)
+    prefetch_in(pool, requests)
     pool.close()
     assert len(set(map(id, Watched.closed))) == 4 and threading.active_count() <= before
 
@@ -777,9 +773,7 @@ def test_a_pool_that_is_closed_while_environments_begin_closes_them_all(watched)
 def test_what_began_for_other_trajectories_is_not_taken(watched):
     engine, params = make()
     requests = group_requests(["done@1", "done@2"], 1)
-    begun = begin_ahead(engine, watched(), NumberTokenizer(), requests, **AHEAD)
-    numbers = {"max_turns": 3, "seed": 5, "iteration": 1}
+    prefetched = prefetch_in(watched(), requests)
+    worker = make_worker(engine, watched(), max_turns=3)
     with pytest.raises(AssertionError):
-        collect(
-            engine, watched(), NumberTokenizer(), params, requests[::-1], begun=begun, **numbers
-        )
+        collect(worker, params, requests[::-1], NUMBERS, prefetched=prefetched)

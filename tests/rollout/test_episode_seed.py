@@ -5,7 +5,7 @@ import logging
 
 import pytest
 from remote_cases import OldServer, remote, served
-from rollout_cases import NumberTokenizer, Saying, play
+from rollout_cases import Saying, make_worker, play
 
 pytest.importorskip("gymnasium")
 
@@ -13,7 +13,8 @@ from slippery_cases import DeafLake, Lake  # noqa: E402
 
 from seeupo_jax.envs.pool import EnvPool  # noqa: E402
 from seeupo_jax.envs.transport.isolated import Isolated  # noqa: E402
-from seeupo_jax.rollout.collect import begin_ahead, collect, group_requests  # noqa: E402
+from seeupo_jax.rollout.collect import collect, group_requests, prefetch  # noqa: E402
+from seeupo_jax.rollout.collection import CollectionOptions  # noqa: E402
 from seeupo_jax.rollout.episode import Request  # noqa: E402
 
 GROUP, TASKS = 8, ["train/0", "train/1", "train/0"]
@@ -60,17 +61,13 @@ def test_processes_and_a_server_bring_the_same(wanted, token_file):
         assert walks(lambda: remote(server.url, token_file)) == wanted
 
 
-def test_environments_that_begin_ahead_slip_the_same(wanted):
-    numbers = {"seed": 3, "iteration": 1}
+def test_prefetched_environments_slip_the_same(wanted):
+    numbers = CollectionOptions(seed=3, iteration=1)
     requests = group_requests(TASKS, GROUP)
     with contextlib.closing(EnvPool(Lake, 4, workers=4, timeout_s=30.0)) as pool:
-        begun = begin_ahead(Saying(), pool, NumberTokenizer(), requests, patience_s=60, **numbers)
-        found = collect(
-            *(Saying(), pool, NumberTokenizer(), None, requests),
-            max_turns=5,
-            begun=begun,
-            **numbers,
-        )
+        worker = make_worker(Saying(), pool, max_turns=5)
+        prefetched = prefetch(worker, requests, numbers, max_idle_s=60)
+        found = collect(worker, None, requests, numbers, prefetched=prefetched)
     assert [fields(trajectory) for trajectory in found.trajectories] == wanted
 
 

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seeupo_jax.configuration import schema
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.rollout.collect import collect, group_requests
+from seeupo_jax.rollout.collection import CollectionOptions, RolloutWorker
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 
 
@@ -102,7 +104,7 @@ def converse(
             context[key] += action.tokens + list(answer(key, len(played[key]) - 1))
             if len(played[key]) == turns or not engine.fits(context[key]):
                 live.discard(key)
-                engine.retire(key)
+                engine.release(key)
             else:
                 thinking.append((int(rng.integers(0, delay + 1)), key))
 
@@ -110,7 +112,7 @@ def converse(
 class Saying:
     """Says the same in every turn; a context of 40 tokens leaves no room for more."""
 
-    concurrency, patience_s, busy = 4, None, False
+    concurrency, poll_interval_s, busy = 4, None, False
 
     def begin(self, params, **numbers):
         self._open = []
@@ -128,21 +130,28 @@ class Saying:
         turns, self._open = self._open, []
         return [Action(turn.key, [5, 3], [-1.0, -2.0]) for turn in turns] if unfinished else None
 
-    def retire(self, key):
+    def release(self, key):
         pass
 
     def usage(self):
         return {}
 
 
-def play(make, tasks, *, group_size=1, max_turns=2, timeout_s=5.0, **options):
+def make_worker(engine, pool, tokenizer=None, *, max_turns, deterministic=False, **options):
+    """Plays episodes of so many turns; without a tokenizer, of numbers."""
+    rollout = schema.Rollout(max_turns=max_turns, deterministic=deterministic)
+    tokenizer = NumberTokenizer() if tokenizer is None else tokenizer
+    return RolloutWorker(
+        engine, pool, tokenizer, **({"env": schema.Env(), "rollout": rollout} | options)
+    )
+
+
+def play(make, tasks, *, group_size=1, max_turns=2, timeout_s=5.0, seed=3, iteration=1, **options):
     """Trajectories of a group for each task."""
     pool = EnvPool(make, 4, workers=4, timeout_s=timeout_s, retries=1, retry_wait_s=0.01)
-    requests = group_requests(tasks, group_size)
-    numbers = {"max_turns": max_turns, "seed": 3, "iteration": 1}
+    worker = make_worker(Saying(), pool, max_turns=max_turns, **options)
+    requests, numbers = group_requests(tasks, group_size), CollectionOptions(seed, iteration)
     try:
-        return collect(
-            Saying(), pool, NumberTokenizer(), None, requests, **(numbers | options)
-        ).trajectories
+        return collect(worker, None, requests, numbers).trajectories
     finally:
         pool.close()

@@ -23,7 +23,8 @@ from seeupo_jax.parallel.mesh import (
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
-from seeupo_jax.rollout.collect import Collected, begin_ahead, collect, group_requests
+from seeupo_jax.rollout.collect import Collected, collect, group_requests, prefetch
+from seeupo_jax.rollout.collection import CollectionOptions
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.rollout.engine.slots import SlotEngine
@@ -83,23 +84,14 @@ def main() -> None:
         engine = SlotEngine(network, sampling, plan, mesh=own, group_size=3, steps=2)
         pool = EnvPool(Slow, engine.concurrency, workers=4, timeout_s=60)
 
+        worker = rollout_cases.make_worker(engine, pool, max_turns=4)
+
         def sample(number: int, tasks: Sequence[str]) -> Collected:
-            requests, tokenizer = group_requests(tasks, 3), rollout_cases.NumberTokenizer()
-            begun = None
+            requests, options = group_requests(tasks, 3), CollectionOptions(1, 1 + number)
+            prefetched = None
             if number == 1:  # whatever number of processes, in the same collections
-                numbers = {"seed": 1, "iteration": 2, "patience_s": 60}
-                begun = begin_ahead(engine, pool, tokenizer, requests, **numbers)
-            return collect(
-                engine,
-                pool,
-                tokenizer,
-                params,
-                requests,
-                max_turns=4,
-                seed=1,
-                iteration=1 + number,
-                begun=begun,
-            )
+                prefetched = prefetch(worker, requests, options, max_idle_s=60)
+            return collect(worker, params, requests, options, prefetched=prefetched)
 
         collected = [
             *(sample(number, TASKS).trajectories for number in (0, 1)),

@@ -71,7 +71,7 @@ def converse(engine: SlotEngine, params: Any, work: Workload, seed: int) -> Play
             logp[key].append(action.logp)
             turn = len(actions[key])
             if turn == len(conversation.lengths):
-                engine.retire(key)
+                engine.release(key)
                 open_ -= 1
                 continue
             contexts[key] = [*contexts[key], *action.tokens, *conversation.observations[turn - 1]]

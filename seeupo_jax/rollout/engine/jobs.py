@@ -33,14 +33,14 @@ class Constraint:
     """What a grammar allows an action to say next: bits of tokens.
 
     Raises:
-      RuntimeError: the grammar allows nothing, here or when it hears of a token.
+      RuntimeError: the grammar allows nothing, here or after a token.
     """
 
     def __init__(self, matcher: Matcher, words: int):
         self._matcher, self.mask_W = matcher, np.zeros(words, np.uint32)
         matcher.allowed(self.mask_W)
 
-    def hear(self, token: int) -> None:
+    def on_token(self, token: int) -> None:
         self._matcher.accept(token)
         self._matcher.allowed(self.mask_W)
 
@@ -236,7 +236,9 @@ class Shard:
             prefix += 1
         return Prefixes(table_QP, length_Q, rows_QG), skipped
 
-    def hear(self, job: Job, tokens: list[int], logp: list[float], *, alive: bool) -> list[Action]:
+    def on_result(
+        self, job: Job, tokens: list[int], logp: list[float], *, alive: bool
+    ) -> list[Action]:
         """Takes what a dispatch sampled for an action; the action, if that was its end."""
         if self.jobs.get(job.slot) is not job:
             return []  # it had ended before
@@ -245,7 +247,7 @@ class Shard:
         self.counts["decoded_tokens"] += len(tokens)
         try:
             if alive and job.constraint is not None:
-                job.constraint.hear(tokens[-1])
+                job.constraint.on_token(tokens[-1])
         except RuntimeError as error:
             self._end(job)
             return [Action(job.turn.key, job.tokens, job.logp, failure=str(error))]
@@ -273,7 +275,7 @@ class Shard:
         own = {name: self.counts[name] for name in COUNTS}
         return own | {"cached_tokens": self._tree.hits, "evicted_pages": self._tree.evicted}
 
-    def retire(self, key: int) -> None:
+    def release(self, key: int) -> None:
         """Lets go of a conversation that is over."""
         lease = self._leases.pop(key, None)
         if lease is not None:

@@ -91,11 +91,11 @@ class Engine(Protocol):
         Returns: None once no process has any; with several of them, all call it equally often.
 
         Raises:
-          Stopped: a process was asked to stop; all of them hear it in the same step.
+          Stopped: a process was asked to stop; all of them raise it in the same step.
         """
         ...
 
-    def retire(self, key: int) -> None:
+    def release(self, key: int) -> None:
         """Says that a conversation is over."""
         ...
 
@@ -105,7 +105,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def patience_s(self) -> float | None:
+    def poll_interval_s(self) -> float | None:
         """How long `step` need not be called while this process asks for nothing; None: forever."""
         ...
 

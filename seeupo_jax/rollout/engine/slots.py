@@ -135,7 +135,7 @@ class SlotEngine:
         return any(s.jobs or s.waiting or s.failed for s in self._shards.values())
 
     @property
-    def patience_s(self) -> float | None:
+    def poll_interval_s(self) -> float | None:
         return None if jax.process_count() == 1 else 0.005
 
     def owns(self, group: int) -> bool:
@@ -163,9 +163,9 @@ class SlotEngine:
     def submit(self, turn: Turn) -> None:
         self._shards[turn.group % self.plan.shards].waiting.append(turn)
 
-    def retire(self, key: int) -> None:
+    def release(self, key: int) -> None:
         for shard in self._shards.values():
-            shard.retire(key)
+            shard.release(key)
 
     def step(self, unfinished: bool, stop: bool = False) -> list[Action] | None:
         shards = self._shards.values()
@@ -368,7 +368,7 @@ class SlotEngine:
             for row, job in enumerate(jobs, index * rows):
                 count = int(count_R[row])
                 sampled = tokens_RK[row, :count].tolist(), logp_RK[row, :count].tolist()
-                actions += shard.hear(job, *sampled, alive=bool(alive_R[row]))
+                actions += shard.on_result(job, *sampled, alive=bool(alive_R[row]))
         return actions
 
 

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from process_cases import PYTHONPATH
-from rollout_cases import Saying, play
+from rollout_cases import Saying, make_worker, play
 
 from seeupo_jax import envs
 from seeupo_jax.configuration import loading
@@ -18,6 +18,7 @@ from seeupo_jax.envs.pool import Call, EnvPool
 from seeupo_jax.envs.transport.isolated import Isolated, ProcessDied
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.collect import collect, group_requests
+from seeupo_jax.rollout.collection import CollectionOptions
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.engine.sampling import task_number
 from seeupo_jax.runtime.build import build_pool
@@ -70,10 +71,10 @@ def recited(isolation, data_dir):
     tasks = ["train/3", "train/8", "test/1"]
     tokenizer = read_tokenizer("package:order_desk")
     engine, pool = Reciting(tokenizer, tasks), build_pool(chosen, 4)
-    numbers = {"max_turns": 20, "seed": 3, "iteration": 1}
+    worker = make_worker(engine, pool, tokenizer, max_turns=20)
     try:
-        requests = group_requests(tasks, 1)
-        return collect(engine, pool, tokenizer, None, requests, **numbers).trajectories
+        requests, numbers = group_requests(tasks, 1), CollectionOptions(seed=3, iteration=1)
+        return collect(worker, None, requests, numbers).trajectories
     finally:
         pool.close()
 
