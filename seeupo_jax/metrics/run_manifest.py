@@ -36,7 +36,7 @@ class Launch:
         return cls(config_file, ("python", "-m", module, *sys.argv[1:]))
 
 
-def write_run_record(
+def write_run_manifest(
     workdir: str | Path,
     *,
     resumed: bool,
@@ -51,9 +51,9 @@ def write_run_record(
       resumed: whether the run resumes from a checkpoint.
       devices, model: see `docs/trajectories.md`.
     """
-    before = (read_run_record(workdir) if resumed else None) or {}
+    before = (read_run_manifest(workdir) if resumed else None) or {}
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    record = {
+    manifest = {
         "schema": SCHEMA,
         "name": Path(workdir).absolute().name,
         "config": config,
@@ -68,17 +68,17 @@ def write_run_record(
     path = Path(workdir) / RUN_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(plain(record), indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(plain(manifest), indent=2) + "\n", encoding="utf-8")
     os.replace(temporary, path)
 
 
-def read_run_record(workdir: str | Path) -> dict[str, Any] | None:
+def read_run_manifest(workdir: str | Path) -> dict[str, Any] | None:
     """What the file says; None where there is none, or none that can be read."""
     try:
-        record = json.loads((Path(workdir) / RUN_FILE).read_text(encoding="utf-8"))
+        manifest = json.loads((Path(workdir) / RUN_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    return manifest if isinstance(manifest, dict) else None
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -15,8 +14,7 @@ from typing import Any
 from seeupo_jax.configuration.schema import Evaluation
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
 from seeupo_jax.metrics.phases import whole_time
-
-RUN_FILE = "run.json"
+from seeupo_jax.metrics.run_manifest import read_run_manifest
 
 
 @dataclass(frozen=True)
@@ -104,11 +102,7 @@ def _load(workdir: Path, name: str) -> Recorded:
 
 def _about(workdir: Path) -> dict[str, Any]:
     """What run.json says; without it, or where it is none of ours, an empty configuration."""
-    try:
-        about = json.loads((workdir / RUN_FILE).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        about = None
-    about = about if isinstance(about, dict) else {}
+    about = read_run_manifest(workdir) or {}
     return about if isinstance(about.get("config"), dict) else {**about, "config": {}}
 
 

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from seeupo_jax.reports.run_data import RUN_FILE, Recorded, flatten, natural
+from seeupo_jax.metrics.run_manifest import RUN_FILE
+from seeupo_jax.reports.run_data import Recorded, flatten, natural
 from seeupo_jax.reports.sections import Row, Section, Table
 from seeupo_jax.trajectories.reader import find_shards, read_shard
 

@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.metrics.run_manifest import read_run_manifest
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.trajectories.reader import FOLDER, Shard, find_shards, read_shard
 
@@ -68,10 +69,8 @@ def _write_pages(workdir: Path, home: Path, report: str | None) -> None:
 
 def _name(workdir: Path) -> str:
     """The run's name: what run.json says, or the folder's."""
-    try:
-        return str(json.loads((workdir / "run.json").read_text())["name"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return workdir.resolve().name
+    manifest = read_run_manifest(workdir) or {}
+    return str(manifest.get("name", workdir.resolve().name))
 
 
 def _part(data: Path, shard: Shard, path: Path) -> dict[str, list[dict[str, Any]]]:

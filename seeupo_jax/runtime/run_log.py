@@ -16,7 +16,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.metrics.metrics_log import MetricsWriter
-from seeupo_jax.metrics.run_manifest import Launch, write_run_record
+from seeupo_jax.metrics.run_manifest import Launch, write_run_manifest
 from seeupo_jax.metrics.samples import histograms_of, samples_of
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.collect import Collected
@@ -74,7 +74,7 @@ class RunLog:
         if not self._writes:
             return
         devices, path = policy.mesh.devices, self._config.model.path
-        write_run_record(
+        write_run_manifest(
             self._workdir,
             resumed=resumed,
             launch=launch,

@@ -4,11 +4,11 @@ import json
 import platform
 
 from seeupo_jax.metrics import run_manifest
-from seeupo_jax.metrics.run_manifest import Launch, read_run_record, write_run_record
+from seeupo_jax.metrics.run_manifest import Launch, read_run_manifest, write_run_manifest
 
 
 def write(workdir, resumed, **config):
-    write_run_record(
+    write_run_manifest(
         workdir,
         resumed=resumed,
         launch=Launch("configs/x.py", ("python", "-m", "seeupo_jax.train")),
@@ -29,22 +29,22 @@ def test_it_says_how_the_run_was_begun(tmp_path):
     assert record["versions"]["python"] == platform.python_version()
     assert {"seeupo_jax", "jax", "jaxlib", "flax", "optax"} <= record["versions"].keys()
     assert record["devices"]["count"] == 1 and record["model"]["parameters"] == 12
-    assert read_run_record(tmp_path / "quick") == record
+    assert read_run_manifest(tmp_path / "quick") == record
 
 
 def test_a_run_that_goes_on_keeps_when_it_began(tmp_path, monkeypatch):
     write(tmp_path, False)
-    began = read_run_record(tmp_path)["began"]
+    began = read_run_manifest(tmp_path)["began"]
 
     later = type("L", (), {"now": staticmethod(lambda _: _Stamp())})
     monkeypatch.setattr(run_manifest, "datetime", later)
     write(tmp_path, True, seed=1)
     write(tmp_path, True, seed=2)
-    record = read_run_record(tmp_path)
+    record = read_run_manifest(tmp_path)
     assert record["began"] == began and record["resumed"] == ["later", "later"]
     assert record["config"]["seed"] == 2  # that of the last life
     write(tmp_path, False)
-    assert read_run_record(tmp_path)["resumed"] == []  # begun anew
+    assert read_run_manifest(tmp_path)["resumed"] == []  # begun anew
 
 
 class _Stamp:
@@ -53,8 +53,8 @@ class _Stamp:
 
 
 def test_a_damaged_file_is_none(tmp_path):
-    assert read_run_record(tmp_path) is None
+    assert read_run_manifest(tmp_path) is None
     (tmp_path / "run.json").write_text('{"began": ')
-    assert read_run_record(tmp_path) is None
+    assert read_run_manifest(tmp_path) is None
     write(tmp_path, True)
-    assert len(read_run_record(tmp_path)["resumed"]) == 1
+    assert len(read_run_manifest(tmp_path)["resumed"]) == 1
