@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.trajectories.trajectory_record import plain
+from seeupo_jax.trajectories.json_lines import plain, write_whole
 
 RUN_FILE = "run.json"
 SCHEMA = 1
@@ -65,11 +64,8 @@ def write_run_manifest(
         "devices": devices,
         "model": model,
     }
-    path = Path(workdir) / RUN_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(plain(manifest), indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    text = json.dumps(plain(manifest), indent=2) + "\n"
+    write_whole(Path(workdir) / RUN_FILE, text.encode())
 
 
 def read_run_manifest(workdir: str | Path) -> dict[str, Any] | None:

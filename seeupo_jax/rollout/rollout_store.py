@@ -25,6 +25,7 @@ import numpy as np
 
 from seeupo_jax.parallel.distributed import from_first
 from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.trajectories.json_lines import plain, write_whole
 from seeupo_jax.types import Segment, Trajectory
 
 _LOGGER = logging.getLogger(__name__)
@@ -85,10 +86,8 @@ class RolloutStore:
     def _save(self, iteration: int, collected: Collected, origin: Mapping[str, str]) -> None:
         file = self._file(iteration)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            _write(file, _pack(iteration, collected, origin))
+            write_whole(file, _pack(iteration, collected, origin))
         except (OSError, ValueError, RecursionError) as error:
-            file.with_suffix(".unfinished").unlink(missing_ok=True)
             self._log(
                 f"{file} could not be written ({error}): a sweep that is killed will sample again."
             )
@@ -98,7 +97,7 @@ class RolloutStore:
 
         One that other settings or parameters sampled than those named cannot.
 
-        Of `info` and messages what JSON cannot hold has become text, and tuples lists.
+        Of `info` and messages what JSON cannot hold has become text, and tuples and sets lists.
         """
         self.wait()
         first = jax.process_index() == 0
@@ -111,7 +110,8 @@ class RolloutStore:
         if jax.process_index() != 0 or not self._folder.is_dir():
             return
         for file in self._folder.iterdir():
-            if file.stem.isdecimal() and int(file.stem) <= up_to_iteration:
+            number = file.name.partition(".")[0]  # of `N.rollouts`, and of what is left of a write
+            if number.isdecimal() and int(number) <= up_to_iteration:
                 file.unlink(missing_ok=True)
 
     def _file(self, iteration: int) -> Path:
@@ -167,7 +167,7 @@ def _pack(iteration: int, collected: Collected, origin: Mapping[str, str]) -> by
         "segments": [len(trajectory.segments) for trajectory in trajectories],
         "turns": [len(rewards) for rewards in turns],
     }
-    arrays["notes"] = np.frombuffer(json.dumps(_plain(notes)).encode(), np.uint8)
+    arrays["notes"] = np.frombuffer(json.dumps(plain(notes, finite=False)).encode(), np.uint8)
     file = io.BytesIO()
     np.savez(file, **arrays)
     body = zlib.compress(file.getbuffer(), _COMPRESSION)
@@ -210,38 +210,3 @@ def _join(segments: Sequence[Segment], name: str, kind: type[np.generic]) -> np.
 def _fields(value: Any, without: Sequence[str]) -> dict[str, Any]:
     names = (field.name for field in dataclasses.fields(value))
     return {name: vars(value)[name] for name in names if name not in without}
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON holds it; what an environment says may be anything, then its text is kept."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, np.generic):
-        value = value.item()
-    return value if value is None or isinstance(value, str | int | float) else _text(value)
-
-
-def _text(value: Any) -> str:
-    try:
-        return str(value)
-    except Exception:  # of a user's class
-        return f"a {type(value).__name__}"
-
-
-def _write(file: Path, data: bytes) -> None:
-    """All of it or nothing, also when the machine stops."""
-    unfinished = file.with_suffix(".unfinished")
-    with unfinished.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    unfinished.replace(file)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

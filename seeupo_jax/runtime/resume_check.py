@@ -9,6 +9,7 @@ from typing import Any
 
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.trajectories.json_lines import plain
 
 # Of config.rollout, what changes no number but its rounding: it may change when a run resumes.
 _LAYOUT = (
@@ -22,7 +23,7 @@ def made_by(config: Config) -> str:
     """Names the policies that a run samples with."""
     choices = [_same_fields(config), str(config.model), str(config.chat)]
     choices.append(config.algorithm.dynamic_sampling)
-    return hashlib.sha256(json.dumps(_plain(choices)).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(plain(choices, finite=False)).encode()).hexdigest()
 
 
 def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
@@ -34,10 +35,10 @@ def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
     Raises:
       ValueError: another seed, environment or rollout.
     """
-    defaults = _plain(_same_fields(Config()))  # of fields that the saved one's version did not have
-    for field, value in _plain(_same_fields(config)).items():
+    wanted, defaults = (plain(_same_fields(each), finite=False) for each in (config, Config()))
+    for field, value in wanted.items():
         theirs = saved[field]
-        if isinstance(value, dict):
+        if isinstance(value, dict):  # the saved one's version may not have had all fields
             theirs = {name: theirs.get(name, defaults[field][name]) for name in value}
         if theirs != value:
             raise ValueError(
@@ -52,10 +53,3 @@ def _same_fields(config: Config) -> dict[str, Any]:
     rollout = {name: v for name, v in values["rollout"].items() if name not in _LAYOUT}
     env = {name: value for name, value in values["env"].items() if name not in _PROCESSES}
     return {"seed": values["seed"], "rollout": rollout, "env": env}
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON gives it back: tuples as lists."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

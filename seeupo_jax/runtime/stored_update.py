@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from seeupo_jax.parallel.mesh import make_mesh, row_shards
 from seeupo_jax.policy.files.weights import inspect
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries
+from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
 
@@ -52,8 +52,8 @@ def update(
     every = range(rows.turns)
     return swept.train.params, {
         "steps": [_plain_step(rows, step) for step in swept.steps],
-        "advantages": _plain(_means(rows, swept.steps[0].advantage, every)),
-        "metrics": {name: _plain(value) for name, value in swept.metrics.items()},
+        "advantages": plain(_means(rows, swept.steps[0].advantage, every)),
+        "metrics": {name: plain(value) for name, value in swept.metrics.items()},
     }
 
 
@@ -62,11 +62,11 @@ def _plain_step(rows: Rows, step: Step) -> dict[str, Any]:
     advantage_N = _means(rows, step.advantage, step.turns)
     return {
         "turns": list(step.turns),
-        "loss": _plain(found["loss"]),
-        "kl": _plain(found["kl"] / found["actions"]),
-        "grad_norm": _plain(found["grad_norm"]),
-        "clip_fraction": _plain(found["clipped"] / found["actions"]),
-        "weights": _plain(advantage_N * np.asarray(step.cumulative_ratio_N)),
+        "loss": plain(found["loss"]),
+        "kl": plain(found["kl"] / found["actions"]),
+        "grad_norm": plain(found["grad_norm"]),
+        "clip_fraction": plain(found["clipped"] / found["actions"]),
+        "weights": plain(advantage_N * np.asarray(step.cumulative_ratio_N)),
     }
 
 
@@ -84,13 +84,6 @@ def _means(rows: Rows, advantage: Sequence[np.ndarray], turns: Sequence[int]) ->
         total_N = np.bincount(owner[chosen], value[chosen], minlength=rows.trajectories)
         mean_N = np.where(count_N > 0, total_N / np.maximum(count_N, 1), mean_N)
     return mean_N.astype(np.float32)
-
-
-def _plain(value: Any) -> Any:
-    """Numbers as JSON has them; None for what is none."""
-    if isinstance(value, np.ndarray):
-        return [_plain(item) for item in value.tolist()]
-    return value if math.isfinite(value) else None
 
 
 def fit(config: Config, trajectories: Sequence[Trajectory]) -> Config:

@@ -8,7 +8,6 @@ again by the next evaluation, so a later line of the same task and member replac
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.parallel.file_lock import exclusive
+from seeupo_jax.trajectories.json_lines import plain, read_object, to_line
 from seeupo_jax.types import Trajectory
 
 
@@ -92,7 +92,7 @@ class EpisodeFile:
         with contextlib.ExitStack() as opened:
             opened.enter_context(exclusive(path.with_name(f".{path.name}.lock"), f"got {path}"))
             self._file = opened.enter_context(path.open("a+b"))
-            self._begin({"settings": dict(settings)})
+            self._begin(settings)
             self._opened = opened.pop_all()
 
     def add(self, episode: Episode) -> None:
@@ -109,14 +109,14 @@ class EpisodeFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, head: dict[str, Any]) -> None:
+    def _begin(self, settings: Mapping[str, Any]) -> None:
         self._file.seek(0)
         whole, end, _ = self._file.read().rpartition(b"\n")
         self._file.truncate(len(whole + end))
         lines = _read_lines(self.path, whole)
         if not lines:
-            return self._append(head)
-        mine = json.loads(_to_line(head))["settings"]
+            return self._append({"settings": settings})
+        mine = plain(settings, finite=False)
         saved = lines[0].get("settings", {})
         _check(self.path, saved, mine, dict.fromkeys((*mine, *saved)))
         for episode in _episodes(self.path, lines):
@@ -127,13 +127,9 @@ class EpisodeFile:
             self.played[episode.key] = episode
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        self._file.write(_to_line(line))
+        # What an environment puts into `info` may be no JSON: then its text is kept.
+        self._file.write(to_line(plain(line, finite=False), finite=False))
         self._file.flush()
-
-
-def _to_line(line: Mapping[str, Any]) -> bytes:
-    # What an environment puts into `info` may be no JSON: then its text is kept.
-    return json.dumps(line, default=str).encode() + b"\n"
 
 
 def read_played(path: Path, settings: Mapping[str, Any]) -> set[tuple[str, int]]:
@@ -150,13 +146,16 @@ def read_played(path: Path, settings: Mapping[str, Any]) -> set[tuple[str, int]]
     lines = _read_lines(path, path.read_bytes().rpartition(b"\n")[0])
     if not lines:
         return set()
-    mine = json.loads(_to_line(settings))
+    mine = plain(settings, finite=False)
     _check(path, lines[0].get("settings", {}), mine, mine)
     return {episode.key for episode in _episodes(path, lines) if not episode.failed}
 
 
 def _read_lines(path: Path, whole: bytes) -> list[dict[str, Any]]:
-    return [_read(path, line, number) for number, line in enumerate(whole.splitlines(), 1)]
+    return [
+        read_object(line, f"{path} line {number}", "an episode, a JSON object")
+        for number, line in enumerate(whole.splitlines(), 1)
+    ]
 
 
 def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
@@ -165,16 +164,6 @@ def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
         if set(line) != {field.name for field in fields(Episode)}:
             raise ValueError(f"{path} line {number}: got no episode; allowed: one a line.")
         yield Episode(**line)
-
-
-def _read(path: Path, line: bytes, number: int) -> dict[str, Any]:
-    try:
-        read = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} line {number}: got {error}; allowed: JSON.") from None
-    if not isinstance(read, dict):
-        raise ValueError(f"{path} line {number}: got {line[:60]!r}; allowed: an object.")
-    return read
 
 
 def _check(

@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import gzip
-import json
 import logging
-import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
+
+from seeupo_jax.trajectories.json_lines import read_object, to_line, write_whole
 
 FOLDER = "trajectories"
 SCHEMA = 1
@@ -126,27 +126,13 @@ def read_shard(path: Path, log: Callable[[str], None] = _LOGGER.warning) -> Iter
 def pack_shard(records: Iterable[Mapping[str, Any]]) -> bytes:
     """The bytes of a file with these records; the same records give the same bytes."""
     pack = zlib.compressobj(_COMPRESSION, zlib.DEFLATED, 31)  # 31: gzip's frame, without a time
-    parts = [pack.compress(_to_line(record)) for record in records]
+    parts = [pack.compress(to_line(record)) for record in records]
     return b"".join([*parts, pack.flush()])
 
 
 def write_shard(workdir: str | Path, shard: Shard, data: bytes) -> None:
     """Puts a file where it belongs, in place of what was there, all of it or nothing."""
-    path = shard.path(workdir)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _to_line(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    write_whole(shard.path(workdir), data)
 
 
 def _ended(line: bytes) -> bytes:
@@ -156,14 +142,7 @@ def _ended(line: bytes) -> bytes:
 
 
 def _record(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{where}: got text that is not JSON ({error}); allowed: a record."
-        ) from None
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: got {line[:60]!r}; allowed: a record, a JSON object.")
+    record = read_object(line, where, "a record, a JSON object")
     if record.get("schema") != SCHEMA:
         raise ValueError(
             f"{where}: schema: got {record.get('schema')!r}; allowed: {SCHEMA}, which this version"

@@ -12,7 +12,6 @@ Where a context was rewritten, `tokens`, `turn` and `logp` are lists of lists, o
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,12 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from seeupo_jax.trajectories.json_lines import read_object, short
 from seeupo_jax.types import CONTEXT, Segment, Trajectory, learnable
 
 REQUIRED, OPTIONAL = ("tokens", "turn", "reward", "group"), ("logp", "stop")
 STOPS = ("done", "max_turns", "max_tokens", "env_error", "timeout")
 _INT32 = 2**31
-_SHOWN = 60  # characters of what was got
 _LARGEST = 1e38  # about what float32 holds
 _ROUNDING = 0.01  # a sampler's log-probability of what is certain may come out above 0
 
@@ -83,7 +82,7 @@ def read_trajectories(
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{path}:{number}"
-            values = _object(line, where)
+            values = read_object(line, where, f"a JSON object with {', '.join(REQUIRED)}")
             unread |= values.keys() - {*REQUIRED, *OPTIONAL}
             trajectories.append(_trajectory(values, where))
     if unread:
@@ -131,24 +130,12 @@ def check_trajectories(
                 raise ValueError(f"{where}: logp: got none; allowed: {allowed}.")
 
 
-def _object(line: bytes, where: str) -> Mapping[str, Any]:
-    allowed = f"a JSON object with {', '.join(REQUIRED)}"
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        got = _short(line.decode(errors="replace"))
-        raise ValueError(f"{where}: got {got}, which is not JSON; allowed: {allowed}.") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{where}: got {_short(values)}; allowed: {allowed}.")
-    return values
-
-
 def _trajectory(values: Mapping[str, Any], where: str) -> Trajectory:
     missing = [name for name in REQUIRED if name not in values]
     if missing:
         has = ", ".join(values)
         raise ValueError(
-            f"{where}: got no {', '.join(missing)} but {_short(has)}; allowed: an object with"
+            f"{where}: got no {', '.join(missing)} but {short(has)}; allowed: an object with"
             f" {', '.join(REQUIRED)}, and {', '.join(OPTIONAL)} if known."
         )
     stop = values.get("stop", "done")
@@ -171,14 +158,14 @@ def _trajectory(values: Mapping[str, Any], where: str) -> Trajectory:
 def _check(name: str, value: Any, where: str) -> None:
     kind = _KINDS[name]
     if not kind.check(value):
-        raise ValueError(f"{where}: {name}: got {_short(value)}; allowed: {kind.allowed}.")
+        raise ValueError(f"{where}: {name}: got {short(value)}; allowed: {kind.allowed}.")
 
 
 def _lists(name: str, value: Any, where: str) -> list[np.ndarray]:
     """A list of numbers, or of such lists, one a segment, as arrays."""
     if not isinstance(value, list):
         allowed = "a list, or a list of lists, one a segment"
-        raise ValueError(f"{where}: {name}: got {_short(value)}; allowed: {allowed}.")
+        raise ValueError(f"{where}: {name}: got {short(value)}; allowed: {allowed}.")
     lists = value if value and isinstance(value[0], list) else [value]
     for part in lists:
         for item in part if isinstance(part, list) else [part]:
@@ -222,7 +209,7 @@ def _check_turns(turn: Sequence[np.ndarray], where: str) -> None:
     if sorted(found) != list(range(len(found))):
         got = ", ".join(map(str, found))
         raise ValueError(
-            f"{where}: turn: got the turns {_short(got)}; allowed: 0, 1, 2, ..., each in one"
+            f"{where}: turn: got the turns {short(got)}; allowed: 0, 1, 2, ..., each in one"
             " segment and none left out."
         )
 
@@ -240,8 +227,3 @@ def _check_together(trajectories: Sequence[Trajectory], path: str | Path, groupe
         )
     if not any(t.turns for t, keep in zip(trajectories, kept, strict=True) if keep):
         raise ValueError(f"{path}: got no turn to update; allowed: at least one turn >= 0.")
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."

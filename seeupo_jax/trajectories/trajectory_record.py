@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.trajectories.reader import SCHEMA
 from seeupo_jax.types import CONTEXT, Segment, Trajectory, TrajectoryStats
 
@@ -104,25 +105,6 @@ def succeeded(trajectory: Trajectory) -> bool | None:
     """Whether the environment's score is 1; None where it failed, or gave none."""
     score = trajectory.info.get("score")
     return None if trajectory.failed or score is None else bool(score >= 1)
-
-
-def plain(value: Any) -> Any:
-    """A value as strict JSON holds it: what is no number is null, any object of another kind its
-    text."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    try:
-        return str(value)
-    except Exception:  # of a user's class
-        return f"a {type(value).__name__}"
 
 
 def _segment(

@@ -132,7 +132,7 @@ class Colour(enum.StrEnum):
         (np.bool_(True), True),
         (np.arange(4, dtype=np.int8).reshape(2, 2), [[0, 1], [2, 3]]),
         ((1, (2,)), [1, [2]]),
-        ({1: 2, (3, 4): {5}}, {"1": 2, "(3, 4)": "{5}"}),
+        ({1: 2, (3, 4): {5}}, {"1": 2, "(3, 4)": [5]}),
         (Colour.RED, "red"),
         (b"bytes", "b'bytes'"),
         (np.longdouble(0.5), "0.5"),
@@ -239,7 +239,7 @@ def test_what_a_checkpoint_covers_is_forgotten(kept, tmp_path, log):
     for iteration in (1, 2, 3, 10):
         kept.save(iteration, collection())
     kept.wait()
-    (tmp_path / "rollouts" / "2.unfinished").write_bytes(b"")
+    (tmp_path / "rollouts" / "2.rollouts.tmp").write_bytes(b"")
     (tmp_path / "rollouts" / "notes.txt").write_text("")
     kept.forget(3)
     assert {p.name for p in (tmp_path / "rollouts").iterdir()} == {"10.rollouts", "notes.txt"}

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from seeupo_jax.policy import from_pretrained
+from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.trajectories.reader import FIELDS, SEGMENT_FIELDS, pack_shard
-from seeupo_jax.trajectories.trajectory_record import TokenTexts, plain, to_record
+from seeupo_jax.trajectories.trajectory_record import TokenTexts, to_record
 from seeupo_jax.types import Segment, Trajectory, TrajectoryStats
 
 BYTES = [b"a", b"\xc3", b"\xbc", b"\xff<|end|>", b"b", "é".encode(), b"\xe2\x82", b"\xac", b"\xff"]
@@ -136,5 +137,6 @@ def test_whatever_an_environment_says_becomes_strict_json():
     made_plain = plain(wild)
     assert made_plain["a"] == [1, 2] and made_plain["d"] is None and made_plain["e"] == [0, 1]
     assert made_plain["c"] == "a Rude"
+    assert plain(np.longdouble(0.5)) == "0.5"  # which has no kind of Python's
     json.loads(json.dumps(made_plain, allow_nan=False))
     pack_shard([made()])  # refuses what is not a number

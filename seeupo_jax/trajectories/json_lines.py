@@ -1,0 +1,91 @@
+"""JSON on disk: values as it holds them, lines of objects, and files written whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_SHOWN = 60  # characters of what was got
+
+
+def plain(value: Any, *, finite: bool = True) -> Any:
+    """A value as JSON holds it; any object of another kind as its text.
+
+    Args:
+      finite: strict JSON: null for a number that is not finite. Otherwise Python's NaN and Infinity
+        stay, so that a number is read back as it was.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, finite=finite) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item, finite=finite) for item in value]
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist(), finite=finite)
+    if isinstance(value, np.generic):
+        value = value.item()  # a longdouble stays one
+    if isinstance(value, float):
+        return None if finite and not math.isfinite(value) else float(value)
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    try:
+        return str(value)
+    except Exception:  # of a user's class
+        return f"a {type(value).__name__}"
+
+
+def to_line(value: Mapping[str, Any], *, finite: bool = True) -> bytes:
+    """An object on a line of its own; `value` and `finite` are those of `plain`."""
+    return json.dumps(value, allow_nan=not finite, separators=(",", ":")).encode() + b"\n"
+
+
+def read_object(line: bytes, where: str, allowed: str) -> dict[str, Any]:
+    """The object on a line.
+
+    Args:
+      where: the line's file and number. allowed: what its object is to be.
+
+    Raises:
+      ValueError: one sentence with the line, what was got and what is allowed.
+    """
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        got = short(line.decode(errors="replace"))
+        raise ValueError(f"{where}: got {got}, which is not JSON; allowed: {allowed}.") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: got {short(value)}; allowed: {allowed}.")
+    return value
+
+
+def short(value: Any) -> str:
+    """A text, or another value's `repr`, in short."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file, its folder too, in place of what was there: all of it or nothing.
+
+    So it is also where the machine stops.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
