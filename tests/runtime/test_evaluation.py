@@ -4,7 +4,7 @@ import pytest
 
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs import make
-from seeupo_jax.runtime.selection import selection_split, selection_warning
+from seeupo_jax.runtime.evaluation import selection_split, selection_warning
 
 TASKS = {"train": ["a", "b"], "test": ["c"]}
 
