@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from seeupo_jax.configuration.entry_points import entries_with, entry_point, find_entry
@@ -11,7 +11,29 @@ from seeupo_jax.configuration.fields import above, at_least, choice, within
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class LossOptions:
+    """What is maximised of an action: the choices that the turn step is compiled with."""
+
+    objective: str = entry_point("objective", "clipped")
+    ratio: str = choice("geometric", "product", "token")
+    loss_mean: str = choice("action", "token", "constant")  # how tokens are averaged
+    weight_clip: float | None = above(
+        0, 0.2, most=1000
+    )  # M's factors stay in [1 - it, 1 + it]; none: Eq. 8
+    clip_low: float | None = within(0, 1000, 0.2)
+    clip_high: float | None = within(0, 1000, 0.2)
+    clip_dual: float | None = above(
+        1, None, most=1000
+    )  # clipped: bounds the loss at it times a negative M
+    kl_coef: float = within(0, 100, 0.002)
+    kl_in: str = choice("loss", "reward")
+    tis_clip: float | None = above(
+        0, None, most=1000
+    )  # weigh surrogates by trainer / sampler, at most this
+
+
+@dataclass(frozen=True)
+class Algorithm(LossOptions):
     """The choices of an update; the defaults are SeeUPO's, as its authors run it."""
 
     # When a turn is updated. parallel: all of them in one step, none weighs another.
@@ -29,25 +51,9 @@ class Algorithm:
     history: int = at_least(0, 2)  # hgpo: turns before a state that its deepest group shares
     history_power: float = within(0, 10, 1.0)  # hgpo: how much more deeper groups count; 0: not
     gae_lambda: float = within(0, 1, 0.95)
-    # What is maximised.
-    objective: str = entry_point("objective", "clipped")
-    ratio: str = choice("geometric", "product", "token")
+    # What ratios are to, and what a step's sum is divided by.
     old_policy: str = choice("iteration", "turn")
     pool_mean: str = choice("all", "active")  # divide by N, or by those that have the turn
-    loss_mean: str = choice("action", "token", "constant")  # how tokens are averaged
-    weight_clip: float | None = above(
-        0, 0.2, most=1000
-    )  # M's factors stay in [1 - it, 1 + it]; none: Eq. 8
-    clip_low: float | None = within(0, 1000, 0.2)
-    clip_high: float | None = within(0, 1000, 0.2)
-    clip_dual: float | None = above(
-        1, None, most=1000
-    )  # clipped: bounds the loss at it times a negative M
-    kl_coef: float = within(0, 100, 0.002)
-    kl_in: str = choice("loss", "reward")
-    tis_clip: float | None = above(
-        0, None, most=1000
-    )  # weigh surrogates by trainer / sampler, at most this
     # A value function, which only advantage=gae reads.
     critic: str = choice("none", "head", "model")
     value_coef: float = above(0, 0.5, most=1000)
@@ -58,6 +64,12 @@ class Algorithm:
     minibatches_per_turn: int = at_least(1, 1)
     refresh: str = choice("auto", "fused", "separate")
     dynamic_sampling: int = within(0, 127, 0)  # more rounds of tasks, for groups of equal rewards
+
+    @property
+    def loss(self) -> LossOptions:
+        """These choices alone: whatever the others are, the turn step's program is the same."""
+        names = (field.name for field in fields(LossOptions))
+        return LossOptions(**{name: vars(self)[name] for name in names})
 
     def span(self, max_turns: int) -> int:
         """Turns of one action, at the most."""

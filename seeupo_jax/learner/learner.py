@@ -13,7 +13,6 @@ import optax
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.algorithm import fused_refresh_applies
-from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.schedule import Schedule, at_share
 from seeupo_jax.learner.state_layout import on_device
@@ -139,22 +138,14 @@ class Learner:
     @property
     def loss_config(self) -> LossConfig:
         """The choices that the turn step is compiled with."""
-        chosen = self.algorithm
-        parallel = chosen.order == "parallel"
+        algorithm, turns = self.algorithm, self.shapes.turns
+        parallel = algorithm.order == "parallel"
         return LossConfig(
-            objective=find_entry("objective", chosen.objective),
-            ratio=chosen.ratio,
-            loss_mean=chosen.loss_mean,
-            # With several steps per turn, the policy before the first is scored and kept instead.
-            old_is_current=chosen.old_policy == "turn" and self.fused,
-            clip_low=chosen.clip_low,
-            clip_high=chosen.clip_high,
-            clip_dual=chosen.clip_dual,
-            kl_coef=chosen.kl_coef if chosen.kl_in == "loss" else 0.0,
-            weight_clip=chosen.weight_clip,
-            temperature=self.temperature,
-            tis_clip=chosen.tis_clip,
-            actions=-(-self.shapes.turns // chosen.span(self.shapes.turns)) if parallel else 1,
+            algorithm.loss,
+            self.temperature,
+            # With several steps a turn, the policy before the first is scored and kept instead.
+            old_is_current=algorithm.old_policy == "turn" and self.fused,
+            actions=-(-turns // algorithm.span(turns)) if parallel else 1,
         )
 
     @property

@@ -86,7 +86,7 @@ def whole_actions(config: LossConfig, batch: TurnBatch, trajectories: int) -> Wh
     ratio = importance = None
     if config.reads_whole_ratio:
         ratio = behind(batch.logp_PA - batch.old_logp_PA)
-    if config.tis_clip is not None:
+    if config.options.tis_clip is not None:
         importance = behind(batch.start_logp_PA - batch.sampler_logp_PA)
     part_PJ, times_PJ = count_PJ / tokens_PJ, tokens_PJ / jnp.maximum(count_PJ, 1)
     return WholeActions(part_PJ, times_PJ, behind(batch.advantage_PA), ratio, importance)

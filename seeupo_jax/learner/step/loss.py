@@ -68,7 +68,7 @@ def turn_loss(
     part_PJ = (count_PJ > 0) * (1 if whole is None else whole.part)
     kl_PJ = mean(kl_estimate(logp_PA, row.ref_logp_PA, mask=row.mask_PA))
     # An action's terms are means over its tokens.
-    size_PJ = part_PJ if config.loss_mean == "action" else count_PJ
+    size_PJ = part_PJ if config.options.loss_mean == "action" else count_PJ
     counted = lambda x_PJ: jnp.sum(part_PJ * x_PJ)  # noqa: E731
     loss = -jnp.sum(size_PJ * (term_PJ - config.kl_coef * kl_PJ))
     weight_PA = jnp.where(row.mask_PA > 0, row.advantage_PA * cumulative_ratio_P[:, None], 0.0)
@@ -96,15 +96,15 @@ def _action_terms(
     whole: WholeActions | None,
 ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """The term of each action and how much of it is clipped [P, J]; metrics of importance."""
-    old_logp_PA = row.old_logp_PA
+    options, old_logp_PA = config.options, row.old_logp_PA
     if config.old_is_current:
         old_logp_PA = jax.lax.stop_gradient(logp_PA)
     importance, shares = _importance(config, row, mask_PJA, whole)
     logps_PJA = logp_PA[:, None, :], old_logp_PA[:, None, :]
     advantage = row.advantage_PA[:, None, :]
     if whole is not None:
-        logps_PJA = whole.pair(*logps_PJA, whole.ratio, config.ratio)
-        if config.ratio != "token":
+        logps_PJA = whole.pair(*logps_PJA, whole.ratio, options.ratio)
+        if options.ratio != "token":
             advantage += whole.advantage[..., None]
     term_PJ, clipped_PJ = action_objective(
         *logps_PJA,
@@ -112,10 +112,10 @@ def _action_terms(
         advantage,
         cumulative_ratio_P[:, None],
         objective=config.objective,
-        ratio=config.ratio,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        clip_dual=config.clip_dual,
+        ratio=options.ratio,
+        clip_low=options.clip_low,
+        clip_high=options.clip_high,
+        clip_dual=options.clip_dual,
         importance=importance,
     )
     return term_PJ, clipped_PJ, shares
@@ -125,14 +125,15 @@ def _importance(
     config: LossConfig, row: TurnBatch, mask_PJA: jax.Array, whole: WholeActions | None
 ) -> tuple[jax.Array | None, dict[str, jax.Array]]:
     """What surrogates weigh against the sampler's mismatch, in the ratio's shape; and metrics."""
-    if config.tis_clip is None:
+    level, clip = config.options.ratio, config.options.tis_clip
+    if clip is None:
         return None, {}
     logps_PJA = row.start_logp_PA[:, None, :], row.sampler_logp_PA[:, None, :]
     if whole is not None:
-        logps_PJA = whole.pair(*logps_PJA, whole.importance, config.ratio)
-    weight = truncated_importance(*logps_PJA, mask_PJA, level=config.ratio, clip=config.tis_clip)
-    shares = {"tis_weight": weight, "tis_truncated": weight >= config.tis_clip}
-    if config.ratio == "token":
+        logps_PJA = whole.pair(*logps_PJA, whole.importance, level)
+    weight = truncated_importance(*logps_PJA, mask_PJA, level=level, clip=clip)
+    shares = {"tis_weight": weight, "tis_truncated": weight >= clip}
+    if level == "token":
         count_PJ = jnp.maximum(mask_PJA.sum(axis=2), 1)
         shares = jax.tree.map(lambda x: (x * mask_PJA).sum(axis=2) / count_PJ, shares)
     return weight, shares

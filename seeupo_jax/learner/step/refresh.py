@@ -74,5 +74,5 @@ def refreshed(
     # Of one number each, whose sum it is: for its bound.
     one_N1 = (count_N > 0)[:, None]
     ratio_N = turn_ratio(log_N[:, None], jnp.zeros((N, 1)), one_N1, level="product")
-    updated_N = update_weight(cumulative_ratio_N, ratio_N, clip=config.weight_clip)
+    updated_N = update_weight(cumulative_ratio_N, ratio_N, clip=config.options.weight_clip)
     return jnp.where(count_N > 0, updated_N, cumulative_ratio_N)
