@@ -74,7 +74,7 @@ def measure(setup: Setup, program: Program) -> Figures:
         beside=_beside(setup, program),
         needed_flops=work.needed,
         executed_flops=work.executed,
-        yardstick_flops=flops.yardstick(setup.arch, work.tokens),
+        yardstick_flops=flops.six_nd(setup.arch, work.tokens),
         collectives=tuple(found),
         roofline=roofline.estimate(
             work.executed / mesh.size,

@@ -50,7 +50,7 @@ def parameters(arch: Architecture, *, active: bool = False) -> int:
     return tables + arch.width + sum(_layer(arch, i, active) for i in range(arch.layers))
 
 
-def yardstick(arch: Architecture, tokens: int) -> int:
+def six_nd(arch: Architecture, tokens: int) -> int:
     """The usual estimate of training on so many tokens: 6 FLOPs per token and active parameter."""
     return 6 * parameters(arch, active=True) * tokens
 

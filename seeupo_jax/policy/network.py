@@ -15,7 +15,7 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from seeupo_jax.parallel.mesh import RULES, parts, per_shard
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.attention import KeyValues
-from seeupo_jax.policy.kernels.derivatives import AGAIN
+from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.types import NOTHING
 
@@ -249,7 +249,7 @@ def _by_chunk_backward(
 
     def work(d_wide_VD: Any, hidden_XD: jax.Array, target_X: jax.Array, d_out: Any) -> Any:
         of_chunk = lambda wide_VD, hidden_XD: predict(wide_VD, hidden_XD, target_X)  # noqa: E731
-        with jax.named_scope(AGAIN):
+        with jax.named_scope(RECOMPUTE):
             if trains is None:
                 _, back = jax.vjp(functools.partial(of_chunk, wide_VD), hidden_XD)
             else:

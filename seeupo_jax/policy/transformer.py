@@ -16,7 +16,7 @@ from seeupo_jax.policy.kernels import attention, paged
 from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree
 from seeupo_jax.policy.kernels.derivatives import matmul, rms_norm
 from seeupo_jax.policy.kernels.fused import kernel_for
-from seeupo_jax.policy.kernels.paged import Pages, Reach
+from seeupo_jax.policy.kernels.paged import Pages, PageTable
 from seeupo_jax.policy.moe import Experts
 from seeupo_jax.policy.rope import rotate
 
@@ -229,13 +229,13 @@ class Transformer(nnx.Module):
         self, tokens_NL: jax.Array, tree: Tree, past: Past | None, kernel: str
     ) -> tuple[jax.Array, Sequence[KeyValues]]:
         tree = Tree(*(constrain(x, "rows", None) for x in tree))
-        sight = attention.sight_of(tree, past)
+        tree_mask = attention.tree_mask_of(tree, past)
 
         def attend(old: KeyValues | None, q: jax.Array, new: KeyValues, window: int | None) -> Any:
             new = _by_rows(new)
             keys = new if old is None else attention.join(old, new)
             of = {"window": window, "kernel": kernel, "longest": self.arch.longest}
-            return attention.attend_trees(q, keys, sight, **of), new
+            return attention.attend_trees(q, keys, tree_mask, **of), new
 
         return self._run(tokens_NL, tree.depth_NL, () if past is None else past.keys, attend)
 
@@ -244,7 +244,7 @@ class Transformer(nnx.Module):
         tokens_RL: jax.Array,
         position_RL: jax.Array,
         pages: Sequence[Pages],
-        reach: Reach,
+        page_table: PageTable,
         *,
         kernel: str = "xla",
         block: int | None = None,
@@ -254,15 +254,17 @@ class Transformer(nnx.Module):
         Args:
           position_RL: of each token in its conversation; `NOWHERE` at padding, which is written
             nowhere.
-          pages: the cache, a layer each; reach: which of them each row sees and writes.
+          pages: the cache, a layer each; page_table: which of them each row sees and writes.
           kernel, block: how attention reads the pages; see `paged.attend`.
 
         Returns: the hidden states, and the cache with the tokens in it.
         """
 
         def attend(old: Pages, q: jax.Array, new: KeyValues, window: int | None) -> Any:
-            kept = paged.write(old, new, position_RL, reach)
-            y = paged.attend(q, kept, position_RL, reach, window=window, kernel=kernel, block=block)
+            kept = paged.write(old, new, position_RL, page_table)
+            y = paged.attend(
+                q, kept, position_RL, page_table, window=window, kernel=kernel, block=block
+            )
             return y, kept
 
         # Unrolled: a scan would copy the cache into its stack and out of it.

@@ -46,7 +46,7 @@ from seeupo_jax.rollout.engine.cache_layout import Layout
 from seeupo_jax.rollout.engine.cache_memory import free_memory, plan_cache
 from seeupo_jax.rollout.engine.grammar import Grammars
 from seeupo_jax.rollout.engine.sampling import Sampling
-from seeupo_jax.rollout.engine.slots import SlotEngine, choose_reading
+from seeupo_jax.rollout.engine.slots import SlotEngine, choose_read_plan
 from seeupo_jax.types import TrainState
 
 ARCHITECTURES = "architectures"  # folder of `assets` with the config.json of published models
@@ -251,7 +251,7 @@ def build_engine(
         group_size=rollout.group_size,
         steps=rollout.decode_steps,
         prefill_tokens=rollout.prefill_tokens,
-        reading=choose_reading(arch, rollout.page_size, device.platform),
+        read_plan=choose_read_plan(arch, rollout.page_size, device.platform),
         grammars=build_grammars(config, made.tokenizer, arch.vocab_size),
     )
 

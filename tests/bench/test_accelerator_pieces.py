@@ -150,12 +150,12 @@ def test_without_pytorch_only_our_side_runs(tmp_path, monkeypatch):
 def test_what_is_wrong_is_told_from_what_is_right(tmp_path):
     """A kernel that looks one position too far fails, and its times are taken too."""
     (forest,) = SMALLEST_FORESTS["bfloat16"]
-    sight = forest.sight()
-    N, L = sight.order_NL.shape
+    tree_mask = forest.tree_mask()
+    N, L = tree_mask.order_NL.shape
     arrays, real = kernels._random(N, L, L, forest.heads), jnp.ones((N, L), bool)
-    right = functools.partial(kernels._plain_trees, sight=sight, window=None)
-    one_more = sight._replace(order_NL=sight.order_NL + 1)
-    wrong = functools.partial(kernels._plain_trees, sight=one_more, window=None)
+    right = functools.partial(kernels._plain_trees, tree_mask=tree_mask, window=None)
+    one_more = tree_mask._replace(order_NL=tree_mask.order_NL + 1)
+    wrong = functools.partial(kernels._plain_trees, tree_mask=one_more, window=None)
     for dtype in ("float32", "bfloat16"):
         found, times = kernels._compare(right, right, arrays, real, dtype, timed=True)
         assert all(off <= bound for off, bound in found.values())

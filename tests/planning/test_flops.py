@@ -20,8 +20,8 @@ from seeupo_jax.planning import flops
 from seeupo_jax.planning.flops import Pass
 from seeupo_jax.policy.architecture import Architecture, Lora, Moe
 from seeupo_jax.policy.kernels import fused, paged, tree_kernels
-from seeupo_jax.policy.kernels.paged import Reach
-from seeupo_jax.policy.kernels.tree_mask import Sight, visited_blocks
+from seeupo_jax.policy.kernels.paged import PageTable
+from seeupo_jax.policy.kernels.tree_mask import TreeMask, visited_blocks
 from seeupo_jax.policy.network import abstract, trainable
 from seeupo_jax.types import TrainState
 
@@ -103,8 +103,8 @@ def test_xla_counts_a_few_percent_more_for_all_that_is_no_product():
     assert 15 * flops.parameters(arch) < rest < 0.05 * ours
 
 
-def reach(rows, width):
-    return Reach(jnp.zeros((rows, width), jnp.int32), jnp.zeros(rows, jnp.int32))
+def page_table(rows, width):
+    return PageTable(jnp.zeros((rows, width), jnp.int32), jnp.zeros(rows, jnp.int32))
 
 
 def test_prefill_and_decode_multiply_what_their_formulas_say():
@@ -113,7 +113,7 @@ def test_prefill_and_decode_multiply_what_their_formulas_say():
 
     def extend(params, pages, tokens_RL, with_head):
         model = network.bind(params)
-        hidden, _ = model.extend(tokens_RL, tokens_RL, pages, reach(3, 10))
+        hidden, _ = model.extend(tokens_RL, tokens_RL, pages, page_table(3, 10))
         return hidden @ model.head_VD(hidden.dtype).T if with_head else hidden
 
     def counted(tokens, with_head):
@@ -163,8 +163,8 @@ def test_blocks_are_those_of_the_kernel(length):
 @pytest.mark.parametrize(("length", "window"), [(256, None), (1000, None), (2048, 300)])
 def test_blocks_are_those_that_the_kernel_of_trees_visits(length, window):
     at, end = jnp.arange(length)[None], jnp.full((1, length), length)
-    sight, block = Sight(at, at, at, end, at), tree_kernels.BLOCK
-    visited = visited_blocks(sight, window=window, block=block)
+    tree_mask, block = TreeMask(at, at, at, end, at), tree_kernels.BLOCK
+    visited = visited_blocks(tree_mask, window=window, block=block)
     assert flops._of_trees(length, 0, window) == block**2 * visited.sum()
 
 
@@ -197,7 +197,7 @@ def test_a_token_goes_through_some_experts_only():
     arch = changed(moe=MOE)
     idle = arch.layers * (MOE.experts - MOE.per_token) * 3 * arch.width * MOE.mlp_width
     assert flops.parameters(arch, active=True) == flops.parameters(arch) - idle
-    assert flops.yardstick(arch, 10) == 60 * flops.parameters(arch, active=True)
+    assert flops.six_nd(arch, 10) == 60 * flops.parameters(arch, active=True)
 
 
 def square(x):

@@ -14,7 +14,7 @@ from twin_policy import network_of, numpy_weights, tensors_of, twin_arch
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, Lora, Moe
 from seeupo_jax.policy.kernels.attention import NOWHERE, Past, Tree
-from seeupo_jax.policy.kernels.paged import Reach, new_pages
+from seeupo_jax.policy.kernels.paged import PageTable, new_pages
 from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer
 
@@ -201,8 +201,8 @@ def test_a_token_of_a_tree_is_computed_as_if_its_path_stood_alone(way, scan_laye
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("kernel", "block"))
-def extend(network, params, tokens_RL, position_RL, pages, reach, **options):
-    return network.bind(params).extend(tokens_RL, position_RL, pages, reach, **options)
+def extend(network, params, tokens_RL, position_RL, pages, page_table, **options):
+    return network.bind(params).extend(tokens_RL, position_RL, pages, page_table, **options)
 
 
 def table_of_rows():
@@ -212,8 +212,8 @@ def table_of_rows():
 
 def new_cache(arch):
     """An empty cache, and what each row reaches of it."""
-    reach = Reach(jnp.asarray(table_of_rows(), jnp.int32), jnp.zeros(ROWS, jnp.int32))
-    return new_pages(arch, POOL, PAGE), reach
+    page_table = PageTable(jnp.asarray(table_of_rows(), jnp.int32), jnp.zeros(ROWS, jnp.int32))
+    return new_pages(arch, POOL, PAGE), page_table
 
 
 def in_rows(x_KPSd):
@@ -236,7 +236,7 @@ def test_a_cache_filled_in_chunks_gives_the_full_pass(way, chunk, block):
     network, params = make_random(WAYS[way])
     tokens_NL, _ = tokens_and_pulls(QWEN3)
     wanted, wanted_keys = full_pass(network, params, tokens_NL)
-    pages, reach = new_cache(WAYS[way])
+    pages, page_table = new_cache(WAYS[way])
     hidden = []
     for start in range(0, LENGTH, chunk):
         real = min(chunk, LENGTH - start)
@@ -244,7 +244,7 @@ def test_a_cache_filled_in_chunks_gives_the_full_pass(way, chunk, block):
         tokens[:, :real] = tokens_NL[:, start : start + real]
         position = np.where(np.arange(chunk) < real, start + np.arange(chunk), NOWHERE)
         position = np.broadcast_to(position, (ROWS, chunk)).astype(np.int32)
-        out, pages = extend(network, params, tokens, position, pages, reach, block=block)
+        out, pages = extend(network, params, tokens, position, pages, page_table, block=block)
         hidden.append(out[:, :real])
     np.testing.assert_allclose(np.concatenate(hidden, axis=1), wanted, atol=1e-5)
     nobodys = np.setdiff1d(np.arange(POOL), table_of_rows())
@@ -260,13 +260,13 @@ def test_rows_extend_from_their_own_positions_and_see_nothing_stale():
     wanted, _ = full_pass(network, params, tokens_NL)
     position_NL = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH))
     # An earlier conversation fills every page; the new one overwrites only what it reaches.
-    pages, reach = new_cache(QWEN3)
-    _, pages = extend(network, params, tokens_NL[::-1], position_NL, pages, reach)
+    pages, page_table = new_cache(QWEN3)
+    _, pages = extend(network, params, tokens_NL[::-1], position_NL, pages, page_table)
     length_N = np.array([6, 3, 0], np.int32)
     position_NL = np.where(position_NL < length_N[:, None], position_NL, NOWHERE)
-    _, pages = extend(network, params, tokens_NL, position_NL, pages, reach)
+    _, pages = extend(network, params, tokens_NL, position_NL, pages, page_table)
     new_NL = np.stack([tokens_NL[row, n : n + 1] for row, n in enumerate(length_N)])
-    hidden, _ = extend(network, params, new_NL, length_N[:, None], pages, reach)
+    hidden, _ = extend(network, params, new_NL, length_N[:, None], pages, page_table)
     for row, n in enumerate(length_N):
         np.testing.assert_allclose(hidden[row, 0], wanted[row, n], atol=1e-5)
 
@@ -276,14 +276,16 @@ def test_rows_that_share_pages_go_on_each_by_itself():
     tokens_NL, _ = tokens_and_pulls(QWEN3)
     tokens_NL[:, :PAGE] = tokens_NL[0, :PAGE]
     wanted, _ = full_pass(network, params, tokens_NL)
-    pages, reach = new_cache(QWEN3)
+    pages, page_table = new_cache(QWEN3)
     position_L = np.arange(LENGTH, dtype=np.int32)[None, :]
     first = np.full((ROWS, PAGE), NOWHERE, np.int32)
     first[0] = np.arange(PAGE)  # one row reads what all begin with
-    _, pages = extend(network, params, tokens_NL[:, :PAGE], first, pages, reach)
-    reach = reach._replace(table_RP=reach.table_RP.at[:, 0].set(reach.table_RP[0, 0]))
+    _, pages = extend(network, params, tokens_NL[:, :PAGE], first, pages, page_table)
+    page_table = page_table._replace(
+        table_RP=page_table.table_RP.at[:, 0].set(page_table.table_RP[0, 0])
+    )
     rest = np.broadcast_to(position_L[:, PAGE:], (ROWS, LENGTH - PAGE))
-    hidden, _ = extend(network, params, tokens_NL[:, PAGE:], rest, pages, reach)
+    hidden, _ = extend(network, params, tokens_NL[:, PAGE:], rest, pages, page_table)
     np.testing.assert_allclose(hidden, wanted[:, PAGE:], atol=1e-5)
 
 
@@ -291,8 +293,8 @@ def test_how_a_cache_is_read_is_the_callers_choice():
     network, params = make(QWEN3)
     tokens_NL, _ = tokens_and_pulls(QWEN3)
     position_NL = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH))
-    pages, reach = new_cache(QWEN3)
-    read = functools.partial(extend, network, params, tokens_NL, position_NL, pages, reach)
+    pages, page_table = new_cache(QWEN3)
+    read = functools.partial(extend, network, params, tokens_NL, position_NL, pages, page_table)
     loops = [str(jax.make_jaxpr(functools.partial(read, block=b))()) for b in (PAGE, None)]
     assert ["while" in program for program in loops] == [True, False]
     with pytest.raises(ValueError, match="kernel 'paged' got 11 tokens a row"):

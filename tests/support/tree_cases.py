@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax.policy.kernels.tree_attention import tree_attention
-from seeupo_jax.policy.kernels.tree_mask import Sight
+from seeupo_jax.policy.kernels.tree_mask import TreeMask
 
 
 class Case(NamedTuple):
     """Rows of tokens, who sees whom, and the paths that the tokens lie on.
 
-    sight: what `tree_attention` is told. query_NC: index of each key's own query, -1 for none.
+    tree_mask: what `tree_attention` is told. query_NC: index of each key's own query, -1 for none.
     paths: (row, indices of keys from a root down) of every leaf.
     """
 
-    sight: Sight
+    tree_mask: TreeMask
     query_NC: np.ndarray
     paths: list[tuple[int, list[int]]]
 
@@ -62,9 +62,9 @@ def as_case(rows):
     columns = list(zip(*rows, strict=True))
     order, first, end, depth, query = (np.stack(x).astype(np.int32) for x in columns[:5])
     new = order.shape[1]
-    sight = Sight(*(jnp.asarray(x) for x in (order, depth[:, -new:], first, end, depth)))
+    tree_mask = TreeMask(*(jnp.asarray(x) for x in (order, depth[:, -new:], first, end, depth)))
     paths = [(n, path) for n, row in enumerate(columns[5]) for path in row]
-    return Case(sight, query, paths)
+    return Case(tree_mask, query, paths)
 
 
 def trees(seed, rows, length, parents_of=parents_of):
@@ -128,23 +128,23 @@ CASES = {
 def random_arrays(case, H=4, kv_heads=2, d=16, dtype=jnp.float32):
     """Queries, keys, values, and the weight of each output in the loss."""
     rng = np.random.default_rng(9)
-    N, L = case.sight.order_NL.shape
-    C = case.sight.first_NC.shape[1]
+    N, L = case.tree_mask.order_NL.shape
+    C = case.tree_mask.first_NC.shape[1]
     shapes = [(N, L, H, d), (N, C, kv_heads, d), (N, C, kv_heads, d), (N, L, H, d)]
     return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
 
 
-def attend(q, k, v, *, sight, window=None, **options):
+def attend(q, k, v, *, tree_mask, window=None, **options):
     return tree_attention(
         q,
         k,
         v,
-        sight.order_NL,
-        sight.first_NC,
-        sight.end_NC,
+        tree_mask.order_NL,
+        tree_mask.first_NC,
+        tree_mask.end_NC,
         window=window,
-        depth_NL=sight.depth_NL,
-        key_depth_NC=sight.key_depth_NC,
+        depth_NL=tree_mask.depth_NL,
+        key_depth_NC=tree_mask.key_depth_NC,
         **options,
     )
 
@@ -179,9 +179,11 @@ def with_gradients(f, q, k, v, weight):
 
 
 @functools.partial(jax.jit, static_argnames=("implementation", "block", "window"))
-def trained(q, k, v, weight, sight, **options):
+def trained(q, k, v, weight, tree_mask, **options):
     """`with_gradients` of our attention."""
-    return with_gradients(functools.partial(attend, sight=sight, **options), q, k, v, weight)
+    return with_gradients(
+        functools.partial(attend, tree_mask=tree_mask, **options), q, k, v, weight
+    )
 
 
 def assert_equal(got, wanted):
@@ -194,7 +196,7 @@ def wanted(name, window):
     """By all scores at once; which equals what each path gives alone."""
     case = CASES[name]
     arrays = random_arrays(case)
-    found = trained(*arrays, case.sight, window=window, implementation="dense")
+    found = trained(*arrays, case.tree_mask, window=window, implementation="dense")
     alone = functools.partial(along_paths, case=case, window=window)
     assert_equal(found, jax.jit(functools.partial(with_gradients, alone))(*arrays))
     return found

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.policy.kernels.attention import Past, Tree, sight_of
-from seeupo_jax.policy.kernels.tree_mask import Sight
+from seeupo_jax.policy.kernels.attention import Past, Tree, tree_mask_of
+from seeupo_jax.policy.kernels.tree_mask import TreeMask
 
 PADDING = 5  # tokens at the end of the longest row
 PAGE = 16  # tokens, as `rollout.page_size` by default
@@ -61,17 +61,17 @@ class Forest:
             end[n, : self.prompt] = at
         return Tree(jnp.asarray(depth), jnp.asarray(end))
 
-    def sight(self) -> Sight:
+    def tree_mask(self) -> TreeMask:
         """Who sees whom; of the second pass where there is one."""
         tree = self.tree()
         if not self.continued:
-            return sight_of(tree)
+            return tree_mask_of(tree)
         last_N = tree.end_NL[:, 0] - 1  # of the last member
         past_depth_N = jnp.take_along_axis(tree.depth_NL, last_N[:, None], axis=1)
         index = jnp.arange(self.continued, dtype=jnp.int32)[None, :]
         new = Tree(past_depth_N + 1 + index, jnp.full_like(past_depth_N + index, self.continued))
         at_NL = jnp.broadcast_to(last_N[:, None], new.end_NL.shape)
-        return sight_of(new, Past((), tree, at_NL))
+        return tree_mask_of(new, Past((), tree, at_NL))
 
     def __str__(self) -> str:
         window = "" if self.window is None else f", window {self.window}"

@@ -35,7 +35,7 @@ from seeupo_jax.bench.settings import Settings
 from seeupo_jax.policy.kernels import attention, paged
 from seeupo_jax.policy.kernels.attention import NOWHERE, KeyValues, attend_trees
 from seeupo_jax.policy.kernels.fused import preferred_kernel, select_kernel
-from seeupo_jax.policy.kernels.tree_mask import Sight
+from seeupo_jax.policy.kernels.tree_mask import TreeMask
 
 # Against the largest number of the exact result. A product in tf32, which float32 must not use
 # here, is 5e-4 away.
@@ -61,16 +61,16 @@ def trees(record: Record, _: Settings, rehearse: bool, *, dtype: str) -> None:
 def _forest(
     forest: Forest, dtype: str, kernel: str, *, timed: bool
 ) -> tuple[dict[str, tuple[float, float]], dict[str, Any]]:
-    sight, heads = forest.sight(), forest.heads
-    (N, L), C = sight.order_NL.shape, sight.first_NC.shape[1]
+    tree_mask, heads = forest.tree_mask(), forest.heads
+    (N, L), C = tree_mask.order_NL.shape, tree_mask.first_NC.shape[1]
     _require(kernel, L, heads, dtype, trees=True)
     real_NL = (
         jnp.ones((N, L), bool)
         if forest.continued
         else jnp.arange(L)[None, :] < forest.tree().end_NL[:, :1]
     )
-    fused = functools.partial(_trees, sight=sight, window=forest.window, kernel=kernel)
-    plain = functools.partial(_plain_trees, sight=sight, window=forest.window)
+    fused = functools.partial(_trees, tree_mask=tree_mask, window=forest.window, kernel=kernel)
+    plain = functools.partial(_plain_trees, tree_mask=tree_mask, window=forest.window)
     return _compare(fused, plain, _random(N, L, C, heads), real_NL, dtype, timed=timed)
 
 
@@ -79,9 +79,9 @@ def _trees(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Arra
 
 
 def _plain_trees(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, sight: Sight, window: int | None
+    q: jax.Array, k: jax.Array, v: jax.Array, *, tree_mask: TreeMask, window: int | None
 ) -> jax.Array:
-    return attention.all_pairs(q, k, v, *sight, window=window)
+    return attention.all_pairs(q, k, v, *tree_mask, window=window)
 
 
 def rows(record: Record, _: Settings, rehearse: bool) -> None:
@@ -153,8 +153,8 @@ def _cached(
     block = None if platform in ("gpu", "cuda") else paged.BLOCK  # as the sampler reads
 
     def by_pages(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        pages, reach = _in_pages(case, k, v, held)
-        return paged.attend(q, pages, position, reach, kernel=kernel, block=block)
+        pages, page_table = _in_pages(case, k, v, held)
+        return paged.attend(q, pages, position, page_table, kernel=kernel, block=block)
 
     exact = _exactly(plain, q, k, v)
     arrays = tuple(x.astype(dtype) for x in (q, k, v))
@@ -167,7 +167,7 @@ def _cached(
 
 def _in_pages(
     case: Cached, k: jax.Array, v: jax.Array, held: jax.Array
-) -> tuple[paged.Pages, paged.Reach]:
+) -> tuple[paged.Pages, paged.PageTable]:
     """A cache with all tokens in it, in pages of random order; and who reaches which."""
     R, longest, kv_heads, d = k.shape
     common, width = case.prefix // PAGE, -(-(longest - case.prefix) // PAGE)
@@ -176,9 +176,11 @@ def _in_pages(
     empty = jnp.zeros((kv_heads, order.size, PAGE, d), k.dtype)
     start = jnp.full(R, case.prefix, jnp.int32)
     own = jnp.where(held < case.prefix, NOWHERE, held)
-    pages = paged.write(paged.Pages(empty, empty), KeyValues(k, v), own, paged.Reach(table, start))
+    pages = paged.write(
+        paged.Pages(empty, empty), KeyValues(k, v), own, paged.PageTable(table, start)
+    )
     if not common:
-        return pages, paged.Reach(table, start)
+        return pages, paged.PageTable(table, start)
     first = jnp.asarray(order[None, :common])
     shared = paged.Prefixes(
         first,
@@ -186,9 +188,9 @@ def _in_pages(
         jnp.arange(R, dtype=jnp.int32)[None, :],
     )
     one = KeyValues(k[:1, : case.prefix], v[:1, : case.prefix])
-    place = paged.Reach(first, jnp.zeros(1, jnp.int32))
+    place = paged.PageTable(first, jnp.zeros(1, jnp.int32))
     pages = paged.write(pages, one, jnp.arange(case.prefix, dtype=jnp.int32)[None, :], place)
-    return pages, paged.Reach(table, start, shared)
+    return pages, paged.PageTable(table, start, shared)
 
 
 def _compare(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from seeupo_jax.policy.kernels.derivatives import AGAIN
+from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
 
 REFRESH = "sweep/refresh"  # the scope of a turn step's continuations
 # A device's platform -> what its branches of a program are for.
@@ -156,7 +156,7 @@ class _Walk:
 def _again(equation: Any) -> bool:
     """Whether it stands in the scope itself, not among the derivatives of what does."""
     scopes = str(equation.source_info.name_stack).split("/")
-    return not {AGAIN, f"jvp({AGAIN})"}.isdisjoint(scopes)
+    return not {RECOMPUTE, f"jvp({RECOMPUTE})"}.isdisjoint(scopes)
 
 
 def _product(equation: Any, place: _Place) -> Flops:

@@ -16,7 +16,7 @@ from seeupo_jax.bench.runners.program_flops import Flops, Passes, Trips, count
 from seeupo_jax.learner.learner import Program
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.kernels.attention import Past, Tree, sight_of
+from seeupo_jax.policy.kernels.attention import Past, Tree, tree_mask_of
 from seeupo_jax.policy.kernels.fused import tree_blocks
 from seeupo_jax.policy.kernels.tree_attention import block_for
 from seeupo_jax.policy.kernels.tree_mask import visited_blocks
@@ -137,7 +137,7 @@ def _visits(trees: list[tuple[Tree, Past | None]], arch: Architecture) -> float:
 @functools.partial(jax.jit, static_argnums=2)
 def _count_visits(tree: Tree, past: Past | None, block: int) -> jax.Array:
     """Of every block of queries, of all rows."""
-    return visited_blocks(sight_of(tree, past), block=block).sum(2).reshape(-1)
+    return visited_blocks(tree_mask_of(tree, past), block=block).sum(2).reshape(-1)
 
 
 def _pairs(
@@ -155,9 +155,9 @@ def _pairs(
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _count_pairs(tree: Tree, past: Past | None, held: int, met: int) -> tuple[jax.Array, jax.Array]:
     """Of all rows; windows are not counted."""
-    sight = sight_of(tree, past)
-    by_queries = visited_blocks(sight, block=held, key_block=met)
-    by_keys = visited_blocks(sight, block=met, key_block=held)
+    tree_mask = tree_mask_of(tree, past)
+    by_queries = visited_blocks(tree_mask, block=held, key_block=met)
+    by_keys = visited_blocks(tree_mask, block=met, key_block=held)
     return by_queries.sum(), by_keys.sum()
 
 

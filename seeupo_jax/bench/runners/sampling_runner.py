@@ -13,7 +13,7 @@ from seeupo_jax.policy.network import Network
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
-from seeupo_jax.rollout.engine.slots import SlotEngine, choose_reading
+from seeupo_jax.rollout.engine.slots import SlotEngine, choose_read_plan
 
 
 def make_engine(network: Network, work: Workload, settings: Settings, platform: str) -> SlotEngine:
@@ -31,7 +31,7 @@ def make_engine(network: Network, work: Workload, settings: Settings, platform: 
         plan_cache(network.arch, rollout),
         group_size=work.group_size,
         steps=settings.decode_steps,
-        reading=choose_reading(network.arch, rollout.page_size, platform),
+        read_plan=choose_read_plan(network.arch, rollout.page_size, platform),
     )
 
 

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from seeupo_jax.parallel.mesh import head_axes, per_shard
 from seeupo_jax.policy.kernels import fused
 from seeupo_jax.policy.kernels.tree_attention import block_for, tree_attention
-from seeupo_jax.policy.kernels.tree_mask import Sight, seen
+from seeupo_jax.policy.kernels.tree_mask import TreeMask, seen
 
 # Scores that a device holds at once: 2**24 float32 are 64 MiB. But no fewer queries than these,
 # which keep the matrix products large.
@@ -60,12 +60,12 @@ class Past(NamedTuple):
     at_NL: jax.Array
 
 
-def sight_of(tree: Tree, past: Past | None = None) -> Sight:
+def tree_mask_of(tree: Tree, past: Past | None = None) -> TreeMask:
     """Who sees whom among the tokens of trees, and among the past's tokens that they continue."""
     N, L = tree.end_NL.shape
     index_NL = jnp.broadcast_to(jnp.arange(L)[None, :], (N, L))
     if past is None:
-        return Sight(index_NL, tree.depth_NL, index_NL, tree.end_NL, tree.depth_NL)
+        return TreeMask(index_NL, tree.depth_NL, index_NL, tree.end_NL, tree.depth_NL)
     # New tokens stand, in their own order, between the past's token that they follow and the next.
     # A coordinate is the place in that merged order, up to C + L: at * (L + 1) + index would leave
     # int32 at 131,072 past and 16,384 new tokens.
@@ -76,7 +76,7 @@ def sight_of(tree: Tree, past: Past | None = None) -> Sight:
     place_NL = past.at_NL + 1 + rank_NL
     past_end_NC = past.tree.end_NL + jnp.take_along_axis(before_NC, past.tree.end_NL, axis=1)
     join_ = lambda old, new: jnp.concatenate([old, new], axis=1)  # noqa: E731
-    return Sight(
+    return TreeMask(
         place_NL,
         tree.depth_NL,
         join_(jnp.arange(C)[None, :] + before_NC[:, :C], place_NL),
@@ -88,13 +88,13 @@ def sight_of(tree: Tree, past: Past | None = None) -> Sight:
 def attend_trees(
     q_NLHd: jax.Array,
     keys: KeyValues,
-    sight: Sight,
+    tree_mask: TreeMask,
     *,
     window: int | None = None,
     kernel: str = "xla",
     longest: int | None = None,
 ) -> jax.Array:
-    """Softmax attention as `attend`, where sight says which keys a query sees.
+    """Softmax attention as `attend`, where the tree mask says which keys a query sees.
 
     Args:
       kernel: the one that `kernels.select_kernel` gives. With splash, trees have a kernel of their
@@ -109,19 +109,19 @@ def attend_trees(
     run = functools.partial(OF_TREES[kernel], window=window)
     if kernel == "xla":
         run = functools.partial(run, longest=longest)
-    return per_shard(run, layouts, queries)(q_NLHd, *keys, *sight)
+    return per_shard(run, layouts, queries)(q_NLHd, *keys, *tree_mask)
 
 
 def _skipping(
     q_NLHd: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    *sight: jax.Array,
+    *tree_mask: jax.Array,
     window: int | None,
     implementation: str,
     block: int | None = None,
 ) -> jax.Array:
-    order_NL, depth_NL, first_NC, end_NC, key_depth_NC = sight
+    order_NL, depth_NL, first_NC, end_NC, key_depth_NC = tree_mask
     return tree_attention(
         q_NLHd,
         k,
@@ -138,13 +138,13 @@ def _skipping(
 
 
 def all_pairs(
-    q_NLHd: jax.Array, k: jax.Array, v: jax.Array, *sight: jax.Array, window: int | None
+    q_NLHd: jax.Array, k: jax.Array, v: jax.Array, *tree_mask: jax.Array, window: int | None
 ) -> jax.Array:
     """Attention from the scores of all pairs, and a mask; every query must see a key."""
-    order_NL, depth_NL, first_NC, end_NC, key_depth_NC = sight
+    order_NL, depth_NL, first_NC, end_NC, key_depth_NC = tree_mask
 
     def attend(q: jax.Array, order_NL: jax.Array, depth_NL: jax.Array) -> jax.Array:
-        own = Sight(order_NL, depth_NL, first_NC, end_NC, key_depth_NC)
+        own = TreeMask(order_NL, depth_NL, first_NC, end_NC, key_depth_NC)
         return _attend(q, KeyValues(k, v), seen(own, window))
 
     return _in_chunks(attend, q_NLHd, order_NL, depth_NL, slots=k.shape[1])

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import CustomVJPPrimal
 
-AGAIN = "again"  # the scope of what a backward pass computes a second time
+RECOMPUTE = "again"  # the scope of what a backward pass computes a second time
 
 
 @jax.custom_vjp

@@ -50,7 +50,7 @@ class Prefixes(NamedTuple):
     rows_QG: jax.Array
 
 
-class Reach(NamedTuple):
+class PageTable(NamedTuple):
     """What the rows of a pass see of the cache.
 
     table_RP: int32, the pages of each row's own positions, from `start_R` on. Where a row has no
@@ -80,7 +80,7 @@ def page_axes(kv_heads: int) -> tuple[str | None, ...]:
     return (head_axes(kv_heads)[0], "pages", None, "head_dim")
 
 
-def write(pages: Pages, new: KeyValues, position_RL: jax.Array, reach: Reach) -> Pages:
+def write(pages: Pages, new: KeyValues, position_RL: jax.Array, page_table: PageTable) -> Pages:
     """Puts a pass's keys and values into the pages of its rows.
 
     Args:
@@ -94,7 +94,7 @@ def write(pages: Pages, new: KeyValues, position_RL: jax.Array, reach: Reach) ->
     put = per_shard(_write, (axes, tokens, *rows), axes)
     return Pages(
         *(
-            put(old, x, position_RL, reach.table_RP, reach.start_R)
+            put(old, x, position_RL, page_table.table_RP, page_table.start_R)
             for old, x in zip(pages, new, strict=True)
         )
     )
@@ -143,7 +143,7 @@ def attend(
     q_RLHd: jax.Array,
     pages: Pages,
     position_RL: jax.Array,
-    reach: Reach,
+    page_table: PageTable,
     *,
     window: int | None = None,
     kernel: str = "xla",
@@ -172,10 +172,10 @@ def attend(
     kv_heads = pages.k.shape[0]
     queries, keys = ("rows", None, head_axes(kv_heads)[1], "head_dim"), page_axes(kv_heads)
     layouts = [queries, keys, keys, ("rows", None), ("rows", None), ("rows",)]
-    arrays = [q_RLHd, *pages, position_RL, reach.table_RP, reach.start_R]
-    if reach.prefixes is not None:
+    arrays = [q_RLHd, *pages, position_RL, page_table.table_RP, page_table.start_R]
+    if page_table.prefixes is not None:
         layouts += [("prefixes", None), ("prefixes",), ("prefixes", None)]
-        arrays += reach.prefixes
+        arrays += page_table.prefixes
     run = functools.partial(_KERNELS[kernel], window=window, block=block)
     return per_shard(run, layouts, queries)(*arrays)
 

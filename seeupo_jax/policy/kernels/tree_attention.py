@@ -1,7 +1,7 @@
 """Attention over token trees: exact, and only where some query of a block sees some key of another.
 
 Queries and keys are cut into blocks. What is computed follows the number of pairs of blocks that
-`tree_sight.visited_blocks` marks; memory grows with the length, not with its square.
+`tree_mask.visited_blocks` marks; memory grows with the length, not with its square.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.policy.kernels import tree_kernels, tree_kernels_gpu
-from seeupo_jax.policy.kernels.derivatives import AGAIN
+from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
 from seeupo_jax.policy.kernels.tree_mask import (
     FLOOR,
     UNSEEN,
-    Sight,
+    TreeMask,
     Visits,
     cut,
-    cut_sight,
+    cut_tree_mask,
     list_visits,
     seen,
     visited_blocks,
@@ -75,22 +75,22 @@ def tree_attention(
         if window is not None:
             raise ValueError("tree_attention: got a window without depth_NL and key_depth_NC.")
         depth_NL, key_depth_NC = order_NL, first_NC  # read by nothing
-    sight = Sight(order_NL, depth_NL, first_NC, end_NC, key_depth_NC)
-    return _IMPLEMENTATIONS[implementation](q_NLHd, k_NCKd, v_NCKd, sight, window, block)
+    tree_mask = TreeMask(order_NL, depth_NL, first_NC, end_NC, key_depth_NC)
+    return _IMPLEMENTATIONS[implementation](q_NLHd, k_NCKd, v_NCKd, tree_mask, window, block)
 
 
 def _dense(
     q_NLHd: jax.Array,
     k_NCKd: jax.Array,
     v_NCKd: jax.Array,
-    sight: Sight,
+    tree_mask: TreeMask,
     window: int | None,
     _block: int | None,
 ) -> jax.Array:
     (N, L, H, _), (C, kv_heads) = q_NLHd.shape, k_NCKd.shape[1:3]
     q = _heads_first(q_NLHd, L, kv_heads)
     k, v = (_heads_first(x, C, kv_heads) for x in (k_NCKd, v_NCKd))
-    seen_NLC = seen(sight, window)[:, None, None]
+    seen_NLC = seen(tree_mask, window)[:, None, None]
     scores = _dot("nkqd,nkcd->nkqc", q, k).reshape(N, kv_heads, -1, L, C) * q.shape[3] ** -0.5
     weights = jax.nn.softmax(jnp.where(seen_NLC, scores, UNSEEN), axis=-1)
     weights = jnp.where(seen_NLC, weights, 0.0).astype(q.dtype).reshape(N, kv_heads, -1, C)
@@ -101,7 +101,7 @@ def _xla(
     q_NLHd: jax.Array,
     k_NCKd: jax.Array,
     v_NCKd: jax.Array,
-    sight: Sight,
+    tree_mask: TreeMask,
     window: int | None,
     block: int | None,
 ) -> jax.Array:
@@ -109,10 +109,10 @@ def _xla(
     if block is None:
         block = block_for(H)
         if L <= block:  # few queries: loops cost more than they save
-            return _dense(q_NLHd, k_NCKd, v_NCKd, sight, window, None)
-    visits = list_visits(visited_blocks(sight, window=window, block=block))
+            return _dense(q_NLHd, k_NCKd, v_NCKd, tree_mask, window, None)
+    visits = list_visits(visited_blocks(tree_mask, window=window, block=block))
     # The blocks of all rows in one list: [rows * blocks, block].
-    blocks = Sight(*(x.reshape(-1, block) for x in cut_sight(sight, block)))
+    blocks = TreeMask(*(x.reshape(-1, block) for x in cut_tree_mask(tree_mask, block)))
     qkv = (_heads_first(x, block, k_NCKd.shape[2]) for x in (q_NLHd, k_NCKd, v_NCKd))
     return _heads_last(_loop(*qkv, blocks, visits, N, window), N, H)[:, :L]
 
@@ -153,7 +153,7 @@ def _loop(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    blocks: Sight,
+    blocks: TreeMask,
     visits: Visits,
     N: int,
     window: int | None,
@@ -165,7 +165,7 @@ def _forward(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    blocks: Sight,
+    blocks: TreeMask,
     visits: Visits,
     N: int,
     window: int | None,
@@ -210,7 +210,7 @@ def _backward(
             d_q_b, d_k, d_v = carry
             c = _key_block(q, k, visits, N, r, t)
             k_b = _at(k, c)
-            with jax.named_scope(AGAIN):
+            with jax.named_scope(RECOMPUTE):
                 scores = _scores(q_b, k_b, blocks, r, c, window)
             weights = jnp.exp(scores - logsumexp_b[:, :, None])
             d_weights = _dot("kqd,kcd->kqc", d_out_b, _at(v, c))
@@ -243,10 +243,10 @@ def _key_block(
 
 
 def _scores(
-    q_b: jax.Array, k_b: jax.Array, blocks: Sight, r: jax.Array, c: jax.Array, window: int | None
+    q_b: jax.Array, k_b: jax.Array, blocks: TreeMask, r: jax.Array, c: jax.Array, window: int | None
 ) -> jax.Array:
     """Of a pair of blocks, [kv_heads, groups * block, block]."""
-    here = Sight(*(_at(x, at) for x, at in zip(blocks, (r, r, c, c, c), strict=True)))
+    here = TreeMask(*(_at(x, at) for x, at in zip(blocks, (r, r, c, c, c), strict=True)))
     seen_qc = seen(here, window)
     scores = _dot("kqd,kcd->kqc", q_b, k_b) * q_b.shape[2] ** -0.5
     grouped = scores.reshape(k_b.shape[0], -1, *seen_qc.shape)

@@ -14,16 +14,16 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from seeupo_jax.policy.kernels.derivatives import AGAIN
+from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
 from seeupo_jax.policy.kernels.tree_mask import (
     FLOOR,
     UNSEEN,
-    Sight,
+    TreeMask,
     Visits,
     cut,
-    cut_sight,
+    cut_tree_mask,
     list_visits,
-    sees,
+    visible,
     visited_blocks,
 )
 
@@ -42,7 +42,7 @@ def attend(
     q_NLHd: jax.Array,
     k_NCKd: jax.Array,
     v_NCKd: jax.Array,
-    sight: Sight,
+    tree_mask: TreeMask,
     window: int | None,
     block: int | None,
 ) -> jax.Array:
@@ -54,9 +54,11 @@ def attend(
     if block % _LANES:
         raise ValueError(f"tree_attention: got block={block}; allowed: multiples of {_LANES}.")
     kv_heads = k_NCKd.shape[2]
-    visited = visited_blocks(sight, window=window, block=block)
+    visited = visited_blocks(tree_mask, window=window, block=block)
     visits = list_visits(visited), list_visits(visited.transpose(0, 2, 1))
-    order, depth, first, end, key_depth = (x.reshape(len(x), -1) for x in cut_sight(sight, block))
+    order, depth, first, end, key_depth = (
+        x.reshape(len(x), -1) for x in cut_tree_mask(tree_mask, block)
+    )
     places = jnp.stack([order, depth], 1), jnp.stack([first, end, key_depth], 1)
     out = _kernels(
         _heads_first(q_NLHd, block, kv_heads),
@@ -228,7 +230,7 @@ def _dot_t(x: jax.Array, y: jax.Array) -> jax.Array:
 def _seen_qc(order_ref: jax.Array, interval_ref: jax.Array, window: int | None) -> jax.Array:
     columns = (order_ref[x, :][:, None] for x in range(2))
     rows = (interval_ref[x : x + 1, :] for x in range(3))
-    return sees(*columns, *rows, window)
+    return visible(*columns, *rows, window)
 
 
 def _attend(
@@ -289,7 +291,7 @@ def _queries_gradient(
     k, v = k_ref[...], v_ref[...]
     scale = k.shape[1] ** -0.5
     for g in range(q_ref.shape[0]):
-        with jax.named_scope(AGAIN):
+        with jax.named_scope(RECOMPUTE):
             product = _dot_t(q_ref[g], k)
         scores = jnp.where(seen_qc, product * scale, UNSEEN)
         weights = jnp.exp(scores - logsumexp_ref[g, :][:, None])
@@ -320,13 +322,13 @@ def _keys_gradient(
     # Scores are keys by queries: no product needs the transpose of one.
     rows = (order_ref[x : x + 1, :] for x in range(2))
     columns = (interval_ref[:, x : x + 1] for x in range(3))
-    seen_cq = sees(*rows, *columns, window)
+    seen_cq = visible(*rows, *columns, window)
     k, v = k_ref[...], v_ref[...]
     d_k_sum, d_v_sum = sums
     scale = k.shape[1] ** -0.5
     for g in range(q_ref.shape[0]):
         q, d_out = q_ref[g], d_out_ref[g]
-        with jax.named_scope(AGAIN):
+        with jax.named_scope(RECOMPUTE):
             product, d_weights = _dot_t(k, q), _dot_t(v, d_out)
         scores = jnp.where(seen_cq, product * scale, UNSEEN)
         weights = jnp.exp(scores - logsumexp_ref[g : g + 1, :])

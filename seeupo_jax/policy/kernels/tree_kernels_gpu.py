@@ -17,15 +17,15 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from seeupo_jax.policy.kernels.derivatives import AGAIN
+from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
 from seeupo_jax.policy.kernels.tree_mask import (
     FLOOR,
     UNSEEN,
-    Sight,
+    TreeMask,
     Visits,
-    cut_sight,
+    cut_tree_mask,
     list_visits,
-    sees,
+    visible,
     visited_blocks,
 )
 
@@ -68,7 +68,7 @@ def attend(
     q_NLHd: jax.Array,
     k_NCKd: jax.Array,
     v_NCKd: jax.Array,
-    sight: Sight,
+    tree_mask: TreeMask,
     window: int | None,
     block: int | None,
 ) -> jax.Array:
@@ -79,10 +79,10 @@ def attend(
     if block is not None and (block < _LEAST or block & (block - 1)):
         raise ValueError(f"tree_attention: got block={block}; allowed: powers of 2 from {_LEAST}.")
     held, met = BLOCKS[q_NLHd.dtype.itemsize] if block is None else (block, block)
-    visited = visited_blocks(sight, window=window, block=held, key_block=met)
-    visited_by = visited_blocks(sight, window=window, block=met, key_block=held)
+    visited = visited_blocks(tree_mask, window=window, block=held, key_block=met)
+    visited_by = visited_blocks(tree_mask, window=window, block=met, key_block=held)
     visits = list_visits(visited), list_visits(visited_by.transpose(0, 2, 1))
-    order, depth, first, end, key_depth = (x.reshape(N, -1) for x in cut_sight(sight, held))
+    order, depth, first, end, key_depth = (x.reshape(N, -1) for x in cut_tree_mask(tree_mask, held))
     places = jnp.stack([order, depth], 1), jnp.stack([first, end, key_depth], 1)
     plan = _Plan(held, met, d, window)
     out = _kernels(*(_whole(x, held) for x in (q_NLHd, k_NCKd, v_NCKd)), places, visits, plan)
@@ -270,7 +270,7 @@ def _attend(loop: Loop, arrays: Refs, results: Refs, plan: _Plan) -> None:
         most, total, out = sums
         k, v = k_ref[at, :], v_ref[at, :]
         rows = (interval_ref[x, at][None, :] for x in range(3))
-        seen_qc = sees(*columns, *rows, plan.window)
+        seen_qc = visible(*columns, *rows, plan.window)
         scores = jnp.where(seen_qc, _dot_t(q, k) * plan.scale_2, UNSEEN)
         grown = jnp.maximum(most, scores.max(1))
         weights, shrink = jnp.exp2(scores - grown[:, None]), jnp.exp2(most - grown)
@@ -295,8 +295,8 @@ def _queries_gradient(loop: Loop, arrays: Refs, results: Refs, plan: _Plan) -> N
     def visit(at: Any, sums: tuple) -> tuple:
         k, v = k_ref[at, :], v_ref[at, :]
         rows = (interval_ref[x, at][None, :] for x in range(3))
-        seen_qc = sees(*columns, *rows, plan.window)
-        with jax.named_scope(AGAIN):
+        seen_qc = visible(*columns, *rows, plan.window)
+        with jax.named_scope(RECOMPUTE):
             product = _dot_t(q, k)
         scores = jnp.where(seen_qc, product * plan.scale_2, UNSEEN)
         d_scores = jnp.exp2(scores - logsumexp) * (_dot_t(d_out, v) - along)
@@ -317,8 +317,8 @@ def _keys_gradient(loop: Loop, arrays: Refs, results: Refs, plan: _Plan) -> None
         d_k, d_v = sums
         q, d_out = q_ref[at, :], d_out_ref[at, :]
         rows = (order_ref[x, at][None, :] for x in range(2))
-        seen_cq = sees(*rows, *columns, plan.window)
-        with jax.named_scope(AGAIN):
+        seen_cq = visible(*rows, *columns, plan.window)
+        with jax.named_scope(RECOMPUTE):
             product, d_weights = _dot_t(k, q), _dot_t(v, d_out)
         scores = jnp.where(seen_cq, product * plan.scale_2, UNSEEN)
         weights = jnp.exp2(scores - logsumexp_ref[at][None, :])

@@ -18,7 +18,7 @@ UNSEEN, FLOOR = -2e30, -1e30
 _LEAST, _MOST = jnp.iinfo(jnp.int32).min, jnp.iinfo(jnp.int32).max
 
 
-class Sight(NamedTuple):
+class TreeMask(NamedTuple):
     """Coordinates of queries and keys, int32.
 
     order_NL, depth_NL: of each query; depths are positions, which a window is counted in.
@@ -45,7 +45,7 @@ class Visits(NamedTuple):
     start_B: jax.Array
 
 
-def sees(
+def visible(
     order: jax.Array,
     depth: jax.Array,
     first: jax.Array,
@@ -58,11 +58,11 @@ def sees(
     return seen if window is None else seen & (key_depth > depth - window)
 
 
-def seen(sight: Sight, window: int | None) -> jax.Array:
+def seen(tree_mask: TreeMask, window: int | None) -> jax.Array:
     """Whether each query sees each key, bool [..., L, C]."""
-    order, depth = (x[..., :, None] for x in sight[:2])
-    first, end, key_depth = (x[..., None, :] for x in sight[2:])
-    return sees(order, depth, first, end, key_depth, window)
+    order, depth = (x[..., :, None] for x in tree_mask[:2])
+    first, end, key_depth = (x[..., None, :] for x in tree_mask[2:])
+    return visible(order, depth, first, end, key_depth, window)
 
 
 def cut(x_NL: jax.Array, block: int, fill: int = 0) -> jax.Array:
@@ -74,7 +74,7 @@ def cut(x_NL: jax.Array, block: int, fill: int = 0) -> jax.Array:
     return filled.reshape(N, count, block, *x_NL.shape[2:])
 
 
-def cut_sight(sight: Sight, block: int, key_block: int | None = None) -> Sight:
+def cut_tree_mask(tree_mask: TreeMask, block: int, key_block: int | None = None) -> TreeMask:
     """Every array in blocks, as `cut`; what fills them up sees nothing and is not seen.
 
     Args:
@@ -82,11 +82,11 @@ def cut_sight(sight: Sight, block: int, key_block: int | None = None) -> Sight:
     """
     key_block = block if key_block is None else key_block
     sizes, fills = (block, block, *(key_block,) * 3), (_LEAST, 0, 0, 0, 0)
-    return Sight(*(cut(*of) for of in zip(sight, sizes, fills, strict=True)))
+    return TreeMask(*(cut(*of) for of in zip(tree_mask, sizes, fills, strict=True)))
 
 
 def visited_blocks(
-    sight: Sight, *, window: int | None = None, block: int, key_block: int | None = None
+    tree_mask: TreeMask, *, window: int | None = None, block: int, key_block: int | None = None
 ) -> jax.Array:
     """Which pairs of blocks are computed, bool [N, blocks of queries, blocks of keys].
 
@@ -96,8 +96,8 @@ def visited_blocks(
     Args:
       key_block: keys of a block; None is as many as queries.
     """
-    real = cut(jnp.ones_like(sight.order_NL, dtype=bool), block)
-    blocks = cut_sight(sight, block, key_block)
+    real = cut(jnp.ones_like(tree_mask.order_NL, dtype=bool), block)
+    blocks = cut_tree_mask(tree_mask, block, key_block)
 
     def least(x: jax.Array) -> jax.Array:
         return jnp.min(jnp.where(real, x, _MOST), 2)[:, :, None, None]

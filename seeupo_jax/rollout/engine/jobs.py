@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from seeupo_jax.policy.kernels.attention import NOWHERE
-from seeupo_jax.policy.kernels.paged import Prefixes, Reach
+from seeupo_jax.policy.kernels.paged import PageTable, Prefixes
 from seeupo_jax.rollout.engine.cache_memory import CachePlan
 from seeupo_jax.rollout.engine.grammar import Grammars, Matcher
 from seeupo_jax.rollout.engine.kv_pages import Lease, PageTree, Refusal
@@ -134,7 +134,7 @@ class Shard:
         """How many rows of this length there are to prefill now."""
         return sum(_tiles_of(job, length) for job in self.jobs.values())
 
-    def take_tiles(self, rows: int, length: int) -> tuple[np.ndarray, np.ndarray, Reach]:
+    def take_tiles(self, rows: int, length: int) -> tuple[np.ndarray, np.ndarray, PageTable]:
         """The next rows to prefill: tokens and positions [rows, length], and what they see."""
         tokens_RL = np.zeros((rows, length), np.int32)
         position_RL = np.full((rows, length), NOWHERE, np.int32)
@@ -149,8 +149,8 @@ class Shard:
             if not job.unread:
                 self._tree.computed(job.lease)
         self.counts["prefill_positions"] += tokens_RL.size
-        reach = self._reach(tiles[:rows], rows, self._plan.row_pages, group_size=1)
-        return tokens_RL, position_RL, reach
+        page_table = self._page_table(tiles[:rows], rows, self._plan.row_pages, group_size=1)
+        return tokens_RL, position_RL, page_table
 
     def decodable(self, *, landed: bool) -> list[Job]:
         """Actions that can go on; `landed`: only those whose every step has been heard of."""
@@ -171,7 +171,7 @@ class Shard:
         group_size: int,
         steps: int,
         mask_words: int | None,
-    ) -> tuple[Rows, Reach, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    ) -> tuple[Rows, PageTable, tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Rows that decode, what they see (tables of `width` pages), and their streams' numbers.
 
         Args:
@@ -190,9 +190,9 @@ class Shard:
             numbers_3R[:, row] = turn.task, turn.member, turn.turn
             job.asked += steps
         who = Rows(slot_R, fresh_R, token_R, position_R, limit_R, _masks(jobs, rows, mask_words))
-        return who, self._reach(jobs, rows, width, group_size), tuple(numbers_3R)
+        return who, self._page_table(jobs, rows, width, group_size), tuple(numbers_3R)
 
-    def _reach(self, jobs: Sequence[Job], rows: int, width: int, group_size: int) -> Reach:
+    def _page_table(self, jobs: Sequence[Job], rows: int, width: int, group_size: int) -> PageTable:
         """What rows see: the pages that a group's have in common once, and each row's own."""
         prefixes, skipped = None, {}
         if group_size > 1:
@@ -204,7 +204,7 @@ class Shard:
             own = job.lease.pages[skip:]
             table_RP[row, : len(own)] = own
             start_R[row] = skip * self._plan.page_size
-        return Reach(table_RP, start_R, prefixes)
+        return PageTable(table_RP, start_R, prefixes)
 
     def _prefixes(
         self, jobs: Sequence[Job], rows: int, width: int, group_size: int

@@ -17,7 +17,7 @@ from seeupo_jax.parallel.mesh import constrain, per_shard
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels import paged
 from seeupo_jax.policy.kernels.attention import NOWHERE
-from seeupo_jax.policy.kernels.paged import Pages, Reach
+from seeupo_jax.policy.kernels.paged import Pages, PageTable
 from seeupo_jax.policy.network import Network
 from seeupo_jax.rollout.engine.grammar import apply_mask
 from seeupo_jax.rollout.engine.sampling import Sampling, Streams, draw, stream_keys
@@ -82,7 +82,7 @@ def prefill(
     pages: Sequence[Pages],
     tokens_RL: jax.Array,
     position_RL: jax.Array,
-    reach: Reach,
+    page_table: PageTable,
     block: int | None,
 ) -> tuple[Sequence[Pages], jax.Array]:
     """Puts keys and values of context tokens into the cache.
@@ -93,7 +93,7 @@ def prefill(
     """
     with jax.named_scope("rollout/prefill"):
         model = network.bind(params)
-        _, pages = model.extend(tokens_RL, position_RL, pages, reach, block=block)
+        _, pages = model.extend(tokens_RL, position_RL, pages, page_table, block=block)
     return pages, position_RL[:, 0] + 0
 
 
@@ -115,7 +115,7 @@ def decode(
     pages: Sequence[Pages],
     slots: Slots,
     rows: Rows,
-    reach: Reach,
+    page_table: PageTable,
     streams: Streams,
     steps: int,
     kernel: str,
@@ -132,7 +132,7 @@ def decode(
         i, token_R, position_R, step_R, alive_R, tokens_RK, logp_RK, pages = carry
         at_R1 = jnp.where(alive_R, position_R, NOWHERE)[:, None]
         hidden_R1D, pages = model.extend(
-            token_R[:, None], at_R1, pages, reach, kernel=kernel, block=block
+            token_R[:, None], at_R1, pages, page_table, kernel=kernel, block=block
         )
         logits_RV = jnp.einsum(
             "nd,vd->nv", hidden_R1D[:, 0], head_VD, preferred_element_type=jnp.float32

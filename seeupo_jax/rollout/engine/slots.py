@@ -33,7 +33,7 @@ from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling, Streams
 
 
-class Reading(NamedTuple):
+class KVReadPlan(NamedTuple):
     """How the cache is read. kernel: in decoding; see `paged.attend`.
 
     block: tokens gathered at a time; None: all that a table holds, whose widths are then few sizes
@@ -44,10 +44,10 @@ class Reading(NamedTuple):
     block: int | None = BLOCK
 
 
-ANYWHERE = Reading()
+ANYWHERE = KVReadPlan()
 
 
-def choose_reading(arch: Architecture, page_size: int, platform: str) -> Reading:
+def choose_read_plan(arch: Architecture, page_size: int, platform: str) -> KVReadPlan:
     """What suits a platform: a loop over blocks costs a GPU a round trip to the host for each."""
     kernel, _ = decode_kernel(
         platform,
@@ -56,7 +56,7 @@ def choose_reading(arch: Architecture, page_size: int, platform: str) -> Reading
         dtype=arch.dtype,
         window=next((window for window in arch.windows if window is not None), None),
     )
-    return Reading(kernel, None if platform in ("cuda", "gpu", "rocm") else BLOCK)
+    return KVReadPlan(kernel, None if platform in ("cuda", "gpu", "rocm") else BLOCK)
 
 
 class Program(NamedTuple):
@@ -101,18 +101,18 @@ class SlotEngine:
         group_size: int = 1,
         steps: int = 8,
         prefill_tokens: int = 1024,
-        reading: Reading = ANYWHERE,
+        read_plan: KVReadPlan = ANYWHERE,
         grammars: Grammars | None = None,
     ):
         self._arch, self._sampling, self.plan = network.arch, sampling, plan
         self._layout, self._reshard_bytes = Layout(network, mesh), 0
         self._training = sampling.temperature
-        self._mesh, self._reading, self._grammars = mesh, reading, grammars
+        self._mesh, self._reading, self._grammars = mesh, read_plan, grammars
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
-        self._group_size = group_size if reading.kernel == "xla" else 1
+        self._group_size = group_size if read_plan.kernel == "xla" else 1
         own = [0] if mesh is None else own_row_shards(mesh)
         self._shards = {number: Shard(plan, sampling.max_tokens) for number in own}
-        parts = 1 if reading.block is not None else 4
+        parts = 1 if read_plan.block is not None else 4
         self._widths = sorted({-(-plan.row_pages * i // parts) for i in range(1, parts + 1)})
         self._row_sizes = _sizes(plan.slots, halvings=3 if parts == 1 else 1, least=8)
         self._tile_sizes = {
@@ -328,7 +328,7 @@ class SlotEngine:
         )
 
     def _decode_arguments(
-        self, params: Any, pages: Any, slots: Any, who: Any, reach: Any, own: Any
+        self, params: Any, pages: Any, slots: Any, who: Any, page_table: Any, own: Any
     ) -> tuple[Any, ...]:
         return (
             self._layout.network,
@@ -337,7 +337,7 @@ class SlotEngine:
             pages,
             slots,
             who,
-            reach,
+            page_table,
             Streams(*self._numbers, *own),
             self._steps,
             *self._reading,

@@ -10,7 +10,7 @@ from seeupo_jax.bench.runners.program_flops import Flops, Passes, Trips, count
 from seeupo_jax.bench.runners.program_recorder import Call, trips
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.kernels.attention import KeyValues, Tree, attend_trees, sight_of
+from seeupo_jax.policy.kernels.attention import KeyValues, Tree, attend_trees, tree_mask_of
 from seeupo_jax.types import NOTHING, TurnBatch
 
 ARCH = Architecture(vocab_size=512, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, mlp_width=8)
@@ -160,8 +160,8 @@ def test_a_gpu_s_kernels_count_the_pairs_of_blocks_that_they_visit():
     assert (given.pairs, given.key_pairs) == (2 + 4, 4 + 2)
 
     def loss(q, k, v, depth, end):
-        sight = sight_of(Tree(depth, end))
-        return attend_trees(q, KeyValues(k, v), sight, kernel="cudnn").astype(jnp.float32).sum()
+        tree_mask = tree_mask_of(Tree(depth, end))
+        return attend_trees(q, KeyValues(k, v), tree_mask, kernel="cudnn").astype(jnp.float32).sum()
 
     like = jax.ShapeDtypeStruct
     q, k = (like((1, L, heads, d), jnp.bfloat16) for heads in (H, 2))

@@ -17,8 +17,8 @@ from seeupo_jax.policy.kernels import attention, paged
 from seeupo_jax.policy.kernels.attention import NOWHERE, KeyValues
 from seeupo_jax.policy.kernels.paged import (
     Pages,
+    PageTable,
     Prefixes,
-    Reach,
     copy_pages,
     decode_kernel,
     new_pages,
@@ -44,8 +44,8 @@ class Case(NamedTuple):
     before: Pages
     new: KeyValues
     position_RL: np.ndarray
-    whole: Reach
-    shared: Reach
+    whole: PageTable
+    shared: PageTable
     after: Pages  # `before` with the pass's tokens in it
     wanted: np.ndarray
     spare: int  # a page that nothing lies in
@@ -102,12 +102,12 @@ def reach_of(rng, numbers, prefixes=None):
         pages = numbers[row[0]][start[r] // PAGE :]
         table[r, : len(pages)] = pages
     if prefixes is None:
-        return Reach(jnp.asarray(table, jnp.int32), jnp.asarray(start, jnp.int32))
+        return PageTable(jnp.asarray(table, jnp.int32), jnp.asarray(start, jnp.int32))
     shared = rng.integers(-1, POOL + 1, size=(len(prefixes), WIDTH - 3))
     for own, pages in zip(shared, prefixes, strict=True):
         own[: len(pages)] = pages
     arrays = [jnp.asarray(x, jnp.int32) for x in (table, start, shared, PREFIXES, MEMBERS)]
-    return Reach(*arrays[:2], Prefixes(*arrays[2:]))
+    return PageTable(*arrays[:2], Prefixes(*arrays[2:]))
 
 
 def softmax_attention(q, truth, window):
@@ -125,17 +125,17 @@ def softmax_attention(q, truth, window):
     return out
 
 
-def passed(case, reach, **options):
+def passed(case, page_table, **options):
     """Writes the pass's tokens, then attends."""
-    pages = write(case.before, case.new, case.position_RL, reach)
-    return run(case.q, pages, case.position_RL, reach, **options)
+    pages = write(case.before, case.new, case.position_RL, page_table)
+    return run(case.q, pages, case.position_RL, page_table, **options)
 
 
 @pytest.mark.parametrize("kv_heads, groups, window", [(2, 1, None), (1, 7, 7), (3, 2, 1)])
 def test_rows_that_reach_by_tables_and_prefixes_equal_the_softmax(kv_heads, groups, window):
     case = make_case(0, kv_heads=kv_heads, groups=groups, window=window)
-    for reach in (case.whole, case.shared):
-        out = passed(case, reach, window=window, block=8)
+    for page_table in (case.whole, case.shared):
+        out = passed(case, page_table, window=window, block=8)
         np.testing.assert_allclose(out, case.wanted, atol=1e-6)
 
 
@@ -171,12 +171,12 @@ def test_a_query_weighs_its_prefix_and_its_own_page_by_the_softmax():
     v[0, 2, :, 0], v[0, 0, :, 0] = [1, 2, 50], [3, 4, 9]
     pages = Pages(*(jnp.asarray(x[:, :, :2], jnp.float32) for x in (k, v)))
     number = lambda *x: jnp.asarray(x, jnp.int32)  # noqa: E731
-    reach = Reach(number([0]), number(2), Prefixes(number([2]), number(2), number([0])))
+    page_table = PageTable(number([0]), number(2), Prefixes(number([2]), number(2), number([0])))
     q = jnp.asarray([[[[1.0, 0, 0, 0]]]])
-    out = run(q, pages, number([3]), reach)
+    out = run(q, pages, number([3]), page_table)
     wanted = (np.e + 2 + 3 + 4 * np.e) / (2 * np.e + 2)
     np.testing.assert_allclose(out[0, 0, 0], [wanted, 0, 0, 0], rtol=1e-6)
-    before_the_last = run(q, pages, number([2]), reach)
+    before_the_last = run(q, pages, number([2]), page_table)
     np.testing.assert_allclose(before_the_last[0, 0, 0, 0], (np.e + 2 + 3) / (np.e + 2), rtol=1e-6)
 
 
@@ -190,16 +190,16 @@ def test_the_loop_reads_no_block_that_no_row_sees(window):
     values[:, unseen] = np.nan
     pages = Pages(jnp.asarray(keys), jnp.asarray(values))
     position = jnp.asarray([[9, 10], [12, 13], [NOWHERE, NOWHERE]], jnp.int32)
-    reach = Reach(jnp.asarray(table, jnp.int32), jnp.zeros(3, jnp.int32))
+    page_table = PageTable(jnp.asarray(table, jnp.int32), jnp.zeros(3, jnp.int32))
     q = jnp.ones((3, 2, 1, HEAD))
-    assert np.isfinite(run(q, pages, position, reach, window=window, block=PAGE)).all()
-    assert np.isnan(run(q, pages, position, reach, window=window, block=None)).any()
+    assert np.isfinite(run(q, pages, position, page_table, window=window, block=PAGE)).all()
+    assert np.isnan(run(q, pages, position, page_table, window=window, block=None)).any()
 
 
 def test_the_loop_over_prefixes_ends_with_the_longest():
     case = make_case(5)
     own, prefixes = case.shared.table_RP, case.shared.prefixes
-    reach = Reach(
+    page_table = PageTable(
         jnp.where(own == case.spare, 0, own),
         case.shared.start_R,
         prefixes._replace(
@@ -208,15 +208,15 @@ def test_the_loop_over_prefixes_ends_with_the_longest():
     )
     poisoned = np.array(case.after.v)
     poisoned[:, case.spare] = np.nan
-    poisoned_case = (case.q, Pages(case.after.k, poisoned), case.position_RL, reach)
+    poisoned_case = (case.q, Pages(case.after.k, poisoned), case.position_RL, page_table)
     np.testing.assert_allclose(run(*poisoned_case, block=PAGE), case.wanted, atol=1e-6)
     assert np.isnan(run(*poisoned_case, block=None)).any()
 
 
 def test_a_pass_is_written_to_its_own_slots_and_nowhere_else():
     case = make_case(6)
-    for reach in (case.whole, case.shared):
-        written = write(case.before, case.new, case.position_RL, reach)
+    for page_table in (case.whole, case.shared):
+        written = write(case.before, case.new, case.position_RL, page_table)
         np.testing.assert_array_equal(written.k, case.after.k)
         np.testing.assert_array_equal(written.v, case.after.v)
 
@@ -225,11 +225,11 @@ def test_tokens_outside_of_their_table_are_written_nowhere():
     # Two pages from position 4 on: 3 lies before, 12 behind, 8 in a page beyond the pool or below.
     pages = new_pages(ARCH, 3, PAGE)[0]
     new = KeyValues(*(jnp.ones((3, 2, 2, HEAD)) for _ in "kv"))
-    reach = Reach(
+    page_table = PageTable(
         jnp.asarray([[1, 3], [2, 0], [0, -3]], jnp.int32), jnp.asarray([4, 4, 4], jnp.int32)
     )
     position = jnp.asarray([[3, 8], [12, NOWHERE], [5, 8]], jnp.int32)
-    written = write(pages, new, position, reach)
+    written = write(pages, new, position, page_table)
     for x in written:
         np.testing.assert_array_equal(np.argwhere(np.asarray(x).any((0, 3))), [[0, 1]])
 
@@ -257,9 +257,9 @@ def test_bfloat16_is_as_near_to_the_exact_result_as_plain_attention():
     rng = np.random.default_rng(7)
     q, k, v = (jnp.asarray(rng.normal(size=(4, 32, 2, HEAD)), jnp.bfloat16) for _ in "qkv")
     position = jnp.broadcast_to(jnp.arange(32, dtype=jnp.int32)[None], (4, 32))
-    reach = Reach(jnp.arange(32, dtype=jnp.int32).reshape(4, 8), jnp.zeros(4, jnp.int32))
+    page_table = PageTable(jnp.arange(32, dtype=jnp.int32).reshape(4, 8), jnp.zeros(4, jnp.int32))
     pages = Pages(*(jnp.zeros((2, 32, PAGE, HEAD), jnp.bfloat16) for _ in "kv"))
-    out = run(q, write(pages, KeyValues(k, v), position, reach), position, reach, block=8)
+    out = run(q, write(pages, KeyValues(k, v), position, page_table), position, page_table, block=8)
     plain = attention.attend(q, KeyValues(k, v), position, position)
     q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     exact = attention.attend(q, KeyValues(k, v), position, position)
@@ -279,13 +279,13 @@ def test_shards_with_pages_of_their_own_give_what_each_gives_alone(kv_heads):
         axes = paged.page_axes(kv_heads)
         put = lambda x, *names: jax.device_put(x, sharding(mesh, names))  # noqa: E731
         rows = [(c.q, c.new, c.position_RL, c.shared) for c in cases]
-        q, new, position, reach = jax.tree.map(lambda *x: put(along(0, x), "rows"), *rows)
+        q, new, position, page_table = jax.tree.map(lambda *x: put(along(0, x), "rows"), *rows)
         before, after = (
             [along(1, x) for x in zip(*pages, strict=True)]
             for pages in ([c.before for c in cases], [c.after for c in cases])
         )
-        pages = write(Pages(*(put(x, *axes) for x in before)), new, position, reach)
-        out = run(q, pages, position, reach, block=8)
+        pages = write(Pages(*(put(x, *axes) for x in before)), new, position, page_table)
+        out = run(q, pages, position, page_table, block=8)
         assert pages.v.sharding.is_equivalent_to(sharding(mesh, axes), 4)
     np.testing.assert_allclose(out, along(0, alone), atol=1e-6)
     for got, wanted in zip(pages, after, strict=True):
@@ -319,7 +319,7 @@ def decode_case(dtype="bfloat16", *, page=16, width=6, groups=4):
     table[0], table[-1], table[5, 1:] = -1, -1, 8 * width
     position = [NOWHERE, 4 * page - 1, 4 * page, NOWHERE, NOWHERE, 0, 3 * page + 5, NOWHERE]
     start = np.where(np.arange(8) == 6, page, 0)
-    return q, Pages(k, v), number(position)[:, None], Reach(number(table), number(start))
+    return q, Pages(k, v), number(position)[:, None], PageTable(number(table), number(start))
 
 
 @pytest.mark.parametrize("groups", [7, 8])
@@ -346,16 +346,16 @@ def test_the_tpu_kernel_lowers_from_a_machine_without_one():
 @pytest.mark.usefixtures("optimized")
 def test_decode_compiles_for_tpu_without_a_copy_of_the_pages(kernel):
     place = jax.sharding.SingleDeviceSharding(tpu_cases.devices("v5e:2x2")[0])
-    q, pages, position, reach = jax.tree.map(
+    q, pages, position, page_table = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), decode_case(width=512)
     )
     new = KeyValues(*(jax.ShapeDtypeStruct((8, 1, 2, 128), q.dtype, sharding=place) for _ in "kv"))
 
-    def step(pages, q, new, position, reach):
-        pages = paged.write(pages, new, position, reach)
-        return pages, paged.attend(q, pages, position, reach, kernel=kernel)
+    def step(pages, q, new, position, page_table):
+        pages = paged.write(pages, new, position, page_table)
+        return pages, paged.attend(q, pages, position, page_table, kernel=kernel)
 
-    compiled = jax.jit(step, donate_argnums=0).lower(pages, q, new, position, reach).compile()
+    compiled = jax.jit(step, donate_argnums=0).lower(pages, q, new, position, page_table).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < pages.k.size * 2 / 8
 
 
@@ -382,16 +382,16 @@ def test_the_decode_kernel_is_the_tpu_one_where_its_shapes_allow():
 
 
 def test_a_pass_that_a_kernel_does_not_take_is_refused():
-    q, pages, position, reach = decode_case()
+    q, pages, position, page_table = decode_case()
     with pytest.raises(ValueError, match="got kernel 'flash'; allowed: xla, paged"):
-        paged.attend(q, pages, position, reach, kernel="flash")
-    two = (jnp.concatenate([q, q], 1), pages, jnp.concatenate([position, position], 1), reach)
+        paged.attend(q, pages, position, page_table, kernel="flash")
+    two = (jnp.concatenate([q, q], 1), pages, jnp.concatenate([position, position], 1), page_table)
     with pytest.raises(
         ValueError, match="got 2 tokens a row, window None and no prefixes; allowed"
     ):
         paged.attend(*two, kernel="paged")
     with pytest.raises(ValueError, match="got 1 tokens a row, window 3 and no prefixes; allowed"):
-        paged.attend(q, pages, position, reach, window=3, kernel="paged")
-    prefixes = Prefixes(reach.table_RP[:1], reach.start_R[:1], jnp.full((1, 2), 8))
+        paged.attend(q, pages, position, page_table, window=3, kernel="paged")
+    prefixes = Prefixes(page_table.table_RP[:1], page_table.start_R[:1], jnp.full((1, 2), 8))
     with pytest.raises(ValueError, match="window None and prefixes; allowed: 1 token, no window"):
-        paged.attend(q, pages, position, reach._replace(prefixes=prefixes), kernel="paged")
+        paged.attend(q, pages, position, page_table._replace(prefixes=prefixes), kernel="paged")

@@ -11,7 +11,7 @@ from tree_cases import CASES, assert_equal, attend, random_arrays, trained, tree
 
 from seeupo_jax.policy.kernels.attention import KeyValues, attend_trees
 from seeupo_jax.policy.kernels.tree_attention import block_for, tree_attention
-from seeupo_jax.policy.kernels.tree_mask import Sight, list_visits, seen, visited_blocks
+from seeupo_jax.policy.kernels.tree_mask import TreeMask, list_visits, seen, visited_blocks
 
 TRIALS = [
     *(("xla", 16, name, None) for name in CASES),
@@ -28,7 +28,7 @@ TRIALS = [
 def test_every_path_is_attended_as_if_it_were_alone(implementation, block, name, window):
     case = CASES[name]
     options = {"window": window, "implementation": implementation, "block": block}
-    got = trained(*random_arrays(case), case.sight, **options)
+    got = trained(*random_arrays(case), case.tree_mask, **options)
     assert_equal(got, wanted(name, window))
 
 
@@ -37,13 +37,13 @@ def test_short_paths_are_attended_in_smaller_blocks():
     q, k, v, _ = random_arrays(case)
 
     def attended(longest):
-        return lambda q, k, v: attend_trees(q, KeyValues(k, v), case.sight, longest=longest)
+        return lambda q, k, v: attend_trees(q, KeyValues(k, v), case.tree_mask, longest=longest)
 
     programs = [str(jax.make_jaxpr(attended(longest))(q, k, v)) for longest in (None, 128, 129)]
     blocks = [{n for n in (32, 64) if f"f32[2,{2 * n},{n}]" in text} for text in programs]
     assert blocks == [{64}, {32}, {64}]
     assert [block_for(4, longest) for longest in (None, 128, 129)] == [64, 32, 64]
-    out = tree_attention(q, k, v, *case.sight[:1], *case.sight[2:4], implementation="dense")
+    out = tree_attention(q, k, v, *case.tree_mask[:1], *case.tree_mask[2:4], implementation="dense")
     for longest in (None, 128):
         np.testing.assert_allclose(attended(longest)(q, k, v), out, atol=2e-6)
 
@@ -55,15 +55,15 @@ def test_a_query_that_sees_nothing_gives_zero_and_no_gradient(implementation, bl
     case = CASES["causal"]
     blind = np.arange(150) % 7 == 3
     blind[128:144] = True  # whole blocks, too
-    order = jnp.where(blind[None, :], 1000, case.sight.order_NL)
-    sight = case.sight._replace(order_NL=order)
+    order = jnp.where(blind[None, :], 1000, case.tree_mask.order_NL)
+    tree_mask = case.tree_mask._replace(order_NL=order)
     q, k, v, weight = random_arrays(case)
     options = {"implementation": implementation, "block": block}
-    got = trained(q, k, v, weight, sight, window=None, **options)
+    got = trained(q, k, v, weight, tree_mask, window=None, **options)
     assert not np.any(got[0][:, blind]) and not np.any(got[1][:, blind])
     # The others are as where all see, and nobody asks for what the blind ones give.
     asked = jnp.where(blind[None, :, None, None], 0.0, weight)
-    out, *gradients = trained(q, k, v, asked, case.sight, window=None, implementation="dense")
+    out, *gradients = trained(q, k, v, asked, case.tree_mask, window=None, implementation="dense")
     assert_equal(got, (jnp.where(blind[None, :, None, None], 0.0, out), *gradients))
 
 
@@ -76,11 +76,11 @@ def test_a_block_that_nobody_sees_is_never_read(implementation, block):
         more = jnp.full((len(x), block, *x.shape[2:]), value, x.dtype)
         return jnp.concatenate([more, x], axis=1)
 
-    *queries, first, end, depth = case.sight
-    sight = Sight(*queries, hidden(first, 5), hidden(end, 5), hidden(depth, 0))
+    *queries, first, end, depth = case.tree_mask
+    tree_mask = TreeMask(*queries, hidden(first, 5), hidden(end, 5), hidden(depth, 0))
     k, v = (hidden(x, jnp.nan) for x in (k, v))
     options = {"implementation": implementation, "block": block}
-    out, d_q, d_k, d_v = trained(q, k, v, weight, sight, **options)
+    out, d_q, d_k, d_v = trained(q, k, v, weight, tree_mask, **options)
     assert_equal((out, d_q, d_k[:, block:], d_v[:, block:]), wanted("continued", None))
     assert not np.any(d_k[:, :block]) and not np.any(d_v[:, :block])
 
@@ -91,28 +91,28 @@ def trunk_and_branches():
     start = index // 64 * 64
     end = np.where(start == 0, 320, start + 64)
     depth = np.where(start == 0, index, 64 + index - start)
-    return Sight(*(jnp.asarray(x, jnp.int32) for x in (index, depth, index, end, depth)))
+    return TreeMask(*(jnp.asarray(x, jnp.int32) for x in (index, depth, index, end, depth)))
 
 
 def test_branches_do_not_visit_each_other():
-    sight = trunk_and_branches()
+    tree_mask = trunk_and_branches()
     # Of blocks of 64 queries and 32 keys: the trunk's visits two, a branch's those and its own two.
-    assert visited_blocks(sight, block=64, key_block=32).sum() == 2 + 4 * (2 + 2)
+    assert visited_blocks(tree_mask, block=64, key_block=32).sum() == 2 + 4 * (2 + 2)
     # Of blocks of 32: the trunk's two visit one and two, a branch's two visit three and four.
-    assert visited_blocks(sight, block=32).sum() == 1 + 2 + 4 * (3 + 4)
+    assert visited_blocks(tree_mask, block=32).sum() == 1 + 2 + 4 * (3 + 4)
     # A window of 32 reaches into the block before, along the path: the trunk's second one.
-    assert visited_blocks(sight, window=32, block=32).sum() == 1 + 2 + 4 * (2 + 2)
+    assert visited_blocks(tree_mask, window=32, block=32).sum() == 1 + 2 + 4 * (2 + 2)
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("window", [None, 20])
 def test_every_pair_that_is_seen_is_visited_and_without_a_window_no_other(name, window):
-    sight, block = CASES[name].sight, 16
-    (L, C), N = (x.shape[1] for x in sight[1:3]), len(sight.order_NL)
+    tree_mask, block = CASES[name].tree_mask, 16
+    (L, C), N = (x.shape[1] for x in tree_mask[1:3]), len(tree_mask.order_NL)
     padded = np.zeros((N, -(-L // block) * block, -(-C // block) * block), bool)
-    padded[:, :L, :C] = seen(sight, window)
+    padded[:, :L, :C] = seen(tree_mask, window)
     needed = padded.reshape(N, -(-L // block), block, -1, block).any((2, 4))
-    visited = np.asarray(visited_blocks(sight, window=window, block=block))
+    visited = np.asarray(visited_blocks(tree_mask, window=window, block=block))
     assert not np.any(needed & ~visited)
     if window is None:
         np.testing.assert_array_equal(visited, needed)
@@ -128,7 +128,9 @@ def test_visits_are_listed_by_the_block_that_holds_their_sums():
 @pytest.mark.parametrize("implementation", ["xla", "pallas", "triton"])
 def test_bfloat16_is_as_near_to_the_exact_result_as_all_scores_at_once(implementation):
     case = CASES["trees"]
-    run = jax.jit(functools.partial(attend, sight=case.sight), static_argnames="implementation")
+    run = jax.jit(
+        functools.partial(attend, tree_mask=case.tree_mask), static_argnames="implementation"
+    )
     qkv = random_arrays(case, dtype=jnp.bfloat16)[:3]
     exact = run(*(x.astype(jnp.float32) for x in qkv), implementation="dense")
     ours, dense = (run(*qkv, implementation=name) for name in (implementation, "dense"))
@@ -151,8 +153,8 @@ def test_the_kernels_compile_for_tpu(topology, dtype, d):
     numbers = like(2, 1000, dtype=jnp.int32)
     q, k = like(2, 1000, 4, d, dtype=dtype), like(2, 1000, 2, d, dtype=dtype)
 
-    def loss(q, k, v, *sight):
-        out = attend(q, k, v, sight=Sight(*sight), window=300, implementation="pallas")
+    def loss(q, k, v, *tree_mask):
+        out = attend(q, k, v, tree_mask=TreeMask(*tree_mask), window=300, implementation="pallas")
         return out.astype(jnp.float32).sum()
 
     gradient = jax.jit(jax.grad(loss, (0, 1, 2)))
@@ -177,6 +179,6 @@ def test_the_kernels_compile_for_tpu(topology, dtype, d):
 )
 def test_mistakes_are_refused(options, message):
     case = CASES["causal"]
-    order, _, first, end, _ = case.sight
+    order, _, first, end, _ = case.tree_mask
     with pytest.raises(ValueError, match=message):
         tree_attention(*random_arrays(case)[:3], order, first, end, **options)

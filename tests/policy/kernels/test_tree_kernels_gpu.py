@@ -14,7 +14,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import AXES, make_mesh, sharding
 from seeupo_jax.policy.kernels.attention import FEWEST_QUERIES, KeyValues, attend_trees
 from seeupo_jax.policy.kernels.fused import select_kernel
-from seeupo_jax.policy.kernels.tree_mask import Sight
+from seeupo_jax.policy.kernels.tree_mask import TreeMask
 
 SHAPE = {"length": 256, "head_dim": 64, "kv_heads": 2, "heads": 4, "dtype": "bfloat16"}
 
@@ -30,7 +30,7 @@ SHAPE = {"length": 256, "head_dim": 64, "kv_heads": 2, "heads": 4, "dtype": "bfl
 def test_every_path_is_attended_as_if_it_were_alone(block, name, window):
     case = CASES[name]
     options = {"window": window, "implementation": "triton", "block": block}
-    assert_equal(trained(*random_arrays(case), case.sight, **options), wanted(name, window))
+    assert_equal(trained(*random_arrays(case), case.tree_mask, **options), wanted(name, window))
 
 
 @pytest.mark.parametrize("H, kv_heads, d", [(7, 1, 40), (2, 2, 8)])
@@ -38,12 +38,12 @@ def test_heads_of_any_number_and_width_are_attended(H, kv_heads, d):
     case = CASES["trees"]
     arrays = random_arrays(case, H=H, kv_heads=kv_heads, d=d)
     ways = ({"implementation": "triton", "block": 32}, {"implementation": "dense"})
-    assert_equal(*(trained(*arrays, case.sight, window=None, **way) for way in ways))
+    assert_equal(*(trained(*arrays, case.tree_mask, window=None, **way) for way in ways))
 
 
 def test_gradients_in_bfloat16_are_as_near_to_the_exact_ones_as_all_scores_at_once():
     case = CASES["trees"]
-    run = functools.partial(trained, sight=case.sight, window=None)
+    run = functools.partial(trained, tree_mask=case.tree_mask, window=None)
     arrays = random_arrays(case, dtype=jnp.bfloat16)
     exact = run(*(x.astype(jnp.float32) for x in arrays), implementation="dense")
     ours, dense = (run(*arrays, implementation=name) for name in ("triton", "dense"))
@@ -66,8 +66,10 @@ def test_the_kernels_lower_for_cuda_from_a_machine_without_a_gpu(H, kv_heads, d,
     numbers = like((1, L), jnp.int32)
     q, k = like((1, L, H, d), dtype), like((1, L, kv_heads, d), dtype)
 
-    def loss(q, k, v, *sight):
-        out = attend(q, k, v, sight=Sight(*sight), window=window, implementation="triton")
+    def loss(q, k, v, *tree_mask):
+        out = attend(
+            q, k, v, tree_mask=TreeMask(*tree_mask), window=window, implementation="triton"
+        )
         return out.astype(jnp.float32).sum()
 
     # Newer versions of JAX ask which GPU a kernel is for.
@@ -86,8 +88,8 @@ def test_the_kernels_lower_for_cuda_from_a_machine_without_a_gpu(H, kv_heads, d,
     assert not re.search(r"x4\d\d\dx4\d\d\dx", text)  # no scores of all pairs
 
 
-def through_trees(sight):
-    return jax.jit(lambda q, k, v: attend_trees(q, KeyValues(k, v), sight, kernel="cudnn"))
+def through_trees(tree_mask):
+    return jax.jit(lambda q, k, v: attend_trees(q, KeyValues(k, v), tree_mask, kernel="cudnn"))
 
 
 def test_devices_with_their_own_rows_heads_and_queries_give_what_one_device_gives():
@@ -95,7 +97,7 @@ def test_devices_with_their_own_rows_heads_and_queries_give_what_one_device_give
     qkv = random_arrays(case)[:3]
     mesh = make_mesh(schema.Mesh(data=1, fsdp=2, context=2, tensor=2))
     with jax.set_mesh(mesh):
-        out = through_trees(case.sight)(*qkv)
+        out = through_trees(case.tree_mask)(*qkv)
     np.testing.assert_allclose(out, wanted("trees", None)[0], atol=1e-5)
     by_device = sharding(mesh, ("rows", "length", "heads", "head_dim"))
     assert out.sharding.is_equivalent_to(by_device, 4)
@@ -105,8 +107,9 @@ def test_few_queries_need_no_kernel():
     case = CASES["causal"]
 
     def calls(length):
-        few = case.sight._replace(
-            order_NL=case.sight.order_NL[:, :length], depth_NL=case.sight.depth_NL[:, :length]
+        few = case.tree_mask._replace(
+            order_NL=case.tree_mask.order_NL[:, :length],
+            depth_NL=case.tree_mask.depth_NL[:, :length],
         )
         q, k, v, _ = random_arrays(case)
         traced = through_trees(few).trace(q[:, :length], k, v)
@@ -137,4 +140,4 @@ def test_heads_wider_than_the_kernels_sums_are_refused():
     case = CASES["causal"]
     q, k, v, _ = random_arrays(case, d=136)
     with pytest.raises(ValueError, match="got head_dim=136; allowed by triton: up to 128"):
-        attend(q, k, v, sight=case.sight, implementation="triton")
+        attend(q, k, v, tree_mask=case.tree_mask, implementation="triton")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tree_cases import ends_of, parents_of
 
-from seeupo_jax.policy.kernels.attention import Past, Tree, sight_of
+from seeupo_jax.policy.kernels.attention import Past, Tree, tree_mask_of
 from seeupo_jax.policy.kernels.tree_mask import list_visits, seen, sees, visited_blocks
 
 
@@ -49,11 +49,11 @@ def test_a_token_far_behind_sees_all_that_its_tree_hangs_below(past_length, new_
     at = rng.integers(0, past_length, new_length)[begins]
     at[-512:] = past_length - 1
     past, tree = continued(rng, past_end, new_end, at)
-    sight = sight_of(tree, past)
-    assert all(x.dtype == jnp.int32 for x in sight)
+    tree_mask = tree_mask_of(tree, past)
+    assert all(x.dtype == jnp.int32 for x in tree_mask)
     for query in (0, 511, 512, new_length // 2 + 3, new_length - 512, new_length - 1):
-        order, depth = (np.asarray(x)[0, query] for x in sight[:2])
-        found = np.asarray(sees(order, depth, *sight[2:], None))[0]
+        order, depth = (np.asarray(x)[0, query] for x in tree_mask[:2])
+        found = np.asarray(sees(order, depth, *tree_mask[2:], None))[0]
         wanted = sees_of_past(query, past_end, at)
         np.testing.assert_array_equal(found[:past_length], wanted)
         np.testing.assert_array_equal(found[past_length:], sees_of_new(query, new_end))
@@ -73,22 +73,22 @@ def test_new_trees_hang_below_tokens_in_any_order(seed):
     at[:3] = at[-1]  # and several trees hang below one
     at = at[root]
     past, tree = continued(rng, past_end, new_end, at)
-    sight = sight_of(tree, past)
-    found = np.asarray(seen(sight, None))[0]
+    tree_mask = tree_mask_of(tree, past)
+    found = np.asarray(seen(tree_mask, None))[0]
     for query in range(40):
         np.testing.assert_array_equal(found[query, :90], sees_of_past(query, past_end, at))
         np.testing.assert_array_equal(found[query, 90:], sees_of_new(query, new_end))
     # The coordinates rise as a key of the two numbers does, at * (new tokens + 1) + index, where
     # that fits: the same blocks are visited, so the same numbers come out bit by bit.
     key, step = at * 41 + 1 + np.arange(40), 41
-    by_key = sight._replace(
+    by_key = tree_mask._replace(
         order_NL=jnp.asarray(key)[None],
         first_NC=jnp.asarray(np.concatenate([np.arange(90) * step, key]))[None],
         end_NC=jnp.asarray(np.concatenate([past_end * step, at * 41 + 1 + new_end]))[None],
     )
     for window in (None, 4):
-        np.testing.assert_array_equal(seen(sight, window), seen(by_key, window))
-        blocks = [visited_blocks(x, window=window, block=16) for x in (sight, by_key)]
+        np.testing.assert_array_equal(seen(tree_mask, window), seen(by_key, window))
+        blocks = [visited_blocks(x, window=window, block=16) for x in (tree_mask, by_key)]
         np.testing.assert_array_equal(*blocks)
 
 

@@ -7,7 +7,7 @@ from flax import nnx
 
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.kernels.paged import Prefixes, Reach
+from seeupo_jax.policy.kernels.paged import PageTable, Prefixes
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine import sampler
 from seeupo_jax.rollout.engine.sampling import Sampling, Streams
@@ -29,8 +29,8 @@ def shapes_of(rows, length):
     pages, slots = jax.eval_shape(lambda: sampler.allocate(ARCH, PAGES, PAGE_SIZE, ROWS))
     ints = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
     prefixes = Prefixes(ints(2, WIDTH), ints(2), ints(2, 4))
-    reach = Reach(ints(rows, WIDTH), ints(rows), prefixes)
-    return network, params, pages, slots, reach, ints(rows, length)
+    page_table = PageTable(ints(rows, WIDTH), ints(rows), prefixes)
+    return network, params, pages, slots, page_table, ints(rows, length)
 
 
 def assert_in_place(memory):
@@ -41,7 +41,7 @@ def assert_in_place(memory):
 
 @pytest.mark.usefixtures("optimized")
 def test_decoding_holds_no_second_cache():
-    network, params, pages, slots, reach, _ = shapes_of(ROWS, 1)
+    network, params, pages, slots, page_table, _ = shapes_of(ROWS, 1)
     ints_R = np.zeros(ROWS, np.int32)
     rows = sampler.Rows(ints_R, ints_R > 0, ints_R, ints_R, ints_R)
     numbers = np.zeros(ROWS, np.uint32)
@@ -55,7 +55,7 @@ def test_decoding_holds_no_second_cache():
         pages,
         slots,
         rows,
-        reach,
+        page_table,
         streams,
         steps=8,
         kernel="xla",
@@ -66,7 +66,7 @@ def test_decoding_holds_no_second_cache():
 
 @pytest.mark.usefixtures("optimized")
 def test_prefill_holds_no_second_cache():
-    network, params, pages, _, reach, tokens_RL = shapes_of(ROWS, 128)
+    network, params, pages, _, page_table, tokens_RL = shapes_of(ROWS, 128)
     memory = memory_of(
         sampler.prefill,
         network,
@@ -74,7 +74,7 @@ def test_prefill_holds_no_second_cache():
         pages,
         tokens_RL,
         tokens_RL,
-        reach._replace(prefixes=None),
+        page_table._replace(prefixes=None),
         block=256,
     )
     assert_in_place(memory)

@@ -22,7 +22,7 @@ from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
-from seeupo_jax.rollout.engine.slots import Reading, SlotEngine, _cover, _sizes
+from seeupo_jax.rollout.engine.slots import KVReadPlan, SlotEngine, _cover, _sizes
 
 ARCH = Architecture(
     vocab_size=30,
@@ -125,8 +125,8 @@ def test_the_recorded_logp_is_the_networks_at_the_temperature():
         ({"slots": 1, "concurrency": 3}, {"group_size": 1}),
         ({"page_size": 1}, {}),
         ({"page_size": 64}, {"steps": 1}),
-        ({}, {"reading": Reading(block=16)}),
-        ({}, {"reading": Reading(block=None)}),
+        ({}, {"read_plan": KVReadPlan(block=16)}),
+        ({}, {"read_plan": KVReadPlan(block=None)}),
     ],
     ids=str,
 )
