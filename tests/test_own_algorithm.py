@@ -19,7 +19,7 @@ from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config
-from seeupo_jax.runtime.run import Run
+from seeupo_jax.runtime.run import begin_run
 from seeupo_jax.train import iterate
 
 EXAMPLES = "docs.examples"
@@ -104,8 +104,11 @@ def test_a_recipe_of_ones_own_is_trained_and_resumed(tmp_path, monkeypatch):
         policy, params = build.load_policy(config, str(model))
         progress = Progress(config.iterations, "plain", stream=io.StringIO())
         with progress, jax.set_mesh(policy.mesh):
-            with Run(config, tmp_path / "run", progress, StopRequest(), policy, params) as run:
-                iterate(run, *run.restore())
+            run, state = begin_run(
+                config, tmp_path / "run", progress, StopRequest(), policy, params
+            )
+            with run:
+                iterate(run, state)
         lines = run_cases.iterations(tmp_path / "run")
     assert config.algorithm.advantage == ESTIMATOR and config.algorithm.objective == OBJECTIVE
     assert credit_programs(config.algorithm) == ["turn_baseline", "standardize"]

@@ -159,13 +159,15 @@ def test_requests_go_out_side_by_side(server):
 
 def test_no_more_requests_are_under_way_than_may_be(server):
     under_way, most, lock = 0, 0, threading.Lock()
+    pair = threading.Barrier(2)
 
     def slow(reply):
         nonlocal under_way, most
         with lock:
             under_way += 1
             most = max(most, under_way)
-        time.sleep(0.01)
+        pair.wait(60)  # two are under way together
+        time.sleep(0.01)  # for a third to come
         with lock:
             under_way -= 1
         return cases.right(reply)

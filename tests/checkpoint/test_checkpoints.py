@@ -166,7 +166,7 @@ def test_a_given_step_is_restored(saved):
         _open(saved / "nothing")[0].restore(_state(), step=1)
     (saved / "10" / "state" / "_CHECKPOINT_METADATA").unlink()
     with pytest.raises(
-        ValueError, match="checkpoint 10 lacks .*_CHECKPOINT_METADATA; allowed: one that"
+        ValueError, match="checkpoint 10 lacks .*_CHECKPOINT_METADATA; allowed: an intact"
     ):
         checkpoints.restore(_state(), step=10)
     assert checkpoints.restore(_state())[0] == 20
