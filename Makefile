@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 WORKDIR ?= runs/quickstart
+# Of the tests: one more than there are cores, since many of them wait for processes.
+WORKERS ?= $(shell expr 1 + $$(nproc 2>/dev/null || echo 1))
 
 .PHONY: help setup quickstart bfcl test lint clean
 
@@ -42,7 +44,7 @@ bfcl: $(VENV)/development
 
 test: $(VENV)/development
 	@echo "Running every test ..."
-	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/development
 	$(RUN) -m ruff format --check .

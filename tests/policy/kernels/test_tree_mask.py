@@ -7,7 +7,7 @@ import pytest
 from tree_cases import ends_of, parents_of
 
 from seeupo_jax.policy.kernels.attention import Past, Tree, tree_mask_of
-from seeupo_jax.policy.kernels.tree_mask import list_visits, seen, sees, visited_blocks
+from seeupo_jax.policy.kernels.tree_mask import list_visits, seen, visible, visited_blocks
 
 
 def continued(rng, past_ends, new_ends, at):
@@ -53,7 +53,7 @@ def test_a_token_far_behind_sees_all_that_its_tree_hangs_below(past_length, new_
     assert all(x.dtype == jnp.int32 for x in tree_mask)
     for query in (0, 511, 512, new_length // 2 + 3, new_length - 512, new_length - 1):
         order, depth = (np.asarray(x)[0, query] for x in tree_mask[:2])
-        found = np.asarray(sees(order, depth, *tree_mask[2:], None))[0]
+        found = np.asarray(visible(order, depth, *tree_mask[2:], None))[0]
         wanted = sees_of_past(query, past_end, at)
         np.testing.assert_array_equal(found[:past_length], wanted)
         np.testing.assert_array_equal(found[past_length:], sees_of_new(query, new_end))
