@@ -127,7 +127,7 @@ def test_algorithms_and_environments_stand_alone(module):
     assert {unit(other) for other in own_imports(MODULES[module])} <= {unit(module)}
     roots = {unit(name) for name in imports(MODULES[module])} - set(sys.stdlib_module_names)
     if unit(module) == "algorithms":
-        assert roots <= {"jax", "seeupo_jax"}
+        assert roots <= {"chex", "jax", "seeupo_jax"}
     else:
         assert not roots & {"jax", "jaxlib", "flax", "optax", "orbax", "grain", "tensorflow"}
 

@@ -1,1 +1,1 @@
-"""Pure maths of the algorithms: arrays and keyword scalars in, arrays out; imports only jax."""
+"""Pure maths of the algorithms: arrays and keyword scalars in, arrays out; no config, no mesh."""

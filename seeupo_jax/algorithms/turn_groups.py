@@ -6,8 +6,10 @@ in whatever trajectory and at whatever step, can be compared without a critic.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -47,17 +49,10 @@ def compared_turns(
     reward_NK = jnp.asarray(reward_NK, jnp.float32)
     group_N, state_NK = (jnp.asarray(x, jnp.int32) for x in (group_N, state_NK))
     valid_N = jnp.ones(group_N.shape, bool) if valid_N is None else jnp.asarray(valid_N, bool)
-    rows = reward_NK.shape[:1]
-    if reward_NK.ndim != 2 or state_NK.shape != reward_NK.shape:
-        raise ValueError(
-            f"got shapes reward_NK {reward_NK.shape}, state_NK {state_NK.shape}; allowed: [N, K],"
-            " the same for both."
-        )
-    if not group_N.shape == valid_N.shape == rows:
-        raise ValueError(
-            f"got shapes group_N {group_N.shape}, valid_N {valid_N.shape} with reward_NK"
-            f" {reward_NK.shape}; allowed: {rows}."
-        )
+    chex.assert_rank(reward_NK, 2, custom_message="reward_NK: [N, K]", exception_type=ValueError)
+    check = functools.partial(chex.assert_shape, exception_type=ValueError)
+    check(state_NK, reward_NK.shape, custom_message="state_NK: [N, K], as reward_NK")
+    check([group_N, valid_N], reward_NK.shape[:1], custom_message="group_N, valid_N: [N]")
     is_NK = (state_NK >= 0) & valid_N[:, None]
     reward_NK = jnp.where(is_NK, reward_NK, 0.0)
     return_NK = reward_to_go(reward_NK, is_NK, discount=discount)

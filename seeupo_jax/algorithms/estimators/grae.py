@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -70,11 +71,10 @@ def group_relative_advantage(
     reward_N = jnp.asarray(reward_N, jnp.float32)
     group_N = jnp.asarray(group_N)
     valid_N = jnp.ones(reward_N.shape, bool) if valid_N is None else jnp.asarray(valid_N, bool)
-    if reward_N.ndim != 1 or not reward_N.shape == group_N.shape == valid_N.shape:
-        raise ValueError(
-            f"got shapes reward_N {reward_N.shape}, group_N {group_N.shape}, valid_N"
-            f" {valid_N.shape}; allowed: [N], the same for each."
-        )
+    names = "reward_N, group_N, valid_N; allowed: [N], the same for each"
+    chex.assert_rank(reward_N, 1, custom_message=names, exception_type=ValueError)
+    arrays = [reward_N, group_N, valid_N]
+    chex.assert_equal_shape(arrays, custom_message=names, exception_type=ValueError)
     if baseline == "batch":
         group_N = jnp.zeros_like(group_N)  # the mean of the one group that all make
     # Ids become 0, 1, ...: an id past N would be dropped silently by the segment sums.
