@@ -18,6 +18,7 @@ from seeupo_jax.parallel.mesh import make_mesh, row_shards, sampler_mesh
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.abstract_run import CACHE, SAMPLER, outline
 from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
+from seeupo_jax.planning.flops import Pass
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.rollout.engine.slots import SlotEngine
@@ -102,6 +103,14 @@ class Work(NamedTuple):
     needed: float = 0.0
     executed: float = 0.0
     tokens: int = 0
+
+    @classmethod
+    def of(cls, arch: Architecture, each: Pass, times: int = 1) -> Work:
+        """Of so many passes forwards."""
+        needed, executed = (
+            times * flops.forward_flops(arch, each, computed=c) for c in (False, True)
+        )
+        return cls(needed, executed, times * each.rows * each.new)
 
 
 @dataclass(frozen=True)
@@ -192,7 +201,6 @@ def choose_programs(
 
 def _sweep(setup: Setup) -> Iterator[Program]:
     arch, shapes, mesh = setup.arch, setup.learner.shapes, setup.mesh
-    refresh = shapes.lengths[0] if setup.learner.fused else 0
     once = _weight_bytes(setup)  # read by every pass over the layers
     passes = 2 if arch.remat == "none" else 3
     update = 7 * setup.parts["parameters"]  # four trees of its size are read, three written
@@ -203,21 +211,9 @@ def _sweep(setup: Setup) -> Iterator[Program]:
     def work(length: int, action: int, *, step: bool) -> Work:
         rows = shapes.rows * shapes.microbatches(length)
         if step:
-            f = lambda computed: flops.turn_step_flops(  # noqa: E731
-                arch,
-                rows,
-                length,
-                action,
-                trees=shapes.share,
-                refresh=refresh,
-                critic=critic,
-                computed=computed,
-            )
-        else:
-            f = lambda computed: flops.score_flops(  # noqa: E731
-                arch, rows, length, action, trees=shapes.share, computed=computed
-            )
-        return Work(f(False), f(True), rows * length)
+            needed, executed = (step_flops(setup, length, computed=c) for c in (False, True))
+            return Work(needed, executed, rows * length)
+        return Work.of(arch, Pass(rows, length, head=action, trees=shapes.share))
 
     trunk = () if critic == "model" else ("parameters",)  # a model has its own
     read = {
@@ -265,11 +261,10 @@ def _rollout(setup: Setup) -> Iterator[Program]:
         seen = rows // plan.shards * past * plan.token_bytes  # keys and values that rows attend to
         work, trips, read = Work(), 1, 0.0
         if kind == "rollout/prefill":
-            f = lambda c, r=rows, e=each: flops.prefill_flops(arch, r, e, past, computed=c)  # noqa: E731
-            work, read = Work(f(False), f(True), rows * each), held + seen
+            work, read = Work.of(arch, Pass(rows, each, past)), held + seen
         elif kind == "rollout/decode":
-            f = lambda c, r=rows: steps * flops.decode_flops(arch, r, past, computed=c)  # noqa: E731
-            work, trips, read = Work(f(False), f(True), rows * steps), steps, steps * (held + seen)
+            work = Work.of(arch, Pass(rows, 1, past, head=1), steps)
+            trips, read = steps, steps * (held + seen)
         elif kind == "rollout/reshard":
             read = trained + held
 
@@ -288,6 +283,21 @@ def _rollout(setup: Setup) -> Iterator[Program]:
             trips=trips,
             hbm_bytes=read,
         )
+
+
+def step_flops(setup: Setup, length: int, *, computed: bool) -> float:
+    """FLOPs of a sweep's step on rows of a length; see `flops.turn_step_flops`."""
+    shapes = setup.learner.shapes
+    return flops.turn_step_flops(
+        setup.arch,
+        shapes.rows * shapes.microbatches(length),
+        length,
+        shapes.action,
+        trees=shapes.share,
+        refresh=shapes.lengths[0] if setup.learner.fused else 0,
+        critic=setup.config.algorithm.critic,
+        computed=computed,
+    )
 
 
 def _weight_bytes(setup: Setup) -> float:

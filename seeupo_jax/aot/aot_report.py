@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from seeupo_jax.aot import hlo
 from seeupo_jax.aot.aot_programs import Program, Setup
 from seeupo_jax.aot.iteration_time import Iteration, estimate_iteration
 from seeupo_jax.aot.measure import GIB, Figures
@@ -15,6 +14,7 @@ from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.parallel.mesh import row_shards
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.chips import usable_hbm
+from seeupo_jax.planning.collectives import by_kind_and_axis
 
 _LABEL, _COLUMN = 22, 19  # widths
 _PHASES = ("sweep", "rollout")
@@ -129,7 +129,7 @@ class Report:
             + ", ".join(
                 f"{traffic.kind} over {'+'.join(traffic.axes)} {traffic.count} x,"
                 f" {_number(traffic.bytes / GIB)} GiB"
-                for traffic in hlo.by_kind_and_axis(each.collectives)
+                for traffic in by_kind_and_axis(each.collectives)
             )
             for each in done
             if each.collectives
@@ -188,7 +188,7 @@ class Report:
         setup, made = self._setup, self.iteration()
 
         def entry(each: Figures) -> dict[str, Any]:
-            traffic = hlo.by_kind_and_axis(each.collectives)
+            traffic = by_kind_and_axis(each.collectives)
             extra = {"traffic": list(map(dataclasses.asdict, traffic)), "peak": each.peak}
             return dataclasses.asdict(each) | extra | {"fits": fits(setup, each)}
 

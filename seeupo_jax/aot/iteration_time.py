@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from seeupo_jax.aot import roofline
-from seeupo_jax.aot.aot_programs import Program, Setup
+from seeupo_jax.aot.aot_programs import Program, Setup, step_flops
 from seeupo_jax.aot.measure import Figures
 from seeupo_jax.learner.turn_order import update_order
-from seeupo_jax.planning import flops
 
 NEEDED = ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode")
 
@@ -91,7 +90,6 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
     Activations' traffic, along the tensor axis, shrinks with the length; weights' does not.
     """
     shapes, rollout = setup.learner.shapes, setup.config.rollout
-    refresh = shapes.lengths[0] if setup.learner.fused else 0
     chosen = setup.config.algorithm
     steps = update_order(
         rollout.max_turns,
@@ -106,18 +104,8 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
             dataclasses.replace(each, bytes=each.bytes * share) if "tensor" in each.axes else each
             for each in figures.collectives
         ]
-        executed = flops.turn_step_flops(
-            setup.arch,
-            shapes.rows * shapes.microbatches(length),
-            length,
-            shapes.action,
-            trees=shapes.share,
-            refresh=refresh,
-            critic=chosen.critic,
-            computed=True,
-        )
         yield roofline.estimate(
-            executed / setup.mesh.size,
+            step_flops(setup, length, computed=True) / setup.mesh.size,
             program.hbm_bytes,
             traffic,
             setup.topology.chip,

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import jax
 
-from seeupo_jax.aot import hlo, roofline
+from seeupo_jax.aot import roofline
 from seeupo_jax.aot.aot_programs import Program, Setup
-from seeupo_jax.aot.hlo import Array, Collective
 from seeupo_jax.aot.roofline import Roofline
-from seeupo_jax.planning import flops
+from seeupo_jax.planning import flops, hlo
+from seeupo_jax.planning.collectives import Collective, collectives
+from seeupo_jax.planning.hlo import Array
 from seeupo_jax.policy.kernels.attention import SCORES_AT_ONCE
 
 GIB = 2**30
@@ -65,7 +66,7 @@ def measure(setup: Setup, program: Program) -> Figures:
     compile_s = time.perf_counter() - began
     text = compiled.as_text()
     mesh = program.mesh
-    found = hlo.collectives(text, dict(mesh.shape), unknown_trips=_trips(program))
+    found = collectives(text, dict(mesh.shape), unknown_trips=_trips(program))
     work = program.work
     return Figures(
         program.name,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from seeupo_jax.aot.hlo import Collective
 from seeupo_jax.planning.chips import CUBE, Chip
+from seeupo_jax.planning.collectives import Collective
 
 _FLAT_TORUS = 16  # the side of a flat slice that is closed to a ring; shorter ones are lines
 

@@ -19,14 +19,15 @@ import jax
 from seeupo_jax.bench import machine, swept_fields, synthetic, workloads
 from seeupo_jax.bench.flop_budget import Pools, budgets
 from seeupo_jax.bench.interleave import Timing, alternate, fastest, print_table, ratio
-from seeupo_jax.bench.runners import bench_models, peak_memory, same_update
+from seeupo_jax.bench.runners import bench_models, same_update
 from seeupo_jax.bench.runners.ablations import chosen
 from seeupo_jax.bench.runners.jax_runner import OurSweeps
-from seeupo_jax.bench.runners.program_flops import Flops
 from seeupo_jax.bench.runners.torch_runner import TorchSweeps, use_every_core
 from seeupo_jax.bench.settings import RECIPE, Settings, command
 from seeupo_jax.bench.workload import Workload
+from seeupo_jax.planning import peak_memory
 from seeupo_jax.planning.flops import parameters
+from seeupo_jax.planning.program_flops import Flops
 from seeupo_jax.policy.architecture import Architecture
 
 OURS = "seeupo_jax"
@@ -157,7 +158,7 @@ def _costs(contender: OurSweeps, calls: list[Any]) -> dict[str, Any]:
         "positions": sum(call.positions for call in calls),
         "flops": total.total,
         "flops_attention": total.attention,
-        "flops_again": total.again,
+        "flops_again": total.recomputed,
         "flops_by_program": {name: each.total for name, each in flops.items()},
         "metrics": {name: contender.metrics[name] for name in METRICS},
     }

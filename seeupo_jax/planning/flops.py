@@ -1,4 +1,4 @@
-"""FLOPs of our programs, counted by their formulas, and of any program by its jaxpr.
+"""FLOPs of our programs by their formulas, from an architecture and the shapes of a pass.
 
 Of all devices together; only matrix products count, a multiply-add as two. The rest (norms,
 softmax, rotations, the optimizer) grows with a width instead of its square.
@@ -7,14 +7,8 @@ softmax, rotations, the optimizer) grows with a width instead of its square.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import jax
-from jax.extend import core
-
-from seeupo_jax.planning.hlo_text import Trips
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.attention import QUERIES_AT_LEAST, SCORES_AT_ONCE
 from seeupo_jax.policy.kernels.fused import select_kernel
@@ -109,50 +103,6 @@ def turn_step_flops(
     else:
         own = 0.0
     return projections + attention + head + backward + refreshed + own
-
-
-def score_flops(
-    arch: Architecture,
-    rows: int,
-    length: int,
-    action: int,
-    *,
-    trees: bool = True,
-    computed: bool = False,
-) -> float:
-    """FLOPs of the log-probabilities of `action` tokens a row; arguments as `turn_step_flops`."""
-    return forward_flops(arch, Pass(rows, length, head=action, trees=trees), computed=computed)
-
-
-def prefill_flops(
-    arch: Architecture, rows: int, tokens: int, past: int = 0, *, computed: bool = False
-) -> float:
-    """FLOPs of a prefill of rows of so many tokens each, after `past` cached ones.
-
-    Args:
-      computed: True counts every key up to the row's last one for every query.
-    """
-    work = Pass(rows, tokens, past)
-    return _projections(arch, work) + _attention(arch, work, "xla", computed)
-
-
-def decode_flops(arch: Architecture, rows: int, context: int, *, computed: bool = False) -> float:
-    """FLOPs of one more token per row, each of which sees `context` cached ones and itself."""
-    work = Pass(rows, 1, context, head=1)
-    return _projections(arch, work) + _attention(arch, work, "xla", computed) + _head(arch, work)
-
-
-def jaxpr_flops(jaxpr: core.ClosedJaxpr, *, unknown_trips: Trips = 1) -> float:
-    """FLOPs of the matrix products of a traced program, `jitted.trace(...).jaxpr`.
-
-    Loops count as often as they run, the dearest branch of a conditional, a `shard_map` on each of
-    its devices. A Pallas kernel counts by its own estimate, or else with every block of its grid:
-    also those that a mask lets it skip.
-
-    Args:
-      unknown_trips: of loops whose count is decided while they run; see `hlo_text.Trips`.
-    """
-    return _count(jaxpr.jaxpr, unknown_trips)
 
 
 def _kernel(arch: Architecture, work: Pass) -> str:
@@ -294,51 +244,3 @@ def _again(arch: Architecture, work: Pass, kernel: str, attention: float) -> flo
     if kernel == "xla" and work.new > max(QUERIES_AT_LEAST, at_once):
         again += attention / 2
     return again + _head(arch, work)
-
-
-def _count(jaxpr: core.Jaxpr, trips: Trips) -> float:
-    return sum(_of_equation(equation, trips) for equation in jaxpr.eqns)
-
-
-def _of_equation(equation: Any, trips: Trips) -> float:
-    name, params = equation.primitive.name, equation.params
-    if name == "dot_general":
-        (contracted, _), _ = params["dimension_numbers"]
-        lhs = equation.invars[0].aval.shape
-        return 2.0 * equation.outvars[0].aval.size * math.prod(lhs[i] for i in contracted)
-    if name in ("ragged_dot", "ragged_dot_general"):
-        return _ragged(equation)
-    if name == "cond":
-        return max(_count(branch.jaxpr, trips) for branch in params["branches"])
-    if name == "while":
-        scope = str(equation.source_info.name_stack)
-        times = trips(scope) if callable(trips) else trips
-        return times * _count(params["body_jaxpr"].jaxpr, trips)
-    if name == "pallas_call":
-        estimate = params["cost_estimate"]
-        blocks = math.prod(params["grid_mapping"].grid)
-        return estimate.flops if estimate else blocks * _count(params["jaxpr"], trips)
-    times = {"scan": lambda: params["length"], "shard_map": lambda: params["mesh"].size}
-    each = sum(_count(inner, trips) for inner in _inside(params))
-    return each * times.get(name, lambda: 1)()
-
-
-def _ragged(equation: Any) -> float:
-    """A product of grouped rows: each row meets one group's matrix."""
-    lhs, rhs = (var.aval.shape for var in equation.invars[:2])
-    numbers = equation.params["ragged_dot_dimension_numbers"]
-    (_, contracted), (_, batch) = numbers.dot_dimension_numbers
-    paired = (*contracted, *batch, *numbers.rhs_group_dimensions)
-    free = math.prod(size for i, size in enumerate(rhs) if i not in paired)
-    return 2.0 * math.prod(lhs) * free
-
-
-def _inside(params: dict[str, Any]) -> Iterator[core.Jaxpr]:
-    """The jaxprs that an equation runs."""
-    for value in jax.tree.leaves(
-        list(params.values()), is_leaf=lambda x: isinstance(x, core.Jaxpr | core.ClosedJaxpr)
-    ):
-        if isinstance(value, core.ClosedJaxpr):
-            yield value.jaxpr
-        elif isinstance(value, core.Jaxpr):
-            yield value

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from seeupo_jax.bench.runners.ablations import ALL_ON, Ablation
-from seeupo_jax.bench.runners.program_flops import Flops
 from seeupo_jax.bench.runners.program_recorder import Call, Recorder, flops
 from seeupo_jax.bench.runners.same_update import Outcome
 from seeupo_jax.bench.swept_fields import nested
@@ -23,6 +22,7 @@ from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
 from seeupo_jax.parallel.distributed import to_host
+from seeupo_jax.planning.program_flops import Flops
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy.files.parameter_names import at, stored_tensors
 from seeupo_jax.runtime import build, stored_update

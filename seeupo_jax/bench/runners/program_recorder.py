@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.bench.runners.program_flops import Flops, Passes, Trips, count
 from seeupo_jax.learner.learner import Program
 from seeupo_jax.learner.refresh_batch import RefreshBatch
+from seeupo_jax.planning.program_flops import Flops, Passes, Trips, count
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.attention import Past, Tree, tree_mask_of
 from seeupo_jax.policy.kernels.fused import tree_blocks
@@ -142,11 +142,11 @@ def _count_visits(tree: Tree, past: Past | None, block: int) -> jax.Array:
 
 def _pairs(
     trees: list[tuple[Tree, Past | None]], arch: Architecture, platform: str
-) -> tuple[float, float]:
+) -> tuple[float, float] | tuple[None, None]:
     """Pairs of blocks that the platform's kernel visits in a pass, held by queries and by keys."""
     blocks = tree_blocks(platform, arch.dtype)
     if blocks is None or not trees:
-        return 0.0, 0.0
+        return None, None
     each = np.asarray([_count_pairs(*tree, *blocks) for tree in trees], float)
     by_queries, by_keys = each.mean(0)
     return float(by_queries), float(by_keys)

@@ -28,6 +28,7 @@ from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 from seeupo_jax.planning import flops
+from seeupo_jax.planning.program_flops import count
 from seeupo_jax.policy.architecture import Lora
 from seeupo_jax.policy.lora import TARGETS, attach
 from seeupo_jax.policy.network import split, trainable
@@ -478,7 +479,7 @@ def test_a_step_with_a_model_multiplies_what_its_formula_says():
     def counted(made):
         batch = batch_of(made, random_known(3, made.per_token))
         given = (state_of(made), batch, None, jnp.ones(8), DENOMINATOR)
-        return flops.jaxpr_flops(made.turn_step.func.trace(*made.turn_step.args, *given).jaxpr)
+        return count(made.turn_step.func.trace(*made.turn_step.args, *given).jaxpr).total
 
     sizes = NETWORK.arch, SHAPES.rows, 32, SHAPES.action
     plain = flops.turn_step_flops(*sizes, computed=True)

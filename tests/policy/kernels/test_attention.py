@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seeupo_jax.planning.flops import jaxpr_flops
+from seeupo_jax.planning.program_flops import count
 from seeupo_jax.policy.kernels import attention
 from seeupo_jax.policy.kernels.attention import NOWHERE, KeyValues, attend, join
 
@@ -238,4 +238,4 @@ def test_chunks_compute_their_scores_twice_and_nothing_else(monkeypatch):
     loss = lambda q, k, v: jnp.sum(attend(q, KeyValues(k, v), position_NL, position_NL) ** 2)  # noqa: E731
     traced = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v)
     product = 2.0 * 8 * 8 * 2 * 16
-    assert jaxpr_flops(traced) == 7 * product  # 2 forward, 4 backward, the scores again
+    assert count(traced).total == 7 * product  # 2 forward, 4 backward, the scores again

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from seeupo_jax.planning.activation_memory import REMATS, microbatch_bytes, share_of
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.activation_memory import REMATS, microbatch_bytes, share_of
 from seeupo_jax.policy.architecture import Architecture, Lora, Moe
 from seeupo_jax.policy.kernels.attention import Tree
 

@@ -1,9 +1,8 @@
-"""FLOPs of traced programs whose loops run as often as one execution's data say.
+"""FLOPs of a traced program, read off its jaxpr: matrix products only, a multiply-add as two.
 
-Matrix products only, a multiply-add as two; what our own derivatives and kernels compute again is
-told apart, not what rematerialised layers do. `planning/flops.py` counts the dearest branch of
-every conditional, for all data; here the data are known: which chunks of tokens predict anything,
-and which pairs of blocks of a tree see each other.
+Loops run as often as one execution's data say (`Trips`). What our own derivatives and kernels
+recompute is counted separately, what rematerialised layers recompute is not. `flops.py` has the
+same numbers by formula, without a program.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _KEYS_HELD = "keys_gradient"  # the kernel whose programs hold sums of keys
 
 class Flops(NamedTuple):
     """weights: of products with parameters. attention: of queries with keys, weights with values,
-    and their derivatives. again: what of both a backward pass computes a second time."""
+    and their derivatives. recomputed: what of both a backward pass computes a second time."""
 
     weights: float = 0.0
     attention: float = 0.0
-    again: float = 0.0
+    recomputed: float = 0.0
 
     def times(self, count: float) -> Flops:
         return Flops(*(value * count for value in self))
@@ -49,31 +48,37 @@ class Passes:
 
     visits: blocks of keys that a block of queries meets. predicting: the share of the chunks of
     tokens in which anything is predicted. pairs, key_pairs: of blocks that a kernel of the platform
-    visits in all rows, where its programs hold sums of queries, and of keys.
+    visits in all rows, where its programs hold sums of queries, and of keys; None: all of its grid.
     """
 
-    visits: float = 0.0
+    visits: float = 1.0
     predicting: float = 1.0
-    pairs: float = 0.0
-    key_pairs: float = 0.0
+    pairs: float | None = None
+    key_pairs: float | None = None
 
 
 @dataclass(frozen=True)
 class Trips:
     """Of one execution: its microbatches, and the chunks of each that are continued."""
 
-    microbatches: float
-    rows: Passes
-    chunks: float = 0.0
+    microbatches: float = 1.0
+    rows: Passes = Passes()
+    chunks: float = 1.0
     continued: Passes = Passes()
 
 
-def count(program: core.ClosedJaxpr, trips: Trips, platform: str) -> Flops:
-    """FLOPs of one execution.
+ONCE = Trips()
+
+
+def count(program: core.ClosedJaxpr, trips: Trips = ONCE, platform: str | None = None) -> Flops:
+    """FLOPs of one execution, of all devices together.
+
+    A `shard_map` counts on each of its devices. A Pallas kernel that states its cost counts by it.
 
     Args:
-      program: `jitted.trace(...).jaxpr` of a program of `learner/step/turn_step.py`.
-      platform: that it runs on; some branches are for one platform only.
+      program: `jitted.trace(...).jaxpr`, of `learner/step/turn_step.py` if loops are not to count
+        once.
+      platform: whose branches run; None: the most expensive ones.
     """
     return _Walk(trips, platform).of(program.jaxpr, _Place())
 
@@ -83,14 +88,14 @@ class _Place(NamedTuple):
 
     loops: int = 0
     continued: bool = False
-    again: bool = False
+    recomputed: bool = False
     kernel: bool = False
 
 
 @dataclass(frozen=True)
 class _Walk:
     trips: Trips
-    platform: str
+    platform: str | None
 
     def of(self, jaxpr: core.Jaxpr, place: _Place) -> Flops:
         total = Flops()
@@ -100,12 +105,13 @@ class _Walk:
 
     def _equation(self, equation: Any, place: _Place) -> Flops:
         name, params = equation.primitive.name, equation.params
-        place = place._replace(again=place.again or _again(equation))
+        place = place._replace(recomputed=place.recomputed or _recomputes(equation))
         known = {
             "dot_general": lambda: _product(equation, place),
+            "ragged_dot": lambda: _ragged(equation, place),
+            "ragged_dot_general": lambda: _ragged(equation, place),
             "while": lambda: self._loop(equation, place),
             "cond": lambda: self._branch(params, place),
-            "scan": lambda: self.of(params["jaxpr"].jaxpr, place).times(params["length"]),
             "pallas_call": lambda: self._kernel(params, place),
         }
         if name in known:
@@ -113,7 +119,8 @@ class _Walk:
         total = Flops()
         for inner in _inside(params):
             total = total.plus(self.of(inner, place))
-        return total
+        times = {"scan": lambda: params["length"], "shard_map": lambda: params["mesh"].size}
+        return total.times(times.get(name, lambda: 1)())
 
     def _loop(self, equation: Any, place: _Place) -> Flops:
         """Microbatches outside, inside them continued chunks, innermost the pairs of blocks."""
@@ -131,29 +138,31 @@ class _Walk:
         """The platform's own branch; or, where one does nothing, the other as often as it runs."""
         platforms = params.get("branches_platforms")
         each = [self.of(branch.jaxpr, place) for branch in params["branches"]]
+        most = max(each, key=lambda flops: flops.total)
         if platforms is not None:
+            if self.platform is None:
+                return most
             names = _BRANCHES.get(self.platform, {self.platform})
             own = [i for i, each_ in enumerate(platforms) if each_ and names & set(each_)]
             return each[own[0] if own else platforms.index(None)]
-        dearest = max(each, key=lambda flops: flops.total)
         idle = any(flops.total == 0 for flops in each) and not place.kernel
-        return dearest.times(self._passes(place).predicting) if idle else dearest
+        return most.times(self._passes(place).predicting) if idle else most
 
     def _kernel(self, params: dict[str, Any], place: _Place) -> Flops:
         """Attention over token trees: for every head, what it does with each pair of blocks."""
-        if params["cost_estimate"] is not None:
+        if params["cost_estimate"]:
             return Flops(attention=float(params["cost_estimate"].flops))
         pair = self.of(params["jaxpr"], place._replace(kernel=True))
-        passes = self._passes(place)
+        passes, grid = self._passes(place), params["grid_mapping"].grid
         name = str(params.get("name") or params.get("name_and_src_info"))  # by JAX's version
         pairs = passes.key_pairs if _KEYS_HELD in name else passes.pairs
-        return pair.times(params["grid_mapping"].grid[0] * pairs)
+        return pair.times(math.prod(grid) if pairs is None else grid[0] * pairs)
 
     def _passes(self, place: _Place) -> Passes:
         return self.trips.continued if place.continued else self.trips.rows
 
 
-def _again(equation: Any) -> bool:
+def _recomputes(equation: Any) -> bool:
     """Whether it stands in the scope itself, not among the derivatives of what does."""
     scopes = str(equation.source_info.name_stack).split("/")
     return not {RECOMPUTE, f"jvp({RECOMPUTE})"}.isdisjoint(scopes)
@@ -163,11 +172,21 @@ def _product(equation: Any, place: _Place) -> Flops:
     (contracted, _), (batch, _) = equation.params["dimension_numbers"]
     shape = equation.invars[0].aval.shape
     flops = 2.0 * equation.outvars[0].aval.size * math.prod(shape[i] for i in contracted)
-    again = flops if place.again else 0.0
+    recomputed = flops if place.recomputed else 0.0
     # Heads are a batch of products; with parameters there is one product for all tokens.
     if batch or place.kernel:
-        return Flops(attention=flops, again=again)
-    return Flops(weights=flops, again=again)
+        return Flops(attention=flops, recomputed=recomputed)
+    return Flops(weights=flops, recomputed=recomputed)
+
+
+def _ragged(equation: Any, place: _Place) -> Flops:
+    """A product of grouped rows with experts' parameters: each row meets one group's matrix."""
+    lhs, rhs = (var.aval.shape for var in equation.invars[:2])
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (_, contracted), (_, batch) = numbers.dot_dimension_numbers
+    paired = (*contracted, *batch, *numbers.rhs_group_dimensions)
+    flops = 2.0 * math.prod(lhs) * math.prod(n for i, n in enumerate(rhs) if i not in paired)
+    return Flops(weights=flops, recomputed=flops if place.recomputed else 0.0)
 
 
 def _inside(params: dict[str, Any]) -> Iterator[core.Jaxpr]:

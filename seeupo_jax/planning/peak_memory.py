@@ -11,8 +11,6 @@ from pathlib import Path
 
 import jax
 
-from seeupo_jax.bench.runners import torch_imports
-
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -45,7 +43,7 @@ def _kilobytes(name: str) -> int:
 def _of_gpu(run: Callable[[], object]) -> int | None:
     if "torch" not in sys.modules:  # only XLA has taken any
         return _of_device(run)
-    cuda = torch_imports.torch().cuda
+    cuda = sys.modules["torch"].cuda
     cuda.reset_peak_memory_stats()
     before = cuda.memory_allocated()
     xla = _of_device(run)

@@ -1,24 +1,18 @@
-"""What a compiled program sends between devices and keeps in memory, read from its HLO text.
-
-The text is `compiled.as_text()`, of one device: shapes in it are each device's own part.
-"""
+"""What a compiled program sends between devices, read from its HLO text."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from seeupo_jax.planning.hlo_text import Module, Trips, array_bytes, parse
-
-# Instructions whose result is an array, or a part of one, that another instruction made.
-_ALIASES = ("bitcast", "get-tuple-element", "tuple", "while", "conditional", "call")
+from seeupo_jax.planning.hlo import Trips, parse
 
 # Bytes that a device of a group of g receives, as a share of its operand's bytes. On a ring each
-# part of an all-reduce goes round twice: once to be summed, once to be told.
+# part of an all-reduce goes round twice: once to be summed, once to be sent to all.
 _RECEIVED: dict[str, Callable[[int], float]] = {
     "all-gather": lambda g: g - 1,
     "reduce-scatter": lambda g: (g - 1) / g,
@@ -63,25 +57,8 @@ class Traffic:
     bytes: float
 
 
-@dataclass(frozen=True)
-class Array:
-    """An array that a program makes, on one device.
-
-    op: the instruction's kind. scope: where in the source it comes from.
-    fused: it is a value inside of a fusion, which never lies in memory as a whole.
-    """
-
-    dtype: str
-    dims: tuple[int, ...]
-    bytes: int
-    op: str
-    name: str
-    scope: str
-    fused: bool
-
-
 def collectives(
-    text: str, mesh_shape: Mapping[str, int], *, unknown_trips: Trips = 1
+    text: str, mesh_shape: Mapping[str, int], *, unknown_trips: Trips = lambda _: 1
 ) -> list[Collective]:
     """Every collective of a program, with how often it runs.
 
@@ -90,7 +67,6 @@ def collectives(
 
     Args:
       mesh_shape: sizes of the mesh's axes by name, in its order.
-      unknown_trips: of loops whose count is decided while they run; see `unknown_loops`.
     """
     module = parse(text)
     found = []
@@ -102,116 +78,22 @@ def collectives(
                 continue
             kind = "reduce-scatter" if scattered and kind == "all-reduce" else kind
             axes, group = _span(_groups(instruction.rest, mesh_shape), mesh_shape)
-            size = module.operand_bytes(computation, instruction)
-            share = _RECEIVED[kind](group)
-            found.append(
-                Collective(
-                    kind, axes, group, size * share, runs, module.scope(computation, instruction)
-                )
-            )
+            received = module.operand_bytes(computation, instruction) * _RECEIVED[kind](group)
+            scope = module.scope(computation, instruction)
+            found.append(Collective(kind, axes, group, received, runs, scope))
     return found
 
 
-def by_kind_and_axis(found: list[Collective]) -> list[Traffic]:
+def by_kind_and_axis(found: Sequence[Collective]) -> list[Traffic]:
     """The collectives' sums by kind and axes, most bytes first."""
-    keys = dict.fromkeys((c.kind, c.axes) for c in found)
-    same = {key: [c for c in found if (c.kind, c.axes) == key] for key in keys}
+    same: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
+    for each in found:
+        same.setdefault((each.kind, each.axes), []).append(each)
     rows = [
         Traffic(*key, sum(c.count for c in group), sum(c.total for c in group))
         for key, group in same.items()
     ]
     return sorted(rows, key=lambda row: -row.bytes)
-
-
-def unknown_loops(text: str) -> list[str]:
-    """Names of the loops whose count the program decides while it runs."""
-    module = parse(text)
-    loops = (
-        (computation, instruction)
-        for computation in module.runs(1)
-        for instruction in module.computations[computation].values()
-        if instruction.op == "while"
-    )
-    return [loop.scope for within, loop in loops if module.trips(within, loop) is None]
-
-
-def largest_arrays(text: str, n: int) -> list[Array]:
-    """The n largest arrays that lie in memory, one of each type and shape, largest first."""
-    arrays = (array for array in _arrays(parse(text)) if not array.fused)
-    found = _distinct(array for array in arrays if array.op not in _ALIASES)
-    return sorted(found, key=lambda array: -array.bytes)[:n]
-
-
-def find_shapes(
-    text: str, predicate: Callable[[str, tuple[int, ...]], bool], *, fused: bool = False
-) -> list[Array]:
-    """The arrays whose type and dimensions fulfil a predicate, one of each type and shape.
-
-    Args:
-      predicate: of HLO's name of the type (f32, bf16, s32, ...) and the dimensions.
-      fused: whether to look also at values inside of fusions.
-    """
-    arrays = (array for array in _arrays(parse(text)) if fused or not array.fused)
-    return _distinct(array for array in arrays if predicate(array.dtype, array.dims))
-
-
-def score_matrix(length: int, *, context: int = 1) -> Callable[[str, tuple[int, ...]], bool]:
-    """A predicate of arrays that hold a number for each pair of a row's tokens.
-
-    These have two dimensions made of the row's length: the length itself, a multiple of it (heads
-    or rows merged into it) or, with the length cut over `context` devices, its part. The answer is
-    sure only where no other dimension of the program (width, vocabulary, ...) looks like that.
-    """
-
-    def holds(_: str, dims: tuple[int, ...]) -> bool:
-        return sum(dim > 0 and dim % (length // context) == 0 for dim in dims) >= 2
-
-    return holds
-
-
-def logits(vocab: int, tokens: int, *, tensor: int = 1) -> Callable[[str, tuple[int, ...]], bool]:
-    """A predicate of arrays that hold a number for each of at least `tokens` tokens and each word.
-
-    Args:
-      tokens: of one device. The parameters' tables [V, D] match too unless it is above their D.
-      tensor: devices that the vocabulary may be cut over.
-    """
-
-    def holds(_: str, dims: tuple[int, ...]) -> bool:
-        words = [size for size in (vocab, vocab // tensor) if size in dims]
-        return bool(words) and math.prod(dims) >= tokens * words[0]
-
-    return holds
-
-
-def _distinct(arrays: Iterable[Array]) -> list[Array]:
-    """The first array of each type and shape."""
-    first: dict[tuple[str, tuple[int, ...]], Array] = {}
-    for array in arrays:
-        first.setdefault((array.dtype, array.dims), array)
-    return list(first.values())
-
-
-def _arrays(module: Module) -> Iterator[Array]:
-    inner = {
-        name
-        for computation in module.computations.values()
-        for instruction in computation.values()
-        if instruction.op == "fusion"
-        for name in instruction.called
-    }
-    for computation in module.runs(1):
-        for instruction in module.computations[computation].values():
-            for dtype, dims in instruction.shapes:
-                yield Array(
-                    dtype,
-                    dims,
-                    array_bytes((dtype, dims)),
-                    instruction.op,
-                    instruction.name,
-                    module.scope(computation, instruction),
-                    computation in inner,
-                )
 
 
 def _iota(text: str) -> np.ndarray:

@@ -1,15 +1,18 @@
-"""HLO text as instructions, and how often each of its computations runs."""
+"""A compiled program read from its HLO text: instructions, loops, and the arrays in its memory.
+
+The text is `compiled.as_text()`, of one device: shapes in it are each device's own part.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-# How often a loop runs whose count is not in the program: a number, or one for the loop's name.
-Trips = int | Callable[[str], int]
+# How often a loop runs whose count the program decides while it runs, by the loop's scope.
+Trips = Callable[[str], int]
 Shape = tuple[str, tuple[int, ...]]  # HLO's name of a type (f32, bf16, ...), and dimensions
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
@@ -19,6 +22,8 @@ _CALLED = re.compile(r"\b(calls|to_apply|body|branch_computations)=(\{[^}]*\}|%[
 _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 _COPIES = ("copy", "bitcast", "copy-start", "copy-done")
+# Instructions whose result is an array, or a part of one, that another instruction made.
+_ALIASES = ("bitcast", "get-tuple-element", "tuple", "while", "conditional", "call")
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Module:
     callers: dict[str, Instruction] = field(default_factory=dict)
     entry: str = ""
 
-    def runs(self, unknown_trips: Trips) -> dict[str, int]:
+    def runs(self, unknown_trips: Trips = lambda _: 1) -> dict[str, int]:
         """How often each computation runs in one execution; those that never run are left out."""
         runs: dict[str, int] = {}
 
@@ -92,18 +97,13 @@ class Module:
             for instruction in self.computations[computation].values():
                 each = times
                 if instruction.op == "while":
-                    each *= self._count(computation, instruction, unknown_trips)
+                    known = self.trips(computation, instruction)
+                    each *= unknown_trips(instruction.scope) if known is None else known
                 for called in instruction.called:
                     visit(called, each)
 
         visit(self.entry, 1)
         return runs
-
-    def _count(self, computation: str, loop: Instruction, unknown_trips: Trips) -> int:
-        known = self.trips(computation, loop)
-        if known is not None:
-            return known
-        return unknown_trips(loop.scope) if callable(unknown_trips) else unknown_trips
 
     def trips(self, computation: str, loop: Instruction) -> int | None:
         """How often the body of a loop in a computation runs; None where the run decides.
@@ -191,3 +191,89 @@ def array_bytes(shape: Shape) -> int:
     dtype, dims = shape
     bits = re.search(r"\d+", dtype)
     return math.prod(dims) * (int(bits[0]) if bits else 8) // 8
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array that a program makes, on one device.
+
+    op: the instruction's kind. scope: where in the source it comes from.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    bytes: int
+    op: str
+    name: str
+    scope: str
+
+
+def largest_arrays(text: str, n: int) -> list[Array]:
+    """The n largest arrays that lie in memory, one of each type and shape, largest first."""
+    found = _distinct(array for array in _arrays(parse(text)) if array.op not in _ALIASES)
+    return sorted(found, key=lambda array: -array.bytes)[:n]
+
+
+def find_shapes(text: str, predicate: Callable[[str, tuple[int, ...]], bool]) -> list[Array]:
+    """The arrays in memory whose type and dimensions fulfil a predicate, one of each.
+
+    Args:
+      predicate: of HLO's name of the type (f32, bf16, s32, ...) and the dimensions.
+    """
+    return _distinct(a for a in _arrays(parse(text)) if predicate(a.dtype, a.dims))
+
+
+def score_matrix(length: int, *, context: int = 1) -> Callable[[str, tuple[int, ...]], bool]:
+    """A predicate of arrays that hold a number for each pair of a row's tokens.
+
+    These have two dimensions made of the row's length: the length itself, a multiple of it (heads
+    or rows merged into it) or, with the length cut over `context` devices, its part. The answer is
+    sure only where no other dimension of the program (width, vocabulary, ...) looks like that.
+    """
+
+    def holds(_: str, dims: tuple[int, ...]) -> bool:
+        return sum(dim > 0 and dim % (length // context) == 0 for dim in dims) >= 2
+
+    return holds
+
+
+def logits(vocab: int, tokens: int, *, tensor: int = 1) -> Callable[[str, tuple[int, ...]], bool]:
+    """A predicate of arrays that hold a number for each of at least `tokens` tokens and each word.
+
+    Args:
+      tokens: of one device. The parameters' tables [V, D] match too unless it is above their D.
+      tensor: devices that the vocabulary may be cut over.
+    """
+
+    def holds(_: str, dims: tuple[int, ...]) -> bool:
+        words = [size for size in (vocab, vocab // tensor) if size in dims]
+        return bool(words) and math.prod(dims) >= tokens * words[0]
+
+    return holds
+
+
+def _distinct(arrays: Iterable[Array]) -> list[Array]:
+    """The first array of each type and shape."""
+    first: dict[tuple[str, tuple[int, ...]], Array] = {}
+    for array in arrays:
+        first.setdefault((array.dtype, array.dims), array)
+    return list(first.values())
+
+
+def _arrays(module: Module) -> Iterator[Array]:
+    """All results but those inside of fusions, which never lie in memory as a whole."""
+    inner = {
+        name
+        for computation in module.computations.values()
+        for instruction in computation.values()
+        if instruction.op == "fusion"
+        for name in instruction.called
+    }
+    for computation in module.runs():
+        if computation in inner:
+            continue
+        for instruction in module.computations[computation].values():
+            scope = module.scope(computation, instruction)
+            for dtype, dims in instruction.shapes:
+                size = array_bytes((dtype, dims))
+                yield Array(dtype, dims, size, instruction.op, instruction.name, scope)
