@@ -8,9 +8,10 @@ from typing import Any
 
 from seeupo_jax.aot.aot_programs import Program, Setup
 from seeupo_jax.aot.iteration_time import Iteration, estimate_iteration
-from seeupo_jax.aot.measure import GIB, Figures
+from seeupo_jax.aot.measure import Figures
 from seeupo_jax.aot.search import fits
 from seeupo_jax.configuration.loading import to_dict
+from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.parallel.mesh import row_shards
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.chips import usable_hbm

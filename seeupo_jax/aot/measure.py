@@ -17,7 +17,6 @@ from seeupo_jax.planning.collectives import Collective, collectives
 from seeupo_jax.planning.hlo import Array
 from seeupo_jax.policy.kernels.attention import SCORES_AT_ONCE
 
-GIB = 2**30
 # Passes that go through queries or tokens in chunks may hold this much of a chunk's; see
 # `SCORES_AT_ONCE` and `LOGITS_AT_ONCE`. Float32.
 CHUNK_BYTES = 4 * SCORES_AT_ONCE

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-GIB = 2**30
+from seeupo_jax.parallel.device_memory import GIB
+
 _HEAD = (
     "config",
     "slice",

@@ -9,18 +9,14 @@ process wherever its chips are enough for them.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
 
-# Where Linux says how much memory a container may use, in the second and the first version.
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 ACROSS_SLICES = ("data", "fsdp")  # axes whose collectives the data-centre network may carry
 
 
@@ -32,34 +28,6 @@ class _Place:
     core_on_chip: int
     device_kind: str
     platform: str = "tpu"
-
-
-def device_bytes(tree: Any) -> int:
-    """What a tree of arrays or shape structs with shardings takes on one device.
-
-    What lies in the host's memory is left out.
-    """
-
-    def size(leaf: Any) -> int:
-        away = leaf.sharding.memory_kind not in (None, "device", "unpinned_host")
-        shape = leaf.sharding.shard_shape(leaf.shape)
-        return 0 if away else math.prod(shape) * leaf.dtype.itemsize
-
-    return sum(map(size, jax.tree.leaves(tree)))
-
-
-def total_memory(device: jax.Device) -> int | None:
-    """Bytes that the programs of a device may use, whatever is in use now; None: it does not say.
-
-    CPU devices share what the host has, or what a container is allowed of it.
-    """
-    if device.platform == "cpu":
-        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        limits = [Path(name).read_text().strip() for name in _LIMITS if Path(name).exists()]
-        whole = min(host, *(int(limit) for limit in limits if limit.isdecimal()), host)
-        return whole // jax.local_device_count()
-    stats = device.memory_stats()
-    return stats.get("bytes_limit") if stats else None
 
 
 def arrange(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> np.ndarray:

@@ -14,7 +14,7 @@ from seeupo_jax.learner.advantages import credit_programs
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
 from seeupo_jax.learner.programs import COPY_FACTORS, sweep_programs
-from seeupo_jax.parallel.devices import device_bytes
+from seeupo_jax.parallel.device_memory import device_bytes
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime import build
 from seeupo_jax.types import TrainState

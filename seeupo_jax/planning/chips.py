@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-GB, GIB = 10**9, 2**30
+from seeupo_jax.parallel.device_memory import GIB
+
+GB = 10**9
 
 
 @dataclass(frozen=True)

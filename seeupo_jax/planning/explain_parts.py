@@ -10,14 +10,13 @@ import jax
 from seeupo_jax import envs
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
-from seeupo_jax.parallel.devices import total_memory
+from seeupo_jax.parallel.device_memory import in_units, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import Outline, Planned, outline
 from seeupo_jax.planning.explanation import grouped, listed
 from seeupo_jax.planning.remat import SHARE, RematPlan, choose_remat, plan_remat
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.policy.network import ADAPTER
-from seeupo_jax.rollout.engine.cache_memory import in_units
 from seeupo_jax.runtime.build import ARCHITECTURES
 
 

@@ -14,6 +14,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config, recipe_fields
 from seeupo_jax.envs.base import Missing
 from seeupo_jax.learner.turn_order import update_order
+from seeupo_jax.parallel.device_memory import in_units
 from seeupo_jax.planning.abstract_run import Outline, Planned
 from seeupo_jax.planning.explain_parts import (
     environment_lines,
@@ -25,7 +26,6 @@ from seeupo_jax.planning.explain_parts import (
     task_ids,
 )
 from seeupo_jax.planning.explanation import Section, choices, listed
-from seeupo_jax.rollout.engine.cache_memory import in_units
 from seeupo_jax.rollout.tasks import too_few
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.resume_check import check_same_run

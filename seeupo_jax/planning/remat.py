@@ -9,11 +9,11 @@ import jax
 
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimizer import make_optimizer
-from seeupo_jax.parallel.devices import device_bytes, total_memory
+from seeupo_jax.parallel.device_memory import device_bytes, in_units, total_memory
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.parallel.mesh import make_mesh, row_shards, sampler_mesh
 from seeupo_jax.planning.activation_memory import REMATS, microbatch_bytes, share_of
-from seeupo_jax.rollout.engine.cache_memory import in_units, plan_cache
+from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.runtime import build
 
 # Of a device's memory, what a sweep's step may take by our estimate: a CPU's is its host's, which

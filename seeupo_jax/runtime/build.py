@@ -22,6 +22,7 @@ from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.schedule import Schedule
 from seeupo_jax.learner.state_layout import abstract_state, make_state, state_layout, to_pinned_host
 from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
+from seeupo_jax.parallel.device_memory import free_memory
 from seeupo_jax.parallel.distributed import place
 from seeupo_jax.parallel.mesh import (
     ROW_AXES,
@@ -43,7 +44,7 @@ from seeupo_jax.policy.network import Network
 from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine.cache_layout import Layout
-from seeupo_jax.rollout.engine.cache_memory import free_memory, plan_cache
+from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.grammar import Grammars
 from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.rollout.engine.slots import SlotEngine, choose_read_plan

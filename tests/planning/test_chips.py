@@ -5,8 +5,9 @@ import math
 import pytest
 from tpu_cases import needs_libtpu
 
+from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.planning import chips
-from seeupo_jax.planning.chips import CHIPS, GIB, parse_topology, topology_devices
+from seeupo_jax.planning.chips import CHIPS, parse_topology, topology_devices
 
 
 def test_a_slice_by_name():

@@ -6,13 +6,12 @@ import jax
 import pytest
 
 from seeupo_jax.configuration.loading import from_dict
-from seeupo_jax.parallel import devices
+from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning import remat
 from seeupo_jax.planning.remat import RematPlan, choose_remat, plan_remat
 
 MODEL = {"vocab_size": 256, "width": 64, "layers": 6, "heads": 4, "kv_heads": 2, "head_dim": 16}
-GIB = 2**30
 
 
 def config_of(*, scan_layers=True, rows=8, length=128, **others):
@@ -101,27 +100,3 @@ def test_processes_choose_alike_and_by_what_there_is_not_by_what_is_free(one, mo
     assert choose_remat(config_of(), one)[0].model.remat == "dots"
     monkeypatch.setattr(remat, "gather", lambda own: [own, 0])  # another does not know
     assert choose_remat(config_of(), one)[1].allowed is None
-
-
-class Chip:
-    platform = "gpu"
-
-    def __init__(self, stats):
-        self._stats = stats
-
-    def memory_stats(self):
-        return self._stats
-
-
-def test_memory_is_counted_whole_whatever_is_in_use(tmp_path, monkeypatch):
-    assert devices.total_memory(Chip({"bytes_limit": 80 * GIB, "bytes_in_use": 79 * GIB})) == (
-        80 * GIB
-    )
-    assert devices.total_memory(Chip(None)) is None and devices.total_memory(Chip({})) is None
-    host, limit = devices.total_memory(jax.devices()[0]), tmp_path / "memory.max"
-    assert host * jax.local_device_count() > GIB // 4
-    monkeypatch.setattr(devices, "_LIMITS", (str(limit), str(tmp_path / "absent")))
-    limit.write_text("max\n")
-    assert devices.total_memory(jax.devices()[0]) >= host
-    limit.write_text(f"{8 * 2**20}\n")  # a container's, of which each of the devices has a part
-    assert devices.total_memory(jax.devices()[0]) == 8 * 2**20 // jax.local_device_count()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax.configuration import schema
+from seeupo_jax.parallel.device_memory import GIB, in_units
 from seeupo_jax.policy.architecture import Architecture
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -166,34 +164,3 @@ def _check_places(rollout: schema.Rollout, heads: int, plan: CachePlan) -> None:
 def _whose_mesh(rollout: schema.Rollout) -> str:
     """The field that lays the sampler out."""
     return "config.mesh" if rollout.mesh is None else "config.rollout.mesh"
-
-
-def free_memory(device: jax.Device) -> int | None:
-    """Bytes that a device has left; None where unknown. CPU devices share the host's."""
-    if device.platform == "cpu":
-        available = _available_on_host()
-        return None if available is None else available // jax.local_device_count()
-    if device not in device.client.local_devices():  # of a machine that is only compiled for
-        return None
-    stats = device.memory_stats()
-    if not stats or "bytes_limit" not in stats:
-        return None
-    return stats["bytes_limit"] - stats["bytes_in_use"]
-
-
-def _available_on_host() -> int | None:
-    try:
-        with open("/proc/meminfo") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return None
-
-
-def in_units(count: float) -> str:
-    """A number of bytes as text, in the largest fitting unit."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} GiB"

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from seeupo_jax.configuration import schema
+from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.rollout.engine.cache_memory import GIB, Reshard, plan_cache
+from seeupo_jax.rollout.engine.cache_memory import Reshard, plan_cache
 
 ARCH = Architecture(
     vocab_size=32, width=64, layers=4, heads=8, kv_heads=4, head_dim=16, mlp_width=128

@@ -1,0 +1,73 @@
+"""How much memory devices have, how much is free, and what arrays take of it."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+
+GIB = 2**30
+# Where Linux says how much memory a container may use, in the second and the first version.
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def device_bytes(tree: Any) -> int:
+    """What a tree of arrays or shape structs with shardings takes on one device.
+
+    What lies in the host's memory is left out.
+    """
+
+    def size(leaf: Any) -> int:
+        away = leaf.sharding.memory_kind not in (None, "device", "unpinned_host")
+        shape = leaf.sharding.shard_shape(leaf.shape)
+        return 0 if away else math.prod(shape) * leaf.dtype.itemsize
+
+    return sum(map(size, jax.tree.leaves(tree)))
+
+
+def total_memory(device: jax.Device) -> int | None:
+    """Bytes that the programs of a device may use, whatever is in use now; None: it does not say.
+
+    CPU devices share what the host has, or what a container is allowed of it.
+    """
+    if device.platform == "cpu":
+        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limits = [Path(name).read_text().strip() for name in _LIMITS if Path(name).exists()]
+        whole = min(host, *(int(limit) for limit in limits if limit.isdecimal()), host)
+        return whole // jax.local_device_count()
+    stats = device.memory_stats()
+    return stats.get("bytes_limit") if stats else None
+
+
+def free_memory(device: jax.Device) -> int | None:
+    """Bytes that a device has left; None where unknown. CPU devices share the host's."""
+    if device.platform == "cpu":
+        available = _available_on_host()
+        return None if available is None else available // jax.local_device_count()
+    if device not in device.client.local_devices():  # of a machine that is only compiled for
+        return None
+    stats = device.memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return None
+    return stats["bytes_limit"] - stats["bytes_in_use"]
+
+
+def _available_on_host() -> int | None:
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return None
+
+
+def in_units(count: float) -> str:
+    """A number of bytes as text, in the largest fitting unit."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"
