@@ -1,28 +1,23 @@
 """The trajectories of an iteration in a file, so that a killed sweep is repeated on the same ones.
 
-A file is the SHA-256 of what follows, then zlib's compression of an `.npz`: the tokens, turns and
-log-probabilities of all segments end to end, the rewards of trajectories and of turns, and as JSON
-whatever is text or counts.
+A file is the SHA-256 of what follows, then zlib's compression of what `parallel.codec` encodes.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import io
-import itertools
 import json
 import logging
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 
+from seeupo_jax.parallel.codec import decode, encode
 from seeupo_jax.parallel.distributed import from_first
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.trajectories.json_lines import plain, write_whole
@@ -31,8 +26,7 @@ from seeupo_jax.types import Segment, Trajectory
 _LOGGER = logging.getLogger(__name__)
 _DIGEST_BYTES = 32
 _COMPRESSION = 1  # of zlib: log-probabilities hardly compress, and the rest does at any level
-_ARRAYS = {"tokens_L": np.int32, "turn_L": np.int32, "logp_L": np.float32}  # of a segment
-_OTHER = ("segments", "reward", "turn_rewards")  # fields of a trajectory that are not kept as JSON
+_TYPES = (Collected, Trajectory, Segment)
 
 
 class RolloutStore:
@@ -87,7 +81,7 @@ class RolloutStore:
         file = self._file(iteration)
         try:
             write_whole(file, _pack(iteration, collected, origin))
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, TypeError, ValueError, RecursionError) as error:
             self._log(
                 f"{file} could not be written ({error}): a sweep that is killed will sample again."
             )
@@ -102,7 +96,7 @@ class RolloutStore:
         self.wait()
         first = jax.process_index() == 0
         loaded = self._load(iteration, made_by, sampled_by) if first else None
-        return from_first(loaded, Collected, Trajectory, Segment)
+        return from_first(loaded, *_TYPES)
 
     def forget(self, up_to_iteration: int) -> None:
         """Removes the collections of all iterations up to this one: a checkpoint covers them."""
@@ -128,7 +122,7 @@ class RolloutStore:
         if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
             return self._throw_away(file, "changed after it was written")
         try:
-            notes, arrays = _unpack(data)
+            notes = decode(zlib.decompress(memoryview(data)[_DIGEST_BYTES:]), _TYPES)
             if (notes["iteration"], notes["made_by"]) != (iteration, made_by):
                 return self._throw_away(
                     file,
@@ -142,8 +136,8 @@ class RolloutStore:
                     f" iteration {iteration} is to be sampled by ({sampled_by[:8]}), as after a"
                     " change of the learning rate, the recipe or the optimizer",
                 )
-            return _collected(notes, arrays)
-        except (LookupError, TypeError, ValueError):  # whole, and yet of another form
+            return notes["collected"]
+        except (LookupError, TypeError, ValueError, zlib.error):  # whole, yet of another form
             return self._throw_away(file, "was written by another version of this program")
 
     def _throw_away(self, file: Path, reason: str) -> None:
@@ -151,62 +145,15 @@ class RolloutStore:
 
 
 def _pack(iteration: int, collected: Collected, origin: Mapping[str, str]) -> bytes:
-    trajectories = collected.sampled
-    segments = [segment for trajectory in trajectories for segment in trajectory.segments]
-    arrays = {name: _join(segments, name, kind) for name, kind in _ARRAYS.items()}
-    arrays["lengths"] = np.array([len(segment.tokens_L) for segment in segments], np.int64)
-    arrays["rewards"] = np.array([trajectory.reward for trajectory in trajectories], np.float64)
-    turns = [trajectory.turn_rewards for trajectory in trajectories]
-    arrays["turn_rewards"] = np.array([*itertools.chain(*turns)], np.float64)
-    notes = {
-        "iteration": iteration,
-        **origin,
-        "collected": _fields(collected, without=("trajectories", "left_out")),
-        "left_out": len(collected.left_out),
-        "trajectories": [_fields(trajectory, without=_OTHER) for trajectory in trajectories],
-        "segments": [len(trajectory.segments) for trajectory in trajectories],
-        "turns": [len(rewards) for rewards in turns],
-    }
-    arrays["notes"] = np.frombuffer(json.dumps(plain(notes, finite=False)).encode(), np.uint8)
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    body = zlib.compress(file.getbuffer(), _COMPRESSION)
+    rounds = {name: _with_json(vars(collected)[name]) for name in ("trajectories", "left_out")}
+    notes = {"iteration": iteration, **origin, "collected": replace(collected, **rounds)}
+    body = zlib.compress(encode(notes, _TYPES), _COMPRESSION)
     return hashlib.sha256(body).digest() + body
 
 
-def _unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    file = io.BytesIO(zlib.decompress(memoryview(data)[_DIGEST_BYTES:]))
-    with np.load(file, allow_pickle=False) as stored:
-        arrays = dict(stored)
-    return json.loads(arrays.pop("notes").tobytes()), arrays
-
-
-def _collected(notes: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Collected:
-    ends = np.cumsum(arrays["lengths"])[:-1]
-    parts = (np.split(arrays[name], ends) for name in _ARRAYS)
-    segments = (Segment(*part) for part in zip(*parts, strict=True))
-    turn_rewards = iter(arrays["turn_rewards"].tolist())
-    trajectories = []
-    for index, fields in enumerate(notes["trajectories"]):
-        own = tuple(next(segments) for _ in range(notes["segments"][index]))
-        fields = fields | {
-            "messages": tuple(fields["messages"]),
-            "reward": float(arrays["rewards"][index]),
-            "turn_rewards": tuple(itertools.islice(turn_rewards, notes["turns"][index])),
-        }
-        trajectories.append(Trajectory(segments=own, **fields))
-    kept = len(trajectories) - notes["left_out"]
-    return Collected(
-        trajectories=tuple(trajectories[:kept]),
-        left_out=tuple(trajectories[kept:]),
-        **notes["collected"],
+def _with_json(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+    """Trajectories whose messages and `info` hold nothing but JSON's values."""
+    as_json = lambda value: json.loads(json.dumps(plain(value, finite=False)))  # noqa: E731
+    return tuple(
+        replace(t, messages=tuple(as_json(t.messages)), info=as_json(t.info)) for t in trajectories
     )
-
-
-def _join(segments: Sequence[Segment], name: str, kind: type[np.generic]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, kind), *(vars(segment)[name] for segment in segments)])
-
-
-def _fields(value: Any, without: Sequence[str]) -> dict[str, Any]:
-    names = (field.name for field in dataclasses.fields(value))
-    return {name: vars(value)[name] for name in names if name not in without}

@@ -3,14 +3,17 @@
 import contextlib
 import dataclasses
 import enum
+import hashlib
 import threading
+import zlib
 
 import numpy as np
 import pytest
 
-from seeupo_jax.rollout import rollout_store
+from seeupo_jax.parallel.codec import encode
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.rollout_store import RolloutStore
+from seeupo_jax.trajectories import json_lines
 from seeupo_jax.types import Segment, Trajectory
 
 ODD = np.array([0x7FC00001, 0xFFC12345, 0x80000000, 0x7F800000, 0x00000001], np.uint32)
@@ -65,8 +68,8 @@ def log():
 
 @pytest.fixture
 def kept(tmp_path, log):
-    with contextlib.closing(RolloutStore(tmp_path / "rollouts", log=log.append)) as rollout_store:
-        yield rollout_store
+    with contextlib.closing(RolloutStore(tmp_path / "rollouts", log=log.append)) as store:
+        yield store
 
 
 def test_every_bit_comes_back(kept, log):
@@ -157,7 +160,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(kept, log, monkeypatch, tmp_path
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rollout_store.os, "fsync", full)
+    monkeypatch.setattr(json_lines.os, "fsync", full)
     kept.save(1, collection(trajectory(np.random.default_rng(4))))
     kept.wait()
     assert "No space left on device" in log[0] and kept.load(1) is None
@@ -167,8 +170,8 @@ def test_a_full_disk_is_told_and_leaves_nothing(kept, log, monkeypatch, tmp_path
 @pytest.fixture
 def slow_disk(monkeypatch):
     """A disk that takes nothing until the event is set."""
-    free, fsync = threading.Event(), rollout_store.os.fsync
-    monkeypatch.setattr(rollout_store.os, "fsync", lambda file: free.wait(10) and fsync(file))
+    free, fsync = threading.Event(), json_lines.os.fsync
+    monkeypatch.setattr(json_lines.os, "fsync", lambda file: free.wait(10) and fsync(file))
     yield free
     free.set()
 
@@ -225,11 +228,12 @@ def test_what_other_settings_or_parameters_sampled_is_thrown_away(kept, log):
     assert bits(kept.load(2, "a1", "p1")) == bits(saved)
 
 
-def test_a_file_of_another_form_is_sampled_again(kept, log, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(rollout_store, "_OTHER", (*rollout_store._OTHER, "group"))
-        kept.save(1, collection(trajectory(np.random.default_rng(7))))
-        kept.wait()
+@pytest.mark.parametrize("content", [b"no value", encode({"iteration": 1})])
+@pytest.mark.parametrize("pack", [zlib.compress, bytes], ids=["compressed", "plain"])
+def test_a_file_of_another_form_is_sampled_again(kept, log, tmp_path, content, pack):
+    body = pack(content)
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "1.rollouts").write_bytes(hashlib.sha256(body).digest() + body)
     assert kept.load(1) is None and "another version" in log[0]
 
 
