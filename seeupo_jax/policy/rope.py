@@ -59,7 +59,7 @@ def _linear(rope: Rope, frequency: np.ndarray) -> tuple[np.ndarray, float]:
 def _llama3(rope: Rope, frequency: np.ndarray) -> tuple[np.ndarray, float]:
     """Slow pairs are slowed by the factor, fast ones kept, a ramp between (Llama 3.1).
 
-    Slow and fast are told by how many turns a pair makes within the original context.
+    Slow and fast: by the number of turns that a pair makes within the original context.
     """
     turns = np.float32(rope.original_positions) / (np.float32(2 * math.pi) / frequency)
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)

@@ -254,7 +254,7 @@ class Transformer(nnx.Module):
         Args:
           position_RL: of each token in its conversation; `NOWHERE` at padding, which is written
             nowhere.
-          pages: the cache, a layer each; page_table: which of them each row sees and writes.
+          pages: the cache, a layer each; page_table: which of them each row reads and writes.
           kernel, block: how attention reads the pages; see `paged.attend`.
 
         Returns: the hidden states, and the cache with the tokens in it.

@@ -1,4 +1,4 @@
-"""Random token trees, and attention over them: ours, all scores at once, path by path."""
+"""Random token trees, and attention over them: our kernels, all pairs at once, path by path."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.policy.kernels.tree_attention import tree_attention
+from seeupo_jax.policy.kernels import tree_attention, tree_kernels, tree_kernels_gpu
 from seeupo_jax.policy.kernels.tree_mask import TreeMask
 
 
 class Case(NamedTuple):
-    """Rows of tokens, who sees whom, and the paths that the tokens lie on.
+    """Rows of tokens, their mask, and the paths that the tokens lie on.
 
-    tree_mask: what `tree_attention` is told. query_NC: index of each key's own query, -1 for none.
+    query_NC: index of each key's own query, -1 for none.
     paths: (row, indices of keys from a root down) of every leaf.
     """
 
@@ -92,7 +92,7 @@ def sequences(seed, rows, length):
 
 
 def continued(seed, rows, length):
-    """New trees below random tokens of trees of an earlier pass; some of its keys nobody sees."""
+    """New trees below random tokens of trees of an earlier pass; some keys are always masked."""
     rng, made, past = np.random.default_rng(seed), [], 90
     step = length + 1
     for _ in range(rows):
@@ -134,19 +134,31 @@ def random_arrays(case, H=4, kv_heads=2, d=16, dtype=jnp.float32):
     return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
 
 
-def attend(q, k, v, *, tree_mask, window=None, **options):
-    return tree_attention(
-        q,
-        k,
-        v,
-        tree_mask.order_NL,
-        tree_mask.first_NC,
-        tree_mask.end_NC,
-        window=window,
-        depth_NL=tree_mask.depth_NL,
-        key_depth_NC=tree_mask.key_depth_NC,
-        **options,
-    )
+def all_pairs(q, k, v, *tree_mask, window, block=None):
+    """The scores of all pairs, in the dtype of q, with a softmax over the visible ones."""
+    order, depth, first, end, key_depth = tree_mask
+    order, depth = order[:, :, None], depth[:, :, None]
+    visible = (first[:, None] <= order) & (order < end[:, None])
+    if window is not None:
+        visible &= key_depth[:, None] > depth - window
+    visible = visible[:, None, None]
+    (N, L, H, d), kv_heads = q.shape, k.shape[2]
+    q = q.reshape(N, L, kv_heads, H // kv_heads, d)
+    scores = jnp.einsum("nlkgd,nckd->nkglc", q, k, preferred_element_type=jnp.float32) * d**-0.5
+    weights = jnp.where(visible, jax.nn.softmax(jnp.where(visible, scores, -2e30), axis=-1), 0.0)
+    return jnp.einsum("nkglc,nckd->nlkgd", weights.astype(q.dtype), v).reshape(N, L, H, d)
+
+
+IMPLEMENTATIONS = {
+    "all_pairs": all_pairs,
+    "xla": tree_attention.attend,
+    "pallas": tree_kernels.attend,
+    "triton": tree_kernels_gpu.attend,
+}
+
+
+def attend(q, k, v, *, tree_mask, window=None, block=None, implementation):
+    return IMPLEMENTATIONS[implementation](q, k, v, *tree_mask, window=window, block=block)
 
 
 def along_paths(q, k, v, *, case, window=None):
@@ -165,8 +177,8 @@ def along_paths(q, k, v, *, case, window=None):
     keys, values = (jnp.repeat(x[row, key], H // k.shape[2], axis=2) for x in (k, v))
     scores = jnp.einsum("plhd,pchd->phlc", queries, keys) * d**-0.5
     back = np.arange(longest)[:, None] - np.arange(longest)[None, :]
-    seen = (back >= 0) & (back < (longest if window is None else window))
-    weights = jax.nn.softmax(jnp.where(seen[None, None], scores, -jnp.inf), axis=-1)
+    visible = (back >= 0) & (back < (longest if window is None else window))
+    weights = jax.nn.softmax(jnp.where(visible[None, None], scores, -jnp.inf), axis=-1)
     out = jnp.einsum("phlc,pchd->plhd", weights, values).reshape(-1, H, d)
     return jnp.zeros((N * L, H, d)).at[taken].set(out, mode="drop").reshape(q.shape)
 
@@ -196,7 +208,7 @@ def wanted(name, window):
     """By all scores at once; which equals what each path gives alone."""
     case = CASES[name]
     arrays = random_arrays(case)
-    found = trained(*arrays, case.tree_mask, window=window, implementation="dense")
+    found = trained(*arrays, case.tree_mask, window=window, implementation="all_pairs")
     alone = functools.partial(along_paths, case=case, window=window)
     assert_equal(found, jax.jit(functools.partial(with_gradients, alone))(*arrays))
     return found

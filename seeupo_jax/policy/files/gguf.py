@@ -1,4 +1,4 @@
-"""GGUF files (llama.cpp's format), seen as a Hugging Face folder is: a config and named tensors."""
+"""GGUF files (llama.cpp's format) as a Hugging Face config and named tensors."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from seeupo_jax.parallel.mesh import head_axes, per_shard
-from seeupo_jax.policy.kernels import fused
-from seeupo_jax.policy.kernels.tree_attention import block_for, tree_attention
-from seeupo_jax.policy.kernels.tree_mask import TreeMask, seen
+from seeupo_jax.policy.kernels import fused, tree_attention, tree_kernels, tree_kernels_gpu
+from seeupo_jax.policy.kernels.tree_attention import block_for
+from seeupo_jax.policy.kernels.tree_mask import TreeMask, visible_pairs
 
 # Scores that a device holds at once: 2**24 float32 are 64 MiB. But no fewer queries than these,
 # which keep the matrix products large.
@@ -21,8 +21,8 @@ SCORES_AT_ONCE, QUERIES_AT_LEAST = 2**24, 256
 # Queries below which GPU computes all pairs: the smaller part of a block of its kernel.
 FEWEST_QUERIES = 64
 FEW_KEYS = 512  # with which it saves no time on CPU to leave out pairs of blocks
-NOWHERE = jnp.iinfo(jnp.int32).max  # the position of a key that no query may see
-_ATTENDED = "attended"  # what a chunk's queries saw: kept, where its scores are computed again
+NOWHERE = jnp.iinfo(jnp.int32).max  # the position of a key that is masked for all queries
+_ATTENDED = "attended"  # a chunk's output: kept, where its scores are recomputed
 
 
 class KeyValues(NamedTuple):
@@ -39,8 +39,8 @@ class Tree(NamedTuple):
     """Token trees that lie in rows, each in pre-order.
 
     depth_NL: int32, of each token in its sequence: its position.
-    end_NL: int32, one past the last index of the token's subtree. A token sees those whose subtree
-      it lies in.
+    end_NL: int32, one past the last index of the token's subtree. A token attends to those whose
+      subtree it lies in.
     """
 
     depth_NL: jax.Array
@@ -61,13 +61,13 @@ class Past(NamedTuple):
 
 
 def tree_mask_of(tree: Tree, past: Past | None = None) -> TreeMask:
-    """Who sees whom among the tokens of trees, and among the past's tokens that they continue."""
+    """The attention mask of tokens of trees, and of the past's tokens that they continue."""
     N, L = tree.end_NL.shape
     index_NL = jnp.broadcast_to(jnp.arange(L)[None, :], (N, L))
     if past is None:
         return TreeMask(index_NL, tree.depth_NL, index_NL, tree.end_NL, tree.depth_NL)
-    # New tokens stand, in their own order, between the past's token that they follow and the next.
-    # A coordinate is the place in that merged order, up to C + L: at * (L + 1) + index would leave
+    # New tokens are ordered between the past's token that they follow and the next. A coordinate is
+    # the place in that merged order, up to C + L: at * (L + 1) + index would leave
     # int32 at 131,072 past and 16,384 new tokens.
     C = past.tree.end_NL.shape[1]
     count_NC = jax.vmap(functools.partial(jnp.bincount, length=C + 1))(past.at_NL + 1)
@@ -75,13 +75,13 @@ def tree_mask_of(tree: Tree, past: Past | None = None) -> TreeMask:
     rank_NL = jnp.argsort(jnp.argsort(past.at_NL, axis=1), axis=1)  # stable: their own order
     place_NL = past.at_NL + 1 + rank_NL
     past_end_NC = past.tree.end_NL + jnp.take_along_axis(before_NC, past.tree.end_NL, axis=1)
-    join_ = lambda old, new: jnp.concatenate([old, new], axis=1)  # noqa: E731
+    concatenate = functools.partial(jnp.concatenate, axis=1)
     return TreeMask(
         place_NL,
         tree.depth_NL,
-        join_(jnp.arange(C)[None, :] + before_NC[:, :C], place_NL),
-        join_(past_end_NC, place_NL + tree.end_NL - index_NL),
-        join_(past.tree.depth_NL, tree.depth_NL),
+        concatenate([jnp.arange(C)[None, :] + before_NC[:, :C], place_NL]),
+        concatenate([past_end_NC, place_NL + tree.end_NL - index_NL]),
+        concatenate([past.tree.depth_NL, tree.depth_NL]),
     )
 
 
@@ -94,13 +94,13 @@ def attend_trees(
     kernel: str = "xla",
     longest: int | None = None,
 ) -> jax.Array:
-    """Softmax attention as `attend`, where the tree mask says which keys a query sees.
+    """Softmax attention as `attend`, of each query to the keys that the tree mask shows it.
 
     Args:
-      kernel: the one that `kernels.select_kernel` gives. With splash, trees have a kernel of their
-        own on TPU, with cudnn on GPU; with xla only CPU leaves out the pairs of blocks that see
-        nothing, and with all_pairs nothing does.
-      longest: tokens of the longest path in a tree, which blocks are chosen by on CPU.
+      kernel: as `fused.select_kernel` gives it. With splash, trees have a kernel of their own on
+        TPU, with cudnn on GPU; with xla only CPU skips masked pairs of blocks, with all_pairs
+        no platform does.
+      longest: tokens of the longest path in a tree, which sets the size of blocks on CPU.
     """
     kv_heads, heads = head_axes(keys.k.shape[2])
     queries, whole = ("rows", "length", heads, "head_dim"), ("rows", None, kv_heads, "head_dim")
@@ -112,40 +112,15 @@ def attend_trees(
     return per_shard(run, layouts, queries)(q_NLHd, *keys, *tree_mask)
 
 
-def _skipping(
-    q_NLHd: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *tree_mask: jax.Array,
-    window: int | None,
-    implementation: str,
-    block: int | None = None,
-) -> jax.Array:
-    order_NL, depth_NL, first_NC, end_NC, key_depth_NC = tree_mask
-    return tree_attention(
-        q_NLHd,
-        k,
-        v,
-        order_NL,
-        first_NC,
-        end_NC,
-        window=window,
-        depth_NL=depth_NL,
-        key_depth_NC=key_depth_NC,
-        implementation=implementation,
-        block=block,
-    )
-
-
 def all_pairs(
     q_NLHd: jax.Array, k: jax.Array, v: jax.Array, *tree_mask: jax.Array, window: int | None
 ) -> jax.Array:
-    """Attention from the scores of all pairs, and a mask; every query must see a key."""
+    """Attention from the scores of all pairs, and a mask; every query needs a visible key."""
     order_NL, depth_NL, first_NC, end_NC, key_depth_NC = tree_mask
 
     def attend(q: jax.Array, order_NL: jax.Array, depth_NL: jax.Array) -> jax.Array:
         own = TreeMask(order_NL, depth_NL, first_NC, end_NC, key_depth_NC)
-        return _attend(q, KeyValues(k, v), seen(own, window))
+        return _attend(q, KeyValues(k, v), visible_pairs(own, window))
 
     return _in_chunks(attend, q_NLHd, order_NL, depth_NL, slots=k.shape[1])
 
@@ -153,7 +128,7 @@ def all_pairs(
 def _by_platform(*arrays: jax.Array, window: int | None, longest: int | None) -> jax.Array:
     queries, heads = arrays[0].shape[1:3]
     block = block_for(heads, longest)
-    loops = functools.partial(_skipping, window=window, implementation="xla", block=block)
+    loops = functools.partial(tree_attention.attend, window=window, block=block)
     whole = functools.partial(all_pairs, window=window)
     if arrays[1].shape[1] <= FEW_KEYS or queries <= block_for(heads):
         return whole(*arrays)
@@ -164,13 +139,13 @@ def _by_platform(*arrays: jax.Array, window: int | None, longest: int | None) ->
 def _on_gpu(q_NLHd: jax.Array, *arrays: jax.Array, window: int | None) -> jax.Array:
     if q_NLHd.shape[1] < FEWEST_QUERIES:
         return all_pairs(q_NLHd, *arrays, window=window)
-    return _skipping(q_NLHd, *arrays, window=window, implementation="triton")
+    return tree_kernels_gpu.attend(q_NLHd, *arrays, window=window)
 
 
 OF_TREES = {  # by the name of the kernel
     "xla": _by_platform,
     "all_pairs": all_pairs,
-    "splash": functools.partial(_skipping, implementation="pallas"),
+    "splash": tree_kernels.attend,
     "cudnn": _on_gpu,
 }
 
@@ -186,7 +161,7 @@ def attend(
     key_segment_NC: jax.Array | None = None,
     kernel: str = "xla",
 ) -> jax.Array:
-    """Softmax attention; a query sees the keys at its own position and before.
+    """Softmax attention of each query to the keys at its own position and before.
 
     Heads are grouped over the key-value heads (GQA). Scores and softmax are float32. On a mesh each
     device has its own rows, heads and queries; keys and values are gathered over `context`.
@@ -194,12 +169,12 @@ def attend(
     Args:
       q_NLHd: [N, L, H, head_dim].
       position_NL, key_position_NC: int, of every token in its sequence.
-      window: how many positions a query sees, its own included; None is all before it.
-      segment_NL, key_segment_NC: int, which of the sequences packed in a row a token is of; a
-        query sees its own only. None is one sequence per row.
+      window: how many positions are visible, the query's own included; None: all before it.
+      segment_NL, key_segment_NC: int, which of the sequences packed in a row a token is of; only a
+        query's own is visible to it. None: one sequence per row.
       kernel: xla | all_pairs | splash | cudnn. The last two are for passes over whole rows: the
         keys are the queries' own (`key_position_NC` is `position_NL`), and positions grow by one
-        along a segment. `kernels.select_kernel` tells which shapes they take.
+        along a segment. `fused.select_kernel` says which shapes they take.
 
     Returns: [N, L, H, head_dim] in the dtype of q.
 
@@ -244,8 +219,8 @@ def _plain(
     window: int | None,
 ) -> jax.Array:
     def attend(q: jax.Array, position: jax.Array, segment: jax.Array | None) -> jax.Array:
-        seen = _visible(position, key_position_NC, window, segment, key_segment_NC)
-        return _attend(q, KeyValues(k, v), seen)
+        visible = _visible(position, key_position_NC, window, segment, key_segment_NC)
+        return _attend(q, KeyValues(k, v), visible)
 
     return _in_chunks(attend, q_NLHd, position_NL, segment_NL, slots=k.shape[1])
 
@@ -258,7 +233,7 @@ def _in_chunks(
     *,
     slots: int,
 ) -> jax.Array:
-    """Attends chunk after chunk of queries where the scores of all would take too much memory.
+    """Attention in chunks of queries where the scores of all would take too much memory.
 
     The backward pass computes a chunk's scores again: memory grows with the row's length, not with
     its square. Queries do not depend on each other, so neither do their results on the chunks.
@@ -288,14 +263,14 @@ def _visible(
     segment_NL: jax.Array | None,
     key_segment_NC: jax.Array | None,
 ) -> jax.Array:
-    """Whether each query sees each key, [N, L, C]."""
+    """Whether each key is visible to each query, [N, L, C]."""
     query_NLC, key_NLC = position_NL[:, :, None], key_position_NC[:, None, :]
-    seen_NLC = key_NLC <= query_NLC
+    visible_NLC = key_NLC <= query_NLC
     if window is not None:
-        seen_NLC &= key_NLC > query_NLC - window
+        visible_NLC &= key_NLC > query_NLC - window
     if segment_NL is not None and key_segment_NC is not None:
-        seen_NLC &= segment_NL[:, :, None] == key_segment_NC[:, None, :]
-    return seen_NLC
+        visible_NLC &= segment_NL[:, :, None] == key_segment_NC[:, None, :]
+    return visible_NLC
 
 
 def _attend(q_NLHd: jax.Array, keys: KeyValues, visible_NLC: jax.Array) -> jax.Array:
@@ -314,9 +289,9 @@ def _attend(q_NLHd: jax.Array, keys: KeyValues, visible_NLC: jax.Array) -> jax.A
 def _weigh(q: jax.Array, k: jax.Array, v: jax.Array, visible_NLC: jax.Array) -> jax.Array:
     """Softmax attention of queries [N, kv_heads, groups * L, head_dim], shaped as they are.
 
-    Passes over the scores are what it costs on CPU, beside the products. So neither the weights nor
-    their derivative are divided by the softmax's total, but what the queries saw; and the
-    derivative's mean under the softmax is taken from there too.
+    On CPU the cost, beside the products, is passes over the scores. So the output is divided by
+    the softmax's total, instead of the weights and their derivative; the derivative's mean under
+    the softmax is taken from the output too.
     """
     return _weigh_forward(q, k, v, visible_NLC)[0]
 
@@ -331,8 +306,8 @@ def _weigh_forward(
     weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
     total = weights.sum(axis=-1, keepdims=True)
     weights = weights.astype(q.dtype)
-    seen = jnp.einsum("nkqc,nkcd->nkqd", weights, v, preferred_element_type=jnp.float32)
-    out = checkpoint_name((seen / total).astype(q.dtype), _ATTENDED)
+    weighted = jnp.einsum("nkqc,nkcd->nkqd", weights, v, preferred_element_type=jnp.float32)
+    out = checkpoint_name((weighted / total).astype(q.dtype), _ATTENDED)
     return out, (q, k, v, weights, total, out)
 
 
@@ -340,14 +315,14 @@ def _weigh_backward(
     kept: tuple[jax.Array, ...], d_out: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     q, k, v, weights, total, out = kept
-    d_seen = d_out.astype(jnp.float32) / total
-    mean = jnp.sum(d_seen * out, axis=-1, keepdims=True)
-    d_seen = d_seen.astype(q.dtype)
-    d_weights = jnp.einsum("nkqd,nkcd->nkqc", d_seen, v, preferred_element_type=jnp.float32)
+    d_weighted = d_out.astype(jnp.float32) / total
+    mean = jnp.sum(d_weighted * out, axis=-1, keepdims=True)
+    d_weighted = d_weighted.astype(q.dtype)
+    d_weights = jnp.einsum("nkqd,nkcd->nkqc", d_weighted, v, preferred_element_type=jnp.float32)
     d_scores = (weights * (d_weights - mean) * q.shape[-1] ** -0.5).astype(q.dtype)
-    # The small operand first, the result turned around: 3x faster on CPU than the other way.
+    # The small operand first, then a transpose of the result: 3x faster on CPU than the other way.
     d_k = jnp.einsum("nkqd,nkqc->nkdc", q, d_scores).swapaxes(2, 3)
-    d_v = jnp.einsum("nkqd,nkqc->nkdc", d_seen, weights).swapaxes(2, 3)
+    d_v = jnp.einsum("nkqd,nkqc->nkdc", d_weighted, weights).swapaxes(2, 3)
     return jnp.einsum("nkqc,nkcd->nkqd", d_scores, k), d_k, d_v, None
 
 

@@ -75,3 +75,14 @@ rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 def _last(scale: jax.Array, x: jax.Array) -> jax.Array:
     return scale.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def dot(x: jax.Array, y: jax.Array) -> jax.Array:
+    """x @ y of two blocks in a kernel, summed in float32."""
+    return jnp.dot(x, y, preferred_element_type=jnp.float32)
+
+
+def dot_t(x: jax.Array, y: jax.Array) -> jax.Array:
+    """x @ y.T, as `dot`."""
+    axes = (((1,), (1,)), ((), ()))
+    return jax.lax.dot_general(x, y, axes, preferred_element_type=jnp.float32)

@@ -1,8 +1,8 @@
 """Fused attention: Pallas splash on TPU, cuDNN flash on GPU; which of them a pass can use.
 
-Both are for a pass whose keys are its own, and see by index: a query at index i of a row sees the
-keys at i - window < j <= i, of its own segment where there are segments. Where positions grow by
-one along a segment, this is what `attention.attend` shows by position.
+Both are for a pass whose keys are its own, and mask by index: to a query at index i of a row the
+keys at i - window < j <= i are visible, of its own segment where there are segments. Where
+positions grow by one along a segment, this is the mask of `attention.attend`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLAIN = ("xla", "all_pairs")  # without a kernel; the same but for rows of tree
 _PLATFORMS = {"splash": ("tpu", "cpu"), "cudnn": ("gpu", "cuda")}  # the others run on all
 _PREFERRED = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn"}
 _QUERIES = ("rows", "length", "heads", "head_dim")
-_KEYS = ("rows", None, "kv_heads", "head_dim")  # all that a row's queries may see
+_KEYS = ("rows", None, "kv_heads", "head_dim")  # all keys of a row
 _SEGMENTS = (("rows", "length"), ("rows", None))  # of queries, of keys
 
 
@@ -45,35 +45,35 @@ def splash(
     Which platform the program is lowered for decides: TPU compiles the kernel, CPU interprets it.
 
     Args:
-      q_NLHd: [N, L, H, head_dim], `select_kernel` tells which.
+      q_NLHd: [N, L, H, head_dim], as `select_kernel` says.
       k_NLHd, v_NLHd: [N, L, kv_heads, head_dim].
       segment_NL: int32, of every token; None is one segment per row.
-      window: how many keys a query sees, its own included; None is all before it.
+      window: how many keys are visible, the query's own included; None: all before it.
 
     Returns: [N, L, H, head_dim] in the dtype of q.
     """
     L, H = q_NLHd.shape[1:3]
-    seen = (
+    mask = (
         mask_lib.CausalMask((L, L))
         if window is None
         else mask_lib.LocalMask((L, L), window_size=(window - 1, 0), offset=0)
     )
     kernel = splash_lib.make_splash_mha(
-        mask_lib.MultiHeadMask([seen] * H),
+        mask_lib.MultiHeadMask([mask] * H),
         block_sizes=_blocks(L, parts("length")),
-        head_shards=1,  # all heads see alike
+        head_shards=1,  # all heads have one mask
         q_seq_shards=parts("length"),
     )
-    # Which blocks a query sees: arrays that are cut as the queries are.
-    seen_by, structure = jax.tree.flatten(kernel)
-    cut = [("length",) if x.ndim == 1 else (None, "blocks", None) for x in seen_by]
+    # Which blocks are visible: arrays that are sharded as the queries are.
+    mask_arrays, structure = jax.tree.flatten(kernel)
+    cut = [("length",) if x.ndim == 1 else (None, "blocks", None) for x in mask_arrays]
     segments = () if segment_NL is None else (segment_NL, segment_NL)
     run = per_shard(
         functools.partial(_splash, structure),
         (_QUERIES, _KEYS, _KEYS, *cut, *_SEGMENTS[: len(segments)]),
         _QUERIES,
     )
-    return run(q_NLHd, k_NLHd, v_NLHd, *seen_by, *segments)
+    return run(q_NLHd, k_NLHd, v_NLHd, *mask_arrays, *segments)
 
 
 def cudnn(
@@ -104,12 +104,12 @@ def _splash(
     *rest: jax.Array,
 ) -> jax.Array:
     """Some of the queries over all keys; `rest`: the kernel's arrays, then segments of both."""
-    seen_by, segments = rest[: structure.num_leaves], rest[structure.num_leaves :]
+    mask_arrays, segments = rest[: structure.num_leaves], rest[structure.num_leaves :]
     scaled = q_NQHd * q_NQHd.shape[-1] ** -0.5  # the kernel does not scale
     heads_first = [x.transpose(0, 2, 1, 3) for x in (scaled, k_NLHd, v_NLHd)]
 
-    def run(seen_by: Sequence[jax.Array], *arrays: jax.Array, interpret: bool) -> jax.Array:
-        made = jax.tree.unflatten(structure, seen_by)
+    def run(mask_arrays: Sequence[jax.Array], *arrays: jax.Array, interpret: bool) -> jax.Array:
+        made = jax.tree.unflatten(structure, mask_arrays)
         kernel = splash_lib.SplashAttentionKernel(
             made.fwd_mask_info,
             made.dq_mask_info,
@@ -123,7 +123,7 @@ def _splash(
         return jax.vmap(row)(*arrays)
 
     out = jax.lax.platform_dependent(
-        seen_by,
+        mask_arrays,
         *heads_first,
         *segments,
         tpu=functools.partial(run, interpret=False),
@@ -239,7 +239,7 @@ def select_kernel(
 
 
 def _shards_refuse(wanted: str, **heads: int) -> str | None:
-    """Why the mesh in force cannot give every device whole heads."""
+    """Why the mesh in force does not divide the heads."""
     for name, count in heads.items():
         if count % parts(name):
             axis = f"{RULES[name]}={parts(name)}"
@@ -251,7 +251,7 @@ def kernel_for(wanted: str, **shape: Any) -> str:
     """The kernel that `select_kernel` gives; a fallback is logged, once for each reason.
 
     Args:
-      shape: what `select_kernel` is told of the pass.
+      shape: the further arguments of `select_kernel`.
     """
     kernel, reason = select_kernel(wanted, **shape)
     if kernel != wanted:
@@ -270,12 +270,12 @@ def preferred_kernel(platform: str) -> str:
 
 
 def row_block(platform: str) -> int:
-    """What divides the length of rows of which attention computes no part that is not there."""
+    """The divisor of row lengths that makes attention compute no padding."""
     return tree_kernels.BLOCK if platform == "tpu" else 64
 
 
 def tree_blocks(platform: str, dtype: str) -> tuple[int, int] | None:
-    """Rows that a program of the platform's tree kernel holds, and rows that it meets at a time.
+    """Rows that a program of the platform's tree kernel accumulates, and visits at a time.
 
     None where a platform has no such kernel.
     """

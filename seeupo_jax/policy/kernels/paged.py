@@ -22,7 +22,7 @@ BLOCK = 256  # tokens of a row that are gathered at once
 _KERNEL_BLOCK = 512  # tokens that the TPU kernel holds at once, at most
 _LANES, _SUBLANES = 128, 8  # of a TPU register
 # A sum over no key has a top of _LOWEST: the weight of a hidden key, exp(_HIDDEN - top), is 0 then
-# too, and so is the sum's own beside one that holds a key.
+# too, and so is that sum's own weight beside a sum over keys.
 _LOWEST, _HIDDEN = -1e30, -2e30
 
 
@@ -51,7 +51,7 @@ class Prefixes(NamedTuple):
 
 
 class PageTable(NamedTuple):
-    """What the rows of a pass see of the cache.
+    """Where the rows of a pass read and write the cache.
 
     table_RP: int32, the pages of each row's own positions, from `start_R` on. Where a row has no
       page, any number: nothing is written to a page below 0 or beyond the pool.
@@ -151,14 +151,14 @@ def attend(
 ) -> jax.Array:
     """Softmax attention of a pass whose own keys and values have been written; as `attention`'s.
 
-    A query sees the keys at its own position and before: those of its row's table and those of the
-    prefix that its row begins with. Scores, softmax and sums are float32.
+    The keys at a query's own position and before are visible to it: those of its row's table and
+    those of the prefix that its row begins with. Scores, softmax and sums are float32.
 
     Args:
       q_RLHd: [R, L, H, head_dim].
-      position_RL: int32; a query `NOWHERE` sees nothing, its result is 0.
-      window: how many positions a query sees, its own included; None is all before it.
-      kernel: xla | paged; `decode_kernel` tells which passes the second takes.
+      position_RL: int32; the result of a query `NOWHERE` is 0.
+      window: how many positions are visible, the query's own included; None: all before it.
+      kernel: xla | paged; `decode_kernel` says which passes the second takes.
       block: tokens of a row that "xla" gathers at once, in a loop that ends with the longest row;
         None: all, without a loop.
 
@@ -200,11 +200,11 @@ def _xla(
     position_RX = jnp.tile(position_RL, (1, groups))
     over = functools.partial(_sum, k=k, v=v, window=window, block=block)
     end_R = start_R + table_RP.shape[1] * page_size
-    seen = over(q_KRXd, position_RX, table=table_RP, start=start_R, end=end_R)
+    attended = over(q_KRXd, position_RX, table=table_RP, start=start_R, end=end_R)
     if prefixes:
-        seen = _joined(seen, _prefix_sum(q_KRXd, position_RX, Prefixes(*prefixes), over))
+        attended = _joined(attended, _prefix_sum(q_KRXd, position_RX, Prefixes(*prefixes), over))
     # A sum over any key is 1 at least: the weight of its top.
-    out = seen.weighted / jnp.maximum(seen.total, 1)[..., None]
+    out = attended.weighted / jnp.maximum(attended.total, 1)[..., None]
     out = out.reshape(kv_heads, R, groups, L, d).transpose(1, 3, 0, 2, 4)
     return out.reshape(R, L, H, d).astype(q_RLHd.dtype)
 
@@ -256,11 +256,11 @@ def _sum(
         )
         key_BC = start[:, None] + i * step * page_size + slot[None, :]
         key_BXC, query_BXC = key_BC[:, None, :], position_BX[:, :, None]
-        seen = (key_BXC <= query_BXC) & (key_BXC < end[:, None, None])
+        visible = (key_BXC <= query_BXC) & (key_BXC < end[:, None, None])
         if window is not None:
-            seen &= key_BXC > query_BXC - window
+            visible &= key_BXC > query_BXC - window
         scores = jnp.einsum("kbxd,kbcd->kbxc", q_KBXd, keys, preferred_element_type=jnp.float32)
-        scores = jnp.where(seen[None], scores * d**-0.5, _HIDDEN)
+        scores = jnp.where(visible[None], scores * d**-0.5, _HIDDEN)
         top = jnp.maximum(scores.max(axis=-1), _LOWEST)
         weights = jnp.exp(scores - top[..., None])
         weighted = jnp.einsum(
@@ -272,11 +272,11 @@ def _sum(
         return _joined(past, _Sum(weighted, weights.sum(axis=-1), top))
 
     zeros = jnp.zeros(q_KBXd.shape, jnp.float32)
-    nothing = _Sum(zeros, zeros[..., 0], jnp.full_like(zeros[..., 0], _LOWEST))
+    empty = _Sum(zeros, zeros[..., 0], jnp.full_like(zeros[..., 0], _LOWEST))
     if count == 1:
-        return add(0, nothing)
+        return add(0, empty)
     first, last = _reached(position_BX, start, end, window, step * page_size)
-    return jax.lax.fori_loop(first, last, add, nothing)
+    return jax.lax.fori_loop(first, last, add, empty)
 
 
 def _reached(

@@ -1,6 +1,6 @@
-"""Attention over token trees: exact, and only where some query of a block sees some key of another.
+"""Attention over token trees by loops over the visible pairs of blocks, for CPU.
 
-Queries and keys are cut into blocks. What is computed follows the number of pairs of blocks that
+Queries and keys are cut into blocks. Compute follows the number of pairs that
 `tree_mask.visited_blocks` marks; memory grows with the length, not with its square.
 """
 
@@ -11,108 +11,48 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.policy.kernels import tree_kernels, tree_kernels_gpu
 from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
 from seeupo_jax.policy.kernels.tree_mask import (
     FLOOR,
-    UNSEEN,
+    MASKED,
     TreeMask,
     Visits,
     cut,
     cut_tree_mask,
     list_visits,
-    seen,
+    visible_pairs,
     visited_blocks,
 )
 
 
-def tree_attention(
+def attend(
     q_NLHd: jax.Array,
     k_NCKd: jax.Array,
     v_NCKd: jax.Array,
-    order_NL: jax.Array,
-    first_NC: jax.Array,
-    end_NC: jax.Array,
-    *,
-    window: int | None = None,
-    depth_NL: jax.Array | None = None,
-    key_depth_NC: jax.Array | None = None,
+    *tree_mask: jax.Array,
+    window: int | None,
     block: int | None = None,
-    implementation: str = "xla",
 ) -> jax.Array:
-    """Softmax attention of each query to the keys with first <= order < end.
+    """Softmax attention of each query to its visible keys.
 
-    Heads are grouped over the key-value heads (GQA). Scores and softmax are float32. A query that
-    sees nothing gives 0, and no gradient.
+    Heads are grouped over the key-value heads (GQA). Scores and softmax are float32. A query
+    without a visible key gives 0, and no gradient.
 
     Args:
       q_NLHd: [N, L, H, head_dim].
       k_NCKd, v_NCKd: [N, C, kv_heads, head_dim].
-      order_NL: int32, of each query.
-      first_NC, end_NC: int32, the interval of each key; empty, nobody sees it.
-      window: how many positions a query sees, its own included; None is no such bound.
-      depth_NL, key_depth_NC: int32, positions of queries and keys; a window needs them.
-      block: queries, and keys, of a block; None is what suits the implementation.
-      implementation: dense (all scores at once) | xla (visited blocks, by loops) | pallas (visited
-        blocks, by a kernel for TPU; 128 divides the block) | triton (the same by one for CUDA; a
-        power of 2 from 16 on is the block, and head_dim at most 128). CPU interprets both kernels,
-        slowly.
+      tree_mask: the arrays of a `TreeMask`.
+      window: how many positions are visible, the query's own included; None: all.
+      block: queries, and keys, of a block; None: `block_for`.
 
     Returns: [N, L, H, head_dim] in the dtype of q.
-
-    Raises:
-      ValueError: an unknown implementation, a block or head_dim that it does not take, a window
-        without depths.
     """
-    if implementation not in _IMPLEMENTATIONS:
-        raise ValueError(
-            f"tree_attention: got implementation {implementation!r}; allowed:"
-            f" {', '.join(_IMPLEMENTATIONS)}."
-        )
-    if block is not None and block < 1:
-        raise ValueError(f"tree_attention: got block={block}; allowed: 1 or more.")
-    if depth_NL is None or key_depth_NC is None:
-        if window is not None:
-            raise ValueError("tree_attention: got a window without depth_NL and key_depth_NC.")
-        depth_NL, key_depth_NC = order_NL, first_NC  # read by nothing
-    tree_mask = TreeMask(order_NL, depth_NL, first_NC, end_NC, key_depth_NC)
-    return _IMPLEMENTATIONS[implementation](q_NLHd, k_NCKd, v_NCKd, tree_mask, window, block)
-
-
-def _dense(
-    q_NLHd: jax.Array,
-    k_NCKd: jax.Array,
-    v_NCKd: jax.Array,
-    tree_mask: TreeMask,
-    window: int | None,
-    _block: int | None,
-) -> jax.Array:
-    (N, L, H, _), (C, kv_heads) = q_NLHd.shape, k_NCKd.shape[1:3]
-    q = _heads_first(q_NLHd, L, kv_heads)
-    k, v = (_heads_first(x, C, kv_heads) for x in (k_NCKd, v_NCKd))
-    seen_NLC = seen(tree_mask, window)[:, None, None]
-    scores = _dot("nkqd,nkcd->nkqc", q, k).reshape(N, kv_heads, -1, L, C) * q.shape[3] ** -0.5
-    weights = jax.nn.softmax(jnp.where(seen_NLC, scores, UNSEEN), axis=-1)
-    weights = jnp.where(seen_NLC, weights, 0.0).astype(q.dtype).reshape(N, kv_heads, -1, C)
-    return _heads_last(jnp.einsum("nkqc,nkcd->nkqd", weights, v), N, H)
-
-
-def _xla(
-    q_NLHd: jax.Array,
-    k_NCKd: jax.Array,
-    v_NCKd: jax.Array,
-    tree_mask: TreeMask,
-    window: int | None,
-    block: int | None,
-) -> jax.Array:
     N, L, H, _ = q_NLHd.shape
-    if block is None:
-        block = block_for(H)
-        if L <= block:  # few queries: loops cost more than they save
-            return _dense(q_NLHd, k_NCKd, v_NCKd, tree_mask, window, None)
-    visits = list_visits(visited_blocks(tree_mask, window=window, block=block))
+    block = block_for(H) if block is None else block
+    mask = TreeMask(*tree_mask)
+    visits = list_visits(visited_blocks(mask, window=window, block=block))
     # The blocks of all rows in one list: [rows * blocks, block].
-    blocks = TreeMask(*(x.reshape(-1, block) for x in cut_tree_mask(tree_mask, block)))
+    blocks = TreeMask(*(x.reshape(-1, block) for x in cut_tree_mask(mask, block)))
     qkv = (_heads_first(x, block, k_NCKd.shape[2]) for x in (q_NLHd, k_NCKd, v_NCKd))
     return _heads_last(_loop(*qkv, blocks, visits, N, window), N, H)[:, :L]
 
@@ -123,7 +63,7 @@ def block_for(heads: int, longest: int | None = None) -> int:
     Args:
       longest: tokens of the longest path in a tree; None: any.
     """
-    # Where paths are short, a query sees few keys of a block. Trees of 8 paths, measured as below:
+    # Where paths are short, few keys of a block are visible. Trees of 8 paths, measured as below:
     # 32 is 1.4x as fast as 64 with paths of 60 tokens, 1.2x with 85, 1.1x with 170, 0.9x with 300.
     if longest is not None and longest <= 128:
         return 32
@@ -170,7 +110,7 @@ def _forward(
     N: int,
     window: int | None,
 ) -> tuple[jax.Array, tuple]:
-    """For one block of queries after another, a softmax whose sums grow from visit to visit."""
+    """An online softmax over the visits of one block of queries after another."""
 
     def queries(r: jax.Array) -> tuple[jax.Array, jax.Array]:
         q_b = _at(q, r)
@@ -189,7 +129,7 @@ def _forward(
         empty = jnp.zeros(q_b.shape, jnp.float32)
         begin = (jnp.full_like(empty[:, :, 0], FLOOR), empty[:, :, 0], empty)
         most, total, out = jax.lax.fori_loop(*visits.start_B[r + jnp.arange(2)], visit, begin)
-        total = jnp.where(total > 0, total, 1.0)  # of a query that sees nothing
+        total = jnp.where(total > 0, total, 1.0)  # of a query without a visible key
         return (out / total[:, :, None]).astype(q.dtype), most + jnp.log(total)
 
     out, logsumexp = jax.lax.map(queries, jnp.arange(q.shape[0]))
@@ -237,7 +177,7 @@ _loop.defvjp(_forward, _backward)
 def _key_block(
     q: jax.Array, k: jax.Array, visits: Visits, N: int, r: jax.Array, t: jax.Array
 ) -> jax.Array:
-    """The block of keys, among those of all rows, that the r-th block of queries meets at t."""
+    """The block of keys, among those of all rows, that the r-th block of queries visits at t."""
     queries, keys = q.shape[0] // N, k.shape[0] // N
     return r // queries * keys + visits.pair_T[t + 1] % keys
 
@@ -247,10 +187,10 @@ def _scores(
 ) -> jax.Array:
     """Of a pair of blocks, [kv_heads, groups * block, block]."""
     here = TreeMask(*(_at(x, at) for x, at in zip(blocks, (r, r, c, c, c), strict=True)))
-    seen_qc = seen(here, window)
+    visible_qc = visible_pairs(here, window)
     scores = _dot("kqd,kcd->kqc", q_b, k_b) * q_b.shape[2] ** -0.5
-    grouped = scores.reshape(k_b.shape[0], -1, *seen_qc.shape)
-    return jnp.where(seen_qc[None, None], grouped, UNSEEN).reshape(scores.shape)
+    grouped = scores.reshape(k_b.shape[0], -1, *visible_qc.shape)
+    return jnp.where(visible_qc[None, None], grouped, MASKED).reshape(scores.shape)
 
 
 def _at(x: jax.Array, index: jax.Array) -> jax.Array:
@@ -263,11 +203,3 @@ def _put(x: jax.Array, part: jax.Array, index: jax.Array) -> jax.Array:
 
 def _dot(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
-
-
-_IMPLEMENTATIONS = {
-    "dense": _dense,
-    "xla": _xla,
-    "pallas": tree_kernels.attend,
-    "triton": tree_kernels_gpu.attend,
-}

@@ -1,7 +1,7 @@
 """Attention over token trees as Pallas kernels for TPU, forward and backward.
 
-The grid is a list of pairs of blocks, which the scalar core reads ahead: a program makes a step for
-each pair in which some query sees some key, and none for the others.
+The grid is a list of pairs of blocks, which the scalar core prefetches: a program makes a step for
+each pair in which some key is visible to some query, and none for the others.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
+from seeupo_jax.policy.kernels.derivatives import RECOMPUTE, dot, dot_t
 from seeupo_jax.policy.kernels.tree_mask import (
     FLOOR,
-    UNSEEN,
+    MASKED,
     TreeMask,
     Visits,
     cut,
@@ -42,22 +42,29 @@ def attend(
     q_NLHd: jax.Array,
     k_NCKd: jax.Array,
     v_NCKd: jax.Array,
-    tree_mask: TreeMask,
+    *tree_mask: jax.Array,
     window: int | None,
-    block: int | None,
+    block: int | None = None,
 ) -> jax.Array:
-    """`tree_attention` by kernels, which TPU compiles and CPU interprets."""
+    """`tree_attention.attend` by kernels, which TPU compiles and CPU interprets.
+
+    Raises:
+      ValueError: 128 does not divide the block.
+    """
     N, L, H, d = q_NLHd.shape
     if block is None:
         pairs = N * pl.cdiv(L, BLOCK) * pl.cdiv(k_NCKd.shape[1], BLOCK)
         block = BLOCK if pairs <= _LISTED else 2 * BLOCK
     if block % _LANES:
-        raise ValueError(f"tree_attention: got block={block}; allowed: multiples of {_LANES}.")
+        raise ValueError(
+            f"attention over token trees: got block={block}; allowed: multiples of {_LANES}."
+        )
     kv_heads = k_NCKd.shape[2]
-    visited = visited_blocks(tree_mask, window=window, block=block)
+    mask = TreeMask(*tree_mask)
+    visited = visited_blocks(mask, window=window, block=block)
     visits = list_visits(visited), list_visits(visited.transpose(0, 2, 1))
     order, depth, first, end, key_depth = (
-        x.reshape(len(x), -1) for x in cut_tree_mask(tree_mask, block)
+        x.reshape(len(x), -1) for x in cut_tree_mask(mask, block)
     )
     places = jnp.stack([order, depth], 1), jnp.stack([first, end, key_depth], 1)
     out = _kernels(
@@ -203,11 +210,11 @@ def _call(
         tpu=functools.partial(run, interpret=False),
         cpu=functools.partial(run, interpret=True),
     )
-    met = jnp.repeat((jnp.diff(visits.start_B) > 0).reshape(N, a), block, axis=1)
+    visited = jnp.repeat((jnp.diff(visits.start_B) > 0).reshape(N, a), block, axis=1)
 
     def filled(x: jax.Array, how: str) -> jax.Array:
         others = [axis for axis, letter in enumerate(how) if letter not in ("n", held[1])]
-        return jnp.where(jnp.expand_dims(met, others), x, jnp.zeros_like(x))
+        return jnp.where(jnp.expand_dims(visited, others), x, jnp.zeros_like(x))
 
     return [filled(x, how) for x, (_, how) in zip(found, results, strict=True)]
 
@@ -217,17 +224,7 @@ def _split(number: jax.Array, by: int) -> tuple[jax.Array, jax.Array]:
     return jax.lax.div(number, jnp.int32(by)), jax.lax.rem(number, jnp.int32(by))
 
 
-def _dot(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.dot(x, y, preferred_element_type=jnp.float32)
-
-
-def _dot_t(x: jax.Array, y: jax.Array) -> jax.Array:
-    """x @ y.T"""
-    axes = (((1,), (1,)), ((), ()))
-    return jax.lax.dot_general(x, y, axes, preferred_element_type=jnp.float32)
-
-
-def _seen_qc(order_ref: jax.Array, interval_ref: jax.Array, window: int | None) -> jax.Array:
+def _visible_qc(order_ref: jax.Array, interval_ref: jax.Array, window: int | None) -> jax.Array:
     columns = (order_ref[x, :][:, None] for x in range(2))
     rows = (interval_ref[x : x + 1, :] for x in range(3))
     return visible(*columns, *rows, window)
@@ -252,21 +249,23 @@ def _attend(
         total_ref[...] = jnp.zeros_like(total_ref)
         sum_ref[...] = jnp.zeros_like(sum_ref)
 
-    seen_qc = _seen_qc(order_ref, interval_ref, window)
+    visible_qc = _visible_qc(order_ref, interval_ref, window)
     k, v = k_ref[...], v_ref[...]
     for g in range(q_ref.shape[0]):
-        scores = jnp.where(seen_qc, _dot_t(q_ref[g], k) * k.shape[1] ** -0.5, UNSEEN)
+        scores = jnp.where(visible_qc, dot_t(q_ref[g], k) * k.shape[1] ** -0.5, MASKED)
         most = most_ref[g]
         grown = jnp.maximum(most, scores.max(1, keepdims=True))
         weights, shrink = jnp.exp(scores - grown), jnp.exp(most - grown)
         most_ref[g] = grown
         total_ref[g] = total_ref[g] * shrink + weights.sum(1, keepdims=True)
-        sum_ref[g] = sum_ref[g] * shrink + _dot(weights.astype(v.dtype), v)
+        sum_ref[g] = sum_ref[g] * shrink + dot(weights.astype(v.dtype), v)
 
     @pl.when(last)
     def _() -> None:
         for g in range(q_ref.shape[0]):
-            total = jnp.where(total_ref[g] > 0, total_ref[g], 1.0)  # of a query that sees nothing
+            total = jnp.where(
+                total_ref[g] > 0, total_ref[g], 1.0
+            )  # of a query without a visible key
             out_ref[g] = (sum_ref[g] / total).astype(out_ref.dtype)
             logsumexp_ref[g, :] = (most_ref[g] + jnp.log(total))[:, 0]
 
@@ -287,16 +286,16 @@ def _queries_gradient(
     def _() -> None:
         sum_ref[...] = jnp.zeros_like(sum_ref)
 
-    seen_qc = _seen_qc(order_ref, interval_ref, window)
+    visible_qc = _visible_qc(order_ref, interval_ref, window)
     k, v = k_ref[...], v_ref[...]
     scale = k.shape[1] ** -0.5
     for g in range(q_ref.shape[0]):
         with jax.named_scope(RECOMPUTE):
-            product = _dot_t(q_ref[g], k)
-        scores = jnp.where(seen_qc, product * scale, UNSEEN)
+            product = dot_t(q_ref[g], k)
+        scores = jnp.where(visible_qc, product * scale, MASKED)
         weights = jnp.exp(scores - logsumexp_ref[g, :][:, None])
-        d_scores = weights * (_dot_t(d_out_ref[g], v) - along_ref[g, :][:, None]) * scale
-        sum_ref[g] += _dot(d_scores.astype(k.dtype), k)
+        d_scores = weights * (dot_t(d_out_ref[g], v) - along_ref[g, :][:, None]) * scale
+        sum_ref[g] += dot(d_scores.astype(k.dtype), k)
 
     @pl.when(last)
     def _() -> None:
@@ -322,19 +321,19 @@ def _keys_gradient(
     # Scores are keys by queries: no product needs the transpose of one.
     rows = (order_ref[x : x + 1, :] for x in range(2))
     columns = (interval_ref[:, x : x + 1] for x in range(3))
-    seen_cq = visible(*rows, *columns, window)
+    visible_cq = visible(*rows, *columns, window)
     k, v = k_ref[...], v_ref[...]
     d_k_sum, d_v_sum = sums
     scale = k.shape[1] ** -0.5
     for g in range(q_ref.shape[0]):
         q, d_out = q_ref[g], d_out_ref[g]
         with jax.named_scope(RECOMPUTE):
-            product, d_weights = _dot_t(k, q), _dot_t(v, d_out)
-        scores = jnp.where(seen_cq, product * scale, UNSEEN)
+            product, d_weights = dot_t(k, q), dot_t(v, d_out)
+        scores = jnp.where(visible_cq, product * scale, MASKED)
         weights = jnp.exp(scores - logsumexp_ref[g : g + 1, :])
         d_scores = weights * (d_weights - along_ref[g : g + 1, :]) * scale
-        d_v_sum[...] += _dot(weights.astype(d_out.dtype), d_out)
-        d_k_sum[...] += _dot(d_scores.astype(q.dtype), q)
+        d_v_sum[...] += dot(weights.astype(d_out.dtype), d_out)
+        d_k_sum[...] += dot(d_scores.astype(q.dtype), q)
 
     @pl.when(last)
     def _() -> None:

@@ -1,8 +1,7 @@
 """Attention over token trees as Pallas kernels for GPU (Triton), forward and backward.
 
-A program holds the sums of one head for one block of queries, or of keys, and loops over the blocks
-that this one meets, which a list names. No two programs add to one sum: the order in which they run
-changes no result.
+A program accumulates for one head and one block of queries, or of keys, in a loop over the list of
+blocks that this one visits. No two programs add to one sum: their order changes no result.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
+from seeupo_jax.policy.kernels.derivatives import RECOMPUTE, dot, dot_t
 from seeupo_jax.policy.kernels.tree_mask import (
     FLOOR,
-    UNSEEN,
+    MASKED,
     TreeMask,
     Visits,
     cut_tree_mask,
@@ -31,7 +30,7 @@ from seeupo_jax.policy.kernels.tree_mask import (
 
 WIDEST = 128  # channels of a head; the sums of wider ones do not fit in registers
 _LEAST = 16  # rows, columns and channels of a product that Triton takes
-BLOCKS = {2: (128, 64), 4: (32, 32)}  # by bytes of a number: rows held, rows met
+BLOCKS = {2: (128, 64), 4: (32, 32)}  # by bytes of a number: rows held, rows visited
 # How an array is cut, a letter an axis: n one row, h one head of queries, g the head of keys that
 # it uses, b the block whose sums the program holds, 0 the axis whole.
 _HELD, _MET, _ROWS_HELD, _ROWS_MET = "nbh0", "n0h0", "nhb", "nh0"
@@ -45,12 +44,12 @@ Loop = Callable[[Callable[[Any, tuple], tuple], tuple], tuple]
 class _Plan(NamedTuple):
     """What the kernels are compiled for.
 
-    held, met: rows of the block whose sums a program holds, and of those that it meets.
-    channels: of a head, before it was filled up.
+    held, visited: rows of the block that a program accumulates for, and of those that it visits.
+    channels: of a head, before padding.
     """
 
     held: int
-    met: int
+    visited: int
     channels: int
     window: int | None
 
@@ -68,29 +67,38 @@ def attend(
     q_NLHd: jax.Array,
     k_NCKd: jax.Array,
     v_NCKd: jax.Array,
-    tree_mask: TreeMask,
+    *tree_mask: jax.Array,
     window: int | None,
-    block: int | None,
+    block: int | None = None,
 ) -> jax.Array:
-    """`tree_attention` by kernels, which CUDA compiles and CPU interprets."""
+    """`tree_attention.attend` by kernels, which CUDA compiles and CPU interprets.
+
+    Raises:
+      ValueError: a head_dim above 128, or a block that is no power of 2 from 16 on.
+    """
     N, L, _, d = q_NLHd.shape
     if d > WIDEST:
-        raise ValueError(f"tree_attention: got head_dim={d}; allowed by triton: up to {WIDEST}.")
+        raise ValueError(
+            f"attention over token trees: got head_dim={d}; allowed by triton: up to {WIDEST}."
+        )
     if block is not None and (block < _LEAST or block & (block - 1)):
-        raise ValueError(f"tree_attention: got block={block}; allowed: powers of 2 from {_LEAST}.")
-    held, met = BLOCKS[q_NLHd.dtype.itemsize] if block is None else (block, block)
-    visited = visited_blocks(tree_mask, window=window, block=held, key_block=met)
-    visited_by = visited_blocks(tree_mask, window=window, block=met, key_block=held)
+        raise ValueError(
+            f"attention over token trees: got block={block}; allowed: powers of 2 from {_LEAST}."
+        )
+    held, other = BLOCKS[q_NLHd.dtype.itemsize] if block is None else (block, block)
+    mask = TreeMask(*tree_mask)
+    visited = visited_blocks(mask, window=window, block=held, key_block=other)
+    visited_by = visited_blocks(mask, window=window, block=other, key_block=held)
     visits = list_visits(visited), list_visits(visited_by.transpose(0, 2, 1))
-    order, depth, first, end, key_depth = (x.reshape(N, -1) for x in cut_tree_mask(tree_mask, held))
+    order, depth, first, end, key_depth = (x.reshape(N, -1) for x in cut_tree_mask(mask, held))
     places = jnp.stack([order, depth], 1), jnp.stack([first, end, key_depth], 1)
-    plan = _Plan(held, met, d, window)
-    out = _kernels(*(_whole(x, held) for x in (q_NLHd, k_NCKd, v_NCKd)), places, visits, plan)
+    plan = _Plan(held, other, d, window)
+    out = _kernels(*(_padded(x, held) for x in (q_NLHd, k_NCKd, v_NCKd)), places, visits, plan)
     return out[:, :L, :, :d]
 
 
-def _whole(x_NLHd: jax.Array, block: int) -> jax.Array:
-    """Filled up with zeros to whole blocks, and to channels that are a power of 2."""
+def _padded(x_NLHd: jax.Array, block: int) -> jax.Array:
+    """Padded with zeros to whole blocks, and to channels that are a power of 2."""
     L, _, d = x_NLHd.shape[1:]
     wide = max(_LEAST, pl.next_power_of_2(d))
     return jnp.pad(x_NLHd, ((0, 0), (0, -L % block), (0, 0), (0, wide - d)))
@@ -201,7 +209,7 @@ def _call(
     (N, _, H, wide), kv_heads = arrays[0][0].shape, arrays[1][0].shape[2]
     count = (visits.start_B.size - 1) // N
     pairs = visits.pair_T.size - 2
-    met_T = jax.lax.rem(visits.pair_T[1:], jnp.int32(pairs // (N * count)))  # which block is met
+    visited_T = jax.lax.rem(visits.pair_T[1:], jnp.int32(pairs // (N * count)))
     # Chosen by what the compiler says for H100: with fewer warps registers spill, with more a
     # product waits for the one before. In three stages a block is read while the one before it is
     # used, and the list one further ahead; deeper ones outgrow the shared memory of smaller GPUs.
@@ -217,13 +225,13 @@ def _call(
         sizes = {"n": None, "h": None, "g": None, "b": plan.held}
         return pl.BlockSpec([sizes.get(*of) for of in zip(how, x.shape, strict=True)], index)
 
-    def program(met_ref: jax.Array, start_ref: jax.Array, *refs: jax.Array) -> None:
+    def program(visited_ref: jax.Array, start_ref: jax.Array, *refs: jax.Array) -> None:
         n, b = (pl.program_id(axis) for axis in (1, 2))
         row = n * count + (count - 1 - b if last_first else b)
 
         def loop(visit: Callable[[Any, tuple], tuple], begin: tuple) -> tuple:
             def step(t: jax.Array, sums: tuple) -> tuple:
-                return visit(pl.ds(met_ref[t] * plan.met, plan.met), sums)
+                return visit(pl.ds(visited_ref[t] * plan.visited, plan.visited), sums)
 
             return jax.lax.fori_loop(start_ref[row], start_ref[row + 1], step, begin)
 
@@ -242,22 +250,12 @@ def _call(
         )(*arrays_)
 
     return jax.lax.platform_dependent(
-        met_T,
+        visited_T,
         visits.start_B,
         *(x for x, _ in arrays),
         cuda=functools.partial(run, interpret=False),
         cpu=functools.partial(run, interpret=True),
     )
-
-
-def _dot(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.dot(x, y, preferred_element_type=jnp.float32)
-
-
-def _dot_t(x: jax.Array, y: jax.Array) -> jax.Array:
-    """x @ y.T"""
-    axes = (((1,), (1,)), ((), ()))
-    return jax.lax.dot_general(x, y, axes, preferred_element_type=jnp.float32)
 
 
 def _attend(loop: Loop, arrays: Refs, results: Refs, plan: _Plan) -> None:
@@ -270,17 +268,17 @@ def _attend(loop: Loop, arrays: Refs, results: Refs, plan: _Plan) -> None:
         most, total, out = sums
         k, v = k_ref[at, :], v_ref[at, :]
         rows = (interval_ref[x, at][None, :] for x in range(3))
-        seen_qc = visible(*columns, *rows, plan.window)
-        scores = jnp.where(seen_qc, _dot_t(q, k) * plan.scale_2, UNSEEN)
+        visible_qc = visible(*columns, *rows, plan.window)
+        scores = jnp.where(visible_qc, dot_t(q, k) * plan.scale_2, MASKED)
         grown = jnp.maximum(most, scores.max(1))
         weights, shrink = jnp.exp2(scores - grown[:, None]), jnp.exp2(most - grown)
-        out = out * shrink[:, None] + _dot(weights.astype(v.dtype), v)
+        out = out * shrink[:, None] + dot(weights.astype(v.dtype), v)
         return grown, total * shrink + weights.sum(1), out
 
     zeros = jnp.zeros(plan.held, jnp.float32)
     begin = (zeros + FLOOR, zeros, jnp.zeros(q.shape, jnp.float32))
     most, total, out = loop(visit, begin)
-    total = jnp.where(total > 0, total, 1.0)  # of a query that sees nothing
+    total = jnp.where(total > 0, total, 1.0)  # of a query without a visible key
     out_ref[...] = (out / total[:, None]).astype(out_ref.dtype)
     logsumexp_ref[...] = most + jnp.log2(total)
 
@@ -295,12 +293,12 @@ def _queries_gradient(loop: Loop, arrays: Refs, results: Refs, plan: _Plan) -> N
     def visit(at: Any, sums: tuple) -> tuple:
         k, v = k_ref[at, :], v_ref[at, :]
         rows = (interval_ref[x, at][None, :] for x in range(3))
-        seen_qc = visible(*columns, *rows, plan.window)
+        visible_qc = visible(*columns, *rows, plan.window)
         with jax.named_scope(RECOMPUTE):
-            product = _dot_t(q, k)
-        scores = jnp.where(seen_qc, product * plan.scale_2, UNSEEN)
-        d_scores = jnp.exp2(scores - logsumexp) * (_dot_t(d_out, v) - along)
-        return (sums[0] + _dot(d_scores.astype(k.dtype), k),)
+            product = dot_t(q, k)
+        scores = jnp.where(visible_qc, product * plan.scale_2, MASKED)
+        d_scores = jnp.exp2(scores - logsumexp) * (dot_t(d_out, v) - along)
+        return (sums[0] + dot(d_scores.astype(k.dtype), k),)
 
     (d_q,) = loop(visit, (jnp.zeros(q.shape, jnp.float32),))
     d_q_ref[...] = (d_q * plan.scale).astype(d_q_ref.dtype)
@@ -317,14 +315,14 @@ def _keys_gradient(loop: Loop, arrays: Refs, results: Refs, plan: _Plan) -> None
         d_k, d_v = sums
         q, d_out = q_ref[at, :], d_out_ref[at, :]
         rows = (order_ref[x, at][None, :] for x in range(2))
-        seen_cq = visible(*rows, *columns, plan.window)
+        visible_cq = visible(*rows, *columns, plan.window)
         with jax.named_scope(RECOMPUTE):
-            product, d_weights = _dot_t(k, q), _dot_t(v, d_out)
-        scores = jnp.where(seen_cq, product * plan.scale_2, UNSEEN)
+            product, d_weights = dot_t(k, q), dot_t(v, d_out)
+        scores = jnp.where(visible_cq, product * plan.scale_2, MASKED)
         weights = jnp.exp2(scores - logsumexp_ref[at][None, :])
         d_scores = weights * (d_weights - along_ref[at][None, :])
-        d_v += _dot(weights.astype(d_out.dtype), d_out)
-        return d_k + _dot(d_scores.astype(q.dtype), q), d_v
+        d_v += dot(weights.astype(d_out.dtype), d_out)
+        return d_k + dot(d_scores.astype(q.dtype), q), d_v
 
     zeros = jnp.zeros(k.shape, jnp.float32)
     d_k, d_v = loop(visit, (zeros, zeros))

@@ -1,8 +1,8 @@
-"""Who sees whom in rows of token trees, and which blocks of queries see which blocks of keys.
+"""The attention mask of rows of token trees, and the pairs of blocks in which it is not empty.
 
-A query has one coordinate, its order; a key has an interval, and exactly the queries with
-first <= order < end see it. Tokens of trees in pre-order have their index for order and first, and
-the end of their subtree for end. With a window, a key is seen only from less than that far below.
+A query has one coordinate, its order; a key has an interval, and is visible to exactly the queries
+with first <= order < end. Tokens of trees in pre-order have their index for order and first, and
+the end of their subtree for end. A window also limits the difference of the two depths.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# The score of a key that a query does not see; and where a running maximum begins. No score is as
-# low, and exp(UNSEEN - FLOOR) is 0: a query that has seen nothing so far needs no case of its own.
-UNSEEN, FLOOR = -2e30, -1e30
+# The score of a masked key, and the start of a running maximum. No score is as low, and
+# exp(MASKED - FLOOR) is 0: a query without a visible key so far needs no case of its own.
+MASKED, FLOOR = -2e30, -1e30
 _LEAST, _MOST = jnp.iinfo(jnp.int32).min, jnp.iinfo(jnp.int32).max
 
 
@@ -22,7 +22,7 @@ class TreeMask(NamedTuple):
     """Coordinates of queries and keys, int32.
 
     order_NL, depth_NL: of each query; depths are positions, which a window is counted in.
-    first_NC, end_NC, key_depth_NC: of each key; nobody sees one whose interval is empty.
+    first_NC, end_NC, key_depth_NC: of each key; one whose interval is empty is masked for all.
     """
 
     order_NL: jax.Array
@@ -33,12 +33,11 @@ class TreeMask(NamedTuple):
 
 
 class Visits(NamedTuple):
-    """Pairs of blocks to compute, sorted by rows and in them by the block that sums are held for.
+    """Pairs of blocks to compute, sorted by row and in it by the block that accumulates.
 
-    pair_T: int32, (row * a + i) * b + j for the i-th of a row's `a` blocks, which sums are held
-      for, and the j-th of `b` blocks that it meets. The first entry is of no pair, nor are those
-      behind the last pair: they are rows * a * b.
-    start_B: int32 [rows * a + 1], how many pairs stand before those of each block.
+    pair_T: int32, (row * a + i) * b + j for the i-th of a row's `a` blocks that accumulate, and the
+      j-th of the `b` blocks that it visits. Padding, the first entry too, is rows * a * b.
+    start_B: int32 [rows * a + 1], the number of pairs before those of each block.
     """
 
     pair_T: jax.Array
@@ -53,20 +52,20 @@ def visible(
     key_depth: jax.Array,
     window: int | None,
 ) -> jax.Array:
-    """Whether queries see keys; the arguments broadcast against each other."""
-    seen = (first <= order) & (order < end)
-    return seen if window is None else seen & (key_depth > depth - window)
+    """Whether keys are visible to queries; the arguments broadcast against each other."""
+    inside = (first <= order) & (order < end)
+    return inside if window is None else inside & (key_depth > depth - window)
 
 
-def seen(tree_mask: TreeMask, window: int | None) -> jax.Array:
-    """Whether each query sees each key, bool [..., L, C]."""
+def visible_pairs(tree_mask: TreeMask, window: int | None) -> jax.Array:
+    """The mask of all pairs, bool [..., L, C]."""
     order, depth = (x[..., :, None] for x in tree_mask[:2])
     first, end, key_depth = (x[..., None, :] for x in tree_mask[2:])
     return visible(order, depth, first, end, key_depth, window)
 
 
 def cut(x_NL: jax.Array, block: int, fill: int = 0) -> jax.Array:
-    """[N, L, ...] as [N, blocks, block, ...], filled up behind the end."""
+    """[N, L, ...] as [N, blocks, block, ...], padded at the end."""
     N, L = x_NL.shape[:2]
     count = -(-L // block)
     pad = ((0, 0), (0, count * block - L), *((0, 0),) * (x_NL.ndim - 2))
@@ -75,11 +74,7 @@ def cut(x_NL: jax.Array, block: int, fill: int = 0) -> jax.Array:
 
 
 def cut_tree_mask(tree_mask: TreeMask, block: int, key_block: int | None = None) -> TreeMask:
-    """Every array in blocks, as `cut`; what fills them up sees nothing and is not seen.
-
-    Args:
-      key_block: keys of a block; None is as many as queries.
-    """
+    """Every array in blocks, as `cut`; padding is masked on both sides."""
     key_block = block if key_block is None else key_block
     sizes, fills = (block, block, *(key_block,) * 3), (_LEAST, 0, 0, 0, 0)
     return TreeMask(*(cut(*of) for of in zip(tree_mask, sizes, fills, strict=True)))
@@ -90,11 +85,11 @@ def visited_blocks(
 ) -> jax.Array:
     """Which pairs of blocks are computed, bool [N, blocks of queries, blocks of keys].
 
-    They are those in which some key's interval meets the range of the queries' orders (and with a
-    window, that key is within it for the least deep query). No query sees a key of another pair.
+    Those in which some key's interval meets the range of the queries' orders (and with a window,
+    that key is within it for the least deep query). All other pairs are masked.
 
     Args:
-      key_block: keys of a block; None is as many as queries.
+      block, key_block: queries and keys of a block; `key_block=None`: as many as queries.
     """
     real = cut(jnp.ones_like(tree_mask.order_NL, dtype=bool), block)
     blocks = cut_tree_mask(tree_mask, block, key_block)
@@ -111,7 +106,7 @@ def visited_blocks(
 
 
 def list_visits(visited: jax.Array) -> Visits:
-    """The pairs that `visited` [N, a, b] marks; sums are held for its second axis.
+    """The pairs that `visited` [N, a, b] marks; blocks of its second axis accumulate.
 
     Raises:
       ValueError: more pairs than an int32 counts.

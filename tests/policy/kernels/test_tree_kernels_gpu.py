@@ -37,7 +37,7 @@ def test_every_path_is_attended_as_if_it_were_alone(block, name, window):
 def test_heads_of_any_number_and_width_are_attended(H, kv_heads, d):
     case = CASES["trees"]
     arrays = random_arrays(case, H=H, kv_heads=kv_heads, d=d)
-    ways = ({"implementation": "triton", "block": 32}, {"implementation": "dense"})
+    ways = ({"implementation": "triton", "block": 32}, {"implementation": "all_pairs"})
     assert_equal(*(trained(*arrays, case.tree_mask, window=None, **way) for way in ways))
 
 
@@ -45,9 +45,9 @@ def test_gradients_in_bfloat16_are_as_near_to_the_exact_ones_as_all_scores_at_on
     case = CASES["trees"]
     run = functools.partial(trained, tree_mask=case.tree_mask, window=None)
     arrays = random_arrays(case, dtype=jnp.bfloat16)
-    exact = run(*(x.astype(jnp.float32) for x in arrays), implementation="dense")
-    ours, dense = (run(*arrays, implementation=name) for name in ("triton", "dense"))
-    for x, y, z in zip(ours, dense, exact, strict=True):
+    exact = run(*(x.astype(jnp.float32) for x in arrays), implementation="all_pairs")
+    ours, all_pairs = (run(*arrays, implementation=name) for name in ("triton", "all_pairs"))
+    for x, y, z in zip(ours, all_pairs, exact, strict=True):
         assert x.dtype == jnp.bfloat16
         off, allowed = (np.abs(np.asarray(a, np.float32) - z).max() for a in (x, y))
         assert off <= 1.5 * allowed

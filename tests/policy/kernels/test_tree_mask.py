@@ -1,4 +1,4 @@
-"""Who sees whom where rows and what continues them are as long as agents' contexts get."""
+"""The mask of token trees, at the lengths that agents' contexts reach."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 from tree_cases import ends_of, parents_of
 
 from seeupo_jax.policy.kernels.attention import Past, Tree, tree_mask_of
-from seeupo_jax.policy.kernels.tree_mask import list_visits, seen, visible, visited_blocks
+from seeupo_jax.policy.kernels.tree_mask import list_visits, visible, visible_pairs, visited_blocks
 
 
 def continued(rng, past_ends, new_ends, at):
@@ -21,14 +21,14 @@ def continued(rng, past_ends, new_ends, at):
     return past, Tree(depths(new_ends), ends(new_ends))
 
 
-def sees_of_past(query, past_end, at):
-    """A new token sees the past's token that its tree hangs below, and that one's ancestors."""
+def visible_past(query, past_end, at):
+    """Visible to a new token: the past's token that its tree hangs below, and its ancestors."""
     index = np.arange(len(past_end))
     return (index <= at[query]) & (at[query] < past_end)
 
 
-def sees_of_new(query, new_end):
-    """Of its own pass a token sees its ancestors and itself."""
+def visible_new(query, new_end):
+    """Visible in its own pass: a token's ancestors and itself."""
     index = np.arange(len(new_end))
     return (index <= query) & (query < new_end)
 
@@ -40,7 +40,7 @@ def blocks_of_trees(rng, length, size):
 
 
 @pytest.mark.parametrize("past_length, new_length", [(131_072, 16_384), (262_144, 32_768)])
-def test_a_token_far_behind_sees_all_that_its_tree_hangs_below(past_length, new_length):
+def test_the_ancestors_of_a_distant_token_are_visible(past_length, new_length):
     rng = np.random.default_rng(0)
     # The past's first half is one chain, which its second half's chains branch off.
     past_end, first = blocks_of_trees(rng, past_length, 4096)
@@ -54,9 +54,9 @@ def test_a_token_far_behind_sees_all_that_its_tree_hangs_below(past_length, new_
     for query in (0, 511, 512, new_length // 2 + 3, new_length - 512, new_length - 1):
         order, depth = (np.asarray(x)[0, query] for x in tree_mask[:2])
         found = np.asarray(visible(order, depth, *tree_mask[2:], None))[0]
-        wanted = sees_of_past(query, past_end, at)
+        wanted = visible_past(query, past_end, at)
         np.testing.assert_array_equal(found[:past_length], wanted)
-        np.testing.assert_array_equal(found[past_length:], sees_of_new(query, new_end))
+        np.testing.assert_array_equal(found[past_length:], visible_new(query, new_end))
         assert wanted.sum() >= min(at[query] + 1, past_length // 2)
 
 
@@ -68,16 +68,16 @@ def test_new_trees_hang_below_tokens_in_any_order(seed):
     for index in np.flatnonzero(root < 0):
         root[index] = root[new_parents[index]]
     new_end = ends_of(new_parents)
-    new_end[-5:] = 0  # nobody sees these
+    new_end[-5:] = 0  # masked for all queries
     at = rng.integers(0, 90, 40)[root]
     at[:3] = at[-1]  # and several trees hang below one
     at = at[root]
     past, tree = continued(rng, past_end, new_end, at)
     tree_mask = tree_mask_of(tree, past)
-    found = np.asarray(seen(tree_mask, None))[0]
+    found = np.asarray(visible_pairs(tree_mask, None))[0]
     for query in range(40):
-        np.testing.assert_array_equal(found[query, :90], sees_of_past(query, past_end, at))
-        np.testing.assert_array_equal(found[query, 90:], sees_of_new(query, new_end))
+        np.testing.assert_array_equal(found[query, :90], visible_past(query, past_end, at))
+        np.testing.assert_array_equal(found[query, 90:], visible_new(query, new_end))
     # The coordinates rise as a key of the two numbers does, at * (new tokens + 1) + index, where
     # that fits: the same blocks are visited, so the same numbers come out bit by bit.
     key, step = at * 41 + 1 + np.arange(40), 41
@@ -87,7 +87,9 @@ def test_new_trees_hang_below_tokens_in_any_order(seed):
         end_NC=jnp.asarray(np.concatenate([past_end * step, at * 41 + 1 + new_end]))[None],
     )
     for window in (None, 4):
-        np.testing.assert_array_equal(seen(tree_mask, window), seen(by_key, window))
+        np.testing.assert_array_equal(
+            visible_pairs(tree_mask, window), visible_pairs(by_key, window)
+        )
         blocks = [visited_blocks(x, window=window, block=16) for x in (tree_mask, by_key)]
         np.testing.assert_array_equal(*blocks)
 
