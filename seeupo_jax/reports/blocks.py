@@ -17,7 +17,7 @@ class Point:
     high: float | None = None
 
 
-def block_size(iterations: Iterable[int], most: int) -> int:
+def block_size(iterations: Iterable[float], most: int) -> int:
     """Over how many iterations to average so that at most `most` values are left.
 
     What is measured now and then, such as evaluations, stays as it is until that is too much.
@@ -41,25 +41,13 @@ def thin(points: Sequence[Point], block: int) -> list[Point]:
     for point in points:
         blocks.setdefault(block_start(int(point.at), block), []).append(point)
     fields = ("at", "value", "low", "high")
-    return [
-        Point(*(_mean([getattr(p, f) for p in own]) for f in fields)) for own in blocks.values()
-    ]
+    return [Point(*(mean([getattr(p, f) for p in own]) for f in fields)) for own in blocks.values()]
 
 
-def mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers)
-
-
-def _mean(numbers: Sequence[float | None]) -> float | None:
+def mean(numbers: Sequence[float | None]) -> float | None:
+    """Of those that are there."""
     known = [number for number in numbers if number is not None]
-    return mean(known) if known else None
-
-
-def noted(note: str, block: int, what: str) -> str:
-    """A note that also says what was averaged."""
-    if block == 1:
-        return note
-    return f"{note} Each {what} is the mean of {block} iterations.".strip()
+    return sum(known) / len(known) if known else None
 
 
 def rounded(number: float) -> float:

@@ -1,20 +1,46 @@
-"""Lines with bands and points with bars: values with their intervals.
+"""Charts of runs: Vega-Lite that Altair makes, with its data inside; None where there is no data.
 
-Each chart is Vega-Lite with its data inside, or None where there is nothing to draw.
+Series differ in colour, dash and shape, and lines have their names at their ends: a chart can be
+read without colour. Text and axes take the page's colour, so that it is light or dark as the page.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.reports import vega
-from seeupo_jax.reports.blocks import Point, block_size, noted, rounded, thin
-from seeupo_jax.reports.vega import Chart
+import altair as alt
 
+from seeupo_jax.reports.blocks import Point, block_size, block_start, mean, rounded, thin
+
+# Okabe and Ito's colours, which colour-blind people tell apart, the yellow darkened.
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c7300", "#56b4e9", "#808080")
+_DASHES = ([1, 0], [7, 3], [2, 2], [8, 3, 2, 3], [12, 4], [4, 6], [1, 3])
+_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
+# Of stacked bars: neighbours differ in lightness too.
+_STACK = ("#0072b2", "#8ecbf0", "#00674c", "#7fd6bd", "#a34700", "#f5b78a", "#5c5c5c", "#c3a6d8")
+_STROKE = {"stroke": "#8888", "strokeWidth": 0.5}  # around the parts of a bar
+_LEGEND = {"orient": "top", "title": None, "labelLimit": 220, "columns": 3, "symbolOpacity": 1}
+_INK = {"labelColor": "currentColor", "titleColor": "currentColor"}
+_TEXT = _INK | {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
+_LINES = {"domainColor": "currentColor", "tickColor": "currentColor", "gridColor": "currentColor"}
+HEIGHT = 240  # of a chart, in pixels
+LABEL_CHARACTERS = 18
 _LINE_POINTS = 300  # more cannot be told apart on a screen
-_TINY = 1e-3  # below it values are written with an exponent
 _MARKED_POINTS = 60  # of a line whose points are drawn
+_BLOCKS = 120  # bars or cells; more cannot be told apart on a screen
+_TINY = 1e-3  # below it values are written with an exponent
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing, and a sentence to be shown beside its title."""
+
+    title: str
+    spec: Mapping[str, Any]
+    note: str = ""
 
 
 def line_chart(
@@ -22,53 +48,70 @@ def line_chart(
     series: Mapping[str, Sequence[Point]],
     *,
     y: str,
+    x: str = "iteration",
     domain: tuple[float, float] | None = None,
-    note: str = "",
 ) -> Chart | None:
-    """Lines over iterations, with bands for intervals.
+    """Lines with bands for intervals.
 
     Args:
-      series: the points of each line, in order; `at` is an iteration.
-      y: what the values are.
+      series: the points of each line, in order; `at` is a number.
+      x, y: titles of the axes.
       domain: of the axis of values; None: from 0, or below, to the largest.
     """
     block = max((block_size([p.at for p in ps], _LINE_POINTS) for ps in series.values()), default=1)
     lines = {name: thin(points, block) for name, points in series.items() if points}
     if not lines:
         return None
+    rows = [_row(name, point, x) for name, points in lines.items() for point in points]
     low, high = _range(lines.values()) if domain is None else domain
-    rows = [_row(name, point, "iteration") for name, points in lines.items() for point in points]
-    value = {"field": "value", "type": "quantitative", "title": y}
-    value["scale"] = {"domain": [low, high], "zero": False}
-    if max(high, -low) < _TINY:
-        value["axis"] = {"format": ".1e"}
-    style = vega.styles(list(lines))
+    axis = alt.Axis(format=".1e") if max(high, -low) < _TINY else alt.Undefined
+    unit = {"title": y, "axis": axis, "scale": alt.Scale(domain=[low, high], zero=False)}
+    value = alt.Y("value:Q", **unit)
+    color, dash, shape = _styles(list(lines))
+    first, last = (bound(row[x] for row in rows) for bound in (min, max))
+    base = alt.Chart().encode(
+        alt.X(
+            f"{x}:Q",
+            title=x,
+            axis=alt.Axis(tickMinStep=1, format="d" if x == "iteration" else "~s", grid=False),
+            scale=alt.Scale(domain=[first, max(last, first + 1)], nice=False),
+        ),
+        color,
+    )
+    picked = alt.selection_point("picked", fields=["series"], bind="legend")
+    zoom = alt.selection_interval(
+        "zoom", encodings=["x"], bind="scales", zoom="wheel![event.shiftKey]"
+    )
+    near = alt.selection_point(
+        "near", on="pointerover", clear="pointerout", nearest=True, empty=False
+    )
+    dots = 36 if max(map(len, lines.values())) <= _MARKED_POINTS else 0
     layers = [
-        _band(style, value),
-        {
-            "mark": {"type": "line", "clip": True, "strokeWidth": 2},
-            "params": [vega.ZOOM, vega.pick("series")],
-            "encoding": {
-                "y": value,
-                "color": style["color"],
-                "strokeDash": style["strokeDash"],
-                "opacity": vega.picked(1.0),
-            },
-        },
-        _points(style, value, shown=max(map(len, lines.values())) <= _MARKED_POINTS),
+        base.mark_area(clip=True)
+        .encode(alt.Y("low:Q", **unit), alt.Y2("high:Q"), opacity=_if_picked(picked, 0.18))
+        .transform_filter("isValid(datum.low)"),
+        base.mark_line(clip=True, strokeWidth=2)
+        .encode(value, dash, opacity=_if_picked(picked, 1.0))
+        .add_params(zoom, picked),
+        # What answers to the pointer, everywhere next to it; drawn where there are few.
+        base.mark_point(filled=True, clip=True)
+        .encode(
+            value,
+            shape,
+            opacity=_if_picked(picked, 1.0),
+            size=alt.when(near).then(alt.value(90)).otherwise(alt.value(dots)),
+            tooltip=_tooltip(x),
+        )
+        .add_params(near),
     ]
     if len(lines) > 1:
-        ends = {name: points[-1].value for name, points in lines.items()}
-        layers += _end_names(list(lines), vega.end_labels(ends, low, high))
-    for layer in layers:
-        layer["encoding"] = {"x": _iterations(rows), **layer["encoding"]}
-    spec = {"data": {"values": rows}, "height": vega.HEIGHT, "layer": layers}
-    return Chart(title, vega.whole(spec), noted(note, block, "point"))
+        ends = end_labels({name: points[-1].value for name, points in lines.items()}, low, high)
+        layers.append(_end_names(ends).encode(color))
+    chart = alt.layer(*layers, data=alt.InlineData(rows))
+    return _made(title, chart, HEIGHT, _mean_note(block, "point"))
 
 
-def range_chart(
-    title: str, series: Mapping[str, Sequence[Point]], *, kind: str, note: str = ""
-) -> Chart | None:
+def range_chart(title: str, series: Mapping[str, Sequence[Point]], *, kind: str) -> Chart | None:
     """Success rates of kinds, one below the other, with their intervals as bars.
 
     Args:
@@ -80,97 +123,239 @@ def range_chart(
         return None
     rows = [_row(name, point, "kind") for name, points in series.items() for point in points]
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    style = vega.styles(list(series))
-    marks = {"color": style["color"], "shape": style["shape"]}
-    unit = {"type": "quantitative", "title": "success rate", "scale": {"domain": [0, 1]}}
-    y = {"field": "kind", "type": "nominal", "title": kind, "sort": kinds}
-    layers = [
-        {
-            "mark": {"type": "rule", "strokeWidth": 2},
-            "transform": [{"filter": "isValid(datum.low)"}],
-            "encoding": {
-                "x": {"field": "low", **unit},
-                "x2": {"field": "high"},
-                "color": style["color"],
-            },
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1},
-            "encoding": {"x": {"field": "value", **unit}, **marks, "tooltip": vega.tooltip("kind")},
-        },
+    color, _, shape = _styles(list(series))
+    unit = {"title": "success rate", "scale": alt.Scale(domain=[0, 1])}
+    base = alt.Chart().encode(
+        alt.Y("kind:N", title=kind, sort=kinds, axis=alt.Axis(labelLimit=140, grid=True)),
+        alt.YOffset("series:N", sort=list(series)),
+        color,
+    )
+    chart = alt.layer(
+        base.mark_rule(strokeWidth=2)
+        .encode(alt.X("low:Q", **unit), alt.X2("high:Q"))
+        .transform_filter("isValid(datum.low)"),
+        base.mark_point(filled=True, size=80, opacity=1).encode(
+            alt.X("value:Q", **unit), shape, tooltip=_tooltip("kind")
+        ),
+        data=alt.InlineData(rows),
+    )
+    return _made(title, chart, alt.Step(18))
+
+
+def heat_map(title: str, cells: Iterable[tuple[int, int, float]], *, value: str) -> Chart | None:
+    """A value by turn and iteration, in viridis, whose lightness alone tells the order.
+
+    Args:
+      cells: iteration, turn (from 1 on) and value.
+      value: what it is.
+    """
+    cells = list(cells)
+    block = block_size([iteration for iteration, _, _ in cells], _BLOCKS)
+    blocks: dict[tuple[int, int], list[float]] = {}
+    for iteration, turn, number in cells:
+        blocks.setdefault((block_start(iteration, block), turn), []).append(number)
+    if not blocks:
+        return None
+    rows = [
+        _span(start, block) | {"turn": turn, "value": rounded(mean(own))}
+        for (start, turn), own in sorted(blocks.items())
     ]
-    spec = {"data": {"values": rows}, "height": {"step": 18}, "layer": layers}
-    spec["encoding"] = {
-        "y": {**y, "axis": {"labelLimit": 140, "grid": True}},
-        "yOffset": {"field": "series", "sort": list(series)},
-    }
-    return Chart(title, vega.whole(spec), note)
+    legend = alt.Legend(orient="top", gradientLength=160, title=value)
+    shade = alt.Scale(scheme="viridis", zero=False)
+    chart = _block_chart(rows).mark_rect()
+    chart = chart.encode(
+        alt.Y("turn:O", title="turn", sort="descending"),
+        alt.Color("value:Q", legend=legend, scale=shade),
+        tooltip=[_SPAN, alt.Tooltip("turn:O"), alt.Tooltip("value:Q", title=value, format=".4~g")],
+    )
+    return _made(title, chart, alt.Step(22), _mean_note(block, "cell"))
 
 
-def _band(style: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "mark": {"type": "area", "clip": True},
-        "transform": [{"filter": "isValid(datum.low)"}],
-        "encoding": {
-            "y": {**value, "field": "low"},
-            "y2": {"field": "high"},
-            "color": style["color"],
-            "opacity": vega.picked(0.18),
-        },
-    }
-
-
-def _points(
-    style: Mapping[str, Any],
-    value: Mapping[str, Any],
+def stack_chart(
+    title: str,
+    parts: Iterable[tuple[int, str, float]],
+    names: Sequence[str],
     *,
-    shown: bool,
-) -> dict[str, Any]:
-    """What answers to the pointer, everywhere next to it; drawn where there are few."""
-    hover = {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": True}
-    near = {"param": "near", "value": 90, "empty": False}
-    return {
-        "mark": {"type": "point", "filled": True, "clip": True},
-        "params": [{"name": "near", "select": hover}],
-        "encoding": {
-            "y": value,
-            "color": style["color"],
-            "shape": style["shape"],
-            "opacity": vega.picked(1.0),
-            "size": {"condition": near, "value": 36 if shown else 0},
-            "tooltip": vega.tooltip("iteration"),
-        },
-    }
+    y: str,
+    domain: tuple[float, float] | None = None,
+) -> Chart | None:
+    """A bar per iteration, of parts that add up.
 
-
-def _end_names(names: Sequence[str], places: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The lines' names at the right, each in its line's colour; the page drops them if narrow."""
-    return [
-        {
-            "name": f"end {i}",
-            "data": {"values": [{}]},
-            "mark": {
-                "type": "text",
-                "align": "left",
-                "baseline": "middle",
-                "clip": False,  # they stand at the right of the plot
-                "dx": 6,
-                "fontSize": 11,
-                "text": vega.shortened(name),
-                "color": vega.color_of(i),
-            },
-            "encoding": {"x": {"value": "width"}, "y": {"value": rounded(places[name])}},
-        }
-        for i, name in enumerate(names)
+    Args:
+      parts: iteration, name and value.
+      names: of the parts, from the bottom up.
+      y: what the values are.
+    """
+    parts = [part for part in parts if part[2]]
+    block = block_size([iteration for iteration, _, _ in parts], _BLOCKS)
+    iterations = Counter(block_start(i, block) for i in {iteration for iteration, _, _ in parts})
+    total: Counter[tuple[int, str]] = Counter()
+    for iteration, name, number in parts:
+        total[block_start(iteration, block), name] += number
+    if not total:
+        return None
+    rows = [
+        _span(start, block)
+        | {"part": name, "order": names.index(name), "value": rounded(number / iterations[start])}
+        for (start, name), number in sorted(total.items())
     ]
+    picked = alt.selection_point("picked", fields=["part"], bind="legend")
+    scale = alt.Undefined if domain is None else alt.Scale(domain=list(domain))
+    chart = _block_chart(rows).mark_bar(clip=True, **_STROKE).add_params(picked)
+    chart = chart.encode(
+        alt.Y("sum(value):Q", title=y, scale=scale),
+        _part_color(rows, names),
+        alt.Order("order:Q"),
+        opacity=_if_picked(picked, 1.0),
+        tooltip=[_SPAN, "part:N", alt.Tooltip("sum(value):Q", title=y, format=".4~g")],
+    )
+    return _made(title, chart, HEIGHT, _mean_note(block, "bar"))
 
 
-def _iterations(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    first, last = (bound(row["iteration"] for row in rows) for bound in (min, max))
-    axis = {"tickMinStep": 1, "format": "d", "grid": False}
-    scale = {"domain": [first, max(last, first + 1)], "nice": False}
-    x = {"field": "iteration", "type": "quantitative", "title": "iteration"}
-    return {**x, "axis": axis, "scale": scale}
+def share_chart(
+    title: str, parts: Iterable[tuple[str, str, float]], names: Sequence[str]
+) -> Chart | None:
+    """A bar a run, cut into the shares of its parts; of run, name and seconds."""
+    parts = [part for part in parts if part[2]]
+    total: Counter[str] = Counter()
+    for run, _, seconds in parts:
+        total[run] += seconds
+    if not total:
+        return None
+    rows = [
+        {"run": run, "part": name, "order": names.index(name)}
+        | {"seconds": rounded(seconds), "share": rounded(seconds / total[run])}
+        for run, name, seconds in parts
+    ]
+    share = alt.X("share:Q", title="share of the time", scale=alt.Scale(domain=[0, 1]))
+    chart = alt.Chart(alt.InlineData(rows)).mark_bar(**_STROKE)
+    chart = chart.encode(
+        alt.Y("run:N", title=None, sort=list(total), axis=alt.Axis(labelLimit=120)),
+        share.axis(format="%"),
+        _part_color(rows, names),
+        alt.Order("order:Q"),
+        tooltip=[
+            *("run:N", "part:N", alt.Tooltip("seconds:Q", format=".4~g")),
+            alt.Tooltip("share:Q", format=".1%"),
+        ],
+    )
+    return _made(title, chart, alt.Step(36))
+
+
+def _made(title: str, chart: alt.TopLevelMixin, height: Any, note: str = "") -> Chart:
+    """The chart as wide as its place."""
+    chart = chart.properties(
+        width="container",
+        height=height,
+        padding=4,
+        background="transparent",
+        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
+    ).configure(
+        font="system-ui, sans-serif",
+        view=alt.ViewConfig(stroke=None),
+        axis=alt.AxisConfig(**_TEXT, **_LINES, gridOpacity=0.13, labelOverlap=True),
+        legend=alt.LegendConfig(**_TEXT),
+    )
+    # The page's table of numbers reads `spec.data.values`.
+    with alt.data_transformers.enable(consolidate_datasets=False):
+        return Chart(title, chart.to_dict(), note)
+
+
+def _styles(series: Sequence[str]) -> tuple[alt.Color, alt.StrokeDash, alt.Shape]:
+    """Colour, dash and shape of each series; no legend where there is one."""
+    legend = alt.Legend(**_LEGEND) if len(series) > 1 else None
+
+    def style(channel: Any, values: Sequence[Any]) -> Any:
+        used = [values[i % len(values)] for i in range(len(series))]
+        return channel("series:N", legend=legend, scale=alt.Scale(domain=series, range=used))
+
+    return style(alt.Color, _COLORS), style(alt.StrokeDash, _DASHES), style(alt.Shape, _SHAPES)
+
+
+def _if_picked(picked: alt.Parameter, strength: float) -> Any:
+    """Opacity of what is picked by clicks on the legend; of everything while nothing is."""
+    return alt.when(picked).then(alt.value(strength)).otherwise(alt.value(strength / 8))
+
+
+def _part_color(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> alt.Color:
+    """Colours of the parts of stacked bars, the same whichever of them are present."""
+    present = {row["part"] for row in rows}
+    colors = {n: _STACK[i % len(_STACK)] for i, n in enumerate(names) if n in present}
+    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
+    return alt.Color("part:N", scale=scale, legend=alt.Legend(**_LEGEND))
+
+
+_SPAN = alt.Tooltip("span:N", title="iteration")
+
+
+def _block_chart(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
+    """Iterations `from` .. `to` of each row side by side without gaps."""
+    domain = [min(row["from"] for row in rows), max(row["to"] for row in rows)]
+    axis = alt.Axis(tickMinStep=1, format="d", grid=False)
+    scale = alt.Scale(domain=domain, nice=False)
+    x = alt.X("from:Q", bin="binned", title="iteration", axis=axis, scale=scale)
+    one, several = "'' + (datum.from + 0.5)", "(datum.from + 0.5) + ' to ' + (datum.to - 0.5)"
+    span = f"datum.to - datum.from == 1 ? {one} : {several}"
+    return alt.Chart(alt.InlineData(rows)).transform_calculate(span=span).encode(x, alt.X2("to:Q"))
+
+
+def _tooltip(at: str) -> Any:
+    """What a point tells: its series, place and value, and its interval if it has one.
+
+    An expression: of the areas around points that answer to the pointer, whose `datum` holds the
+    point's own, Vega-Lite's tooltips know numbers only.
+    """
+    point = "(datum.datum ? datum.datum : datum)"
+    parts = {
+        "series": f"{point}.series",
+        at: f"{point}['{at}']",
+        "value": f"format({point}.value, '.4~g')",
+        "95% interval": f"isValid({point}.low) ? format({point}.low, '.3~g') + ' to '"
+        f" + format({point}.high, '.3~g') : 'none'",
+    }
+    return alt.value(alt.expr("{" + ", ".join(f"'{k}': {v}" for k, v in parts.items()) + "}"))
+
+
+def _end_names(places: Mapping[str, float]) -> alt.Chart:
+    """The lines' names at the right; the page drops this layer where it is narrow."""
+    rows = [
+        {"series": name, "label": shortened(name), "place": rounded(place)}
+        for name, place in places.items()
+    ]
+    chart = alt.Chart(alt.InlineData(rows), name="ends")
+    return chart.mark_text(align="left", baseline="middle", clip=False, dx=6, fontSize=11).encode(
+        x=alt.value("width"), y=alt.Y("place:Q", scale=None, axis=None), text="label:N"
+    )
+
+
+def end_labels(
+    ends: Mapping[str, float], low: float, high: float, *, apart: int = 13
+) -> dict[str, float]:
+    """Where to write each line's name, in pixels from the top, so that none covers another.
+
+    Args:
+      ends: the last value of each line.
+      low, high: of the axis, which is `HEIGHT` pixels long.
+      apart: pixels between two names.
+    """
+    scale = HEIGHT / (high - low)
+    places = sorted(((high - ends[name]) * scale, name) for name in ends)
+    placed: list[float] = []
+    for place, _ in places:
+        placed.append(max(place, placed[-1] + apart) if placed else place)
+    floor = float(max(HEIGHT, apart * len(placed)))
+    for i in reversed(range(len(placed))):  # what was pushed out below moves up again
+        placed[i] = min(placed[i], floor)
+        floor = placed[i] - apart
+    return {name: y for y, (_, name) in zip(placed, places, strict=True)}
+
+
+def shortened(text: str) -> str:
+    """At most `LABEL_CHARACTERS`, the middle left out: names often differ at their ends."""
+    if len(text) <= LABEL_CHARACTERS:
+        return text
+    half = LABEL_CHARACTERS // 2
+    return f"{text[: half - 1]}…{text[-half:]}"
 
 
 def _range(lines: Iterable[Sequence[Point]]) -> tuple[float, float]:
@@ -186,3 +371,11 @@ def _row(series: str, point: Point, at: str) -> dict[str, Any]:
     if point.low is not None and point.high is not None:
         row |= {"low": rounded(point.low), "high": rounded(point.high)}
     return row
+
+
+def _mean_note(block: int, what: str) -> str:
+    return "" if block == 1 else f"Each {what} is the mean of {block} iterations."
+
+
+def _span(start: int, block: int) -> dict[str, float]:
+    return {"from": start - 0.5, "to": start + block - 0.5}

@@ -12,12 +12,10 @@ from seeupo_jax.metrics.statistics import (
     split_and_metric,
     wilson_interval,
 )
-from seeupo_jax.reports.bars import stack_chart
 from seeupo_jax.reports.blocks import Point
-from seeupo_jax.reports.charts import range_chart
+from seeupo_jax.reports.charts import Chart, range_chart, stack_chart
 from seeupo_jax.reports.run_data import Recorded, natural
 from seeupo_jax.reports.sections import Measures, Section, metric, of_run, overlay, section
-from seeupo_jax.reports.vega import Chart
 
 _SUCCESS = "rollout/success_rate"
 _WINDOW = 5  # the first and the last fifth of the iterations are compared

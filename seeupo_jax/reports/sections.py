@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from seeupo_jax.display.terminal import format_duration
 from seeupo_jax.metrics.phases import PHASES, split_time
-from seeupo_jax.reports.bars import heat_map, share_chart, stack_chart
 from seeupo_jax.reports.blocks import Point
-from seeupo_jax.reports.charts import line_chart
+from seeupo_jax.reports.charts import Chart, heat_map, line_chart, share_chart, stack_chart
 from seeupo_jax.reports.run_data import Recorded, is_number
-from seeupo_jax.reports.vega import Chart
 
 Measures = Mapping[str, Callable[[Recorded], Sequence[Point]]]  # by what they are called
 
@@ -72,19 +70,17 @@ def overlay(
     *,
     y: str,
     domain: tuple[float, float] | None = None,
-    note: str = "",
 ) -> list[Chart | None]:
     """One chart of all measures of a run; of several runs one for each measure."""
     if len(runs) == 1:
         series = {name: points(runs[0]) for name, points in measures.items()}
-        return [line_chart(title, series, y=y, domain=domain, note=note)]
+        return [line_chart(title, series, y=y, domain=domain)]
     return [
         line_chart(
             title if len(measures) == 1 else f"{title}: {name}",
             {run.name: points(run) for run in runs},
             y=y,
             domain=domain,
-            note=note,
         )
         for name, points in measures.items()
     ]

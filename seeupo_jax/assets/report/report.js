@@ -13,7 +13,7 @@ const options = {
 // On a narrow screen lines are told apart by the legend's dashes and shapes alone.
 function fitting(spec, width) {
   if (width > 480 || !spec.layer) return spec;
-  return { ...spec, layer: spec.layer.filter((layer) => !layer.name?.startsWith("end ")) };
+  return { ...spec, layer: spec.layer.filter((layer) => layer.name !== "ends") };
 }
 
 async function draw(place) {
