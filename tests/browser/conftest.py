@@ -1,5 +1,6 @@
 """A real headless Chromium without network, and its screenshots."""
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -38,12 +39,12 @@ def browser():
         browser.close()
 
 
-@pytest.fixture
-def new_page(browser):
-    """`new_page(width=..., height=..., **context)` -> a page that sees files and this machine only.
+@contextlib.contextmanager
+def pages(browser):
+    """`make(width=..., height=..., **context)` -> a page that sees files and this machine only.
 
-    What a page logs as an error, and what it asks of the network, fails the test at its end;
-    `page.wrong` is the list of that, for a test that expects some.
+    What a page logs as an error, and what it asks of the network, fails at the end; `page.wrong` is
+    the list of that, for a test that expects some.
     """
     contexts, wrong = [], []
 
@@ -73,9 +74,28 @@ def new_page(browser):
 
 
 @pytest.fixture
-def page(new_page):
-    """One such page, 1280 x 800."""
-    return new_page()
+def new_page(browser):
+    with pages(browser) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def new_shared_page(browser):
+    """As `new_page`, for pages that several tests of a file look at."""
+    with pages(browser) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def shared_page(new_shared_page):
+    return new_shared_page()
+
+
+@pytest.fixture
+def page(shared_page):
+    """A page of 1280 x 800, the same for all tests of a file; each opens what it looks at."""
+    yield shared_page
+    assert not shared_page.wrong
 
 
 @pytest.fixture

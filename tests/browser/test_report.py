@@ -22,39 +22,47 @@ def opened(page, file):
     return page
 
 
-@pytest.fixture
-def workdir(tmp_path):
-    return report_cases.write_run(tmp_path / "first", iterations=30)
+@pytest.fixture(scope="module")
+def workdirs(tmp_path_factory):
+    """The folders of two runs, the second of them half way."""
+    folder = tmp_path_factory.mktemp("runs")
+    first = report_cases.write_run(folder / "first", iterations=30)
+    more = {"planned": 30, "gain": 0.8, "learning_rate": 1e-3}
+    return first, report_cases.write_run(folder / "second", iterations=20, **more)
 
 
-@pytest.fixture
-def both(workdir, tmp_path):
-    second = report_cases.write_run(
-        tmp_path / "second", iterations=20, planned=30, gain=0.8, learning_rate=1e-3
-    )
-    return write_report(second, compare=[workdir])
+@pytest.fixture(scope="module")
+def report(workdirs, new_shared_page):
+    """The report of one run, opened."""
+    return opened(new_shared_page(height=1400), write_report(workdirs[0]))
 
 
-def test_every_chart_of_a_run_is_drawn(new_page, workdir, screenshot):
-    page = opened(new_page(height=1400), write_report(workdir))
-    assert page.locator(".chart").count() >= 20
-    heights = page.locator(".chart svg.marks").evaluate_all("s => s.map(e => e.clientHeight)")
+@pytest.fixture(scope="module")
+def compared(workdirs, new_shared_page):
+    """The report of two runs, opened."""
+    file = write_report(workdirs[1], compare=workdirs[:1])
+    return opened(new_shared_page(height=1400), file)
+
+
+def test_every_chart_of_a_run_is_drawn(report, screenshot):
+    assert report.locator(".chart").count() >= 20
+    heights = report.locator(".chart svg.marks").evaluate_all("s => s.map(e => e.clientHeight)")
     assert min(heights) > 60
-    screenshot(page, "report")
+    screenshot(report, "report")
 
 
-def test_runs_lie_over_each_other_with_their_names_at_their_lines(new_page, both, screenshot):
-    page = opened(new_page(height=1400), both)
+def test_runs_lie_over_each_other_with_their_names_at_their_lines(compared, screenshot):
+    chart = compared.locator("#curves .chart").first
     for name in ("first", "second"):
-        label = page.locator("#curves .chart").first.locator("g.mark-text.role-mark text")
+        label = chart.locator("g.mark-text.role-mark text")
         assert label.get_by_text(name, exact=True).count() == 1
-    lines = page.locator("#curves .chart").first.locator("g.mark-line path")
+    lines = chart.locator("g.mark-line path")
     assert len({line.get_attribute("stroke-dasharray") for line in lines.all()}) == 2
-    screenshot(page, "report_compare")
+    screenshot(compared, "report_compare")
 
 
-def test_a_phone_shows_all_within_its_width(new_page, both, screenshot):
-    page = opened(new_page(width=390, height=1600), both)
+def test_a_phone_shows_all_within_its_width(new_page, compared, workdirs, screenshot):
+    page = opened(new_page(width=390, height=1600), workdirs[1] / "report.html")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     widths = page.locator(".chart svg.marks").evaluate_all(
         "s => s.map(e => e.getBoundingClientRect().right)"
@@ -64,41 +72,37 @@ def test_a_phone_shows_all_within_its_width(new_page, both, screenshot):
     screenshot(page, "report_phone")
 
 
-def test_dark_and_light_follow_the_reader(new_page, workdir, screenshot):
-    file = write_report(workdir)
+def test_dark_and_light_follow_the_reader(report, screenshot):
     brightness = {}
-    for scheme in ("light", "dark"):
-        page = opened(new_page(height=1000, color_scheme=scheme), file)
-        text = page.locator(".chart svg.marks .role-axis-label text").first
+    for scheme in ("dark", "light"):
+        report.emulate_media(color_scheme=scheme)
+        text = report.locator(".chart svg.marks .role-axis-label text").first
         ink = text.evaluate("e => getComputedStyle(e).fill")
-        assert ink == page.evaluate("getComputedStyle(document.body).color")
-        with Image.open(screenshot(page, f"report_{scheme}")) as image:
+        assert ink == report.evaluate("getComputedStyle(document.body).color")
+        with Image.open(screenshot(report, f"report_{scheme}")) as image:
             brightness[scheme] = ImageStat.Stat(image.convert("L")).mean[0]
     assert brightness["light"] > 200 and brightness["dark"] < 60
 
 
-def test_pointing_at_a_line_tells_its_numbers(new_page, workdir):
-    page = opened(new_page(height=1400), write_report(workdir))
-    box = page.locator("#curves .chart svg.marks").first.bounding_box()
-    page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.5)
-    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + box["height"] * 0.5)
-    tip = page.locator("#vg-tooltip-element.visible")
+def test_pointing_at_a_line_tells_its_numbers(report):
+    box = report.locator("#curves .chart svg.marks").first.bounding_box()
+    report.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.5)
+    report.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + box["height"] * 0.5)
+    tip = report.locator("#vg-tooltip-element.visible")
     tip.wait_for()
     assert "iteration" in tip.inner_text() and " to " in tip.inner_text()
 
 
-def test_a_name_in_a_legend_shows_its_line_alone(new_page, both):
-    page = opened(new_page(height=1400), both)
-    chart = page.locator("#curves .chart").first
+def test_a_name_in_a_legend_shows_its_line_alone(compared):
+    chart = compared.locator("#curves .chart").first
     assert chart.locator('g.mark-line path[opacity="1"]').count() == 2
     chart.locator("g.role-legend-label text").first.click()
-    page.wait_for_timeout(300)
+    compared.wait_for_timeout(300)
     assert chart.locator('g.mark-line path[opacity="1"]').count() == 1
 
 
-def test_a_charts_numbers_are_a_table(new_page, workdir):
-    page = opened(new_page(), write_report(workdir))
-    numbers = page.locator("#curves .numbers").first
+def test_a_charts_numbers_are_a_table(report):
+    numbers = report.locator("#curves .numbers").first
     assert numbers.locator("table").count() == 0  # made when they are asked for
     numbers.locator("summary").click()
     rows = numbers.locator("tbody tr")
@@ -107,16 +111,15 @@ def test_a_charts_numbers_are_a_table(new_page, workdir):
     assert numbers.locator("thead th").all_inner_texts()[:3] == ["series", "iteration", "value"]
 
 
-def test_the_configuration_can_be_searched(new_page, both):
-    page = opened(new_page(), both)
-    shown = page.locator(".configuration tbody tr:visible")
+def test_the_configuration_can_be_searched(compared):
+    shown = compared.locator(".configuration tbody tr:visible")
     assert shown.all_inner_texts() == ["optimizer.learning_rate ≠\t0.001\t0.0002"]
-    page.locator("#differing").uncheck()
+    compared.locator("#differing").uncheck()
     everything = shown.count()
     assert everything > 5
-    page.locator("#search").fill("ROLLOUT.")
+    compared.locator("#search").fill("ROLLOUT.")
     assert shown.count() == 2
-    assert page.locator("#found").inner_text() == f"2 of {everything} fields"
+    assert compared.locator("#found").inner_text() == f"2 of {everything} fields"
 
 
 def test_no_text_of_a_run_is_markup_or_code(new_page, tmp_path, screenshot):
@@ -149,15 +152,14 @@ def test_no_text_of_a_run_is_markup_or_code(new_page, tmp_path, screenshot):
     screenshot(page, "report_hostile")
 
 
-def test_an_injected_script_would_not_run(new_page, workdir):
-    page = opened(new_page(), write_report(workdir))
-    page.evaluate(
+def test_an_injected_script_would_not_run(report):
+    report.evaluate(
         "() => { const s = document.createElement('script'); s.text = 'window.ran = 1';"
         " document.body.append(s); }"
     )
-    assert page.evaluate("window.ran") is None
-    assert any("Content Security Policy" in text for text in page.wrong)
-    page.wrong.clear()
+    assert report.evaluate("window.ran") is None
+    assert any("Content Security Policy" in text for text in report.wrong)
+    report.wrong.clear()
 
 
 def test_a_long_run_is_drawn_too(new_page, tmp_path):
@@ -172,17 +174,17 @@ def test_an_empty_folder_is_a_page_with_a_sentence(new_page, tmp_path, screensho
     screenshot(page, "report_empty")
 
 
-def test_the_link_to_trajectories_goes_to_their_page(new_page, workdir):
-    write_shard(workdir, Shard(1, "train", False), pack_shard([]))
-    (workdir / "trajectories" / "index.html").write_text("<title>trajectories</title>")
-    page = opened(new_page(), write_report(workdir))
+def test_the_link_to_trajectories_goes_to_their_page(new_page, tmp_path):
+    write_shard(tmp_path, Shard(1, "train", False), pack_shard([]))
+    (tmp_path / "trajectories" / "index.html").write_text("<title>trajectories</title>")
+    page = opened(new_page(), write_report(tmp_path))
     page.get_by_role("link", name="Trajectories").click()
     assert page.title() == "trajectories"
 
 
-def test_on_paper_charts_stay_and_controls_go(new_page, workdir):
-    page = opened(new_page(), write_report(workdir))
-    page.emulate_media(media="print")
-    assert page.locator(".chart svg.marks:visible").count() >= 20
+def test_on_paper_charts_stay_and_controls_go(report):
+    report.emulate_media(media="print")
+    assert report.locator(".chart svg.marks:visible").count() >= 20
     for control in ("nav", ".numbers", ".vega-embed > details"):
-        assert page.locator(f"{control}:visible").count() == 0
+        assert report.locator(f"{control}:visible").count() == 0
+    report.emulate_media(media="screen")
