@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from seeupo_jax.display import view
-from seeupo_jax.display.display import DISPLAYS, Display
 from seeupo_jax.display.pace import Pace, Rate
 from seeupo_jax.display.terminal import SafeStream, can_redraw, format_duration
 from seeupo_jax.display.view import Moment, Row, State
 from seeupo_jax.metrics.statistics import read_estimates, split_and_metric
 from seeupo_jax.rollout.watch import Watch
 
+if TYPE_CHECKING:
+    from seeupo_jax.display.live_display import LiveDisplay
+
+_DISPLAYS = ("auto", "rich", "plain")
+_TICK_S = 1.0
 _OF_AN_ITERATION = ("rollout", "sweep")  # phases that the iteration's own line accounts for
 _LONG_S = 10.0  # a phase this long is worth lines of its own
 _LINE_EVERY_S = 30.0
@@ -52,33 +57,36 @@ class Progress:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        if display not in ("auto", *DISPLAYS):
-            allowed = ", ".join(("auto", *DISPLAYS))
+        if display not in _DISPLAYS:
+            allowed = ", ".join(_DISPLAYS)
             raise ValueError(f"config.telemetry.display: got {display!r}; allowed: {allowed}.")
-        safe = SafeStream(stream)
-        redraw = display != "plain" and can_redraw(safe)
+        self._stream = SafeStream(stream)
+        redraw = display != "plain" and can_redraw(self._stream)
         self.watch = Watch()
         self._fell_back = display == "rich" and not redraw
-        self._unicode = safe.encoding.lower().startswith("utf")
         self._clock = clock
         now = clock()
         self._state = State(total_iterations, start, "", began=now, phase_began=now)
         self._pace, self._rate = Pace(), Rate()
         self._iteration_began = now
         self._next_line = now + _LONG_S
-        # Last: the live display draws once as it is made.
-        kind = DISPLAYS["rich" if redraw else "plain"]
-        self._display: Display = kind(safe, self._rows, self.tick)
+        self._writing, self._over = threading.Lock(), threading.Event()
+        self._ticker = threading.Thread(target=self._tick_on, name="progress", daemon=True)
+        self._live = self._live_display() if redraw else None
 
     def __enter__(self) -> Progress:
-        self._display.start()
+        (self._ticker if self._live is None else self._live).start()
         if self._fell_back:
             self.log("display=rich needs a terminal; plain lines instead")
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self.phase("finished" if error is None else "stopped")
-        self._display.stop()
+        if self._live is not None:
+            self._live.stop()
+        else:
+            self._over.set()
+            self._ticker.join()
 
     def phase(self, name: str) -> None:
         """Says what the run does from now on; `rollout` begins an iteration.
@@ -122,7 +130,7 @@ class Progress:
             ends=(*state.ends, now)[-_RECENT - 1 :],
         )
         self._iteration_began = now
-        if not self._display.live:
+        if self._live is None:
             self.log(view.iteration_line(self._state))
 
     def evaluation(self, i: int, metrics: Mapping[str, Any]) -> None:
@@ -137,15 +145,24 @@ class Progress:
 
     def log(self, text: str) -> None:
         """Writes a line that stays."""
-        self._display.line(text)
+        if self._live is not None:
+            self._live.line(text)
+            return
+        with self._writing:
+            self._stream.write(text + "\n")
+            self._stream.flush()
 
     def tick(self) -> None:
         """Writes a line of the phase, where lines are plain and the last one is long ago."""
         now = self._clock()
-        if now < self._next_line or self._display.live or not self._state.phase:
+        if now < self._next_line or self._live is not None or not self._state.phase:
             return
         self._next_line = now + _LINE_EVERY_S
         self.log(view.phase_line(self._state, self._moment(now)))
+
+    def _tick_on(self) -> None:
+        while not self._over.wait(_TICK_S):
+            self.tick()
 
     def _end_phase(self, now: float) -> None:
         state = self._state
@@ -163,5 +180,12 @@ class Progress:
         left = self._pace.left(state.phase, now - state.phase_began, part)
         return Moment(now, activity, rate, None if part == 1 else left)
 
-    def _rows(self) -> Sequence[Row]:
-        return view.rows(self._state, self._moment(self._clock()), unicode=self._unicode)
+    def _live_display(self) -> LiveDisplay:
+        from seeupo_jax.display.live_display import LiveDisplay  # rich: only for a terminal
+
+        unicode = self._stream.unicode
+
+        def rows() -> Sequence[Row]:
+            return view.rows(self._state, self._moment(self._clock()), unicode=unicode)
+
+        return LiveDisplay(self._stream, rows)

@@ -103,7 +103,7 @@ def print_summary(
         Console(file=safe, force_terminal=True).print(summary_table(before, after, split=split))
     else:
         safe.write(summary_text(before, after, split=split) + "\n")
-    safe.write(_curve_text(read_metrics(workdir), split, unicode="utf" in safe.encoding.lower()))
+    safe.write(_curve_text(read_metrics(workdir), split, unicode=safe.unicode))
     safe.write("\n" + _where_to_look(Path(workdir)))
     safe.flush()
 

@@ -25,6 +25,10 @@ class SafeStream:
         encoding = getattr(self._stream, "encoding", None)
         return "utf-8" if encoding is None else encoding
 
+    @property
+    def unicode(self) -> bool:
+        return self.encoding.lower().startswith("utf")
+
     def write(self, text: str) -> int:
         with self._guard():
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,33 +16,25 @@ _SLOW_S = 1.0  # a call of an environment that takes longer is worth a name
 GAP = "  "
 
 
-def _fixed(digits: int) -> Callable[[float], str]:
-    return lambda value: f"{value:.{digits}f}"
-
-
 def _rate(value: float) -> str:
     return f"{format_count(value)} tok/s"
 
 
-def _small(value: float) -> str:
-    return f"{value:.2g}"
-
-
 # Label, metric and its format, in the order shown.
 _OUTCOME = (
-    ("success", SUCCESS, _fixed(2)),
-    ("reward", "rollout/reward_mean", _fixed(2)),
-    ("turns", "rollout/turns_mean", _fixed(1)),
+    ("success", SUCCESS, "{:.2f}".format),
+    ("reward", "rollout/reward_mean", "{:.2f}".format),
+    ("turns", "rollout/turns_mean", "{:.1f}".format),
 )
 _SPEED = (
     ("rollout", "rollout/tokens_per_second", _rate),
     ("sweep", "sweep/tokens_per_second", _rate),
 )
-_UPDATE = (("kl", "sweep/kl", _small),)
+_UPDATE = (("kl", "sweep/kl", "{:.2g}".format),)
 _TROUBLE = (  # of environments; shown where there was any
-    ("retries", "rollout/retries", _fixed(0)),
-    ("failed", "rollout/failed", _fixed(0)),
-    ("groups dropped", "rollout/groups_dropped", _fixed(0)),
+    ("retries", "rollout/retries", "{:.0f}".format),
+    ("failed", "rollout/failed", "{:.0f}".format),
+    ("groups dropped", "rollout/groups_dropped", "{:.0f}".format),
 )
 
 
@@ -122,7 +114,10 @@ def phase_line(state: State, moment: Moment) -> str:
     """What a log says of the phase under way."""
     parts = _phase_parts(state, moment)
     at = len(parts) - parts[-1].startswith("left ")  # what is left comes last
-    environments = [*_environments(moment), *_named(_slowest(moment.activity))]
+    environments = [
+        *_environments(moment),
+        *(f"slowest {text}" for text in _slowest(moment.activity)),
+    ]
     return join(*parts[:at], *environments, *parts[at:])
 
 
@@ -204,10 +199,6 @@ def _slowest(seen: Activity | None) -> list[str]:
         return []
     task_id, seconds = seen.slowest
     return [f"{format_duration(seconds)} in {task_id}"]
-
-
-def _named(slowest: Sequence[str]) -> list[str]:
-    return [f"slowest {text}" for text in slowest]
 
 
 def _shown(metrics: Mapping[str, Any], fields: tuple) -> list[tuple[str, str]]:

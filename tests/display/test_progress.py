@@ -14,9 +14,11 @@ import time
 
 import pytest
 
-from seeupo_jax.display import display
+from seeupo_jax.display import progress as progress_module
+from seeupo_jax.display.live_display import LiveDisplay
 from seeupo_jax.display.progress import Progress
-from seeupo_jax.display.view import sparkline
+from seeupo_jax.display.terminal import SafeStream
+from seeupo_jax.display.view import Row, sparkline
 from seeupo_jax.rollout.watch import Activity
 
 METRICS = {
@@ -148,7 +150,7 @@ def test_a_long_rollout_tells_what_its_environments_do():
 
 
 def test_without_a_terminal_a_thread_looks_every_second(monkeypatch):
-    monkeypatch.setattr(display, "_TICK_S", 0.01)
+    monkeypatch.setattr(progress_module, "_TICK_S", 0.01)
     progress, stream, clock = _plain(total=2)
     with progress:
         progress.phase("rollout")
@@ -262,8 +264,6 @@ def test_the_display_is_as_wide_and_high_as_the_terminal_is_at_the_moment(termin
         sizes, ends = [(100, 24), (40, 24), (12, 24), (80, 4), (100, 24)], []
         with progress.watch.on(lambda: BUSY):
             for width, height in sizes:
-                screen.resize(1, 1)
-                progress._display._live.refresh()
                 screen.resize(width, height)
                 seen, deadline = len(screen.frames()), time.monotonic() + 30
                 while len(screen.frames()) < seen + 3 and time.monotonic() < deadline:
@@ -283,20 +283,18 @@ def test_the_display_is_as_wide_and_high_as_the_terminal_is_at_the_moment(termin
 
 
 def test_lines_that_a_narrower_terminal_has_wrapped_are_erased_too(terminal):
-    screen, clock = terminal(100), _Clock()
-    with Progress(60, "rich", stream=screen.stream, clock=clock) as progress:
-        _iterate(progress, clock, 1, 2.0)
-        live = progress._display._live
-        live.auto_refresh = False
-        progress.log("drawn")
-        drawn = list(live._drawn.drawn)
-        assert max(drawn) > 40
-        live._width = 100
-        screen.resize(40)
-        erased, *_ = live.process_renderables([])
-        up = str(erased).count("\x1b[1A")
-        assert up == sum((cells - 1) // 40 for cells in drawn) > 0
-    screen.end()
+    screen = terminal(100)
+    row = Row("label", ["x" * 80])
+    live = LiveDisplay(SafeStream(screen.stream), lambda: [row, row])
+    live.start()
+    live.line("wide")
+    screen.resize(40)
+    live.line("narrow")
+    live.stop()
+    # Each of the two lines of 91 cells is three of 40 now: four more than were drawn.
+    between = screen.end().partition("wide")[2].partition("narrow")[0]
+    up = "\x1b[2K\x1b[1A"
+    assert up * 4 in between and up * 5 not in between
 
 
 @pytest.mark.parametrize("term", ["dumb", "xterm"])
