@@ -153,7 +153,8 @@ def test_a_folder_with_another_configuration_is_refused(tmp_path):
     run = replaced(planned(tmp_path, seeds=1)[0], "")
     with StopRequest() as request, pytest.raises(RunFailed):
         train(run, request)
-    planned(tmp_path, "iterations=9", "checkpoint.every=3", "telemetry.display=rich")
+    longer = planned(tmp_path, "iterations=9", "checkpoint.every=3", "telemetry.display=rich")
+    assert longer[0].config.iterations == 9 and longer[0].folder == run.folder
     with pytest.raises(ValueError, match=r"config.optimizer.learning_rate: got 0.1; allowed for"):
         planned(tmp_path, "optimizer.learning_rate=0.1")
 
@@ -170,8 +171,13 @@ def test_a_folder_whose_configuration_is_damaged_is_refused(tmp_path, content):
 def test_a_folder_of_a_version_without_a_field_goes_on(tmp_path):
     run = planned(tmp_path, seeds=1)[0]
     run.folder.mkdir(parents=True)
-    (run.folder / "config.json").write_text(json.dumps({"optimizer": {"name": "adam"}}))
-    planned(tmp_path)
+    older = {"optimizer": {"name": run.config.optimizer.name}}
+    (run.folder / "config.json").write_text(json.dumps(older))
+    assert planned(tmp_path, seeds=1)[0] == run
+    older["optimizer"]["name"] = "lion"
+    (run.folder / "config.json").write_text(json.dumps(older))
+    with pytest.raises(ValueError, match=r"config.optimizer.name: got .*: 'lion'"):
+        planned(tmp_path)
 
 
 def test_the_interval_over_seeds_is_students():
@@ -222,23 +228,42 @@ def test_the_table_says_what_there_is_at_equal_token_budgets(tmp_path):
     heads, seeupo, grpo = rows["recipe"], rows["seeupo"], rows["grpo"]
     for words in ("avg@2 before", "at 25 tokens", "at 50 tokens", "at 100 tokens"):
         assert words in heads
-    assert seeupo.split()[:4] == ["seeupo", "2", "of", "2"]
-    assert "0.70 [0.70, 0.70]" in seeupo and "0.50 [" in seeupo
+    # Two seeds whose successes differ by 0.2: t(1 degree, 97.5%) is 12.7, and the interval all.
+    assert " ".join(seeupo.split()) == (
+        "seeupo 2 of 2 18 0.25 [0.25, 0.25] 0.70 [0.70, 0.70]"
+        " 0.35 [0.00, 1.00] 0.40 [0.00, 1.00] 0.50 [0.00, 1.00]"
+    )
     assert grpo.split() == "grpo 1 of 2 18 0.25 0.60 0.20 0.30 0.50".split()
 
 
-def test_the_plot_has_a_line_and_a_count_a_recipe_and_is_the_same_twice(tmp_path):
+def test_the_plot_shows_the_mean_and_students_interval_at_each_budget(tmp_path):
+    runs = planned(tmp_path, "iterations=2", seeds=3)
+    assert figures.success_chart(figures.read_lines(runs)) is None
+    for run, first in zip(runs[::2], (0.4, 0.5, 0.6), strict=True):
+        record(run, [first, 0.9], after=0.9)
+    record(runs[1], [0.1, 0.3], tokens=50)
+    chart = figures.success_chart(figures.read_lines(runs))
+    keys = ("series", "sampled tokens", "value", "low", "high")
+    assert [[row.get(key) for key in keys] for row in chart.spec["data"]["values"]] == [
+        ["seeupo (3 runs)", 0, 0.5, 0.251586, 0.748414],
+        ["seeupo (3 runs)", 100, 0.9, 0.9, 0.9],
+        ["grpo (1 run, not finished)", 0, 0.1, None, None],
+        ["grpo (1 run, not finished)", 50, 0.3, None, None],
+    ]
+
+
+@pytest.mark.parametrize("suffix", figures.PLOT_SUFFIXES)
+def test_the_plot_is_written_in_every_format(tmp_path, suffix):
     runs = planned(tmp_path / "runs", "iterations=2")
-    lines = figures.read_lines(runs)
-    figures.draw(lines, tmp_path / "none.png")
-    for run in runs[:3]:
-        record(run, [0.2, 0.4], after=0.5)
-    lines = figures.read_lines(runs)
-    figures.draw(lines, tmp_path / "a.svg")
-    figures.draw(lines, tmp_path / "new" / "b.svg")
-    drawn = (tmp_path / "a.svg").read_text()
-    assert "seeupo (2 runs)" in drawn and "grpo (1 run)" in drawn
-    assert (tmp_path / "new" / "b.svg").read_text() == drawn
+    begins = {".svg": b"<svg", ".png": b"\x89PNG", ".pdf": b"%PDF"}[suffix]
+    empty, plot = tmp_path / f"none{suffix}", tmp_path / "new" / f"plot{suffix}"
+    figures.draw(figures.read_lines(runs), empty)
+    record(runs[0], [0.2, 0.4], after=0.5)
+    figures.draw(figures.read_lines(runs), plot)
+    assert empty.read_bytes().startswith(begins) and plot.read_bytes().startswith(begins)
+    if suffix == ".svg":
+        assert "nothing measured yet" in empty.read_text()
+        assert "sampled tokens" in plot.read_text()
 
 
 def test_figures_are_json_without_nan(tmp_path):
@@ -248,7 +273,9 @@ def test_figures_are_json_without_nan(tmp_path):
     assert values["budget_tokens"] == 100
     seeupo, grpo = values["recipes"]["seeupo"], values["recipes"]["grpo"]
     assert seeupo["success_mean"] == [0.2, 0.4] and seeupo["success_low"] == [None, None]
-    assert seeupo["after"] == [0.5] and seeupo["success_at_share_of_budget"]["1"] == [0.4]
+    assert seeupo["before"] == [0.25] and seeupo["after"] == [0.5] and seeupo["steps"] == [12]
+    at = {share: pytest.approx([s]) for share, s in (("0.25", 0.25), ("0.5", 0.3), ("1", 0.4))}
+    assert seeupo["success_at_share_of_budget"] == at
     assert grpo["runs_planned"] == 2 and grpo["runs_finished"] == 0 and grpo["tokens"] == []
 
 
@@ -297,7 +324,13 @@ def test_a_stopped_comparison_goes_on_with_the_same_command(tmp_path):
     assert "resuming" in (first / "log.txt").read_text()
     found = json.loads((tmp_path / "out.json").read_text())["recipes"]["seeupo"]
     assert found["runs_finished"] == 1
-    assert [line["iteration"] for line in iterations(first)] == [1, 2, 3, 4, 5, 6]
+    lines = iterations(first)
+    assert [line["iteration"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert found["steps"] == [sum(line["sweep/steps"] for line in lines)]
+    assert found["tokens"][-1] == sum(line["rollout/action_tokens"] for line in lines[:-1])
+    curve = found["success_mean"]
+    ends = [lines[i]["rollout/success_rate"] for i in (0, -1)]
+    assert len(curve) == 6 and [curve[0], curve[-1]] == ends
     assert (tmp_path / "runs" / "comparison.svg").exists()
 
 

@@ -14,13 +14,15 @@ from scipy.special import stdtrit
 from seeupo_jax.compare.runs import PlannedRun, finished, read_run
 from seeupo_jax.display.terminal import format_count
 from seeupo_jax.metrics.statistics import Estimate
+from seeupo_jax.reports.blocks import Point
+from seeupo_jax.reports.charts import Chart, line_chart
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 SHARES = (0.25, 0.5, 1.0)  # of the budget
-_INK, _FAINT = "#333333", "#dddddd"
+_WIDTH, _HEIGHT = 720, 360  # of the plot, in pixels
 
 
 @dataclass(frozen=True)
@@ -183,60 +185,43 @@ def figures(lines: Sequence[Line]) -> dict[str, Any]:
     return {"budget_tokens": budget, "recipes": recipes}
 
 
+def success_chart(lines: Sequence[Line]) -> Chart | None:
+    """Success of the rollouts against sampled tokens: means over seeds, not smoothed, with a 95%
+    band where a recipe has several runs; None where nothing was recorded."""
+    y = "success of the rollouts (mean over seeds, band: 95%)"
+    series = {_label(line): _points(line) for line in lines}
+    return line_chart("", series, x="sampled tokens", y=y, domain=(0, 1.02), height=_HEIGHT)
+
+
 def draw(lines: Sequence[Line], path: Path) -> None:
-    """Draws success of the rollouts against sampled tokens: means over seeds, not smoothed, with a
-    95% band where a recipe has several runs.
+    """Writes `success_chart`.
 
     Args:
       path: its suffix, one of `PLOT_SUFFIXES`, is the format.
     """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    import altair as alt
 
-    figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for number, line in enumerate(lines):
-        _draw_line(axes, line, f"C{number % 10}", ("-", "--")[number // 10 % 2])
-    _style(axes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    svg = path.suffix == ".svg"
-    # Without a date and with a salt of its own, the same figures give the same file.
-    with matplotlib.rc_context({"svg.hashsalt": "seeupo_jax"}):
-        figure.savefig(path, metadata={"Date": None} if svg else None)
-
-
-def _draw_line(axes: Any, line: Line, color: str, style: str) -> None:
-    tokens, estimates = line.curve()
-    if not estimates:
-        return
-    count = len(line.histories)
-    runs = f"{count} run{'s' if count > 1 else ''}{'' if line.done else ', not finished'}"
-    means = [estimate.value for estimate in estimates]
-    axes.plot(tokens, means, style, color=color, linewidth=1.8, label=f"{line.recipe} ({runs})")
-    if count > 1:
-        low, high = [e.low for e in estimates], [e.high for e in estimates]
-        axes.fill_between(tokens, low, high, color=color, alpha=0.15, linewidth=0)
-
-
-def _style(axes: Any) -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    axes.set_xlabel("sampled tokens", color=_INK)
-    axes.set_ylabel("success of the rollouts (mean over seeds, band: 95%)", color=_INK)
-    axes.set_ylim(0, 1.02)
-    axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
-    axes.grid(color=_FAINT, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=_INK, length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(_FAINT)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=9)
+    chart = success_chart(lines)
+    if chart is None:
+        drawing = alt.Chart().mark_text(text="nothing measured yet")
     else:
-        axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center")
+        drawing = alt.LayerChart.from_dict({**chart.spec, "width": _WIDTH, "background": "white"})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawing.save(path, scale_factor=2 if path.suffix == ".png" else 1)
+
+
+def _label(line: Line) -> str:
+    count = len(line.histories)
+    runs = f"{count} run{'' if count == 1 else 's'}{'' if line.done else ', not finished'}"
+    return f"{line.recipe} ({runs})"
+
+
+def _points(line: Line) -> list[Point]:
+    tokens, estimates = line.curve()
+    return [
+        Point(at, e.value, _plain(e.low), _plain(e.high))
+        for at, e in zip(tokens.tolist(), estimates, strict=True)
+    ]
 
 
 def _cell(estimate: Estimate) -> str:

@@ -50,6 +50,7 @@ def line_chart(
     y: str,
     x: str = "iteration",
     domain: tuple[float, float] | None = None,
+    height: int = HEIGHT,
 ) -> Chart | None:
     """Lines with bands for intervals.
 
@@ -57,6 +58,7 @@ def line_chart(
       series: the points of each line, in order; `at` is a number.
       x, y: titles of the axes.
       domain: of the axis of values; None: from 0, or below, to the largest.
+      height: in pixels.
     """
     block = max((block_size([p.at for p in ps], _LINE_POINTS) for ps in series.values()), default=1)
     lines = {name: thin(points, block) for name, points in series.items() if points}
@@ -105,10 +107,10 @@ def line_chart(
         .add_params(near),
     ]
     if len(lines) > 1:
-        ends = end_labels({name: points[-1].value for name, points in lines.items()}, low, high)
-        layers.append(_end_names(ends).encode(color))
+        ends = {name: points[-1].value for name, points in lines.items()}
+        layers.append(_end_names(end_labels(ends, low, high, height)).encode(color))
     chart = alt.layer(*layers, data=alt.InlineData(rows))
-    return _made(title, chart, HEIGHT, _mean_note(block, "point"))
+    return _made(title, chart, height, _mean_note(block, "point"))
 
 
 def range_chart(title: str, series: Mapping[str, Sequence[Point]], *, kind: str) -> Chart | None:
@@ -330,21 +332,21 @@ def _end_names(places: Mapping[str, float]) -> alt.Chart:
 
 
 def end_labels(
-    ends: Mapping[str, float], low: float, high: float, *, apart: int = 13
+    ends: Mapping[str, float], low: float, high: float, height: int = HEIGHT, *, apart: int = 13
 ) -> dict[str, float]:
     """Where to write each line's name, in pixels from the top, so that none covers another.
 
     Args:
       ends: the last value of each line.
-      low, high: of the axis, which is `HEIGHT` pixels long.
+      low, high: of the axis, which is `height` pixels long.
       apart: pixels between two names.
     """
-    scale = HEIGHT / (high - low)
+    scale = height / (high - low)
     places = sorted(((high - ends[name]) * scale, name) for name in ends)
     placed: list[float] = []
     for place, _ in places:
         placed.append(max(place, placed[-1] + apart) if placed else place)
-    floor = float(max(HEIGHT, apart * len(placed)))
+    floor = float(max(height, apart * len(placed)))
     for i in reversed(range(len(placed))):  # what was pushed out below moves up again
         placed[i] = min(placed[i], floor)
         floor = placed[i] - apart
