@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from seeupo_jax.configuration.fields import describe, shown
+from seeupo_jax.configuration.user_code import describe, shown
 
 
 def read_values(path: Path) -> dict[str, Any]:

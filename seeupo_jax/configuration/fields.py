@@ -6,31 +6,17 @@ import ast
 import dataclasses
 import difflib
 import sys
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from seeupo_jax.configuration.user_code import shortened, shown
+
 _CHECK = "check"  # metadata key: (predicate, what is allowed in words)
-_SHOWN = 200  # characters of a value in an error
-_LONGEST_ERROR = 300  # characters of an error's text
 _DEEPEST = 32  # levels of lists and dicts in a value of free form
 _LEVELS = f"lists and dicts in each other of at most {_DEEPEST} levels"
 _LARGEST = 2**63 - 1  # more than any count, and the most that arrays and trackers hold
-
-
-def shown(value: Any) -> str:
-    """A value in an error: its `repr`, in short."""
-    try:
-        text = repr(value)
-    except Exception:  # more digits than Python writes, or deeper than it goes
-        return "a value that cannot be shown"
-    return _short(text)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
 def checked(default: Any, allowed: str, check: Callable[[Any], bool]) -> Any:
@@ -72,7 +58,8 @@ def assign(values: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(values, dict):
             name = ".".join(parents[: depth + 1])
             raise ValueError(
-                f"config.{_short(key)}: config.{_short(name)} is a value, not a group of fields."
+                f"config.{shortened(key)}: config.{shortened(name)} is a value, not a group of"
+                " fields."
             )
     values[leaf] = value
 
@@ -99,7 +86,7 @@ def parse(text: str, name: str) -> Any:
     except (ValueError, TypeError):
         nested = False
     if nested:
-        raise ValueError(f"{_short(name)}: got {shown(text)}; allowed: {_LEVELS}.")
+        raise ValueError(f"{shortened(name)}: got {shown(text)}; allowed: {_LEVELS}.")
     return text
 
 
@@ -124,7 +111,7 @@ def build(cls: type, values: Mapping[str, Any], name: str, **own: Any) -> Any:
             near = difflib.get_close_matches(str(key), fields, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise ValueError(
-                f"{name}.{_short(str(key))}: no such field;{hint} allowed: {', '.join(fields)}."
+                f"{name}.{shortened(str(key))}: no such field;{hint} allowed: {', '.join(fields)}."
             )
     built = {
         key: _convert(value, hints[key], fields[key], f"{name}.{key}")
@@ -198,12 +185,3 @@ def _as_json(value: Any, name: str, depth: int = 0) -> Any:
         f"{name}: got {shown(value)} ({type(value).__name__}); allowed: texts, numbers below 2**63"
         " in magnitude, True, False, none, and lists and dicts of them."
     )
-
-
-def describe(error: BaseException) -> str:
-    """An error's class and text in one line, whatever its class does."""
-    try:
-        text = textwrap.shorten(str(error), _LONGEST_ERROR, placeholder=" ...")
-    except BaseException:  # of a user's class
-        text = "its text cannot be had"
-    return f"{type(error).__name__}: {text}".removesuffix(": ").rstrip(".")

@@ -13,18 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.entry_points import import_attribute
 from seeupo_jax.configuration.fields import (
     above,
     at_least,
     build,
     checked,
     choice,
-    describe,
-    shown,
     within,
 )
 from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.configuration.user_code import describe, import_attribute, shown
 
 # The most of each that a model may have: several times the largest published (Llama 3.1 405B: 126
 # layers of width 16,384; Gemma 3: 262,144 tokens), so that more is a mistake or a damaged file.

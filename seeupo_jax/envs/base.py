@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,16 +18,22 @@ class Missing(ValueError):
     """What an environment needs is not on this machine: files, a benchmark, a server's program."""
 
 
+def check_choice(option: str, value: Any, allowed: Iterable[str]) -> None:
+    """Raises ValueError where an environment's option is none of the allowed names."""
+    if value not in allowed:
+        raise ValueError(f"{option}: got {value!r}; allowed: {', '.join(allowed)}.")
+
+
 @dataclass(frozen=True)
 class StepResult:
-    """What one action brought about.
+    """The outcome of one action.
 
     observation: the messages that answer the action; empty when the episode ends without one.
     reward: this step's share of the episode's reward.
     done: no further action is accepted.
     info: counters and labels of the episode so far, for logs; nothing in it reaches the policy.
-      One entry is more: `states`, a list of texts, names the state before each step so far, for
-      credit per turn (`learner.states`).
+      The entry `states`, a list of texts, names the state before each step so far, for
+      advantages per turn (`learner.states`).
     """
 
     observation: tuple[Message, ...]
@@ -45,11 +51,10 @@ class Demonstration:
 
 
 class TransientError(Exception):
-    """Raised by `Environment.step` to say: nothing has happened, the same call may be made again.
+    """Raised by `Environment.step`: the action had no effect, and the same call may be repeated.
 
-    For a refused connection, say, or a server that is still busy. It is raised before the action
-    has had any effect; the trainer waits and makes the call again on the same object, as often as
-    `config.env.retries` says, and the episode continues as if nothing had happened.
+    For a refused connection, say, or a server that is still busy. The trainer waits and repeats the
+    call on the same object, up to `config.env.retries` times, and the episode continues.
     """
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from seeupo_jax.configuration.user_code import escaped, shown, text_of
 from seeupo_jax.envs.base import Environment, Message, StepResult, Tool
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -192,7 +193,7 @@ def describe(error: BaseException) -> str:
 def plain(value: Any, depth: int = 0) -> Any:
     """A value as JSON holds it; what JSON cannot hold becomes its text."""
     if isinstance(value, str):
-        return _utf8(str.__str__(value))
+        return escaped(str.__str__(value))
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, float) and math.isfinite(value):
@@ -284,23 +285,7 @@ def _number(value: Any) -> float | None:
 
 def _refuse(where: str, got: Any, allowed: str, what: str = "") -> ProtocolError:
     kind = "" if got is None else f" ({type(got).__name__})"
-    return ProtocolError(f"{where}: got {what}{_shown(got)}{kind}; allowed: {allowed}.")
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = _utf8(repr(value))
-    except BaseException:  # of a user's class
-        return "a value that cannot be shown"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
-
-
-def text_of(value: Any) -> str:
-    """A value's text, whatever its class does."""
-    try:
-        return _utf8(str(value))
-    except BaseException:  # of a user's class
-        return f"a {type(value).__name__} whose text cannot be read"
+    return ProtocolError(f"{where}: got {what}{shown(got, _SHOWN)}{kind}; allowed: {allowed}.")
 
 
 def _encodes(text: str) -> bool:
@@ -310,7 +295,3 @@ def _encodes(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()

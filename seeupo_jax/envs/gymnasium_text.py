@@ -16,12 +16,12 @@ class GymnasiumText:
 
     Args:
       id: as in Gymnasium's registry; `module:Id` imports the module first.
-      kwargs: of `gymnasium.make`. With `render_mode='ansi'` the policy sees the rendering (as of
+      kwargs: of `gymnasium.make`. With `render_mode='ansi'` the policy gets the rendering (as of
         FrozenLake-v1 and Taxi-v4), else the observation, which must be text.
       actions: names of the actions of a Discrete space, from its first; empty for a Text space.
       instruction: the system message.
       train_tasks, test_tasks: each task is one seed of `reset`.
-      full_reward: the sum of rewards that scores 1; nothing scores 0.
+      full_reward: the sum of rewards that scores 1; 0 scores 0.
     """
 
     id: str
@@ -34,9 +34,7 @@ class GymnasiumText:
 
     def __post_init__(self) -> None:
         gymnasium = _gymnasium()
-        split = self.train_tasks, self.train_tasks + self.test_tasks
-        seeds = {"train": range(split[0]), "test": range(*split)}
-        self._tasks = seeded.SeedTasks("gymnasium_text", seeds)
+        self._tasks = seeded.numbered("gymnasium_text", self.train_tasks, self.test_tasks)
         try:
             self._env = gymnasium.make(self.id, **self.kwargs)
         except gymnasium.error.Error as error:
@@ -85,14 +83,14 @@ class GymnasiumText:
             raise ValueError("gymnasium_text: reset() must come before step().")
         command, space = seeded.last_line(text), self._env.action_space
         if self.actions and command not in self.actions:
-            return _answer(f"No action {command!r}. Actions: {', '.join(self.actions)}.")
+            return seeded.answer(f"No action {command!r}. Actions: {', '.join(self.actions)}.")
         if not self.actions and not space.contains(command):
-            return _answer(f"The last line must be an action: {space}.")
+            return seeded.answer(f"The last line must be an action: {space}.")
         action = self.actions.index(command) + int(space.start) if self.actions else command
         observation, reward, terminated, truncated, _ = self._env.step(action)
         self._total += float(reward)
         self._done = bool(terminated or truncated)
-        return _answer(self._shown(observation), float(reward), self._done)
+        return seeded.answer(self._shown(observation), float(reward), self._done)
 
     def score(self) -> float:
         if self._total is None:
@@ -104,10 +102,6 @@ class GymnasiumText:
 
     def _shown(self, observation: Any) -> str:
         return str(self._env.render() if self._rendered else observation)
-
-
-def _answer(text: str, reward: float = 0.0, done: bool = False) -> StepResult:
-    return StepResult(({"role": "user", "content": text},), reward, done)
 
 
 def _gymnasium() -> Any:

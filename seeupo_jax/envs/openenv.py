@@ -23,7 +23,7 @@ _Data = dict[str, Any]
 
 
 class _InvalidAction(Exception):
-    """The server does not take the action; nothing has happened."""
+    """The server rejects the action, which had no effect."""
 
 
 class _WebSocket:
@@ -130,11 +130,11 @@ class OpenEnv:
       action_field: the field of the action that a response's text becomes (OpenEnv lists them at
         /schema); None: the last line is the whole action as a JSON object.
       whole_response: with `action_field`, the text is all of the response, not its last line.
-      observation_field: what the policy sees of an observation; None: all of it, as JSON.
+      observation_field: the field of an observation that the policy gets; None: all, as JSON.
       reset_options: sent with every reset beside the seed.
       instruction: the system message.
       train_tasks, test_tasks: each task is one seed of `reset`.
-      full_reward: the sum of rewards that scores 1; nothing scores 0.
+      full_reward: the sum of rewards that scores 1; 0 scores 0.
       timeout_s: without an answer; then the episode fails.
     """
 
@@ -155,9 +155,7 @@ class OpenEnv:
             allowed = ", ".join(f"{name}://..." for name in _TRANSPORTS)
             raise ValueError(f"openenv url: got {self.url!r}; allowed: {allowed}.")
         self._server = _TRANSPORTS[scheme](self.url.rstrip("/"), self.timeout_s)
-        split = self.train_tasks, self.train_tasks + self.test_tasks
-        seeds = {"train": range(split[0]), "test": range(*split)}
-        self._tasks = seeded.SeedTasks("openenv", seeds)
+        self._tasks = seeded.numbered("openenv", self.train_tasks, self.test_tasks)
         self._total: float | None = None
         self._done = True
 
@@ -173,21 +171,19 @@ class OpenEnv:
         return seeded.opening(self.instruction, self._shown(answer)), ()
 
     def step(self, text: str) -> StepResult:
-        """Sends the action; one that the server does not take is answered with what it says."""
+        """Sends the action; one that the server rejects is answered with its reason."""
         if self._done:
             raise ValueError("openenv: reset() must come before step().")
         try:
             answer = self._server.step(self._action(text))
         except _InvalidAction as error:
-            return StepResult(
-                ({"role": "user", "content": f"Invalid action: {error}"},), 0.0, False
-            )
+            return seeded.answer(f"Invalid action: {error}")
         _fields(answer, f"{self.url} step", "observation", "reward", "done")
         stated = 0.0 if answer["reward"] is None else answer["reward"]
         reward = gate.check_reward(stated, f"{self.url} step reward")
         self._total += reward
         self._done = bool(answer["done"])
-        return StepResult(({"role": "user", "content": self._shown(answer)},), reward, self._done)
+        return seeded.answer(self._shown(answer), reward, self._done)
 
     def score(self) -> float:
         if self._total is None:

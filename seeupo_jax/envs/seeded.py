@@ -1,10 +1,10 @@
-"""For worlds that are made from seeds and acted on by short commands: tasks, actions, scores."""
+"""Tasks, actions and scores of environments that are made from seeds and take short commands."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from seeupo_jax.envs.base import Message
+from seeupo_jax.envs.base import Message, StepResult, check_choice
 
 
 class SeedTasks:
@@ -20,9 +20,7 @@ class SeedTasks:
 
     def ids(self, split: str) -> Sequence[str]:
         """Raises ValueError on an unknown split."""
-        if split not in self._seeds:
-            allowed = ", ".join(self._seeds)
-            raise ValueError(f"{self._name} split: got {split!r}; allowed: {allowed}.")
+        check_choice(f"{self._name} split", split, self._seeds)
         return [f"{split}/{index}" for index in range(len(self._seeds[split]))]
 
     def seed(self, task_id: str) -> int:
@@ -35,18 +33,29 @@ class SeedTasks:
         return seeds[int(index)]
 
 
+def numbered(name: str, train_tasks: int, test_tasks: int) -> SeedTasks:
+    """Tasks whose seeds count from 0: first those of `train`, then those of `test`."""
+    last = train_tasks + test_tasks
+    return SeedTasks(name, {"train": range(train_tasks), "test": range(train_tasks, last)})
+
+
+def answer(text: str, reward: float = 0.0, done: bool = False) -> StepResult:
+    """A step whose observation is one user message."""
+    return StepResult(({"role": "user", "content": text},), reward, done)
+
+
 def last_line(text: str) -> str:
-    """The command in a response: its last line that is not empty, so that it may think before."""
+    """The command in a response: its last line that is not empty; reasoning may stand above it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
 def opening(instruction: str | None, observation: str) -> tuple[Message, ...]:
-    """What an episode starts with: the instruction as the system message, then the world."""
+    """The first messages: the instruction as the system message, then the observation."""
     system = () if instruction is None else ({"role": "system", "content": instruction},)
     return (*system, {"role": "user", "content": observation})
 
 
 def score_of(total: float, full: float) -> float:
-    """An episode's rewards as a score: `full` or more is 1, nothing or less is 0."""
+    """An episode's sum of rewards as a score: `full` or more is 1, zero or less is 0."""
     return min(max(total / full, 0.0), 1.0)

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from seeupo_jax.configuration.entry_points import import_attribute
 from seeupo_jax.configuration.schema import Optimizer
+from seeupo_jax.configuration.user_code import import_attribute
 from seeupo_jax.learner.schedule import by_iteration, step_warmup
 from seeupo_jax.types import TrainState
 

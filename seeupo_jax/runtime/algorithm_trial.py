@@ -18,7 +18,7 @@ from seeupo_jax.algorithms.objective import action_objective
 from seeupo_jax.algorithms.objectives import BOUNDS, Objective
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry
-from seeupo_jax.configuration.fields import describe
+from seeupo_jax.configuration.user_code import describe
 
 
 def check_entries(algorithm: Algorithm) -> None:

@@ -39,7 +39,7 @@ def _sentence(make):
         (
             "class E(Exception):\n    def __str__(self):\n        raise self\nraise E\n",
             4,
-            "E: its text cannot be had",
+            "E: a E whose text cannot be read",
         ),
     ],
 )

@@ -57,12 +57,12 @@ def test_a_class_is_found_in_its_module_and_gets_the_options():
 @pytest.mark.parametrize(
     "name, wanted",
     [
-        ("no_such_world:Whole", "'no_such_world:Whole' cannot be imported: ModuleNotFoundError"),
-        ("own_world:Nothing", "cannot be imported: AttributeError: .*no attribute 'Nothing'"),
+        ("no_such_world:Whole", "got 'no_such_world:Whole', but there is no module 'no_such_w"),
+        ("own_world:Nothing", "own_world has no class 'Nothing'; it has Dumb, Whole, Half, fac"),
         ("broken_world:Whole", "cannot be imported: ZeroDivisionError"),
-        ("own_world:", "cannot be imported"),
+        ("own_world:", "own_world has no class ''"),
         (":Whole", "cannot be imported"),
-        ("own_world:number", "is a int; allowed: a class"),
+        ("own_world:number", "own_world has no class 'number'; it has Dumb, Whole"),
         ("own_world:Half", "'own_world:Half' has no step, no score, no close"),
         ("nothing", "got 'nothing'; allowed: order_desk, .*, or module:Class"),
     ],

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from places import CONFIGS
 
-from seeupo_jax import envs
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.envs.order_desk.environment import OrderDesk
 from seeupo_jax.learner.optimizer import make_optimizer
@@ -24,7 +23,9 @@ class DeskWithoutTests(OrderDesk):
 
 
 def test_an_empty_split_is_told_before_any_compile(monkeypatch):
-    monkeypatch.setitem(envs.ENVIRONMENTS, "order_desk", lambda **_: DeskWithoutTests())
+    monkeypatch.setattr(
+        "seeupo_jax.envs.order_desk.environment.OrderDesk", lambda **_: DeskWithoutTests()
+    )
     with pytest.raises(ValueError, match=r"DeskWithoutTests.task_ids\('test'\): got no task"):
         check_config(load_config(CONFIG))
 
@@ -173,7 +174,7 @@ def test_a_warm_start_needs_an_environment_that_demonstrates(monkeypatch):
         def task_ids(self, split):
             return ["one"]
 
-    monkeypatch.setitem(envs.ENVIRONMENTS, "order_desk", lambda **_: Silent())
+    monkeypatch.setattr("seeupo_jax.envs.order_desk.environment.OrderDesk", lambda **_: Silent())
     with pytest.raises(ValueError, match="env order_desk has no demonstrations"):
         check_config(load_config(CONFIG, ["warm_start.stages=({'steps': 1},)"]))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from seeupo_jax.envs.appworld.prompt import (
     task_message,
 )
 from seeupo_jax.envs.appworld.server import OwnServer, PoolServer, python_of
-from seeupo_jax.envs.base import Message, Missing, StepResult, Tool
-from seeupo_jax.envs.degenerate import is_degenerate
+from seeupo_jax.envs.base import Message, Missing, StepResult, Tool, check_choice
+from seeupo_jax.envs.episode_rewards import REWARDS, EpisodeReward
 from seeupo_jax.envs.tool_calls import ToolCallError, parse_fenced
 
 HOME = Path(__file__).parents[3] / "third_party" / "appworld"
@@ -27,13 +27,6 @@ SPLITS = {"train": "train", "test": "dev"} | {
     name: name for name in ("dev", "test_normal", "test_challenge")
 }
 _SERVER_MARGIN_S = 20  # of a request beyond its code: saving the world, evaluating it
-
-# What an episode earns so far, from its score and whether a message of it was degenerate.
-REWARDS: dict[str, Callable[[float, bool], float]] = {
-    "official": lambda score, degenerate: float(score == 1),
-    "fraction": lambda score, degenerate: score,
-    "shaped": lambda score, degenerate: -1.0 if degenerate else (score == 1) + 0.5 * score,
-}
 
 
 @dataclass
@@ -53,10 +46,10 @@ class AppWorld:
       otherwise; but −1 once a message repeats itself or holds a control token, whatever follows.
     max_calls: messages of the policy in an episode; the last of them ends it.
     max_output_tokens: longer output of a block is cut, with a note. Tokens are counted without a
-      tokenizer, as parts of words, digits and signs (`appworld_prompt.cut`): what the apps print
+      tokenizer, as parts of words, digits and signs (`prompt.cut`): what the apps print
       has 1 to 1.3 times as many of them as of Qwen's tokens (access tokens: 0.8), of which the
       paper shows 3000.
-    code_s: seconds that a block may take before it is interrupted, which it is told.
+    code_s: seconds after which a block is interrupted; its output says so.
     start_s: seconds in which a server must start, or become free.
     memory_mb: a server that is larger is replaced before the next episode; in an episode, a block
       that takes it to twice that gets a MemoryError.
@@ -75,7 +68,7 @@ class AppWorld:
     experiment: str = "seeupo_jax"
 
     def __post_init__(self) -> None:
-        _check_choice("reward", self.reward, REWARDS)
+        check_choice("appworld reward", self.reward, REWARDS)
         for option in ("max_calls", "max_output_tokens", "code_s", "start_s", "memory_mb"):
             _check_bound(option, getattr(self, option))
         home = HOME if self.home is None else Path(self.home).resolve()
@@ -88,7 +81,7 @@ class AppWorld:
 
     def task_ids(self, split: str) -> Sequence[str]:
         """The official ids of a dataset, in its order; `SPLITS` says of which."""
-        _check_choice("split", split, SPLITS)
+        check_choice("appworld split", split, SPLITS)
         file = self._data / "datasets" / f"{SPLITS[split]}.txt"
         if not file.is_file():
             raise Missing(f"appworld split: got {split!r}; allowed: one that {file} exists for.")
@@ -165,15 +158,15 @@ class _Episode:
     def __init__(self, options: AppWorld, server: OwnServer | PoolServer, task_id: str):
         self._options, self._server, self._task_id = options, server, task_id
         self._calls = self._outputs_cut = 0
-        self._earned = 0.0
-        self._degenerate = self._done = False
+        self._done = False
+        self._reward = EpisodeReward(options.reward)
         self._evaluate()
 
     def step(self, text: str) -> StepResult:
         if self._done:
             raise ValueError("appworld: the episode is done; reset() must come before step().")
         self._calls += 1
-        self._degenerate = self._degenerate or is_degenerate(text)
+        self._reward.read(text)
         code, answer = _read(text)
         completed = False
         if code is not None:
@@ -191,17 +184,12 @@ class _Episode:
             "bad_call": code is None,
             "out_of_calls": out_of_calls,
         }
-        return StepResult(({"role": "user", "content": answer},), self._earn(), self._done, info)
+        observation = ({"role": "user", "content": answer},)
+        return StepResult(observation, self._reward.pay(self.score), self._done, info)
 
     @property
     def score(self) -> float:
         return self._passed / self._requirements
-
-    def _earn(self) -> float:
-        """What this step adds to the episode's reward; the sum is right wherever it is cut off."""
-        total = REWARDS[self._options.reward](self.score, self._degenerate)
-        added, self._earned = total - self._earned, total
-        return added
 
     def _evaluate(self) -> None:
         verdict = self._call("evaluate", suppress_errors=True)
@@ -241,11 +229,6 @@ def _check_data(home: Path, root: Path) -> None:
             f"appworld root: got {root}, which has no data/tasks; allowed: a folder filled by "
             f"`{home}/.venv/bin/appworld download data --root {root}` (needs the internet)."
         )
-
-
-def _check_choice(option: str, value: str, allowed: Mapping[str, Any]) -> None:
-    if value not in allowed:
-        raise ValueError(f"appworld {option}: got {value!r}; allowed: {', '.join(allowed)}.")
 
 
 def _check_bound(option: str, value: float) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool
+from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool, check_choice
 from seeupo_jax.envs.bfcl.benchmark_files import (
     CATEGORIES,
     SPLITS,
@@ -18,9 +18,8 @@ from seeupo_jax.envs.bfcl.benchmark_files import (
     split_ids,
 )
 from seeupo_jax.envs.bfcl.formats import FORMATS, to_tool
-from seeupo_jax.envs.bfcl.rewards import REWARDS
 from seeupo_jax.envs.bfcl.simulated_apis import Task, Verdict, World
-from seeupo_jax.envs.degenerate import is_degenerate
+from seeupo_jax.envs.episode_rewards import REWARDS, EpisodeReward
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError
 
 CLOSING = "Done."  # how the oracle ends a user's turn
@@ -41,7 +40,7 @@ class Bfcl:
     reward: what an episode earns, one of `REWARDS`; each step gives what it adds.
       `official`: `score()`, so nothing before the end. `fraction`: the share of user turns passed.
       `shaped`: 1 + 0.5·share when all passed (1.5), 0.5·share otherwise; but −1 once a message
-      repeats itself or holds a control token (`degenerate.is_degenerate`), whatever follows.
+      repeats itself or holds a control token (`is_degenerate`), whatever follows.
     max_calls: messages of the policy in an episode; the last of them ends it.
     max_calls_per_user_turn: messages with calls in one user turn; one more ends the episode.
     max_observation_chars: longer answers of a tool are cut, for the policy only; None: never.
@@ -59,9 +58,9 @@ class Bfcl:
     compact: bool = True
 
     def __post_init__(self) -> None:
-        _check_choice("category", self.category, CATEGORIES)
-        _check_choice("format", self.format, FORMATS)
-        _check_choice("reward", self.reward, REWARDS)
+        check_choice("bfcl category", self.category, CATEGORIES)
+        check_choice("bfcl format", self.format, FORMATS)
+        check_choice("bfcl reward", self.reward, REWARDS)
         _check_bound("max_calls", self.max_calls)
         _check_bound("max_calls_per_user_turn", self.max_calls_per_user_turn)
         if self.max_observation_chars is not None:
@@ -70,8 +69,8 @@ class Bfcl:
         self._episode: _Episode | None = None
 
     def task_ids(self, split: str) -> Sequence[str]:
-        """The official ids of a hundred tasks; `bfcl_data.split_ids` says which."""
-        _check_choice("split", split, SPLITS)
+        """The official ids of a hundred tasks; `split_ids` says which."""
+        check_choice("bfcl split", split, SPLITS)
         return split_ids(self.category, split)
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
@@ -111,7 +110,7 @@ class Bfcl:
         Args:
           calls_per_message: `turn`, all calls of a user turn in one message, or `one` each.
         """
-        _check_choice("calls_per_message", calls_per_message, _CALLS_PER_MESSAGE)
+        check_choice("bfcl calls_per_message", calls_per_message, _CALLS_PER_MESSAGE)
         ids = self.task_ids(split)
         fitting = [task_id for task_id in ids if self._oracle_fits(task_id, calls_per_message)]
         return Demonstrations(self, fitting, calls_per_message, skipped=len(ids) - len(fitting))
@@ -167,22 +166,22 @@ class Demonstrations(Sequence[Demonstration]):
 
 
 class _Episode:
-    """One conversation: the world, the verdict so far, and what is left of the bounds."""
+    """One conversation: the world, the verdict so far, and the counts that the bounds limit."""
 
     def __init__(self, task: Task, options: Bfcl):
         self._task, self._options = task, options
         self._world, self._verdict = World(task), Verdict(task)
         self._responses: list[str] = []  # of this user turn's calls
         self._user_turns = self._calls = self._calls_in_user_turn = self._observations_cut = 0
-        self._done = self._degenerate = False
-        self._rewarded = 0.0  # so far
+        self._done = False
+        self._reward = EpisodeReward(options.reward)
 
     def step(self, text: str) -> StepResult:
         if self._done:
             raise ValueError("bfcl: the episode is done; reset() must come before step().")
         self._calls += 1
         self._calls_in_user_turn += 1
-        self._degenerate = self._degenerate or is_degenerate(text)
+        self._reward.read(text)
         try:
             calls, bad_call = FORMATS[self._options.format].parse(text), False
         except ToolCallError as error:
@@ -196,19 +195,14 @@ class _Episode:
             "user_turns_passed": self._verdict.turns_passed,
             "user_turns_of_task": len(self._task.questions),
             "observations_cut": self._observations_cut,
-            "degenerate": self._degenerate,
+            "degenerate": self._reward.degenerate,
             "bad_call": bad_call,
             "out_of_calls": self._done and not ended,
         }
-        return StepResult(observation, self._new_reward(), self._done, info)
+        return StepResult(observation, self._reward.pay(self._verdict.share), self._done, info)
 
     def score(self) -> float:
         return float(self._verdict.valid)
-
-    def _new_reward(self) -> float:
-        before, reward = self._rewarded, REWARDS[self._options.reward]
-        self._rewarded = reward(self._verdict, self._degenerate)
-        return self._rewarded - before
 
     def _run(self, calls: Sequence[ToolCall]) -> tuple[Message, ...]:
         responses = [self._world.call(call) for call in calls]
@@ -253,11 +247,6 @@ _CALLS_PER_MESSAGE: dict[str, Callable[[Sequence[Any]], Sequence[Sequence[Any]]]
     "turn": lambda calls: [calls] if calls else [],
     "one": lambda calls: [[call] for call in calls],
 }
-
-
-def _check_choice(option: str, value: str, allowed: Iterable[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"bfcl {option}: got {value!r}; allowed: {', '.join(allowed)}.")
 
 
 def _check_bound(option: str, value: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool
+from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool, check_choice
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.desk import OUTCOMES, TOOLS, Case, find_task, opening
 
@@ -21,9 +21,7 @@ class OrderDesk:
         self._case: Case | None = None
 
     def task_ids(self, split: str) -> Sequence[str]:
-        if split not in world.SPLITS:
-            allowed = ", ".join(world.SPLITS)
-            raise ValueError(f"order_desk split: got {split!r}; allowed: {allowed}.")
+        check_choice("order_desk split", split, world.SPLITS)
         return [f"{split}/{index}" for index in range(world.SPLITS[split])]
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:

@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from seeupo_jax.envs.base import check_choice
+
 FIRST_NAMES = tuple(
     "Ada Amir Anna Ben Chen Clara Dana Diego Elif Emma Finn Grace Hana Hugo Ines Ivan"
     " Jana Jonas Kofi Lea Liam Luca Maya Mila Noah Nora Omar Pia Rosa Sara Tom Zoe".split()
@@ -152,8 +154,7 @@ def make_task(split: str, index: int) -> Task:
     Raises:
       ValueError: unknown split or index out of range.
     """
-    if split not in SPLITS:
-        raise ValueError(f"order_desk split: got {split!r}; allowed: {', '.join(SPLITS)}.")
+    check_choice("order_desk split", split, SPLITS)
     if not 0 <= index < SPLITS[split]:
         raise ValueError(
             f"order_desk {split} task: got {index}; allowed: 0 to {SPLITS[split] - 1}."

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from seeupo_jax.configuration.user_code import text_of
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment, StepResult, TransientError
 from seeupo_jax.envs.transport import wire
@@ -60,10 +61,10 @@ def answer(
             raise OverflowError(f"an answer of {len(data)} bytes; {wire.MAX_ANSWER_BYTES} allowed")
         return data, True
     except TransientError as error:
-        return json.dumps({"transient": gate.text_of(error)}).encode(), False
+        return json.dumps({"transient": text_of(error)}).encode(), False
     except BaseException as error:  # even SystemExit ends this episode and no other
         on_error()
-        told = {"type": type(error).__name__, "text": gate.text_of(error)}
+        told = {"type": type(error).__name__, "text": text_of(error)}
         return json.dumps({"error": told}).encode(), True
 
 

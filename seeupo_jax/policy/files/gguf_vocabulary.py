@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from seeupo_jax.configuration.fields import describe, shown
+from seeupo_jax.configuration.user_code import describe, shown
 
 # Kinds of tokens in `tokenizer.ggml.token_type`.
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5

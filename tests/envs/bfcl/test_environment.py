@@ -346,7 +346,7 @@ def test_whole_words_are_names_that_no_sentence_holds():
         (lambda: Bfcl(format="json"), "format: got 'json'; allowed: hermes, python."),
         (
             lambda: Bfcl(reward="dense"),
-            "reward: got 'dense'; allowed: official, shaped, fraction.",
+            "reward: got 'dense'; allowed: official, fraction, shaped.",
         ),
         (lambda: Bfcl(max_calls=0), "max_calls: got 0"),
         (lambda: Bfcl(max_calls=None), "max_calls: got None"),

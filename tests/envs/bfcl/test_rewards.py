@@ -3,7 +3,7 @@
 import pytest
 
 from seeupo_jax.envs.bfcl.environment import CLOSING, Bfcl
-from seeupo_jax.envs.bfcl.rewards import REWARDS
+from seeupo_jax.envs.episode_rewards import REWARDS
 
 TASK = "multi_turn_base_0"  # four user turns, each with a solution
 LOOP = "and again " * 60

@@ -5,7 +5,7 @@ import string
 
 import pytest
 
-from seeupo_jax.envs.degenerate import (
+from seeupo_jax.envs.episode_rewards import (
     MAX_CHARS,
     MAX_PIECE,
     MIN_REPEATED,

@@ -1,0 +1,77 @@
+"""A user's `module:attribute`, and values and errors of a user's code in one sentence."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+
+def text_of(value: Any) -> str:
+    """A value's text, encodable in UTF-8, whatever its class does."""
+    try:
+        return escaped(str(value))
+    except BaseException:  # of a user's class
+        return f"a {type(value).__name__} whose text cannot be read"
+
+
+def shown(value: Any, most: int = 200) -> str:
+    """A value in an error: at most so many characters of its `repr`."""
+    try:
+        text = escaped(repr(value))
+    except BaseException:  # of a user's class; more digits than Python writes
+        return "a value that cannot be shown"
+    return shortened(text, most)
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """At most so many characters of a text."""
+    return text if len(text) <= most else f"{text[:most]} ..."
+
+
+def escaped(text: str) -> str:
+    """A text with surrogates, which UTF-8 cannot encode, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def describe(error: BaseException) -> str:
+    """An error's class and text in one line, without a full stop."""
+    text = textwrap.shorten(text_of(error), 300, placeholder=" ...")
+    return f"{type(error).__name__}: {text}".removesuffix(": ").rstrip(".")
+
+
+def import_attribute(name: str, field: str, kind: str, fits: Callable[[Any], bool]) -> Any:
+    """What a user's `module:attribute` stands for.
+
+    Args:
+      field: the configuration field that names it, for errors.
+      kind: what it has to be, in a word; `fits` checks it.
+
+    Raises:
+      ValueError: there is no such module or attribute, or the module fails; one sentence.
+    """
+    module_name, _, attribute = name.partition(":")
+    # `python -m` puts the working directory on the path, an installed command does not.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # this runs the module
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            raise ValueError(
+                f"{field}: got {name!r}, but there is no module {missing!r}; allowed: an installed"
+                " one, or one in the working directory."
+            ) from None
+        raise ValueError(f"{field}: {name!r} cannot be imported: {describe(error)}.") from error
+    value = getattr(module, attribute, None)
+    if not fits(value):
+        those = [key for key, value in vars(module).items() if key[:1] != "_" and fits(value)]
+        raise ValueError(
+            f"{field}: got {name!r}, but {module_name} has no {kind} {attribute!r}; it has"
+            f" {', '.join(those) if those else 'none'}."
+        )
+    return value
