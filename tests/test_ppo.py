@@ -4,6 +4,7 @@ import io
 
 import jax
 import numpy as np
+from metric_names import checked
 from places import TINY
 
 from seeupo_jax.configuration.loading import load_config
@@ -46,7 +47,7 @@ def test_order_desk_is_trained_with_a_value_function(tmp_path, monkeypatch):
         run, state = begin_run(config, tmp_path, progress, StopRequest(), policy, params)
         with run:
             assert iterate(run, state)
-    first, second = (line for line in read_metrics(tmp_path) if "sweep/loss" in line)
+    first, second = (line for line in checked(read_metrics(tmp_path)) if "sweep/loss" in line)
     values = np.array([[line[f"sweep/{name}"] for name in NAMES] for line in (first, second)])
     assert np.isfinite(values).all() and first["sweep/critic_grad_norm"] > 0
     # Every value is 0 at first.

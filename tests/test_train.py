@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from metric_names import checked
 from places import TINY
 from process_cases import environment
 
@@ -53,7 +54,7 @@ def run(workdir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
 
 
 def iterations(workdir: Path) -> list[dict]:
-    return [line for line in read_metrics(workdir) if "rollout/success_rate" in line]
+    return [line for line in checked(read_metrics(workdir)) if "rollout/success_rate" in line]
 
 
 def checksums(workdir: Path) -> list[tuple[int, str]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from seeupo_jax.display.terminal import format_count, format_duration
+from seeupo_jax.metric_table import DISPLAY
 from seeupo_jax.rollout.watch import Activity
 
 SUCCESS = "rollout/success_rate"
@@ -18,24 +19,6 @@ GAP = "  "
 
 def _rate(value: float) -> str:
     return f"{format_count(value)} tok/s"
-
-
-# Label, metric and its format, in the order shown.
-_OUTCOME = (
-    ("success", SUCCESS, "{:.2f}".format),
-    ("reward", "rollout/reward_mean", "{:.2f}".format),
-    ("turns", "rollout/turns_mean", "{:.1f}".format),
-)
-_SPEED = (
-    ("rollout", "rollout/tokens_per_second", _rate),
-    ("sweep", "sweep/tokens_per_second", _rate),
-)
-_UPDATE = (("kl", "sweep/kl", "{:.2g}".format),)
-_TROUBLE = (  # of environments; shown where there was any
-    ("retries", "rollout/retries", "{:.0f}".format),
-    ("failed", "rollout/failed", "{:.0f}".format),
-    ("groups dropped", "rollout/groups_dropped", "{:.0f}".format),
-)
 
 
 @dataclass(frozen=True)
@@ -89,8 +72,8 @@ def rows(state: State, moment: Moment, *, unicode: bool = True) -> list[Row]:
             [f"{state.successes[-1]:.2f}"] if state.successes else [],
             trend=sparkline(state.successes, unicode=unicode),
         ),
-        Row("policy", _pairs(_shown(state.metrics, _OUTCOME[1:] + _UPDATE))),
-        Row("speed", _pairs(_shown(state.metrics, _SPEED))),
+        Row("policy", _pairs(_shown(state.metrics, "outcome", "update"))),
+        Row("speed", _pairs(_shown(state.metrics, "speed"))),
         Row("tested", [state.evaluation] if state.evaluation else []),
         Row("trouble", _pairs(_troubles(state.metrics))),
     ]
@@ -105,7 +88,8 @@ def rows(state: State, moment: Moment, *, unicode: bool = True) -> list[Row]:
 
 def iteration_line(state: State) -> str:
     """What a log says of the last iteration."""
-    shown = _shown(state.metrics, _OUTCOME + _SPEED + _UPDATE) + _troubles(state.metrics)
+    parts = "success", "outcome", "speed", "update"
+    shown = _shown(state.metrics, *parts) + _troubles(state.metrics)
     count = f"iteration {state.done}/{state.total}"
     return join(count, *_pairs(shown), *time_parts(state)[::-1])
 
@@ -201,13 +185,19 @@ def _slowest(seen: Activity | None) -> list[str]:
     return [f"{format_duration(seconds)} in {task_id}"]
 
 
-def _shown(metrics: Mapping[str, Any], fields: tuple) -> list[tuple[str, str]]:
-    numbers = [(label, number(metrics.get(name)), form) for label, name, form in fields]
-    return [(label, form(value)) for label, value, form in numbers if not math.isnan(value)]
+def _shown(metrics: Mapping[str, Any], *parts: str) -> list[tuple[str, str]]:
+    """Labels and values of these parts of `DISPLAY`."""
+    fields = [(name, *look) for part in parts for name, look in DISPLAY[part].items()]
+    numbers = [(label, number(metrics.get(name)), form) for name, label, form in fields]
+    return [
+        (label, _rate(value) if form == "tok/s" else format(value, form))
+        for label, value, form in numbers
+        if not math.isnan(value)
+    ]
 
 
 def _troubles(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(label, text) for label, text in _shown(metrics, _TROUBLE) if text != "0"]
+    return [(label, text) for label, text in _shown(metrics, "trouble") if text != "0"]
 
 
 def _pairs(shown: Sequence[tuple[str, str]]) -> list[str]:

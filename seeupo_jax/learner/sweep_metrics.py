@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.sweep_state import Step, SweepState
+from seeupo_jax.metric_table import OF_TURNS, STEPS
 from seeupo_jax.types import TrajectoryStats
 
 
@@ -102,10 +103,10 @@ def _of_turns(
             metrics[f"sweep/weight_max/turn={turn + 1}"] = float(largest.max())
         pairs = zip(current.steps, totals, strict=True)
         steps = [total for step, total in pairs if step.turns == (turn,)]
-        if actions := sum(step["actions"] for step in steps):
-            for name, total in {"clip_fraction": "clipped", "kl": "kl"}.items():
-                share = sum(step[total] for step in steps) / actions
-                metrics[f"sweep/{name}/turn={turn + 1}"] = share
+        if any(step["actions"] for step in steps):
+            for metric in OF_TURNS:
+                share = REDUCTIONS[metric.over](steps, metric.counted)
+                metrics[f"{metric.name}/turn={turn + 1}"] = share
     return metrics
 
 
@@ -122,32 +123,31 @@ def _actions(current: SweepState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _summary(
     current: SweepState, totals: Sequence[Mapping[str, float]], turns: int
 ) -> dict[str, float]:
-    """Means over actions and steps."""
-    actions = sum(step["actions"] for step in totals)
-
-    def mean(name: str) -> float:
-        return sum(step[name] for step in totals) / actions
-
-    weights = {"sweep/tis_weight_mean": "tis_weight", "sweep/tis_truncated": "tis_truncated"}
-    critic, work = {}, current.work
-    if "value" in current.per_token:
-        critic = {
-            "sweep/value_loss": mean("value_loss"),
-            "sweep/value_clip_fraction": mean("value_clipped"),
-            "sweep/critic_grad_norm": float(np.mean([s["critic_grad_norm"] for s in totals])),
-        }
-    return critic | {
+    """Of all steps together."""
+    work = current.work
+    return {
         "sweep/turns": turns,
         "sweep/steps": len(totals),
-        "sweep/loss": float(np.mean([step["loss"] for step in totals])),
-        "sweep/clip_fraction": mean("clipped"),
-        "sweep/kl": mean("kl"),
-        "sweep/weight_max": max(step["weight_max"] for step in totals),
-        "sweep/grad_norm": float(np.mean([step["grad_norm"] for step in totals])),
-        "sweep/updates_skipped": sum(step["update_skipped"] for step in totals),
+        **{
+            metric.name: REDUCTIONS[metric.over](totals, metric.counted)
+            for metric in STEPS
+            if metric.counted in totals[0]
+        },
         "sweep/updates": sum(0 < step["grad_norm"] < np.inf for step in totals),
         "sweep/tokens": work.tokens,
         "sweep/shared_fraction": 1 - work.computed / work.tokens,
         "sweep/padding_fraction": 1 - work.computed / work.padded,
-        **{key: mean(name) for key, name in weights.items() if "start_logp" in current.per_token},
     }
+
+
+def _over_actions(steps: Sequence[Mapping[str, float]], name: str) -> float:
+    return sum(step[name] for step in steps) / sum(step["actions"] for step in steps)
+
+
+# As `metric_table` calls them.
+REDUCTIONS: dict[str, Callable[[Sequence[Mapping[str, float]], str], float]] = {
+    "sum / actions": _over_actions,
+    "mean of steps": lambda steps, name: float(np.mean([step[name] for step in steps])),
+    "sum": lambda steps, name: sum(step[name] for step in steps),
+    "max": lambda steps, name: max(step[name] for step in steps),
+}

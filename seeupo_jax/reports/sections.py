@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from seeupo_jax.display.terminal import format_duration
+from seeupo_jax.metric_table import CHARTS, METRICS
 from seeupo_jax.metrics.phases import PHASES, split_time
 from seeupo_jax.reports.blocks import Point
 from seeupo_jax.reports.charts import Chart, heat_map, line_chart, share_chart, stack_chart
@@ -93,12 +94,6 @@ def of_run(title: str, run: Recorded, runs: Sequence[Recorded]) -> str:
 
 def turns_section(runs: Sequence[Recorded]) -> Section:
     """What the sweep did turn by turn."""
-    maps = {
-        "Mean weight M": ("weight_mean", "mean of M"),
-        "Largest weight |M|": ("weight_max", "largest |M|"),
-        "Clip fraction": ("clip_fraction", "share clipped"),
-        "KL to the reference": ("kl", "nats per token"),
-    }
     return section(
         "turns",
         "The sweep, turn by turn",
@@ -106,10 +101,14 @@ def turns_section(runs: Sequence[Recorded]) -> Section:
         " clipped, and its distance from the reference; lighter is more.",
         {
             title: [
-                heat_map(of_run(title, run, runs), _cells(run, f"sweep/{name}/turn="), value=value)
+                heat_map(
+                    of_run(title, run, runs),
+                    _cells(run, name.removesuffix("T")),
+                    value=METRICS[name].unit,
+                )
                 for run in runs
             ]
-            for title, (name, value) in maps.items()
+            for name, title in CHARTS["turns"].items()
         },
     )
 
@@ -163,25 +162,13 @@ def _stops(run: Recorded) -> Iterable[tuple[int, str, float]]:
 
 
 def optimization_section(runs: Sequence[Recorded]) -> Section:
-    wanted = {
-        "Loss": ("sweep/loss", "negative objective"),
-        "Gradient norm": ("sweep/grad_norm", "norm before clipping"),
-        "Clip fraction, all turns": ("sweep/clip_fraction", "share clipped"),
-        "KL to the reference, all turns": ("sweep/kl", "nats per token"),
-        "Entropy of the policy": ("rollout/entropy", "nats per token"),
-        "Sampler–trainer gap of log-probabilities": (
-            "logp/sampler_trainer_gap",
-            "largest difference",
-        ),
-        "Zero-advantage groups": ("rollout/no_signal_fraction", "share of groups"),
-    }
     return section(
         "optimization",
         "Optimization",
         "Means over the steps of a sweep; what each number is: docs/metrics.md.",
         {
-            title: overlay(title, runs, {title: metric(name)}, y=y)
-            for title, (name, y) in wanted.items()
+            title: overlay(title, runs, {title: metric(name)}, y=METRICS[name].unit)
+            for name, title in CHARTS["optimization"].items()
         },
     )
 

@@ -8,8 +8,10 @@ import numpy as np
 import numpy_model as model
 import numpy_twin as twin
 import pytest
+from metric_names import undeclared
 
 from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.metric_table import STEPS
 from seeupo_jax.types import CONTEXT, learnable
 
 REVERSE = [(3,), (2,), (1,), (0,)]
@@ -28,13 +30,16 @@ def learner(**choices):
 
 
 def run(made, trajectories=None):
-    state, metrics, learned, _ = sweep(
+    state, metrics, learned, steps = sweep(
         made,
         cases.new_state(made.optimizer),
         reference(),
         cases.ragged() if trajectories is None else trajectories,
         iteration=3,
     )
+    counted = {metric.counted for metric in STEPS}
+    assert not undeclared(metrics)
+    assert all(step.metrics.keys() <= counted | {"actions"} for step in steps)
     return cases.host(state), metrics, learned
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import run_cases as cases
 from etils import epath
+from metric_names import checked
 from places import TINY
 from run_environment import Settled
 
@@ -176,7 +177,7 @@ def test_a_checkpoint_is_scored_on_validation_tasks_where_there_are_some(
         for iteration in (1, 2):  # after the first none is saved
             state = run.evaluate(state._replace(done=iteration))
         run.save(state)
-    first, second = read_metrics(folder)
+    first, second = checked(read_metrics(folder))
     assert "eval_validation/avg@2" not in first and "eval/selected_on" not in first
     assert second["eval/selected_on"] == (name == "Echo")
     score = second[f"{split}/avg@2"]

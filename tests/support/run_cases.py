@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flax import nnx
+from metric_names import checked
 from places import TINY
 from process_cases import environment, free_port
 
@@ -88,7 +89,7 @@ def finish(each: Sequence[subprocess.Popen[str]], code: int = 0) -> list[str]:
 
 
 def iterations(workdir: Path) -> list[dict]:
-    return [line for line in read_metrics(workdir) if "rollout/success_rate" in line]
+    return [line for line in checked(read_metrics(workdir)) if "rollout/success_rate" in line]
 
 
 def checksums(workdir: Path) -> list[tuple[int, str]]:

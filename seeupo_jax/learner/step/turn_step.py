@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ from seeupo_jax.learner.step.loss import turn_loss
 from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.learner.step.refresh import refreshed
 from seeupo_jax.learner.step.rows import microbatch, of_spans, row_hidden, row_logp
+from seeupo_jax.metric_table import MAXIMA
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.network import Network
 from seeupo_jax.types import TrainState, TurnBatch
@@ -175,5 +175,6 @@ def _trained(state: TrainState) -> tuple[Any, Any]:
 
 
 def _accumulate(total: dict[str, jax.Array], new: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    combine: dict[str, Callable[..., jax.Array]] = {"weight_max": jnp.maximum}
-    return {name: combine.get(name, jnp.add)(total[name], new[name]) for name in total}
+    return {
+        name: (jnp.maximum if name in MAXIMA else jnp.add)(total[name], new[name]) for name in total
+    }

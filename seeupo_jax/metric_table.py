@@ -1,0 +1,177 @@
+"""Every metric of `WORKDIR/metrics.jsonl`: its unit, its reduction, and where it is shown.
+
+The learner reduces, the display shows and the report charts a metric as it is declared here;
+docs/metrics.md has a row for each, which says what it means. Capitals stand for something: `turn=T`
+a turn counted from 1, `turns=N` a number of turns, `LABEL=VALUE` a label of the task, `STOP` a stop
+reason, `TEXT` a text, `@K` episodes per task. Other splits have `eval_SPLIT/` for `eval/`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+    """One number of an iteration or of an evaluation.
+
+    unit: as the axis of a chart has it.
+    over: the reduction. Of what a sweep's steps count one of `sum / actions`, `mean of steps`,
+      `sum` and `max`: microbatches and devices are summed, for `max` their maximum is taken.
+    counted: what each step counts for it; empty: it is not reduced from steps.
+    """
+
+    name: str
+    unit: str
+    over: str
+    counted: str = ""
+
+
+# Reduced from the totals of a sweep's steps; those that are declared as `NAME/turn=T` too also over
+# the steps on that turn alone.
+STEPS = (
+    Metric("sweep/loss", "negative objective", "mean of steps", "loss"),
+    Metric("sweep/grad_norm", "norm before clipping", "mean of steps", "grad_norm"),
+    Metric("sweep/clip_fraction", "share clipped", "sum / actions", "clipped"),
+    Metric("sweep/kl", "nats per token", "sum / actions", "kl"),
+    Metric("sweep/weight_max", "largest |M|", "max", "weight_max"),
+    Metric("sweep/updates_skipped", "steps", "sum", "update_skipped"),
+    Metric("sweep/tis_weight_mean", "importance weight", "sum / actions", "tis_weight"),
+    Metric("sweep/tis_truncated", "share of actions", "sum / actions", "tis_truncated"),
+    Metric("sweep/value_loss", "squared reward", "sum / actions", "value_loss"),
+    Metric("sweep/value_clip_fraction", "share of tokens", "sum / actions", "value_clipped"),
+    Metric("sweep/critic_grad_norm", "norm before clipping", "mean of steps", "critic_grad_norm"),
+)
+SWEEP = (
+    Metric("sweep/turns", "turns", "count"),
+    Metric("sweep/steps", "steps", "count"),
+    Metric("sweep/updates", "steps", "count"),
+    Metric("sweep/weight_mean/turn=T", "mean of M", "mean of trajectories"),
+    Metric("sweep/weight_max/turn=T", "largest |M|", "max of trajectories"),
+    Metric("sweep/clip_fraction/turn=T", "share clipped", "sum / actions"),
+    Metric("sweep/kl/turn=T", "nats per token", "sum / actions"),
+    Metric("sweep/learning_rate", "learning rate", "last step"),
+    Metric("sweep/explained_variance", "share of variance", "action tokens"),
+    Metric("sweep/forced_fraction", "share of sampled tokens", "sum / sum"),
+    Metric("sweep/tokens", "tokens", "sum of steps"),
+    Metric("sweep/tokens_per_second", "tokens/s", "sum / time"),
+    Metric("sweep/shared_fraction", "share of tokens", "sum / sum"),
+    Metric("sweep/padding_fraction", "share of tokens", "sum / sum"),
+    Metric("sweep/programs_compiled", "programs", "count"),
+    Metric("logp/sampler_trainer_gap", "largest difference", "max of action tokens"),
+    Metric("logp/sampler_trainer_gap_mean", "nats", "mean of action tokens"),
+)
+# Of the trajectories of all rounds, without those whose environment failed where it says mean.
+ROLLOUT = (
+    Metric("rollout/success_rate", "success rate", "mean of trajectories"),
+    Metric("rollout/success_rate/turns=N", "success rate", "mean of trajectories"),
+    Metric("rollout/success_rate/LABEL=VALUE", "success rate", "mean of trajectories"),
+    Metric("rollout/trajectories/turns=N", "trajectories", "count"),
+    Metric("rollout/reward_mean", "mean reward", "mean of trajectories"),
+    Metric("rollout/turns_mean", "mean of turns", "mean of trajectories"),
+    Metric("rollout/segments_mean", "segments", "mean of trajectories"),
+    Metric("rollout/entropy", "nats per token", "mean of action tokens"),
+    Metric("rollout/stop_STOP", "trajectories", "count"),
+    Metric("rollout/failed", "trajectories", "count"),
+    Metric("rollout/failed/cause=TEXT", "trajectories", "count"),
+    Metric("rollout/timeouts", "trajectories", "count"),
+    Metric("rollout/timeouts_counted", "trajectories", "count"),
+    Metric("rollout/retries", "calls", "sum of trajectories"),
+    Metric("rollout/groups_dropped", "groups", "count"),
+    Metric("rollout/no_signal_fraction", "share of groups", "mean of groups"),
+    Metric("rollout/repeated_tasks", "groups", "count"),
+    Metric("rollout/rounds", "rounds", "count"),
+    Metric("rollout/policy_lag", "sweeps", "max of trajectories"),
+)
+# Counts of the engine are summed over its shards, rounds and processes.
+TOKENS = (
+    Metric("rollout/action_tokens", "tokens", "sum of trajectories"),
+    Metric("rollout/context_tokens", "tokens", "sum of trajectories"),
+    Metric("rollout/action_tokens_mean", "tokens per trajectory", "mean of trajectories"),
+    Metric("rollout/action_tokens_p90", "tokens per trajectory", "90th percentile"),
+    Metric("rollout/context_tokens_mean", "tokens per trajectory", "mean of trajectories"),
+    Metric("rollout/context_tokens_p90", "tokens per trajectory", "90th percentile"),
+    Metric("rollout/tokens_per_second", "tokens/s", "sum / time"),
+    Metric("rollout/prefilled_tokens", "tokens", "sum"),
+    Metric("rollout/decoded_tokens", "tokens", "sum"),
+    Metric("rollout/prefill_positions", "positions", "sum"),
+    Metric("rollout/decode_positions", "positions", "sum"),
+    Metric("rollout/cached_tokens", "tokens", "sum"),
+    Metric("rollout/evicted_pages", "pages", "sum"),
+    Metric("rollout/memory_waits", "engine steps", "sum"),
+    Metric("rollout/reshard_bytes", "bytes", "sum"),
+    Metric("rollout/programs_compiled", "programs", "count"),
+)
+# Of process 0, unless it says otherwise.
+TIMES = (
+    Metric("time/rollout_s", "seconds", "wall time"),
+    Metric("time/sweep_s", "seconds", "wall time"),
+    Metric("time/environment_s", "seconds", "sum of rounds, max of processes"),
+    Metric("time/reset_s", "seconds", "sum of rounds, max of processes"),
+    Metric("time/prefill_s", "seconds", "sum of rounds"),
+    Metric("time/decode_s", "seconds", "sum of rounds"),
+    Metric("time/compile_s", "seconds", "sum of programs"),
+    Metric("time/checkpoint_s", "seconds", "wall time"),
+    Metric("time/evaluation_s", "seconds", "wall time"),
+)
+# All but the last three also for each `LABEL=VALUE`, behind the name.
+EVALUATION = (
+    Metric("eval/avg@K", "success rate", "mean of tasks"),
+    Metric("eval/avg@K_low", "success rate", "2.5th percentile"),
+    Metric("eval/avg@K_high", "success rate", "97.5th percentile"),
+    Metric("eval/pass@K", "success rate", "mean of tasks"),
+    Metric("eval/pass@K_low", "success rate", "2.5th percentile"),
+    Metric("eval/pass@K_high", "success rate", "97.5th percentile"),
+    Metric("eval/tasks", "tasks", "count"),
+    Metric("eval/failed", "episodes", "count"),
+    Metric("eval/timeouts", "episodes", "count"),
+    Metric("eval/selected_on", "0 or 1", "none"),
+    Metric("state/checksum", "SHA-256", "none"),
+)
+OTHER = (Metric("telemetry/shards_removed", "files", "count since the start"),)
+
+METRICS = {
+    metric.name: metric
+    for part in (ROLLOUT, TOKENS, STEPS, SWEEP, TIMES, EVALUATION, OTHER)
+    for metric in part
+}
+
+MAXIMA = {metric.counted for metric in STEPS if metric.over == "max"}
+# Of the steps on one turn too; `sweep/weight_max/turn=T` is of the trajectories' final weights.
+OF_TURNS = tuple(m for m in STEPS if f"{m.name}/turn=T" in METRICS and m.counted not in MAXIMA)
+
+# The report's charts of one metric each, by section: its title; the unit is the axis.
+CHARTS = {
+    "optimization": {
+        "sweep/loss": "Loss",
+        "sweep/grad_norm": "Gradient norm",
+        "sweep/clip_fraction": "Clip fraction, all turns",
+        "sweep/kl": "KL to the reference, all turns",
+        "rollout/entropy": "Entropy of the policy",
+        "logp/sampler_trainer_gap": "Sampler–trainer gap of log-probabilities",
+        "rollout/no_signal_fraction": "Zero-advantage groups",
+    },
+    "turns": {
+        "sweep/weight_mean/turn=T": "Mean weight M",
+        "sweep/weight_max/turn=T": "Largest weight |M|",
+        "sweep/clip_fraction/turn=T": "Clip fraction",
+        "sweep/kl/turn=T": "KL to the reference",
+    },
+}
+# What the display shows, by part: the label, and a format specification or `tok/s`.
+DISPLAY = {
+    "success": {"rollout/success_rate": ("success", ".2f")},
+    "outcome": {
+        "rollout/reward_mean": ("reward", ".2f"),
+        "rollout/turns_mean": ("turns", ".1f"),
+    },
+    "speed": {
+        "rollout/tokens_per_second": ("rollout", "tok/s"),
+        "sweep/tokens_per_second": ("sweep", "tok/s"),
+    },
+    "update": {"sweep/kl": ("kl", ".2g")},
+    "trouble": {  # of environments; shown where there was any
+        "rollout/retries": ("retries", ".0f"),
+        "rollout/failed": ("failed", ".0f"),
+        "rollout/groups_dropped": ("groups dropped", ".0f"),
+    },
+}
