@@ -6,7 +6,7 @@ WORKDIR ?= runs/quickstart
 # Of the tests: one more than there are cores, since many of them wait for processes.
 WORKERS ?= $(shell expr 1 + $$(nproc 2>/dev/null || echo 1))
 
-.PHONY: help setup quickstart bfcl test lint clean
+.PHONY: help setup test-tools test-models test-appworld test-libtpu quickstart bfcl test lint clean
 
 help:
 	@echo "make quickstart   train the bundled example policy and show its learning curve (about 5 minutes)"
@@ -20,17 +20,21 @@ $(VENV)/runtime: requirements.txt pyproject.toml
 	$(RUN) -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
+# What the tests need beside it; the parts fetch and unpack side by side.
 $(VENV)/development: $(VENV)/runtime third_party/bfcl/setup.sh third_party/models/setup.sh \
 		third_party/appworld/setup.sh third_party/libtpu/setup.sh
 	@echo "Adding what the tests need ..."
+	@$(MAKE) --no-print-directory --jobs=4 test-tools test-models test-appworld test-libtpu
+	@touch $@
+
+test-tools:
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --retries 1 \
 		--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[test]"
 	sh third_party/bfcl/setup.sh $(RUN)
-	sh third_party/models/setup.sh $(RUN)
-	sh third_party/appworld/setup.sh $(RUN)
-	sh third_party/libtpu/setup.sh $(RUN)
-	@touch $@
+
+test-models test-appworld test-libtpu: test-%:
+	sh third_party/$*/setup.sh $(RUN)
 
 setup: $(VENV)/development
 
@@ -44,7 +48,7 @@ bfcl: $(VENV)/development
 
 test: $(VENV)/development
 	@echo "Running every test ..."
-	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 
 lint: $(VENV)/development
 	$(RUN) -m ruff format --check .
