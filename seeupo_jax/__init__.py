@@ -2,5 +2,5 @@
 
 import os
 
-# Of transformers, tokenizers and configs are used: that it finds no PyTorch is nobody's concern.
+# Of transformers, tokenizers and configs are used: its advice on a missing PyTorch is not.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

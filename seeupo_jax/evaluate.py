@@ -90,9 +90,9 @@ def _settings(config: Config, split: str, k: int, same: Mapping[str, Any]) -> di
     """All that decides how an episode goes.
 
     Args:
-      same: of the policy; see `Player`.
+      same: of the policy; see `PolicySource`.
     """
-    ours = {
+    fields = {
         "env": ("name", "options"),
         "chat": ("system", "tools", "template", "template_kwargs"),
         "rollout": ("max_turns", "max_action_tokens", "max_context", "top_k", "top_p", "grammar"),
@@ -100,7 +100,7 @@ def _settings(config: Config, split: str, k: int, same: Mapping[str, Any]) -> di
     }
     values = {
         f"config.{part}.{name}": getattr(getattr(config, part), name)
-        for part, names in ours.items()
+        for part, names in fields.items()
         for name in names
     }
     temperature = config.evaluation.temperature
@@ -228,11 +228,11 @@ def main(arguments: Sequence[str]) -> None:
             check_writable(given.json.parent, "--json")
         if server is None:
             own = own_policy(config, workdir, untrained=given.untrained)
-            player = opened.enter_context(own)
+            source = opened.enter_context(own)
         else:
-            player = opened.enter_context(served_policy(config, workdir, server))
-        engine, tokenizer, params, iteration, about, _ = player
-        settings = _settings(config, split, k, player.same)
+            source = opened.enter_context(served_policy(config, workdir, server))
+        engine, tokenizer, params, iteration, about, _ = source
+        settings = _settings(config, split, k, source.same)
         path = workdir / "evaluation" / _file_name(settings)
         file = opened.enter_context(EpisodeFile(path, settings))
         pool = build.build_pool(config, engine.concurrency)

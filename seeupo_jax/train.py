@@ -131,10 +131,10 @@ def iterate(run: Run, state: RunState) -> bool:
             if run.due(iteration, config.evaluation.every):
                 state = run.evaluate(state)
             if run.due(iteration, config.checkpoint.every):
-                state = run.save(state)
+                state = run.checkpoints.save(state)
         run.finish(state)
     except (Stopped, NotLearning) as stopped:
-        run.save_stopped(state, stopped)
+        run.checkpoints.save_stopped(state, stopped)
         if isinstance(stopped, NotLearning):
             raise
         return False

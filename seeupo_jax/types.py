@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 CONTEXT = -1  # the value of `turn_L` at tokens that no turn sampled
-NOTHING = -1  # the value of `target_MRX` where nothing is predicted
+NO_TARGET = -1  # the value of `target_MRX` where nothing is predicted
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class TrajectoryStats:
-    """What a sweep found of one trajectory that it learned from.
+    """Statistics of one trajectory that a sweep learned from.
 
     advantage: the mean over its action tokens.
     weight_K: float32, of each of its turns the M that the turn's step weighed it by, advantage
@@ -117,9 +117,9 @@ def learnable(trajectories: Sequence[Trajectory], *, grouped: bool = True) -> np
       grouped: a reward counts only beside those of its group (`Algorithm.grouped`): then the last
         one left of its group is out too, since nothing is there to compare it with.
     """
-    left = Counter(t.group for t in trajectories if not t.failed)
+    members = Counter(t.group for t in trajectories if not t.failed)
     least = 2 if grouped else 1
-    return np.array([not t.failed and left[t.group] >= least for t in trajectories], bool)
+    return np.array([not t.failed and members[t.group] >= least for t in trajectories], bool)
 
 
 class TurnBatch(NamedTuple):
@@ -136,14 +136,14 @@ class TurnBatch(NamedTuple):
     segment_MRL: int32, rising along a row, a number a sequence, where trees are nothing but
       sequences; None where tokens are shared.
     parent_MRX: int32, index of the token that predicts; rising along a row, 0 beyond.
-    target_MRX: int32, the token that is predicted; `NOTHING` beyond.
+    target_MRX: int32, the token that is predicted; `NO_TARGET` beyond.
 
     slot_PA: int32, where in the flattened [M, R, X] each action token is predicted.
     mask_PA: float32, 1 at real action tokens.
     trajectory_P: int32 index into [N]; N (one past the end) marks no span.
     microbatches: int32 scalar, how many microbatches hold rows.
 
-    What is known of every action token, each None where the program does not read it:
+    Fields of every action token, each None where the program does not read it:
     old_logp_PA, ref_logp_PA: float32, log-probabilities under the old and the reference policy.
     advantage_PA: float32.
     logp_PA: float32, log-probabilities under the parameters that the step begins from, with actions

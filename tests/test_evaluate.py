@@ -125,8 +125,8 @@ def test_a_workdir_without_a_checkpoint_is_refused_and_not_made(tmp_path, capsys
 
 
 def test_a_server_has_its_own_policy(folder, capsys):
-    told = refusal(folder, capsys, "--server=http://nobody.invalid:1", "--untrained")
-    assert told.startswith("error: --untrained: got True; allowed: without --server")
+    logged = refusal(folder, capsys, "--server=http://nobody.invalid:1", "--untrained")
+    assert logged.startswith("error: --untrained: got True; allowed: without --server")
 
 
 @pytest.mark.parametrize("owner, path", [("vllm", "/v1/completions"), ("sglang", "/generate")])
@@ -220,18 +220,18 @@ def test_so_many_conversations_are_open_as_the_config_says(folder, serve, concur
 
 def test_a_server_of_several_models_is_asked_for_the_one_that_is_named(folder, serve, capsys):
     with serve(others=("other",)) as server:
-        told = refusal(folder, capsys, f"--server={server.url}")
+        logged = refusal(folder, capsys, f"--server={server.url}")
         named = (f"--server={server.url}", f"--server_model={cases.MODEL}")
         assert play(folder, *SHORT, *named)["model"] == cases.MODEL
-    assert told.startswith("error: model: got ") and told.endswith(
+    assert logged.startswith("error: model: got ") and logged.endswith(
         f"; allowed at {server.url}: {cases.MODEL}, other.\n"
     )
 
 
 def test_the_api_key_is_the_environments(folder, serve, capsys, monkeypatch):
     with serve(key="secret") as server:
-        told = refusal(folder, capsys, f"--server={server.url}")
-        assert told.startswith(f"error: {server.url}: /v1/models answered 401: no such key")
+        logged = refusal(folder, capsys, f"--server={server.url}")
+        assert logged.startswith(f"error: {server.url}: /v1/models answered 401: no such key")
         monkeypatch.setenv("OPENAI_API_KEY", "secret")
         assert play(folder, *SHORT, f"--server={server.url}/v1")["model"] == cases.MODEL
 
@@ -266,8 +266,8 @@ def test_what_is_open_is_closed_after_an_error_too(folder, serve, capsys, monkey
         play(folder, *SHORT, f"--server={server.url}")
         assert closed == [EnvPool, OpenAIServer]
         server.script.extend([cases.right, cases.status(400, "too long")])
-        told = refusal(folder, capsys, f"--server={server.url}")
-    assert told == f"error: {server.url}: /v1/completions answered 400: too long\n"
+        logged = refusal(folder, capsys, f"--server={server.url}")
+    assert logged == f"error: {server.url}: /v1/completions answered 400: too long\n"
     assert closed == [EnvPool, OpenAIServer] * 2
 
 
@@ -285,31 +285,33 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("more, told", REFUSED)
-def test_a_wrong_setting_is_a_sentence(folder, serve, capsys, more, told):
+@pytest.mark.parametrize("more, logged", REFUSED)
+def test_a_wrong_setting_is_a_sentence(folder, serve, capsys, more, logged):
     with serve() as server:
-        assert refusal(folder, capsys, f"--server={server.url}", *more).startswith(f"error: {told}")
+        assert refusal(folder, capsys, f"--server={server.url}", *more).startswith(
+            f"error: {logged}"
+        )
 
 
 def test_a_server_that_is_not_there_is_a_sentence(folder, capsys):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    told = refusal(folder, capsys, f"--server={url}", "--config.env.retries=0")
-    assert told.startswith(f"error: {url}: /v1/models: ")
-    assert told.endswith("refused; allowed: a server that answers.\n")
+    logged = refusal(folder, capsys, f"--server={url}", "--config.env.retries=0")
+    assert logged.startswith(f"error: {url}: /v1/models: ")
+    assert logged.endswith("refused; allowed: a server that answers.\n")
 
 
 def test_what_is_said_of_a_server_needs_one(folder, capsys):
-    told = refusal(folder, capsys, f"--server_model={cases.MODEL}")
-    assert told == "error: --server_model: got a value; allowed: none without --server.\n"
+    logged = refusal(folder, capsys, f"--server_model={cases.MODEL}")
+    assert logged == "error: --server_model: got a value; allowed: none without --server.\n"
 
 
 def test_a_folder_without_the_served_models_tokenizer_is_told(folder, serve, capsys, tmp_path):
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with serve() as server:
         other = f"--config.model.path={tmp_path}"
-        told = refusal(folder, capsys, f"--server={server.url}", other)
-    assert told == f"error: {tmp_path}: got no tokenizer; allowed: that of the model served.\n"
+        logged = refusal(folder, capsys, f"--server={server.url}", other)
+    assert logged == f"error: {tmp_path}: got no tokenizer; allowed: that of the model served.\n"
 
 
 CHANCE = ("--config.rollout.top_k=none", "--k=3")  # 24 episodes
@@ -445,8 +447,8 @@ def test_different_settings_have_different_files_or_are_refused(folder, tmp_path
     capsys.readouterr()
     with pytest.raises(SystemExit):
         play(folder, "--config.rollout.max_turns=2", workdir=tmp_path)
-    told = capsys.readouterr().err
-    assert told.startswith("error: config.rollout.max_turns: got 2; allowed: 4, with which the")
+    logged = capsys.readouterr().err
+    assert logged.startswith("error: config.rollout.max_turns: got 2; allowed: 4, with which the")
 
 
 def test_another_policy_of_the_same_name_is_refused(folder, tmp_path, capsys):
@@ -458,8 +460,8 @@ def test_another_policy_of_the_same_name_is_refused(folder, tmp_path, capsys):
 
 def test_episodes_of_bfcl_are_exported_for_its_scorer(folder, serve, tmp_path, logits, capsys):
     out = tmp_path / "results"
-    told = refusal(folder, capsys, f"--bfcl_results={out}")
-    assert told == "error: --bfcl_results: got env 'order_desk'; allowed: config.env.name=bfcl.\n"
+    logged = refusal(folder, capsys, f"--bfcl_results={out}")
+    assert logged == "error: --bfcl_results: got env 'order_desk'; allowed: config.env.name=bfcl.\n"
     length = ("--config.rollout.max_context=60000", "--config.batching.buckets=()")
     choices = ("--config.env.name=bfcl", "--config.evaluation.tasks=2", *length, "--k=1")
     with serve(max_model_len=60_000) as server:

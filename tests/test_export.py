@@ -32,7 +32,7 @@ def a_run(workdir, notes=None, **fields):
         zero = jnp.int32(0)
         state = TrainState(params, optax.adam(1e-3).init(params), zero, zero)
         checkpoints.save(step, state, notes or {}, score)
-        saved[step] = made.whole(params)
+        saved[step] = made.merged(params)
     checkpoints.close()
     return config, saved
 
@@ -56,12 +56,12 @@ def test_the_folder_holds_the_policy_of_the_step(run, tmp_path, step, wanted):
 def test_it_is_said_where_the_best_was_chosen_on_the_reported_split(run, tmp_path, capsys):
     workdir, config, _ = run
     export_policy(config, workdir, "latest", tmp_path / "latest")
-    assert "chosen" not in capsys.readouterr().err
+    assert "selected" not in capsys.readouterr().err
     export_policy(config, workdir, "best", tmp_path / "best")
     assert "checkpoint 1 was selected on the split 'test'" in capsys.readouterr().err
     config, _ = a_run(tmp_path / "other", {"selected_on": "validation"})
     export_policy(config, tmp_path / "other", "best", tmp_path / "validated")
-    assert "chosen" not in capsys.readouterr().err
+    assert "selected" not in capsys.readouterr().err
 
 
 def test_only_parameters_are_read_and_they_are_cut_over_all_devices(run, tmp_path, monkeypatch):

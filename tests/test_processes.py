@@ -44,10 +44,10 @@ def test_two_processes_one_of_them_told_to_stop_are_one_to_the_last_bit(model):
     while not first.stdout.readline().startswith("compiled the sweep"):
         assert first.poll() is None
     second.send_signal(signal.SIGTERM)
-    told, _ = cases.finish([first, second])
-    assert "; rerun the command to resume" in told and "iteration 2/2" not in told
-    told, silent = cases.finish(cases.start(model, workdir, *CHOICES, processes=2))
-    assert "iteration 2/2" in told and "iteration" not in silent
+    logged, _ = cases.finish([first, second])
+    assert "; rerun the command to resume" in logged and "iteration 2/2" not in logged
+    logged, silent = cases.finish(cases.start(model, workdir, *CHOICES, processes=2))
+    assert "iteration 2/2" in logged and "iteration" not in silent
     assert cases.checksums(workdir) == cases.checksums(alone)
     lines, wanted = cases.read_metrics(workdir), cases.read_metrics(alone)
     assert list(map(without_times, lines)) == list(map(without_times, wanted))

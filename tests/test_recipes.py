@@ -89,9 +89,9 @@ def test_a_recipe_of_the_command_line_wins_over_the_file_and_a_field_over_the_re
 
     written = algorithm()
     assert (written.order, written.scale, written.turns_per_update) == ("forward", "batch", None)
-    chosen = algorithm("--config.recipe=dr_grpo", "--config.algorithm.ratio=product")
-    assert {**RECIPES["dr_grpo"], "ratio": "product"}.items() <= vars(chosen).items()
-    assert chosen.discount == 0.5  # of which the recipe says nothing
+    options = algorithm("--config.recipe=dr_grpo", "--config.algorithm.ratio=product")
+    assert {**RECIPES["dr_grpo"], "ratio": "product"}.items() <= vars(options).items()
+    assert options.discount == 0.5  # of which the recipe says nothing
 
     wrong = ["--config.recipe=reinforce_plus_plus", "--config.algorithm.scale=group"]
     command = [sys.executable, "-m", "seeupo_jax.train", f"--config={file}"]
@@ -103,5 +103,5 @@ def test_a_recipe_of_the_command_line_wins_over_the_file_and_a_field_over_the_re
     )
     assert done.returncode == 2
     # grae, which the file's recipe has, allows it; and the file's scale is not `group`.
-    told = "error: config.algorithm.scale: got 'group' with advantage=returns"
-    assert done.stderr.startswith(told), done.stderr
+    logged = "error: config.algorithm.scale: got 'group' with advantage=returns"
+    assert done.stderr.startswith(logged), done.stderr

@@ -39,8 +39,8 @@ def test_the_directory_of_checkpoints_is_absolute_and_a_bucket_stays_one(there):
     folder, _ = there
     for workdir in ("run", Path("run")):
         assert find_directory(schema.Checkpoint(), workdir) == str(folder / "run" / "checkpoints")
-        chosen = schema.Checkpoint(directory="saved")
-        assert find_directory(chosen, workdir) == str(folder / "saved")
+        options = schema.Checkpoint(directory="saved")
+        assert find_directory(options, workdir) == str(folder / "saved")
         bucket = schema.Checkpoint(directory="gs://bucket/path")
         assert find_directory(bucket, workdir) == "gs://bucket/path"
 
@@ -75,9 +75,9 @@ def test_the_policy_of_a_warm_start_is_also_left_where_the_configuration_says(th
     made = folder / "run" / "warm_start"
     made.mkdir(parents=True)
     (made / "config.json").write_text("{}")
-    chosen = schema.WarmStart(stages=(schema.WarmStartStage(),), output="models/warm")
+    options = schema.WarmStart(stages=(schema.WarmStartStage(),), output="models/warm")
     for content in ("{}", "changed"):  # a second life leaves what is there
-        assert start_policy(schema.Config(warm_start=chosen), folder / "run", None, None)
+        assert start_policy(schema.Config(warm_start=options), folder / "run", None, None)
         assert (folder / "models" / "warm" / "config.json").read_text() == content
         (folder / "models" / "warm" / "config.json").write_text("changed")
     assert [path.name for path in (folder / "models").iterdir()] == ["warm"]

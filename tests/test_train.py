@@ -286,7 +286,7 @@ def test_evaluate_plays_the_last_checkpoint(finished):
 
 
 @pytest.mark.parametrize(
-    "override, told",
+    "override, logged",
     [
         ("algorithm.ordr=reverse", "config.algorithm.ordr: no such field; Did you mean order?"),
         ("iterations=ten", "config.iterations: got 'ten' (str); allowed: a whole number."),
@@ -307,10 +307,10 @@ def test_evaluate_plays_the_last_checkpoint(finished):
         ("batching.microbatch_tokens=0", "config.batching.microbatch_tokens: got 0; allowed:"),
     ],
 )
-def test_bad_input_is_told_in_one_sentence_before_any_work(override, told):
+def test_bad_input_is_told_in_one_sentence_before_any_work(override, logged):
     with pytest.raises(ValueError) as error:
         check_config(load_config(CONFIG, [override]))
-    assert told in str(error.value)
+    assert logged in str(error.value)
 
 
 def test_a_mistake_ends_the_command_with_its_sentence_and_no_traceback(tmp_path):

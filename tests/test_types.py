@@ -27,6 +27,6 @@ def test_the_rewards_of_turns_are_what_they_were_said_to_be():
 @pytest.mark.parametrize("turns", [0, 1, 3])
 def test_rewards_of_another_number_of_turns_are_told(turns):
     trajectory = dataclasses.replace(played(turns, task_id="a/1"), turn_rewards=(1.0, 2.0))
-    told = f"task 'a/1': got 2; allowed: none, or one for each of its {turns} turns"
-    with pytest.raises(ValueError, match=told):
+    logged = f"task 'a/1': got 2; allowed: none, or one for each of its {turns} turns"
+    with pytest.raises(ValueError, match=logged):
         rewards_of(trajectory)

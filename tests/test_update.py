@@ -176,10 +176,10 @@ def test_a_mesh_changes_no_number(small, stored, tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(update, "prepare_xla", lambda: None)
     mesh = ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
-    spread, told = run(made, stored, tmp_path, *mesh)
+    spread, logged = run(made, stored, tmp_path, *mesh)
     cases.assert_trees_close(spread, params, 1e-5)
     for name in ("loss", "grad_norm"):
-        np.testing.assert_allclose(of(told, name), of(done, name), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(of(logged, name), of(done, name), rtol=1e-4, atol=1e-6)
 
 
 def test_adapters_are_written_alone_after_rows_longer_than_a_rollouts(small, tmp_path):
@@ -208,8 +208,8 @@ def test_a_critic_starts_anew_and_its_advantages_are_means(small, stored, tmp_pa
     ]
     tokens = np.concatenate([own for own, keep in zip(credit, LEARNED, strict=True) if keep])
     wanted = [np.clip((own - tokens.mean()) / tokens.std(ddof=1), -3, 3).mean() for own in credit]
-    learned = np.array(done["advantages"], float)[LEARNED]
-    np.testing.assert_allclose(learned, np.array(wanted)[LEARNED], rtol=1e-5, atol=1e-6)
+    stats = np.array(done["advantages"], float)[LEARNED]
+    np.testing.assert_allclose(stats, np.array(wanted)[LEARNED], rtol=1e-5, atol=1e-6)
 
 
 def test_what_differs_between_turns_is_told_of_the_turns_of_a_step():
@@ -276,9 +276,9 @@ def test_what_is_wrong_is_told_before_the_model_is_loaded(
     given.append(choice if choice.startswith("--") else f"--config.{choice}")
     with pytest.raises(SystemExit) as ended:
         update.main(["update", *given])
-    told = capsys.readouterr().err
-    assert ended.value.code == 2 and WRONG[choice] in told
-    assert told.startswith("error: ") and told.count("\n") == 1
+    logged = capsys.readouterr().err
+    assert ended.value.code == 2 and WRONG[choice] in logged
+    assert logged.startswith("error: ") and logged.count("\n") == 1
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.json").exists()
 
 

@@ -248,6 +248,10 @@ class OpenAIServer:
         """Requests repeated, and actions given up."""
         return self._counts
 
+    def seconds(self) -> Mapping[str, float]:
+        """Empty: the server does not say what its devices did."""
+        return {}
+
     def close(self) -> None:
         """Ends the threads, which may each finish a request, and the connections."""
         self._closed.set()

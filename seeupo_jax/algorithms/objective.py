@@ -14,7 +14,7 @@ def action_objective(
     old_logp_NL: jax.Array,
     mask_NL: jax.Array,
     advantage_NL: jax.Array,
-    factor_N: jax.Array,
+    cumulative_ratio_N: jax.Array,
     *,
     objective: Objective,
     ratio: str = "geometric",
@@ -31,26 +31,24 @@ def action_objective(
       mask_NL: [N, L], nonzero at the action's tokens; nothing outside matters.
       advantage_NL: [N, L], of every token. Where the ratio is one number an action, so is the
         advantage: the mean over its tokens.
-      factor_N: [N], what the turns already updated multiply it by (`update_weight`).
+      cumulative_ratio_N: [N], of the turns already updated (`update_weight`).
       objective: the entry of its term, of `algorithms/objectives` or a user's own.
       ratio: level of the ratio s and of log pi, as for `turn_ratio`: `geometric` is the mean over
         the tokens of log pi, `product` its sum, `token` a term a token.
-      clip_low, clip_high: s counts within [1 - clip_low, 1 + clip_high]; None: unbounded.
-      clip_dual: > 1, for `clipped`: where W < 0 its term is at least clip_dual W, as
-        `clipped_surrogate` says. None: unbounded.
+      clip_low, clip_high, clip_dual: as for `clipped_surrogate`.
       importance: multiplies each term; [N], or [N, L] for `token`. None: 1.
 
     Returns:
       float32 [N], and float32 [N], the share of the action whose clipped ratio counted. Terms of
       single tokens are averaged over the action. 0 for an empty mask.
-
-    Raises:
-      ValueError: an unknown level.
     """
     mask_NL = jnp.asarray(mask_NL, bool).astype(jnp.float32)
     count_N = jnp.maximum(mask_NL.sum(axis=-1), 1)
-    average = lambda x_NL: (x_NL * mask_NL).sum(axis=-1) / count_N  # noqa: E731
-    weight = jnp.where(mask_NL > 0, advantage_NL, 0.0) * factor_N[..., None]
+
+    def average(x_NL: jax.Array) -> jax.Array:
+        return (x_NL * mask_NL).sum(axis=-1) / count_N
+
+    weight = jnp.where(mask_NL > 0, advantage_NL, 0.0) * cumulative_ratio_N[..., None]
     if ratio != "token":
         weight = average(weight)
     weight = jax.lax.stop_gradient(weight)

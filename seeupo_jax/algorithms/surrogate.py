@@ -48,9 +48,6 @@ def action_logp(logp_NL: jax.Array, mask_NL: jax.Array, *, level: str) -> jax.Ar
     Returns:
       float32 [N], nats (a mean over the tokens for `geometric`), or [N, L] for `token`; 0 for an
       empty mask and, with `token`, outside the mask.
-
-    Raises:
-      ValueError: an unknown level.
     """
     _check_level(level)
     mask_NL = jnp.asarray(mask_NL, bool)
@@ -65,14 +62,11 @@ def truncated_importance(
     level: str,
     clip: float,
 ) -> jax.Array:
-    """What an action's surrogate weighs when its sampler is not quite the trainer's old policy.
+    """Weight of an action's surrogate where its sampler is not quite the trainer's old policy.
 
-    Truncated importance sampling (Ionides 2008, "Truncated Importance Sampling"), here for samplers
-    whose numerics differ from the trainer's (Yao et al. 2025, "Your Efficient RL Framework Secretly
-    Brings You Off-Policy RL Training"): min(pi_old / pi_sampler, clip). The quotient turns a mean
-    over what was sampled into one over what the old policy would have; the bound trades a
-    little bias for a variance that rare actions cannot blow up. At level `geometric` the quotient
-    is tempered like the ratio that it weighs. A sampler with top-k or top-p records the truncated
+    Truncated importance sampling (Ionides 2008), min(pi_old / pi_sampler, clip), for samplers whose
+    numerics differ from the trainer's (Yao et al. 2025, "Your Efficient RL Framework Secretly
+    Brings You Off-Policy RL Training"). A sampler with top-k or top-p records the truncated
     distribution's log-probabilities, so the weight makes up for that truncation too, though not for
     the tokens that could never be drawn.
 
@@ -86,9 +80,6 @@ def truncated_importance(
     Returns:
       float32 [N], or [N, L] for `token`, in [0, clip]; no gradient flows through it. min(1, clip)
       for an empty mask and, with `token`, outside the mask.
-
-    Raises:
-      ValueError: an unknown level.
     """
     quotient = turn_ratio(old_logp_NL, sampler_logp_NL, mask_NL, level=level)
     return jax.lax.stop_gradient(jnp.minimum(quotient, clip))

@@ -7,8 +7,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.algorithms.magnitude import exact_unit
-
+# Twice this, squared, 2^30 times over still fits into float32, which ends at 2^128.
+_LARGEST_EXPONENT = 40
 _FLAT = 1e-6  # numbers whose standard deviation is at most this are not divided by it
 
 
@@ -84,3 +84,16 @@ def clipped_value_loss(
 def masked(x: jax.Array, mask: jax.Array) -> jax.Array:
     """`x` in float32, 0 outside the mask."""
     return jnp.where(mask, jnp.asarray(x, jnp.float32), 0.0)
+
+
+def exact_unit(magnitude: jax.Array) -> jax.Array:
+    """A power of two to divide numbers by, which rounds none: sums of squares stay in float32.
+
+    Args:
+      magnitude: >= 0, any shape, the largest absolute value of what is divided.
+
+    Returns:
+      float32, its shape, >= 1: the magnitude over it is at most 2^40; 1 for those that are.
+    """
+    _, exponent = jnp.frexp(jnp.asarray(magnitude, jnp.float32))
+    return jnp.ldexp(jnp.ones(exponent.shape), jnp.maximum(exponent - _LARGEST_EXPONENT, 0))

@@ -255,7 +255,7 @@ def _rollout(setup: Setup) -> Iterator[Program]:
     policy = (SAMPLER,) if own else ("parameters", "frozen")
     held = sum(setup.parts.get(name, 0) for name in policy)
     trained = sum(setup.parts.get(name, 0) for name in ("parameters", "frozen"))
-    for program in setup.engine.programs(setup.policy.whole(setup.state.params)):
+    for program in setup.engine.programs(setup.policy.merged(setup.state.params)):
         kind, _, sizes = program.name.partition(" ")
         rows, each = map(int, sizes.split("x")) if sizes else (0, 0)
         seen = rows // plan.shards * past * plan.token_bytes  # keys and values that rows attend to

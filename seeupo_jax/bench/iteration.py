@@ -87,10 +87,10 @@ def _ours(
     policy = sweeps.policy
     platform = policy.mesh.devices.flat[0].platform
     engine = make_engine(policy.network, work, settings, platform)
-    engine.compile(policy.whole(sweeps.state.params))
+    engine.compile(policy.merged(sweeps.state.params))
 
     def contend(number: int) -> float:
-        params = policy.whole(sweeps.state.params)
+        params = policy.merged(sweeps.state.params)
         played = converse(engine, params, work, settings.seed + number + 1)
         # As stored ones: reading them back is no part of an iteration, nor timed.
         lines.write_text("\n".join(_records(work, played.actions, settings)) + "\n")

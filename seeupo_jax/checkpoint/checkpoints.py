@@ -40,7 +40,7 @@ from seeupo_jax.checkpoint.manifest import (
     read_score,
     write_manifest,
 )
-from seeupo_jax.checkpoint.process_sync import lead, together, wait_for
+from seeupo_jax.checkpoint.process_sync import on_all, on_primary, wait_for
 from seeupo_jax.checkpoint.storage import absolute, quiet_threads, reason
 from seeupo_jax.errors import WriteError
 from seeupo_jax.parallel.distributed import gather
@@ -68,7 +68,6 @@ class Checkpoints:
         keep_best: int = 1,
         *,
         log: Callable[[str], None] = _LOGGER.warning,
-        verify: bool = True,
     ):
         """Opens a directory, which need not exist yet.
 
@@ -77,15 +76,11 @@ class Checkpoints:
           keep: how many of the newest to keep, at least 1.
           keep_best: how many of the others to keep, those with the best scores.
           log: takes one sentence for every checkpoint that is passed over, on process 0.
-          verify: hash the files when saving (in the background) and again when restoring. It reads
-            the whole checkpoint once more each time; without it only missing files and wrong sizes
-            are found.
         """
         quiet_threads()
         self._directory = epath.Path(absolute(directory))
         self._keep, self._keep_best = keep, keep_best
         self._log = log
-        self._verify = verify
         self._damaged: set[str] = set()  # names of folders
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[tuple[float, str] | None] | None = None
@@ -95,9 +90,9 @@ class Checkpoints:
     ) -> None:
         """Saves a checkpoint in the background, after the one before it has finished.
 
-        When it returns, `state` has been read and its buffers may be donated. When this checkpoint
-        is whole, one of the same step, those beyond `keep` and `keep_best`, interrupted ones and
-        those that `restore` found damaged are removed.
+        When it returns, `state` has been read and may be donated. Once the checkpoint is on disk,
+        an older one of the same step, those beyond `keep` and `keep_best`, interrupted and damaged
+        ones are removed.
 
         Args:
           step: its number, >= 0.
@@ -120,8 +115,8 @@ class Checkpoints:
         self.wait()
         began = time.monotonic()
         try:
-            folder = self._directory / lead(lambda: self._make_folder(step))
-            written = together(lambda: ocp.save_async(folder / STATE, leaves, overwrite=True))
+            folder = self._directory / on_primary(lambda: self._make_folder(step))
+            written = on_all(lambda: ocp.save_async(folder / STATE, leaves, overwrite=True))
         except (OSError, ValueError) as error:
             sentence = self._sentence(step, error)
             if jax.process_index() == 0:
@@ -158,7 +153,7 @@ class Checkpoints:
 
     def latest(self) -> int | None:
         """The newest step whose save was finished, or None."""
-        return lead(lambda: max(self._finished(), default=None))
+        return on_primary(lambda: max(self._finished(), default=None))
 
     def newest(self, example: Any, *, partial: bool = False) -> tuple[int, dict[str, Any]] | None:
         """Step and notes of what `restore` would load, if its files are as they were written.
@@ -172,7 +167,7 @@ class Checkpoints:
             try:
                 manifest = read_manifest(self._directory / name)
             except Damaged as damage:
-                self._tell(f"{self._directory}: checkpoint {number} {damage}; it is skipped.")
+                self._warn(f"{self._directory}: checkpoint {number} {damage}; it is skipped.")
                 continue
             check_leaves(number, manifest["leaves"], named_leaves(example), partial)
             return number, manifest["extra"]
@@ -184,7 +179,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The finished step with the best score, of equals the newer; None where none has one."""
-        return lead(lambda: next(iter(self._best_first(self._good())), None))
+        return on_primary(lambda: next(iter(self._best_first(self._good())), None))
 
     def restore(
         self, example: Any, *, step: int | None = None, partial: bool = False
@@ -206,14 +201,14 @@ class Checkpoints:
         """
         self.wait()
         reasons = []
-        for number, name in lead(lambda: self._candidates(step)):
+        for number, name in on_primary(lambda: self._candidates(step)):
             try:
                 return self._load(number, name, example, partial)
             except Damaged as damage:
                 self._damaged.add(name)
                 reasons.append(f"checkpoint {number} {damage}")
                 passed = "it is skipped" if step is None else "it cannot be used"
-                self._tell(f"{self._directory}: {reasons[-1]}; {passed}.")
+                self._warn(f"{self._directory}: {reasons[-1]}; {passed}.")
         if reasons and step is None:
             raise ValueError(
                 f"{self._directory}: all checkpoints are damaged: {'; '.join(reasons)}; remove them"
@@ -247,7 +242,7 @@ class Checkpoints:
         try:
             wait_for(written)
             if jax.process_index() == 0:
-                manifest["files"] = list_files(folder, self._verify)
+                manifest["files"] = list_files(folder)
                 write_manifest(folder, manifest)
                 self._prune(manifest["step"])
         except Exception as error:
@@ -338,20 +333,20 @@ class Checkpoints:
             return [(step, finished[step])]
         unfinished = {_step(name) for name in self._names()}.difference(finished)
         for number in sorted(unfinished, reverse=True):
-            self._tell(f"{self._directory}: checkpoint {number} was not finished; it is skipped.")
+            self._warn(f"{self._directory}: checkpoint {number} was not finished; it is skipped.")
         return sorted(finished.items(), reverse=True)
 
     def _load(
         self, step: int, name: str, example: Any, partial: bool
     ) -> tuple[int, Any, dict[str, Any]]:
         folder = self._directory / name
-        manifest = lead(lambda: read_manifest(folder))
+        manifest = on_primary(lambda: read_manifest(folder))
         wanted = named_leaves(example)
         check_leaves(step, manifest["leaves"], wanted, partial)
         files = manifest["files"]
         own = sorted(files)[jax.process_index() :: jax.process_count()]
-        together(lambda: check_files(folder, {key: files[key] for key in own}, self._verify))
-        verified = self._verify and all(file["sha256"] is not None for file in files.values())
+        on_all(lambda: check_files(folder, {key: files[key] for key in own}))
+        verified = all(file["sha256"] is not None for file in files.values())
         context = ocp.Context()
         context.pytree.loading.partial_load = partial
 
@@ -364,12 +359,12 @@ class Checkpoints:
                     raise
                 raise Damaged(f"cannot be read ({reason(error)})") from error
 
-        leaves = together(load)
+        leaves = on_all(load)
         placed = [commit_like(leaf, leaves[key]) for key, leaf in wanted.items()]
         state = jax.tree.unflatten(jax.tree.structure(example), placed)
         return step, state, manifest["extra"]
 
-    def _tell(self, sentence: str) -> None:
+    def _warn(self, sentence: str) -> None:
         if jax.process_index() == 0:
             self._log(sentence)
 

@@ -22,12 +22,12 @@ class Damaged(Exception):
     """Why a checkpoint cannot be used, as the end of a sentence that starts with its name."""
 
 
-def list_files(folder: epath.Path, verify: bool) -> dict[str, dict[str, Any]]:
-    """Every file of a state with its size, and with its digest where `verify` asks for it."""
+def list_files(folder: epath.Path) -> dict[str, dict[str, Any]]:
+    """Every file of a state with its size and its digest."""
     paths = list(_walk(folder / STATE))
 
     def describe(path: epath.Path) -> dict[str, Any]:
-        return {"bytes": path.stat().length, "sha256": digest(path) if verify else None}
+        return {"bytes": path.stat().length, "sha256": digest(path)}
 
     with ThreadPoolExecutor(_READERS) as readers:
         described = list(readers.map(describe, paths))
@@ -44,25 +44,25 @@ def _walk(folder: epath.Path) -> Iterator[epath.Path]:
             yield path
 
 
-def check_files(folder: epath.Path, files: Mapping[str, Mapping[str, Any]], verify: bool) -> None:
+def check_files(folder: epath.Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     """Compares files with what was written.
 
     Raises:
       Damaged: one of them is missing or has changed.
     """
     with ThreadPoolExecutor(_READERS) as readers:
-        for _ in readers.map(lambda name: _check_file(folder, name, files[name], verify), files):
+        for _ in readers.map(lambda name: _check_file(folder, name, files[name]), files):
             pass
 
 
-def _check_file(folder: epath.Path, name: str, file: Mapping[str, Any], verify: bool) -> None:
+def _check_file(folder: epath.Path, name: str, file: Mapping[str, Any]) -> None:
     path = folder / name
     if not path.is_file():
         raise Damaged(f"lacks its file {name}")
     size = path.stat().length
     if size != file["bytes"]:
         raise Damaged(f"has {size} bytes in {name} where {file['bytes']} were written")
-    if verify and file["sha256"] is not None and digest(path) != file["sha256"]:
+    if file["sha256"] is not None and digest(path) != file["sha256"]:
         raise Damaged(f"has a file {name} that changed after it was written")
 
 

@@ -24,12 +24,12 @@ from seeupo_jax.parallel.file_lock import exclusive
 T = TypeVar("T")
 _SENT = {"ValueError": ValueError, "Damaged": Damaged}  # what is raised on all processes alike
 _POLL_S = 1.0  # how often a process asks whether another one has failed
-_PATIENCE_S = 10.0  # until a new file is seen by hosts that share a folder
+_VISIBLE_TIMEOUT_S = 10.0  # until a new file is seen by hosts that share a folder
 
 _waits = itertools.count()
 
 
-def lead(action: Callable[[], T]) -> T:
+def on_primary(action: Callable[[], T]) -> T:
     """What an action gives on process 0, to all; what it raises there, all raise.
 
     Raises:
@@ -52,7 +52,7 @@ def lead(action: Callable[[], T]) -> T:
     raise _SENT.get(kind, OSError)(text) if error is None else error
 
 
-def together(action: Callable[[], T]) -> T:
+def on_all(action: Callable[[], T]) -> T:
     """What an action gives on this process, once it has ended on all.
 
     Raises:
@@ -76,7 +76,7 @@ def together(action: Callable[[], T]) -> T:
 def wait_for(written: ocp.AsyncResponse) -> None:
     """Waits until what all processes write is written; every process calls it as often.
 
-    Orbax lets the others wait for minutes where one has failed; here they hear of it.
+    Orbax lets the others wait for minutes where one has failed; here they are told at once.
 
     Raises:
       Exception: whatever failed on this process. OSError: what failed on another.
@@ -109,10 +109,10 @@ def check_shared(folder: str | os.PathLike[str], name: str = "--workdir") -> Non
     """
     if jax.process_count() == 1 or is_bucket(folder):
         return
-    probe = epath.Path(folder) / lead(lambda: f".shared.{os.getpid()}")
-    lead(lambda: probe.write_text(""))
+    probe = epath.Path(folder) / on_primary(lambda: f".shared.{os.getpid()}")
+    on_primary(lambda: probe.write_text(""))
     sees = gather(_appears(probe))
-    lead(lambda: probe.unlink())
+    on_primary(lambda: probe.unlink())
     blind = [str(process) for process, seen in enumerate(sees) if not seen]
     if blind:
         raise ValueError(
@@ -123,7 +123,7 @@ def check_shared(folder: str | os.PathLike[str], name: str = "--workdir") -> Non
 
 
 def exclusive_run(
-    workdir: Path, chosen: schema.Checkpoint
+    workdir: Path, config: schema.Checkpoint
 ) -> contextlib.AbstractContextManager[None]:
     """Keeps other runs out of the workdir and of the checkpoints' folder as long as it is open.
 
@@ -132,10 +132,10 @@ def exclusive_run(
     """
     folders = {"--workdir": Path(workdir)}
     # A bucket has no locks.
-    if chosen.directory is not None and not is_bucket(chosen.directory):
-        if Path(chosen.directory).resolve() != Path(workdir).resolve():
-            folders["config.checkpoint.directory"] = Path(chosen.directory)
-    return exclusive_on_first(
+    if config.directory is not None and not is_bucket(config.directory):
+        if Path(config.directory).resolve() != Path(workdir).resolve():
+            folders["config.checkpoint.directory"] = Path(config.directory)
+    return exclusive_on_primary(
         {f"{name}: got {folder}": folder / ".lock" for name, folder in folders.items()}
     )
 
@@ -146,11 +146,13 @@ def exclusive_output(folder: Path) -> contextlib.AbstractContextManager[None]:
     Raises:
       ValueError: another process is at work there; the sentence names it.
     """
-    return exclusive_on_first({f"--output: got {folder}": folder.with_name(f".{folder.name}.lock")})
+    return exclusive_on_primary(
+        {f"--output: got {folder}": folder.with_name(f".{folder.name}.lock")}
+    )
 
 
 @contextlib.contextmanager
-def exclusive_on_first(locks: Mapping[str, Path]) -> Iterator[None]:
+def exclusive_on_primary(locks: Mapping[str, Path]) -> Iterator[None]:
     """Process 0 holds locks for all processes; every process calls it.
 
     Args:
@@ -166,12 +168,12 @@ def exclusive_on_first(locks: Mapping[str, Path]) -> Iterator[None]:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 held.enter_context(exclusive(file, got))
 
-        lead(hold)
+        on_primary(hold)
         yield
 
 
 def _appears(file: epath.Path) -> bool:
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _VISIBLE_TIMEOUT_S
     while not file.exists():
         if time.monotonic() > deadline:
             return False

@@ -15,15 +15,15 @@ from etils import epath
 from seeupo_jax.configuration import schema
 
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
-_CODE = re.compile(r"os_error_code='(\d+)'")  # as TensorStore tells the system's errors
+_CODE = re.compile(r"os_error_code='(\d+)'")  # as TensorStore reports the system's errors
 _MOUNT = "a folder (gcsfuse mounts a bucket as one)"
 _TIMEOUT_S = 60  # of an answer from a bucket
 
 
-def find_directory(chosen: schema.Checkpoint, workdir: str | os.PathLike[str]) -> str:
+def find_directory(config: schema.Checkpoint, workdir: str | os.PathLike[str]) -> str:
     """Where the checkpoints of a run are: an absolute folder, or gs://BUCKET/PATH."""
     inside = os.path.join(workdir, "checkpoints")
-    return absolute(inside if chosen.directory is None else chosen.directory)
+    return absolute(inside if config.directory is None else config.directory)
 
 
 def absolute(folder: str | os.PathLike[str]) -> str:
@@ -59,7 +59,7 @@ def check_writable(folder: str | os.PathLike[str], name: str = "--workdir") -> N
 
 
 def check_could_write(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
-    """Tells what `check_writable` would, as far as it can be told without making anything.
+    """As `check_writable`, as far as that can be found out without making anything.
 
     Of a bucket only the name is looked at.
 

@@ -42,11 +42,11 @@ def assign_credit(
 
 def compile_credit(algorithm: Algorithm, shapes: Shapes, trajectories: int) -> None:
     """Compiles what crediting so many trajectories runs, by crediting as many of one token."""
-    nothing = np.zeros(2, np.float32)
-    segment = Segment(np.zeros(2, np.int32), np.array([CONTEXT, 0], np.int32), nothing)
+    zeros_L = np.zeros(2, np.float32)
+    segment = Segment(np.zeros(2, np.int32), np.array([CONTEXT, 0], np.int32), zeros_L)
     alike = [Trajectory((segment,), 0.0, 0)] * trajectories
     rows = Rows.of(alike, grouped=algorithm.grouped)
-    per_token = {name: [nothing] * len(rows.tokens) for name in ("old_logp", "ref_logp", "value")}
+    per_token = {name: [zeros_L] * len(rows.tokens) for name in ("old_logp", "ref_logp", "value")}
     assign_credit(algorithm, shapes, rows, alike, per_token)
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seeupo_jax.learner.token_trees import Forest, choose_length, pack
-from seeupo_jax.types import CONTEXT, NOTHING, Trajectory, TurnBatch, learnable
+from seeupo_jax.learner.token_trees import Forest, choose_length
+from seeupo_jax.types import CONTEXT, NO_TARGET, Trajectory, TurnBatch, learnable
 
-_KINDS = {"action": np.int32}  # of what is known of tokens; float32 else
+_DTYPES = {"action": np.int32}  # of tokens' fields; float32 else
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def turn_batch(
     """Pads spans into a TurnBatch of host arrays.
 
     Args:
-      per_token: what is known of every token, by the names of `TurnBatch` without their axes; one
+      per_token: fields of every token, by the names of `TurnBatch` without their axes; one
         array a segment, aligned with its tokens.
       action: A of the batch; no span has more.
     """
@@ -241,7 +241,7 @@ def turn_batch(
         for target, source in zip((tokens, depth, end), sources, strict=True):
             target[row, : source.size] = source
     slot, mask = np.zeros((P, action), np.int32), np.zeros((P, action), np.float32)
-    padded = {name: np.zeros((P, action), _KINDS.get(name, np.float32)) for name in per_token}
+    padded = {name: np.zeros((P, action), _DTYPES.get(name, np.float32)) for name in per_token}
     trajectory = np.full(P, rows.trajectories, np.int32)
     for place, span in enumerate(spans):
         size, index_L = span.position_A.size, forest.index[place]
@@ -283,7 +283,7 @@ class Predicted:
                 " max_context."
             )
         self.parent = np.zeros((rows, length), np.int32)
-        self.target = np.full((rows, length), NOTHING, np.int32)
+        self.target = np.full((rows, length), NO_TARGET, np.int32)
         self._slot = np.full((rows, length), -1, np.int64)  # of each token of a row
         self._count = np.zeros(rows, np.int64)
 
@@ -302,7 +302,7 @@ class Predicted:
 
 def empty_layout(length: int) -> Layout:
     """Of no span, in rows of a length."""
-    return Layout([], length, pack([], [], capacity=length))
+    return Layout([], *choose_length([], [], lengths=(length,), rows=1))
 
 
 def empty_batch(
@@ -311,7 +311,7 @@ def empty_batch(
     """A batch without any row, of the shapes that a real one would have.
 
     Args:
-      per_token: names of what a real one knows of its tokens.
+      per_token: names of a real one's fields of tokens.
     """
-    nothing: dict[str, list[np.ndarray]] = {name: [] for name in per_token}
-    return turn_batch(rows, empty_layout(length), shapes, nothing, action=action)
+    fields: dict[str, list[np.ndarray]] = {name: [] for name in per_token}
+    return turn_batch(rows, empty_layout(length), shapes, fields, action=action)

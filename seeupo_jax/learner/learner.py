@@ -1,4 +1,4 @@
-"""What every sweep of a run shares: the policy, the optimizer, the choices, the programs."""
+"""What every sweep of a run shares: the policy, the optimizer, the options, the programs."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ class Learner:
     @functools.cached_property
     def critic(self) -> Critic | None:
         """The value function; None: the algorithm has none."""
-        chosen = self.critic_optimizer
-        optimizer = self.optimizer if chosen is None else chosen
+        own = self.critic_optimizer
+        optimizer = self.optimizer if own is None else own
         return make_critic(self.algorithm, self.network.arch.width, optimizer)
 
     def at_iteration(self, state: TrainState, iteration: int) -> TrainState:
@@ -133,11 +133,11 @@ class Learner:
 
     def replicate(self, x_N: Any) -> jax.Array:
         """A small array, the same in all processes, on every device."""
-        return distributed.spread(np.asarray(x_N), self.replicated)
+        return distributed.to_global(np.asarray(x_N), self.replicated)
 
     @property
     def loss_config(self) -> LossConfig:
-        """The choices that the turn step is compiled with."""
+        """The options that the turn step is compiled with."""
         algorithm, turns = self.algorithm, self.shapes.turns
         parallel = algorithm.order == "parallel"
         return LossConfig(
@@ -165,8 +165,8 @@ class Learner:
     @property
     def fused(self) -> bool:
         """Whether a turn's step also refreshes the weights of the turn before it."""
-        chosen = self.algorithm
-        return chosen.refresh != "separate" and fused_refresh_applies(chosen)
+        algorithm = self.algorithm
+        return algorithm.refresh != "separate" and fused_refresh_applies(algorithm)
 
 
 @functools.cache
@@ -178,10 +178,10 @@ def score_program(
 ) -> Callable[..., Any]:
     """One program for all learners of a network: the algorithm's choices do not matter to it."""
 
-    find = turn_step.score_and_entropy if entropy else turn_step.score
+    score = turn_step.score_and_entropy if entropy else turn_step.score
 
-    def score(frozen: Any, params: Any, batch: TurnBatch) -> Any:
-        whole = join(on_device(params), frozen)
-        return find(network, whole, batch, temperature=temperature)
+    def program(frozen: Any, params: Any, batch: TurnBatch) -> Any:
+        merged = join(on_device(params), frozen)
+        return score(network, merged, batch, temperature=temperature)
 
-    return jax.jit(score, out_shardings=replicated)
+    return jax.jit(program, out_shardings=replicated)

@@ -79,17 +79,12 @@ def apply_update(
     critic_optimizer: optax.GradientTransformation | None = None,
     critic_grads: Any = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Applies one optimizer step, or none of it when the gradient is not finite.
+    """Applies one optimizer step, or none of it when a gradient is not finite.
 
-    A value function is stepped with the policy by an optimizer of its own, so that the gradients of
-    the two are clipped each by its own norm; where either is not finite, neither is stepped.
-
-    Pure, for use inside `jax.jit`; `state` may be donated.
+    A value function has an optimizer of its own, so that each gradient is clipped by its own norm.
 
     Args:
-      optimizer: what `make_optimizer` returned.
       grads: gradients of the loss to minimise, a tree like `state.params`.
-      state: the training state.
       critic_optimizer, critic_grads: of `state.critic`; None where there is none.
 
     Returns:

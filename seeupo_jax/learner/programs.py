@@ -43,8 +43,8 @@ COPY_FACTORS = "sweep/copy factors"  # small, and the same for all lengths
 
 def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
     """Every program that sweeps over so many trajectories may run, shortest rows first."""
-    nobody = np.zeros(0, np.int32)
-    rows = Rows((), (), (), nobody, nobody, trajectories, 0)
+    empty_S = np.zeros(0, np.int32)
+    rows = Rows((), (), (), empty_S, empty_S, trajectories, 0)
     shapes = learner.shapes
     for length in shapes.long:
         yield from _score_programs(learner, rows, length)
@@ -98,16 +98,16 @@ def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progr
 
 def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
     """One turn's step, and what comes before or after it for some choices of the algorithm."""
-    shapes, chosen = learner.shapes, learner.algorithm
+    shapes, algorithm = learner.shapes, learner.algorithm
     batch = empty_batch(rows, shapes, learner.per_token, length=length, action=shapes.action)
     numbers_N = _on_device(learner, (rows.trajectories,))
     continued = None
     if learner.fused:
         continued, _ = refresh_batch(rows, empty_layout(length), [], shapes, [])
-        if chosen.old_policy == "turn":  # the step before leaves them on the device
+        if algorithm.old_policy == "turn":  # the step before leaves them on the device
             old_logp_PA = _on_device(learner, continued.old_logp_PA.shape)
             continued = continued._replace(old_logp_PA=old_logp_PA)
-    elif chosen.old_policy == "turn":
+    elif algorithm.old_policy == "turn":
         yield _call(f"sweep/old {length}", learner.score, lambda state, _: (state.params, batch))
     yield _call(
         f"sweep/turn {length}",
@@ -115,7 +115,7 @@ def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progra
         lambda state, _: (state, batch, continued, numbers_N, np.float32(1)),
         returns_state=True,
     )
-    if chosen.weighs and (not learner.fused or length == shapes.lengths[-1]):
+    if algorithm.weighs and (not learner.fused or length == shapes.lengths[-1]):
         yield _call(
             f"sweep/refresh {length}",
             learner.refresh,

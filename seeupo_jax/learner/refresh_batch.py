@@ -59,17 +59,17 @@ def refresh_batch(
     old, trajectory = np.zeros((P, A), np.float32), np.full(P, rows.trajectories, np.int32)
     chunks = _Chunks(shapes, layout)
     continued = _continued(rows, layout.spans, previous)
-    left: list[ActionSpan] = []
+    remaining: list[ActionSpan] = []
     for place, span in enumerate(previous):
         now = continued.get(span.segment)
         slot_A = None if now is None else chunks.add(rows.tokens[span.segment], span, now)
         if slot_A is None:
-            left.append(span)
+            remaining.append(span)
             continue
         slot[place, : slot_A.size], mask[place, : slot_A.size] = slot_A, 1
         old[place, : slot_A.size] = old_logp[span.segment][span.position_A]
         trajectory[place] = rows.trajectory_S[span.segment]
-    return RefreshBatch(*chunks.arrays(), slot, mask, trajectory, old, chunks.count_M), left
+    return RefreshBatch(*chunks.arrays(), slot, mask, trajectory, old, chunks.count_M), remaining
 
 
 def _continued(

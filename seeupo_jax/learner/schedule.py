@@ -24,13 +24,11 @@ _DECAY: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate of a run.
+    """The learning rate of a run, for the policy and the value function as shares of their own.
 
     It rises over `warmup_iterations` (the first has 1/warmup_iterations of the full rate), then
-    stays (`constant`) or falls to 0 (`linear`, `cosine`), which it would reach in the iteration
-    after the last. All optimizer steps of one iteration have the same rate, and so do the policy
-    and the value function as shares of their own; but for `warmup_steps`, over which each step's
-    rate rises as well.
+    stays (`constant`) or falls to 0 (`linear`, `cosine`) in the iteration after the last. All
+    optimizer steps of one iteration have the same rate, except over `warmup_steps`.
 
     config: of the optimizer. iterations: of the whole run.
 
@@ -87,13 +85,9 @@ def step_warmup(config: Optimizer) -> optax.Schedule:
 def by_iteration(
     build: Callable[[optax.Schedule], optax.GradientTransformation], rate: optax.Schedule
 ) -> optax.GradientTransformation:
-    """An optimizer whose learning rate is `rate` times the share that lies in its own state.
+    """The optimizer that `build` makes of a schedule: `rate` times the share in its own state.
 
-    The share is an array of the state: another iteration's needs no other program, and a checkpoint
-    has it. `at_share` sets it.
-
-    Args:
-      build: makes the optimizer of a schedule.
+    The share is an array, which `at_share` sets: another iteration needs no other program.
     """
 
     def init(params: Any) -> Scheduled:

@@ -35,8 +35,8 @@ def state_layout(
     """
     replicated, placed = sharding(mesh, ()), jax.tree.map(lambda leaf: leaf.sharding, params)
     opt_state = _moments(optimizer, params, offload, replicated)
-    own = None if critic is None else _critic_layout(mesh, critic, params, offload)
-    return TrainState(placed, opt_state, replicated, replicated, own)
+    critic_state = None if critic is None else _critic_layout(mesh, critic, params, offload)
+    return TrainState(placed, opt_state, replicated, replicated, critic_state)
 
 
 def _critic_layout(
@@ -101,8 +101,8 @@ def _fresh(
     zero = jnp.zeros((), jnp.int32)
     # Copied: the state is donated, and its parameters may be the reference policy's too.
     copied = jax.tree.map(jnp.copy, params)
-    own = None if critic is None else critic.init(params)
-    return TrainState(copied, optimizer.init(params), zero, zero, own)
+    critic_state = None if critic is None else critic.init(params)
+    return TrainState(copied, optimizer.init(params), zero, zero, critic_state)
 
 
 def to_pinned_host(params: Any) -> Any:
@@ -133,7 +133,7 @@ def check_offload(offload: Offload, device: jax.Device) -> None:
     Raises:
       ValueError: the device has no pinned host memory.
     """
-    wanted = [name for name, chosen in vars(offload).items() if chosen]
+    wanted = [name for name, enabled in vars(offload).items() if enabled]
     kinds = [memory.kind for memory in device.addressable_memories()]
     if wanted and HOST not in kinds:
         raise ValueError(

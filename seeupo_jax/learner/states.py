@@ -15,9 +15,9 @@ NAMES = "states"  # of `info`: where an environment names the states itself
 def turn_states(trajectories: Sequence[Trajectory]) -> np.ndarray:
     """The state that each turn began from; equal numbers are equal states.
 
-    A state is what the environment has just said: the context tokens between the action before and
-    this one, or before the first one of a segment all of them. An environment that knows better
-    keeps a list of names in `info["states"]`: of the state before each of its steps so far.
+    A state is the context tokens between the action before and this one, or before the first one of
+    a segment all of them; or what the environment names it: `info["states"]` lists the states
+    before each of its steps so far.
 
     Returns: int32 [N, K], K of the longest trajectory; -1 where there is no such turn, and for all
       turns of a trajectory that failed.

@@ -151,7 +151,7 @@ def _fused_turn(
         current.cumulative_ratio_N,
         _denominator(learner, current, spans, spans),
     )
-    current = current.stepped(turns, train, cumulative_ratio_N, metrics)
+    current = current.after_step(turns, train, cumulative_ratio_N, metrics)
     return current._replace(pending_logp=(spans, logp_PA) if by_turn else None, refresh_next=spans)
 
 
@@ -182,7 +182,7 @@ def _separate_turn(
                 current.cumulative_ratio_N,
                 _denominator(learner, current, spans, part),
             )
-            current = current.stepped(turns, train, cumulative_ratio_N, metrics)
+            current = current.after_step(turns, train, cumulative_ratio_N, metrics)
     return _refresh(learner, current, layout) if algorithm.weighs and not last else current
 
 
@@ -201,7 +201,7 @@ def _step_batch(
     Where an action's tokens lie in several spans, their ratio under the policy as it is now must
     be known before the gradient. A pass of its own finds it unless no step has moved the policy.
     """
-    reads = "logp" in current.per_token and learner.loss_config.reads_whole_ratio
+    reads = "logp" in current.per_token and learner.loss_config.reads_action_ratio
     parts = _parts_of_actions(current, layout.spans) if reads and current.steps else []
     if parts:
         rows, shapes = current.data.rows, learner.shapes

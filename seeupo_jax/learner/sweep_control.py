@@ -19,12 +19,12 @@ from seeupo_jax.learner.sweep_state import (
     SweepState,
     Work,
     count_valid,
-    recorded,
+    derived_per_token,
 )
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.types import TrainState, Trajectory
 
-IN_FLIGHT = 2  # steps given to the device and not finished: a request to stop is heard soon
+IN_FLIGHT = 2  # steps given to the device and not finished: a request to stop takes effect soon
 
 
 class Pace:
@@ -67,9 +67,10 @@ class SweepStopped(Stopped):
         self.arrays = {"state": current.train, "factor_N": current.cumulative_ratio_N} | {
             name: learner.replicate(np.concatenate(per_token[name])) for name in _stored(learner)
         }
-        # What the first step on some turns weighed by is what the step of the order did.
-        weighed = {step.turns: step.cumulative_ratio_N for step in reversed(current.steps)}
-        weighed = {turns: weighed[turns] for turns in dict.fromkeys(s.turns for s in current.steps)}
+        # The first step on some turns decides: its ratio is what the step of the order weighs by.
+        ratio_of_turns: dict[tuple[int, ...], jax.Array] = {}
+        for step in current.steps:
+            ratio_of_turns.setdefault(step.turns, step.cumulative_ratio_N)
         self.notes = {
             "done": current.done,
             **current.work._asdict(),
@@ -77,7 +78,8 @@ class SweepStopped(Stopped):
             "metrics": host_metrics(current.steps),
             "stepped": [step.turns for step in current.steps],
             "weighed": [
-                (turns, ratio_N.tolist()) for turns, ratio_N in jax.device_get(weighed).items()
+                (turns, ratio_N.tolist())
+                for turns, ratio_N in jax.device_get(ratio_of_turns).items()
             ],
         }
 
@@ -95,12 +97,12 @@ def resume_sweep(
     ends = np.cumsum([len(tokens) for tokens in rows.tokens])[:-1]
     ragged = {name: np.split(np.asarray(arrays[name]), ends) for name in _stored(learner)}
     initial = {name: ragged.pop(name) for name in INITIAL}
-    per_token = ragged | recorded(learner, rows, initial)
-    weighed = {tuple(turns): np.float32(ratio_N) for turns, ratio_N in notes["weighed"]}
-    done, stepped = notes["done"], [tuple(turns) for turns in notes["stepped"]]
+    per_token = ragged | derived_per_token(learner, rows, initial)
+    ratio_of_turns = {tuple(turns): np.float32(ratio_N) for turns, ratio_N in notes["weighed"]}
+    done, updated_turns = notes["done"], [tuple(turns) for turns in notes["stepped"]]
     steps = [
-        Step(turns, per_token["advantage"], weighed[turns], metrics)
-        for turns, metrics in zip(stepped, notes["metrics"], strict=True)
+        Step(turns, per_token["advantage"], ratio_of_turns[turns], metrics)
+        for turns, metrics in zip(updated_turns, notes["metrics"], strict=True)
     ]
     return SweepState(
         SweepData(rows, count_valid(learner, trajectories), initial, notes["begun"]),

@@ -93,7 +93,7 @@ class SweepState(NamedTuple):
     pending_logp: tuple[Sequence[ActionSpan], jax.Array] | None = None
     work: Work = Work()
 
-    def stepped(
+    def after_step(
         self,
         turns: tuple[int, ...],
         train: TrainState,
@@ -137,11 +137,11 @@ class SweepState(NamedTuple):
 
 
 def scatter(
-    numbers: Sequence[np.ndarray], spans: Sequence[ActionSpan], found_PA: np.ndarray
+    numbers: Sequence[np.ndarray], spans: Sequence[ActionSpan], scored_PA: np.ndarray
 ) -> None:
     """Writes what a batch's program found of action tokens to their segments' tokens."""
-    for span, found_A in zip(spans, found_PA, strict=False):
-        numbers[span.segment][span.position_A] = found_A[: span.position_A.size]
+    for span, scored_A in zip(spans, scored_PA, strict=False):
+        numbers[span.segment][span.position_A] = scored_A[: span.position_A.size]
 
 
 def begin_sweep(
@@ -162,14 +162,14 @@ def begin_sweep(
     layout = lay_out(rows, spans, learner.shapes, learner.shapes.long)
     batch = turn_batch(rows, layout, learner.shapes, {}, action=learner.shapes.longest)
 
-    def ragged(found_PA: Any, elsewhere: float = 0.0) -> list[np.ndarray]:
+    def ragged(scored_PA: Any, elsewhere: float = 0.0) -> list[np.ndarray]:
         numbers = [np.full(len(tokens), elsewhere, np.float32) for tokens in rows.tokens]
-        scatter(numbers, spans, np.asarray(found_PA))
+        scatter(numbers, spans, np.asarray(scored_PA))
         return numbers
 
-    found = score(learner, train.params, batch)
-    old_logp = ragged(found[0])
-    initial = dict(zip(INITIAL, (ragged(x_PA, np.nan) for x_PA in found), strict=True))
+    scored = score(learner, train.params, batch)
+    old_logp = ragged(scored[0])
+    initial = dict(zip(INITIAL, (ragged(x_PA, np.nan) for x_PA in scored), strict=True))
     ref_logp = old_logp
     if learner.algorithm.kl_coef:
         ref_logp = ragged(score(learner, ref_params, batch)[0])
@@ -177,14 +177,14 @@ def begin_sweep(
     if learner.entropy:
         metrics["rollout/entropy"] = float(np.nanmean(np.concatenate(initial["entropy"])))
     per_token: dict[str, Sequence[np.ndarray]] = {
-        "old_logp": _of_behaviour(rows, old_logp, trajectories, version),
+        "old_logp": _behaviour_logp(rows, old_logp, trajectories, version),
         "ref_logp": ref_logp,
     }
     if train.critic is not None:
         per_token["value"] = ragged(learner.value(train.params, train.critic.params, batch))
     if "start_logp" in learner.per_token:
         per_token["start_logp"] = old_logp
-    per_token |= recorded(learner, rows, initial)
+    per_token |= derived_per_token(learner, rows, initial)
     per_token |= assign_credit(learner.algorithm, learner.shapes, rows, trajectories, per_token)
     if train.critic is not None:
         metrics["sweep/explained_variance"] = _explained_variance(rows, per_token)
@@ -200,11 +200,13 @@ def count_valid(learner: Learner, trajectories: Sequence[Trajectory]) -> int:
 
 def score(learner: Learner, params: Any, batch: TurnBatch) -> tuple[Any, Any]:
     """Log-probability and entropy [P, A] of every action token; the entropy NaN where not asked."""
-    found = learner.begin(params, batch)
-    return found if learner.entropy else (found, np.full(batch.mask_PA.shape, np.nan))
+    scored = learner.begin(params, batch)
+    return scored if learner.entropy else (scored, np.full(batch.mask_PA.shape, np.nan))
 
 
-def recorded(learner: Learner, rows: Rows, initial: PerToken) -> dict[str, Sequence[np.ndarray]]:
+def derived_per_token(
+    learner: Learner, rows: Rows, initial: PerToken
+) -> dict[str, Sequence[np.ndarray]]:
     """What the rows themselves, and the policy that the sweep began with, say of their tokens."""
     per_token: dict[str, Sequence[np.ndarray]] = {}
     if "logp" in learner.per_token:
@@ -223,7 +225,7 @@ def recorded(learner: Learner, rows: Rows, initial: PerToken) -> dict[str, Seque
     return per_token
 
 
-def _of_behaviour(
+def _behaviour_logp(
     rows: Rows,
     logp: Sequence[np.ndarray],
     trajectories: Sequence[Trajectory],
@@ -231,7 +233,7 @@ def _of_behaviour(
 ) -> list[np.ndarray]:
     """Log-probabilities under the policy that sampled, where it is not the one that is swept.
 
-    What the sampler recorded is all that is left of it.
+    Of it only the sampler's record is left.
     """
     behaviour = []
     for segment, owner in enumerate(rows.trajectory_S):

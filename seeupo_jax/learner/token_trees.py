@@ -53,25 +53,6 @@ class _Bunch(NamedTuple):
     places: list[int]
 
 
-def pack(
-    sequences: Sequence[np.ndarray], tree_S: Sequence[int], *, capacity: int, share: bool = True
-) -> Forest:
-    """Packs sequences into few rows in which the tokens of a common prefix stand once.
-
-    Args:
-      sequences: token ids, one array a sequence.
-      tree_S: sequences of the same number share what they have in common; others never do.
-      capacity: tokens that a row holds. A tree larger than that is cut into several, each with all
-        the tokens that its sequences need; so is a smaller one where that saves a row.
-      share: whether anything is shared; without it every sequence is a tree of its own.
-
-    Raises:
-      ValueError: a sequence is longer than a row.
-    """
-    line = _line(sequences, tree_S, share)
-    return _lay_out(sequences, line, _fill(line, capacity))
-
-
 def choose_length(
     sequences: Sequence[np.ndarray],
     tree_S: Sequence[int],
@@ -83,9 +64,13 @@ def choose_length(
     """Packs sequences into rows of the length that computes the fewest tokens, padding included.
 
     Args:
-      sequences, tree_S, share: as in `pack`.
+      sequences: token ids, one array a sequence.
+      tree_S: sequences of the same number share what they have in common; others never do. A tree
+        that a row does not hold is cut into several, each with all the tokens that its sequences
+        need; so is a smaller one where that saves a row.
       lengths: rising row lengths to choose from. Of equally good ones the longest is taken.
       rows: rows of a microbatch; the last microbatch is filled up with empty rows.
+      share: whether anything is shared; without it every sequence is a tree of its own.
 
     Returns: the length, and the sequences packed for it.
 

@@ -19,8 +19,8 @@ def update_order(
 
     Args:
       turns: K, of the longest trajectory.
-      order: `reverse` (SeeUPO), `forward`, `random`, `custom` (`custom_order`, of which turns that
-        nobody reached are left out) or `parallel` (one step on all).
+      order: `reverse` (SeeUPO), `forward`, `random`, `custom` (`custom_order`, without the
+        turns that no trajectory has) or `parallel` (one step on all).
       turns_per_update: so many consecutive turns, counted from the last one, make one step; None:
         all.
       seed: of the random order.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn
 from seeupo_jax.learner.step.rows import microbatch, row_logp
 from seeupo_jax.policy.files.tokenizer import Tokenizer, Transcript
 from seeupo_jax.policy.network import Network
-from seeupo_jax.types import NOTHING, Segment, TurnBatch
+from seeupo_jax.types import NO_TARGET, Segment, TurnBatch
 
 BLOCK = 16  # batches sorted by length together
 
@@ -49,7 +50,7 @@ def to_segments(demonstration: Demonstration, tokenizer: Tokenizer) -> tuple[Seg
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of demonstrations in a seeded order; batch `step` is the same whenever asked for.
+    """Endless batches of demonstrations in a seeded order, the same whenever they are iterated.
 
     A batch has `batch_size` demonstrations, and a row for each of their segments. Rows of one batch
     have similar lengths: each block of 16 batches is sorted by length before it is cut, and the
@@ -63,23 +64,20 @@ class Batches:
     seed: int
     counts: Counter[str] = field(default_factory=Counter)  # `cut`: longer than the longest row
 
-    def from_step(self, step: int) -> Iterator[TurnBatch]:
-        """Endless batches, starting with batch `step`."""
+    def __iter__(self) -> Iterator[TurnBatch]:
         import grain  # what only uses `to_segments` goes without it
 
         source = grain.MapDataset.source(self.demonstrations).shuffle(seed=self.seed).repeat()
-        block, offset = divmod(step, BLOCK)
-        while True:
+        for block in itertools.count():
             start = block * BLOCK * self.batch_size
             indices = range(start, start + BLOCK * self.batch_size)
             shown = [to_segments(source[i], self.tokenizer) for i in indices]
             shown.sort(key=lambda segments: max(len(s.tokens_L) for s in segments))
             order = np.random.default_rng((self.seed, block)).permutation(BLOCK)
-            for index in order[offset:]:
+            for index in order:
                 first = index * self.batch_size
                 batch = shown[first : first + self.batch_size]
                 yield self._pad([segment for segments in batch for segment in segments])
-            block, offset = block + 1, 0
 
     def _pad(self, segments: Sequence[Segment]) -> TurnBatch:
         limit = self.shapes.lengths[-1]
@@ -119,7 +117,7 @@ def imitate(
 
     def loss(params: Any, row: TurnBatch) -> jax.Array:
         logp_RX, *_ = row_logp(network, params, row, 1.0)
-        return -jnp.sum(jnp.where(row.target_MRX == NOTHING, 0.0, logp_RX))
+        return -jnp.sum(jnp.where(row.target_MRX == NO_TARGET, 0.0, logp_RX))
 
     def body(index: jax.Array, carry: Any) -> Any:
         new = jax.value_and_grad(loss)(params, microbatch(batch, index))
@@ -149,18 +147,15 @@ def train_stage(
     batches: Batches,
     *,
     on_step: Callable[[int, Callable[[], float]], None],
-    steps: int | None = None,
 ) -> Any:
     """Runs one stage and returns the parameters; `params` are donated.
 
     Args:
       on_step: called after every step with the steps done and a function that gives the loss.
-      steps: stop after so many of the stage's steps (to look at a run's beginning); None: all.
     """
     optimizer = stage_optimizer(stage)
     opt_state = jax.jit(optimizer.init)(params)
-    stop = stage.steps if steps is None else min(steps, stage.steps)
-    for step, batch in zip(range(stop), batches.from_step(0), strict=False):
+    for step, batch in zip(range(stage.steps), batches, strict=False):
         params, opt_state, loss = imitate(network, optimizer, params, opt_state, batch)
         on_step(step + 1, lambda loss=loss: float(loss))
     return params

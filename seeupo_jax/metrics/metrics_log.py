@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from seeupo_jax.metrics.trackers import TRACKERS, Sample, Tracker, check_trackers
-from seeupo_jax.trajectories.json_lines import write_whole
+from seeupo_jax.trajectories.json_lines import write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 DAMAGED_FILE = "metrics.jsonl.damaged"
@@ -77,7 +77,7 @@ class MetricsWriter:
                 os.fsync(file.fileno())
             self._log(f"{lines.sentence()}; they are set aside in {aside}")
         kept = [line for line in lines.records if line["iteration"] < iteration]
-        write_whole(self._path, "".join(map(_to_line, kept)).encode())
+        write_atomically(self._path, "".join(map(_to_line, kept)).encode())
 
     def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
         """Appends one line; NaN and infinities become null.

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.trajectories.json_lines import plain, write_whole
+from seeupo_jax.trajectories.json_lines import plain, write_atomically
 
 RUN_FILE = "run.json"
 SCHEMA = 1
@@ -65,7 +65,7 @@ def write_run_manifest(
         "model": model,
     }
     text = json.dumps(plain(manifest), indent=2) + "\n"
-    write_whole(Path(workdir) / RUN_FILE, text.encode())
+    write_atomically(Path(workdir) / RUN_FILE, text.encode())
 
 
 def read_run_manifest(workdir: str | Path) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 `jax.distributed.initialize` aborts a process that waits in vain. So the processes first meet at the
 coordinator's port on their own: process 0 waits for all the others, compares what they say of
-themselves, and tells all of them the verdict.
+themselves, and sends all of them the verdict.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import jax
 from jax._src.clusters import ClusterEnv  # what jax.distributed.initialize itself looks with
 
-from seeupo_jax.parallel.listening import listen
+from seeupo_jax.parallel.listening import listen, split_address
 
-HEARTBEAT_S = 60  # a process that is not heard of for so long is dead, and the others end
+HEARTBEAT_S = 60  # without a heartbeat for so long a process is dead, and the others end
 _MESSAGE_S = 10.0  # for one message between two processes that are connected
 _RETRY_S = 0.2
 
@@ -63,9 +63,7 @@ def find_place(
                 f"{missing[0]}: got none; allowed: all of {', '.join(given)}, or none."
             )
         return _detect(timeout_s)
-    host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ValueError(f"--coordinator: got {coordinator!r}; allowed: HOST:PORT of process 0.")
+    split_address(coordinator, "--coordinator")
     if not 0 <= process_id < num_processes:
         raise ValueError(
             f"--process_id: got {process_id}; allowed: a number from 0 to {num_processes - 1}, with"
@@ -141,7 +139,7 @@ def errors_end_at_once() -> Iterator[None]:
 
 
 def _welcome(place: Place, about: dict[str, str], deadline: float, timeout_s: int) -> str:
-    """Process 0: waits for all the others, and tells them whether the run can begin.
+    """Process 0: waits for all the others, and sends them whether the run can begin.
 
     Returns: the address at which it listened, for the coordinator to do so too.
     """
@@ -159,35 +157,35 @@ def _welcome(place: Place, about: dict[str, str], deadline: float, timeout_s: in
                 problem = _absent(place, came, timeout_s)
                 break
             opened.enter_context(connection)
-            message = _hear(connection)
+            message = _receive(connection)
             if message is not None and isinstance(message.get("process_id"), int):
                 problem = _difference(place, about, came, message)
                 came.add(message["process_id"])
                 connections.append(connection)
         for connection in connections:
-            _say(connection, {"problem": problem})
+            _send(connection, {"problem": problem})
         for connection in connections:
-            _hear(connection)  # it closes first, so that this port is free again at once
+            _receive(connection)  # it closes first, so that this port is free again at once
     if problem is not None:
         raise ValueError(problem)
     return bound
 
 
 def _arrive(place: Place, about: dict[str, str], deadline: float, timeout_s: int) -> None:
-    """Any other process: says who it is, and hears from process 0 whether the run can begin."""
-    host, _, port = place.coordinator.rpartition(":")
+    """Any other process: reports to process 0, and receives whether the run can begin."""
+    address = split_address(place.coordinator, "--coordinator")
     reason = "no answer"
-    while (left := deadline - time.monotonic()) > 0:
+    while (remaining_s := deadline - time.monotonic()) > 0:
         try:
-            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=left)
+            connection = socket.create_connection(address, timeout=remaining_s)
         except OSError as error:
             reason = str(error)
             time.sleep(_RETRY_S)
             continue
         with connection:
             me = {"process_id": place.process_id, "num_processes": place.num_processes}
-            _say(connection, me | {"about": about})
-            verdict = _hear(connection, max(left, _MESSAGE_S))
+            _send(connection, me | {"about": about})
+            verdict = _receive(connection, max(remaining_s, _MESSAGE_S))
         if verdict is not None:
             if verdict["problem"] is not None:
                 raise ValueError(verdict["problem"])
@@ -202,23 +200,23 @@ def _arrive(place: Place, about: dict[str, str], deadline: float, timeout_s: int
 
 
 def _accept(server: socket.socket, deadline: float) -> socket.socket | None:
-    left = deadline - time.monotonic()
-    if left <= 0:
+    remaining_s = deadline - time.monotonic()
+    if remaining_s <= 0:
         return None
-    server.settimeout(left)
+    server.settimeout(remaining_s)
     try:
         return server.accept()[0]
     except TimeoutError:
         return None
 
 
-def _say(connection: socket.socket, message: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # who has gone does not hear it
+def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # the other one has gone
         connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _hear(connection: socket.socket, timeout_s: float = _MESSAGE_S) -> dict[str, Any] | None:
-    """One line of JSON; None from whoever says something else, or nothing."""
+def _receive(connection: socket.socket, timeout_s: float = _MESSAGE_S) -> dict[str, Any] | None:
+    """One line of JSON; None where something else came, or nothing."""
     connection.settimeout(timeout_s)
     try:
         with connection.makefile("rb") as lines:
@@ -248,11 +246,11 @@ def _difference(
         )
     if number in came or not 0 < number < place.num_processes:
         return f"--process_id: got {number} twice; allowed: each number once."
-    theirs = message.get("about", {})
-    for name, mine in about.items():
-        if theirs.get(name) != mine:
+    other = message.get("about", {})
+    for name, value in about.items():
+        if other.get(name) != value:
             return (
-                f"{name}: got {theirs.get(name)} in process {number} and {mine} in process 0;"
+                f"{name}: got {other.get(name)} in process {number} and {value} in process 0;"
                 " allowed: the same."
             )
     return None

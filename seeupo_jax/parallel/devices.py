@@ -55,11 +55,11 @@ def _slice_of(device: jax.Device) -> int:
 
 def _over_slices(sizes: Mapping[str, int], slices: int, each: int) -> tuple[int, ...]:
     """How many parts of each axis lie in different slices."""
-    left, parts = slices, []
+    remaining, parts = slices, []
     for axis, size in sizes.items():
-        parts.append(math.gcd(left, size) if axis in ACROSS_SLICES else 1)
-        left //= parts[-1]
-    if left > 1:
+        parts.append(math.gcd(remaining, size) if axis in ACROSS_SLICES else 1)
+        remaining //= parts[-1]
+    if remaining > 1:
         got = " x ".join(f"{axis}={sizes[axis]}" for axis in ACROSS_SLICES)
         inner = " x ".join(f"{a}={n}" for a, n in sizes.items() if a not in ACROSS_SLICES)
         raise ValueError(
@@ -75,10 +75,10 @@ def _arrange_slice(shape: tuple[int, ...], devices: Sequence[jax.Device]) -> np.
     hosts = _groups(devices, lambda device: device.process_index)
     if len({len(chips) for chips in hosts}) > 1:  # some of a pod's chips only
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    left, parts = len(hosts[0]), []
+    remaining, parts = len(hosts[0]), []
     for size in reversed(shape):
-        parts.append(math.gcd(left, size))
-        left //= parts[-1]
+        parts.append(math.gcd(remaining, size))
+        remaining //= parts[-1]
     inner = tuple(reversed(parts))
     corners = [_corner(chips) for chips in hosts]
     ranks = [sorted(set(axis)) for axis in zip(*corners, strict=True)]

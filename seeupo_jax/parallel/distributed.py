@@ -35,7 +35,7 @@ def own_row_shards(mesh: jax.sharding.Mesh) -> list[int]:
     return sorted(shard for shard, (owner,) in owners.items() if owner == jax.process_index())
 
 
-def spread(x: np.ndarray, where: NamedSharding | None) -> jax.Array:
+def to_global(x: np.ndarray, where: NamedSharding | None) -> jax.Array:
     """A global array out of each process's own part; None: this process's only device."""
     if where is None or jax.process_count() == 1:
         return jax.device_put(x, where)

@@ -38,7 +38,7 @@ def exclusive(file: Path, got: str) -> Iterator[None]:
         yield
     finally:
         if held is not None:
-            with contextlib.suppress(OSError):  # whoever cleaned up was faster
+            with contextlib.suppress(OSError):  # another process has removed it
                 file.unlink()
             held.close()
 
@@ -48,7 +48,7 @@ def _acquire(file: Path, got: str) -> IO[str] | None:
         try:
             opened = file.open("a+", encoding="utf-8")
         except FileNotFoundError:
-            return None  # whoever writes to a folder that is not there is told
+            return None  # writing to a folder that is not there fails with a sentence of its own
         except OSError as error:
             return _unlocked(file, error)
         try:

@@ -14,11 +14,9 @@ _LANES = (0x9E3779B9, 0x85EBCA77)  # any two numbers: a sum of hashes for each
 def fingerprint(tree: Any) -> str:
     """Tells pytrees of arrays apart, by every bit of every leaf, its place, dtype and path.
 
-    The devices add up hashes of all elements as whole numbers modulo 2^32, which no order of adding
-    changes: which devices and processes hold an array, and how it is cut, makes no difference. Only
-    two sums a leaf come to the host. It is no protection against forgery: 64 bits a leaf.
-
-    Every process that holds parts of the arrays must call it.
+    The devices add up hashes of all elements modulo 2^32, which no order of adding changes: how an
+    array is cut over devices and processes makes no difference. Two sums per leaf, 64 bits, come to
+    the host; no protection against forgery. Every process that holds parts must call it.
 
     Returns:
       64 hexadecimal digits.

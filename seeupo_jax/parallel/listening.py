@@ -16,10 +16,9 @@ _RETRY_S = 0.2
 def listen(coordinator: str, deadline: float) -> socket.socket:
     """A socket at the address that HOST:PORT stands for on this machine.
 
-    Where the others know this machine by an address that it does not have (behind a translation of
-    addresses, say), or by a name that stands for its loopback here, it listens on all interfaces,
-    and says so on the standard error. The variable JAX_COORDINATOR_BIND_ADDRESS, HOST:PORT, is
-    another address to listen at.
+    Where the others know this machine by an address that it does not have (behind NAT, say), or by
+    a name of its loopback, it listens on all interfaces and warns on the standard error.
+    JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT is another address to listen at.
 
     Args:
       deadline: until when a name may take to be known, in seconds of the monotonic clock.
@@ -29,7 +28,7 @@ def listen(coordinator: str, deadline: float) -> socket.socket:
     """
     given = os.environ.get(BIND_VARIABLE)
     name = "--coordinator" if given is None else BIND_VARIABLE
-    host, port = _split(coordinator if given is None else given, name)
+    host, port = split_address(coordinator if given is None else given, name)
     for family, address in _addresses(host, port, name, deadline):
         ip = ipaddress.ip_address(address[0].partition("%")[0])
         if ip.is_loopback and given is None and not _names_loopback(host):
@@ -54,7 +53,8 @@ def listen(coordinator: str, deadline: float) -> socket.socket:
         raise _refused(port, name, error) from None
 
 
-def _split(text: str, name: str) -> tuple[str, int]:
+def split_address(text: str, name: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT, the value of a setting; ValueError: of another form."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ValueError(f"{name}: got {text!r}; allowed: HOST:PORT of process 0.")
@@ -80,7 +80,7 @@ def _addresses(
 
 
 def _names_loopback(host: str) -> bool:
-    """Whether a host is meant to be this machine, for whoever says it."""
+    """Whether a host means the machine that uses it: a loopback address or name."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -49,8 +49,8 @@ def make_mesh(sizes: schema.Mesh, devices: Sequence[jax.Device] | None = None) -
         that data x fsdp cannot be spread over.
     """
     devices = jax.devices() if devices is None else devices
-    whole = _whole_sizes(sizes, len(devices), "config.mesh")
-    return _mesh(arrange(whole, devices))
+    resolved = _whole_sizes(sizes, len(devices), "config.mesh")
+    return _mesh(arrange(resolved, devices))
 
 
 def sampler_mesh(training: jax.sharding.Mesh, sizes: schema.Mesh | None) -> jax.sharding.Mesh:
@@ -82,16 +82,16 @@ def sampler_mesh(training: jax.sharding.Mesh, sizes: schema.Mesh | None) -> jax.
 def _whole_sizes(sizes: schema.Mesh, devices: int, key: str) -> dict[str, int]:
     """The sizes of all axes, -1 replaced; `key` names them in messages."""
     named = {axis: vars(sizes)[axis] for axis in AXES}
-    known = math.prod(size for size in named.values() if size != -1)
+    product = math.prod(size for size in named.values() if size != -1)
     free = [axis for axis, size in named.items() if size == -1]
     if len(free) > 1:
         raise ValueError(f"{key}: got {named}; allowed: -1 at one axis at most.")
-    if devices % known or (not free and known != devices):
+    if devices % product or (not free and product != devices):
         raise ValueError(
-            f"{key}: got {named}, a product of {known}; allowed: a product of {devices}, the"
+            f"{key}: got {named}, a product of {product}; allowed: a product of {devices}, the"
             " devices here, or -1 at one axis, which takes the remaining ones."
         )
-    return named | dict.fromkeys(free, devices // known)
+    return named | dict.fromkeys(free, devices // product)
 
 
 def _mesh(devices: np.ndarray) -> jax.sharding.Mesh:

@@ -57,7 +57,7 @@ class Outline:
 
     def rollout_programs(self) -> list[str]:
         """Names of all that `engine.compile` compiles."""
-        every = self.engine.programs(self.policy.whole(self.state.params))
+        every = self.engine.programs(self.policy.merged(self.state.params))
         return ["rollout/allocate", *(program.name for program in every)]
 
     def sweep_programs(self) -> list[str]:

@@ -48,7 +48,7 @@ def outline_run(
 
 def model_lines(found: Outline, start: str | None) -> list[str]:
     arch, config = found.policy.network.arch, found.config
-    whole = jax.tree.leaves_with_path(found.policy.whole(found.state.params))
+    whole = jax.tree.leaves_with_path(found.policy.merged(found.state.params))
     counts = [(str(path[-1].key).startswith(ADAPTER), x.size) for path, x in whole]
     every = sum(size for _, size in counts)
     trained = sum(x.size for x in jax.tree.leaves(found.state.params))

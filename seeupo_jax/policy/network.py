@@ -17,7 +17,7 @@ from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.attention import KeyValues
 from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
 from seeupo_jax.policy.transformer import Transformer
-from seeupo_jax.types import NOTHING
+from seeupo_jax.types import NO_TARGET
 
 # Logits that a device holds at once: 2**24 float32 are 64 MiB. Tokens come in chunks with no more,
 # and of no more tokens than these, for a chunk in which nothing is predicted is left out.
@@ -115,7 +115,7 @@ def token_logp(
 ) -> jax.Array:
     """log π(target | hidden), float32 [R, A], of the softmax of logits / temperature.
 
-    Where the target is `NOTHING`, the result says nothing.
+    Where the target is `NO_TARGET`, the result says nothing.
 
     Every device works on its own rows and its own part of the vocabulary, in chunks of tokens one
     after the other, and leaves out those in which nothing is predicted. It never holds the logits
@@ -173,7 +173,7 @@ def _token_logp(
     chunk = -(-R * A // chunks)  # of like size: less than a token a chunk is padding
     pad = chunks * chunk - R * A
     hidden_CXD = jnp.pad(hidden_RAD.reshape(R * A, D), ((0, pad), (0, 0))).reshape(chunks, chunk, D)
-    target_CX = jnp.pad(target_RA.reshape(R * A), (0, pad), constant_values=NOTHING)
+    target_CX = jnp.pad(target_RA.reshape(R * A), (0, pad), constant_values=NO_TARGET)
     # The chunks' gradients are added up in float32, whatever the products are computed in.
     wide_VD = head_VD.astype(jnp.float32)
     out = _by_chunk(predict, wide_VD, hidden_CXD, target_CX.reshape(chunks, chunk))
@@ -230,7 +230,7 @@ def _by_chunk(
 
 
 def _any(target_X: jax.Array) -> jax.Array:
-    return (target_X != NOTHING).any()
+    return (target_X != NO_TARGET).any()
 
 
 def _by_chunk_forward(

@@ -16,6 +16,7 @@ from seeupo_jax.rollout.collection import (
     RolloutWorker,
     reset_call,
 )
+from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.episode import Request
 from seeupo_jax.types import Segment, Trajectory
 
@@ -82,10 +83,10 @@ def prefetch(
         episode: what holds them (a server, say) may have given them up meanwhile.
     """
     engine = worker.engine
-    own = [request for request in requests if engine.owns(request.group)][: engine.concurrency]
-    for slot, request in enumerate(own):
+    local = [request for request in requests if engine.owns(request.group)][: engine.concurrency]
+    for slot, request in enumerate(local):
         worker.pool.submit(reset_call(slot, request, worker.tokenizer, options))
-    return Prefetched(tuple(own), options, time.monotonic() + max_idle_s)
+    return Prefetched(tuple(local), options, time.monotonic() + max_idle_s)
 
 
 def collect(
@@ -120,18 +121,16 @@ def collect(
         collection.adopt(prefetched)
     with worker.watch.on(collection.activity):
         collection.run()
-    return _gather(collection, engine.usage(), began, len(requests))
+    return _gather(collection, engine, began, len(requests))
 
 
-def _gather(
-    collection: Collection, counts: Mapping[str, int], began: float, requests: int
-) -> Collected:
+def _gather(collection: Collection, engine: Engine, began: float, requests: int) -> Collected:
     """What all processes collected and spent, since `began` by this process's clock."""
     finished: dict[int, Trajectory] = {}
     usage: Counter[str] = Counter()
     waits, waited = [], (collection.environment_s, collection.reset_s)
-    own = (collection.finished, waited, Counter(counts))
-    for trajectories, seconds, used in gather(own, Trajectory, Segment):
+    local = (collection.finished, waited, engine.usage())
+    for trajectories, seconds, used in gather(local, Trajectory, Segment):
         finished |= trajectories
         usage.update(used)
         waits.append(seconds)
@@ -141,4 +140,13 @@ def _gather(
     context = sum(len(turn_L) for turn_L in turns) - sampled
     wall_s = time.perf_counter() - began
     environment_s, reset_s = map(max, zip(*waits, strict=True))
-    return Collected(ordered, wall_s, environment_s, sampled, context, usage, reset_s=reset_s)
+    return Collected(
+        ordered,
+        wall_s,
+        environment_s,
+        sampled,
+        context,
+        usage,
+        reset_s=reset_s,
+        seconds=engine.seconds(),
+    )

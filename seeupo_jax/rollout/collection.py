@@ -10,9 +10,9 @@ from typing import Any
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Environment, Message, StepResult, Tool
+from seeupo_jax.envs.base import Environment
 from seeupo_jax.envs.pool import Call, EnvPool
-from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer
+from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.engine.protocol import Action, Engine, Turn
 from seeupo_jax.rollout.engine.sampling import task_number
 from seeupo_jax.rollout.episode import Episode, Request
@@ -76,7 +76,7 @@ class Prefetched:
 def reset_call(
     slot: int, request: Request, tokenizer: Tokenizer, options: CollectionOptions
 ) -> Call:
-    """Begins an episode; gives what `Collection._begin` takes."""
+    """Begins an episode; gives what `Episode.on_result` takes."""
     seed = options.seed
     own = request.episode_seed(seed=seed, iteration=options.iteration)
 
@@ -175,8 +175,7 @@ class Collection:
                 self._pool.submit(call)
                 continue
             episode = self._open[key]
-            if (answer := episode.on_result(outcome, self._env.timeout_as)) is not None:
-                self._take(episode, *answer)
+            episode.on_result(outcome, self._env.timeout_as)
             self._advance(key, episode)
 
     def _open_next(self) -> int:
@@ -185,27 +184,6 @@ class Collection:
         self._open[key] = Episode(self._requests[key], slot)
         self._key_of[slot] = key
         return key
-
-    def _take(self, episode: Episode, *answer: Any) -> None:
-        """Takes what an environment answered to `finish`, `reset` or `step`."""
-        if episode.stop is not None:
-            self._settle(episode, *answer)
-        elif episode.conversation is None:
-            self._begin(episode, *answer)
-        else:
-            self._answer(episode, *answer)
-
-    def _begin(
-        self,
-        episode: Episode,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        conversation: Conversation,
-        has_finish: bool,
-    ) -> None:
-        episode.messages += messages
-        episode.tools, episode.conversation = tools, conversation
-        episode.has_finish = has_finish
 
     def _act(self, action: Action) -> None:
         """Brings a sampled action to its environment."""
@@ -229,22 +207,8 @@ class Collection:
 
         self._pool.submit(Call(episode.slot, lambda env: env.step(text), extend))
 
-    def _answer(
-        self,
-        episode: Episode,
-        step: StepResult,
-        score: float,
-        conversation: Conversation | None,
-    ) -> None:
-        episode.rewards[-1] = step.reward
-        episode.score, episode.conversation = score, conversation
-        episode.messages += step.observation
-        episode.info = episode.info | step.info
-        if step.done:
-            episode.stop = "done"
-
     def _ask_last(self, episode: Episode) -> None:
-        """Tells an environment once that the trainer ends its episode, and asks what it pays."""
+        """Calls `finish` once, where the trainer ends an episode: the environment's last reward."""
         episode.has_finish = False
         stop, earned, max_reward = episode.stop, episode.earned, self._env.max_reward
 
@@ -253,10 +217,6 @@ class Collection:
             return reward, gate.check_score(env.score())
 
         self._pool.submit(Call(episode.slot, lambda env: env.finish(stop), settle))
-
-    def _settle(self, episode: Episode, reward: float, score: float) -> None:
-        episode.pay_last(reward)
-        episode.score = score
 
     def _advance(self, key: int, episode: Episode) -> None:
         """Asks for the next action, or ends the episode."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from seeupo_jax.envs.base import Message, Tool
+from seeupo_jax.envs.base import Message, StepResult, Tool
 from seeupo_jax.envs.pool import Failure, Outcome
 from seeupo_jax.policy.files.tokenizer import Conversation, Transcript
 from seeupo_jax.rollout.engine.sampling import task_number
@@ -50,7 +50,7 @@ class Episode:
     tools: Sequence[Tool] = ()
     rewards: list[float] = field(default_factory=list)  # of each turn that was sampled
     turnless_reward: float = 0.0  # paid by `finish` where no turn was sampled
-    has_finish: bool = False  # its environment has yet to be told that the trainer ends it
+    has_finish: bool = False  # its environment's `finish` has yet to be called
     score: float = 0.0
     stop: str | None = None
     timeout_counts: bool = False
@@ -67,27 +67,37 @@ class Episode:
         """The rewards so far."""
         return sum(self.rewards, self.turnless_reward)
 
-    def pay_last(self, reward: float) -> None:
-        """Adds the reward of `finish` to the last turn's."""
-        if self.rewards:
-            self.rewards[-1] += reward
-        else:
-            self.turnless_reward = reward
-
-    def on_result(self, outcome: Outcome, timeout_as: str) -> Any:
-        """What its environment brought; None where it failed, which ends the episode.
+    def on_result(self, outcome: Outcome, timeout_as: str) -> None:
+        """Takes what its environment answered to `reset`, `step` or `finish`; a failure ends it.
 
         With `timeout_as=zero_reward` an episode counts whose environment hung after an action: the
         rewards before that turn stay, and its score is 0.
         """
         self.retries += outcome.retries
         result = outcome.result
-        if not isinstance(result, Failure):
-            return result
-        self.fail(result.stop, result.reason)
-        if result.stop == "timeout" and timeout_as == "zero_reward" and self.rewards:
-            self.timeout_counts, self.score = True, 0.0
-        return None
+        if isinstance(result, Failure):
+            self.fail(result.stop, result.reason)
+            if result.stop == "timeout" and timeout_as == "zero_reward" and self.rewards:
+                self.timeout_counts, self.score = True, 0.0
+        elif self.stop is not None:  # of `finish`, whose reward is added to the last turn's
+            reward, self.score = result
+            if self.rewards:
+                self.rewards[-1] += reward
+            else:
+                self.turnless_reward = reward
+        elif self.conversation is None:  # of `reset`
+            messages, self.tools, self.conversation, self.has_finish = result
+            self.messages += messages
+        else:
+            self._take_step(*result)
+
+    def _take_step(self, step: StepResult, score: float, conversation: Conversation | None) -> None:
+        self.rewards[-1] = step.reward
+        self.score, self.conversation = score, conversation
+        self.messages += step.observation
+        self.info = self.info | step.info
+        if step.done:
+            self.stop = "done"
 
     def fail(self, stop: str, reason: str) -> None:
         self.stop, self.info = stop, self.info | {"failure": reason}

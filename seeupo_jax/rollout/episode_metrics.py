@@ -33,8 +33,8 @@ def rollout_metrics(
     stops = [t.stop for t in collected.sampled]
     trajectories = collected.trajectories
     groups = groups_of(trajectories)
-    learned = np.flatnonzero(learnable(trajectories, grouped=grouped))
-    kept = {trajectories[i].group for i in learned}
+    trained = np.flatnonzero(learnable(trajectories, grouped=grouped))
+    kept = {trajectories[i].group for i in trained}
     idle = sum(not has_signal(group) for group in groups.values())
     mean = lambda values: float(np.mean(values)) if good else float("nan")  # noqa: E731
     counts = {f"rollout/stop_{name}": stops.count(name) for name in sorted(set(stops))}

@@ -20,7 +20,7 @@ import jax
 from seeupo_jax.parallel.codec import decode, encode
 from seeupo_jax.parallel.distributed import from_first
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.trajectories.json_lines import plain, write_whole
+from seeupo_jax.trajectories.json_lines import plain, write_atomically
 from seeupo_jax.types import Segment, Trajectory
 
 _LOGGER = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class RolloutStore:
             self._pending = self._writer.submit(self._save, iteration, collected, origin)
 
     def wait(self) -> None:
-        """Returns when every collection that was saved is on the disk, or was told not to be."""
+        """Returns when every collection that was saved is on the disk, or was reported as lost."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -80,7 +80,7 @@ class RolloutStore:
     def _save(self, iteration: int, collected: Collected, origin: Mapping[str, str]) -> None:
         file = self._file(iteration)
         try:
-            write_whole(file, _pack(iteration, collected, origin))
+            write_atomically(file, _pack(iteration, collected, origin))
         except (OSError, TypeError, ValueError, RecursionError) as error:
             self._log(
                 f"{file} could not be written ({error}): a sweep that is killed will sample again."

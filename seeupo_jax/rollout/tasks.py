@@ -43,9 +43,9 @@ class TrainingTasks:
 
     def _at(self, place: int) -> str:
         """The task at a place, counted through all epochs."""
-        epoch, own = divmod(place, len(self._task_ids))
-        if own < self._count:  # no other places change
-            place += self._exchanged(epoch).get(own, own) - own
+        epoch, offset = divmod(place, len(self._task_ids))
+        if offset < self._count:  # no other places change
+            place += self._exchanged(epoch).get(offset, offset) - offset
         return self._shuffled(place)
 
     def _exchanged(self, epoch: int) -> dict[int, int]:
@@ -53,8 +53,8 @@ class TrainingTasks:
         missing = []
         while epoch not in self._exchanges:
             missing.append(epoch)
-            epoch, own = divmod(self._iteration_of(epoch), len(self._task_ids))
-            if not 0 < own < self._count:
+            epoch, offset = divmod(self._iteration_of(epoch), len(self._task_ids))
+            if not 0 < offset < self._count:
                 break  # what `epoch` exchanges does not matter here
         for each in reversed(missing):
             self._exchanges[each] = self._exchange(each)
@@ -77,8 +77,8 @@ class TrainingTasks:
         taken = {self._at(place) for place in range(first, whole)}
         repeated = [i for i in range(reached) if self._shuffled(begin + i) in taken]
         fresh = (i for i in range(reached, size) if self._shuffled(begin + i) not in taken)
-        pairs = [(own, next(fresh, own)) for own in repeated]
-        return dict(pairs) | {other: own for own, other in pairs}
+        pairs = [(offset, next(fresh, offset)) for offset in repeated]
+        return dict(pairs) | {other: offset for offset, other in pairs}
 
 
 def too_few(tasks: int, count: int) -> str | None:

@@ -1,4 +1,4 @@
-"""What a collection is doing at this moment, for whoever looks; it does nothing to be looked at."""
+"""What a collection is doing at this moment, for other threads to read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Activity:
 
 
 class Watch:
-    """Where a collection can be seen: another thread looks when it likes, and nobody waits."""
+    """Where other threads read how far a collection is; neither side waits."""
 
     def __init__(self) -> None:
         self._look: Callable[[], Activity] | None = None

@@ -29,7 +29,7 @@ def check_entries(algorithm: Algorithm) -> None:
     """
     for field, check in (("advantage", try_estimator), ("objective", try_objective)):
         name = vars(algorithm)[field]
-        if ":" in name:  # ours are tested
+        if ":" in name:  # built-in ones are tested
             check(f"config.algorithm.{field}: {name}", find_entry(field, name), vars(algorithm))
 
 
@@ -53,9 +53,9 @@ def try_estimator(name: str, estimator: Estimator, choices: Mapping[str, Any]) -
     def credit(arrays: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(x for x in estimator.credit(arrays, choices) if x is not None)
 
-    found = _tried(name, wanted, credit, needed)
+    results = _tried(name, wanted, credit, needed)
     masks = (mask, arrays["mask_NL"])
-    finite = [np.isfinite(x)[own].all() for x, own in zip(found, masks, strict=False)]
+    finite = [np.isfinite(x)[own].all() for x, own in zip(results, masks, strict=False)]
     if not all(finite):
         what = list(wanted)[finite.index(False)]
         raise ValueError(f"{name} makes {what} of finite rewards that are not finite numbers.")
@@ -104,7 +104,7 @@ def _tried(
     try:
         shapes = jax.eval_shape(function, arrays)
         with jax.disable_jit():
-            found = function(arrays)
+            results = function(arrays)
     except Exception as error:  # of a user's code
         raise ValueError(f"{name} fails on {given}: {describe(error)}.") from error
     shapes = shapes if isinstance(shapes, tuple) else (shapes,)
@@ -113,7 +113,7 @@ def _tried(
         allowed = " and ".join(f"{what} float32{list(shape)}" for what, shape in wanted.items())
         shown = ", ".join(f"{dtype}{list(shape or ())}" for shape, dtype in got)
         raise ValueError(f"{name} returned {shown} for {given}; allowed: {allowed}.")
-    return tuple(np.asarray(x) for x in (found if isinstance(found, tuple) else (found,)))
+    return tuple(np.asarray(x) for x in (results if isinstance(results, tuple) else (results,)))
 
 
 def _tiny_batch() -> dict[str, jax.Array]:

@@ -63,7 +63,7 @@ class Policy:
     mesh: jax.sharding.Mesh
     frozen: Any = dataclasses.field(default_factory=dict)
 
-    def whole(self, params: Any) -> Any:
+    def merged(self, params: Any) -> Any:
         """All parameters, given those that train."""
         return policy.join(params, self.frozen)
 
@@ -82,13 +82,13 @@ def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
-    spread, arch = row_shards(mesh), architecture(config, mesh)
+    row_devices, arch = row_shards(mesh), architecture(config, mesh)
     check_lengths(mesh, build_shapes(config, mesh, 1).lengths)
     trajectories = config.rollout.tasks * config.rollout.group_size
-    if trajectories % spread:
+    if trajectories % row_devices:
         raise ValueError(
             f"config.rollout.tasks x group_size: got {trajectories}; allowed: a multiple of the"
-            f" {spread} devices that rows are spread over (mesh axes {' x '.join(ROW_AXES)})."
+            f" {row_devices} devices that rows are spread over (mesh axes {' x '.join(ROW_AXES)})."
         )
     if config.rollout.max_context > arch.max_positions:
         raise ValueError(
@@ -127,11 +127,11 @@ def find_model(config: Config) -> tuple[Config, str]:
     if path.startswith(PACKAGE) or (place / CONFIG_FILE).is_file() or place.is_file():
         return config, path
     folder = Path(seeupo_jax.__path__[0]) / "assets" / ARCHITECTURES
-    known = sorted(each.name for each in folder.iterdir())
-    if place.name not in known:
+    published = sorted(each.name for each in folder.iterdir())
+    if place.name not in published:
         raise ValueError(
             f"config.model.path: got {path!r}, which is not here; allowed without its files: a path"
-            f" that ends in one of {', '.join(known)}."
+            f" that ends in one of {', '.join(published)}."
         )
     inside = f"{PACKAGE}{ARCHITECTURES}/{place.name}"
     model = dataclasses.replace(config.model, path=inside)
@@ -154,14 +154,14 @@ def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
 
 def _layout(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """How the network is computed; what it computes, its files say."""
-    chosen, platform = config.model, mesh.devices.flat[0].platform
-    attention = preferred_kernel(platform) if chosen.attention == "auto" else chosen.attention
+    model, platform = config.model, mesh.devices.flat[0].platform
+    attention = preferred_kernel(platform) if model.attention == "auto" else model.attention
     check_kernel(attention, platform)
     return {
-        "dtype": chosen.dtype,
-        "param_dtype": chosen.param_dtype,
-        "scan_layers": chosen.scan_layers,
-        "remat": "none" if chosen.remat == "auto" else chosen.remat,  # auto: see remat.py
+        "dtype": model.dtype,
+        "param_dtype": model.param_dtype,
+        "scan_layers": model.scan_layers,
+        "remat": "none" if model.remat == "auto" else model.remat,  # auto: see remat.py
         "attention": attention,
         "longest": config.rollout.max_context,
     }
@@ -169,10 +169,10 @@ def _layout(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
 
 def adapters(config: Config) -> Lora | None:
     """The adapters that the configuration means."""
-    chosen = config.lora
-    if chosen.path is not None:
-        return read_lora(Path(chosen.path))
-    return Lora(chosen.rank, chosen.alpha, chosen.targets) if chosen.rank else None
+    lora = config.lora
+    if lora.path is not None:
+        return read_lora(Path(lora.path))
+    return Lora(lora.rank, lora.alpha, lora.targets) if lora.rank else None
 
 
 def architecture(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
@@ -260,7 +260,7 @@ def build_engine(
 def _held(made: Policy) -> Any:
     """Shape structs of all parameters, as the trainer holds them."""
     network, shapes = policy.abstract(made.network.arch)
-    shapes = made.whole(policy.trainable(network, shapes)[0])
+    shapes = made.merged(policy.trainable(network, shapes)[0])
     where = param_shardings(made.mesh, network.logical_axes(), shapes)
     struct = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)  # noqa: E731
     return jax.tree.map(struct, shapes, where)

@@ -55,12 +55,8 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
 
 def _check_fields(config: Config) -> jax.sharding.Mesh:
     """What needs neither the environment nor the model; the mesh."""
-    check_entries(config.algorithm)
-    Schedule(config.optimizer, config.iterations)
-    make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    mesh = check_learner(config)
     check_trackers(config.telemetry.trackers)
-    mesh = make_mesh(config.mesh)
-    check_offload(config.offload, mesh.local_devices[0])
     if max(config.profile.steps, default=0) > config.iterations:
         raise ValueError(
             f"config.profile.steps: got {config.profile.steps}; allowed: iterations from 1 to"
@@ -76,6 +72,16 @@ def _check_fields(config: Config) -> jax.sharding.Mesh:
             "config.model.path: got none; allowed: a model folder, or stages in config.warm_start"
             " that make a policy from nothing."
         )
+    return mesh
+
+
+def check_learner(config: Config) -> jax.sharding.Mesh:
+    """The algorithm, the optimizer and where they are to run; the mesh."""
+    check_entries(config.algorithm)
+    Schedule(config.optimizer, config.iterations)
+    make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    mesh = make_mesh(config.mesh)
+    check_offload(config.offload, mesh.local_devices[0])
     return mesh
 
 

@@ -63,7 +63,7 @@ def add_cluster_flags(flags: Flags) -> None:
 
 
 def quiet_logs() -> None:
-    """Orbax tells every step of every save otherwise."""
+    """Otherwise Orbax logs every step of every save."""
     logging.set_verbosity(logging.WARNING)
 
 
@@ -106,7 +106,7 @@ def join_cluster(config: Config, given: argparse.Namespace) -> None:
       given: by the flags of `add_cluster_flags`.
 
     Raises:
-      ValueError: they do not all come in time, or are not of one mind.
+      ValueError: they do not all come in time, or differ in what must be the same.
     """
     timeout_s = given.cluster_timeout_s
     place = cluster.find_place(
@@ -157,12 +157,11 @@ def _only_cpu() -> bool:
 
 
 def _keep_freed_memory() -> None:
-    """Tells glibc not to give memory back to the system.
+    """Keeps glibc from giving memory back to the system.
 
     A program's temporaries are allocated anew at every execution; the system clears each page at
     its first touch, one after the other: 5% of a small model's sweep on two cores, a fifth of the
-    sweep of 135 million parameters. Only threads that have not allocated yet can be told to share
-    one heap.
+    sweep of 135 million parameters. Only threads that have not allocated yet can share one heap.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # another C library has none
     if mallopt is not None:

@@ -93,11 +93,9 @@ def _metrics(
 def selection_split(config: Config, environment: Environment) -> str | None:
     """The split whose avg@k decides which checkpoints `checkpoint.keep_best` keeps.
 
-    `evaluation.select_on` where it is set; else `validation` where the environment has tasks of
-    that name which are neither training tasks nor tasks of `evaluation.split`; else
-    `evaluation.split` itself, on which the best checkpoint's figure is then too good.
-
-    Returns: the split's name; None where `checkpoint.keep_best` is 0: nothing is chosen.
+    Returns: `evaluation.select_on` where it is set; else `validation` where the environment has
+      such tasks, which no other split has; else `evaluation.split` itself, on which the best
+      checkpoint's figure is then too good. None where `checkpoint.keep_best` is 0.
     """
     evaluation = config.evaluation
     if not config.checkpoint.keep_best:

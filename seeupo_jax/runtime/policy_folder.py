@@ -12,11 +12,9 @@ import jax
 
 from seeupo_jax.checkpoint import Checkpoints, check_writable, exclusive_output, find_directory
 from seeupo_jax.configuration.schema import Config, Mesh
-from seeupo_jax.parallel.mesh import make_mesh, param_shardings
+from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import save_pretrained
-from seeupo_jax.policy.files.weights import inspect, read_tokenizer
 from seeupo_jax.policy.lora import merge, save_adapters
-from seeupo_jax.policy.network import abstract
 from seeupo_jax.runtime import build
 
 
@@ -26,7 +24,7 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
     writes = jax.process_index() == 0
     if writes:
         shutil.rmtree(unfinished, ignore_errors=True)
-    model = policy.network.bind(policy.whole(params))
+    model = policy.network.bind(policy.merged(params))
     if model.arch.lora is not None and not config.lora.merge:
         save_adapters(model, unfinished, str(config.model.path))
     else:
@@ -60,7 +58,7 @@ def export_policy(config: Config, workdir: str | Path, step: str, folder: str | 
 
 def _export(config: Config, workdir: Path, step: str, folder: Path) -> int:
     checkpoints = Checkpoints(
-        find_directory(config.checkpoint, workdir), config.checkpoint.keep, log=_tell
+        find_directory(config.checkpoint, workdir), config.checkpoint.keep, log=_warn
     )
     number = _find_step(checkpoints, step)
     # Nothing is computed here, and the devices need not be those that trained.
@@ -73,7 +71,7 @@ def _export(config: Config, workdir: Path, step: str, folder: Path) -> int:
     write_policy(config, policy, state["params"], folder)
     reported = config.evaluation.split
     if step == "best" and notes.get("selected_on", reported) == reported:
-        _tell(
+        _warn(
             f"checkpoint {restored} was selected on the split {reported!r}: its figure there is"
             " biased upwards; report it on another split."
         )
@@ -110,29 +108,20 @@ def _abstract_policy(config: Config, workdir: Path) -> tuple[build.Policy, Any]:
     path = build.policy_folder(config, workdir)
     if path is None:
         raise ValueError(f"--workdir: got {workdir}; allowed: one whose warm start is over.")
-    chosen = config.model
-    arch = inspect(
-        path, dtype=chosen.dtype, param_dtype=chosen.param_dtype, scan_layers=chosen.scan_layers
-    )
-    network, shapes = abstract(arch)
+    config = replace(config, model=replace(config.model, path=path))
     count = jax.device_count()
     for parts in (n for n in range(count, 0, -1) if count % n == 0):
         layout = Mesh(fsdp=parts)
-        mesh = make_mesh(layout)
         try:
-            shardings = param_shardings(mesh, network.logical_axes(), shapes)
-        except ValueError:
-            continue  # parameters cannot be cut into so many parts
-        break
+            policy, example = build.abstract_policy(config, make_mesh(layout))
+            break
+        except ValueError:  # parameters cannot be cut into so many parts
+            if parts == 1:
+                raise
     if config.lora.rank or config.lora.path is not None:
         return build.load_policy(replace(config, mesh=layout), path)
-    example = jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
-        shapes,
-        shardings,
-    )
-    return build.Policy(network, read_tokenizer(path, config.chat), mesh), example
+    return policy, example
 
 
-def _tell(sentence: str) -> None:
+def _warn(sentence: str) -> None:
     print(sentence, file=sys.stderr)

@@ -39,8 +39,8 @@ class Server:
     timeout_s: float = 600.0
 
 
-class Player(NamedTuple):
-    """A policy that can be played with.
+class PolicySource(NamedTuple):
+    """A policy to be evaluated.
 
     about: what the JSON says of it. same: what must not change while its episodes are played.
     """
@@ -72,25 +72,25 @@ def check_trained(config: Config, workdir: Path) -> None:
 
 
 @contextlib.contextmanager
-def own_policy(config: Config, workdir: Path, *, untrained: bool = False) -> Iterator[Player]:
+def own_policy(config: Config, workdir: Path, *, untrained: bool = False) -> Iterator[PolicySource]:
     """The run's last checkpoint in our own engine; what it starts from, where that is meant."""
     made, params = build.load_policy(config, policy_folder(config, workdir))
-    found, iteration = None, 0
+    restored, iteration = None, 0
     if not untrained:
         files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
-        found = files.restore({"params": params}, partial=True)
-    if found is not None:
-        iteration, state, _ = found
+        restored = files.restore({"params": params}, partial=True)
+    if restored is not None:
+        iteration, state, _ = restored
         params = state["params"]
     engine = build.build_engine(config, made)
     with jax.set_mesh(made.mesh):
-        about, whole = {"iteration": iteration}, made.whole(params)
-        same = about | {"policy": checksum(whole), "config.model.dtype": config.model.dtype}
-        yield Player(engine, made.tokenizer, whole, iteration, about, same)
+        about, merged = {"iteration": iteration}, made.merged(params)
+        same = about | {"policy": checksum(merged), "config.model.dtype": config.model.dtype}
+        yield PolicySource(engine, made.tokenizer, merged, iteration, about, same)
 
 
 @contextlib.contextmanager
-def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[Player]:
+def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[PolicySource]:
     """What a server holds; at the end stderr has what the server cost, if it cost anything."""
     # The server may hold this machine's accelerator, and a TPU lets only one process in.
     jax.config.update("jax_platforms", "cpu")
@@ -117,7 +117,7 @@ def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[Pla
     )
     with contextlib.closing(engine):
         about = {"server": url, "model": engine.model}
-        yield Player(engine, tokenizer, None, 0, about, about)
+        yield PolicySource(engine, tokenizer, None, 0, about, about)
         usage = engine.usage()
     if any(usage.values()):
         print(

@@ -37,13 +37,13 @@ def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
     """
     wanted, defaults = (plain(_same_fields(each), finite=False) for each in (config, Config()))
     for field, value in wanted.items():
-        theirs = saved[field]
+        saved_value = saved[field]
         if isinstance(value, dict):  # the saved one's version may not have had all fields
-            theirs = {name: theirs.get(name, defaults[field][name]) for name in value}
-        if theirs != value:
+            saved_value = {name: saved_value.get(name, defaults[field][name]) for name in value}
+        if saved_value != value:
             raise ValueError(
                 f"config.{field}: got {value}; allowed for this workdir, whose checkpoint"
-                f" has it: {theirs}. Choose a new workdir for another run."
+                f" has it: {saved_value}. Choose a new workdir for another run."
             )
 
 

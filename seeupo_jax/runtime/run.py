@@ -19,7 +19,7 @@ from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.metrics.run_manifest import Launch
 from seeupo_jax.metrics.statistics import evaluation_prefix
 from seeupo_jax.parallel.distributed import agree
-from seeupo_jax.parallel.stop_signal import Stopped, StoppedCompiling, StopRequest
+from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.runtime.build import Policy
 from seeupo_jax.runtime.evaluation import evaluate
@@ -29,7 +29,7 @@ from seeupo_jax.runtime.run_parts import RunParts, build_parts
 from seeupo_jax.runtime.stagnation import NotLearning, check_groups
 from seeupo_jax.types import TrajectoryStats
 
-UNKNOWN = Launch()  # nobody said how the run was begun
+UNKNOWN = Launch()  # how the run was begun is not known
 
 
 def begin_run(
@@ -48,9 +48,9 @@ def begin_run(
     """
     parts, train = build_parts(config, workdir, progress, request, policy, params)
     checkpoints = RunCheckpoints(parts)
-    found = checkpoints.restore(train)
-    resumed, state = found is not None, RunState(0, train) if found is None else found
-    del train, found  # `restore_sweep` may load another state: one copy beside it is enough
+    restored = checkpoints.restore(train)
+    resumed, state = restored is not None, RunState(0, train) if restored is None else restored
+    del train, restored  # `restore_sweep` may load another state: one copy beside it is enough
     state = checkpoints.restore_sweep(state)
     resumed = resumed or state.stopped_sweep is not None
     parts.log.resume_from(state.done + 1 if resumed else 0)
@@ -65,7 +65,7 @@ class Run:
     """
 
     def __init__(self, parts: RunParts, checkpoints: RunCheckpoints):
-        self.parts, self._checkpoints = parts, checkpoints
+        self.parts, self.checkpoints = parts, checkpoints
 
     def __enter__(self) -> Run:
         return self
@@ -73,7 +73,7 @@ class Run:
     def __exit__(self, *_: object) -> None:
         with contextlib.ExitStack() as closing:  # both are closed, even where one of them fails
             closing.callback(self.parts.close)
-            closing.callback(self._checkpoints.close)
+            closing.callback(self.checkpoints.close)
 
     def due(self, iteration: int, every: int) -> bool:
         """Whether something done `every` so many iterations, and after the last, is due."""
@@ -96,7 +96,7 @@ class Run:
 
         parts.source.compile(params)
         with parts.log.phase("rollout"):
-            parts.engine.compile(parts.policy.whole(params), between)
+            parts.engine.compile(parts.policy.merged(params), between)
         with parts.log.phase("sweep"):
             train = compile_programs(parts.learner, state.train, parts.ref_params, count, between)
         for part in ("rollout", "sweep"):
@@ -179,7 +179,7 @@ class Run:
     def evaluate(self, state: RunState) -> RunState:
         """Evaluates on the held-out split; before and after training on the extra splits too.
 
-        What is going to be saved is evaluated on the split that checkpoints are chosen on.
+        What is going to be saved is evaluated on the split that checkpoints are selected on.
         """
         parts, config = self.parts, self.parts.config.evaluation
         iteration, selects_on = state.done, parts.selects_on
@@ -197,7 +197,7 @@ class Run:
                 values |= evaluate(
                     parts.config,
                     parts.worker,
-                    parts.policy.whole(state.train.params),
+                    parts.policy.merged(state.train.params),
                     split=split,
                     k=config.k,
                     iteration=iteration,
@@ -210,18 +210,10 @@ class Run:
         parts.log.evaluation(iteration, values)
         return state._replace(evaluated=True, score=score)
 
-    def save(self, state: RunState) -> RunState:
-        """Saves a checkpoint in the background."""
-        return self._checkpoints.save(state)
-
-    def save_stopped(self, state: RunState, stopped: Stopped | NotLearning) -> None:
-        """Saves all that is needed to resume this run where it was stopped."""
-        self._checkpoints.save_stopped(state, stopped)
-
     def finish(self, state: RunState) -> None:
         """Waits for the last checkpoint and leaves the trained policy in WORKDIR/policy."""
         parts = self.parts
-        self._checkpoints.wait()
+        self.checkpoints.wait()
         if parts.config.checkpoint.export:
             folder = parts.workdir / "policy"
             write_policy(parts.config, parts.policy, state.train.params, folder)

@@ -37,7 +37,7 @@ class RunState(NamedTuple):
     done: the last iteration whose sweep is over; 0: none is.
     train: the training state after it, or in the middle of the next sweep: see `stopped_sweep`.
     evaluated, saved: whether what is due after `done` of these two has been done.
-    score: avg@k on the split that checkpoints are chosen on, where `done` was evaluated on it.
+    score: avg@k on the split that checkpoints are selected on, where `done` was evaluated on it.
     stopped_sweep: of iteration `done + 1`, where the run was stopped in it.
     """
 
@@ -62,10 +62,10 @@ class RunCheckpoints:
 
     def restore(self, example: TrainState) -> RunState | None:
         """The run as its newest checkpoint has it; None where there is none."""
-        found = self._checkpoints.restore(example)
-        if found is None:
+        restored = self._checkpoints.restore(example)
+        if restored is None:
             return None
-        done, train, notes = found
+        done, train, notes = restored
         self._resume_from(notes)
         self._print_remat(notes)
         self._print_selection(notes)
@@ -88,12 +88,12 @@ class RunCheckpoints:
             )
             return state
         trajectories = stored.collected.trajectories
-        found = self._stopped.restore(
+        restored = self._stopped.restore(
             stopped_arrays(self._parts.learner, state.train, trajectories)
         )
-        if found is None:
+        if restored is None:
             return state
-        _, arrays, notes = found
+        _, arrays, notes = restored
         self._resume_from(notes)
         self._parts.progress.log(f"resuming in the sweep of iteration {iteration}")
         stopped_sweep = StoppedSweep(arrays, notes["sweep"], stored)
@@ -185,7 +185,7 @@ class RunCheckpoints:
         self._parts.stagnation.idle = notes.get("idle_iterations", 0)
 
     def _print_selection(self, notes: Mapping[str, Any]) -> None:
-        """Warns where checkpoints so far were chosen on another split than from now on."""
+        """Warns where checkpoints so far were selected on another split than from now on."""
         selects_on = self._parts.selects_on
         before = notes.get("selected_on", self._parts.config.evaluation.split)
         if None not in (selects_on, before) and selects_on != before:

@@ -23,7 +23,8 @@ from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_metrics, truncation
 from seeupo_jax.runtime.build import Policy
 from seeupo_jax.trajectories.reader import TRAIN, Shard
-from seeupo_jax.trajectories.trajectory_writer import Recorder, lazy_texts
+from seeupo_jax.trajectories.trajectory_record import TokenTexts
+from seeupo_jax.trajectories.trajectory_writer import TrajectoryWriter
 from seeupo_jax.types import Trajectory, TrajectoryStats
 
 Labels = Mapping[str, Mapping[str, str]]  # of tasks
@@ -33,17 +34,17 @@ class RunLog:
     """What is written, and what an iteration has spent so far; close it in the end."""
 
     def __init__(self, config: Config, workdir: Path, progress: Progress, tokenizer: Tokenizer):
-        chosen = config.telemetry
+        telemetry = config.telemetry
         self._config, self._workdir, self._progress = config, workdir, progress
         self._writes = jax.process_index() == 0
-        self._metrics = MetricsWriter(workdir, chosen.trackers, log=progress.log)
+        self._metrics = MetricsWriter(workdir, telemetry.trackers, log=progress.log)
         self._compilations = Compilations()
         self.spent: Counter[str] = Counter()  # seconds and programs since the last iteration's line
-        self.recorder = Recorder(
+        self._trajectories = TrajectoryWriter(
             workdir,
-            texts=lazy_texts(tokenizer.token_bytes),
-            share=chosen.trajectory_share,
-            mib=chosen.trajectory_mib,
+            texts=TokenTexts(tokenizer.token_bytes),
+            share=telemetry.trajectory_share,
+            mib=telemetry.trajectory_mib,
             seed=config.seed,
             log=progress.log,
         )
@@ -51,7 +52,7 @@ class RunLog:
     def close(self) -> None:
         """Finishes what is being written."""
         with contextlib.ExitStack() as parts:  # all are closed, even where one of them fails
-            for part in (self._compilations, self._metrics, self.recorder):
+            for part in (self._compilations, self._metrics, self._trajectories):
                 parts.callback(part.close)
 
     def resume_from(self, iteration: int) -> None:
@@ -62,7 +63,7 @@ class RunLog:
         """
         if self._writes:
             self._metrics.resume_from(iteration)
-            self.recorder.resume_from(iteration)
+            self._trajectories.resume_from(iteration)
             self._metrics.open()
 
     def describe(self, launch: Launch, policy: Policy, params: Any, *, resumed: bool) -> None:
@@ -87,7 +88,7 @@ class RunLog:
             },
             model={
                 "name": "randomly initialised" if path is None else path,
-                "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.whole(params))),
+                "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.merged(params))),
             },
         )
 
@@ -112,14 +113,14 @@ class RunLog:
         self,
         iteration: int,
         collected: Collected,
-        learned: Sequence[TrajectoryStats | None],
+        stats: Sequence[TrajectoryStats | None],
         labels: Labels,
         more: Mapping[str, Any],
     ) -> None:
         """Writes and shows an iteration: its metrics and its trajectories.
 
         Args:
-          learned: of each trajectory. labels: of the tasks. more: metrics.
+          stats: of each trajectory. labels: of the tasks. more: metrics.
         """
         spent, self.spent = self.spent, Counter()
         grouped = self._config.algorithm.grouped
@@ -128,12 +129,12 @@ class RunLog:
             values["sweep/tokens_per_second"] = values["sweep/tokens"] / spent["time/sweep_s"]
         if self._writes:
             shard = Shard(iteration, TRAIN, evaluation=False)
-            self.recorder.record(shard, collected.trajectories, labels, learned)
-            if self.recorder.removed:
-                values["telemetry/shards_removed"] = self.recorder.removed
+            self._trajectories.write(shard, collected.trajectories, labels, stats)
+            if self._trajectories.removed:
+                values["telemetry/shards_removed"] = self._trajectories.removed
             self._metrics.write(iteration, values)
             samples = samples_of(collected.trajectories, TRAIN)
-            self._metrics.draw(iteration, histograms_of(learned), samples)
+            self._metrics.draw(iteration, histograms_of(stats), samples)
         self._progress.iteration(iteration, values)
         max_context = self._config.rollout.max_context
         for trouble in (most_frequent_failure(collected), truncation(collected, max_context)):
@@ -145,7 +146,7 @@ class RunLog:
     ) -> None:
         """Keeps what was played in an evaluation after an iteration."""
         if self._writes:
-            self.recorder.record(Shard(iteration, split, evaluation=True), trajectories, labels)
+            self._trajectories.write(Shard(iteration, split, evaluation=True), trajectories, labels)
             self._metrics.draw(iteration, {}, samples_of(trajectories, split))
 
     def evaluation(self, iteration: int, values: Mapping[str, Any]) -> None:

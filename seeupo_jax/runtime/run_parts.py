@@ -31,7 +31,7 @@ class RunParts:
     ref_params: parameters of the reference policy.
     engine: the worker's.
     environment: one that is asked for task ids and labels only.
-    selects_on: the split that checkpoints are chosen on; None: none is chosen.
+    selects_on: the split that checkpoints are selected on; None: none is selected.
     """
 
     config: Config

@@ -37,12 +37,14 @@ class Stagnation:
 
     Args:
       limit: so many end the run; None: any number may pass.
-      idle: of the run so far.
       warn: takes a sentence for each of them.
+
+    Attributes:
+      idle: such iterations in a row so far.
     """
 
-    def __init__(self, limit: int | None, *, warn: Callable[[str], None], idle: int = 0):
-        self._limit, self._warn, self.idle = limit, warn, idle
+    def __init__(self, limit: int | None, *, warn: Callable[[str], None]):
+        self._limit, self._warn, self.idle = limit, warn, 0
 
     def check(self, iteration: int, collected: Collected, metrics: Mapping[str, float]) -> None:
         """Takes an iteration that is over, with the metrics of its sweep.

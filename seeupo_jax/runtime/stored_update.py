@@ -12,14 +12,12 @@ import numpy as np
 from seeupo_jax.configuration.schema import Config, Rollout
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.optimizer import make_optimizer
-from seeupo_jax.learner.schedule import Schedule
-from seeupo_jax.learner.state_layout import check_offload
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
 from seeupo_jax.parallel.mesh import make_mesh, row_shards
 from seeupo_jax.policy.files.weights import inspect
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.algorithm_trial import check_entries
+from seeupo_jax.runtime.checks import check_learner
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
@@ -79,9 +77,9 @@ def _means(rows: Rows, advantage: Sequence[np.ndarray], turns: Sequence[int]) ->
     owner = np.repeat(rows.trajectory_S, [len(tokens) for tokens in rows.tokens])
     turn, value = np.concatenate(rows.turn), np.concatenate(advantage).astype(np.float64)
     mean_N = np.full(rows.trajectories, np.nan)
-    for chosen in (turn == turn, turn != CONTEXT, np.isin(turn, turns)):
-        count_N = np.bincount(owner[chosen], minlength=rows.trajectories)
-        total_N = np.bincount(owner[chosen], value[chosen], minlength=rows.trajectories)
+    for mask in (turn == turn, turn != CONTEXT, np.isin(turn, turns)):
+        count_N = np.bincount(owner[mask], minlength=rows.trajectories)
+        total_N = np.bincount(owner[mask], value[mask], minlength=rows.trajectories)
         mean_N = np.where(count_N > 0, total_N / np.maximum(count_N, 1), mean_N)
     return mean_N.astype(np.float32)
 
@@ -93,29 +91,29 @@ def fit(config: Config, trajectories: Sequence[Trajectory]) -> Config:
       ValueError: more turns than `algorithm.custom_order` orders.
     """
     rows = Rows.of(trajectories, grouped=config.algorithm.grouped)
-    chosen, mesh = config.rollout, make_mesh(config.mesh)
-    if config.algorithm.order == "custom" and rows.turns > chosen.max_turns:
+    rollout, mesh = config.rollout, make_mesh(config.mesh)
+    if config.algorithm.order == "custom" and rows.turns > rollout.max_turns:
         raise ValueError(
-            f"config.rollout.max_turns: got {chosen.max_turns}; allowed with order=custom: at least"
-            f" the {rows.turns} turns of the trajectories."
+            f"config.rollout.max_turns: got {rollout.max_turns}; allowed with order=custom: at"
+            f" least the {rows.turns} turns of the trajectories."
         )
     acted = (np.bincount(turn_L[turn_L != CONTEXT]) for turn_L in rows.turn)
     action = max(int(count.max(initial=0)) for count in acted)
     length = max(map(len, rows.tokens))
     if config.algorithm.loss_mean == "constant":  # whose constant is the length allowed, not used
-        action = max(action, chosen.max_action_tokens)
-        length = max(length, chosen.max_context)
-    spread = row_shards(mesh)
+        action = max(action, rollout.max_action_tokens)
+        length = max(length, rollout.max_context)
+    row_devices = row_shards(mesh)
     rollout = Rollout(
-        tasks=spread * -(-len(trajectories) // spread),
+        tasks=row_devices * -(-len(trajectories) // row_devices),
         group_size=1,
-        max_turns=max(rows.turns, chosen.max_turns),
+        max_turns=max(rows.turns, rollout.max_turns),
         max_action_tokens=action,
         max_context=length,
-        temperature=chosen.temperature,
-        top_k=chosen.top_k,
-        top_p=chosen.top_p,
-        grammar=chosen.grammar,
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        grammar=rollout.grammar,
     )
     buckets = config.batching.buckets
     if buckets and buckets[-1] < length:
@@ -125,7 +123,7 @@ def fit(config: Config, trajectories: Sequence[Trajectory]) -> Config:
         config,
         rollout=rollout,
         batching=replace(config.batching, buckets=buckets),
-        telemetry=replace(config.telemetry, entropy=False),  # nobody would read it
+        telemetry=replace(config.telemetry, entropy=False),  # not reported
     )
 
 
@@ -135,7 +133,7 @@ def prepare(
     """Reads the trajectories at `path`, for the model at `config.model.path`.
 
     Args:
-      log: is told what is not read, and how many trajectories are left out.
+      log: takes a sentence on what is not read, and how many trajectories are left out.
 
     Returns: the configuration that fits them, and the trajectories.
 
@@ -153,12 +151,7 @@ def prepare(
         recorded=config.algorithm.tis_clip is not None,
     )
     config = fit(config, trajectories)
-    mesh = make_mesh(config.mesh)
-    check_offload(config.offload, mesh.local_devices[0])
-    build.check_layout(config, mesh)
-    Schedule(config.optimizer, config.iterations)
-    check_entries(config.algorithm)
-    make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    build.check_layout(config, check_learner(config))
     left_out = int(np.sum(~learnable(trajectories, grouped=grouped)))
     if left_out:
         why = "they failed, or all the others of their group did" if grouped else "they failed"

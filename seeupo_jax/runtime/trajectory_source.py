@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -59,7 +58,7 @@ class TrajectorySource:
     With several processes each calls every method.
 
     Args:
-      worker: with a `SlotEngine`; its environments are used by nobody else while `of` runs, nor
+      worker: its environments are used by nothing else while `of` runs, nor
         prefetched for the next iteration where an evaluation needs them.
       task_ids: of the training split.
     """
@@ -90,7 +89,7 @@ class TrajectorySource:
         self.origin: Origin | None = None  # of the latest trajectories
 
     def compile(self, params: Any) -> None:
-        """Compiles what tells parameters apart."""
+        """Compiles the fingerprint of the parameters."""
         self._fingerprint(params)
 
     def of(
@@ -102,13 +101,11 @@ class TrajectorySource:
         evaluates: bool,
         stopped: Stored | None = None,
     ) -> Collected:
-        """The iteration's trajectories; the next one is prepared meanwhile and in the sweep.
+        """The iteration's trajectories, stored in the background; meanwhile the next one begins.
 
-        They are stored in the background: a run that is killed in a sweep repeats the sweep only,
-        where the same parameters sampled. Of the next iteration the environments begin, or with
-        `rollout_ahead` all of it is sampled; but an iteration after a checkpoint or an evaluation
-        is sampled in its turn, by the policy that is trained on it, so that a resumed run does just
-        what the first one did.
+        Its environments begin or, with `rollout_ahead`, all of it is sampled; but an iteration
+        after a checkpoint or an evaluation is sampled in its turn, by the policy that is trained on
+        it, so that a resumed run does just what the first one did.
 
         Args:
           params: of the policy as the iteration begins, those that train.
@@ -122,13 +119,14 @@ class TrajectorySource:
             collected, stored, self.origin = stopped.collected, True, stopped.origin
         else:
             collected, stored = self._next(iteration, params)
-        if stored:
-            self._drop_prefetched()
+        if stored and self._prefetched is not None:  # begun for what need not be sampled
+            self._prefetched = None
+            self._worker.pool.drain()
         rollout = self._config.rollout
         if self._config.rollout_ahead and not (evaluates or saves):
             self._sample_ahead(iteration, params, in_sweep=stopped is not None)
-        # Evaluations play in the same environments; and where these trajectories were stored, so
-        # are most likely the next ones.
+        # Evaluations play in the same environments; where these trajectories were stored, the next
+        # ones probably are too.
         elif rollout.reset_ahead_s and not (evaluates or stored):
             requests = group_requests(self._tasks.of(iteration + 1), rollout.group_size)
             options = CollectionOptions(self._config.seed, collection_number(iteration + 1, 0))
@@ -166,7 +164,7 @@ class TrajectorySource:
             parts.callback(self._sampler.shutdown)
 
     def _fingerprint(self, params: Any) -> str:
-        return fingerprint(self._policy.whole(params))
+        return fingerprint(self._policy.merged(params))
 
     def _next(self, iteration: int, params: Any) -> tuple[Collected, bool]:
         """The trajectories of an iteration that begins, and whether they were stored."""
@@ -207,7 +205,7 @@ class TrajectorySource:
             )
 
     def _resume_ahead(self, iteration: int, like: Any) -> _Ahead | None:
-        """Goes on sampling ahead where the run was stopped in it; `like`: other parameters."""
+        """Resumes sampling ahead where the run was stopped in it; `like`: other parameters."""
         if self._samplers.latest() != iteration:
             return None
         found = self._samplers.restore(like)
@@ -220,26 +218,19 @@ class TrajectorySource:
         brought = self._sampler.submit(self._bring, iteration, params, sampled_by, version)
         return _Ahead(iteration, params, sampled_by, version, brought)
 
-    def _drop_prefetched(self) -> None:
-        """Leaves environments alone that have begun for trajectories which are there already."""
-        if self._prefetched is not None:
-            self._prefetched = None
-            self._worker.pool.drain()
-
     def _sample(self, iteration: int, params: Any, version: int) -> Collected:
-        config, worker = self._config, self._worker
+        config = self._config
         prefetched, self._prefetched = self._prefetched, None
 
         def sample(round: int, tasks: Sequence[str]) -> Collected:
             number = collection_number(iteration, round)
-            collected = collect(
-                worker,
-                self._policy.whole(params),
+            return collect(
+                self._worker,
+                self._policy.merged(params),
                 group_requests(tasks, config.rollout.group_size),
                 CollectionOptions(config.seed, number, policy_version=version),
                 prefetched=prefetched if round == 0 else None,
             )
-            return dataclasses.replace(collected, seconds=worker.engine.clock.seconds)
 
         tasks, others = self._tasks.of(iteration), self._tasks.others(iteration)
         with jax.set_mesh(self._policy.mesh):  # of this thread

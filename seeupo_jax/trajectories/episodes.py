@@ -82,7 +82,7 @@ class EpisodeFile:
       played: the episodes that need not be played again, by task and member.
 
     Raises:
-      ValueError: other settings, a line that is none of ours, or another evaluation at work.
+      ValueError: other settings, a line that is no episode, or another evaluation at work.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]):
@@ -111,14 +111,14 @@ class EpisodeFile:
 
     def _begin(self, settings: Mapping[str, Any]) -> None:
         self._file.seek(0)
-        whole, end, _ = self._file.read().rpartition(b"\n")
-        self._file.truncate(len(whole + end))
-        lines = _read_lines(self.path, whole)
+        complete, end, _ = self._file.read().rpartition(b"\n")
+        self._file.truncate(len(complete + end))
+        lines = _read_lines(self.path, complete)
         if not lines:
             return self._append({"settings": settings})
-        mine = plain(settings, finite=False)
+        given = plain(settings, finite=False)
         saved = lines[0].get("settings", {})
-        _check(self.path, saved, mine, dict.fromkeys((*mine, *saved)))
+        _check(self.path, saved, given, dict.fromkeys((*given, *saved)))
         for episode in _episodes(self.path, lines):
             self._take(episode)
 
@@ -139,22 +139,22 @@ def read_played(path: Path, settings: Mapping[str, Any]) -> set[tuple[str, int]]
       settings: those that are known.
 
     Raises:
-      ValueError: the file's are others, or a line that is none of ours.
+      ValueError: the file's are others, or a line that is no episode.
     """
     if not path.exists():
         return set()
     lines = _read_lines(path, path.read_bytes().rpartition(b"\n")[0])
     if not lines:
         return set()
-    mine = plain(settings, finite=False)
-    _check(path, lines[0].get("settings", {}), mine, mine)
+    given = plain(settings, finite=False)
+    _check(path, lines[0].get("settings", {}), given, given)
     return {episode.key for episode in _episodes(path, lines) if not episode.failed}
 
 
-def _read_lines(path: Path, whole: bytes) -> list[dict[str, Any]]:
+def _read_lines(path: Path, complete: bytes) -> list[dict[str, Any]]:
     return [
         read_object(line, f"{path} line {number}", "an episode, a JSON object")
-        for number, line in enumerate(whole.splitlines(), 1)
+        for number, line in enumerate(complete.splitlines(), 1)
     ]
 
 
@@ -167,11 +167,11 @@ def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
 
 
 def _check(
-    path: Path, saved: Mapping[str, Any], mine: Mapping[str, Any], names: Iterable[str]
+    path: Path, saved: Mapping[str, Any], given: Mapping[str, Any], names: Iterable[str]
 ) -> None:
     for name in names:
-        if name not in saved or name not in mine or saved[name] != mine[name]:
+        if name not in saved or name not in given or saved[name] != given[name]:
             raise ValueError(
-                f"{name}: got {mine.get(name)!r}; allowed: {saved.get(name)!r}, with which the"
+                f"{name}: got {given.get(name)!r}; allowed: {saved.get(name)!r}, with which the"
                 f" episodes in {path} were played; move that file away to play others."
             )

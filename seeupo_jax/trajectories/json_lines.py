@@ -69,7 +69,7 @@ def short(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file, its folder too, in place of what was there: all of it or nothing.
 
     So it is also where the machine stops.

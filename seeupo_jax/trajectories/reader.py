@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from seeupo_jax.trajectories.json_lines import read_object, to_line, write_whole
+from seeupo_jax.trajectories.json_lines import read_object, to_line, write_atomically
 
 FOLDER = "trajectories"
 SCHEMA = 1
@@ -132,7 +132,7 @@ def pack_shard(records: Iterable[Mapping[str, Any]]) -> bytes:
 
 def write_shard(workdir: str | Path, shard: Shard, data: bytes) -> None:
     """Puts a file where it belongs, in place of what was there, all of it or nothing."""
-    write_whole(shard.path(workdir), data)
+    write_atomically(shard.path(workdir), data)
 
 
 def _ended(line: bytes) -> bytes:

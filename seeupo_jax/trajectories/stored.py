@@ -66,7 +66,7 @@ def read_trajectories(
     Where a line has no `logp`, that of its sampled tokens is NaN.
 
     Args:
-      log: is told which fields were not read.
+      log: takes a sentence on fields that were not read.
       grouped: as for `learnable`.
 
     Raises:
@@ -185,9 +185,9 @@ def _check_lengths(
     """As many numbers as tokens, segment by segment."""
     got, wanted = ([len(part) for part in parts] for parts in (lists, tokens))
     if got != wanted:
-        told = [sizes[0] if len(sizes) == 1 else sizes for sizes in (got, wanted)]
+        got, wanted = (sizes[0] if len(sizes) == 1 else sizes for sizes in (got, wanted))
         raise ValueError(
-            f"{where}: {name}: got {told[0]} numbers; allowed: one for each token, {told[1]}."
+            f"{where}: {name}: got {got} numbers; allowed: one for each token, {wanted}."
         )
 
 
@@ -217,13 +217,13 @@ def _check_turns(turn: Sequence[np.ndarray], where: str) -> None:
 def _check_together(trajectories: Sequence[Trajectory], path: str | Path, grouped: bool) -> None:
     if not trajectories:
         raise ValueError(f"{path}: got no line; allowed: a JSON object for each trajectory.")
-    kept = learnable(trajectories, grouped=grouped)
-    if not kept.any() and not grouped:
+    learnable_N = learnable(trajectories, grouped=grouped)
+    if not learnable_N.any() and not grouped:
         raise ValueError(f"{path}: got failed trajectories only; allowed: at least one other.")
-    if not kept.any():
+    if not learnable_N.any():
         raise ValueError(
             f"{path}: got no group with two trajectories that did not fail; allowed: at least one,"
             " since a reward counts beside those of its group."
         )
-    if not any(t.turns for t, keep in zip(trajectories, kept, strict=True) if keep):
+    if not any(t.turns for t, keep in zip(trajectories, learnable_N, strict=True) if keep):
         raise ValueError(f"{path}: got no turn to update; allowed: at least one turn >= 0.")

@@ -1,8 +1,9 @@
-"""From a trajectory, and what a sweep learned of it, to the record that is kept on disk."""
+"""From a trajectory, and what a sweep stats of it, to the record that is kept on disk."""
 
 from __future__ import annotations
 
 import codecs
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -21,11 +22,12 @@ class TokenTexts:
     """What each token of a sequence adds to the decoded text.
 
     Args:
-      token_bytes: of each token by id, as `Tokenizer.token_bytes` gives them.
+      token_bytes: gives those of each token by id, as `Tokenizer.token_bytes`; called when they are
+        first needed.
     """
 
-    def __init__(self, token_bytes: Sequence[bytes]):
-        self._bytes = token_bytes
+    def __init__(self, token_bytes: Callable[[], Sequence[bytes]]):
+        self._token_bytes = functools.cache(token_bytes)
 
     def __call__(self, tokens: Sequence[int]) -> list[str]:
         """One text per token; joined they are the decoded sequence.
@@ -34,7 +36,7 @@ class TokenTexts:
         it. Bytes that are no UTF-8 are U+FFFD; an id without a text adds nothing.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        texts: list[str] = []
+        texts, token_bytes_V = list[str](), self._token_bytes()
 
         def end() -> None:
             if texts:
@@ -42,7 +44,7 @@ class TokenTexts:
             decoder.reset()
 
         for token in tokens:
-            data = self._bytes[token] if token < len(self._bytes) else b""
+            data = token_bytes_V[token] if token < len(token_bytes_V) else b""
             if data[:1] == bytes([_CONTROL]):
                 end()
                 texts.append(data[1:].decode("utf-8", "replace"))
@@ -59,19 +61,19 @@ def to_record(
     iteration: int,
     labels: Mapping[str, str],
     texts: Callable[[Sequence[int]], list[str]],
-    learned: TrajectoryStats | None = None,
+    stats: TrajectoryStats | None = None,
 ) -> dict[str, Any]:
     """What is kept of a trajectory: plain JSON values; `docs/trajectories.md` has the fields.
 
     Args:
       labels: of its task.
       texts: such as `TokenTexts`.
-      learned: None where it was not trained on.
+      stats: None where it was not trained on.
     """
     info = dict(trajectory.info)
     score, member = info.pop("score", None), info.pop("member", 0)
     failure = info.pop("failure", None)
-    logp, entropy = ((), ()) if learned is None else (learned.logp, learned.entropy)
+    logp, entropy = ((), ()) if stats is None else (stats.logp, stats.entropy)
     return {
         "schema": SCHEMA,
         "split": split,
@@ -90,8 +92,8 @@ def to_record(
         "turns": trajectory.turns,
         "turn_rewards": plain(trajectory.turn_rewards),
         "policy_version": trajectory.policy_version,
-        "advantage": None if learned is None else _rounded([learned.advantage])[0],
-        "weights": [] if learned is None else _rounded(learned.weight_K),
+        "advantage": None if stats is None else _rounded([stats.advantage])[0],
+        "weights": [] if stats is None else _rounded(stats.weight_K),
         "info": plain(info),
         "messages": plain(trajectory.messages),
         "segments": [
@@ -115,15 +117,15 @@ def _segment(
 ) -> dict[str, Any]:
     tokens = segment.tokens_L.tolist()
     acted_L = segment.turn_L != CONTEXT
-    nothing_L = np.full(len(tokens), np.nan)
+    unknown_L = np.full(len(tokens), np.nan)
     of_actions = lambda x_L: _rounded(np.where(acted_L, x_L, np.nan))  # noqa: E731
     return {
         "tokens": tokens,
         "turn": segment.turn_L.tolist(),
         "text": texts(tokens),
         "logp": of_actions(segment.logp_L),
-        "trainer_logp": of_actions([*logp, nothing_L][0]),
-        "entropy": of_actions([*entropy, nothing_L][0]),
+        "trainer_logp": of_actions([*logp, unknown_L][0]),
+        "entropy": of_actions([*entropy, unknown_L][0]),
     }
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from seeupo_jax.trajectories.reader import FOLDER, Shard, find_shards, pack_shard, write_shard
-from seeupo_jax.trajectories.trajectory_record import TokenTexts, to_record
+from seeupo_jax.trajectories.trajectory_record import to_record
 from seeupo_jax.types import Trajectory, TrajectoryStats
 
 _LOGGER = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ _WAITING = 2  # shards that are not written yet and held in memory, at the most
 _MIB = 2**20
 
 
-class Recorder:
+class TrajectoryWriter:
     """The trajectories of a run on disk; a shard that cannot be written is logged once.
 
     Args:
@@ -48,7 +48,7 @@ class Recorder:
         self._bytes = None if mib is None else int(mib * _MIB)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="trajectories")
         self._pending: deque[Future[None]] = deque()
-        self._told = False
+        self._reported = False
         self.removed = 0
 
     def resume_from(self, iteration: int) -> None:
@@ -61,34 +61,34 @@ class Recorder:
             for file in (self._workdir / FOLDER).glob("*.jsonl.gz.tmp"):
                 file.unlink()
         except OSError as error:
-            self._tell(error)
+            self._report_once(error)
 
-    def record(
+    def write(
         self,
         shard: Shard,
         trajectories: Sequence[Trajectory],
         labels: Mapping[str, Mapping[str, str]],
-        learned: Sequence[TrajectoryStats | None] | None = None,
+        stats: Sequence[TrajectoryStats | None] | None = None,
     ) -> None:
         """Writes a shard in the background.
 
         Args:
           labels: by task.
-          learned: of each trajectory; None: they were not trained on.
+          stats: of each trajectory; None: they were not trained on.
         """
         while len(self._pending) >= _WAITING:
             self._pending.popleft().result()
-        found = [None] * len(trajectories) if learned is None else learned
+        found = [None] * len(trajectories) if stats is None else stats
         kept = [
             (trajectory, what)
             for trajectory, what in zip(trajectories, found, strict=True)
             if self._keeps(shard, trajectory.group)
         ]
         if kept:
-            self._pending.append(self._writer.submit(self._record, shard, kept, dict(labels)))
+            self._pending.append(self._writer.submit(self._write, shard, kept, dict(labels)))
 
     def wait(self) -> None:
-        """Returns when all that was given is on the disk, or was told not to be."""
+        """Returns when all that was given is on the disk, or was reported as lost."""
         while self._pending:
             self._pending.popleft().result()
 
@@ -105,7 +105,7 @@ class Recorder:
         draw = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
         return draw < self._share * 2**64
 
-    def _record(
+    def _write(
         self,
         shard: Shard,
         kept: Sequence[tuple[Trajectory, TrajectoryStats | None]],
@@ -119,16 +119,16 @@ class Recorder:
                     iteration=shard.iteration,
                     labels=labels.get(trajectory.task_id, {}),
                     texts=self._texts,
-                    learned=learned,
+                    stats=stats,
                 )
-                for trajectory, learned in kept
+                for trajectory, stats in kept
             ]
             records.sort(key=lambda record: (record["group"], record["member"]))
             data = pack_shard(records)
             if self._make_room(shard, len(data)):
                 write_shard(self._workdir, shard, data)
         except Exception as error:  # of whatever kind: training continues
-            self._tell(error)
+            self._report_once(error)
 
     def _make_room(self, shard: Shard, size: int) -> bool:
         """Removes older shards until a new one fits; whether it does."""
@@ -160,9 +160,9 @@ class Recorder:
             )
         return True
 
-    def _tell(self, error: Exception) -> None:
-        if not self._told:
-            self._told = True
+    def _report_once(self, error: Exception) -> None:
+        if not self._reported:
+            self._reported = True
             self._log(
                 f"trajectories cannot be written to {self._workdir / FOLDER}"
                 f" ({type(error).__name__}: {error}); training continues without them."
@@ -172,12 +172,8 @@ class Recorder:
 def dispensable(shards: Sequence[Shard], *, besides: Shard) -> Shard | None:
     """The shard whose removal leaves the iterations of its kind the most evenly spread.
 
-    That is the one whose neighbours are the closest to each other, of these the oldest. The first
-    and the last of each kind go after all others, the oldest first; the newest training shard
-    never does.
-
-    Args:
-      besides: also stays.
+    That is the one whose neighbours are the closest to each other, of these the oldest; the first
+    and the last of each kind go after all others. The newest training shard and `besides` stay.
 
     Returns: None where all must stay.
     """
@@ -192,15 +188,3 @@ def dispensable(shards: Sequence[Shard], *, besides: Shard) -> Shard | None:
         gaps |= {shard: right.iteration - left.iteration for left, shard, right in triples}
     free = [shard for shard in gaps if shard not in (newest, besides)]
     return min(free, key=lambda shard: (gaps[shard], shard), default=None)
-
-
-def lazy_texts(token_bytes: Callable[[], Sequence[bytes]]) -> Callable[[Sequence[int]], list[str]]:
-    """`TokenTexts` of a vocabulary that is read when it is first needed."""
-    made: list[TokenTexts] = []
-
-    def texts(tokens: Sequence[int]) -> list[str]:
-        if not made:
-            made.append(TokenTexts(token_bytes()))
-        return made[0](tokens)
-
-    return texts

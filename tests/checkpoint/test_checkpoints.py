@@ -175,7 +175,7 @@ def test_a_given_step_is_restored(saved):
 def test_a_step_saved_again_is_there_at_every_moment(saved, monkeypatch):
     checkpoints, log = _open(saved)
 
-    def full(folder, verify):
+    def full(folder):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
@@ -223,10 +223,10 @@ def test_damage_to_any_file_falls_back_to_the_checkpoint_before(saved, damage):
     assert _open(saved)[0].restore(_state())[0] == 20
 
 
-def test_sizes_are_checked_even_without_verification(saved):
+def test_a_file_of_another_size_is_damage(saved):
     largest = max((saved / "20" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-1])
-    checkpoints, log = _open(saved, verify=False)
+    checkpoints, log = _open(saved)
     assert checkpoints.restore(_state())[0] == 10
     assert "bytes" in log[0] and "were written" in log[0]
 
@@ -241,13 +241,6 @@ def test_a_failure_to_load_files_that_are_whole_is_not_damage(saved, monkeypatch
         with pytest.raises(MemoryError):
             checkpoints.restore(_state())
     assert log == [] and checkpoints.restore(_state())[0] == 20
-
-
-def test_without_verification_nothing_is_hashed(tmp_path, monkeypatch):
-    monkeypatch.setattr("seeupo_jax.checkpoint.manifest.digest", lambda path: pytest.fail("hashed"))
-    checkpoints, _ = _open(tmp_path, verify=False)
-    checkpoints.save(1, _state(), {})
-    _assert_same_bits(checkpoints.restore(_state())[1], _state())
 
 
 def test_changed_notes_are_damage(saved):
@@ -456,7 +449,7 @@ def test_what_was_free_of_a_device_is_restored_free(tmp_path):
 
 
 def test_a_failed_save_is_reported_by_the_next_call_and_is_no_checkpoint(tmp_path, monkeypatch):
-    def full(folder, verify):
+    def full(folder):
         raise OSError(28, "No space left on device")
 
     checkpoints, log = _open(tmp_path)

@@ -25,34 +25,34 @@ def saved(tmp_path_factory):
     return directory, run("save", directory, tmp_path_factory.mktemp("told"))
 
 
-def alike(told, *names):
+def alike(logged, *names):
     """What all processes say of some things."""
-    said = [{name: one[name] for name in names} for one in told]
+    said = [{name: one[name] for name in names} for one in logged]
     assert said[0] == said[1]
     return said[0]
 
 
 def test_all_processes_see_the_same_and_only_the_first_keeps_the_books(saved):
-    directory, told = saved
-    assert alike(told, "latest", "best", "log") == {"latest": 3, "best": 1, "log": []}
+    directory, logged = saved
+    assert alike(logged, "latest", "best", "log") == {"latest": 3, "best": 1, "log": []}
     assert sorted(path.name for path in directory.iterdir()) == ["1", "2", "3"]
-    assert told[0]["hashed"] and not told[1]["hashed"]
+    assert logged[0]["hashed"] and not logged[1]["hashed"]
 
 
 def test_a_lock_is_held_by_the_first_for_all_and_all_are_told_that_it_is_taken(saved):
-    directory, told = saved
-    assert alike(told, "taken")["taken"].startswith(
+    directory, logged = saved
+    assert alike(logged, "taken")["taken"].startswith(
         f"--output: got {directory / 'taken'}, in use by process "
     )
 
 
 def test_a_host_that_cannot_write_ends_the_save_on_all(saved):
-    directory, told = saved
-    assert alike(told, "full")["full"] == (
+    directory, logged = saved
+    assert alike(logged, "full")["full"] == (
         f"checkpoint 4 could not be written to {directory}: File too large;"
         " checkpoint 3 there is intact."
     )
-    assert max(one["full_s"] for one in told) < 20  # Orbax alone would wait for 300
+    assert max(one["full_s"] for one in logged) < 20  # Orbax alone would wait for 300
 
 
 def test_a_folder_that_hosts_do_not_share_is_refused_by_all(saved):
@@ -78,7 +78,7 @@ def test_two_processes_pass_over_the_same_damage_and_go_on(saved, tmp_path):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    told = run("restore", directory, tmp_path)
+    logged = run("restore", directory, tmp_path)
     wanted = {
         "latest": 3,
         "step": 2,
@@ -92,13 +92,13 @@ def test_two_processes_pass_over_the_same_damage_and_go_on(saved, tmp_path):
         "saved": 5,
         "rollouts": [0.0, np.full(3, np.float32(0.1)).tobytes().hex(), None],
     }
-    assert alike(told, *wanted) == wanted
-    (sentence,) = told[0]["log"]
+    assert alike(logged, *wanted) == wanted
+    (sentence,) = logged[0]["log"]
     assert "checkpoint 3 has a file state/state/ocdbt.process_1/d/" in sentence
-    assert told[1]["log"] == []
+    assert logged[1]["log"] == []
     stored = [path.name for path in tmp_path.iterdir() if path.name.endswith(".rollouts")]
     assert stored == ["checkpoint_process_2_2_0.rollouts"]  # only process 0 writes
-    hashed = [{path for path in one["hashed"] if "/2/" in path} for one in told]
+    hashed = [{path for path in one["hashed"] if "/2/" in path} for one in logged]
     every = {str(path) for path in (directory / "2" / "state").rglob("*") if path.is_file()}
     assert hashed[0] | hashed[1] == every and not hashed[0] & hashed[1]
     assert sorted(path.name for path in directory.iterdir()) == ["1", "2", "5"]

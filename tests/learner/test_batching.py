@@ -15,7 +15,7 @@ from seeupo_jax.learner.batching import (
     turn_batch,
 )
 from seeupo_jax.learner.refresh_batch import refresh_batch
-from seeupo_jax.types import NOTHING, Segment, Trajectory
+from seeupo_jax.types import NO_TARGET, Segment, Trajectory
 
 # Two turns of two tokens and of one, an observation between them and one after; a turn alone; a
 # failure; a segment each for turns 0 and 1.
@@ -81,7 +81,7 @@ def test_a_batch_by_hand():
     np.testing.assert_array_equal(batch.end_MRL[0, 0], [8, 6, 4, 4, 6, 6, 8, 8])
     np.testing.assert_array_equal(batch.end_MRL[1:], [[np.arange(1, 9)]] * 2)
     np.testing.assert_array_equal(batch.parent_MRX[0, 0], [1, 2, 4, 6, 0, 0, 0, 0])
-    np.testing.assert_array_equal(batch.target_MRX[0, 0], [3, 4, 6, 8] + [NOTHING] * 4)
+    np.testing.assert_array_equal(batch.target_MRX[0, 0], [3, 4, 6, 8] + [NO_TARGET] * 4)
     np.testing.assert_array_equal(batch.slot_PA, [[0, 1], [2, 0], [3, 0]])
     mask = np.array([[1, 1], [1, 0], [1, 0]])
     old = -np.array([[3, 4], [6, 0], [8, 0]])
@@ -102,7 +102,7 @@ def test_an_action_that_two_members_share_is_predicted_once():
     turns, tokens = [[[-1, 0, 0]]] * 2, [[[1, 2, 3]], [[1, 2, 4]]]
     rows = Rows.of(trajectories(turns, failed=(), tokens=tokens))
     _, batch = batch_of(rows, (0,), Shapes((4,), action=2, rows=1, trajectories=2), action=2)
-    np.testing.assert_array_equal(batch.target_MRX[0, 0], [2, 3, 4, NOTHING])
+    np.testing.assert_array_equal(batch.target_MRX[0, 0], [2, 3, 4, NO_TARGET])
     np.testing.assert_array_equal(batch.parent_MRX[0, 0, :3], [0, 1, 1])
     np.testing.assert_array_equal(batch.slot_PA, [[0, 1], [0, 2]])
 
@@ -251,7 +251,7 @@ def test_a_refresh_by_hand():
     np.testing.assert_array_equal(refresh.end_MQRC[0, 0], [[3, 3, 3, 4]] * 2)
     np.testing.assert_array_equal(refresh.at_MQRC[0, 0], [[1, 1, 1, 0]] * 2)
     np.testing.assert_array_equal(refresh.parent_MQRC[0, 0, :, :2], [[1, 0], [0, 1]])
-    targets = [[5, NOTHING, NOTHING, NOTHING], [24, 25, NOTHING, NOTHING]]
+    targets = [[5, NO_TARGET, NO_TARGET, NO_TARGET], [24, 25, NO_TARGET, NO_TARGET]]
     np.testing.assert_array_equal(refresh.target_MQRC[0, 0], targets)
     np.testing.assert_array_equal(refresh.slot_PA[:2], [[0, 0, 0], [4, 5, 0]])
     np.testing.assert_array_equal(refresh.mask_PA, [[1, 0, 0], [1, 1, 0], [0] * 3, [0] * 3])

@@ -56,10 +56,10 @@ def test_without_groups_the_last_one_left_of_a_group_is_learned_from(choices):
     state = cases.new_state(learner.optimizer)
     if learner.critic is not None:
         state = state._replace(critic=learner.critic.init(state.params))
-    learned = sweep(learner, state, reference(), trajectories, iteration=1).stats
-    kept = [found is not None for found in learned]
+    statistics = sweep(learner, state, reference(), trajectories, iteration=1).stats
+    kept = [found is not None for found in statistics]
     assert kept == [True, True, True, True, False, False, True, True]
-    assert abs(learned[3].advantage) > 0.1
+    assert abs(statistics[3].advantage) > 0.1
     metrics = rollout_metrics(collected(trajectories, [0] * 8, [0] * 8), grouped=False)
     assert metrics["rollout/groups_dropped"] == 0
 

@@ -104,10 +104,10 @@ class _Device:
 
 @pytest.mark.parametrize("field", ["optimizer", "reference"])
 def test_a_device_that_cannot_reach_the_hosts_memory_is_told_of(field):
-    chosen = schema.Offload(**{field: True})
+    options = schema.Offload(**{field: True})
     message = f"config.offload.{field}: got True on accelerator, whose devices have the memories"
     with pytest.raises(ValueError, match=f"{message} device and no pinned_host; allowed: False"):
-        check_offload(chosen, _Device("device"))
-    check_offload(chosen, _Device("device", "pinned_host"))
+        check_offload(options, _Device("device"))
+    check_offload(options, _Device("device", "pinned_host"))
     check_offload(schema.Offload(), _Device("device"))
-    check_offload(chosen, jax.devices()[0])
+    check_offload(options, jax.devices()[0])

@@ -146,10 +146,10 @@ def test_a_warm_up_that_cannot_be_is_refused_before_the_run(fields, sentence):
 @functools.cache
 def learner_of(**fields):
     """A learner whose optimizer has these fields, and the run 5 iterations."""
-    chosen = Optimizer(**PLAIN | fields)
-    optimizer = make_optimizer(chosen, total_steps=1)
+    options = Optimizer(**PLAIN | fields)
+    optimizer = make_optimizer(options, total_steps=1)
     algorithm = cases.learner().algorithm
-    schedule = Schedule(chosen, 5)
+    schedule = Schedule(options, 5)
     return Learner(cases.policy()[0], optimizer, algorithm, cases.SHAPES, 1.0, schedule=schedule)
 
 

@@ -91,9 +91,10 @@ def test_gradients_are_added_up_where_their_parameters_lie():
         lowered = programs["sweep/turn 32"].lower(state, reference)
     gate, text = state.params["layers"][0]["mlp"]["gate"]["kernel"], lowered.compile().as_text()
     # XLA may find this out by itself, but is told: of two matrices the first zeros and every sum.
-    told = [line for line in lowered.as_text().splitlines() if "sdy.sharding_constraint" in line]
+    logged = [line for line in lowered.as_text().splitlines() if "sdy.sharding_constraint" in line]
     assert (
-        len([line for line in told if f"tensor<{gate.shape[0]}x{gate.shape[1]}xf32>" in line]) == 4
+        len([line for line in logged if f"tensor<{gate.shape[0]}x{gate.shape[1]}xf32>" in line])
+        == 4
     )
     shape = lambda sizes: f"f32[{','.join(map(str, sizes))}]"  # noqa: E731
     loops = [line.split(" while(")[0] for line in text.splitlines() if " while(" in line]

@@ -30,7 +30,7 @@ def learner(**choices):
 
 
 def run(made, trajectories=None):
-    state, metrics, learned, steps = sweep(
+    state, metrics, stats, steps = sweep(
         made,
         cases.new_state(made.optimizer),
         reference(),
@@ -40,7 +40,7 @@ def run(made, trajectories=None):
     counted = {metric.counted for metric in STEPS}
     assert not undeclared(metrics)
     assert all(step.metrics.keys() <= counted | {"actions"} for step in steps)
-    return cases.host(state), metrics, learned
+    return cases.host(state), metrics, stats
 
 
 @functools.cache
@@ -54,11 +54,11 @@ def default_twin():
 
 
 def test_entropies_change_no_bit_of_anything_else():
-    state, metrics, learned = run(cases.learner())
+    state, metrics, stats = run(cases.learner())
     with_entropy, more, found = default()
     cases.assert_trees_equal(state, with_entropy)
     assert more.pop("rollout/entropy") > 0 and metrics == more
-    for plain, full in zip(learned, found, strict=True):
+    for plain, full in zip(stats, found, strict=True):
         assert (plain is None) == (full is None)
         if plain is not None:
             cases.assert_trees_equal(plain.logp, full.logp)
@@ -66,7 +66,7 @@ def test_entropies_change_no_bit_of_anything_else():
 
 
 def test_only_what_counts_was_learned_from():
-    kept = [learned is not None for learned in default()[2]]
+    kept = [stats is not None for stats in default()[2]]
     assert kept == learnable(cases.ragged()).tolist() and not all(kept)
 
 
@@ -75,8 +75,8 @@ def test_log_probabilities_and_entropies_are_the_twins(temperature):
     made = cases.unshared(learner(), temperature=temperature)
     _, metrics, found = run(made)
     weights, every = cases.weights_of(cases.policy()[1]), []
-    for trajectory, learned in zip(cases.ragged(), found, strict=True):
-        if learned is None:
+    for trajectory, stats in zip(cases.ragged(), found, strict=True):
+        if stats is None:
             continue
         for number, segment in enumerate(trajectory.segments):
             acted_L = segment.turn_L != CONTEXT
@@ -84,8 +84,8 @@ def test_log_probabilities_and_entropies_are_the_twins(temperature):
             logp_L, _ = model.token_logps(*given)
             entropy_L = model.token_entropies(*given)
             for got_L, wanted_L in (
-                (learned.logp[number], logp_L),
-                (learned.entropy[number], entropy_L),
+                (stats.logp[number], logp_L),
+                (stats.entropy[number], entropy_L),
             ):
                 assert got_L.shape == segment.tokens_L.shape
                 assert np.isnan(got_L[~acted_L]).all()
@@ -100,17 +100,17 @@ def test_weights_are_those_that_the_twins_steps_were_taken_by():
     before = [np.ones(8), *(step.cumulative_ratio_N for step in wanted.steps)]
     factor = dict(zip((3, 2, 1, 0), before, strict=False))
     moved = 0
-    for number, (trajectory, learned) in enumerate(zip(cases.ragged(), found, strict=True)):
-        if learned is None:
+    for number, (trajectory, stats) in enumerate(zip(cases.ragged(), found, strict=True)):
+        if stats is None:
             continue
         advantage = wanted.advantage_N[number]
-        np.testing.assert_allclose(learned.advantage, advantage, rtol=1e-5)
+        np.testing.assert_allclose(stats.advantage, advantage, rtol=1e-5)
         turns = {int(t) for s in trajectory.segments for t in s.turn_L if t != CONTEXT}
-        assert learned.weight_K.shape == (trajectory.turns,)
+        assert stats.weight_K.shape == (trajectory.turns,)
         for turn in range(trajectory.turns):
             expected = advantage * factor[turn][number] if turn in turns else np.nan
-            np.testing.assert_allclose(learned.weight_K[turn], expected, rtol=1e-5)
-        moved += np.ptp(learned.weight_K) > 1e-3
+            np.testing.assert_allclose(stats.weight_K[turn], expected, rtol=1e-5)
+        moved += np.ptp(stats.weight_K) > 1e-3
     assert moved >= 2
 
 
@@ -157,8 +157,8 @@ def test_a_turn_without_a_step_has_no_weight():
 
 def test_a_sweep_without_turns_learned_nothing():
     silent = [dataclasses.replace(t, segments=()) for t in cases.ragged()]
-    state, metrics, learned = run(learner(), silent)
-    assert learned == [None] * len(silent) and metrics == {"sweep/turns": 0}
+    state, metrics, stats = run(learner(), silent)
+    assert stats == [None] * len(silent) and metrics == {"sweep/turns": 0}
 
 
 def test_the_old_policy_of_each_turn_does_not_replace_the_one_that_the_sweep_began_with():

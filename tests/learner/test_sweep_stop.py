@@ -34,8 +34,8 @@ def run(learner, state=None, played=None, **rest):
     return sweep(learner, state, reference, played, iteration=3, **rest)
 
 
-def _arrays(learned):
-    return None if learned is None else vars(learned)
+def _arrays(stats):
+    return None if stats is None else vars(stats)
 
 
 def stop_after(turns):
@@ -48,7 +48,7 @@ def stop_after(turns):
 @pytest.mark.parametrize("turns", [0, 1, 3])
 def test_a_stopped_sweep_goes_on_from_files_to_the_same_bits(tmp_path, choices, turns):
     learner = cases.learner(**choices)
-    state, metrics, learned, _ = run(learner)
+    state, metrics, stats, _ = run(learner)
     with pytest.raises(Stopped) as stopped:
         run(learner, stop=stop_after(turns))
     assert stopped.value.notes["done"] == turns
@@ -58,7 +58,7 @@ def test_a_stopped_sweep_goes_on_from_files_to_the_same_bits(tmp_path, choices, 
     _, arrays, notes = files.restore(example)
     files.close()
     resumed, resumed_metrics, again, _ = run(learner, arrays["state"], resume=(arrays, notes))
-    cases.assert_trees_equal([*map(_arrays, again)], [*map(_arrays, learned)])
+    cases.assert_trees_equal([*map(_arrays, again)], [*map(_arrays, stats)])
     cases.assert_trees_equal(resumed, state)
     assert resumed_metrics == metrics
 
@@ -88,7 +88,7 @@ def test_the_host_is_never_far_ahead_of_the_device(monkeypatch):
 
 def test_a_sweep_says_how_many_of_its_steps_the_device_has_done():
     heard = []
-    run(cases.learner(), on_step=lambda *told: heard.append(told))
+    run(cases.learner(), on_step=lambda *logged: heard.append(logged))
     assert heard == [(0, 4), (0, 4), (1, 4), (2, 4)]  # before each; two may be under way
 
 

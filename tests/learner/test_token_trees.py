@@ -5,7 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from seeupo_jax.learner.token_trees import choose_length, pack
+from seeupo_jax.learner.token_trees import choose_length
+
+
+def pack(sequences, tree_S, *, capacity, share=True):
+    """Packed into rows of one length."""
+    return choose_length(sequences, tree_S, lengths=(capacity,), rows=1, share=share)[1]
 
 
 def random_tries(seed, *, trees=4, sequences=40):

@@ -36,14 +36,14 @@ def bound(monkeypatch):
 
 def meet(*processes, timeout_s=20):
     """Runs each (process_id, num_processes, about) in a thread; what each was told, None: begin."""
-    port, told = free_port(), {}
+    port, logged = free_port(), {}
 
     def run(index, number, count, about):
         try:
             join(Place(f"localhost:{port}", number, count), about, timeout_s=timeout_s)
-            told[index] = None
+            logged[index] = None
         except ValueError as error:
-            told[index] = str(error)
+            logged[index] = str(error)
 
     threads = [threading.Thread(target=run, args=(i, *p)) for i, p in enumerate(processes)]
     for thread in threads:
@@ -51,7 +51,7 @@ def meet(*processes, timeout_s=20):
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    return [told[index] for index in range(len(processes))]
+    return [logged[index] for index in range(len(processes))]
 
 
 def test_all_begin_once_all_have_come(begun):
@@ -60,16 +60,16 @@ def test_all_begin_once_all_have_come(begun):
 
 
 def test_the_coordinator_names_the_processes_that_did_not_come(begun):
-    told = meet((0, 4, ABOUT), (2, 4, ABOUT), timeout_s=2)
-    assert told[0] == told[1] and not begun
-    assert told[0].startswith("2 of 4 processes did not connect to localhost:")
-    assert told[0].endswith(" within 2 s: 1, 3.")
+    logged = meet((0, 4, ABOUT), (2, 4, ABOUT), timeout_s=2)
+    assert logged[0] == logged[1] and not begun
+    assert logged[0].startswith("2 of 4 processes did not connect to localhost:")
+    assert logged[0].endswith(" within 2 s: 1, 3.")
 
 
 def test_a_process_without_a_coordinator_gives_up_in_time(begun):
     started = time.monotonic()
-    (told,) = meet((1, 2, ABOUT), timeout_s=1)
-    assert "process 1 of 2 did not reach process 0 at localhost:" in told
+    (logged,) = meet((1, 2, ABOUT), timeout_s=1)
+    assert "process 1 of 2 did not reach process 0 at localhost:" in logged
     assert time.monotonic() - started < 10 and not begun
 
 
@@ -82,13 +82,13 @@ def test_a_process_without_a_coordinator_gives_up_in_time(begun):
     ],
 )
 def test_processes_that_differ_are_all_told_how(begun, others, wanted):
-    told = meet((0, 2, ABOUT), *others)
-    assert len(set(told)) == 1 and told[0].startswith(wanted) and not begun
+    logged = meet((0, 2, ABOUT), *others)
+    assert len(set(logged)) == 1 and logged[0].startswith(wanted) and not begun
 
 
 def test_a_number_that_comes_twice_is_told(begun):
-    told = meet((0, 3, ABOUT), (1, 3, ABOUT), (1, 3, ABOUT))
-    assert len(set(told)) == 1 and told[0].startswith("--process_id: got 1 twice") and not begun
+    logged = meet((0, 3, ABOUT), (1, 3, ABOUT), (1, 3, ABOUT))
+    assert len(set(logged)) == 1 and logged[0].startswith("--process_id: got 1 twice") and not begun
 
 
 def test_the_coordinator_listens_at_its_own_address_and_no_other(bound):
@@ -113,9 +113,9 @@ def test_the_coordinator_listens_at_its_own_address_and_no_other(bound):
 def test_an_address_that_this_machine_does_not_have_is_told_and_all_are_listened_on(bound, capsys):
     port = free_port()
     join(Place(f"192.0.2.1:{port}", 0, 1), ABOUT, timeout_s=5)  # of a network for documents
-    told = capsys.readouterr().err
+    logged = capsys.readouterr().err
     assert bound == [f"[::]:{port}"] or bound == [f"0.0.0.0:{port}"]
-    assert told.startswith("warning: 192.0.2.1 is no address of this machine that others reach:")
+    assert logged.startswith("warning: 192.0.2.1 is no address of this machine that others reach:")
 
 
 def test_the_variable_of_jax_chooses_another_address(bound, monkeypatch):
@@ -141,13 +141,13 @@ def test_a_port_that_is_in_use_is_told(begun):
 
 
 def test_who_says_something_else_is_not_counted(begun):
-    port, told = free_port(), []
+    port, logged = free_port(), []
 
     def welcome():
         try:
             join(Place(f"localhost:{port}", 0, 2), ABOUT, timeout_s=2)
         except ValueError as error:
-            told.append(str(error))
+            logged.append(str(error))
 
     thread = threading.Thread(target=welcome)
     thread.start()
@@ -160,11 +160,11 @@ def test_who_says_something_else_is_not_counted(begun):
             except ConnectionRefusedError:
                 time.sleep(0.02)
     thread.join(60)
-    assert len(told) == 1 and told[0].startswith("1 of 2 processes did not connect")
+    assert len(logged) == 1 and logged[0].startswith("1 of 2 processes did not connect")
 
 
 @pytest.mark.parametrize(
-    "flags, told",
+    "flags, logged",
     [
         (("host:1", None, 2), "--process_id: got none; allowed: all of --coordinator"),
         (("host", 0, 2), "--coordinator: got 'host'; allowed: HOST:PORT"),
@@ -172,10 +172,10 @@ def test_who_says_something_else_is_not_counted(begun):
         (("host:1", 2, 2), "--process_id: got 2; allowed: a number from 0 to 1"),
     ],
 )
-def test_flags_that_do_not_fit_together_are_told(flags, told):
+def test_flags_that_do_not_fit_together_are_told(flags, logged):
     with pytest.raises(ValueError) as error:
         find_place(*flags, timeout_s=1)
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(logged)
 
 
 def test_a_process_finds_its_place_in_flags_and_in_slurm(monkeypatch):
@@ -235,7 +235,7 @@ def test_real_processes_begin_and_the_end_of_one_is_no_hang_of_the_other():
         for number in "01"
     ]
     printed = [process.communicate(timeout=300)[0] for process in both]
-    told = ["['of 0', 'of 1'] 0", "loopback alone"]
-    assert [text.splitlines()[-2:] for text in printed] == [told] * 2
+    logged = ["['of 0', 'of 1'] 0", "loopback alone"]
+    assert [text.splitlines()[-2:] for text in printed] == [logged] * 2
     assert both[0].returncode == 7 and both[1].returncode != 0
     assert time.monotonic() - started < 100

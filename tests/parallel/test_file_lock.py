@@ -48,17 +48,17 @@ def holder(file):
 
 
 def refused(file):
-    with pytest.raises(ValueError) as told, exclusive(file, "--workdir: got runs/a"):
+    with pytest.raises(ValueError) as logged, exclusive(file, "--workdir: got runs/a"):
         raise AssertionError("two hold one lock")
-    return str(told.value)
+    return str(logged.value)
 
 
 def test_the_second_is_told_which_process_holds_it_and_gets_it_when_that_has_ended(file, holder):
-    told = refused(file)
-    assert told.startswith(
+    logged = refused(file)
+    assert logged.startswith(
         f"--workdir: got runs/a, in use by process {holder.pid} on {socket.gethostname()} since 20"
     )
-    assert f"({sys.executable} -c " in told and "; allowed: one process at a time." in told
+    assert f"({sys.executable} -c " in logged and "; allowed: one process at a time." in logged
     with exclusive(file.with_name("other"), "another one"):
         pass
     holder.communicate("")
@@ -104,20 +104,20 @@ def test_a_file_system_without_locks_is_told_and_works(file, monkeypatch, capsys
 
     monkeypatch.setattr(fcntl, "flock", without)
     with exclusive(file, "it"):
-        told = capsys.readouterr().err
-    assert told.startswith(f"warning: {file} cannot be locked (No locks available)")
-    assert len(told.splitlines()) == 1
+        logged = capsys.readouterr().err
+    assert logged.startswith(f"warning: {file} cannot be locked (No locks available)")
+    assert len(logged.splitlines()) == 1
 
 
 def test_runs_keep_apart_in_the_workdir_and_in_the_checkpoints_folder(tmp_path, capsys):
     shared = Checkpoint(directory=str(tmp_path / "shared"))
     with exclusive_run(tmp_path / "a", shared):
-        for workdir, chosen, name in (
+        for workdir, options, name in (
             (tmp_path / "a", Checkpoint(), "--workdir"),
             (tmp_path / "b", shared, "config.checkpoint.directory"),
         ):
             with pytest.raises(ValueError, match=f"^{name}: got .*, in use by process "):
-                with exclusive_run(workdir, chosen):
+                with exclusive_run(workdir, options):
                     pass
         with exclusive_run(tmp_path / "b", Checkpoint(directory="gs://bucket/run")):
             pass

@@ -28,12 +28,12 @@ def model(tmp_path_factory):
 def assert_same_run(workdir, undisturbed):
     """Every iteration and every evaluation is there once, with the same state and success."""
 
-    def told(folder):
+    def logged(folder):
         lines = cases.read_metrics(folder)
         names = ("iteration", "state/checksum", "eval/avg@2", "rollout/reward_mean", "sweep/kl")
         return [{name: line[name] for name in names if name in line} for line in lines]
 
-    assert told(workdir) == told(undisturbed)
+    assert logged(workdir) == logged(undisturbed)
 
 
 def lives(model, workdir, end):
@@ -55,9 +55,11 @@ def second_is_refused(model, workdir, first):
     first.send_signal(signal.SIGSTOP)
     there = {file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file()}
     (second,) = cases.start(model, workdir, *MANY)
-    _, told = second.communicate(timeout=120)
-    assert second.returncode == 2 and told.startswith(f"error: --workdir: got {workdir}, in use by")
-    assert f" process {first.pid} on " in told and len(told.splitlines()) == 1
+    _, logged = second.communicate(timeout=120)
+    assert second.returncode == 2 and logged.startswith(
+        f"error: --workdir: got {workdir}, in use by"
+    )
+    assert f" process {first.pid} on " in logged and len(logged.splitlines()) == 1
     assert {file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file()} == there
     first.send_signal(signal.SIGCONT)
 
@@ -97,9 +99,9 @@ def test_trajectories_of_other_parameters_are_thrown_away_after_a_kill(model, he
     assert process.returncode == -signal.SIGKILL
     capsys.readouterr()
     here(workdir, StopRequest(), *choices, "optimizer.learning_rate=0.05")
-    told = [line for line in capsys.readouterr().out.splitlines() if "discarded" in line]
-    assert told and all("was sampled by other parameters" in line for line in told)
-    assert "2.rollouts" in told[0]  # the first iteration's were sampled by the same ones
+    logged = [line for line in capsys.readouterr().out.splitlines() if "discarded" in line]
+    assert logged and all("was sampled by other parameters" in line for line in logged)
+    assert "2.rollouts" in logged[0]  # the first iteration's were sampled by the same ones
     assert cases.checksums(workdir) == cases.checksums(undisturbed)
 
 
@@ -145,7 +147,7 @@ def here(model, monkeypatch):
 def test_stopped_anywhere_it_goes_on_from_there(model, here, capsys):
     undisturbed, workdir = model.parent / "undisturbed_here", model.parent / "stopped"
     here(undisturbed, StopRequest())
-    told = []
+    logged = []
     for function, times in (
         ("compile", 3),
         ("compile_programs", 2),
@@ -160,7 +162,7 @@ def test_stopped_anywhere_it_goes_on_from_there(model, here, capsys):
         ("none of all", 0),
     ):
         here(workdir, Asked(function, times))
-        told += [line for line in capsys.readouterr().out.splitlines() if "stopped " in line]
+        logged += [line for line in capsys.readouterr().out.splitlines() if "stopped " in line]
     compiling = "before iteration {}, while programs were compiled; nothing {}"
     wanted = [
         *[compiling.format(1, "was saved, since no iteration was started")] * 2,
@@ -173,7 +175,7 @@ def test_stopped_anywhere_it_goes_on_from_there(model, here, capsys):
         compiling.format(3, "has changed since checkpoint 2"),
         "in the sweep of iteration 3, 3 turns in",
     ]
-    assert told == [f"stopped {where}; rerun the command to resume" for where in wanted]
+    assert logged == [f"stopped {where}; rerun the command to resume" for where in wanted]
     assert_same_run(workdir, undisturbed)
     assert not (workdir / "checkpoints" / "stopped").exists()
     assert list((workdir / "rollouts").iterdir()) == []
@@ -201,10 +203,10 @@ def test_a_signal_while_programs_are_compiled_is_heard_before_all_of_them_are(mo
         if line.startswith("KV cache: "):  # the last line before programs are compiled
             process.send_signal(signal.SIGTERM)
             break
-    told, errors = process.communicate(timeout=120)
+    logged, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert "compiled the" not in told
-    assert told.splitlines()[-1] == (
+    assert "compiled the" not in logged
+    assert logged.splitlines()[-1] == (
         "stopped before iteration 1, while programs were compiled; nothing was saved, since no"
         " iteration was started; rerun the command to resume"
     )
@@ -215,8 +217,8 @@ def test_stopped_in_a_warm_start_it_says_that_nothing_of_it_is_kept(here, model,
     stage = "({'steps': 30, 'demonstrations': {}},)"
     choices = ("env.name=order_desk", f"warm_start.stages={stage}", "warm_start.batch_size=4")
     here(workdir, Asked("show", 2), *choices)
-    told = capsys.readouterr().out.splitlines()[-1]
-    assert told == (
+    logged = capsys.readouterr().out.splitlines()[-1]
+    assert logged == (
         "stopped in the warm start, 3 steps into stage 1; rerun the command to start it again"
     )
     assert not (workdir / "warm_start").exists()

@@ -207,8 +207,8 @@ def test_crediting_compiles_what_is_named(model, choices):
 def test_a_run_that_goes_on_is_told_from_where(begin, tmp_path, capsys):
     config, run, state = begin("evaluation.every=2")
     with run, jax.set_mesh(run.parts.policy.mesh):
-        run.save(state._replace(done=2))  # not evaluated yet
-        run._checkpoints.wait()
+        run.checkpoints.save(state._replace(done=2))  # not evaluated yet
+        run.checkpoints.wait()
     files = sorted(tmp_path.rglob("*"))
     tell(explain_training(config, tmp_path))
     said = re.sub(r"\s+", " ", capsys.readouterr().out)

@@ -95,8 +95,8 @@ def test_chunks_without_a_prediction_have_no_part_in_the_gradient(trained, monke
     rng = np.random.default_rng(1)
     hidden_RAD = rng.normal(size=(R, A, D)).astype(np.float32)
     target_RA = tokens_RL[:, :A].copy()
-    target_RA.reshape(-1)[7:18] = policy.NOTHING
-    real_RA = target_RA != policy.NOTHING
+    target_RA.reshape(-1)[7:18] = policy.NO_TARGET
+    real_RA = target_RA != policy.NO_TARGET
     weight_RA = np.where(real_RA, rng.normal(size=(R, A)), 0).astype(np.float32)
 
     def ours(hidden_RAD, table_VD):

@@ -419,6 +419,9 @@ class Refusing:
     def usage(self):
         return {"asked": len(self.turns)}
 
+    def seconds(self):
+        return {}
+
 
 @pytest.fixture
 def pair():
@@ -649,19 +652,19 @@ def test_what_a_collection_says_ends_with_it_also_where_it_fails():
 
 def test_every_trajectory_is_told_of_when_it_is_over():
     engine, params = make()
-    requests, told = group_requests(["done@1", "raise@1", "done@3"], 2), []
+    requests, logged = group_requests(["done@1", "raise@1", "done@3"], 2), []
     pool = EnvPool(Script, 4, workers=4, timeout_s=TIMEOUT_S)
     collected = collect(
         make_worker(engine, pool, max_turns=3),
         params,
         requests,
         NUMBERS,
-        on_finished=lambda *finished: told.append(finished),
+        on_finished=lambda *finished: logged.append(finished),
     )
     pool.close()
-    request_of = {id(trajectory): request for request, trajectory in told}
+    request_of = {id(trajectory): request for request, trajectory in logged}
     assert [request_of[id(t)] for t in collected.trajectories] == requests
-    assert told[-1][0].task_id == "done@3"
+    assert logged[-1][0].task_id == "done@3"
 
 
 class Watched(Script):

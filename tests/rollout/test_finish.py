@@ -39,19 +39,19 @@ class Bare:
 class PaysAtTheEnd(Bare):
     """Adds 2 at the end of an episode, whoever ends it."""
 
-    told = []  # of all objects
+    logged = []  # of all objects
 
     def step(self, text):
         result = super().step(text)
         return StepResult(result.observation, result.reward + 2 * result.done, result.done)
 
     def finish(self, stop):
-        self.told.append(stop)
+        self.logged.append(stop)
         if self._event == "late":
             time.sleep(30)
         if self._event == "broken":
             raise KeyError("ledger")
-        if self._event == "busy" and self.told.count("max_turns") == 1:
+        if self._event == "busy" and self.logged.count("max_turns") == 1:
             raise TransientError("wait")
         self._score = 0.5
         return {"nothing": None, "word": "2"}.get(self._event, 2)
@@ -59,7 +59,7 @@ class PaysAtTheEnd(Bare):
 
 @pytest.fixture(autouse=True)
 def nobody_told():
-    PaysAtTheEnd.told.clear()
+    PaysAtTheEnd.logged.clear()
 
 
 def paid(trajectory):
@@ -71,7 +71,7 @@ def test_the_last_reward_is_paid_once_whoever_ends_the_episode():
     assert paid(done) == ("done", (0.25, 2.25), 2.5, 0.0)
     assert paid(turns) == ("max_turns", (0.25, 0.25, 2.25), 2.75, 0.5)
     assert paid(tokens) == ("max_tokens", (2.25,), 2.25, 0.5)
-    assert sorted(PaysAtTheEnd.told) == ["max_tokens", "max_turns"]
+    assert sorted(PaysAtTheEnd.logged) == ["max_tokens", "max_turns"]
     assert rewards_of(turns) == [0.25, 0.25, 2.25]
 
 
@@ -90,7 +90,7 @@ def test_a_prompt_that_leaves_no_room_is_told_and_its_reward_belongs_to_no_turn(
     (trajectory,) = play(PaysAtTheEnd, ["prompt 9"])
     assert paid(trajectory) == ("max_tokens", (), 2.0, 0.5)
     assert (trajectory.turns, rewards_of(trajectory)) == (0, [])
-    assert PaysAtTheEnd.told == ["max_tokens"]
+    assert PaysAtTheEnd.logged == ["max_tokens"]
 
 
 def test_finish_is_called_like_step():
@@ -110,7 +110,7 @@ def test_a_remote_environment_is_told_too(tmp_path):
                 play(each, ["a 9"])[0] for each in (lambda: remote(server.url, token), make)
             )
             assert paid(there) == paid(here) and there.reward == wanted
-    assert PaysAtTheEnd.told == ["max_turns"] * 2
+    assert PaysAtTheEnd.logged == ["max_turns"] * 2
 
 
 def test_more_than_a_tenth_stopped_by_the_limit_on_context_is_a_warning():
@@ -118,8 +118,8 @@ def test_more_than_a_tenth_stopped_by_the_limit_on_context_is_a_warning():
     (early,) = play(Bare, ["prompt 9"])
     few = Collected((tokens, *[other] * 9), 1.0, 0.0, 0, 0)
     assert truncation(few, 512) is None
-    told = truncation(Collected((tokens, early, *[other] * 9), 1.0, 0.0, 0, 0), 512)
-    assert told.startswith(
+    logged = truncation(Collected((tokens, early, *[other] * 9), 1.0, 0.0, 0, 0), 512)
+    assert logged.startswith(
         "2 of 11 trajectories were stopped by max_tokens, 1 of them before their"
     )
-    assert "rollout.max_context=512" in told
+    assert "rollout.max_context=512" in logged

@@ -135,8 +135,8 @@ def test_metrics_are_of_all_that_was_sampled_and_of_the_groups_that_are_trained_
 
 
 def test_failures_of_all_rounds_are_told():
-    told = most_frequent_failure(played("f0 s0", "o1 s1", rounds=2)[1])
-    assert told == "5 environments failed, 3 of them so: f0"
+    logged = most_frequent_failure(played("f0 s0", "o1 s1", rounds=2)[1])
+    assert logged == "5 environments failed, 3 of them so: f0"
 
 
 def test_a_run_that_is_stopped_in_a_round_stops():

@@ -47,7 +47,7 @@ class BadDesk(OrderDesk):
 
 
 @pytest.mark.parametrize(
-    "wrong, told",
+    "wrong, logged",
     [
         ("init", f"env.name: '{__name__}:BadDesk' cannot be made: LookupError: no desk."),
         ("test", "BadDesk.task_ids('test'): got <list_iterator"),
@@ -55,11 +55,11 @@ class BadDesk(OrderDesk):
         ("test/3", "BadDesk.labels('test/3'): got None; allowed: a dict of texts."),
     ],
 )
-def test_a_class_that_breaks_the_protocol_is_told_before_any_compile(wrong, told):
+def test_a_class_that_breaks_the_protocol_is_told_before_any_compile(wrong, logged):
     overrides = [f"env.name={__name__}:BadDesk", f"env.options={{'wrong': {wrong!r}}}"]
     with pytest.raises(ValueError) as error:
         check_config(load_config(CONFIG, overrides))
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(logged)
 
 
 def test_an_unknown_option_of_an_environment_is_told():
@@ -160,7 +160,7 @@ def test_with_adapters_only_they_are_in_the_training_state():
     small, large = (sum(x.size for x in jax.tree.leaves(t)) for t in (params, policy.frozen))
     assert 0 < small < large / 20
     tokens_NL = np.ones((1, 4), np.int32)
-    logits = policy.network.bind(policy.whole(params))(tokens_NL)
+    logits = policy.network.bind(policy.merged(params))(tokens_NL)
     assert logits.shape == (1, 4, policy.network.arch.vocab_size)
 
 

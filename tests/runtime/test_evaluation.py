@@ -21,32 +21,32 @@ class Tasks:
         return self._splits[split]
 
 
-def chosen(environment, **fields):
+def selected(environment, **fields):
     return selection_split(from_dict(fields), environment)
 
 
 @pytest.mark.parametrize("unknown", [ValueError, KeyError, IndexError])
 def test_without_validation_tasks_it_is_the_split_that_is_reported(unknown):
-    assert chosen(Tasks(TASKS, unknown)) == "test"
-    assert chosen(Tasks(TASKS | {"dev": ["d"]}), evaluation={"split": "dev"}) == "dev"
+    assert selected(Tasks(TASKS, unknown)) == "test"
+    assert selected(Tasks(TASKS | {"dev": ["d"]}), evaluation={"split": "dev"}) == "dev"
 
 
 def test_validation_tasks_are_taken_where_there_are_some():
-    assert chosen(Tasks(TASKS | {"validation": ["d"]})) == "validation"
-    assert chosen(Tasks(TASKS | {"validation": []})) == "test"
+    assert selected(Tasks(TASKS | {"validation": ["d"]})) == "validation"
+    assert selected(Tasks(TASKS | {"validation": []})) == "test"
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_tasks_of_another_split_under_the_name_of_validation_are_none(split):
     # As of an environment that looks at the name of one split only.
-    assert chosen(Tasks(TASKS | {"validation": TASKS[split]})) == "test"
+    assert selected(Tasks(TASKS | {"validation": TASKS[split]})) == "test"
 
 
 def test_the_configuration_decides_before_the_environment():
     environment = Tasks(TASKS | {"validation": ["d"], "dev": ["e"]})
-    assert chosen(environment, evaluation={"select_on": "dev"}) == "dev"
-    assert chosen(environment, evaluation={"select_on": "test"}) == "test"
-    assert chosen(environment, checkpoint={"keep_best": 0}) is None
+    assert selected(environment, evaluation={"select_on": "dev"}) == "dev"
+    assert selected(environment, evaluation={"select_on": "test"}) == "test"
+    assert selected(environment, checkpoint={"keep_best": 0}) is None
 
 
 def test_it_is_said_where_one_split_is_chosen_on_and_reported():
@@ -58,4 +58,4 @@ def test_it_is_said_where_one_split_is_chosen_on_and_reported():
 
 
 def test_the_order_desk_has_validation_tasks():
-    assert chosen(make("order_desk")) == "validation"
+    assert selected(make("order_desk")) == "validation"

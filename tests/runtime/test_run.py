@@ -43,8 +43,8 @@ def collected(*reasons):
 
 
 def test_the_most_frequent_failure_is_told_in_a_line():
-    told = most_frequent_failure(collected("a: x", None, "b: y\n  z", "b: y\n  z"))
-    assert told == "3 environments failed, 2 of them so: b: y z"
+    logged = most_frequent_failure(collected("a: x", None, "b: y\n  z", "b: y\n  z"))
+    assert logged == "3 environments failed, 2 of them so: b: y z"
     assert most_frequent_failure(collected(None, None)) is None
     assert len(most_frequent_failure(collected("long " * 1000))) < 260
 
@@ -103,8 +103,8 @@ def begin(model, tmp_path, monkeypatch):
     """Begins a run on one device; its state."""
     one = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda: one)
-    chosen = [text.removeprefix("--config.") for text in cases.CHOICES]
-    overrides = [*chosen, *RESAMPLING, f"model.path={model}"]
+    options = [text.removeprefix("--config.") for text in cases.CHOICES]
+    overrides = [*options, *RESAMPLING, f"model.path={model}"]
 
     @contextlib.contextmanager
     def begin(name, *more, request=None):
@@ -176,7 +176,7 @@ def test_a_checkpoint_is_scored_on_validation_tasks_where_there_are_some(
     with begin(name, f"env.name=run_environment:{name}", *SELECTING) as (run, state):
         for iteration in (1, 2):  # after the first none is saved
             state = run.evaluate(state._replace(done=iteration))
-        run.save(state)
+        run.checkpoints.save(state)
     first, second = checked(read_metrics(folder))
     assert "eval_validation/avg@2" not in first and "eval/selected_on" not in first
     assert second["eval/selected_on"] == (name == "Echo")
@@ -194,7 +194,7 @@ def test_iterations_that_move_no_parameter_are_counted_over_a_restart(begin):
         collected = run.rollout(1, state)
         state, metrics, stats = run.sweep(1, state, collected)
         run.record(state, collected, metrics, stats)
-        run.save(state)
+        run.checkpoints.save(state)
     with begin("idle", *choices) as (run, state):
         collected = run.rollout(2, state)
         state, metrics, stats = run.sweep(2, state, collected)
@@ -217,23 +217,23 @@ def test_groups_of_the_same_task_are_sampled_independently(begin):
         brought = run.rollout(1, state)
     texts: dict[str, list[str]] = {}
     for group in groups_of(brought.trajectories).values():
-        told = [[m["content"] for m in t.messages if m["role"] == "assistant"] for t in group]
-        texts.setdefault(group[0].task_id, []).append(repr(told))
-    repeated = [told for told in texts.values() if len(told) > 1]
+        logged = [[m["content"] for m in t.messages if m["role"] == "assistant"] for t in group]
+        texts.setdefault(group[0].task_id, []).append(repr(logged))
+    repeated = [logged for logged in texts.values() if len(logged) > 1]
     # 16 groups of 12 tasks: each once, and four of them once more, none of these alike.
-    assert len(texts) == 12 and [len(told) for told in repeated] == [2] * 4
+    assert len(texts) == 12 and [len(logged) for logged in repeated] == [2] * 4
     assert all(first != second for first, second in repeated)
     assert rollout_metrics(brought)["rollout/repeated_tasks"] == 4
 
 
 def test_a_run_with_fewer_tasks_than_an_iteration_takes_says_so(begin, monkeypatch):
-    told = []
-    monkeypatch.setattr(Progress, "log", lambda self, sentence: told.append(sentence))
+    logged = []
+    monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
     for tasks, wanted in ((12, 0), (13, 1)):
-        told.clear()
+        logged.clear()
         with begin(f"few{tasks}", f"rollout.tasks={tasks}", "rollout.concurrency=4"):
             pass
-        found = [sentence for sentence in told if "rollout.tasks" in sentence]
+        found = [sentence for sentence in logged if "rollout.tasks" in sentence]
         assert len(found) == wanted and all("got 13" in each and "12" in each for each in found)
 
 
@@ -328,20 +328,20 @@ def test_a_stopped_sweep_is_saved_after_the_trajectories_it_is_of(begin, monkeyp
     with begin("order") as (run, state):
         collected, done = run.rollout(1, state), []
         monkeypatch.setattr(run.parts.source, "wait", lambda: done.append("trajectories"))
-        monkeypatch.setattr(run._checkpoints._stopped, "save", lambda *_: done.append("sweep"))
+        monkeypatch.setattr(run.checkpoints._stopped, "save", lambda *_: done.append("sweep"))
         stopped = SweepStopped.__new__(SweepStopped)
         stopped.arrays, stopped.notes = {}, {"done": 1}
-        run.save_stopped(state, stopped)
+        run.checkpoints.save_stopped(state, stopped)
         assert collected.trajectories and done[:2] == ["trajectories", "sweep"]
 
 
 def test_a_run_that_goes_on_with_other_activations_kept_says_so(begin, monkeypatch):
-    told = []
-    monkeypatch.setattr(Progress, "log", lambda self, sentence: told.append(sentence))
+    logged = []
+    monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
     with begin("remat") as (run, state):
-        run.save(state)
+        run.checkpoints.save(state)
     for remat, wanted in (("none", []), ("full", ["remat: full, and none when the checkpoint"])):
-        told.clear()
+        logged.clear()
         with begin("remat", f"model.remat={remat}"):
             pass
-        assert [sentence[:41] for sentence in told if "remat" in sentence] == wanted
+        assert [sentence[:41] for sentence in logged if "remat" in sentence] == wanted

@@ -39,8 +39,8 @@ def refused(action, error):
     """What an action is refused with."""
     try:
         action()
-    except error as told:
-        return str(told)
+    except error as logged:
+        return str(logged)
     raise AssertionError("it was not refused")
 
 
@@ -49,44 +49,44 @@ def save(checkpoints):
     check_shared(DIRECTORY)
     own = Path(f"{OUT}.folder")
     own.mkdir()
-    process_sync._PATIENCE_S = 0.3
+    process_sync._VISIBLE_TIMEOUT_S = 0.3
     blind = refused(lambda: check_shared(own, "config.checkpoint.directory"), ValueError)
     taken = Path(DIRECTORY) / "taken"
     with exclusive_output(taken):
-        told = {"taken": refused(exclusive_output(taken).__enter__, ValueError)}
+        logged = {"taken": refused(exclusive_output(taken).__enter__, ValueError)}
     mesh = checkpoint_cases.mesh(2, 2)
     for step, score in ((1, 0.9), (2, 0.5), (3, 0.1)):
         checkpoints.save(step, checkpoint_cases.state(mesh, step), {"step": step}, score)
     checkpoints.wait()
-    told |= {"blind": blind, "latest": checkpoints.latest(), "best": checkpoints.best()}
+    logged |= {"blind": blind, "latest": checkpoints.latest(), "best": checkpoints.best()}
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     if RANK == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
     began = time.monotonic()
     checkpoints.save(4, checkpoint_cases.state(mesh, 4), {})
-    told["full"] = refused(checkpoints.wait, SaveError)
-    told["full_s"] = time.monotonic() - began
+    logged["full"] = refused(checkpoints.wait, SaveError)
+    logged["full_s"] = time.monotonic() - began
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    return told
+    return logged
 
 
 def restore(checkpoints):
     """Onto other devices; the newest checkpoint is damaged."""
     mesh = checkpoint_cases.mesh(1, 4)
     example = checkpoint_cases.state(mesh, 0)
-    told = {"latest": checkpoints.latest()}
+    logged = {"latest": checkpoints.latest()}
     step, state, extra = checkpoints.restore(example)
-    told |= {"step": step, "extra": extra, "checksum": checksum(state)}
-    told["same_layout"] = all(
+    logged |= {"step": step, "extra": extra, "checksum": checksum(state)}
+    logged["same_layout"] = all(
         a.sharding == b.sharding
         for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(example), strict=True)
     )
     other = {"params": {"w": jax.ShapeDtypeStruct((3,), "float32")}}
-    told["other"] = refused(lambda: checkpoints.restore(other, partial=True), ValueError)
-    told["unknown"] = refused(lambda: checkpoints.restore(example, step=9), ValueError)
+    logged["other"] = refused(lambda: checkpoints.restore(other, partial=True), ValueError)
+    logged["unknown"] = refused(lambda: checkpoints.restore(example, step=9), ValueError)
     checkpoints.save(5, state, {})
     checkpoints.wait()
-    return told | {"saved": checkpoints.latest(), "rollouts": rollouts()}
+    return logged | {"saved": checkpoints.latest(), "rollouts": rollouts()}
 
 
 def rollouts():
@@ -105,9 +105,9 @@ def main() -> None:
     jax.distributed.initialize(f"localhost:{PORT}", COUNT, RANK)
     manifest.digest = count
     checkpoints = Checkpoints(DIRECTORY, keep=2, log=log.append)
-    told = {"save": save, "restore": restore}[PART](checkpoints)
+    logged = {"save": save, "restore": restore}[PART](checkpoints)
     checkpoints.close()
-    Path(OUT).write_text(json.dumps(told | {"log": log, "hashed": sorted(set(hashed))}))
+    Path(OUT).write_text(json.dumps(logged | {"log": log, "hashed": sorted(set(hashed))}))
     os._exit(0)  # what Orbax began and could not end would keep it waiting
 
 

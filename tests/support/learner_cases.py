@@ -66,8 +66,8 @@ def jittered(params: Any, size: float) -> Any:
 @functools.cache
 def recording(name: str = "sgd", rate: float = RATE, max_grad_norm: float | None = None) -> Any:
     """An optimizer whose state begins with the last gradients; one object, so compiled once."""
-    chosen = schema.Optimizer(name=name, learning_rate=rate, max_grad_norm=max_grad_norm)
-    return optax.chain(_kept_gradients(), make_optimizer(chosen, total_steps=100))
+    settings = schema.Optimizer(name=name, learning_rate=rate, max_grad_norm=max_grad_norm)
+    return optax.chain(_kept_gradients(), make_optimizer(settings, total_steps=100))
 
 
 def _kept_gradients() -> optax.GradientTransformation:
@@ -80,10 +80,10 @@ def learner(
     *, shapes: Shapes = SHAPES, optimizer: Any = None, temperature: float = 1.0, **choices: Any
 ) -> Learner:
     """A learner with these choices of the algorithm; those with equal programs share them."""
-    chosen = recording() if optimizer is None else optimizer
+    settings = recording() if optimizer is None else optimizer
     algorithm = schema.Algorithm(**choices)
-    made = Learner(policy()[0], chosen, algorithm, shapes, temperature, seed=5)
-    first = _LEARNERS.setdefault((made.loss_config, made.critic, shapes, chosen), made)
+    made = Learner(policy()[0], settings, algorithm, shapes, temperature, seed=5)
+    first = _LEARNERS.setdefault((made.loss_config, made.critic, shapes, settings), made)
     shared = {"turn_step": first.turn_step, "refresh": first.refresh, "value": first.value}
     return with_programs(made, **shared)
 

@@ -27,8 +27,8 @@ CHOICES = (
 def main(folder: str, *names: str) -> None:
     for name in names:
         print(f"recipe {name}", file=sys.stderr, flush=True)
-        chosen = [*CHOICES, f"recipe={name}"]
-        train(load_config(CONFIG, chosen), Path(folder) / name)
+        options = [*CHOICES, f"recipe={name}"]
+        train(load_config(CONFIG, options), Path(folder) / name)
 
 
 if __name__ == "__main__":

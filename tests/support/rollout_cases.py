@@ -136,6 +136,9 @@ class Saying:
     def usage(self):
         return {}
 
+    def seconds(self):
+        return {}
+
 
 def make_worker(engine, pool, tokenizer=None, *, max_turns, deterministic=False, **options):
     """Plays episodes of so many turns; without a tokenizer, of numbers."""

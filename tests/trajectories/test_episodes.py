@@ -80,11 +80,11 @@ def test_episodes_of_other_settings_are_not_mixed_in(path, other):
     played(path)
     before = path.read_bytes()
     (name, value), *_ = other.items()
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError) as logged:
         played(path, SETTINGS | other)
     wanted = json.loads(json.dumps(value))
-    assert str(told.value).startswith(f"{name}: got {wanted!r}; allowed: ")
-    assert f"episodes in {path} were played; move that file away" in str(told.value)
+    assert str(logged.value).startswith(f"{name}: got {wanted!r}; allowed: ")
+    assert f"episodes in {path} were played; move that file away" in str(logged.value)
     assert path.read_bytes() == before
     with pytest.raises(ValueError, match="split: got None; allowed: 'test'"):
         played(path, {name: SETTINGS[name] for name in SETTINGS if name != "split"})
@@ -93,9 +93,9 @@ def test_episodes_of_other_settings_are_not_mixed_in(path, other):
 
 def test_two_evaluations_do_not_write_one_file(path):
     with EpisodeFile(path, SETTINGS):
-        with pytest.raises(ValueError) as told:
+        with pytest.raises(ValueError) as logged:
             EpisodeFile(path, SETTINGS)
-        assert str(told.value).startswith(f"got {path}, in use by process {os.getpid()} on ")
+        assert str(logged.value).startswith(f"got {path}, in use by process {os.getpid()} on ")
         other = path.with_name("other.jsonl")
         assert played(other) == {}  # with other settings there may be another one at a time
     assert played(path) == {}

@@ -133,7 +133,7 @@ def test_what_is_whole_of_a_torn_shard_is_read_and_told(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "logged"),
     [
         (b"nonsense\n", "not JSON"),
         (b"[1]\n", "a JSON object"),
@@ -148,13 +148,13 @@ def test_what_is_whole_of_a_torn_shard_is_read_and_told(tmp_path, caplog):
         ),
     ],
 )
-def test_what_is_no_record_is_told_with_its_place(tmp_path, line, told):
+def test_what_is_no_record_is_told_with_its_place(tmp_path, line, logged):
     write(tmp_path, shard(1), record())
     path = shard(1).path(tmp_path)
     path.write_bytes(gzip.compress(pack_lines(record()) + line))
     with pytest.raises(ValueError, match="line 2") as error:
         [*read_trajectories(tmp_path)]
-    assert told in str(error.value) and str(path) in str(error.value)
+    assert logged in str(error.value) and str(path) in str(error.value)
 
 
 def pack_lines(*records):
@@ -164,8 +164,8 @@ def pack_lines(*records):
 def test_a_last_line_without_an_end_is_left_out(tmp_path):
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(pack_lines(record()) + b'{"schema": 1, "spl'))
-    told = []
-    assert [*read_shard(path, told.append)] == [record()] and len(told) == 1
+    logged = []
+    assert [*read_shard(path, logged.append)] == [record()] and len(logged) == 1
 
 
 def test_reading_needs_no_jax():

@@ -45,11 +45,11 @@ def test_what_nobody_recorded_is_not_a_number(tmp_path):
 
 
 def test_empty_lines_and_further_fields_are_passed_over(tmp_path):
-    file, told = tmp_path / "file.jsonl", []
+    file, logged = tmp_path / "file.jsonl", []
     file.write_text(f"{json.dumps(LINE | {'note': 1})}\n\n{json.dumps(LINE)}\n")
-    found = read_trajectories(file, log=told.append)
+    found = read_trajectories(file, log=logged.append)
     assert [t.task_id for t in found] == [f"{file}:1", f"{file}:3"]
-    assert told == [f"{file}: fields that are not read: note."]
+    assert logged == [f"{file}: fields that are not read: note."]
 
 
 def test_a_trajectory_without_a_turn_or_a_token_is_one(tmp_path):

@@ -13,7 +13,7 @@ from seeupo_jax.trajectories.trajectory_record import TokenTexts, to_record
 from seeupo_jax.types import Segment, Trajectory, TrajectoryStats
 
 BYTES = [b"a", b"\xc3", b"\xbc", b"\xff<|end|>", b"b", "é".encode(), b"\xe2\x82", b"\xac", b"\xff"]
-TEXTS = TokenTexts(BYTES)
+TEXTS = TokenTexts(lambda: BYTES)
 
 
 def segment(tokens, turn, logp):
@@ -33,7 +33,7 @@ TRAJECTORY = Trajectory(
     policy_version=4,
     turn_rewards=(1.5,),
 )
-LEARNED = TrajectoryStats(
+STATS = TrajectoryStats(
     0.123456789,
     np.array([0.5, np.nan], np.float32),
     (np.array([np.nan, -0.5, -0.25, np.nan], np.float32),),
@@ -41,10 +41,10 @@ LEARNED = TrajectoryStats(
 )
 
 
-def made(trajectory=TRAJECTORY, learned=LEARNED, **more):
+def made(trajectory=TRAJECTORY, stats=STATS, **more):
     labels = {"kind": "refund"}
-    chosen = {"split": "train", "iteration": 5, "labels": labels, "texts": TEXTS} | more
-    return to_record(trajectory, learned=learned, **chosen)
+    options = {"split": "train", "iteration": 5, "labels": labels, "texts": TEXTS} | more
+    return to_record(trajectory, stats=stats, **options)
 
 
 def test_a_record_by_hand():
@@ -88,7 +88,7 @@ def test_a_record_by_hand():
 
 
 def test_what_nobody_learned_is_null():
-    record = made(learned=None)
+    record = made(stats=None)
     assert record["advantage"] is None and record["weights"] == []
     (only,) = record["segments"]
     assert only["trainer_logp"] == only["entropy"] == [None] * 4
@@ -122,7 +122,7 @@ def test_texts_join_to_what_a_real_tokenizer_decodes():
     _, tokenizer = from_pretrained("package:order_desk")
     said = 'Refund ü € 漢字 {"name": "find_order"}'
     tokens = tokenizer.action(said)
-    texts = TokenTexts(tokenizer.token_bytes())(tokens)
+    texts = TokenTexts(tokenizer.token_bytes)(tokens)
     assert len(texts) == len(tokens)
     assert "".join(texts[:-1]).strip() == tokenizer.text(tokens).strip() == said
 

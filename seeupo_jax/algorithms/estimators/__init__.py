@@ -97,8 +97,8 @@ class Estimator:
         """
         needed = {name: arrays[name] for name in self.needs}
         options = {keyword: choices[name] for keyword, name in self.options.items()}
-        found = self._program(**needed, **options)
-        advantage, returns = found if isinstance(found, tuple) else (found, None)
+        result = self._program(**needed, **options)
+        advantage, returns = result if isinstance(result, tuple) else (result, None)
         if self._standardizes(choices):
             mask = arrays[LEVELS[self.level]]
             advantage = standardize(advantage, mask, clip=choices["advantage_clip"])

@@ -30,9 +30,8 @@ def gigpo_advantage(
     GiGPO, arXiv:2505.10978: A = A_episode + step_coef A_turn (Eq. 8). A_episode compares the
     trajectory's total reward with its group's (Eq. 3); A_turn compares the discounted reward from
     the turn on with those of its anchor group: the turns of the same group with the same state
-    (Eq. 6 and 7). An anchor group may hold several turns of one trajectory; a turn alone in its own
-    has A_turn = 0. The authors' code averages the episode's part over turns, where long
-    trajectories count more; here, as in the paper, every trajectory counts once.
+    (Eq. 6 and 7), which may be of one trajectory; alone a turn has A_turn = 0. The authors' code
+    averages the episode's part over turns; here, as in the paper, every trajectory counts once.
 
     Args:
       reward_NK: [N, K], reward of each turn, reward units.

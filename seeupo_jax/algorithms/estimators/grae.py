@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators import Estimator
-from seeupo_jax.algorithms.magnitude import exact_unit
+from seeupo_jax.algorithms.value import exact_unit
 
 _FLAT = 1e-6  # reward units: a batch whose standard deviation is at most this is not divided by it
 
@@ -45,16 +45,15 @@ def group_relative_advantage(
       scale: `none`; `batch`, subtract the batch's mean and divide by its standard deviation
         (n - 1), or only subtract where that is at most 1e-6; `group`, divide by the standard
         deviation (n - 1) of the group's rewards plus 1e-6 (GRPO; it breaks SeeUPO's guarantee).
-        Not with baseline `batch`: a group of equal rewards lies off the batch's mean, and divided
-        by a deviation of 0 its advantages would be a million times too large.
+        Not with baseline `batch`, where equal rewards would be divided by a deviation of 0.
       clip: bound > 0 on the magnitude after `batch` scaling, None for no bound; the other scales
         never clip.
       valid_N: bool [N]; False leaves a trajectory out of every statistic. None: all are valid.
 
     Returns:
-      float32 [N], reward units for `none` and standard deviations otherwise, whatever the size of
-      the rewards, whose squares may lie beyond float32; 0 for invalid trajectories and, unless the
-      baseline is `batch`, for those that are alone in their group.
+      float32 [N], reward units for `none` and standard deviations otherwise, also where squares of
+      the rewards lie beyond float32; 0 for invalid trajectories and, unless the baseline is
+      `batch`, for those that are alone in their group.
 
     Raises:
       ValueError: an unknown baseline or scale, scale `group` with baseline `batch`, arrays that are
@@ -79,7 +78,7 @@ def group_relative_advantage(
         group_N = jnp.zeros_like(group_N)  # the mean of the one group that all make
     # Ids become 0, 1, ...: an id past N would be dropped silently by the segment sums.
     _, index_N = jnp.unique(group_N, return_inverse=True, size=group_N.shape[0])
-    unit_N = _units(reward_N, index_N, valid_N, whole=scale == "batch")
+    unit_N = _units(reward_N, index_N, valid_N, per_batch=scale == "batch")
     reward_N = _above_group_minimum(reward_N / unit_N, index_N, valid_N)
     groups = _Groups(
         index_N,
@@ -93,11 +92,11 @@ def group_relative_advantage(
 
 
 def _units(
-    reward_N: jax.Array, index_N: jax.Array, valid_N: jax.Array, *, whole: bool
+    reward_N: jax.Array, index_N: jax.Array, valid_N: jax.Array, *, per_batch: bool
 ) -> jax.Array:
     """What to count each trajectory's reward in, [N]: of its group, or one unit for all."""
     size_N = jnp.where(valid_N, jnp.abs(reward_N), 0.0)
-    if whole:
+    if per_batch:
         return jnp.broadcast_to(exact_unit(jnp.max(size_N, initial=0.0)), size_N.shape)
     largest_N = jax.ops.segment_max(size_N, index_N, num_segments=size_N.shape[0])
     return exact_unit(largest_N[index_N])

@@ -30,12 +30,11 @@ def hgpo_advantage(
     HGPO, arXiv:2602.22817. Group k of a turn, k = 0 ... history: the turns of the same task with
     the same state and the same k states before it (Eq. 3 to 5), so group 0 is GiGPO's anchor group
     and each lies within the one before. A_k compares the discounted rewards from the turn on
-    (Eq. 6); A = sum of w_k A_k with w_k proportional to (k + 1)^power (Eq. 7). There is no
-    episode's part. As in the paper's experiments (§5.1) groups of zero advantage are left out and
-    the other weights add up to 1; here that is a group whose rewards to go are all equal, such as a
-    turn's that is alone, where the authors' code drops each turn's advantages that are 0. As in
-    that code a turn with fewer than k turns before it has no group k. Their code divides by the
-    standard deviation of n, here it is that of n - 1.
+    (Eq. 6); A = sum of w_k A_k with w_k proportional to (k + 1)^power (Eq. 7), without an episode's
+    part. As in the paper's experiments (§5.1) zero-advantage groups are left out and the other
+    weights add up to 1: here groups whose rewards to go are all equal, in the authors' code each
+    turn's advantages that are 0. As in that code a turn with fewer than k turns before it has no
+    group k. Their code divides by the standard deviation of n, here it is that of n - 1.
 
     Args:
       reward_NK, group_N, state_NK, discount, clip, valid_N: as for `gigpo_advantage`.
@@ -70,8 +69,8 @@ def hgpo_advantage(
 
     # Scanned, so that a long history compiles no longer than a short one.
     depth_H = jnp.arange(min(history, turns.state_NK.shape[1] - 1) + 1)
-    nothing_NK = jnp.zeros_like(turns.return_NK)
-    level = (turns.task_NK, turns.is_NK, nothing_NK, nothing_NK)
+    zeros_NK = jnp.zeros_like(turns.return_NK)
+    level = (turns.task_NK, turns.is_NK, zeros_NK, zeros_NK)
     (_, _, sum_NK, weight_NK), _ = jax.lax.scan(deeper, level, depth_H)
     advantage_NK = sum_NK / jnp.where(weight_NK > 0, weight_NK, 1.0)
     return standardize(advantage_NK, turns.is_NK, clip=clip) if scale == "batch" else advantage_NK

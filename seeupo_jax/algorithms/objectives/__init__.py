@@ -39,11 +39,11 @@ class Objective:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise ValueError(f"Objective.function: got {self.function!r}; allowed: a function.")
-        for name, known in (("needs", tuple(ARRAYS)), ("bounds", BOUNDS)):
+        for name, allowed in (("needs", tuple(ARRAYS)), ("bounds", BOUNDS)):
             got = getattr(self, name)
-            if isinstance(got, str) or not set(got) <= set(known):
+            if isinstance(got, str) or not set(got) <= set(allowed):
                 raise ValueError(
-                    f"Objective.{name}: got {got!r}; allowed: a tuple of {', '.join(known)}."
+                    f"Objective.{name}: got {got!r}; allowed: a tuple of {', '.join(allowed)}."
                 )
 
     @property

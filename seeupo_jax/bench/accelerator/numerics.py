@@ -182,7 +182,7 @@ def _check_gap(
     file: Path,
 ) -> None:
     platform, dtype = jax.devices()[0].platform, about["dtype"]
-    params = ours.policy.whole(ours.state.params)
+    params = ours.policy.merged(ours.state.params)
     engine = make_engine(ours.policy.network, work, settings, platform)
     engine.compile(params)
     played = converse(engine, params, work, settings.seed)

@@ -100,7 +100,7 @@ class OurSweeps:
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The weights, by their names in files."""
-        params = self.policy.whole(self.state.params)
+        params = self.policy.merged(self.state.params)
         return {
             stored.names[0]: to_host(leaf.T if stored.transposed else leaf)
             for stored in stored_tensors(self.policy.network.arch, params)

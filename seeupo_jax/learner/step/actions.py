@@ -19,8 +19,8 @@ def by_action(row: TurnBatch, actions: int) -> jax.Array:
     return own_PJA * row.mask_PA[:, None, :]
 
 
-class WholeActions(NamedTuple):
-    """What a span cannot tell of its actions where their other tokens lie in other spans; [P, J].
+class SplitActions(NamedTuple):
+    """Actions whose tokens lie in several spans: what each span lacks of them; [P, J].
 
     part: of the action's tokens that the span holds. times: 1 / part.
     Means over the action's tokens, less those over the span's own, which are 0 in a span that
@@ -59,7 +59,7 @@ class WholeActions(NamedTuple):
         return times_PJ1 * logp_PJA, times_PJ1 * (other_logp_PJA - behind_PJ1)
 
 
-def whole_actions(config: LossConfig, batch: TurnBatch, trajectories: int) -> WholeActions | None:
+def split_actions(config: LossConfig, batch: TurnBatch, trajectories: int) -> SplitActions | None:
     """Of a batch with every span of its actions; None: each of these is one turn, in one span."""
     if batch.logp_PA is None:
         return None
@@ -69,24 +69,24 @@ def whole_actions(config: LossConfig, batch: TurnBatch, trajectories: int) -> Wh
     def total(x_PA: jax.Array) -> jax.Array:
         return jnp.where(mask_PJA > 0, x_PA[:, None, :], 0.0).sum(axis=2)
 
-    def everywhere(x_PJ: jax.Array) -> jax.Array:
+    def over_spans(x_PJ: jax.Array) -> jax.Array:
         """Sums over all spans of a trajectory, at each of them."""
         none_NJ = jnp.zeros((trajectories, x_PJ.shape[1]))
         sum_NJ = none_NJ.at[batch.trajectory_P].add(x_PJ, mode="drop")
         return sum_NJ[jnp.minimum(batch.trajectory_P, trajectories - 1)]
 
-    tokens_PJ = jnp.maximum(everywhere(count_PJ), 1)
+    tokens_PJ = jnp.maximum(over_spans(count_PJ), 1)
 
     def behind(x_PA: jax.Array) -> jax.Array:
         own_PJ = total(x_PA)
-        difference_PJ = everywhere(own_PJ) / tokens_PJ - own_PJ / jnp.maximum(count_PJ, 1)
+        difference_PJ = over_spans(own_PJ) / tokens_PJ - own_PJ / jnp.maximum(count_PJ, 1)
         # Not by subtraction alone: infinity less itself is not a number.
         return jnp.where(count_PJ < tokens_PJ, difference_PJ, 0.0)
 
     ratio = importance = None
-    if config.reads_whole_ratio:
+    if config.reads_action_ratio:
         ratio = behind(batch.logp_PA - batch.old_logp_PA)
     if config.options.tis_clip is not None:
         importance = behind(batch.start_logp_PA - batch.sampler_logp_PA)
     part_PJ, times_PJ = count_PJ / tokens_PJ, tokens_PJ / jnp.maximum(count_PJ, 1)
-    return WholeActions(part_PJ, times_PJ, behind(batch.advantage_PA), ratio, importance)
+    return SplitActions(part_PJ, times_PJ, behind(batch.advantage_PA), ratio, importance)

@@ -56,8 +56,8 @@ class Critic:
           params: those of the policy's parameters that train; `model` begins with a copy of them.
         """
         head = {"kernel": jnp.zeros(self.width), "bias": jnp.zeros(1)}
-        own = {"head": head, "trunk": jax.tree.map(jnp.copy, self.trunk(params))}
-        return CriticState(own, self.optimizer.init(own))
+        critic_params = {"head": head, "trunk": jax.tree.map(jnp.copy, self.trunk(params))}
+        return CriticState(critic_params, self.optimizer.init(critic_params))
 
 
 # The policy's output table is of no use to values.
@@ -69,10 +69,10 @@ _TRUNKS: dict[str, Callable[[Any], Any]] = {
 
 def critic_optimizer(config: Config, *, total_steps: int) -> optax.GradientTransformation:
     """What steps the value function: the configured optimizer, at the critic's learning rate."""
-    chosen, rate = config.optimizer, config.algorithm.critic_learning_rate
+    options, rate = config.optimizer, config.algorithm.critic_learning_rate
     if rate is not None:
-        chosen = dataclasses.replace(chosen, learning_rate=rate)
-    return make_optimizer(chosen, total_steps=total_steps)
+        options = dataclasses.replace(options, learning_rate=rate)
+    return make_optimizer(options, total_steps=total_steps)
 
 
 def make_critic(
@@ -90,23 +90,23 @@ def row_value(
     network: Network,
     critic: Critic,
     params: Any,
-    own: Any,
+    critic_params: Any,
     row: TurnBatch,
     hidden_RXD: jax.Array | None = None,
 ) -> jax.Array:
     """The value before each token that one microbatch predicts: float32 [R, X], reward units.
 
     Args:
-      params: all of the policy's. own: the critic's.
+      params: all of the policy's.
       hidden_RXD: the policy's last hidden states that predict the tokens; None: not at hand.
     """
     if critic.kind == "model":
         # Of the policy's stays what does not train, and its output table, which is not read.
-        params, hidden_RXD = policy.join(own["trunk"], params), None
+        params, hidden_RXD = policy.join(critic_params["trunk"], params), None
     if hidden_RXD is None:
         hidden_RLD, _ = row_hidden(network, params, row)
         hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
-    head = own["head"]
+    head = critic_params["head"]
     value_RX = jnp.einsum("rxd,d->rx", hidden_RXD.astype(jnp.float32), head["kernel"])
     return value_RX + head["bias"][None, :]
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from seeupo_jax.algorithms.objective import action_objective
 from seeupo_jax.algorithms.surrogate import kl_estimate, truncated_importance
 from seeupo_jax.learner.refresh_batch import RefreshBatch
-from seeupo_jax.learner.step.actions import WholeActions, by_action
+from seeupo_jax.learner.step.actions import SplitActions, by_action
 from seeupo_jax.learner.step.critic import Critic, row_value, span_loss
 from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.learner.step.refresh import refresh_spans
@@ -32,7 +32,7 @@ def turn_loss(
     continued: RefreshBatch | None,
     index: jax.Array,
     cumulative_ratio_N: jax.Array,
-    whole: WholeActions | None,
+    split: SplitActions | None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, dict[str, jax.Array]]]:
     """One microbatch's share of the negative objective (Eq. 6), not yet divided by anything.
 
@@ -41,7 +41,7 @@ def turn_loss(
         whose loss is added.
       frozen: the policy's other parameters.
       row: one microbatch, of this index.
-      continued, whole: of all microbatches.
+      continued, split: of all microbatches.
 
     Returns: the loss's sum, and (logp_PA, refreshed cumulative_ratio_N, sums for metrics).
     """
@@ -62,10 +62,10 @@ def turn_loss(
     total = lambda x_PA: (x_PA[:, None, :] * mask_PJA).sum(axis=2)  # noqa: E731
     mean = lambda x_PA: total(x_PA) / jnp.maximum(count_PJ, 1)  # noqa: E731
     term_PJ, clipped_PJ, shares = _action_terms(
-        config, row, logp_PA, cumulative_ratio_P, mask_PJA, whole
+        config, row, logp_PA, cumulative_ratio_P, mask_PJA, split
     )
     # How much of an action the span holds.
-    part_PJ = (count_PJ > 0) * (1 if whole is None else whole.part)
+    part_PJ = (count_PJ > 0) * (1 if split is None else split.part)
     kl_PJ = mean(kl_estimate(logp_PA, row.ref_logp_PA, mask=row.mask_PA))
     # An action's terms are means over its tokens.
     size_PJ = part_PJ if config.options.loss_mean == "action" else count_PJ
@@ -93,19 +93,19 @@ def _action_terms(
     logp_PA: jax.Array,
     cumulative_ratio_P: jax.Array,
     mask_PJA: jax.Array,
-    whole: WholeActions | None,
+    split: SplitActions | None,
 ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """The term of each action and how much of it is clipped [P, J]; metrics of importance."""
     options, old_logp_PA = config.options, row.old_logp_PA
     if config.old_is_current:
         old_logp_PA = jax.lax.stop_gradient(logp_PA)
-    importance, shares = _importance(config, row, mask_PJA, whole)
+    importance, shares = _importance(config, row, mask_PJA, split)
     logps_PJA = logp_PA[:, None, :], old_logp_PA[:, None, :]
     advantage = row.advantage_PA[:, None, :]
-    if whole is not None:
-        logps_PJA = whole.pair(*logps_PJA, whole.ratio, options.ratio)
+    if split is not None:
+        logps_PJA = split.pair(*logps_PJA, split.ratio, options.ratio)
         if options.ratio != "token":
-            advantage += whole.advantage[..., None]
+            advantage += split.advantage[..., None]
     term_PJ, clipped_PJ = action_objective(
         *logps_PJA,
         mask_PJA,
@@ -122,15 +122,15 @@ def _action_terms(
 
 
 def _importance(
-    config: LossConfig, row: TurnBatch, mask_PJA: jax.Array, whole: WholeActions | None
+    config: LossConfig, row: TurnBatch, mask_PJA: jax.Array, split: SplitActions | None
 ) -> tuple[jax.Array | None, dict[str, jax.Array]]:
     """What surrogates weigh against the sampler's mismatch, in the ratio's shape; and metrics."""
     level, clip = config.options.ratio, config.options.tis_clip
     if clip is None:
         return None, {}
     logps_PJA = row.start_logp_PA[:, None, :], row.sampler_logp_PA[:, None, :]
-    if whole is not None:
-        logps_PJA = whole.pair(*logps_PJA, whole.importance, level)
+    if split is not None:
+        logps_PJA = split.pair(*logps_PJA, split.importance, level)
     weight = truncated_importance(*logps_PJA, mask_PJA, level=level, clip=clip)
     shares = {"tis_weight": weight, "tis_truncated": weight >= clip}
     if level == "token":

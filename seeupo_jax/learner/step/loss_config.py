@@ -38,7 +38,7 @@ class LossConfig:
         return names if self.options.tis_clip is None else (*names, "tis_weight", "tis_truncated")
 
     @property
-    def reads_whole_ratio(self) -> bool:
+    def reads_action_ratio(self) -> bool:
         """Whether the gradient depends on the ratio of an action as a whole."""
         # The log-probability's gradient does not, and a ratio to the step's own policy is 1.
         clips = self.objective.has_ratio and self.options.ratio != "token"

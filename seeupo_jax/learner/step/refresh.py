@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from seeupo_jax.algorithms.surrogate import turn_ratio, update_weight
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.step.loss_config import LossConfig
-from seeupo_jax.learner.step.rows import logp_at, of_spans, own, take
+from seeupo_jax.learner.step.rows import logp_at, of_spans, own_slots, take
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree
 from seeupo_jax.policy.network import Network
@@ -44,12 +44,14 @@ def refresh_spans(
             network, params, tokens, tree=Tree(depth, end), past=Past(keys, tree, at)
         )
         logp_RC, _ = logp_at(network, params, hidden_RCD, parent, target, config.temperature)
-        return logp_PA + of_spans(logp_RC, *own(continued.slot_PA, continued.mask_PA, part, R * C))
+        return logp_PA + of_spans(
+            logp_RC, *own_slots(continued.slot_PA, continued.mask_PA, part, R * C)
+        )
 
     with jax.named_scope("sweep/refresh"):
-        nothing_PA = jnp.zeros_like(continued.mask_PA)
-        logp_PA = jax.lax.fori_loop(0, continued.chunks_M[index], body, nothing_PA)
-        _, mask_PA = own(continued.slot_PA, continued.mask_PA, index, Q * R * C)
+        zeros_PA = jnp.zeros_like(continued.mask_PA)
+        logp_PA = jax.lax.fori_loop(0, continued.chunks_M[index], body, zeros_PA)
+        _, mask_PA = own_slots(continued.slot_PA, continued.mask_PA, index, Q * R * C)
         return refreshed(config, cumulative_ratio_N, logp_PA, continued, mask_PA)
 
 

@@ -24,7 +24,7 @@ def microbatch(batch: TurnBatch, index: jax.Array) -> TurnBatch:
     """
     held = {name: x for name in _OF_ROWS if (x := getattr(batch, name)) is not None}
     rows = {name: take(x, index) for name, x in held.items()}
-    slot_PA, mask_PA = own(batch.slot_PA, batch.mask_PA, index, rows["target_MRX"].size)
+    slot_PA, mask_PA = own_slots(batch.slot_PA, batch.mask_PA, index, rows["target_MRX"].size)
     return batch._replace(**rows, slot_PA=slot_PA, mask_PA=mask_PA)
 
 
@@ -34,7 +34,7 @@ def take(x: jax.Array, index: jax.Array) -> jax.Array:
     return constrain(x, "rows", *(None,) * (x.ndim - 1))
 
 
-def own(
+def own_slots(
     slot_PA: jax.Array, mask_PA: jax.Array, index: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
     """Slots within part `index` of flattened parts of a size, and the mask of what lies in it."""

@@ -11,7 +11,7 @@ import optax
 from seeupo_jax.learner.optimizer import apply_update
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.state_layout import on_device
-from seeupo_jax.learner.step.actions import whole_actions
+from seeupo_jax.learner.step.actions import split_actions
 from seeupo_jax.learner.step.critic import Critic, row_value
 from seeupo_jax.learner.step.loss import turn_loss
 from seeupo_jax.learner.step.loss_config import LossConfig
@@ -25,14 +25,8 @@ from seeupo_jax.types import TrainState, TurnBatch
 
 def score(network: Network, params: Any, batch: TurnBatch, *, temperature: float) -> jax.Array:
     """log π of every action token of a batch under `params`: float32 [P, A], 0 without a mask."""
-
-    def body(index: jax.Array, logp_PA: jax.Array) -> jax.Array:
-        row = microbatch(batch, index)
-        logp_RX, *_ = row_logp(network, params, row, temperature)
-        return logp_PA + of_spans(logp_RX, row.slot_PA, row.mask_PA)
-
     with jax.named_scope("sweep/score"):
-        return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_PA))
+        return _of_actions(batch, lambda row: row_logp(network, params, row, temperature)[:1])[0]
 
 
 def score_and_entropy(
@@ -40,19 +34,15 @@ def score_and_entropy(
 ) -> tuple[jax.Array, jax.Array]:
     """`score`, and the entropy in nats of what each action token was drawn from; both [P, A]."""
 
-    def body(index: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
-        row = microbatch(batch, index)
+    def of_row(row: TurnBatch) -> tuple[jax.Array, jax.Array]:
         hidden_RLD, _ = row_hidden(network, params, row)
         hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
-        new = policy.token_logp_and_entropy(
+        return policy.token_logp_and_entropy(
             network, params, hidden_RXD, row.target_MRX, temperature=temperature
         )
-        pairs = zip(found, new, strict=True)
-        return tuple(sum_PA + of_spans(x_RX, row.slot_PA, row.mask_PA) for sum_PA, x_RX in pairs)
 
     with jax.named_scope("sweep/score"):
-        nothing_PA = jnp.zeros_like(batch.mask_PA)
-        return jax.lax.fori_loop(0, batch.microbatches, body, (nothing_PA, nothing_PA))
+        return _of_actions(batch, of_row, arrays=2)
 
 
 def value(
@@ -60,13 +50,25 @@ def value(
 ) -> jax.Array:
     """The value before every action token of a batch: float32 [P, A], 0 without a mask."""
 
-    def body(index: jax.Array, value_PA: jax.Array) -> jax.Array:
-        row = microbatch(batch, index)
-        value_RX = row_value(network, critic, params, critic_params, row)
-        return value_PA + of_spans(value_RX, row.slot_PA, row.mask_PA)
+    def of_row(row: TurnBatch) -> tuple[jax.Array]:
+        return (row_value(network, critic, params, critic_params, row),)
 
     with jax.named_scope("sweep/value"):
-        return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_PA))
+        return _of_actions(batch, of_row)[0]
+
+
+def _of_actions(
+    batch: TurnBatch, of_row: Callable[[TurnBatch], tuple[jax.Array, ...]], arrays: int = 1
+) -> tuple[jax.Array, ...]:
+    """What `of_row` gives of the predictions [R, X] of each microbatch, at the action tokens."""
+
+    def body(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        row = microbatch(batch, index)
+        pairs = zip(sums, of_row(row), strict=True)
+        return tuple(x_PA + of_spans(x_RX, row.slot_PA, row.mask_PA) for x_PA, x_RX in pairs)
+
+    zeros = (jnp.zeros_like(batch.mask_PA),) * arrays
+    return jax.lax.fori_loop(0, batch.microbatches, body, zeros)
 
 
 def refresh(
@@ -120,14 +122,14 @@ def turn_step(
       critic: the value function that `state.critic` is of, trained beside the policy.
     """
     grad, trained = jax.value_and_grad(turn_loss, has_aux=True), _trained(state)
-    whole = whole_actions(config, batch, cumulative_ratio_N.shape[0])
+    split = split_actions(config, batch, cumulative_ratio_N.shape[0])
     fixed = frozen, network, config, critic
 
     def body(index: jax.Array, carry: Any) -> Any:
         grads, ratio_N, logp_PA, total = carry
         row = microbatch(batch, index)
         (loss, (own_logp_PA, ratio_N, sums)), new = grad(
-            trained, *fixed, row, continued, index, ratio_N, whole
+            trained, *fixed, row, continued, index, ratio_N, split
         )
         # Placed before they are added: each device receives its own part of the sum over rows only.
         grads = jax.tree.map(jnp.add, grads, _place(layout, new))

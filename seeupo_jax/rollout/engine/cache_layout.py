@@ -104,10 +104,10 @@ class Layout:
                 received_D = [a + b * size for a, b in zip(received_D, numbers_D, strict=True)]
         devices = jax.local_devices()[:1] if self._mesh is None else self._mesh.devices.flat
         here = (device.process_index == jax.process_index() for device in devices)
-        own = sum(count for count, mine in zip(received_D, here, strict=True) if mine)
+        local = sum(count for count, is_local in zip(received_D, here, strict=True) if is_local)
         sizes = {} if self._mesh is None else self._mesh.shape
         axes = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
-        return Reshard(axes if axes else "one device", held, max(received_D), own)
+        return Reshard(axes if axes else "one device", held, max(received_D), local)
 
     def _move(self, changed: Mapping[Path, jax.Array]) -> dict[Path, jax.Array]:
         # To the compute dtype before anything else: what devices send each other is of that type.
@@ -154,8 +154,8 @@ def _received(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> tup
     def box(index: Any) -> list[tuple[int, int]]:
         return [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
 
-    def common(mine: Any, other: Any) -> int:
-        sides = zip(box(mine), box(other), strict=True)
+    def common(one: Any, other: Any) -> int:
+        sides = zip(box(one), box(other), strict=True)
         return math.prod(max(0, min(b, d) - max(a, c)) for (a, b), (c, d) in sides)
 
     return tuple(

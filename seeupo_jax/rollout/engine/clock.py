@@ -39,11 +39,11 @@ class Clock:
         return dict(self._seconds)
 
     def prefill(self, mark: Any) -> None:
-        """Hears of a prefill; `mark` is an array of its results."""
+        """Notes a prefill; `mark` is an array of its results."""
         self._prefills.append((time.monotonic(), mark))
 
     def decode(self) -> Ticket:
-        """Hears of a decode dispatch."""
+        """Notes a decode dispatch."""
         prefills, self._prefills = tuple(self._prefills), []
         return Ticket(time.monotonic(), prefills)
 

@@ -61,11 +61,10 @@ class Grammars:
     """Grammars of conversations, compiled once each.
 
     Args:
-      source: `tool_calls`: an action is a text without a tool call, or a text (or none) and then
-        calls `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, with or without line ends
-        inside the tags and between calls; each names one of the conversation's tools and has
-        arguments that its schema allows, in the schema's order. Or a file: `.json` (a JSON schema),
-        `.regex` or `.lark` (llguidance's syntax) of the whole action.
+      source: `tool_calls`: an action is a text (or none) and then any number of calls
+        `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; each names one of the
+        conversation's tools and has arguments that its schema allows, in the schema's order. Or a
+        file: `.json` (a JSON schema), `.regex` or `.lark` (llguidance's syntax) of the action.
       vocab_size: of the model's head, at least the tokenizer's.
 
     A JSON schema's `x-guidance` sets llguidance's options, `{"lenient": true}` to pass over what it
@@ -143,7 +142,7 @@ class Matcher:
           words_W: uint32 or int32 [ceil(vocab_size / 32)], overwritten.
 
         Raises:
-          RuntimeError: the grammar is stuck: it neither ends nor goes on here (it contradicts
+          RuntimeError: the grammar is stuck: no token may follow, nor the end (it contradicts
             itself, or is beyond llguidance's limits). Which action it was is in the message.
         """
         count = -(-self._tokenizer.vocab_size // 32)  # llguidance may give one more
@@ -160,7 +159,7 @@ class Matcher:
         words_W[count:] = 0
 
     def accept(self, token: int) -> None:
-        """Goes on after a sampled token.
+        """Advances by a sampled token.
 
         Raises:
           RuntimeError: the token may not come here.

@@ -29,22 +29,6 @@ LONG, SHORT = 128, 16  # tokens of a prefilled row
 PREFIX_AT_LEAST = 128
 
 
-class Constraint:
-    """What a grammar allows an action to say next: bits of tokens.
-
-    Raises:
-      RuntimeError: the grammar allows nothing, here or after a token.
-    """
-
-    def __init__(self, matcher: Matcher, words: int):
-        self._matcher, self.mask_W = matcher, np.zeros(words, np.uint32)
-        matcher.allowed(self.mask_W)
-
-    def on_token(self, token: int) -> None:
-        self._matcher.accept(token)
-        self._matcher.allowed(self.mask_W)
-
-
 @dataclass(eq=False)
 class Job:
     """An action in the making.
@@ -52,6 +36,7 @@ class Job:
     limit: tokens that it may have.
     prefilled: leading context tokens whose keys and values are in the cache, or on their way.
     asked: steps of decoding that have been dispatched; 0: it has not begun.
+    matcher: of a grammar, and mask_W, the bits of the tokens that it allows next.
     """
 
     turn: Turn
@@ -62,7 +47,8 @@ class Job:
     asked: int = 0
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
-    constraint: Constraint | None = None
+    matcher: Matcher | None = None
+    mask_W: np.ndarray | None = None
 
     @property
     def unread(self) -> int:
@@ -88,7 +74,7 @@ class Shard:
         self._leases: dict[int, Lease] = {}  # of each open conversation's last action
 
     def admit(self, grammars: Grammars | None) -> list[tuple[int, int]]:
-        """Begins what can begin, conversations that go on before new ones; pages to copy first.
+        """Begins what can begin, open conversations before new ones; pages to copy first.
 
         A turn whose context another one is about to prefill waits to share it; one for which there
         is no memory holds up all behind it, so that none waits for ever.
@@ -109,23 +95,24 @@ class Shard:
             self._leases[turn.key] = lease
             job = Job(turn, limit, lease, self._free.pop(), lease.cached)
             self.jobs[job.slot] = job
-            if self._constrain(job, grammars) and lease.copy is not None:
-                copies.append(lease.copy)
+            if grammars is None or self._constrain(job, grammars):
+                copies += [] if lease.copy is None else [lease.copy]
         return copies
 
-    def _constrain(self, job: Job, grammars: Grammars | None) -> bool:
-        """Begins an action's grammar, if there are any; ends the action where that fails."""
-        if grammars is None:
-            return True
+    def _constrain(self, job: Job, grammars: Grammars) -> bool:
+        """Begins an action's grammar; ends the action where that fails."""
+        job.mask_W = np.zeros(grammars.words, np.uint32)
         try:
-            job.constraint = Constraint(grammars.begin(job.turn.tools), grammars.words)
+            job.matcher = grammars.begin(job.turn.tools)
+            job.matcher.allowed(job.mask_W)
         except (ValueError, RuntimeError) as error:
             self._end(job)
             self.failed.append(Action(job.turn.key, [], [], failure=str(error)))
-        return job.constraint is not None
+            return False
+        return True
 
     def copied(self) -> None:
-        """Hears that the copies have been dispatched: what is cached whole may be shared now."""
+        """After the copies have been dispatched: contexts that are cached in full may be shared."""
         for job in self.jobs.values():
             if job.lease.pending and not job.unread:
                 self._tree.computed(job.lease)
@@ -153,7 +140,7 @@ class Shard:
         return tokens_RL, position_RL, page_table
 
     def decodable(self, *, landed: bool) -> list[Job]:
-        """Actions that can go on; `landed`: only those whose every step has been heard of."""
+        """Actions to decode; `landed`: only those whose every step has been fetched."""
         return [
             job
             for job in self.jobs.values()
@@ -246,8 +233,9 @@ class Shard:
         job.logp += logp
         self.counts["decoded_tokens"] += len(tokens)
         try:
-            if alive and job.constraint is not None:
-                job.constraint.on_token(tokens[-1])
+            if alive and job.matcher is not None:
+                job.matcher.accept(tokens[-1])
+                job.matcher.allowed(job.mask_W)
         except RuntimeError as error:
             self._end(job)
             return [Action(job.turn.key, job.tokens, job.logp, failure=str(error))]
@@ -279,7 +267,7 @@ class Shard:
         """Lets go of a conversation that is over."""
         lease = self._leases.pop(key, None)
         if lease is not None:
-            self._tree.retire(lease)
+            self._tree.evict_first(lease)
 
 
 def _tiles_of(job: Job, length: int) -> int:
@@ -306,5 +294,5 @@ def _masks(jobs: Sequence[Job], rows: int, words: int | None) -> np.ndarray | No
         return None
     mask_RW = np.full((rows, words), np.uint32(2**32 - 1))
     for row, job in enumerate(jobs):
-        mask_RW[row] = job.constraint.mask_W
+        mask_RW[row] = job.mask_W
     return mask_RW

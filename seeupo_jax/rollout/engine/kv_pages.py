@@ -2,13 +2,13 @@
 
 A page holds the keys and values of `page_size` consecutive positions. A node of the tree is one
 page, the tokens whose keys and values it holds, and the node of the page before it; so what is
-cached is found by its tokens, whoever computed it: an earlier turn, a sibling, another task.
+cached is found by its tokens, whether an earlier turn, a sibling or another task computed it.
 
 The device runs programs in the order in which they are dispatched, and this order is all that the
 bookkeeping relies on. What keeps a position from being overwritten while it may still be read:
   - a page with all its tokens is shared and never written again;
-  - a page with fewer has one writer at most, which writes after those tokens only; whoever else
-    wants its tokens copies the page, and holds it until the copy has been dispatched;
+  - a page with fewer has one writer at most, which writes after those tokens only; another lease
+    that wants them copies the page, and holds it until the copy has been dispatched;
   - a page is given to another only when no open lease holds its node or a node below it.
 """
 
@@ -100,23 +100,11 @@ class PageTree:
         self.refusal: Refusal | None = None
         self.hits = 0
         self.evicted = 0
-        self.open_leases = 0
-        self._forget_all()
-
-    @property
-    def free_pages(self) -> int:
-        """Pages that hold nothing."""
-        return len(self._free)
-
-    @property
-    def cached_pages(self) -> int:
-        """Pages with tokens that can be found, in use or not."""
-        return self._nodes
-
-    @property
-    def evictable_pages(self) -> int:
-        """Cached pages that no open lease uses."""
-        return len(self._idle)
+        self._root = _Node(None, -1, ())
+        self._free = list(range(self.pages))[::-1]
+        # Nodes without references in the order of their eviction. Closing a lease appends deepest
+        # first, and a child is never used without its parent: children always precede parents.
+        self._idle: OrderedDict[_Node, None] = OrderedDict()
 
     def lease(self, context: Sequence[int], reserve: int) -> Lease | None:
         """Pages for a context and an action; what the lease will compute is announced at once.
@@ -133,23 +121,26 @@ class PageTree:
         """
         tokens = tuple(context)
         self._check_size(len(tokens), reserve)
-        size, known = self.page_size, len(tokens) - 1
-        total = -(-(known + reserve) // size)
-        path = self._match_pages(tokens, known)
+        size, cacheable = self.page_size, len(tokens) - 1
+        total = -(-(cacheable + reserve) // size)
+        path = self._match_pages(tokens, cacheable)
         if path is None:
-            return self._refuse(Refusal.PENDING)
+            self.refusal = Refusal.PENDING
+            return None
         full = len(path)
-        rest = tokens[full * size : min(full * size + size, known)]
+        rest = tokens[full * size : min(full * size + size, cacheable)]
         match = self._match_part(self._end(path), rest)
         if match is None:
-            return self._refuse(Refusal.PENDING)
+            self.refusal = Refusal.PENDING
+            return None
         if match.node is not None and not match.in_place:
             # The source is needed besides the lease's own pages: without room, compute it again.
             match = match if self._has_room(total - full, [*path, match.node]) else _Match()
         source = None if match.in_place else match.node
         path += [match.node] if match.in_place else []
         if not self._has_room(total - len(path), path):
-            return self._refuse(Refusal.PAGES)
+            self.refusal = Refusal.PAGES
+            return None
 
         for node in path if source is None else [*path, source]:
             self._hold(node)
@@ -157,21 +148,20 @@ class PageTree:
         pages += [self._take() for _ in range(total - len(path))]
         if match.in_place:
             self._set_tokens(match.node, rest)
-        for start in range(len(path) * size, known, size):
-            chunk = tokens[start : min(start + size, known)]
+        for start in range(len(path) * size, cacheable, size):
+            chunk = tokens[start : min(start + size, cacheable)]
             path.append(self._add(self._end(path), pages[len(path)], chunk))
-        if known % size:
+        if cacheable % size:
             path[-1].writing = True
         cached = full * size + match.tokens
         self.refusal = None
         self.hits += cached
-        self.open_leases += 1
         return Lease(
             pages=pages,
             cached=cached,
             copy=None if source is None else (source.page, pages[full]),
-            shared=known // size,
-            pending=source is not None or cached < known,
+            shared=cacheable // size,
+            pending=source is not None or cached < cacheable,
             path=path,
             source=source,
         )
@@ -218,7 +208,7 @@ class PageTree:
             tip.writing = False
         if tip is not None and tip not in path[first:private]:
             self._drop([tip])  # a twin has its tokens and more
-            self._evict_first([tip] if tip in self._idle else [])
+            self._move_to_front([tip] if tip in self._idle else [])
         used = {node.page for node in path[private:]}
         self._close(lease, [page for page in lease.pages[private:] if page not in used])
 
@@ -237,28 +227,15 @@ class PageTree:
                 unused.append(node.page)
         self._close(lease, unused)
 
-    def retire(self, lease: Lease) -> None:
-        """The conversation of a closed lease is over: what only it needed is evicted first."""
+    def evict_first(self, lease: Lease) -> None:
+        """The conversation of a closed lease is over: pages that only it needed go first."""
         assert not lease.open, "the lease is open"
         chain: list[_Node] = []
         for node in reversed(lease.path):
             if len(node.children) > len(chain[-1:]):
-                break  # others go on from here
+                break  # other conversations continue from here
             chain += [node] if node in self._idle else []  # not what is in use or evicted already
-        self._evict_first(chain)
-
-    def clear(self) -> None:
-        """Forgets everything, for new weights. No lease may be open."""
-        assert not self.open_leases, f"{self.open_leases} leases are open"
-        self._forget_all()
-
-    def _forget_all(self) -> None:
-        self._root = _Node(None, -1, ())
-        self._free = list(range(self.pages))[::-1]
-        self._nodes = 0
-        # Nodes without references in the order of their eviction. Closing a lease appends deepest
-        # first, and a child is never used without its parent: children always precede parents.
-        self._idle: OrderedDict[_Node, None] = OrderedDict()
+        self._move_to_front(chain)
 
     def _check_size(self, context: int, reserve: int) -> None:
         positions = context - 1 + reserve
@@ -269,10 +246,10 @@ class PageTree:
                 f" what {self.pages} pages of {self.page_size} positions can hold."
             )
 
-    def _match_pages(self, tokens: tuple[int, ...], known: int) -> list[_Node] | None:
+    def _match_pages(self, tokens: tuple[int, ...], cacheable: int) -> list[_Node] | None:
         """The nodes of the leading whole pages in the cache; None if one is to be computed."""
         size, node, path = self.page_size, self._root, []
-        for start in range(0, known - size + 1, size):
+        for start in range(0, cacheable - size + 1, size):
             node = node.children.get(tokens[start : start + size])
             if node is None:
                 break
@@ -309,10 +286,6 @@ class PageTree:
         idle = len(self._idle) - sum(not node.references for node in kept)
         return pages <= len(self._free) + idle
 
-    def _refuse(self, refusal: Refusal) -> None:
-        """The answer of a `lease` that cannot start now."""
-        self.refusal = refusal
-
     def _take(self) -> int:
         """A free page, or that of the node to be evicted next."""
         if self._free:
@@ -330,12 +303,10 @@ class PageTree:
         node = _Node(parent, page, tokens)
         node.references = 1
         parent.children[self._key(node)] = node
-        self._nodes += 1
         return node
 
     def _remove(self, node: _Node) -> None:
         del node.parent.children[self._key(node)]
-        self._nodes -= 1
 
     def _set_tokens(self, node: _Node, tokens: tuple[int, ...]) -> None:
         del node.parent.children[self._key(node)]
@@ -359,7 +330,7 @@ class PageTree:
             self._drop([lease.source])
             lease.source = None
 
-    def _evict_first(self, chain: list[_Node]) -> None:
+    def _move_to_front(self, chain: list[_Node]) -> None:
         """Moves idle nodes to the front, `chain[0]` to the very front."""
         for node in reversed(chain):
             self._idle.move_to_end(node, last=False)
@@ -368,7 +339,6 @@ class PageTree:
         self._drop(lease.path)
         self._free += unused
         lease.open = False
-        self.open_leases -= 1
 
 
 def _common(tokens: tuple[int, ...], rest: tuple[int, ...], start: int) -> int:

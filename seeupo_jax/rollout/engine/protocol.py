@@ -112,3 +112,7 @@ class Engine(Protocol):
     def usage(self) -> Mapping[str, int]:
         """What this process has spent on the collection so far: counts, by name."""
         ...
+
+    def seconds(self) -> Mapping[str, float]:
+        """Of these the devices' time, by kind of work; empty where the engine cannot say."""
+        ...

@@ -39,7 +39,7 @@ class Slots(NamedTuple):
 class Rows(NamedTuple):
     """The rows of one decode dispatch.
 
-    slot_R: int32, whose row it is, among its shard's slots; one past the last: nobody's.
+    slot_R: int32, whose row it is, among its shard's slots; one past the last: padding.
     fresh_R: bool, the action begins, after token_R (int32) at position_R (int32).
     limit_R: int32, tokens that the action may have.
     mask_RW: uint32, bits of the tokens that a grammar allows next; None: all.
@@ -56,7 +56,7 @@ class Rows(NamedTuple):
 class Sampled(NamedTuple):
     """What a dispatch sampled: tokens_RK and logp_RK, the first count_R of each row.
 
-    alive_R: the action goes on. steps: how many the dispatch took, int32 [1].
+    alive_R: the action is not at its end. steps: how many the dispatch took, int32 [1].
     """
 
     tokens_RK: jax.Array

@@ -73,8 +73,8 @@ def filter_logits(logits_NV: jax.Array, *, top_k: int | None, top_p: float | Non
 
 def truncation_note(*, top_k: int | None, top_p: float | None, grammar: str | None) -> str | None:
     """A sentence where tokens are drawn from less than the whole softmax; None where not."""
-    chosen = {"top_k": top_k, "top_p": None if top_p == 1 else top_p, "grammar": grammar}
-    set_ = [f"{name}={value}" for name, value in chosen.items() if value is not None]
+    limits = {"top_k": top_k, "top_p": None if top_p == 1 else top_p, "grammar": grammar}
+    set_ = [f"{name}={value}" for name, value in limits.items() if value is not None]
     if not set_:
         return None
     return (
@@ -99,8 +99,8 @@ def draw(
         logits_NV / sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
     )
     token_N = jax.vmap(jax.random.categorical)(keys_N, logits)
-    chosen = jnp.take_along_axis(logits, token_N[:, None], axis=1)[:, 0]
-    logp_N = chosen - jax.nn.logsumexp(logits, axis=1)
+    drawn_N = jnp.take_along_axis(logits, token_N[:, None], axis=1)[:, 0]
+    logp_N = drawn_N - jax.nn.logsumexp(logits, axis=1)
     if masked or sampling.top_k is not None or sampling.top_p is not None:
         alone_N = jnp.isfinite(logits).sum(axis=1) == 1
         logp_N = jnp.where(alone_N, 0.0, logp_N)

@@ -1,4 +1,4 @@
-"""Our engine: slots that decode together over a paged KV cache, and a host that keeps them full.
+"""The built-in engine: slots that decode together over a paged KV cache, kept full by the host.
 
 One step: turns that can begin take a slot and pages; all actions under way decode a few tokens in
 one dispatch; contexts that are not in the cache yet are prefilled in tiles. Results are fetched
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from seeupo_jax.parallel.distributed import agree, own_row_shards, own_rows, spread
+from seeupo_jax.parallel.distributed import agree, own_row_shards, own_rows, to_global
 from seeupo_jax.parallel.mesh import sharding
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy.architecture import Architecture
@@ -107,7 +107,7 @@ class SlotEngine:
         self._arch, self._sampling, self.plan = network.arch, sampling, plan
         self._layout, self._reshard_bytes = Layout(network, mesh), 0
         self._training = sampling.temperature
-        self._mesh, self._reading, self._grammars = mesh, read_plan, grammars
+        self._mesh, self._read_plan, self._grammars = mesh, read_plan, grammars
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
         self._group_size = group_size if read_plan.kernel == "xla" else 1
         own = [0] if mesh is None else own_row_shards(mesh)
@@ -124,7 +124,7 @@ class SlotEngine:
         self._flights: deque[_Flight] = deque()
         self._pages: Any = None
         self._slots: Any = None
-        self.clock = Clock()
+        self._clock = Clock()
 
     @property
     def concurrency(self) -> int:
@@ -150,15 +150,15 @@ class SlotEngine:
         """Starts a collection with an empty cache, which only these parameters will fill."""
         for shard in self._shards.values():
             shard.reset()
-        self.clock.begin()
+        self._clock.begin()
         self._free()
         with self.mesh_in_force():
             self._params = jax.block_until_ready(self._layout.place(params))  # needs memory itself
             self._pages, self._slots = self._empty()
         self._reshard_bytes = self._layout.reshard(params).own_bytes
         self._numbers = (np.uint32(seed), np.uint32(iteration))
-        chosen = self._training if temperature is None else temperature
-        self._sampling = self._sampling._replace(temperature=chosen)
+        temperature = self._training if temperature is None else temperature
+        self._sampling = self._sampling._replace(temperature=temperature)
 
     def submit(self, turn: Turn) -> None:
         self._shards[turn.group % self.plan.shards].waiting.append(turn)
@@ -203,18 +203,18 @@ class SlotEngine:
         return actions
 
     def compile(self, params: Any, between: Callable[[], None] = lambda: None) -> None:
-        """Compiles every program ahead on rows that nobody owns; `between` is called after each."""
+        """Compiles every program ahead on empty rows; `between` is called after each."""
         self.begin(params, seed=0, iteration=0)
         between()
-        nobody: list[list[Any]] = [[] for _ in self._shards]
+        empty: list[list[Any]] = [[] for _ in self._shards]
         with self.mesh_in_force():
-            self._copy(nobody)
+            self._copy(empty)
             between()
             for length, rows in self._tiles():
                 self._prefill(length, rows)
                 between()
             for rows, width in self._tables():
-                self._decode(nobody, rows, width)
+                self._decode(empty, rows, width)
                 self._land()
                 between()
         jax.block_until_ready(self._pages)
@@ -241,14 +241,14 @@ class SlotEngine:
         pages = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, *axes), cache)
         slots = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, "rows"), slots)
         yield Program(
-            "rollout/copy", sampler.copy_pages, (pages, *self._everywhere(self._pairs([])))
+            "rollout/copy", sampler.copy_pages, (pages, *self._global_shapes(self._pairs([])))
         )
         for length, rows in self._tiles():
-            tiles = self._everywhere(idle.take_tiles(rows, length))
-            arguments = self._layout.network, params, pages, *tiles, self._reading.block
+            tiles = self._global_shapes(idle.take_tiles(rows, length))
+            arguments = self._layout.network, params, pages, *tiles, self._read_plan.block
             yield Program(f"rollout/prefill {rows * shards}x{length}", sampler.prefill, arguments)
         for rows, width in self._tables():
-            part = self._everywhere(self._rows(idle, [], rows, width))
+            part = self._global_shapes(self._rows(idle, [], rows, width))
             arguments = self._decode_arguments(params, pages, slots, *part)
             yield Program(f"rollout/decode {rows * shards}x{width}", sampler.decode, arguments)
 
@@ -257,6 +257,9 @@ class SlotEngine:
         for shard in self._shards.values():
             usage.update(shard.usage())  # unlike +, it keeps zeros
         return usage
+
+    def seconds(self) -> Mapping[str, float]:
+        return self._clock.seconds
 
     def mesh_in_force(self) -> contextlib.AbstractContextManager[Any]:
         """Where the engine's programs run and compile."""
@@ -285,13 +288,13 @@ class SlotEngine:
     def _where(self, *logical: str | None) -> Any:
         return None if self._mesh is None else sharding(self._mesh, logical)
 
-    def _spread(self, parts: Sequence[Any]) -> Any:
+    def _join_shards(self, parts: Sequence[Any]) -> Any:
         """Trees of arrays, one a shard of this process, as one tree of global arrays."""
-        join = lambda *leaves: spread(np.concatenate(leaves), self._where("rows"))  # noqa: E731
+        join = lambda *leaves: to_global(np.concatenate(leaves), self._where("rows"))  # noqa: E731
         return jax.tree.map(join, *parts)
 
-    def _everywhere(self, part: Any) -> Any:
-        """What `_spread` gives where every shard has such a part, as shape structs."""
+    def _global_shapes(self, part: Any) -> Any:
+        """What `_join_shards` gives where every shard has such a part, as shape structs."""
         shape = lambda x: (self.plan.shards * x.shape[0], *x.shape[1:])  # noqa: E731
         return jax.tree.map(lambda x: self._struct(shape(x), x.dtype, "rows"), part)
 
@@ -304,18 +307,16 @@ class SlotEngine:
         return source_X, target_X
 
     def _copy(self, copies: Sequence[Sequence[tuple[int, int]]]) -> None:
-        self._pages = sampler.copy_pages(self._pages, *self._spread([*map(self._pairs, copies)]))
+        pairs = self._join_shards([*map(self._pairs, copies)])
+        self._pages = sampler.copy_pages(self._pages, *pairs)
 
     def _prefill(self, length: int, rows: int) -> None:
         tiles = [shard.take_tiles(rows, length) for shard in self._shards.values()]
+        state = self._layout.network, self._params, self._pages
         self._pages, mark = sampler.prefill(
-            self._layout.network,
-            self._params,
-            self._pages,
-            *self._spread(tiles),
-            self._reading.block,
+            *state, *self._join_shards(tiles), self._read_plan.block
         )
-        self.clock.prefill(mark)
+        self._clock.prefill(mark)
 
     def _rows(self, shard: Shard, jobs: Sequence[Job], rows: int, width: int) -> Any:
         return shard.take_rows(
@@ -340,7 +341,7 @@ class SlotEngine:
             page_table,
             Streams(*self._numbers, *own),
             self._steps,
-            *self._reading,
+            *self._read_plan,
         )
 
     def _decode(self, jobs: Sequence[list[Job]], rows: int, width: int) -> None:
@@ -349,17 +350,18 @@ class SlotEngine:
             self._rows(shard, each, rows, width)
             for shard, each in zip(self._shards.values(), taken, strict=True)
         ]
+        state = self._params, self._pages, self._slots
         sampled, self._pages, self._slots = sampler.decode(
-            *self._decode_arguments(self._params, self._pages, self._slots, *self._spread(parts))
+            *self._decode_arguments(*state, *self._join_shards(parts))
         )
         for leaf in sampled:
             leaf.copy_to_host_async()
-        self._flights.append(_Flight(taken, sampled, self.clock.decode()))
+        self._flights.append(_Flight(taken, sampled, self._clock.decode()))
 
     def _land(self) -> list[Action]:
         """Fetches the oldest dispatch; the actions that it finished."""
         flight = self._flights.popleft()
-        self.clock.land(flight.ticket, flight.sampled)
+        self._clock.land(flight.ticket, flight.sampled)
         tokens_RK, logp_RK, count_R, alive_R, (steps,) = map(own_rows, flight.sampled)
         rows = len(count_R) // len(self._shards)
         actions = []
@@ -387,11 +389,11 @@ def _cover(count: int, sizes: Sequence[int]) -> list[int]:
 
     A size that would be less than three quarters full gives way to smaller ones.
     """
-    left, chosen = min(count, sizes[-1]), []
-    while left > 0:
-        size = _at_least(sizes, left)
-        if 4 * left < 3 * size:
-            size = max((smaller for smaller in sizes if smaller <= left), default=size)
-        chosen.append(size)
-        left -= size
-    return chosen
+    remaining, dispatches = min(count, sizes[-1]), []
+    while remaining > 0:
+        size = _at_least(sizes, remaining)
+        if 4 * remaining < 3 * size:
+            size = max((smaller for smaller in sizes if smaller <= remaining), default=size)
+        dispatches.append(size)
+        remaining -= size
+    return dispatches

@@ -23,7 +23,7 @@ from seeupo_jax.policy.kernels.attention import (
     tree_mask_of,
 )
 from seeupo_jax.policy.kernels.tree_attention import block_for
-from seeupo_jax.types import NOTHING, TurnBatch
+from seeupo_jax.types import NO_TARGET, TurnBatch
 
 ARCH = Architecture(vocab_size=512, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, mlp_width=8)
 
@@ -99,13 +99,13 @@ def two_branches():
 
 def test_loops_run_as_often_as_the_trees_and_targets_say():
     depth, end = two_branches()
-    target = np.full((2, 1, 192), NOTHING, np.int32)
+    target = np.full((2, 1, 192), NO_TARGET, np.int32)
     call = Call("score", None, (), batch_of(depth, end, target, 1), None)
     # Of three blocks of 64: the prompt sees itself, each member itself and the prompt.
     assert trips(call, ARCH) == Trips(1, Passes(visits=5 / 3, predicting=0.0))
     assert call.positions == 192
 
-    wide = np.full((1, 1, 512), NOTHING, np.int32)
+    wide = np.full((1, 1, 512), NO_TARGET, np.int32)
     wide[0, 0, 100] = 7
     zeros, ends = np.zeros((1, 1, 512), np.int32), np.arange(1, 513, dtype=np.int32)[None, None]
     call = Call("score", None, (), batch_of(zeros, ends, wide, 1), None)
@@ -124,7 +124,7 @@ def test_continued_chunks_see_their_own_branch():
             "depth_MQRC": np.broadcast_to(128 + np.arange(128, dtype=np.int32), shape),
             "end_MQRC": np.full(shape, 128, np.int32),
             "at_MQRC": at,
-            "target_MQRC": np.full(shape, NOTHING, np.int32),
+            "target_MQRC": np.full(shape, NO_TARGET, np.int32),
             "chunks_M": np.array([2, 0], np.int32),
         }
     )

@@ -249,8 +249,8 @@ def test_neither_is_stepped_where_a_gradient_is_not_finite(name):
 
 
 def test_each_gradient_is_clipped_by_its_own_norm():
-    chosen = schema.Optimizer(name="sgd", learning_rate=0.5, max_grad_norm=2.0)
-    optimizer = make_optimizer(chosen, total_steps=9)
+    fields = schema.Optimizer(name="sgd", learning_rate=0.5, max_grad_norm=2.0)
+    optimizer = make_optimizer(fields, total_steps=9)
     params, own = {"policy": jnp.zeros(2)}, {"critic": jnp.zeros(2)}
     state = cases.new_state(optimizer, params)
     state = state._replace(critic=CriticState(own, optimizer.init(own)))
@@ -491,10 +491,10 @@ def test_a_step_with_a_model_multiplies_what_its_formula_says():
 
 
 def test_the_critics_learning_rate_is_its_own_or_the_policys():
-    chosen = schema.Optimizer(name="sgd", learning_rate=0.5, max_grad_norm=None)
+    fields = schema.Optimizer(name="sgd", learning_rate=0.5, max_grad_norm=None)
     for rate, wanted in ((None, 0.5), (0.25, 0.25)):
         algorithm = schema.Algorithm(critic_learning_rate=rate)
-        whole = schema.Config(optimizer=chosen, algorithm=algorithm)
+        whole = schema.Config(optimizer=fields, algorithm=algorithm)
         optimizer = critic_optimizer(whole, total_steps=4)
         updates, _ = optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))
         np.testing.assert_allclose(updates, -wanted)

@@ -17,7 +17,7 @@ from seeupo_jax.learner.batching import (
     turn_batch,
 )
 from seeupo_jax.learner.refresh_batch import refresh_batch
-from seeupo_jax.types import NOTHING
+from seeupo_jax.types import NO_TARGET
 
 LEARNER = cases.learner()
 ROWS = Rows.of(cases.ragged())
@@ -74,7 +74,7 @@ def with_garbage(batch, seed=0):
     alone = batch.end_MRL == np.arange(1, batch.end_MRL.shape[2] + 1)[None, None, :]
     padding = alone & (batch.depth_MRL == 0)
     assert padding[:used].any() and padding[used:].all()
-    nothing = batch.target_MRX == NOTHING
+    nothing = batch.target_MRX == NO_TARGET
     per_token = [name for name in batch._fields if name.endswith(("logp_PA", "advantage_PA"))]
     held = {name: x for name in per_token if (x := getattr(batch, name)) is not None}
     anything = lambda x, low, high: rng.integers(low, high, x.shape).astype(np.int32)  # noqa: E731

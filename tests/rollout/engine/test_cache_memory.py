@@ -25,14 +25,14 @@ def test_the_cache_is_every_conversation_at_full_length():
 
 
 def test_the_plan_tells_of_the_samplers_copy_of_the_policy():
-    told = str(plan_cache(ARCH, ROLLOUT, shards=4, tensor=2, reshard=COPY))
-    assert told.endswith(
+    logged = str(plan_cache(ARCH, ROLLOUT, shards=4, tensor=2, reshard=COPY))
+    assert logged.endswith(
         "4 of them fit at once); sampler's layout: data 4 x tensor 2; 3 GiB per device for its copy"
         " of the policy, 2 GiB of it from other devices before each rollout"
     )
     same = Reshard("one device", 0, 0, 0)
-    told = str(plan_cache(ARCH, ROLLOUT, reshard=same))
-    assert told.endswith("sampler's layout: one device; it reads the trainer's parameters")
+    logged = str(plan_cache(ARCH, ROLLOUT, reshard=same))
+    assert logged.endswith("sampler's layout: one device; it reads the trainer's parameters")
 
 
 def test_a_copy_that_does_not_fit_beside_the_cache_is_refused():

@@ -43,10 +43,10 @@ def test_next_turn_goes_on_in_place():
 def test_sibling_waits_for_the_announced_prompt_and_then_shares_it():
     tree = PageTree(8, 4)
     first = tree.lease([1, 2, 3, 4, 5, 6], 2)
-    free = tree.free_pages
+    free = len(tree._free)
     assert tree.lease([1, 2, 3, 4, 5, 6], 2) is None
     assert tree.refusal is Refusal.PENDING
-    assert tree.free_pages == free
+    assert len(tree._free) == free
     tree.computed(first)
     second = tree.lease([1, 2, 3, 4, 5, 6], 2)
     assert tree.refusal is None
@@ -73,9 +73,9 @@ def test_copied_page_stays_until_the_copy_is_dispatched():
     assert tree.lease([20, 21, 22, 23, 24, 25], 8) is None  # 4 pages: its own and the source
     others = tree.lease([20, 21, 22, 23, 24], 4)
     assert source not in others.pages
-    assert tree.evictable_pages == 0
+    assert len(tree._idle) == 0
     tree.computed(copying)
-    assert tree.evictable_pages == 1
+    assert len(tree._idle) == 1
 
 
 def test_extension_in_place_leaves_what_another_copies():
@@ -153,7 +153,7 @@ def test_siblings_that_sample_the_same_tokens_keep_one_page_of_them():
     tree.release(first, [3, 4, 5, 6, 7, 8])  # 1 2 3 4 | 5 6 7 8
     tree.release(second, [3, 4, 5, 6, 7, 8])
     # The second's first page stays with the tokens it had, 1 2, and is the next to be evicted.
-    assert (tree.cached_pages, tree.free_pages) == (4, 5)
+    assert (len(nodes(tree)), len(tree._free)) == (4, 5)
     assert opened(tree, [1, 2, 3, 4, 5, 6, 7, 8, 9], 1).pages[:2] == first.pages[:2]
     assert second.pages[0] in tree.lease(list(range(20, 33)), 8).pages  # five; four are free
     assert tree.evicted == 1
@@ -173,15 +173,15 @@ def test_nothing_is_kept_below_a_page_that_another_has_only_announced():
     announcing = tree.lease([1, 2, 3], 1)
     tree.release(sampling, [1, 2, 3, 4])
     tree.cancel(announcing)
-    assert (tree.cached_pages, tree.free_pages) == (0, 8)
+    assert (len(nodes(tree)), len(tree._free)) == (0, 8)
 
 
 def test_release_returns_the_pages_that_were_not_used():
     tree = PageTree(8, 4)
     lease = opened(tree, [1, 2, 3, 4, 5], 20)
-    assert (tree.free_pages, tree.cached_pages) == (2, 1)
+    assert (len(tree._free), len(nodes(tree))) == (2, 1)
     tree.release(lease, [5, 6])
-    assert (tree.free_pages, tree.cached_pages) == (6, 2)
+    assert (len(tree._free), len(nodes(tree))) == (6, 2)
 
 
 def test_cancelled_announcement_vanishes():
@@ -190,7 +190,7 @@ def test_cancelled_announcement_vanishes():
     lease = tree.lease(list(range(1, 11)), 2)
     assert lease.cached == 2
     tree.cancel(lease)
-    assert (tree.free_pages, tree.cached_pages, tree.open_leases) == (7, 1, 0)
+    assert (len(tree._free), len(nodes(tree)), lease.open) == (7, 1, False)
     again = tree.lease(list(range(1, 11)), 2)
     assert (again.cached, again.copy) == (2, None)
 
@@ -200,13 +200,13 @@ def test_cancelled_copy_lets_go_of_its_source():
     turn(tree, [1, 2, 3], [9])
     lease = tree.lease([1, 2, 7], 2)
     tree.cancel(lease)
-    assert (tree.evictable_pages, tree.free_pages) == (1, 7)
+    assert (len(tree._idle), len(tree._free)) == (1, 7)
 
 
 def test_lease_cancelled_after_its_prefill_leaves_the_context_cached():
     tree = PageTree(8, 4)
     tree.cancel(opened(tree, [1, 2, 3, 4, 5, 6]))
-    assert (tree.free_pages, tree.cached_pages) == (6, 2)
+    assert (len(tree._free), len(nodes(tree))) == (6, 2)
     assert tree.lease([1, 2, 3, 4, 5, 6], 1).cached == 5
 
 
@@ -234,7 +234,7 @@ def test_retired_conversation_is_evicted_before_older_ones():
     tree = PageTree(6, 2)
     turn(tree, [1, 2, 3], [9], reserve=1)
     last = turn(tree, [5, 6, 7], [9], reserve=1)
-    tree.retire(last)
+    tree.evict_first(last)
     lease = tree.lease([20, 21, 22, 23], 5)
     assert tree.evicted == 2
     tree.cancel(lease)
@@ -246,7 +246,7 @@ def test_retiring_one_sibling_keeps_the_place_of_what_the_other_has():
     tree = PageTree(8, 2)
     first = turn(tree, [1, 2, 3, 4, 5], [9], reserve=1)
     turn(tree, [1, 2, 30, 40, 50], [9], reserve=1)  # pages: 1 2 | 3 4 | 5 and 30 40 | 50
-    tree.retire(first)
+    tree.evict_first(first)
     lease = tree.lease(list(range(60, 68)), 3)  # 5 pages: 3 are free
     assert tree.evicted == 2
     assert tree.lease([1, 2, 30, 40, 50, 60], 1).cached == 5
@@ -258,7 +258,7 @@ def test_retired_path_in_use_keeps_its_place():
     old = turn(tree, [8, 9, 10], [11], reserve=1)
     last = turn(tree, [1, 2, 3], [9], reserve=1)
     using = opened(tree, [1, 2, 30, 40], 1)
-    tree.retire(last)
+    tree.evict_first(last)
     tree.release(using, [40])  # its pages: 1 2 | 30 40
     lease = tree.lease(list(range(60, 70)), 1)  # 5 pages: 3 are free; 3 was retired, 10 is old
     assert set(old.pages[1:] + last.pages[1:]) <= set(lease.pages)
@@ -270,8 +270,8 @@ def test_retiring_twice_or_after_eviction_does_nothing():
     first = turn(tree, [1, 2, 3], [9], reserve=1)
     tree.cancel(tree.lease([20, 21, 22], 3))  # three pages: evicts that of 3
     assert tree.evicted == 1
-    tree.retire(first)
-    tree.retire(first)
+    tree.evict_first(first)
+    tree.evict_first(first)
     assert tree.lease([1, 2, 3], 1).cached == 2
 
 
@@ -281,11 +281,11 @@ def test_lease_is_released_once_and_after_its_prefill_only():
     with pytest.raises(AssertionError, match="never computed"):
         tree.release(lease, [3])
     with pytest.raises(AssertionError, match="is open"):
-        tree.retire(lease)
+        tree.evict_first(lease)
     tree.computed(lease)
     with pytest.raises(AssertionError, match="more than was reserved"):
         tree.release(lease, [3, 4, 5])
-    assert tree.open_leases == 1
+    assert lease.open
     tree.cancel(lease)
     for close in (tree.cancel, tree.computed, lambda lease: tree.release(lease, [3])):
         with pytest.raises(AssertionError, match="closed"):
@@ -329,18 +329,6 @@ def test_empty_pool_is_refused(pages, size):
         PageTree(pages, size)
 
 
-def test_clear_forgets_everything_and_wants_no_open_lease():
-    tree = PageTree(4, 2)
-    lease = opened(tree, [1, 2, 3])
-    with pytest.raises(AssertionError, match="1 leases are open"):
-        tree.clear()
-    tree.release(lease, [3])
-    tree.clear()
-    tree.retire(lease)
-    assert (tree.free_pages, tree.cached_pages) == (4, 0)
-    assert tree.lease([1, 2, 3], 1).cached == 0
-
-
 def nodes(tree: PageTree) -> list:
     """All nodes, parents first."""
     found = [tree._root]
@@ -353,7 +341,7 @@ def state(tree: PageTree) -> tuple:
     """All that a refused lease must leave as it was."""
     held = [(n.page, n.tokens, n.ready, n.references, n.writing) for n in nodes(tree)]
     idle = [n.page for n in tree._idle]
-    return held, idle, list(tree._free), tree.hits, tree.evicted, tree.open_leases
+    return held, idle, list(tree._free), tree.hits, tree.evicted
 
 
 def check_tree(tree: PageTree, leases: list[Lease]) -> None:
@@ -362,8 +350,7 @@ def check_tree(tree: PageTree, leases: list[Lease]) -> None:
     private = [page for lease in leases for page in lease.pages[len(lease.path) :]]
     pages = [node.page for node in found] + private + tree._free
     assert sorted(pages) == list(range(tree.pages))
-    assert tree.cached_pages == len(found)
-    assert tree.open_leases == len(leases)
+    assert all(lease.open for lease in leases)
     place = {node: index for index, node in enumerate(tree._idle)}
     for node in found:
         users = sum((node in lease.path) + (node is lease.source) for lease in leases)
@@ -448,7 +435,7 @@ class Simulation:
         reserve = self.random.randint(1, 6)
         wanted = context[:-1]
         expected, before = longest_cached(self.tree, wanted), state(self.tree)
-        room = self.tree.free_pages + self.tree.evictable_pages
+        room = len(self.tree._free) + len(self.tree._idle)
         lease = self.tree.lease(context, reserve)
         if lease is None:
             self.refused[self.tree.refusal] += 1
@@ -505,7 +492,7 @@ class Simulation:
         if kind < 0.33:
             self.cancel(turn)
         elif kind < 0.36 and self.closed:
-            self.tree.retire(self.random.choice(self.closed[-4:]))
+            self.tree.evict_first(self.random.choice(self.closed[-4:]))
         elif turn.lease.pending:
             self.prefill(turn)
         elif kind < 0.9:
@@ -544,11 +531,11 @@ def test_no_lease_ever_reads_what_another_wrote_over(pages, size):
                 simulation.prefill(turn)
             simulation.finish(turn)
         simulation.check()
-        assert simulation.tree.evictable_pages + simulation.tree.free_pages == pages
+        assert len(simulation.tree._idle) + len(simulation.tree._free) == pages
         whole = simulation.tree.lease([7] * (pages * size), 1)
         assert sorted(whole.pages) == list(range(pages))
         simulation.tree.cancel(whole)
-        assert simulation.tree.free_pages == pages
+        assert len(simulation.tree._free) == pages
         refused = simulation.refused.values()
         totals += [*refused, simulation.tree.evicted, simulation.copies, simulation.in_place]
     # Each of what can go wrong has come up; a page of one token is never shared in part.
