@@ -10,9 +10,8 @@ The policy is the run's last checkpoint; with --untrained, the policy that the r
 computed here then. --explain prints which episodes would be played, and plays none.
 
 Every episode is written to DIR/evaluation as soon as it ends (`trajectories/episodes.py`).
-Rerunning the command plays the missing episodes only: those after an interruption, and those whose
-environment failed. With several processes each writes a file of its own episodes; process 0's is
-complete in the end.
+Rerunning the command plays the missing episodes only, and those whose environment failed. With
+several processes each writes a file of its own episodes; process 0's is complete in the end.
 """
 
 from __future__ import annotations

@@ -82,11 +82,10 @@ class TrajectoryStats:
     """Statistics of one trajectory that a sweep learned from.
 
     advantage: the mean over its action tokens.
-    weight_K: float32, of each of its turns the M that the turn's step weighed it by, advantage
-      included (the mean over the action's tokens); NaN where no step was taken on the turn.
-    logp, entropy: float32 arrays aligned with the tokens, one a segment: log-probability under the
-      policy as the sweep began, and its entropy in nats, of what the temperature makes of it; NaN
-      at context, and where it was not computed.
+    weight_K: float32, M of each turn, its mean over the action's tokens; NaN where no step was
+      taken on the turn.
+    logp, entropy: float32 arrays aligned with the tokens, one a segment: under the policy as the
+      sweep began, at the temperature; nats; NaN at context, and where it was not computed.
     """
 
     advantage: float

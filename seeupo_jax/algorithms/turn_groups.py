@@ -39,11 +39,7 @@ def compared_turns(
     scale: str,
     valid_N: jax.Array | None,
 ) -> Turns:
-    """The turns of a batch, checked; arguments as for `gigpo_advantage`.
-
-    Raises:
-      ValueError: an unknown scale, or arrays of other shapes.
-    """
+    """The turns of a batch, checked; arguments and errors as for `gigpo_advantage`."""
     if scale not in GROUP_SCALES:
         raise ValueError(f"scale: got {scale!r}; allowed: {', '.join(GROUP_SCALES)}.")
     reward_NK = jnp.asarray(reward_NK, jnp.float32)

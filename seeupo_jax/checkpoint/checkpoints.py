@@ -137,9 +137,7 @@ class Checkpoints:
                 raise SaveError(sentence)
 
     def close(self) -> None:
-        """Finishes the save under way and ends the background thread.
-
-        It waits for no other process, so that one that has failed can call it alone.
+        """Finishes the save under way, waiting for no other process, and ends the thread.
 
         Raises:
           SaveError: the save failed on this process.

@@ -32,10 +32,10 @@ def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def commit_like(example: Any, leaf: jax.Array) -> jax.Array:
-    """The leaf, as free to move as the example is.
+    """The leaf, uncommitted where the example is.
 
-    Orbax commits what it loads to its devices: a step count committed to one device cannot enter a
-    program together with parameters on a mesh, where a fresh one can.
+    Orbax commits what it loads: a step count committed to one device cannot enter a program
+    together with parameters on a mesh, where a fresh one can.
     """
     if not isinstance(example, jax.Array) or example.committed:
         return leaf

@@ -125,11 +125,7 @@ def check_shared(folder: str | os.PathLike[str], name: str = "--workdir") -> Non
 def exclusive_run(
     workdir: Path, config: schema.Checkpoint
 ) -> contextlib.AbstractContextManager[None]:
-    """Keeps other runs out of the workdir and of the checkpoints' folder as long as it is open.
-
-    Raises:
-      ValueError: another run is at work there; the sentence names its process.
-    """
+    """Keeps other runs out of the workdir and of the checkpoints' folder as long as it is open."""
     folders = {"--workdir": Path(workdir)}
     # A bucket has no locks.
     if config.directory is not None and not is_bucket(config.directory):
@@ -141,11 +137,7 @@ def exclusive_run(
 
 
 def exclusive_output(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Keeps others from writing the same folder as long as it is open.
-
-    Raises:
-      ValueError: another process is at work there; the sentence names it.
-    """
+    """Keeps others from writing the same folder as long as it is open."""
     return exclusive_on_primary(
         {f"--output: got {folder}": folder.with_name(f".{folder.name}.lock")}
     )
@@ -156,10 +148,10 @@ def exclusive_on_primary(locks: Mapping[str, Path]) -> Iterator[None]:
     """Process 0 holds locks for all processes; every process calls it.
 
     Args:
-      locks: files, whose folders are made, by what the user gave; see `lock.exclusive`.
+      locks: files, whose folders are made, by what the user gave; see `file_lock.exclusive`.
 
     Raises:
-      ValueError: another process holds one of them.
+      ValueError: another process holds one of them; the sentence names it.
     """
     with contextlib.ExitStack() as held:
 

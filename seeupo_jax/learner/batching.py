@@ -101,13 +101,9 @@ def all_actions(rows: Rows) -> list[ActionSpan]:
 
 
 def row_lengths(longest: int, *, block: int) -> tuple[int, ...]:
-    """Row lengths to choose from: multiples of an eighth and, above the half, of a sixteenth.
+    """Row lengths to choose from, each a program to compile: multiples of an eighth of `longest`.
 
-    Each is a program to compile, and those above the half hold most of what a sweep computes.
-
-    Args:
-      longest: that must be among them, rounded up to whole units.
-      block: what divides a sixteenth; where it would not, there are only eighths.
+    Above the half, where most of a sweep is computed, also of a sixteenth if `block` divides it.
     """
     unit = 128 if longest >= 1024 else 16
     eighth = unit * -(-longest // (8 * unit))
@@ -141,12 +137,9 @@ class Shapes:
         return self.lengths[-1] if self.context is None else self.context
 
     def microbatches(self, length: int, needed: int = 0) -> int:
-        """M of a batch of rows of a length: room for an iteration's, or a multiple of it.
+        """M of a batch of `needed` rows of a length: room for an iteration's, or a multiple of it.
 
         Segments can outnumber trajectories; whole multiples keep the list of shapes short.
-
-        Args:
-          needed: rows that hold anything.
         """
         # Any two rows hold more together than one could: else they would be one.
         filled = 2 * self.trajectories * self.longest // length + 1
@@ -158,11 +151,7 @@ class Shapes:
         return self.trajectories * max(1, -(-needed // self.trajectories))
 
     def allowed(self, tokens: int) -> tuple[int, ...]:
-        """The listed lengths that hold so many tokens.
-
-        Raises:
-          ValueError: none does.
-        """
+        """The listed lengths that hold so many tokens; ValueError: none does."""
         if tokens > self.lengths[-1]:
             raise ValueError(
                 f"a row has {tokens} tokens; allowed: at most {self.lengths[-1]}, the longest of"
@@ -196,11 +185,7 @@ class Layout:
 def lay_out(
     rows: Rows, spans: Sequence[ActionSpan], shapes: Shapes, lengths: Sequence[int] | None = None
 ) -> Layout:
-    """Packs spans into rows of one length, out of those listed.
-
-    Raises:
-      ValueError: a span is longer than all of them.
-    """
+    """Packs spans into rows of one of the listed lengths; ValueError: a span is longer."""
     end = [span.end if shapes.truncate else len(rows.tokens[span.segment]) for span in spans]
     allowed = shapes.allowed(max(end, default=0))
     if lengths is not None:
@@ -269,11 +254,7 @@ def turn_batch(
 
 
 class Predicted:
-    """The tokens of rows that are predicted, each once however many spans share it.
-
-    Raises:
-      ValueError: more places than int32, which programs index them by, counts.
-    """
+    """The tokens of rows that are predicted, each once however many spans share it."""
 
     def __init__(self, rows: int, length: int):
         if rows * length > np.iinfo(np.int32).max:
@@ -308,10 +289,6 @@ def empty_layout(length: int) -> Layout:
 def empty_batch(
     rows: Rows, shapes: Shapes, per_token: Sequence[str] = (), *, length: int, action: int
 ) -> TurnBatch:
-    """A batch without any row, of the shapes that a real one would have.
-
-    Args:
-      per_token: names of a real one's fields of tokens.
-    """
+    """A batch without rows, in the shapes of a real one that has these fields of tokens."""
     fields: dict[str, list[np.ndarray]] = {name: [] for name in per_token}
     return turn_batch(rows, empty_layout(length), shapes, fields, action=action)

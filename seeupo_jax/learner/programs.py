@@ -61,8 +61,7 @@ def compile_programs(
 ) -> TrainState:
     """Compiles every program of the sweeps to come, by running each on a batch without rows.
 
-    Args:
-      between: called after each; what it raises ends the compilation, and the state is gone.
+    `between` is called after each; what it raises ends the compilation, and the state is gone.
 
     Returns: the state, which was donated and comes back bit for bit.
     """

@@ -104,10 +104,7 @@ def by_iteration(
 def at_share(state: Any, share: float, place: Callable[[np.float32], jax.Array]) -> Any:
     """A training state whose optimizers have another share of their learning rates.
 
-    Args:
-      state: any tree; optimizers of a constant rate have nothing to set.
-      place: puts a number onto the devices. Called for each optimizer: a state is donated, and no
-        buffer may be twice in what is.
+    `place` puts a number onto the devices, for each optimizer anew: no buffer is donated twice.
     """
 
     def set_share(node: Any) -> Any:

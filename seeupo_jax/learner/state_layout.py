@@ -106,11 +106,7 @@ def _fresh(
 
 
 def to_pinned_host(params: Any) -> Any:
-    """The same parameters in the host's memory, each device's part beside that device.
-
-    Args:
-      params: tree of arrays, or of shape structs with shardings, which stay such.
-    """
+    """Parameters (or shape structs) in the host's memory, each device's part beside that device."""
     there = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind(HOST), params)
     if all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
         return jax.tree.map(lambda leaf, where: leaf.update(sharding=where), params, there)
@@ -128,11 +124,7 @@ def on_device(tree: Any) -> Any:
 
 
 def check_offload(offload: Offload, device: jax.Device) -> None:
-    """Refuses to offload where programs cannot reach the host's memory.
-
-    Raises:
-      ValueError: the device has no pinned host memory.
-    """
+    """ValueError where the device has no pinned host memory to offload to."""
     wanted = [name for name, enabled in vars(offload).items() if enabled]
     kinds = [memory.kind for memory in device.addressable_memories()]
     if wanted and HOST not in kinds:

@@ -198,8 +198,8 @@ def _step_batch(
 ) -> tuple[SweepState, TurnBatch]:
     """What a step computes and updates.
 
-    Where an action's tokens lie in several spans, their ratio under the policy as it is now must
-    be known before the gradient. A pass of its own finds it unless no step has moved the policy.
+    Where an action's tokens lie in several spans, its ratio is needed before the gradient: by a
+    pass of its own, unless no step has moved the policy yet.
     """
     reads = "logp" in current.per_token and learner.loss_config.reads_action_ratio
     parts = _parts_of_actions(current, layout.spans) if reads and current.steps else []
@@ -247,9 +247,8 @@ def _denominator(
 ) -> np.float32:
     """What the sum of a part of a turn's spans is divided by in its step.
 
-    All trajectories, or those that have the turn, as many as the part has a share of; times the
-    tokens that one may have at the most; or the part's own tokens, as verl divides each minibatch
-    (`loss_agg_mode=token-mean`).
+    The part's share of all trajectories or of those with the turn, times the most tokens of an
+    action where the loss is so; or the part's own tokens, as in verl's `loss_agg_mode=token-mean`.
     """
     algorithm = learner.algorithm
     active, own = (

@@ -231,10 +231,7 @@ def _behaviour_logp(
     trajectories: Sequence[Trajectory],
     version: int,
 ) -> list[np.ndarray]:
-    """Log-probabilities under the policy that sampled, where it is not the one that is swept.
-
-    Of it only the sampler's record is left.
-    """
+    """Log-probabilities under the policy that sampled; the sampler's where that is not swept."""
     behaviour = []
     for segment, owner in enumerate(rows.trajectory_S):
         sampled_by = trajectories[owner].policy_version
@@ -255,10 +252,7 @@ def _sampler_trainer_gap(rows: Rows, old_logp: Sequence[np.ndarray]) -> dict[str
 
 
 def _explained_variance(rows: Rows, per_token: PerToken) -> float:
-    """Which share of the returns' variance the values have, over all action tokens.
-
-    NaN where all returns are equal, and there is nothing to explain.
-    """
+    """Share of the returns' variance that the values explain; NaN where all returns are equal."""
     acted = np.concatenate(rows.turn) >= 0
     returns, value = (np.concatenate(per_token[name])[acted] for name in ("returns", "value"))
     variance = returns.var(dtype=np.float64)

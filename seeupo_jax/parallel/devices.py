@@ -1,9 +1,8 @@
 """Which device stands where in a mesh: neighbours innermost, slow links under the outermost axes.
 
-On a TPU pod links differ: chips of a host, hosts of a slice (a torus), and slices, which only the
-data-centre network joins. Axes from the innermost outwards fill a host's chips first, then the
-slice's hosts; slices lie under the outermost axes. So the devices that share a row belong to one
-process wherever its chips are enough for them.
+Axes from the innermost outwards fill a TPU host's chips first, then the hosts of a slice (a torus);
+slices, which only the data-centre network joins, lie under the outermost axes. So the devices that
+share a row belong to one process wherever its chips are enough for them.
 """
 
 from __future__ import annotations

@@ -21,10 +21,9 @@ _COMMAND_WIDTH = 300  # characters of a command that are shown
 
 @contextlib.contextmanager
 def exclusive(file: Path, got: str) -> Iterator[None]:
-    """Holds a lock as long as the context is open; when its process ends, by SIGKILL too, it ends.
+    """Holds a lock as long as the context is open, or until the process ends, by SIGKILL too.
 
-    Where the file system has no locks, one sentence on the standard error says so, and nothing is
-    held.
+    Where the file system has no locks, a warning says so and nothing is held.
 
     Args:
       file: of the lock; made here, where its folder is there, and removed at the end.

@@ -99,11 +99,7 @@ def _mesh(devices: np.ndarray) -> jax.sharding.Mesh:
 
 
 def check_lengths(mesh: jax.sharding.Mesh, lengths: Sequence[int]) -> None:
-    """Refuses lengths of training rows that cannot be cut evenly over `context`.
-
-    Raises:
-      ValueError: with the lengths that its size does not divide.
-    """
+    """ValueError with the row lengths that cannot be cut evenly over `context`."""
     parts = mesh.shape["context"]
     wrong = [length for length in lengths if length % parts]
     if wrong:

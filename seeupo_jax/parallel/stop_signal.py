@@ -17,10 +17,9 @@ class StoppedCompiling(Stopped):
 
 
 class StopRequest:
-    """Takes SIGTERM (preemption) and SIGINT while it is open; a second SIGINT acts as ever.
+    """Takes SIGTERM (preemption) and SIGINT while it is open; a second SIGINT acts as usual.
 
-    A second SIGTERM does not: Slurm sends one at both ends of the grace period, and a launcher
-    passes one on that its whole process group got.
+    A second SIGTERM does not: Slurm sends it twice, and launchers pass on what their group got.
 
     asked: whether one has come.
     """

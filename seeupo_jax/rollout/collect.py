@@ -72,15 +72,10 @@ def prefetch(
     options: CollectionOptions,
     max_idle_s: float,
 ) -> Prefetched:
-    """Prefetches environments of the next collection, while nothing else uses the pool.
+    """Resets the first environments of the next collection, one a slot, and does not wait for them.
 
-    These are the ones that `collect` of the same requests would have begin first: one a slot, so no
-    more environments are open than in a collection. Nothing waits for them here.
-
-    Args:
-      options: of that collection.
-      max_idle_s: environments that a collection finds after longer begin once more, to the same
-        episode: what holds them (a server, say) may have given them up meanwhile.
+    Nothing else may use the pool until that collection, whose `options` these are. Environments
+    that it finds after `max_idle_s` are reset once more: a server may have given them up.
     """
     engine = worker.engine
     local = [request for request in requests if engine.owns(request.group)][: engine.concurrency]
@@ -103,11 +98,11 @@ def collect(
     With several processes each plays the groups that its engine owns; all get all trajectories.
 
     Args:
-      prefetched: what `prefetch` gave for these requests and numbers, if it was called.
+      prefetched: what `prefetch` gave for these requests and options, if it was called.
       on_finished: is given every trajectory of this process as soon as it is over.
 
     Raises:
-      Stopped: a process was asked to.
+      Stopped: a process was asked to stop.
     """
     began, engine = time.perf_counter(), worker.engine
     engine.begin(

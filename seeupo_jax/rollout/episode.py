@@ -27,12 +27,9 @@ class Request:
     member: int
 
     def episode_seed(self, *, seed: int, iteration: int) -> int:
-        """What its environment's random transitions derive from, as its tokens do (`Streams`).
+        """Seed of its environment's random transitions, below 2**31 so that any generator takes it.
 
-        Args:
-          seed: of the run. iteration: or any other number that keeps two collections apart.
-
-        Returns: below 2**31, so that any generator takes it.
+        It derives from what its tokens' random numbers derive from (`Streams`).
         """
         numbers = [seed, iteration, task_number(self.task_id), self.member]
         return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)

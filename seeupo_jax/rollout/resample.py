@@ -49,14 +49,13 @@ def resample(
     *,
     rounds: int,
 ) -> Collected:
-    """Samples tasks, and in up to so many rounds more others for those without a signal.
+    """Samples tasks, and in up to so many rounds more others for zero-advantage groups.
 
-    A round samples as many tasks as groups are without one, so that no signal is ever left out; a
-    group with a signal takes the place, and the number, of one without.
+    A round samples as many tasks as there are such groups; a group with a signal takes the place,
+    and the number, of one without.
 
     Args:
-      sample: samples a group of each task, given the round's number, 0 for the first. Its groups
-        are numbered from 0.
+      sample: samples a group of each task, numbered from 0, given the round's number.
 
     Returns: one group per task. The counts are those of all rounds.
     """

@@ -13,9 +13,9 @@ import numpy as np
 class TrainingTasks:
     """The tasks of every iteration; nothing but the arguments decides them.
 
-    Each epoch has its own seeded order of all tasks, and iterations follow each other through the
-    epochs. Where an iteration reaches into the next epoch, tasks of that epoch change places, so
-    that no task comes twice in the iteration while another has not come as often.
+    Each epoch has its own seeded order of all tasks. Where an iteration reaches into the next
+    epoch, tasks of that epoch change places, so that none comes twice in the iteration while
+    another has not come as often.
 
     Args:
       task_ids: all there are. count: of an iteration.

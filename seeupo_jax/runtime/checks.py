@@ -101,11 +101,7 @@ def _check_environment(config: Config) -> None:
 
 
 def check_isolation(env: Env) -> None:
-    """Whether the environment can be made where it is to run.
-
-    Raises:
-      ValueError: one sentence.
-    """
+    """ValueError where the environment cannot be made in a process of its own, if it is to be."""
     if env.isolation == "process":
         check_isolated(env.name, env.options, memory_mib=env.memory_mib, timeout_s=env.timeout_s)
 

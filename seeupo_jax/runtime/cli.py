@@ -68,27 +68,12 @@ def quiet_logs() -> None:
 
 
 def read_config(given: argparse.Namespace) -> Config:
-    """The validated configuration.
-
-    Args:
-      given: by the flags of `add_config_flags`.
-
-    Raises:
-      ValueError: a wrong field.
-    """
+    """The validated configuration of the flags of `add_config_flags`; ValueError: a wrong field."""
     return load_config(given.config, given.override)
 
 
 def check_places(config: Config, workdir: Path, *, make: bool = True) -> None:
-    """Whether a run can write where it is to write.
-
-    Args:
-      make: the folders too if need be, and write to them for a moment; otherwise all stays as it
-        is.
-
-    Raises:
-      ValueError: a folder that cannot be written.
-    """
+    """ValueError where a run could not write; with `make` its folders are made and written to."""
     check = check_writable if make else check_could_write
     check(workdir)
     if config.warm_start.output is not None:
@@ -100,10 +85,7 @@ def check_places(config: Config, workdir: Path, *, make: bool = True) -> None:
 
 
 def join_cluster(config: Config, given: argparse.Namespace) -> None:
-    """Makes this process one of several, where there are several.
-
-    Args:
-      given: by the flags of `add_cluster_flags`.
+    """Makes this process one of several, where the flags or the environment say so.
 
     Raises:
       ValueError: they do not all come in time, or differ in what must be the same.

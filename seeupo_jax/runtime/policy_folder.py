@@ -79,11 +79,7 @@ def _export(config: Config, workdir: Path, step: str, folder: Path) -> int:
 
 
 def check_output(folder: Path) -> None:
-    """Whether a policy can be written to a folder.
-
-    Raises:
-      ValueError: it holds something, or cannot be made.
-    """
+    """ValueError where a folder for a policy holds something already, or cannot be made."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--output: got {folder}, which is there; allowed: a new or empty folder.")
     check_writable(folder.parent, "--output")

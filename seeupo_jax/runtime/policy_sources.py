@@ -54,11 +54,7 @@ class PolicySource(NamedTuple):
 
 
 def check_trained(config: Config, workdir: Path) -> None:
-    """Whether there is a checkpoint to play with; every process calls it.
-
-    Raises:
-      ValueError: there is none.
-    """
+    """ValueError where there is no checkpoint to evaluate; every process calls it."""
     directory = find_directory(config.checkpoint, workdir)
     files = Checkpoints(directory, 1)
     if files.latest() is None:

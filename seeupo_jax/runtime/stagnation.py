@@ -14,14 +14,7 @@ class NotLearning(Exception):
 
 
 def check_groups(iteration: int, collected: Collected, *, grouped: bool = True) -> None:
-    """Whether an iteration has anything to learn from.
-
-    Args:
-      grouped: as for `learnable`.
-
-    Raises:
-      NotLearning: no trajectory counts.
-    """
+    """NotLearning where no trajectory of an iteration counts; `grouped`: as for `learnable`."""
     if not learnable(collected.trajectories, grouped=grouped).any():
         why = ", since a reward counts beside others of its group only" if grouped else ""
         raise NotLearning(

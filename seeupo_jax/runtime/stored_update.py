@@ -69,10 +69,9 @@ def _plain_step(rows: Rows, step: Step) -> dict[str, Any]:
 
 
 def _means(rows: Rows, advantage: Sequence[np.ndarray], turns: Sequence[int]) -> np.ndarray:
-    """Of the advantages of each trajectory's tokens, float32 [N]; NaN without any.
+    """Mean advantage of each trajectory's tokens of some turns, float32 [N]; NaN without tokens.
 
-    The tokens of some turns; for a trajectory that has none there all its action tokens, and for
-    one that has no action all its tokens.
+    Without such turns it is that of all its action tokens, and without actions of all its tokens.
     """
     owner = np.repeat(rows.trajectory_S, [len(tokens) for tokens in rows.tokens])
     turn, value = np.concatenate(rows.turn), np.concatenate(advantage).astype(np.float64)

@@ -135,11 +135,8 @@ class EpisodeFile:
 def read_played(path: Path, settings: Mapping[str, Any]) -> set[tuple[str, int]]:
     """Task and member of the episodes that `EpisodeFile` would not play again; nothing is changed.
 
-    Args:
-      settings: those that are known.
-
     Raises:
-      ValueError: the file's are others, or a line that is no episode.
+      ValueError: other settings than those given, or a line that is no episode.
     """
     if not path.exists():
         return set()

@@ -45,14 +45,7 @@ def to_line(value: Mapping[str, Any], *, finite: bool = True) -> bytes:
 
 
 def read_object(line: bytes, where: str, allowed: str) -> dict[str, Any]:
-    """The object on a line.
-
-    Args:
-      where: the line's file and number. allowed: what its object is to be.
-
-    Raises:
-      ValueError: one sentence with the line, what was got and what is allowed.
-    """
+    """The object on a line; ValueError with `where` the line is and what is `allowed`."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -70,10 +63,7 @@ def short(value: Any) -> str:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file, its folder too, in place of what was there: all of it or nothing.
-
-    So it is also where the machine stops.
-    """
+    """Writes a file, and its folder: all of it or nothing, also where the machine stops."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     try:

@@ -45,9 +45,8 @@ class SplitActions(NamedTuple):
     ) -> tuple[jax.Array, jax.Array]:
         """Log-probabilities that have, over a span's own tokens, the ratio of the whole action.
 
-        Each span's loss counts by its share of the action's tokens. With these the shares add up
-        to f(ratio of the action), and their gradients to its gradient: f' times 1 / tokens a token
-        (geometric) or f' (product), the other spans held constant in each.
+        Each span's loss counts by its share of the action's tokens: these add up to f(ratio of the
+        action), and their gradients to its gradient, with the other spans held constant in each.
 
         Args:
           behind_PJ: `ratio` or `importance`; None: 0. level: of the ratio.

@@ -27,8 +27,8 @@ Path = tuple[Any, ...]  # keys of a parameter in the tree
 class Layout:
     """How a sampler holds a policy: where, in which type, layers side by side.
 
-    No value changes on the way, since every use converts to the compute dtype first; norms, which
-    compute in float32, keep their type. What needs no change is not copied.
+    No value changes, since every use converts to the compute dtype first; norms, which compute in
+    float32, keep their type. What needs no change is not copied.
 
     Args:
       trainers: the network as the trainer has it.

@@ -15,12 +15,12 @@ from seeupo_jax.policy.architecture import Architecture
 
 @dataclass(frozen=True)
 class Reshard:
-    """How the policy comes to the sampler before each rollout, and what that costs.
+    """The policy's copy in the sampler's layout, made before each rollout, and what it costs.
 
     axes: the sampler's layout of the devices, in words.
     held_bytes: the sampler's own copy, on one device; 0: it reads the trainer's parameters.
-    received_bytes: of these from other devices, on the device that gets most.
-    own_bytes: what the devices of this process get from others, all together.
+    received_bytes: from other devices, on the device that receives most.
+    own_bytes: received by all devices of this process.
     """
 
     axes: str

@@ -89,11 +89,8 @@ def draw(
 ) -> tuple[jax.Array, jax.Array]:
     """A token per row and its log-probability under the distribution that it was drawn from.
 
-    Where top-k, top-p or a mask leave one candidate this is 0 to the bit, which marks the token as
-    forced: the learner leaves it out.
-
-    Args:
-      masked: whether logits may be -inf.
+    Where top-k, top-p or a mask leave one candidate this is exactly 0, which marks the token as
+    forced: the learner leaves it out. masked: whether logits may be -inf.
     """
     logits = filter_logits(
         logits_NV / sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p

@@ -223,8 +223,8 @@ class SlotEngine:
     def programs(self, params: Any) -> Iterator[Program]:
         """Every program that `compile` runs, by the shapes of its arguments; nothing is allocated.
 
-        Their names have the sizes of all devices together: rows x tokens of what is prefilled, rows
-        x pages of their tables in decoding.
+        Names have rows x tokens of a prefill, rows x pages of the tables of a decoding, of all
+        devices together.
 
         Args:
           params: all of the policy's, as the trainer holds them: arrays, or shape structs with
