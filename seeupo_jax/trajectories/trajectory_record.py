@@ -36,7 +36,8 @@ class TokenTexts:
         it. Bytes that are no UTF-8 are U+FFFD; an id without a text adds nothing.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        texts, token_bytes_V = list[str](), self._token_bytes()
+        token_bytes = self._token_bytes()
+        texts: list[str] = []
 
         def end() -> None:
             if texts:
@@ -44,7 +45,7 @@ class TokenTexts:
             decoder.reset()
 
         for token in tokens:
-            data = token_bytes_V[token] if token < len(token_bytes_V) else b""
+            data = token_bytes[token] if token < len(token_bytes) else b""
             if data[:1] == bytes([_CONTROL]):
                 end()
                 texts.append(data[1:].decode("utf-8", "replace"))

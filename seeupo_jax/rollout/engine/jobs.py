@@ -95,8 +95,9 @@ class Shard:
             self._leases[turn.key] = lease
             job = Job(turn, limit, lease, self._free.pop(), lease.cached)
             self.jobs[job.slot] = job
-            if grammars is None or self._constrain(job, grammars):
-                copies += [] if lease.copy is None else [lease.copy]
+            can_begin = grammars is None or self._constrain(job, grammars)
+            if can_begin and lease.copy is not None:
+                copies.append(lease.copy)
         return copies
 
     def _constrain(self, job: Job, grammars: Grammars) -> bool:

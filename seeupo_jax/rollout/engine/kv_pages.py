@@ -91,10 +91,6 @@ class PageTree:
 
     def __init__(self, pages: int, page_size: int) -> None:
         """Takes the pool's size in pages and a page's in positions, each >= 1."""
-        if pages < 1 or page_size < 1:
-            raise ValueError(
-                f"A cache of {pages} pages of {page_size} positions; allowed: at least 1 of each."
-            )
         self.pages = pages
         self.page_size = page_size
         self.refusal: Refusal | None = None

@@ -323,12 +323,6 @@ def test_lease_that_can_never_be_is_refused_by_name(context, reserve):
         PageTree(4, 2).lease(context, reserve)
 
 
-@pytest.mark.parametrize("pages, size", [(0, 2), (2, 0)])
-def test_empty_pool_is_refused(pages, size):
-    with pytest.raises(ValueError, match="at least 1 of each"):
-        PageTree(pages, size)
-
-
 def nodes(tree: PageTree) -> list:
     """All nodes, parents first."""
     found = [tree._root]
