@@ -23,36 +23,41 @@ from collections.abc import Sequence
 # Both libraries are to find memory on a GPU: XLA takes most of it at once otherwise.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-from seeupo_jax.bench import bench_report, iteration, rollout, suite, update  # noqa: E402
+from seeupo_jax.bench import bench_report, iteration, rollout, settings, update  # noqa: E402
 from seeupo_jax.bench.accelerator import command as accelerator  # noqa: E402
-from seeupo_jax.bench.settings import add_flags, check_json, read, split  # noqa: E402
 from seeupo_jax.configuration.flags import Flags  # noqa: E402
 from seeupo_jax.errors import sentence_errors  # noqa: E402
 from seeupo_jax.runtime.cli import prepare_xla  # noqa: E402
 
 BENCHMARKS = {"update": update.run, "rollout": rollout.run, "iteration": iteration.run}
-PAGES = {"all": suite, "report": bench_report, "accelerator": accelerator}
+PAGES = {
+    "all": (bench_report.add_all_flags, bench_report.run_all),
+    "report": (bench_report.add_flags, bench_report.run),
+    "accelerator": (accelerator.add_flags, accelerator.run),
+}
 
 
 def main(argv: Sequence[str]) -> None:
     """The command."""
+    name = argv[1] if len(argv) > 1 else ""
+    parser = Flags(f"bench {name}", __doc__)
     with sentence_errors():
-        name = split(argv, (*BENCHMARKS, *PAGES))
-        parser = Flags(f"bench {name}", __doc__)
         if name in PAGES:
-            page = PAGES[name]
-            page.add_flags(parser)
-            page.run(parser.read(argv[2:]))
+            add_flags, run = PAGES[name]
+            add_flags(parser)
+            run(parser.read(argv[2:]))
         elif name in BENCHMARKS:
-            add_flags(parser, name)
+            settings.add_flags(parser, name)
             given = parser.read(argv[2:])
-            check_json(given.json)
             prepare_xla()
-            figures = BENCHMARKS[name](read(given))
+            figures = BENCHMARKS[name](settings.read(given))
             if given.json is not None:
                 given.json.write_text(json.dumps(figures, indent=2) + "\n")
-        else:
+        elif name in ("-h", "--help"):
             print(__doc__)
+        else:
+            allowed = ", ".join((*BENCHMARKS, *PAGES))
+            raise ValueError(f"bench: got {name!r}; allowed: one of {allowed}.")
 
 
 if __name__ == "__main__":

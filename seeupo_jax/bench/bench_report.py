@@ -1,104 +1,120 @@
-"""The page of benchmarks, from the figures that runs have written."""
+"""The page of benchmarks: the measurements that it is made of, and the page from their figures."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.resources
 import json
 import os
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.bench import plots
-from seeupo_jax.bench.update import OURS, flops_once
+from seeupo_jax.bench.comparison import OURS
+from seeupo_jax.bench.settings import writable_file
+from seeupo_jax.bench.update import flops_once
 from seeupo_jax.configuration.flags import Flags
 
 Figures = dict[str, Any]
 _VARIED = {"turns": "turns", "prompt": "prompt, tokens", "group_size": "conversations a group"}
 
-HEAD = """# Benchmarks
-
-Written by `python -m seeupo_jax.bench all`; no figure was entered by hand. Both sides of a run are
-measured in one process, in turns. A ratio is that of the medians; in brackets are the least and the
-greatest ratio of a single round.
-
-The other side is `third_party/torch_baseline`: SeeUPO on Hugging Face models, by the recipe of the
-reference implementation, in two variants: without the turns that the reference pads, where the
-faster of the measured modes (eager, `torch.compile`) counts; and with them, as in the recipe.
-Before anything is timed, one sweep of each side, from the same weights over the same trajectories,
-must give the same losses, KL, weights M and parameters; otherwise the run ends with an error.
-Weights are random; lengths are those of the workloads (`bench/workloads.py`), times `--scale`.
-"""
-
-ACCELERATOR = """
-## On a GPU or a TPU
-
-No figure above is from an accelerator. One command measures there what a CPU cannot show:
-
-```bash
-python -m seeupo_jax.bench accelerator --out=runs/accelerator --minutes=30
-```
-
-It runs pieces, the most valuable first, each in its own process with a time limit of 7.5 minutes:
-
-1. `trees_bfloat16`, `trees_float32`: attention over token trees by the platform's kernel (Triton on
-   GPU, Pallas on TPU) against plain attention, outputs and gradients, in realistic shapes;
-2. `rows`: cuDNN's (GPU) or splash (TPU) attention over rows, and attention over pages of the KV
-   cache, against plain attention;
-3. `parity`: logits and gradients against PyTorch from the same random weights;
-4. `sweep`: a sweep with fused against separate refresh and against PyTorch, and the sampler's
-   log-probabilities against the trainer's;
-5. `update_bfcl_0.5b`, `update_order_desk_0.5b`, `rollout_0.5b`: `bench update` against compiled
-   PyTorch, with MFU, and `bench rollout` against `generate` with a static KV cache;
-6. `quickstart`: `configs/quickstart.py` trained, with its first and last avg@4;
-7. `update_bfcl_1.5b`, `update_order_desk_1.5b`, `rollout_1.5b`.
-
-Comparisons are made in float32 (matrix products with the highest precision) and in bfloat16; each
-reports its greatest difference and its bound.
-
-- **Results**: `OUT/NAME.json` for each piece, rewritten after every measurement; `OUT/NAME.log`,
-  the output of a piece that did not finish; and the page `OUT/benchmarks_gpu.md`, in a checkout
-  also `docs/benchmarks_gpu.md` (`--page=FILE` changes that), which ends with what was not run and
-  why.
-- **Resuming**: rerunning the command with the same `--out` runs the remaining pieces: first those
-  that were never completed, then those that failed. Completed pieces are not repeated; delete the
-  JSON file of a piece to measure it again. `--minutes` is the budget of one start: where a machine
-  is available for ten minutes at a time, `--minutes=9` several times equals one long run.
-- **Failures** of a piece (an error, a crash, its time limit) are recorded with their last sentence,
-  and the next piece runs. The exit code is 0; 1 where a piece failed or a comparison exceeded its
-  bound; 2 where there is no accelerator, or a wrong flag.
-- **Memory**: sizes that do not fit into the free memory are left out. Where memory runs out, the
-  piece is repeated in its next smaller size; its notes on the page say so.
-- **Requirements**: no network. Without PyTorch (`torch` with CUDA and `transformers`) only
-  seeupo_jax is measured. Only `quickstart` needs `ml_collections`, `grain` and `array_record`; no
-  piece needs `gguf`, `llguidance`, `tensorflow-datasets`, `tensorboardX` or `vl-convert-python`. Of
-  several devices the first is used.
-- `--rehearse` runs all pieces on CPU in their smallest sizes; its page holds no figures.
-"""
+_EAGER = "--torch=eager"  # where the others would take longer than all that is measured
+_EACH = "--torch=none --without=all"
+_POINT = f"update --workload=long {_EAGER} --scale=0.25"
+# File -> command. One variable at a time around the same point of the workload `long`.
+CPU: dict[str, str] = {
+    "update_bfcl_tiny": "update --workload=bfcl --groups=4",
+    "update_order_desk_tiny": "update --workload=order_desk --groups=16 --repeats=5",
+    "update_bfcl_135m": f"update --workload=bfcl --model=135m {_EAGER} --scale=0.0625 --repeats=2",
+    "update_order_desk_135m": f"update --workload=order_desk --model=135m {_EAGER} --repeats=5",
+    "iteration_bfcl_tiny": f"iteration --workload=bfcl {_EAGER}",
+    "iteration_order_desk_tiny": f"iteration --workload=order_desk --groups=4 {_EAGER}",
+    "rollout_bfcl_tiny": "rollout --workload=bfcl",
+    "rollout_order_desk_tiny": "rollout --workload=order_desk --groups=4",
+    "techniques_bfcl_tiny": f"update --workload=bfcl {_EACH}",
+    "techniques_order_desk_tiny": f"update --workload=order_desk --groups=16 {_EACH}",
+    **{f"sizes_turns_{n}": f"{_POINT} --turns={n}" for n in (2, 4, 8, 16)},
+    **{f"sizes_prompt_{n}": f"{_POINT} --turns=4 --prompt={n}" for n in (64, 256, 1024)},
+    **{f"sizes_group_size_{n}": f"{_POINT} --turns=4 --group_size={n}" for n in (2, 4, 8)},
+    "update_appworld_tiny": f"update --workload=appworld {_EAGER}",
+    "update_long_tiny": f"{_POINT} --groups=4",
+}
+# Real lengths, and models of a size that is trained on one device.
+ACCELERATOR: dict[str, str] = {
+    f"{benchmark}_bfcl_{model}": f"{benchmark} --workload=bfcl --scale=1 --model={model}"
+    for benchmark in ("update", "rollout", "iteration")
+    for model in ("0.5b", "1.5b")
+}
+SUITES = {"cpu": CPU, "accelerator": ACCELERATOR}
 
 
 def add_flags(parser: Flags) -> None:
-    """Where figures are and where the page goes."""
+    """Where figures are, and where the page goes."""
     parser.flag("results", "where figures are", Path, default=Path("docs/benchmarks"))
-    parser.flag("output", "where the page goes", Path, default=Path("docs/benchmarks.md"))
+    parser.flag("output", "where the page goes", writable_file, default="docs/benchmarks.md")
+
+
+def add_all_flags(parser: Flags) -> None:
+    """Those of the page, and which measurements are run."""
+    add_flags(parser)
+    parser.flag("suite", f"one of {', '.join(SUITES)}", default="cpu")
+
+
+def run_all(flags: argparse.Namespace) -> None:
+    """Measures what has no figures yet, each in a process of its own, and writes the page.
+
+    Raises:
+      ValueError: an unknown suite; a command failed, and the figures of those before it are there.
+    """
+    if flags.suite not in SUITES:
+        raise ValueError(f"--suite: got {flags.suite!r}; allowed: {', '.join(SUITES)}.")
+    commands = SUITES[flags.suite]
+    flags.results.mkdir(parents=True, exist_ok=True)
+    for number, (name, command) in enumerate(commands.items(), 1):
+        file = flags.results / f"{name}.json"
+        if file.exists():
+            print(f"{number}/{len(commands)} {name}: has its figures, {file}")
+            continue
+        print(f"{number}/{len(commands)} {name}: {command}", flush=True)
+        measure(command, file)
+    run(flags)
+
+
+def measure(command: str, file: Path) -> None:
+    """Runs one command.
+
+    Raises:
+      ValueError: it failed.
+    """
+    line = [sys.executable, "-m", "seeupo_jax.bench", *command.split(), f"--json={file}"]
+    done = subprocess.run(line)
+    if done.returncode:
+        raise ValueError(
+            f"bench all: {command!r} ended with {done.returncode}; allowed: 0. Fix the"
+            " cause and rerun the command to resume."
+        )
 
 
 def run(flags: argparse.Namespace) -> None:
     """Writes the page, and beside the figures its plots.
 
     Raises:
-      ValueError: there is nothing to write about; no place to write to.
+      ValueError: there is nothing to write about.
     """
-    found = read(flags.results)
-    if not flags.output.absolute().parent.is_dir():
-        raise ValueError(f"--output: got {flags.output}; allowed: a file in an existing folder.")
-    drawn = {}
+    found, drawn = read(flags.results), {}
     for name, label in _VARIED.items():
-        points = {n: f for n, f in found.items() if n.startswith(f"sizes_{name}_")}
+        prefix = f"sizes_{name}_"
+        points = {
+            int(file.removeprefix(prefix)): figures["contenders"]
+            for file, figures in found.items()
+            if file.startswith(prefix)
+        }
         if points:
             plot = flags.results / f"time_against_{name}.svg"
-            plots.draw(_points(points, name), label, plot)
-            drawn[name] = Path(os.path.relpath(plot, flags.output.parent)).as_posix()
+            draw(points, label, plot)
+            drawn[label] = Path(os.path.relpath(plot, flags.output.parent)).as_posix()
     flags.output.write_text(page(found, drawn))
     print(f"wrote {flags.output}, from {len(found)} files of {flags.results}")
 
@@ -115,15 +131,38 @@ def read(folder: Path) -> dict[str, Figures]:
     found = {}
     for file in files:
         try:
-            found[file.stem] = json.loads(file.read_text())
+            figures = json.loads(file.read_text())
         except (ValueError, RecursionError):
-            found[file.stem] = None
-        figures = found[file.stem]
+            figures = None
         if not isinstance(figures, dict) or figures.get("benchmark") not in _SECTIONS:
             raise ValueError(
                 f"--results: got {file}, which is no bench run's; allowed: what --json wrote."
             )
+        found[file.stem] = figures
     return found
+
+
+def draw(points: Mapping[int, Mapping[str, Mapping[str, Any]]], label: str, path: Path) -> None:
+    """Seconds against one size, a line for each contender: medians, bars from least to most.
+
+    Args:
+      points: of each size and contender, the figures of its `Timing`.
+      label: of the size.
+    """
+    import altair  # here: measuring does without it
+
+    rows = [
+        {"size": size, "side": name, **side}
+        for size, sides in points.items()
+        for name, side in sides.items()
+    ]
+    chart = altair.Chart(altair.Data(values=rows), width=480, height=260).encode(
+        altair.X("size:Q", title=label),
+        altair.Color("side:N", title=None, legend=altair.Legend(orient="top-left")),
+    )
+    median = altair.Y("median_s:Q", title="seconds per sweep")
+    bars = chart.mark_rule(strokeWidth=2).encode(altair.Y("least_s:Q"), altair.Y2("most_s:Q"))
+    altair.layer(chart.mark_line(point=True).encode(median), bars).save(path)
 
 
 def page(found: dict[str, Figures], drawn: dict[str, str]) -> str:
@@ -132,31 +171,35 @@ def page(found: dict[str, Figures], drawn: dict[str, str]) -> str:
     Args:
       drawn: paths of the plots from the page on, by what is varied.
     """
-    parts = [HEAD, _machines(found)]
+    parts = [_prose("page_head.md"), _machines(found)]
     for benchmark, (title, section) in _SECTIONS.items():
-        own = {
-            name: figures
+        runs = [
+            figures
             for name, figures in found.items()
             if figures["benchmark"] == benchmark and not name.startswith("sizes_")
-        }
-        if own:
-            parts.append(f"## {title}\n\n{section(own)}")
+        ]
+        if runs:
+            parts.append(f"## {title}\n\n{section(runs)}")
     if drawn:
-        parts.append(_plots(drawn))
-    parts += [_commands(found), ACCELERATOR]
+        parts.append(
+            "## Time against sizes\n\nThe workload `long` at model `tiny`, one size varied;"
+            " medians, bars from least to most."
+        )
+        parts += [f"![seconds per sweep against {label}]({path})" for label, path in drawn.items()]
+    lines = "\n".join(f"{figures['command']}  # {name}" for name, figures in found.items())
+    parts += [f"## Commands\n\n```bash\n{lines}\n```", _prose("page_accelerator.md")]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _prose(name: str) -> str:
+    return (importlib.resources.files("seeupo_jax") / "assets" / "bench" / name).read_text()
 
 
 def _machines(found: dict[str, Figures]) -> str:
     """Each machine that figures are of, and which."""
     by_machine: dict[str, list[str]] = {}
     for name, figures in found.items():
-        m = figures["machine"]
-        versions = ", ".join(f"{lib} {version}" for lib, version in m["versions"].items())
-        about = (
-            f"{m['device']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['system']}; {versions}"
-        )
-        by_machine.setdefault(about, []).append(name)
+        by_machine.setdefault(machine_line(figures["machine"]), []).append(name)
     loads = [figures["machine"]["load_before"] for figures in found.values()]
     lines = [
         about if len(by_machine) == 1 else f"- {about}: {', '.join(names)}"
@@ -166,10 +209,56 @@ def _machines(found: dict[str, Figures]) -> str:
     return "## Machine\n\n" + "\n".join(lines) + f"\n\n{load}"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def machine_line(m: Figures) -> str:
+    """A machine of `machine.describe`, and the versions of its libraries."""
+    versions = ", ".join(f"{lib} {version}" for lib, version in m["versions"].items())
+    return f"{m['device']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['system']}; {versions}"
+
+
+def table(head: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
+    head = list(head)
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+OfRun = Callable[[Figures], str]
+OfSide = Callable[[Figures, str], str]  # of a run's figures and a contender's name
+
+
+def sides_table(
+    runs: Iterable[Figures], of_run: Mapping[str, OfRun], of_side: Mapping[str, OfSide]
+) -> str:
+    """A row for each contender of each run, ours first, with what is said once of the run.
+
+    Sweeps without a technique have a table of their own.
+
+    Args:
+      of_run, of_side: the columns' heads, and what gives their cells.
+    """
+    rows = []
+    for figures in runs:
+        for name in sorted(figures["contenders"], key=lambda name: name != OURS):
+            if " without " not in name:
+                first = [cell(figures) if name == OURS else "" for cell in of_run.values()]
+                rows.append([*first, name, *(cell(figures, name) for cell in of_side.values())])
+    return table([*of_run, "side", *of_side], rows)
+
+
+def side(key: str, form: str, unit: float = 1) -> OfSide:
+    """A contender's figure in a format and a unit; `?` where it was not measured."""
+
+    def cell(figures: Figures, name: str) -> str:
+        value = figures["contenders"][name][key]
+        return "?" if value is None else form.format(value / unit)
+
+    return cell
+
+
+def least_to_most(figures: Figures, name: str) -> str:
+    """Of a contender's seconds."""
+    one = figures["contenders"][name]
+    return f"{one['least_s']:.3f} to {one['most_s']:.3f}"
 
 
 def _ratio(figures: Figures) -> str:
@@ -179,79 +268,73 @@ def _ratio(figures: Figures) -> str:
     return f"**{figures['ratio']:.2f}x** ({least:.2f} to {most:.2f})"
 
 
-def _over(figures: Figures, name: str) -> str:
-    over = figures[name]
-    return "-" if over is None else f"{over['ratio']:.2f}x"
+def _over(name: str) -> OfRun:
+    return lambda f: "-" if f[name] is None else f"{f[name]['ratio']:.2f}x"
 
 
 def _workload(figures: Figures) -> str:
     w = figures["workload"]
-    span = lambda pair: str(pair[0]) if pair[0] == pair[1] else f"{pair[0]} to {pair[1]}"  # noqa: E731
+    prompt, turns = (
+        str(least) if least == most else f"{least} to {most}"
+        for least, most in (w["prompt"], w["turns"])
+    )
     return (
-        f"{w['name']}: {w['conversations']} by {w['group_size']}, prompts {span(w['prompt'])},"
-        f" turns {span(w['turns'])}, {w['tokens']:,} tokens"
+        f"{w['name']}: {w['conversations']} by {w['group_size']}, prompts {prompt},"
+        f" turns {turns}, {w['tokens']:,} tokens"
     )
 
 
-def _megabytes(count: float | None) -> str:
-    return "?" if count is None else f"{count / 2**20:,.0f}"
+RATIO: dict[str, OfRun] = {"ratio": _ratio}
+SIZES: dict[str, OfRun] = {"model": lambda f: f["model"], "workload": _workload}
+SWEEPS: dict[str, OfSide] = {
+    "s per sweep": side("median_s", "{:.3f}"),
+    "least to most": least_to_most,
+    "tokens/s": side("tokens_per_second", "{:,.0f}"),
+    "peak MiB": side("peak_bytes", "{:,.0f}", 2**20),
+}
+ROLLOUTS: dict[str, OfSide] = {
+    "s": side("median_s", "{:.2f}"),
+    "sampled/s": side("tokens_per_second", "{:,.0f}"),
+    "computed per sampled token": side("computed_per_sampled", "{:.2f}"),
+}
 
 
-def _updates(found: dict[str, Figures]) -> str:
-    head = (
-        *("ratio", "over the recipe", "model", "workload", "side", "s per sweep"),
-        *("least to most", "tokens/s"),
-        *("peak MiB", "computed tokens"),
-    )
-    rows = []
-    for f in found.values():
-        for name, side in f["contenders"].items():
-            # What only tells what each technique contributes has a table of its own.
-            if " without " in name or f["against"] is None:
-                continue
-            first = ("",) * 4
-            if name == OURS:
-                first = (_ratio(f), _over(f, "over_recipe"), f["model"], _workload(f))
-            spread = f"{side['least_s']:.3f} to {side['most_s']:.3f}"
-            cells = (name, f"{side['median_s']:.3f}", spread, f"{side['tokens_per_second']:,.0f}")
-            rows.append((*first, *cells, _megabytes(side["peak_bytes"]), f"{side['positions']:,}"))
+def _updates(runs: list[Figures]) -> str:
     text = (
         "One sweep: every turn's step, and all that it needs. Tokens/s count the tokens of the"
         " trajectories, each once, for both sides. Peak memory includes the weights, the reference"
         " policy, the optimizer state, and what a sweep adds to them."
     )
-    return "\n\n".join([text, table(head, rows), _flops(found), *_contributions(found)])
-
-
-def _flops(found: dict[str, Figures]) -> str:
-    head = (
-        *("model", "workload", "FLOPs per sweep", "attention", "recomputed", "budget"),
-        *("of the budget", "reference recipe", "padding", "shared", "MFU"),
+    sides = sides_table(
+        [f for f in runs if f["against"] is not None],
+        RATIO | {"over the recipe": _over("over_recipe")} | SIZES,
+        SWEEPS | {"computed tokens": side("positions", "{:,.0f}")},
     )
+    return "\n\n".join([text, sides, _flops(runs), *_contributions(runs)])
+
+
+def _flops(runs: list[Figures]) -> str:
     rows = []
-    for f in found.values():
+    for f in runs:
         ours, budget = f["contenders"][OURS], f["budgets"]
-        mfu = f"{f['mfu']:.1%}" if "mfu" in f else "-"
         metrics = ours["metrics"]
         # Older figures do not separate recomputed FLOPs: all count against the budget.
         separate = "flops_again" in ours
-        again = f"{ours['flops_again'] / ours['flops']:.0%}" if separate else "?"
         once = flops_once(ours) if separate else ours["flops"]
-        rows.append(
-            (
-                f["model"],
-                f["workload"]["name"],
-                f"{ours['flops']:.3g}",
-                f"{ours['flops_attention'] / ours['flops']:.0%}",
-                again,
-                f"{budget['goal']:.3g}",
-                f"{once / budget['goal']:.2f}",
-                f"{budget['recipe']:.3g}",
-                f"{metrics['sweep/padding_fraction']:.1%}",
-                f"{metrics['sweep/shared_fraction']:.1%}",
-                mfu,
-            )
-        )
+        cells = {
+            "model": f["model"],
+            "workload": f["workload"]["name"],
+            "FLOPs per sweep": f"{ours['flops']:.3g}",
+            "attention": f"{ours['flops_attention'] / ours['flops']:.0%}",
+            "recomputed": f"{ours['flops_again'] / ours['flops']:.0%}" if separate else "?",
+            "budget": f"{budget['goal']:.3g}",
+            "of the budget": f"{once / budget['goal']:.2f}",
+            "reference recipe": f"{budget['recipe']:.3g}",
+            "padding": f"{metrics['sweep/padding_fraction']:.1%}",
+            "shared": f"{metrics['sweep/shared_fraction']:.1%}",
+            "MFU": f"{f['mfu']:.1%}" if "mfu" in f else "-",
+        }
+        rows.append(list(cells.values()))
     text = (
         "FLOPs that the programs executed, counted in the compiled programs with the actual trip"
         " counts of their loops; a multiply-add is two. Recomputed: what backward passes compute"
@@ -263,94 +346,46 @@ def _flops(found: dict[str, Figures]) -> str:
         " everywhere; the formulas exclude attention, the counts include it. MFU: share of the"
         " matrix product's peak measured in the same run, on accelerators only."
     )
-    return f"### FLOPs\n\n{text}\n\n{table(head, rows)}"
+    return f"### FLOPs\n\n{text}\n\n{table(cells, rows)}"
 
 
-def _contributions(found: dict[str, Figures]) -> list[str]:
+def _contributions(runs: list[Figures]) -> list[str]:
     parts = []
-    for f in found.values():
-        if not f["without"]:
-            continue
+    for f in runs:
         rows = [
             (name, one["words"], *(f"{one[key]:.2f}x" for key in ("time", "computed", "flops")))
             for name, one in f["without"].items()
         ]
-        head = ("without", "instead", "time", "computed tokens", "FLOPs")
-        parts.append(f"{_workload(f)}; model {f['model']}:\n\n{table(head, rows)}")
-    if parts:
-        words = "A sweep with one technique disabled, relative to the sweep with all of them."
-        return [
-            f"### What each technique contributes\n\n{words} Results stay the same.",
-            *parts,
-        ]
-    return []
+        if rows:
+            head = ("without", "instead", "time", "computed tokens", "FLOPs")
+            parts.append(f"{_workload(f)}; model {f['model']}:\n\n{table(head, rows)}")
+    words = "A sweep with one technique disabled, relative to the sweep with all of them."
+    title = f"### What each technique contributes\n\n{words} Results stay the same."
+    return [title, *parts] if parts else []
 
 
-def _rollouts(found: dict[str, Figures]) -> str:
-    head = (
-        *("ratio", "over the cache kept", "model", "workload", "side", "s", "sampled/s"),
-        *("computed per sampled token", "waste"),
-    )
-    rows = []
-    for f in found.values():
-        for name in sorted(f["contenders"], key=lambda name: name != OURS):
-            side, first = f["contenders"][name], ("", "", "", "")
-            if name == OURS:
-                first = (_ratio(f), _over(f, "over_kept"), f["model"], _workload(f))
-            numbers = (side[key] for key in ("computed_per_sampled", "waste"))
-            cells = (name, f"{side['median_s']:.2f}", f"{side['tokens_per_second']:.0f}")
-            rows.append((*first, *cells, *(f"{number:.2f}" for number in numbers)))
+def _rollouts(runs: list[Figures]) -> str:
     text = (
         "The same conversations are sampled by `generate` of `transformers` as agent loops use it"
         " (every turn sends the conversation again), by `generate` with its KV cache kept, and by"
         " seeupo_jax. Waste: computed tokens over the minimum."
     )
-    return f"{text}\n\n{table(head, rows)}"
+    of_run = RATIO | {"over the cache kept": _over("over_kept")} | SIZES
+    return f"{text}\n\n{sides_table(runs, of_run, ROLLOUTS | {'waste': side('waste', '{:.2f}')})}"
 
 
-def _iterations(found: dict[str, Figures]) -> str:
-    head = (
-        *("ratio", "over the recipe", "over the cache kept", "model", "workload", "side", "s"),
-        *("rollout s", "sweep s"),
-    )
-    rows = []
-    for f in found.values():
-        for name, side in f["contenders"].items():
-            first = ("",) * 5
-            if name == OURS:
-                over = (_over(f, name) for name in ("over_recipe", "over_kept"))
-                first = (_ratio(f), *over, f["model"], _workload(f))
-            keys = ("median_s", "rollout_s", "sweep_s")
-            rows.append((*first, name, *(f"{side[key]:.2f}" for key in keys)))
+def _iterations(runs: list[Figures]) -> str:
     text = (
         "A rollout and a sweep over it. Each side sweeps over the tokens that it has sampled, with"
         " the lengths of the workload."
     )
-    return f"{text}\n\n{table(head, rows)}"
+    over = {"over the recipe": _over("over_recipe"), "over the cache kept": _over("over_kept")}
+    seconds = {"s": "median_s", "rollout s": "rollout_s", "sweep s": "sweep_s"}
+    of_side = {head: side(key, "{:.2f}") for head, key in seconds.items()}
+    return f"{text}\n\n{sides_table(runs, RATIO | over | SIZES, of_side)}"
 
 
-def _points(found: dict[str, Figures], name: str) -> dict[int, dict[str, Any]]:
-    """Contenders' figures by the value of what is varied."""
-    return {
-        int(file.removeprefix(f"sizes_{name}_")): figures["contenders"]
-        for file, figures in found.items()
-    }
-
-
-def _plots(drawn: dict[str, str]) -> str:
-    lines = [
-        f"![seconds per sweep against {_VARIED[name]}]({path})" for name, path in drawn.items()
-    ]
-    text = "The workload `long` at model `tiny`, one size varied; medians, bars from least to most."
-    return f"## Time against sizes\n\n{text}\n\n" + "\n\n".join(lines)
-
-
-def _commands(found: dict[str, Figures]) -> str:
-    lines = [f"{figures['command']}  # {name}" for name, figures in found.items()]
-    return "## Commands\n\n```bash\n" + "\n".join(lines) + "\n```"
-
-
-_SECTIONS: dict[str, tuple[str, Callable[[dict[str, Figures]], str]]] = {
+_SECTIONS: dict[str, tuple[str, Callable[[list[Figures]], str]]] = {
     "update": ("Update sweep", _updates),
     "rollout": ("Rollout", _rollouts),
     "iteration": ("Iteration", _iterations),

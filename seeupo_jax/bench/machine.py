@@ -1,4 +1,4 @@
-"""Where figures were measured: processor, memory, versions, and how fast it multiplies."""
+"""Where figures are measured: processor, memory, versions, and how fast it multiplies."""
 
 from __future__ import annotations
 
@@ -6,14 +6,55 @@ import importlib.metadata
 import os
 import platform
 import re
+import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from seeupo_jax.parallel.device_memory import free_memory
+from seeupo_jax.planning.chips import CHIPS
+
 _VERSIONS = ("jax", "jaxlib", "flax", "numpy", "torch", "transformers")
 _SIDE, _PRODUCTS = 8192, 20  # of the products that the peak is measured by
+# Dense bfloat16 FLOP/s without sparsity, by the vendors' data sheets (NVIDIA: B200, H200, H100,
+# A100, L40S, L4, A10). The first pattern that the device's name matches counts.
+_PEAKS = {
+    r"B200": 2250e12,
+    r"H[12]00 NVL": 835e12,
+    r"H100 PCIe": 756e12,
+    r"G?H[12]00": 989e12,
+    r"A100": 312e12,
+    r"L40S": 362e12,
+    r"\bL4\b": 121e12,
+    r"\bA10\b": 125e12,
+    r"TPU ?v4": CHIPS["v4"].peak_flops,
+    r"TPU ?v5 ?(lite|e)": CHIPS["v5e"].peak_flops,
+    r"TPU ?v5": CHIPS["v5p"].peak_flops,
+    r"TPU ?v6": CHIPS["v6e"].peak_flops,
+    r"TPU ?7x": CHIPS["tpu7x"].peak_flops / CHIPS["tpu7x"].devices,
+}
+
+
+def only_device() -> jax.Device:
+    """The device to measure on.
+
+    Raises:
+      ValueError: there are several, which the baseline would not use.
+    """
+    devices = jax.devices()
+    if len(devices) != 1:
+        raise ValueError(
+            f"bench: got {len(devices)} devices; allowed: one, as with CUDA_VISIBLE_DEVICES=0."
+        )
+    return devices[0]
+
+
+def fast_dtype(device: jax.Device) -> str:
+    """Of activations: on CPU float32, where XLA's bfloat16 is slower still."""
+    return "float32" if device.platform == "cpu" else "bfloat16"
 
 
 def describe(device: jax.Device) -> dict[str, Any]:
@@ -62,3 +103,19 @@ def matmul_peak(dtype: str) -> float:
         multiply(x).block_until_ready()
         seconds.append(time.perf_counter() - began)
     return 2 * _SIDE**3 / min(seconds)
+
+
+def peak_flops(name: str) -> float | None:
+    """bfloat16 FLOP/s of a device by its name; None for one that is not in the table."""
+    return next((peak for pattern, peak in _PEAKS.items() if re.search(pattern, name)), None)
+
+
+def free_bytes(device: jax.Device) -> int | None:
+    """Memory of a device that no process has taken; None where it is not known."""
+    if device.platform == "gpu" and shutil.which("nvidia-smi"):
+        line = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+        done = subprocess.run(line, capture_output=True, text=True)
+        first = done.stdout.split("\n")[0].strip()
+        if done.returncode == 0 and first.isdigit():
+            return int(first) * 2**20
+    return free_memory(device)

@@ -6,25 +6,32 @@ What is sampled differs, and is cut to the lengths that are given: the work is t
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from seeupo_jax.bench import machine, workloads
-from seeupo_jax.bench.interleave import Timing, alternate, print_table, ratio
-from seeupo_jax.bench.runners import bench_models, torch_imports
-from seeupo_jax.bench.runners.sampling_runner import converse, make_engine, spent
-from seeupo_jax.bench.runners.torch_runner import use_every_core
-from seeupo_jax.bench.settings import Settings, command
-from seeupo_jax.bench.update import OURS, describe, summary
-from seeupo_jax.bench.workload import Workload
+import jax
+
+from seeupo_jax.bench import comparison, machine, workloads
+from seeupo_jax.bench.comparison import OURS, print_table
+from seeupo_jax.bench.inputs import architecture, write_model
+from seeupo_jax.bench.runners import torch_runner
+from seeupo_jax.bench.settings import Settings
+from seeupo_jax.bench.workloads import Workload
+from seeupo_jax.configuration import schema
 from seeupo_jax.planning.flops import parameters
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.network import Network
+from seeupo_jax.rollout.engine.cache_memory import plan_cache
+from seeupo_jax.rollout.engine.protocol import Turn
+from seeupo_jax.rollout.engine.sampling import Sampling
+from seeupo_jax.rollout.engine.slots import SlotEngine, choose_read_plan
 
 RESENT, KEPT = "generate, conversation sent again", "generate, KV cache kept"
 STATIC = "generate, static KV cache kept"
-# A way of `--generate` -> its name for people, and what the baseline is told.
+# A way of `--generate` -> its name for people, and the options of the baseline.
 WAYS: dict[str, tuple[str, dict[str, bool]]] = {
     "resent": (RESENT, {"kept": False}),
     "kept": (KEPT, {"kept": True}),
@@ -38,35 +45,43 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises:
       ValueError: a wrong setting.
     """
-    device = bench_models.only_device()
-    dtype = bench_models.activations(device.platform)
-    arch = bench_models.architecture(settings.model, dtype)
-    about = machine.describe(device)
+    device = machine.only_device()
+    dtype, about = machine.fast_dtype(device), machine.describe(device)
+    arch = architecture(settings.model, dtype)
     work = workloads.make(settings, arch.vocab_size)
     with tempfile.TemporaryDirectory() as folder:
-        bench_models.write(arch, Path(folder), seed=settings.seed, dtype=dtype)
-        theirs = None
+        write_model(arch, Path(folder), seed=settings.seed, dtype=dtype)
+        torch_model = None
         if settings.generate:
-            generate = torch_imports.load("generate")
-            theirs = generate.load(folder, bench_models.torch_device(device.platform), dtype)
-            use_every_core(machine.cores())
+            load = torch_runner.load("generate").load
+            torch_model = load(folder, torch_runner.torch_device(), dtype)
+            torch_runner.use_every_core()
         model, _ = from_pretrained(folder, dtype=dtype)
     network, params = policy.split(model)
-    engine = make_engine(network, work, settings, device.platform)
+    engine = make_engine(network, work, settings)
     engine.compile(params)
     ways = dict(WAYS[way] for way in settings.generate)
     figures: dict[str, dict[str, Any]] = {name: {} for name in (*ways, OURS)}
 
     def ours(number: int) -> float:
-        played = converse(engine, params, work, settings.seed + number)
-        figures[OURS] |= spent(engine)
+        played, usage = converse(engine, params, work, settings.seed + number), engine.usage()
+        # Tokens of conversations that went through the network, and all that did, padding and
+        # idle rows included.
+        computed = usage["prefilled_tokens"] + usage["decoded_tokens"]
+        positions = usage["prefill_positions"] + usage["decode_positions"]
+        figures[OURS] |= {"computed": computed, "positions": positions}
         return played.seconds
 
-    contenders: dict[str, Callable[[int], float]] = {
-        name: _generate(theirs, work, settings, figures[name], options)
-        for name, options in ways.items()
-    } | {OURS: ours}
-    timings = alternate(contenders, settings.repeats)
+    def of_torch(name: str, options: Mapping[str, bool]) -> Callable[[int], float]:
+        def contend(number: int) -> float:
+            result = generate(torch_model, work, seed=settings.seed + number, **options)
+            figures[name] |= {"computed": result.computed_tokens, "positions": result.computed}
+            return result.seconds
+
+        return contend
+
+    contenders = {name: of_torch(name, options) for name, options in ways.items()} | {OURS: ours}
+    timings = comparison.alternate(contenders, settings.repeats)
     for name, timing in timings.items():
         figures[name] |= timing.as_json()
         figures[name] |= {
@@ -75,11 +90,16 @@ def run(settings: Settings) -> dict[str, Any]:
             "positions_per_sampled": figures[name]["positions"] / work.sampled,
             "waste": figures[name]["computed"] / work.least_computed,
         }
+    over = {name: comparison.ratio(timings[name], timings[OURS]) for name in ways}
+    against = next(iter(ways), None)
     done = {
         "benchmark": "rollout",
-        "command": command("rollout", settings),
-        **_compare(timings, list(ways)),
-        "workload": describe(work),
+        "command": settings.command("rollout"),
+        **over.get(against, {}),
+        "against": against,
+        "over_kept": over.get(KEPT),
+        "over_static": over.get(STATIC),
+        "workload": comparison.describe(work),
         "least_computed_per_sampled": work.least_computed / work.sampled,
         "model": settings.model,
         "parameters": parameters(arch),
@@ -91,45 +111,83 @@ def run(settings: Settings) -> dict[str, Any]:
     return done
 
 
-def _compare(timings: Mapping[str, Timing], ways: Sequence[str]) -> dict[str, Any]:
-    """Ours against the first way of `generate`, and against those that keep the cache."""
-    over = {name: ratio(timings[name], timings[OURS]) for name in ways}
-    first = {"against": None} if not ways else over[ways[0]] | {"against": ways[0]}
-    return first | {"over_kept": over.get(KEPT), "over_static": over.get(STATIC)}
+def generate(model: Any, work: Workload, *, seed: int, **options: bool) -> Any:
+    """All conversations, sampled together by the baseline; its `Result`."""
+    run_all = torch_runner.load("generate").run
+    batch = len(work.conversations)
+    return run_all(model, work.conversations, temperature=1.0, seed=seed, batch=batch, **options)
 
 
-def _generate(
-    model: Any,
-    work: Workload,
-    settings: Settings,
-    found: dict[str, Any],
-    options: Mapping[str, bool],
-) -> Callable[[int], float]:
-    generate = torch_imports.load("generate")
+def make_engine(network: Network, work: Workload, settings: Settings) -> SlotEngine:
+    """An engine with room for all of a workload's conversations; nothing is compiled yet."""
+    rollout = schema.Rollout(
+        tasks=len(work.conversations) // work.group_size,
+        group_size=work.group_size,
+        max_action_tokens=work.action_tokens,
+        max_context=work.max_context,
+        slots=settings.slots,
+    )
+    platform = jax.devices()[0].platform
+    return SlotEngine(
+        network,
+        Sampling(1.0, None, None, work.action_tokens, ()),
+        plan_cache(network.arch, rollout),
+        group_size=work.group_size,
+        steps=settings.decode_steps,
+        read_plan=choose_read_plan(network.arch, rollout.page_size, platform),
+    )
 
-    def contend(number: int) -> float:
-        everything = work.conversations
-        result = generate.run(
-            model,
-            everything,
-            **options,
-            temperature=1.0,
-            seed=settings.seed + number,
-            batch=len(everything),
-        )
-        found.update(computed=result.computed_tokens, positions=result.computed)
-        return result.seconds
 
-    return contend
+class Played(NamedTuple):
+    """A workload's conversations.
+
+    seconds: that they took. actions, logp: [conversation][turn], token ids, and their
+    log-probabilities by the sampler.
+    """
+
+    seconds: float
+    actions: list[list[list[int]]]
+    logp: list[list[list[float]]]
+
+
+def converse(engine: SlotEngine, params: Any, work: Workload, seed: int) -> Played:
+    """Plays a workload's conversations."""
+    began = time.perf_counter()
+    engine.begin(params, seed=seed, iteration=0)
+    conversations = work.conversations
+    contexts = [list(c.prompt) for c in conversations]
+    actions: list[list[list[int]]] = [[] for _ in conversations]
+    logp: list[list[list[float]]] = [[] for _ in conversations]
+
+    def submit(key: int) -> None:
+        turn, group = len(actions[key]), key // work.group_size
+        limit = conversations[key].lengths[turn]
+        engine.submit(Turn(key, contexts[key], group, group, key, turn, limit=limit))
+
+    for key in range(len(conversations)):
+        submit(key)
+    open_ = len(conversations)
+    while (found := engine.step(open_ > 0)) is not None:
+        for action in found:
+            key, conversation = action.key, conversations[action.key]
+            actions[key].append(action.tokens)
+            logp[key].append(action.logp)
+            turn = len(actions[key])
+            if turn == len(conversation.lengths):
+                engine.release(key)
+                open_ -= 1
+                continue
+            contexts[key] = [*contexts[key], *action.tokens, *conversation.observations[turn - 1]]
+            submit(key)
+    return Played(time.perf_counter() - began, actions, logp)
 
 
 def _print(figures: Mapping[str, Any]) -> None:
-    print(summary(figures, "a rollout"))
+    comparison.print_summary(figures, "a rollout")
     for name, words in (("over_kept", "the cache kept"), ("over_static", "a static cache kept")):
         if figures[name] is not None:
             print(f"{figures[name]['ratio']:.2f}x {words}")
-    head = ("contender", "median s", "sampled/s", "computed/sampled", "with padding", "waste")
-    rows = [head]
+    rows = [("contender", "median s", "sampled/s", "computed/sampled", "with padding", "waste")]
     for name, f in figures["contenders"].items():
         keys = ("computed_per_sampled", "positions_per_sampled", "waste")
         each = (f"{f[key]:.2f}" for key in keys)

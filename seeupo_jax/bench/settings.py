@@ -1,17 +1,16 @@
-"""The settings of a benchmark: the flags that all of them share, and each one's own."""
+"""The settings of a benchmark: each is a field, its default and its flag."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.configuration.flags import Flags
-from seeupo_jax.configuration.flags import path as file_path
+from seeupo_jax.configuration.flags import Flags, Wrong, names, path, positive, text, whole
 
 # Ways to run the PyTorch baseline. The recipe is the reference implementation's: a turn's batch is
 # padded with trajectories that do not have the turn.
@@ -20,142 +19,97 @@ CONTENDERS = ("eager", "compile", RECIPE)
 GENERATE = ("resent", "kept", "static")  # ways to sample by `generate`
 
 
+def writable_file(value: str) -> Path:
+    """A file that can be written, known before anything is measured."""
+    file = path(value)
+    if file.is_dir() or not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
+        raise Wrong(value, "a file in an existing folder that can be written")
+    return file
+
+
+def _some(*allowed: str) -> Callable[[str], tuple[str, ...]]:
+    """Names with commas between them, or `none`; any names where `allowed` is empty."""
+
+    def read(value: str) -> tuple[str, ...]:
+        given = () if value == "none" else tuple(names(value))
+        for name in given:
+            if allowed and name not in allowed:
+                raise Wrong(name, f"none, or some of {', '.join(allowed)}")
+        return given
+
+    return read
+
+
+def _flag(default: Any, kind: Callable[[str], Any], words: str, of: str = "") -> Any:
+    """A field whose flag the benchmarks named in `of` have; by default all."""
+    benchmarks = of.split() or ("update", "rollout", "iteration")
+    return dataclasses.field(
+        default=default, metadata={"kind": kind, "words": words, "of": benchmarks}
+    )
+
+
 @dataclass(frozen=True)
 class Settings:
-    """Of one run; None is what the workload says, or has.
+    """Of one run. None: the workload's or the device's own value."""
 
-    scale: of a workload's lengths. groups: prompts. group_size: conversations that begin with each.
-    turns, prompt: cut or stretch the conversations to so many turns, the prompts to so many tokens.
-    repeats: timed runs of each contender. seed: of weights, tokens and rewards.
-    torch: how the baseline runs; empty: it does not. torch_tokens: of its microbatches,
-      at most; None: what suits the device.
-    without: techniques of `bench/runners/ablations.py`, each left out by a contender of its own.
-    generate: how `generate` samples; empty: it does not.
-    slots: conversations that decode together; None: all. decode_steps: tokens of a dispatch.
-    """
+    workload: str = _flag("bfcl", text, "lengths of: bfcl, order_desk, appworld, long")
+    model: str = _flag("tiny", text, "random weights of a size: nano, tiny, 135m, 0.5b, 1.5b")
+    scale: float | None = _flag(None, positive, "of the workload's lengths; 1 is real")
+    groups: int = _flag(2, whole(1), "prompts")
+    group_size: int = _flag(8, whole(2), "conversations that begin with each prompt")
+    turns: int | None = _flag(None, whole(1), "cut or stretch the conversations to so many")
+    prompt: int | None = _flag(None, whole(1), "tokens of the prompts; default: the workload's own")
+    repeats: int = _flag(3, whole(1), "timed runs of each contender")
+    seed: int = _flag(0, whole(0), "of weights, tokens and rewards")
+    torch: tuple[str, ...] = _flag(
+        CONTENDERS,
+        _some(*CONTENDERS),
+        "of eager,compile,recipe: how the baseline runs; none: it does not",
+        "update iteration",
+    )
+    torch_tokens: int | None = _flag(
+        None,
+        whole(1),
+        "of a microbatch of the baseline, at most; default: by the device",
+        "update iteration",
+    )
+    without: tuple[str, ...] = _flag(
+        (), _some(), "techniques to leave out, one at a time; or all", "update"
+    )
+    generate: tuple[str, ...] = _flag(
+        ("resent", "kept"),
+        _some(*GENERATE),
+        "of resent,kept,static: how generate samples; none: it does not",
+        "rollout",
+    )
+    slots: int | None = _flag(
+        None, whole(1), "conversations that decode together; default: all", "rollout iteration"
+    )
+    decode_steps: int = _flag(
+        16, whole(1), "tokens that a dispatch decodes at most", "rollout iteration"
+    )
 
-    workload: str = "bfcl"
-    model: str = "tiny"
-    scale: float | None = None
-    groups: int = 2
-    group_size: int = 8
-    turns: int | None = None
-    prompt: int | None = None
-    repeats: int = 3
-    seed: int = 0
-    torch: tuple[str, ...] = CONTENDERS
-    torch_tokens: int | None = None
-    without: tuple[str, ...] = ()
-    generate: tuple[str, ...] = ("resent", "kept")
-    slots: int | None = None
-    decode_steps: int = 16
-
-    def __post_init__(self) -> None:
-        least = {"group_size": 2, "seed": 0} | dict.fromkeys(
-            ("groups", "turns", "prompt", "repeats", "torch_tokens", "slots", "decode_steps"), 1
-        )
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ValueError(f"--{name}: got {value}; allowed: a whole number >= {low}.")
-        if self.scale is not None and not 0 < self.scale < float("inf"):
-            raise ValueError(f"--scale: got {self.scale}; allowed: a number > 0.")
-        for flag, allowed in (("torch", CONTENDERS), ("generate", GENERATE)):
-            wrong = [name for name in getattr(self, flag) if name not in allowed]
-            if wrong:
-                raise ValueError(
-                    f"--{flag}: got {wrong[0]!r}; allowed: none, or some of {', '.join(allowed)}."
-                )
-
-    def flags(self) -> list[str]:
-        """Those that differ from what is chosen without any, as a command line has them."""
-        found = []
+    def command(self, benchmark: str) -> str:
+        """The command line of a run: the flags that differ from their defaults."""
+        line = ["python -m seeupo_jax.bench", benchmark]
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value == field.default:
-                continue
-            if isinstance(value, bool):
-                found.append(f"--{field.name}")
-            elif isinstance(value, tuple):
-                found.append(f"--{field.name}={','.join(value) if value else 'none'}")
-            else:
-                found.append(f"--{field.name}={value}")
-        return found
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return () if text == "none" else tuple(text.split(","))
-
-
-_SHARED: dict[str, tuple[Callable[[str], Any], str]] = {
-    "workload": (str, "of bench/workloads.py: bfcl, order_desk, appworld, long"),
-    "model": (str, "random weights of a size: nano, tiny, 135m, 0.5b, 1.5b"),
-    "scale": (float, "of the workload's lengths; 1 is real"),
-    "groups": (int, "prompts"),
-    "group_size": (int, "conversations that begin with each"),
-    "turns": (int, "cut or stretch the conversations to so many"),
-    "prompt": (int, "tokens of the prompts, instead of the workload's own"),
-    "repeats": (int, "timed runs of each contender"),
-    "seed": (int, "of weights, tokens and rewards"),
-}
-_SWEEP: dict[str, tuple[Callable[[str], Any], str]] = {
-    "torch": (_names, "of eager,compile,recipe: how the baseline runs; none: it does not"),
-    "torch_tokens": (int, "of a microbatch of the baseline, at most; default: by the device"),
-}
-OWN: dict[str, dict[str, tuple[Callable[[str], Any], str]]] = {
-    "update": _SWEEP | {"without": (_names, "techniques to leave out, one at a time; or all")},
-    "rollout": {
-        "generate": (_names, "of resent,kept,static: how generate samples; none: it does not"),
-        "slots": (int, "conversations that decode together; default: all"),
-        "decode_steps": (int, "tokens that a dispatch decodes at most"),
-    },
-    "iteration": _SWEEP
-    | {
-        "slots": (int, "conversations that decode together; default: all"),
-        "decode_steps": (int, "tokens that a dispatch decodes at most"),
-    },
-}
+            if value != field.default:
+                value = ",".join(value) or "none" if isinstance(value, tuple) else value
+                line.append(f"--{field.name}={value}")
+        return " ".join(line)
 
 
 def add_flags(parser: Flags, benchmark: str) -> None:
     """The flags of a benchmark, and where its figures go."""
-    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
-    for name, (kind, words) in (_SHARED | OWN[benchmark]).items():
-        parser.flag(name, words, kind, default=defaults[name])
-    parser.flag("json", "also write the figures to this file", file_path)
+    for field in dataclasses.fields(Settings):
+        if benchmark in field.metadata["of"]:
+            kind, words = field.metadata["kind"], field.metadata["words"]
+            parser.flag(field.name, words, kind, default=field.default)
+    parser.flag("json", "also write the figures to this file", writable_file)
 
 
 def read(given: argparse.Namespace) -> Settings:
-    """The settings among what a parser has read.
-
-    Raises:
-      ValueError: a number that is too small.
-    """
-    names = {field.name for field in dataclasses.fields(Settings)}
-    return Settings(**{name: value for name, value in vars(given).items() if name in names})
-
-
-def command(benchmark: str, settings: Settings) -> str:
-    """The command line of a run."""
-    return " ".join(["python -m seeupo_jax.bench", benchmark, *settings.flags()])
-
-
-def check_json(path: Path | None) -> None:
-    """Raises ValueError where the figures could not be written in the end."""
-    if path is None:
-        return
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ValueError(f"--json: got {path}; allowed: a file in a folder that can be written.")
-
-
-def split(argv: Sequence[str], commands: Sequence[str]) -> str:
-    """The command among the arguments.
-
-    Raises:
-      ValueError: none, or an unknown one.
-    """
-    if len(argv) < 2 or argv[1] not in (*commands, "-h", "--help"):
-        got = argv[1] if len(argv) > 1 else ""
-        raise ValueError(f"bench: got {got!r}; allowed: one of {', '.join(commands)}.")
-    return argv[1]
+    """The settings among what a parser has read."""
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    return Settings(**{name: value for name, value in vars(given).items() if name in fields})

@@ -1,62 +1,41 @@
 """One sweep, ours beside the PyTorch baseline's: same weights, same trajectories, same numbers.
 
 The first sweep of every contender starts from the same weights and must give the same losses, KL,
-weights M and parameters, or nothing is timed. The second tells its memory. Then they take turns.
+weights M and parameters, or nothing is timed. In the second its memory is measured. Then they
+alternate.
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import jax
+import numpy as np
 
-from seeupo_jax.bench import machine, swept_fields, synthetic, workloads
-from seeupo_jax.bench.flop_budget import Pools, budgets
-from seeupo_jax.bench.interleave import Timing, alternate, fastest, print_table, ratio
-from seeupo_jax.bench.runners import bench_models, same_update
-from seeupo_jax.bench.runners.ablations import chosen
-from seeupo_jax.bench.runners.jax_runner import OurSweeps
-from seeupo_jax.bench.runners.torch_runner import TorchSweeps, use_every_core
-from seeupo_jax.bench.settings import RECIPE, Settings, command
-from seeupo_jax.bench.workload import Workload
+from seeupo_jax.bench import comparison, machine
+from seeupo_jax.bench.comparison import OURS, TOLERANCES, print_table
+from seeupo_jax.bench.inputs import prepared
 from seeupo_jax.planning import peak_memory
+from seeupo_jax.bench.runners.jax_runner import OurSweeps, ablations
+from seeupo_jax.bench.runners.torch_runner import TorchSweeps, torch_sweeps
+from seeupo_jax.bench.settings import Settings
 from seeupo_jax.planning.flops import parameters
 from seeupo_jax.planning.program_flops import Flops
 from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.types import Trajectory, learnable
 
-OURS = "seeupo_jax"
 METRICS = ("sweep/padding_fraction", "sweep/shared_fraction", "sweep/steps", "sweep/tokens")
+_ALLOWED = 1.15  # of the budget's formula: padding, attention and the refresh
 
-
-def torch_name(way: str) -> str:
-    """Of a contender, for people."""
-    return f"PyTorch, {way}"
+Figures = dict[str, dict[str, Any]]  # of contenders by name, as they go into the JSON
 
 
 def without_name(technique: str) -> str:
     """Of a contender, for people."""
     return f"{OURS} without {technique}"
-
-
-@dataclass
-class _Contest:
-    """What one run compares, and what the contenders' first sweeps were found to be.
-
-    figures: of each contender, by name, as they go into the JSON.
-    """
-
-    settings: Settings
-    work: Workload
-    arch: Architecture
-    device: jax.Device
-    contenders: dict[str, Any]
-    figures: dict[str, dict[str, Any]]
 
 
 def run(settings: Settings, *, strict: bool = True) -> dict[str, Any]:
@@ -69,82 +48,85 @@ def run(settings: Settings, *, strict: bool = True) -> dict[str, Any]:
     Raises:
       ValueError: a wrong setting; or, if strict, the sides do not compute the same.
     """
-    device = bench_models.only_device()
-    arch = bench_models.architecture(settings.model, bench_models.activations(device.platform))
-    ablations = chosen(settings.without)
-    about = machine.describe(device)
-    work = workloads.make(settings, arch.vocab_size)
-    with tempfile.TemporaryDirectory() as folder:
-        model, lines = Path(folder, "model"), Path(folder, "trajectories.jsonl")
-        bench_models.write(arch, model, seed=settings.seed)
-        acted = synthetic.random_actions(work, settings.seed)
-        synthetic.write(synthetic.records(work, acted, seed=settings.seed), lines)
-        values = swept_fields.values(settings, turns=work.turns, dtype=arch.dtype)
-        contenders: dict[str, Any] = {OURS: OurSweeps(model, lines, values)}
-        for name, ablation in ablations.items():
-            contenders[without_name(name)] = OurSweeps(model, lines, values, ablation)
-        contenders |= torch_sweeps(model, lines, values, settings, device)
-    started = time.perf_counter()
-    contest = _Contest(settings, work, arch, device, contenders, {name: {} for name in contenders})
-    verified = _verify(contest, strict)
-    _measure_memory(contest)
-    _tell("checked, counted and weighed", started)
-    timings = alternate(
+    device = machine.only_device()
+    left_out, about = ablations(settings.without), machine.describe(device)
+    with prepared(settings, machine.fast_dtype(device)) as inputs:
+        contenders: dict[str, OurSweeps | TorchSweeps] = {OURS: OurSweeps(inputs)}
+        contenders |= {without_name(name): OurSweeps(inputs, a) for name, a in left_out.items()}
+        contenders |= torch_sweeps(inputs)
+    arch, work, started = inputs.arch, inputs.work, time.perf_counter()
+    sides: Figures = {name: {} for name in contenders}
+    verified = _verify(contenders, sides, arch.dtype, strict=strict)
+    for name, contender in contenders.items():
+        grown, held = peak_memory.growth(contender.run, device.platform), contender.state_bytes
+        sides[name]["state_bytes"] = held
+        sides[name]["peak_bytes"] = None if grown is None else held + grown
+    _log("checked, and FLOPs and memory counted", started)
+    timings = comparison.alternate(
         {name: lambda _, each=each: each.run() for name, each in contenders.items()},
         settings.repeats,
     )
-    figures = _figures(contest, timings) | {"verified": verified, "machine": about}
+    for name, timing in timings.items():
+        sides[name] |= timing.as_json() | {"tokens_per_second": work.tokens / timing.median}
+    ours = contenders[OURS]
+    pools = Pools.of(ours.trajectories)
+    figures = {
+        "benchmark": "update",
+        "command": settings.command("update"),
+        **comparison.against_torch(timings, settings.torch),
+        "workload": comparison.describe(work),
+        "model": settings.model,
+        "parameters": parameters(arch),
+        "dtype": arch.dtype,
+        "budgets": budgets(arch, pools),
+        "pools": vars(pools),
+        "row_lengths": list(ours.learner.shapes.lengths),
+        "contenders": sides,
+        "without": {
+            name: _contribution(sides[without_name(name)], sides[OURS]) | {"words": ablation.words}
+            for name, ablation in left_out.items()
+        },
+        "verified": verified,
+        "machine": about,
+    }
+    if device.platform != "cpu":
+        figures["matmul_peak"] = peak = machine.matmul_peak(arch.dtype)
+        figures["mfu"] = flops_once(sides[OURS]) / timings[OURS].median / peak
     _print(figures)
     return figures
 
 
-def torch_sweeps(
-    model: Path, lines: Path, values: Mapping[str, Any], settings: Settings, device: jax.Device
-) -> dict[str, TorchSweeps]:
-    """The baseline's contenders."""
-    if not settings.torch:
-        return {}
-    use_every_core(machine.cores())
-    on = bench_models.torch_device(device.platform)
-    return {
-        torch_name(way): TorchSweeps(model, lines, values, settings, device=on, way=way)
-        for way in settings.torch
-    }
-
-
-def _verify(contest: _Contest, strict: bool) -> dict[str, Any]:
-    """Every contender's first sweep, against ours; and what ours cost.
+def _verify(
+    contenders: Mapping[str, OurSweeps | TorchSweeps], sides: Figures, dtype: str, *, strict: bool
+) -> dict[str, Any]:
+    """Every contender's first sweep, against ours; what ours cost goes to `sides`.
 
     Returns: by contender the greatest differences, and under `moved` what the sweep itself changed.
     """
-    ours = contest.contenders[OURS]
-    start = ours.tensors()
-    outcome, found = None, {}
-    for name, contender in contest.contenders.items():
+    start, found = contenders[OURS].tensors(), {}
+    for name, contender in contenders.items():
         began = time.perf_counter()
         if isinstance(contender, OurSweeps):
-            done, calls = contender.recorded()
-            _tell(f"{name}: first sweep, compiled", began)
-            contest.figures[name] |= _costs(contender, calls)
+            sides[name] |= _costs(contender, contender.recorded())
         else:
             contender.run()
-            done = contender.outcome()
-            _tell(f"{name}: first sweep", began)
-            contest.figures[name]["positions"] = contender.positions
-        if outcome is None:
-            outcome = done
+            sides[name]["positions"] = contender.positions
+        outcome = contender.outcome()
+        _log(f"{name}: first sweep", began)
+        if name == OURS:
+            ours = outcome
             continue
         if strict:
-            same_update.require_same(outcome, done, (OURS, name), contest.arch.dtype)
-        found[name] = same_update.differences(outcome, done)
+            comparison.require_same(ours, outcome, (OURS, name), dtype)
+        found[name] = comparison.differences(ours, outcome)
     return {
-        "tolerance": same_update.TOLERANCES[contest.arch.dtype],
+        "tolerance": TOLERANCES[dtype],
         "differences": found,
-        "moved": same_update.moved(start, outcome),
+        "moved": comparison.moved(start, ours),
     }
 
 
-def _tell(what: str, began: float) -> None:
+def _log(what: str, began: float) -> None:
     print(f"{what} in {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
 
 
@@ -164,116 +146,72 @@ def _costs(contender: OurSweeps, calls: list[Any]) -> dict[str, Any]:
     }
 
 
-def _measure_memory(contest: _Contest) -> None:
-    for name, contender in contest.contenders.items():
-        grown = peak_memory.growth(contender.run, contest.device.platform)
-        held = contender.state_bytes
-        contest.figures[name] |= {
-            "state_bytes": held,
-            "peak_bytes": None if grown is None else held + grown,
-        }
-
-
-def _figures(contest: _Contest, timings: Mapping[str, Timing]) -> dict[str, Any]:
-    work, arch, settings = contest.work, contest.arch, contest.settings
-    for name, timing in timings.items():
-        contest.figures[name] |= timing.as_json()
-        contest.figures[name]["tokens_per_second"] = work.tokens / timing.median
-    compared = compare(timings, settings.torch)
-    ours = contest.contenders[OURS]
-    pools = Pools.of(ours.trajectories)
-    figures = {
-        "benchmark": "update",
-        "command": command("update", settings),
-        **compared,
-        "workload": describe(work),
-        "model": settings.model,
-        "parameters": parameters(arch),
-        "dtype": arch.dtype,
-        "budgets": budgets(arch, pools),
-        "pools": vars(pools),
-        "row_lengths": list(ours.learner.shapes.lengths),
-        "contenders": contest.figures,
-        "without": {
-            name: _contribution(contest.figures[without_name(name)], contest.figures[OURS])
-            | {"words": switch.words}
-            for name, switch in chosen(settings.without).items()
-        },
-    }
-    if contest.device.platform != "cpu":
-        peak = machine.matmul_peak(arch.dtype)
-        figures["matmul_peak"] = peak
-        figures["mfu"] = flops_once(contest.figures[OURS]) / timings[OURS].median / peak
-    return figures
-
-
 def flops_once(ours: Mapping[str, Any]) -> float:
-    """Of a sweep, without what backward passes compute again: what goals and MFU are about."""
+    """Of a sweep, without what backward passes recompute: what budgets and MFU are about."""
     return ours["flops"] - ours["flops_again"]
 
 
-def compare(timings: Mapping[str, Timing], ways: Sequence[str]) -> dict[str, Any]:
-    """Ours against the baseline: as fast as it goes, and by the reference's recipe."""
-    own = [torch_name(way) for way in ways if way != RECIPE]
-    against = fastest(timings, own) if own else None
-    compared: dict[str, Any] = {"against": against, "over_recipe": None}
-    if against is not None:
-        compared |= ratio(timings[against], timings[OURS])
-    if RECIPE in ways:
-        compared["over_recipe"] = ratio(timings[torch_name(RECIPE)], timings[OURS])
-    return compared
-
-
-def _contribution(without: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, float]:
+def _contribution(without: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
     """How many times as much a sweep costs without a technique."""
+    measures = {"time": "median_s", "computed": "positions", "flops": "flops"}
+    return {name: without[of] / ours[of] for name, of in measures.items()}
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Tokens of a sweep's trajectories.
+
+    whole: of all of them to their last action, a group's prompt once. pools: of each turn's
+    trajectories to the end of that turn, the prompt of those of a group once; the sum over turns.
+    rows: the same with the prompt in every row.
+    """
+
+    whole: int
+    pools: int
+    rows: int
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory]) -> Pools:
+        """Of trajectories of one segment each."""
+        kept = [t for t, keep in zip(trajectories, learnable(trajectories), strict=True) if keep]
+        turn = [t.segments[0].turn_L for t in kept]
+        prompt = [int(np.argmax(turn_L >= 0)) for turn_L in turn]
+
+        def tokens(action: list[np.ndarray]) -> tuple[int, int]:
+            """To the last of these tokens of each: with a group's prompt once, and in all."""
+            end = [int(np.flatnonzero(is_L)[-1]) + 1 if is_L.any() else 0 for is_L in action]
+            there = [i for i, e in enumerate(end) if e]
+            once = {kept[i].group: prompt[i] for i in there}
+            return sum(end[i] - prompt[i] for i in there) + sum(once.values()), sum(end)
+
+        turns = range(max(t.turns for t in kept))
+        shared, rows = zip(*(tokens([turn_L == t for turn_L in turn]) for t in turns), strict=True)
+        return cls(tokens([turn_L >= 0 for turn_L in turn])[0], sum(shared), sum(rows))
+
+
+def budgets(arch: Architecture, pools: Pools) -> dict[str, float]:
+    """The FLOPs that a sweep should cost, and those of the reference implementation's recipe.
+
+    goal: 1.15 x [6 P tokens of every pool + 4 P tokens of the whole], a step's forward and backward
+      pass, and one pass each for the old and the reference policy.
+    recipe: 12 P tokens of every pool's rows: the step, and passes for the old, the reference and
+      the new policy, of every turn.
+
+    P is the number of parameters, a table that is tied counted once. P times the tokens is what a
+    language model costs whose logits are computed everywhere, the usual estimate; logits are needed
+    at action tokens only, so both sides stay below it there. Attention is not in it, and counts in
+    what is measured.
+    """
+    P = parameters(arch)
     return {
-        name: without[of] / ours[of]
-        for name, of in (("time", "median_s"), ("computed", "positions"), ("flops", "flops"))
+        "goal": _ALLOWED * P * (6 * pools.pools + 4 * pools.whole),
+        "recipe": 12.0 * P * pools.rows,
     }
-
-
-def describe(work: Workload) -> dict[str, Any]:
-    """A workload's name and sizes as plain values."""
-    prompts = [len(prompt) for prompt in work.prompts]
-    turns = [len(c.lengths) for c in work.conversations]
-    return {
-        "name": work.name,
-        "conversations": len(work.conversations),
-        "group_size": work.group_size,
-        "tokens": work.tokens,
-        "sampled": work.sampled,
-        "prompt": [min(prompts), max(prompts)],
-        "turns": [min(turns), max(turns)],
-        "longest": work.max_context,
-    }
-
-
-def summary(figures: Mapping[str, Any], what: str) -> str:
-    """The ratio first, then what it is of."""
-    work, ours = figures["workload"], figures["contenders"][OURS]
-    against = figures["against"]
-    beside = (
-        f"{OURS} {ours['median_s']:.3g} s {what}"
-        if against is None
-        else f"{figures['ratio']:.2f}x ({figures['ratio_least']:.2f} to"
-        f" {figures['ratio_most']:.2f} by rounds): {OURS} {ours['median_s']:.3g} s {what},"
-        f" {against} {figures['contenders'][against]['median_s']:.3g} s"
-    )
-    recipe = figures.get("over_recipe")
-    if recipe is not None:
-        beside += f"\n{recipe['ratio']:.2f}x the reference's recipe, with the turns that it pads"
-    return (
-        f"{beside}\n{work['name']}: {work['conversations']} conversations in groups of"
-        f" {work['group_size']}, {work['tokens']} tokens, {work['turns'][1]} turns at most, prompts"
-        f" of {work['prompt'][0]} to {work['prompt'][1]}; model {figures['model']},"
-        f" {figures['dtype']}, {figures['machine']['device']}"
-    )
 
 
 def _print(figures: Mapping[str, Any]) -> None:
-    print(summary(figures, "a sweep"))
-    head = ("contender", "median s", "least", "most", "tokens/s", "peak MiB", "computed tokens")
-    rows = [head]
+    comparison.print_summary(figures, "a sweep")
+    rows = [("contender", "median s", "least", "most", "tokens/s", "peak MiB", "computed tokens")]
     for name, f in figures["contenders"].items():
         peak = "?" if f["peak_bytes"] is None else f"{f['peak_bytes'] / 2**20:.0f}"
         times = [f"{f[key]:.3f}" for key in ("median_s", "least_s", "most_s")]

@@ -1,9 +1,9 @@
-"""The workloads by name: the real order desk, and lengths of three kinds filled with random tokens.
+"""Conversations to measure with, by name: all is given but the actions' tokens.
 
-Members of a group differ. `order_desk` has what its demonstrator does in several tries. Elsewhere
-every member's tokens are its own; each of its actions is between 3/4 and 5/4 as long as the
-lengths say; and with a chance of a quarter it ends early, after a turn that any but the last is
-equally likely to be. All of it is decided by the seed.
+`order_desk` has what its demonstrator does in several tries. The others have lengths of three
+kinds, filled with random tokens: every member of a group has its own; each of its actions is
+between 3/4 and 5/4 as long as the lengths say; and with a chance of a quarter it ends early, after
+a turn that any but the last is equally likely to be. All of it is decided by the seed.
 """
 
 from __future__ import annotations
@@ -11,24 +11,113 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from seeupo_jax.bench.settings import Settings
-from seeupo_jax.bench.workload import Conversation, Tokens, Workload
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.learner.warm_start import to_segments
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
-from seeupo_jax.types import Segment
+from seeupo_jax.types import CONTEXT, Segment
 
 ORDER_DESK = "package:order_desk"  # whose tokenizer and chat options `order_desk` counts with
 SKILL = 0.4  # of its demonstrator, whose slips make the members of a group differ
 BFCL_FILE = "assets/bench/bfcl_lengths.json"
 STOPS_EARLY = 0.25
 SHORTER, LONGER = 0.75, 1.25  # of an action's length, a member's own
+# What a workload is scaled by by default: a CPU has done a sweep in seconds then.
+SCALES = {"bfcl": 0.125, "appworld": 0.05, "long": 0.5}
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One conversation of a workload: observation t stands between the actions t and t + 1.
+
+    lengths: tokens of each turn's action, at least one turn and one token; every sampler gives an
+      action this length, whatever it samples, so that all of them do the same work.
+    observations: one fewer than there are turns, none of them empty.
+
+    Raises:
+      ValueError: parts whose numbers do not fit together.
+    """
+
+    prompt: Tokens
+    lengths: tuple[int, ...]
+    observations: tuple[Tokens, ...]
+
+    def __post_init__(self) -> None:
+        texts = (self.prompt, *self.observations)
+        if len(self.lengths) != len(texts) or min(self.lengths) < 1 or not all(texts):
+            raise ValueError(
+                f"workload: got actions of {self.lengths} tokens and texts of"
+                f" {tuple(map(len, texts))}; allowed: as many of each, none of them empty."
+            )
+
+    @property
+    def tokens(self) -> int:
+        """All tokens, those of the last action included."""
+        return len(self.prompt) + sum(self.lengths) + sum(map(len, self.observations))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Groups of conversations whose actions are sampled.
+
+    conversations: those of a group side by side; all of a group have its prompt.
+    vocab_size: above every token id; the model's may be larger.
+    """
+
+    name: str
+    conversations: tuple[Conversation, ...]
+    group_size: int
+    vocab_size: int
+
+    @property
+    def prompts(self) -> tuple[Tokens, ...]:
+        """One of each group."""
+        return tuple(c.prompt for c in self.conversations[:: self.group_size])
+
+    @property
+    def turns(self) -> int:
+        """Of the conversation that has most."""
+        return max(len(c.lengths) for c in self.conversations)
+
+    @property
+    def action_tokens(self) -> int:
+        """Of the longest action."""
+        return max(max(c.lengths) for c in self.conversations)
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of the longest conversation."""
+        return max(c.tokens for c in self.conversations)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens of all actions."""
+        return sum(sum(c.lengths) for c in self.conversations)
+
+    @property
+    def tokens(self) -> int:
+        """Of all conversations, a group's prompt once for each member."""
+        return sum(c.tokens for c in self.conversations)
+
+    @property
+    def least_computed(self) -> int:
+        """Token positions that any sampler must run through the network.
+
+        A prompt once a group, every action and observation once; but not a conversation's last
+        token, after which nothing is sampled.
+        """
+        repeated = sum(len(prompt) for prompt in self.prompts) * (self.group_size - 1)
+        return self.tokens - repeated - len(self.conversations)
 
 
 @dataclass(frozen=True)
@@ -41,7 +130,10 @@ class Lengths:
 
     def scaled(self, scale: float) -> Lengths:
         """Every length times `scale`, and 1 at least."""
-        each = lambda lengths: tuple(max(1, round(scale * n)) for n in lengths)  # noqa: E731
+
+        def each(lengths: Sequence[int]) -> tuple[int, ...]:
+            return tuple(max(1, round(scale * n)) for n in lengths)
+
         return Lengths(*each([self.prompt]), each(self.actions), each(self.observations))
 
     def of_turns(self, turns: int) -> Lengths:
@@ -56,12 +148,10 @@ class Lengths:
         )
 
 
-# The parts that the facts give: contexts of 16,000 tokens of which 13,000 are the prompt's. How the
-# rest comes to at most ten turns is a choice: 100 tokens of code and 200 of output each.
+# Contexts of 16,000 tokens of which 13,000 are the prompt's are the paper's. How the rest comes to
+# at most ten turns is a choice: 100 tokens of code and 200 of output each.
 APPWORLD = Lengths(13_000, (100,) * 10, (200,) * 9)
 LONG = Lengths(256, (48,) * 16, (96,) * 15)
-# What a workload is scaled by unless it is told: a CPU has done a sweep in seconds then.
-SCALES = {"bfcl": 0.125, "appworld": 0.05, "long": 0.5}
 
 
 def make(settings: Settings, vocab_size: int) -> Workload:
@@ -103,7 +193,7 @@ def fill(
     """
     rng = np.random.default_rng(seed)
 
-    def text(length: int) -> Tokens:
+    def tokens(length: int) -> Tokens:
         return tuple(rng.integers(0, vocab_size, length).tolist())
 
     def own(lengths: Lengths) -> Lengths:
@@ -114,23 +204,23 @@ def fill(
         return varied.of_turns(int(rng.integers(1, len(actions)))) if stops else varied
 
     members = [[own(lengths) for _ in range(group_size)] for lengths in groups]
-    return Workload(
-        name=name,
-        prompts=tuple(text(lengths.prompt) for lengths in groups),
-        lengths=tuple(tuple(one.actions for one in group) for group in members),
-        observations=tuple(
-            tuple(tuple(map(text, one.observations)) for one in group) for group in members
-        ),
-        vocab_size=vocab_size,
+    prompts = [tokens(lengths.prompt) for lengths in groups]
+    conversations = (
+        Conversation(prompt, one.actions, tuple(map(tokens, one.observations)))
+        for prompt, group in zip(prompts, members, strict=True)
+        for one in group
     )
+    return Workload(name, tuple(conversations), group_size, vocab_size)
 
 
-def _random(settings: Settings, vocab_size: int, groups: Sequence[Lengths]) -> Workload:
-    """Lengths as the settings change them, filled."""
+def _random(settings: Settings, vocab_size: int, *, lengths: Lengths | None = None) -> Workload:
+    """Lengths as the settings change them, filled; None: BFCL's, of other tasks for every seed."""
     scale = SCALES[settings.workload] if settings.scale is None else settings.scale
-    changed = [lengths.scaled(scale) for lengths in groups]
+    tasks = bfcl_lengths() if lengths is None else (lengths,)
+    order = np.random.default_rng(settings.seed).permutation(len(tasks))
+    changed = [tasks[order[g % len(tasks)]].scaled(scale) for g in range(settings.groups)]
     if settings.turns is not None:
-        changed = [lengths.of_turns(settings.turns) for lengths in changed]
+        changed = [one.of_turns(settings.turns) for one in changed]
     if settings.prompt is not None:
         changed = [Lengths(settings.prompt, c.actions, c.observations) for c in changed]
     return fill(
@@ -140,23 +230,6 @@ def _random(settings: Settings, vocab_size: int, groups: Sequence[Lengths]) -> W
         vocab_size=vocab_size,
         seed=settings.seed,
     )
-
-
-def _bfcl(settings: Settings, vocab_size: int) -> Workload:
-    """Lengths of real conversations, those of other tasks for every seed."""
-    tasks = bfcl_lengths()
-    order = np.random.default_rng(settings.seed).permutation(len(tasks))
-    return _random(
-        settings, vocab_size, [tasks[order[g % len(tasks)]] for g in range(settings.groups)]
-    )
-
-
-def _appworld(settings: Settings, vocab_size: int) -> Workload:
-    return _random(settings, vocab_size, [APPWORLD] * settings.groups)
-
-
-def _long(settings: Settings, vocab_size: int) -> Workload:
-    return _random(settings, vocab_size, [LONG] * settings.groups)
 
 
 @functools.cache
@@ -172,37 +245,24 @@ def bfcl_lengths() -> tuple[Lengths, ...]:
 
 
 def _order_desk(settings: Settings, vocab_size: int) -> Workload:
+    """Conversations at the real order desk, as its demonstrator has them.
+
+    A group is a case of the training split, a member one try of a demonstrator who slips; tokens
+    are those of the policy that ships with the package. Numbers of turns and all lengths differ.
+    """
     for flag in ("scale", "turns", "prompt"):
         if getattr(settings, flag) is not None:
             raise ValueError(
                 f"--{flag}: got {getattr(settings, flag)}; allowed with --workload=order_desk:"
                 " nothing, its conversations are real."
             )
-    return order_desk(settings.groups, group_size=settings.group_size, seed=settings.seed)
-
-
-def order_desk(groups: int, *, group_size: int = 8, seed: int = 0) -> Workload:
-    """Conversations at the real order desk, as its demonstrator has them.
-
-    A group is a case of the training split, a member one try of a demonstrator who slips; tokens
-    are those of the policy that ships with the package. Numbers of turns and all lengths differ.
-
-    Args:
-      groups, group_size: at least 1.
-      seed: of the slips.
-    """
-    tokenizer = read_tokenizer(ORDER_DESK)
-    played = [
-        [_play(tokenizer, f"train/{group}", seed * group_size + m) for m in range(group_size)]
-        for group in range(groups)
-    ]
-    return Workload(
-        name="order_desk",
-        prompts=tuple(members[0].prompt for members in played),
-        lengths=tuple(tuple(c.lengths for c in members) for members in played),
-        observations=tuple(tuple(c.observations for c in members) for members in played),
-        vocab_size=tokenizer.vocab_size,
+    tokenizer, size = read_tokenizer(ORDER_DESK), settings.group_size
+    played = (
+        _play(tokenizer, f"train/{group}", settings.seed * size + member)
+        for group in range(settings.groups)
+        for member in range(size)
     )
+    return Workload("order_desk", tuple(played), size, tokenizer.vocab_size)
 
 
 def _play(tokenizer: Tokenizer, task_id: str, seed: int) -> Conversation:
@@ -220,8 +280,47 @@ def cut(segment: Segment) -> Conversation:
 
 
 WORKLOADS: dict[str, Callable[[Settings, int], Workload]] = {
-    "bfcl": _bfcl,
+    "bfcl": _random,
     "order_desk": _order_desk,
-    "appworld": _appworld,
-    "long": _long,
+    "appworld": functools.partial(_random, lengths=APPWORLD),
+    "long": functools.partial(_random, lengths=LONG),
 }
+
+Actions = Sequence[Sequence[Sequence[int]]]  # [conversation][turn], token ids
+Logp = Sequence[Sequence[Sequence[float]]]  # of each
+
+
+def random_actions(work: Workload, seed: int) -> Actions:
+    """Actions of the workload's lengths, every token of its vocabulary as likely as any other."""
+    rng = np.random.default_rng((seed, 1))
+    return [
+        [rng.integers(0, work.vocab_size, length).tolist() for length in conversation.lengths]
+        for conversation in work.conversations
+    ]
+
+
+def trajectory_lines(
+    work: Workload, actions: Actions, *, seed: int, logp: Logp | None = None
+) -> list[str]:
+    """The lines of a trajectory file (`trajectories/stored.py`); rewards are uniform in [0, 1).
+
+    Args:
+      logp: by the sampler; None: those of a uniform guess, since no configuration of the benchmarks
+        reads what the sampler recorded.
+    """
+    rewards = np.random.default_rng((seed, 2)).random(len(work.conversations)).tolist()
+    guess = -math.log(work.vocab_size)
+    lines = []
+    for number, (conversation, said) in enumerate(zip(work.conversations, actions, strict=True)):
+        said_logp = logp[number] if logp else [[guess] * len(action) for action in said]
+        record: dict[str, Any] = {"tokens": list(conversation.prompt)}
+        record["turn"] = [CONTEXT] * len(conversation.prompt)
+        record["logp"] = [0.0] * len(conversation.prompt)
+        for turn, (action, action_logp) in enumerate(zip(said, said_logp, strict=True)):
+            heard = conversation.observations[turn] if turn + 1 < len(said) else ()
+            record["tokens"] += [*action, *heard]
+            record["turn"] += [turn] * len(action) + [CONTEXT] * len(heard)
+            record["logp"] += [*action_logp, *[0.0] * len(heard)]
+        record |= {"reward": rewards[number], "group": number // work.group_size}
+        lines.append(json.dumps(record))
+    return lines

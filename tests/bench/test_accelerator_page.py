@@ -2,7 +2,7 @@
 
 from seeupo_jax.bench.accelerator.page import page
 from seeupo_jax.bench.accelerator.pieces import PIECES
-from seeupo_jax.bench.update import OURS
+from seeupo_jax.bench.comparison import OURS
 
 GIB = 2**30
 DEVICE = {

@@ -2,15 +2,19 @@
 
 import functools
 import sys
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 
-from seeupo_jax.bench.accelerator import command, device, kernels, speed
-from seeupo_jax.bench.accelerator.cases import SMALLEST_FORESTS
-from seeupo_jax.bench.accelerator.pieces import BY_NAME
-from seeupo_jax.bench.accelerator.record import Record, read
+from seeupo_jax.bench import machine
+from seeupo_jax.bench.accelerator import command, kernels
+from seeupo_jax.bench.accelerator.pieces import BY_NAME, beside_torch, quickstart
+from seeupo_jax.bench.accelerator.runner import Record, read
+from seeupo_jax.bench.runners import torch_runner
 from seeupo_jax.bench.settings import Settings
+from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.policy.kernels import attention
 
 GIB = 2**30
 DEVICE = {"platform": "gpu", "free_bytes": 79 * GIB, "no_torch": None}
@@ -32,7 +36,7 @@ DEVICE = {"platform": "gpu", "free_bytes": 79 * GIB, "no_torch": None}
     ],
 )
 def test_peaks_are_known_by_the_names_that_jax_gives_devices(name, peak):
-    assert device.peak_flops(name) == peak
+    assert machine.peak_flops(name) == peak
 
 
 def test_sizes_are_those_that_fit_into_the_memory_that_is_free():
@@ -95,17 +99,11 @@ class Sides:
 
 
 def beside(sides, tmp_path, monkeypatch, missing=None):
-    monkeypatch.setattr(device, "no_torch", lambda platform: missing)
+    monkeypatch.setattr(torch_runner, "no_torch", lambda platform: missing)
     record = Record.begin(tmp_path / "x.json")
     try:
-        found = speed._beside(
-            record,
-            Settings(torch=("compile",)),
-            "torch",
-            sides,
-            fallback=("eager",),
-            rehearse=False,
-        )
+        settings = Settings(torch=("compile",))
+        found = beside_torch(record, settings, "torch", sides, ("eager",), rehearse=False)
     except RuntimeError as error:
         found = str(error)
     return found, read(record.path)
@@ -133,11 +131,13 @@ def test_out_of_memory_is_for_the_next_smaller_size(tmp_path, monkeypatch):
 
 
 def test_why_pytorch_does_not_run_is_a_sentence(monkeypatch):
-    assert device.no_torch("cpu") is None
-    assert device.no_torch("tpu") == "the PyTorch baseline does not run on TPU"
-    assert "sees no GPU" in device.no_torch("gpu")
+    assert torch_runner.no_torch("cpu") is None
+    assert torch_runner.no_torch("tpu") == "the PyTorch baseline does not run on TPU"
+    assert "sees no GPU" in torch_runner.no_torch("gpu")
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert device.no_torch("gpu").startswith("import of torch halted; None in sys.modules; allowed")
+    assert torch_runner.no_torch("gpu").startswith(
+        "import of torch halted; None in sys.modules; allowed"
+    )
 
 
 def test_without_pytorch_only_our_side_runs(tmp_path, monkeypatch):
@@ -147,18 +147,52 @@ def test_without_pytorch_only_our_side_runs(tmp_path, monkeypatch):
     assert values["notes"] == ["Only our side was measured: no torch here."]
 
 
+TRAINING = """#!/bin/sh
+for word; do case "$word" in --workdir=*) folder=${{word#*=}};; esac; done
+printf '%s\\n' "$@" > {out}
+echo '{{"iteration": 0, "eval/avg@4": 0.25}}' > "$folder/metrics.jsonl"
+echo '{{"iteration": 1, "eval/avg@4": 0.5, "time/compile_s": 3}}' >> "$folder/metrics.jsonl"
+exit {code}
+"""
+
+
+def test_the_quickstart_is_trained_by_its_command(tmp_path, monkeypatch):
+    """By a stand-in for the interpreter; the fields of a rehearsal are those of a configuration."""
+    program, said = tmp_path / "python", tmp_path / "said"
+    monkeypatch.setattr(sys, "executable", str(program))
+    for code in (0, 3):
+        program.write_text(TRAINING.format(out=said, code=code))
+        program.chmod(0o755)
+        record = Record.begin(tmp_path / "quickstart.json")
+        if code:
+            with pytest.raises(RuntimeError, match="training ended with 3"):
+                quickstart(record, Settings(), True)
+        else:
+            quickstart(record, Settings(), True)
+            figures = read(record.path)["figures"]
+            assert figures["metric"] == "eval/avg@4" and figures["compile_s"] == 3
+            assert figures["curve"] == [[0, 0.25], [1, 0.5]]
+    module, name, config, _, *fields = said.read_text().splitlines()
+    assert (module, name) == ("-m", "seeupo_jax.train") and fields
+    overrides = [field.removeprefix("--config.") for field in fields]
+    assert load_config(Path(config.removeprefix("--config=")), overrides).iterations == 1
+
+
 def test_what_is_wrong_is_told_from_what_is_right(tmp_path):
     """A kernel that looks one position too far fails, and its times are taken too."""
-    (forest,) = SMALLEST_FORESTS["bfloat16"]
+    (forest,) = kernels.SMALLEST_FORESTS["bfloat16"]
     tree_mask = forest.tree_mask()
     N, L = tree_mask.order_NL.shape
-    arrays, real = kernels._random(N, L, L, forest.heads), jnp.ones((N, L), bool)
-    right = functools.partial(kernels._plain_trees, tree_mask=tree_mask, window=None)
-    one_more = tree_mask._replace(order_NL=tree_mask.order_NL + 1)
-    wrong = functools.partial(kernels._plain_trees, tree_mask=one_more, window=None)
+    arrays, real = kernels.random_arrays(N, L, L, forest.heads), jnp.ones((N, L), bool)
+
+    def attend(tree_mask, *qkv):
+        return attention.all_pairs(*qkv, *tree_mask, window=None)
+
+    right = functools.partial(attend, tree_mask)
+    wrong = functools.partial(attend, tree_mask._replace(order_NL=tree_mask.order_NL + 1))
     for dtype in ("float32", "bfloat16"):
-        found, times = kernels._compare(right, right, arrays, real, dtype, timed=True)
+        found, times = kernels.compare(right, right, arrays, real, dtype, timed=True)
         assert all(off <= bound for off, bound in found.values())
         assert times["kernel_s"] > 0 and times["plain_s"] > 0
-        found, _ = kernels._compare(wrong, right, arrays, real, dtype, timed=False)
+        found, _ = kernels.compare(wrong, right, arrays, real, dtype, timed=False)
         assert all(off > bound for off, bound in found.values())

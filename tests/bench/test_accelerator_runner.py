@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seeupo_jax.bench.accelerator.record import Record, read
-from seeupo_jax.bench.accelerator.runner import Job, order, work_through
+from seeupo_jax.bench.accelerator.runner import Job, Record, order, read, work_through
 
 # A piece: writes its record as it goes, then does what it is told.
 PIECE = """
@@ -141,7 +140,7 @@ def test_a_record_is_whole_or_not_there(tmp_path):
     record = Record.begin(tmp_path / "x.json", rehearsal=False)
     record.check("a", {"out": (1e-6, 1e-5)}, dtype="float32")
     record.check("b", {"out": (float("nan"), 1e-5)})
-    record.broken("c", RuntimeError("first line\nsecond"), dtype="float32")
+    record.check("c", {}, error=RuntimeError("first line\nsecond"), dtype="float32")
     values = json.loads((tmp_path / "x.json").read_text())
     assert [check["passed"] for check in values["checks"]] == [True, False, False]
     assert values["checks"][2]["error"] == "RuntimeError: first line"

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from seeupo_jax.bench.flop_budget import Pools, budgets
+from seeupo_jax.bench.update import Pools, budgets
 from seeupo_jax.planning.flops import parameters
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.types import Segment, Trajectory

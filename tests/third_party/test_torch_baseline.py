@@ -14,7 +14,7 @@ from flax import nnx
 from learner_cases import observe, ragged
 from twin_policy import tensors_of
 
-from seeupo_jax.bench.runners import torch_imports
+from seeupo_jax.bench.runners import torch_runner
 from seeupo_jax.configuration import loading
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer
@@ -26,7 +26,7 @@ from seeupo_jax.runtime import build
 from seeupo_jax.types import learnable
 
 options, sweep, trajectories, update = map(
-    torch_imports.load, ("options", "sweep", "trajectories", "update")
+    torch_runner.load, ("options", "sweep", "trajectories", "update")
 )
 ARCHITECTURES = {
     "qwen3": dataclasses.replace(learner_cases.ARCH, kv_heads=1, qk_norm=True),

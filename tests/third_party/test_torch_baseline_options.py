@@ -16,7 +16,7 @@ import torch
 from flax import nnx
 from safetensors.numpy import load_file
 
-from seeupo_jax.bench.runners import torch_imports
+from seeupo_jax.bench.runners import torch_runner
 from seeupo_jax.configuration import loading, schema
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.schedule import Schedule
@@ -26,7 +26,7 @@ from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.runtime import build
 
 options, objective, optimizer, samples, trajectories, update = map(
-    torch_imports.load, ("options", "objective", "optimizer", "samples", "trajectories", "update")
+    torch_runner.load, ("options", "objective", "optimizer", "samples", "trajectories", "update")
 )
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.py"))
 HERE = set(options.FIELDS) | set(options.FIXED)
@@ -250,7 +250,7 @@ def test_the_command_writes_weights_numbers_and_what_lay_beside(inputs, tmp_path
     subprocess.run(
         [sys.executable, "-m", "torch_baseline.update", *command(inputs, tmp_path / "new", **own)],
         check=True,
-        env=os.environ | {"PYTHONPATH": str(torch_imports.FOLDER), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(torch_runner.FOLDER), "OMP_NUM_THREADS": "1"},
     )
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     assert numbers["advantages"] == [0.5, -0.5, None]
@@ -292,13 +292,13 @@ def test_a_token_outside_the_vocabulary_is_refused():
 
 def test_the_baseline_needs_what_its_requirements_name_and_nothing_of_ours():
     roots = set()
-    for file in torch_imports.FOLDER.rglob("*.py"):
+    for file in torch_runner.FOLDER.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 roots |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 roots.add(node.module.partition(".")[0])
-    lines = (torch_imports.FOLDER / "requirements.txt").read_text().splitlines()
+    lines = (torch_runner.FOLDER / "requirements.txt").read_text().splitlines()
     named = {line.partition("=")[0].rstrip("><~") for line in lines}
     # Configuration files are written with ml_collections.
     assert roots - set(sys.stdlib_module_names) - {"torch_baseline"} == named - {"ml_collections"}

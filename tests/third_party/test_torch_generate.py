@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from seeupo_jax.bench.runners import torch_imports
-from seeupo_jax.bench.workload import Workload
-from seeupo_jax.bench.workloads import Lengths, fill
+from seeupo_jax.bench.runners import torch_runner
+from seeupo_jax.bench.workloads import Conversation, Lengths, Workload, fill
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Transformer
 
-torch_generate = torch_imports.load("generate")
+torch_generate = torch_runner.load("generate")
 VOCAB = 97
 SIZES = {
     "vocab_size": VOCAB,
@@ -59,17 +58,14 @@ def even(groups, lengths, group_size):
 
 def ragged():
     """Prompts, actions, observations and numbers of turns that all differ."""
-    lengths = (((3, 1, 4), (1, 5, 2), (2,)), ((4, 4, 1, 3), (2, 6), (5, 1, 1)))
-    heard = (((2, 5), (4, 1), ()), ((3, 1, 6), (1,), (2, 7)))
-    return Workload(
-        name="ragged",
-        prompts=(tokens(5, 0), tokens(11, 1)),
-        lengths=lengths,
-        observations=tuple(
-            tuple(tuple(tokens(n, 100 + n) for n in counts) for counts in group) for group in heard
-        ),
-        vocab_size=VOCAB,
+    lengths = ((3, 1, 4), (1, 5, 2), (2,), (4, 4, 1, 3), (2, 6), (5, 1, 1))
+    heard = ((2, 5), (4, 1), (), (3, 1, 6), (1,), (2, 7))
+    prompts = [tokens(5, 0)] * 3 + [tokens(11, 1)] * 3
+    conversations = (
+        Conversation(prompt, length, tuple(tokens(n, 100 + n) for n in counts))
+        for prompt, length, counts in zip(prompts, lengths, heard, strict=True)
     )
+    return Workload("ragged", tuple(conversations), group_size=3, vocab_size=VOCAB)
 
 
 def texts(workload, result):
@@ -181,13 +177,11 @@ def test_kept_computes_every_token_once_and_resend_all_of_them_each_turn(models)
 
 def test_padding_and_tokens_beyond_an_action_are_counted_apart(models):
     _, model = models("qwen3")
-    workload = Workload(
-        name="two",
-        prompts=((1, 2, 3, 4, 5), (6, 7)),
-        lengths=(((2, 2),), ((4, 1),)),
-        observations=((((8, 9, 10),),), (((11,),),)),
-        vocab_size=VOCAB,
+    conversations = (
+        Conversation((1, 2, 3, 4, 5), (2, 2), ((8, 9, 10),)),
+        Conversation((6, 7), (4, 1), ((11,),)),
     )
+    workload = Workload("two", conversations, group_size=1, vocab_size=VOCAB)
     options = {"temperature": 0.0, "seed": 0, "batch": 2}
     resend = torch_generate.run(model, workload.conversations, kept=False, **options)
     # Turn 1: 2 rows of 5, then 3 decode steps. Turn 2: 2 rows of 5 + 2 + 3, then 1 step.
@@ -217,7 +211,7 @@ def test_a_folder_cannot_end_or_narrow_the_sampling(tmp_path):
 
 def test_a_token_that_the_model_lacks_is_refused(models):
     _, model = models("qwen3")
-    workload = Workload("one", ((1, VOCAB),), (((2,),),), (((),),), VOCAB + 1)
+    workload = Workload("one", (Conversation((1, VOCAB), (2,), ()),), 1, VOCAB + 1)
     with pytest.raises(ValueError, match=f"got token {VOCAB}; allowed: below the model's {VOCAB}"):
         torch_generate.run(
             model, workload.conversations, kept=False, temperature=1.0, seed=0, batch=1

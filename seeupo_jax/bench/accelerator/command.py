@@ -3,49 +3,72 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from seeupo_jax.bench.accelerator import pieces
-from seeupo_jax.bench.accelerator.device import PROBE
 from seeupo_jax.bench.accelerator.page import page
-from seeupo_jax.bench.accelerator.pieces import PIECES, Piece
-from seeupo_jax.bench.accelerator.record import DONE, SKIPPED, STOPPED, read
-from seeupo_jax.bench.accelerator.runner import Job, work_through
-from seeupo_jax.configuration.flags import Flags, path, positive
+from seeupo_jax.bench.accelerator.pieces import PIECES, PROBE
+from seeupo_jax.bench.accelerator.runner import (
+    DONE,
+    FAILED,
+    SKIPPED,
+    STOPPED,
+    Job,
+    NotHere,
+    Record,
+    read,
+    sentence,
+    work_through,
+)
+from seeupo_jax.bench.settings import writable_file
+from seeupo_jax.configuration.flags import Flags, Wrong, path, positive, whole
+from seeupo_jax.runtime.cli import prepare_xla
 
 PAGE = "benchmarks_gpu.md"
 DOCS = Path("docs")  # of the checkout that the command runs in
 _PROBE_S = 120.0
 _GPUS, _CHIPS = "CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 def add_flags(parser: Flags) -> None:
     """Those of the command."""
     parser.flag("out", "the folder of results", path, required=True)
     parser.flag("minutes", "for all pieces together", positive, default=30.0)
-    parser.flag(
-        "page",
-        f"also write the page to this file; by default, in a checkout, {DOCS / PAGE}",
-        path,
-    )
+    words = f"also write the page to this file; by default, in a checkout, {DOCS / PAGE}"
+    parser.flag("page", words, writable_file)
     parser.switch("rehearse", "all pieces on CPU in the smallest sizes")
+    parser.flag("piece", "only this one, in this process, without the page", _piece)
+    parser.flag("size", "of --piece; 0 is the largest", whole(0), default=0)
+
+
+def _piece(value: str) -> str:
+    names = (PROBE, *pieces.BY_NAME)
+    if value not in names:
+        raise Wrong(value, ", ".join(names))
+    return value
 
 
 def run(flags: argparse.Namespace) -> None:
     """Runs what is left, writes the page, and exits with 1 where a piece or a check failed.
 
     Raises:
-      ValueError: no folder for the page; no accelerator; a folder with results of another machine.
+      ValueError: no accelerator; a folder with results of another machine.
     """
+    if flags.piece is not None:
+        return run_piece(flags)
     ends = time.monotonic() + 60 * flags.minutes
-    where, environment = _pages(flags), _environment(rehearse=flags.rehearse)
+    environment = _environment(rehearse=flags.rehearse)
     device = _probe(environment, rehearse=flags.rehearse)
     _check_same(_found(flags.out), device, flags)
     flags.out.mkdir(parents=True, exist_ok=True)
@@ -54,44 +77,52 @@ def run(flags: argparse.Namespace) -> None:
     jobs, too_large = _jobs(flags, device)
     budget_s = ends - time.monotonic()
     reasons = too_large | work_through(jobs, flags.out, budget_s=budget_s, environment=environment)
-    found = _found(flags.out)
-    text = page(PIECES, found, reasons, device, rehearsal=flags.rehearse)
-    for file in where:
-        file.write_text(text)
+    found, files = _found(flags.out), [flags.out / PAGE]
+    if flags.page is not None:
+        files.append(flags.page)
+    elif not flags.rehearse and (DOCS / "benchmarks.md").is_file():
+        files.append(DOCS / PAGE)
+    for file in files:
+        file.write_text(page(PIECES, found, reasons, device, rehearsal=flags.rehearse))
         print(f"wrote {file}")
     if any(_went_wrong(values) for values in found.values()):
         sys.exit(1)
 
 
-def _pages(flags: argparse.Namespace) -> list[Path]:
-    """Where the page goes.
+def run_piece(flags: argparse.Namespace) -> None:
+    """One piece; exits with 1 where it failed, which its record says too."""
+    die_with_parent()
+    record = Record.begin(flags.out / f"{flags.piece}.json", rehearsal=flags.rehearse)
+    try:
+        prepare_xla()
+        pieces.run(flags.piece, record, flags.size, rehearse=flags.rehearse)
+    except NotHere as reason:
+        record.put(status=SKIPPED, error=str(reason))
+    except Exception as error:
+        traceback.print_exc()
+        record.put(status=FAILED, error=sentence(error))
+        sys.exit(1)
+    else:
+        record.put(status=DONE, error=None)
 
-    Raises:
-      ValueError: a folder that is not there.
-    """
-    where = [flags.out / PAGE]
-    if flags.page is not None:
-        if not flags.page.parent.is_dir():
-            raise ValueError(f"--page: got {flags.page}; allowed: a file in an existing folder.")
-        where.append(flags.page)
-    elif not flags.rehearse and (DOCS / "benchmarks.md").is_file():
-        where.append(DOCS / PAGE)
-    return where
+
+def die_with_parent() -> None:
+    """An orphan would keep the device's memory."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux
+    if prctl is not None:
+        prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _environment(*, rehearse: bool) -> dict[str, str]:
     """Of the pieces' processes."""
     environment = dict(os.environ)
     if rehearse:
-        environment["JAX_PLATFORMS"] = "cpu"
-        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment |= {"JAX_PLATFORMS": "cpu", _GPUS: ""}
         # Pieces have programs in common, all of them small.
         environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
         # One device, however many others pretend to have.
-        kept = re.sub(
-            r"--xla_force_host_platform_device_count=\S*", "", environment.get("XLA_FLAGS", "")
-        )
-        environment["XLA_FLAGS"] = kept.strip()
+        several = r"--xla_force_host_platform_device_count=\S*"
+        environment["XLA_FLAGS"] = re.sub(several, "", environment.get("XLA_FLAGS", "")).strip()
     return environment
 
 
@@ -104,7 +135,7 @@ def _first_device(platform: str, environment: Mapping[str, str]) -> dict[str, st
 
 
 def _probe(environment: Mapping[str, str], *, rehearse: bool) -> dict[str, Any]:
-    """The machine as `device.probe` finds it, in a process of its own: this one takes no device.
+    """The machine, looked at in a process of its own: this one takes no device.
 
     Raises:
       ValueError: it has no accelerator, or JAX does not start.
@@ -131,17 +162,14 @@ def _check_same(
 ) -> None:
     """Raises ValueError where the folder has results of another device, or of a rehearsal."""
     for name, values in before.items():
+        of, other = None, values.get("device")
         if values.get("rehearsal") not in (None, flags.rehearse):
-            is_one = "a rehearsal" if values["rehearsal"] else "measurements"
+            of = "a rehearsal" if values["rehearsal"] else "measurements"
+        elif other is not None and not flags.rehearse and other != device["device"]:
+            of = f"{other}, not of {device['device']}"
+        if of is not None:
             raise ValueError(
-                f"--out: got {flags.out}, where {name}.json is of {is_one}; allowed: another"
-                " folder."
-            )
-        other = values.get("device")
-        if other is not None and not flags.rehearse and other != device["device"]:
-            raise ValueError(
-                f"--out: got {flags.out}, where {name}.json is of {other}, not of"
-                f" {device['device']}; allowed: another folder."
+                f"--out: got {flags.out}, where {name}.json is of {of}; allowed: another folder."
             )
 
 
@@ -155,31 +183,22 @@ def _jobs(flags: argparse.Namespace, device: Mapping[str, Any]) -> tuple[list[Jo
     """Pieces to run in the sizes that fit, and why the others are not."""
     jobs, too_large = [], {}
     for piece in PIECES:
-        free = None if flags.rehearse else device["free_bytes"]
-        sizes, notes = piece.fitting(free, alone=device["no_torch"] is not None)
-        if flags.rehearse:
-            sizes, notes = [0], []
+        sizes, notes, limit_s, about_s = [0], [], pieces.REHEARSAL_LIMIT_S, 0.0
+        if not flags.rehearse:
+            alone = device["no_torch"] is not None
+            sizes, notes = piece.fitting(device["free_bytes"], alone=alone)
+            limit_s, about_s = pieces.LIMIT_S, piece.about_s
         if not sizes:
             too_large[piece.name] = " ".join(notes)
             continue
-        jobs.append(_job(piece, sizes, tuple(notes), flags))
+        lines = [_command(piece.name, flags.out, size, rehearse=flags.rehearse) for size in sizes]
+        jobs.append(Job(piece.name, lines, limit_s, about_s, tuple(notes)))
     return jobs, too_large
 
 
-def _job(piece: Piece, sizes: list[int], notes: tuple[str, ...], flags: argparse.Namespace) -> Job:
-    return Job(
-        piece.name,
-        [_command(piece.name, flags.out, size, rehearse=flags.rehearse) for size in sizes],
-        limit_s=pieces.REHEARSAL_LIMIT_S if flags.rehearse else pieces.LIMIT_S,
-        about_s=0.0 if flags.rehearse else piece.about_s,
-        notes=notes,
-    )
-
-
 def _command(name: str, out: Path, size: int, *, rehearse: bool) -> list[str]:
-    line = [sys.executable, "-m", "seeupo_jax.bench.accelerator", f"--piece={name}", f"--out={out}"]
-    if size:
-        line.append(f"--size={size}")
+    line = [sys.executable, "-m", "seeupo_jax.bench", "accelerator"]
+    line += [f"--piece={name}", f"--out={out}", f"--size={size}"]
     return [*line, "--rehearse"] if rehearse else line
 
 

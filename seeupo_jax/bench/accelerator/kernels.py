@@ -1,8 +1,8 @@
 """Attention by the platform's kernels against plain attention, outputs and gradients.
 
-Plain attention in float32, with the matrix products' highest precision, is what both are held to:
-the kernel, and plain attention in the kernel's own type, whose distance is the measure for
-bfloat16.
+Shapes are those of training and sampling: token trees, rows, cached pages. Plain attention in
+float32, with the matrix products' highest precision, is what both are compared with: the kernel,
+and plain attention in the kernel's own type, whose distance is the measure for bfloat16.
 """
 
 from __future__ import annotations
@@ -11,29 +11,24 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.bench.accelerator.cases import (
-    CACHED,
-    FORESTS,
-    PAGE,
-    ROWS,
-    SMALLEST_CACHED,
-    SMALLEST_FORESTS,
-    SMALLEST_ROWS,
-    Cached,
-    Forest,
-    Heads,
-    Rows,
-)
-from seeupo_jax.bench.accelerator.record import NotHere, Record
+from seeupo_jax.bench.accelerator.runner import NotHere, Record
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.policy.kernels import attention, paged
-from seeupo_jax.policy.kernels.attention import NOWHERE, KeyValues, attend_trees
+from seeupo_jax.policy.kernels.attention import (
+    NOWHERE,
+    KeyValues,
+    Past,
+    Tree,
+    attend_trees,
+    tree_mask_of,
+)
 from seeupo_jax.policy.kernels.fused import preferred_kernel, select_kernel
 from seeupo_jax.policy.kernels.tree_mask import TreeMask
 
@@ -42,203 +37,336 @@ from seeupo_jax.policy.kernels.tree_mask import TreeMask
 FLOAT32 = 1e-4
 # Times plain attention's own distance in bfloat16; the greatest of many rounding errors is chance.
 AS_PLAIN = 2.0
+_PADDING = 5  # tokens at the end of the longest row
+_PAGE = 16  # tokens, as `rollout.page_size` by default
 
 Arrays = tuple[jax.Array, ...]
 Attend = Callable[..., jax.Array]  # of queries, keys and values
+# Greatest differences with their bounds, by name; and what else describes the comparison.
+Found = tuple[dict[str, tuple[float, float]], dict[str, Any]]
+
+
+class Heads(NamedTuple):
+    """Of queries, of keys and values, and the channels of each."""
+
+    queries: int
+    keys: int
+    channels: int
+
+    def __str__(self) -> str:
+        return f"{self.queries} heads over {self.keys} of {self.channels}"
+
+
+class Case(Protocol):
+    """A shape; as text it is described for people."""
+
+    def compare(self, dtype: str, kernel: str, *, timed: bool) -> Found:
+        """A kernel with plain attention. Raises NotHere where the kernel does not take it."""
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Rows of one group each: a prompt, and members after it of different lengths.
+
+    continued: tokens of a second pass that go on after each row's last one; 0: of the first pass.
+    """
+
+    heads: Heads
+    prompt: int
+    members: int
+    member: int
+    window: int | None = None
+    rows: int = 2
+    continued: int = 0
+
+    def tree(self) -> Tree:
+        """Padding included, whose tokens see themselves."""
+        lengths = [
+            [self.member - (3 * m + 7 * n) % (self.member // 2) for m in range(self.members)]
+            for n in range(self.rows)
+        ]
+        L = self.prompt + max(map(sum, lengths)) + _PADDING
+        depth = np.zeros((self.rows, L), np.int32)
+        end = np.tile(np.arange(1, L + 1, dtype=np.int32), (self.rows, 1))
+        for n, row in enumerate(lengths):
+            depth[n, : self.prompt], at = np.arange(self.prompt), self.prompt
+            for length in row:
+                stop = at + length
+                depth[n, at:stop], end[n, at:stop] = self.prompt + np.arange(length), stop
+                at = stop
+            end[n, : self.prompt] = at
+        return Tree(jnp.asarray(depth), jnp.asarray(end))
+
+    def tree_mask(self) -> TreeMask:
+        """Which tokens are visible to which; of the second pass where there is one."""
+        tree = self.tree()
+        if not self.continued:
+            return tree_mask_of(tree)
+        last_N = tree.end_NL[:, 0] - 1  # of the last member
+        past_depth_N = jnp.take_along_axis(tree.depth_NL, last_N[:, None], axis=1)
+        index = jnp.arange(self.continued, dtype=jnp.int32)[None, :]
+        new = Tree(past_depth_N + 1 + index, jnp.full_like(past_depth_N + index, self.continued))
+        at_NL = jnp.broadcast_to(last_N[:, None], new.end_NL.shape)
+        return tree_mask_of(new, Past((), tree, at_NL))
+
+    def compare(self, dtype: str, kernel: str, *, timed: bool) -> Found:
+        mask, window = self.tree_mask(), self.window
+        (N, L), C = mask.order_NL.shape, mask.first_NC.shape[1]
+        _require(kernel, L, self.heads, dtype, trees=True)
+        real_NL = jnp.ones((N, L), bool)
+        if not self.continued:
+            real_NL = jnp.arange(L)[None, :] < self.tree().end_NL[:, :1]
+
+        def fused(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return attend_trees(q, KeyValues(k, v), mask, window=window, kernel=kernel)
+
+        def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return attention.all_pairs(q, k, v, *mask, window=window)
+
+        return compare(fused, plain, random_arrays(N, L, C, self.heads), real_NL, dtype, timed)
+
+    def __str__(self) -> str:
+        window = "" if self.window is None else f", window {self.window}"
+        more = f", continued by {self.continued}" if self.continued else ""
+        return (
+            f"{self.rows} rows of {self.tree().end_NL.shape[1]}: prompt {self.prompt},"
+            f" {self.members} members{more}; {self.heads}{window}"
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of sequences: one each, or three packed in each."""
+
+    heads: Heads
+    length: int
+    window: int | None = None
+    packed: bool = False
+    rows: int = 2
+
+    def compare(self, dtype: str, kernel: str, *, timed: bool) -> Found:
+        _require(kernel, self.length, self.heads, dtype, trees=False)
+        index_L = jnp.arange(self.length, dtype=jnp.int32)
+        position_NL, segment_NL = jnp.tile(index_L, (self.rows, 1)), None
+        if self.packed:
+            starts = jnp.array([0, self.length // 5 + 3, self.length // 2 + 1], jnp.int32)
+            segment_NL = jnp.searchsorted(starts, position_NL, "right").astype(jnp.int32) - 1
+            position_NL -= starts[segment_NL]
+
+        def attend(kernel: str, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return attention.attend(
+                q,
+                KeyValues(k, v),
+                position_NL,
+                position_NL,
+                window=self.window,
+                segment_NL=segment_NL,
+                key_segment_NC=segment_NL,
+                kernel=kernel,
+            )
+
+        fused, plain = functools.partial(attend, kernel), functools.partial(attend, "xla")
+        arrays = random_arrays(self.rows, self.length, self.length, self.heads)
+        return compare(fused, plain, arrays, jnp.ones(position_NL.shape, bool), dtype, timed)
+
+    def __str__(self) -> str:
+        window = "" if self.window is None else f", window {self.window}"
+        packed = ", three sequences each" if self.packed else ""
+        return f"{self.rows} rows of {self.length}{packed}; {self.heads}{window}"
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Conversations in a paged cache, each with a prompt that all have in common, or none.
+
+    tokens: of each pass: 1 decodes, more prefill. prefix: tokens, a multiple of the page's.
+    """
+
+    heads: Heads
+    lengths: tuple[int, ...]
+    tokens: int
+    prefix: int = 0
+
+    def kernel(self, dtype: str, platform: str) -> str:
+        """As the sampler reads."""
+        options = {"head_dim": self.heads.channels, "page_size": _PAGE, "dtype": dtype}
+        only_decodes = self.tokens == 1 and not self.prefix
+        return paged.decode_kernel(platform, **options)[0] if only_decodes else "xla"
+
+    def compare(self, dtype: str, kernel: str, *, timed: bool) -> Found:
+        """Outputs only, and not timed: nothing is trained through pages."""
+        R, longest = len(self.lengths), max(self.lengths)
+        q, k, v, _ = random_arrays(R, self.tokens, longest, self.heads)
+        k, v = (x.at[:, : self.prefix].set(x[:1, : self.prefix]) for x in (k, v))
+        length = np.asarray(self.lengths)[:, None]
+        position = jnp.asarray(length - self.tokens + np.arange(self.tokens), jnp.int32)
+        index = np.arange(longest)[None, :]
+        held = jnp.asarray(np.where(index < length, index, NOWHERE), jnp.int32)
+        block = None if jax.devices()[0].platform in ("gpu", "cuda") else paged.BLOCK
+
+        def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return attention.attend(q, KeyValues(k, v), position, held)
+
+        def by_pages(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            pages, page_table = self._in_pages(k, v, held)
+            return paged.attend(q, pages, position, page_table, kernel=kernel, block=block)
+
+        exact, arrays = _run(plain, (q, k, v), "float32"), (q, k, v)
+        off = _distance(_run(by_pages, arrays, dtype), exact)
+        near = FLOAT32
+        if dtype != "float32":
+            near = AS_PLAIN * _distance(_run(plain, arrays, dtype), exact)
+        return {"out": (off, near)}, {}
+
+    def _in_pages(
+        self, k: jax.Array, v: jax.Array, held: jax.Array
+    ) -> tuple[paged.Pages, paged.PageTable]:
+        """A cache with all tokens in it, in pages of random order; and each row's pages."""
+        R, longest, kv_heads, d = k.shape
+        common, width = self.prefix // _PAGE, -(-(longest - self.prefix) // _PAGE)
+        order = np.random.default_rng(3).permutation(common + R * width).astype(np.int32)
+        table = jnp.asarray(order[common:].reshape(R, width))
+        start = jnp.full(R, self.prefix, jnp.int32)
+        own = jnp.where(held < self.prefix, NOWHERE, held)
+        empty = jnp.zeros((kv_heads, order.size, _PAGE, d), k.dtype)
+        pages, place = paged.Pages(empty, empty), paged.PageTable(table, start)
+        pages = paged.write(pages, KeyValues(k, v), own, place)
+        if not common:
+            return pages, place
+        first = jnp.asarray(order[None, :common])
+        one = KeyValues(k[:1, : self.prefix], v[:1, : self.prefix])
+        at = jnp.arange(self.prefix, dtype=jnp.int32)[None, :]
+        place = paged.PageTable(first, jnp.zeros(1, jnp.int32))
+        shared = paged.Prefixes(
+            first, jnp.full(1, self.prefix, jnp.int32), jnp.arange(R, dtype=jnp.int32)[None, :]
+        )
+        return paged.write(pages, one, at, place), paged.PageTable(table, start, shared)
+
+    def __str__(self) -> str:
+        shared = f", {self.prefix} in common" if self.prefix else ""
+        return (
+            f"{len(self.lengths)} conversations of {min(self.lengths)} to {max(self.lengths)}"
+            f"{shared}, {self.tokens} tokens a pass; {self.heads}"
+        )
+
+
+QWEN_05B, QWEN_15B, SMOLLM = Heads(14, 2, 64), Heads(12, 2, 128), Heads(9, 3, 64)
+_SMALL = Heads(2, 1, 16)  # of a rehearsal
+FORESTS = (
+    Forest(QWEN_05B, 517, 8, 101),
+    Forest(QWEN_15B, 1031, 8, 157),
+    Forest(QWEN_15B, 1031, 8, 157, window=512),
+    Forest(SMOLLM, 67, 8, 33),
+    Forest(QWEN_05B, 517, 8, 101, continued=163),
+    Forest(QWEN_05B, 4099, 8, 509, rows=1),
+)
+SMALLEST_FORESTS = {  # by type: one pass, and one that is continued
+    "bfloat16": (Forest(_SMALL, 40, 2, 24),),
+    "float32": (Forest(_SMALL, 40, 2, 24, rows=1, continued=64),),
+}
+ROWS = (
+    Rows(QWEN_05B, 1024),
+    Rows(QWEN_15B, 1920),
+    Rows(QWEN_15B, 1920, window=512),
+    Rows(SMOLLM, 896, packed=True),
+)
+SMALLEST_ROWS = (Rows(_SMALL, 128),)
+_LENGTHS = (1201, 77, 640, 333, 1999, 512, 48, 1400)
+_LONGER = tuple(640 + length for length in _LENGTHS)
+CACHED = (
+    Cached(QWEN_05B, _LENGTHS, 1),
+    Cached(QWEN_15B, _LENGTHS, 1),
+    Cached(QWEN_15B, _LONGER, 1, prefix=640),
+    Cached(QWEN_05B, _LONGER, 37, prefix=640),
+)
+SMALLEST_CACHED = (Cached(_SMALL, (60, 41), 3, prefix=32),)
 
 
 def trees(record: Record, _: Settings, rehearse: bool, *, dtype: str) -> None:
     """Every forest: outputs and gradients."""
-    platform = jax.devices()[0].platform
-    # A CPU interprets the kernel for GPU.
-    kernel = preferred_kernel(platform) if platform != "cpu" else "cudnn"
-    for forest in SMALLEST_FORESTS[dtype] if rehearse else FORESTS:
-        about = {"shape": str(forest), "dtype": dtype, "kernel": kernel}
-        compare = functools.partial(_forest, forest, dtype, kernel, timed=not rehearse)
-        _try(record, "attention over token trees", about, compare)
-
-
-def _forest(
-    forest: Forest, dtype: str, kernel: str, *, timed: bool
-) -> tuple[dict[str, tuple[float, float]], dict[str, Any]]:
-    tree_mask, heads = forest.tree_mask(), forest.heads
-    (N, L), C = tree_mask.order_NL.shape, tree_mask.first_NC.shape[1]
-    _require(kernel, L, heads, dtype, trees=True)
-    real_NL = (
-        jnp.ones((N, L), bool)
-        if forest.continued
-        else jnp.arange(L)[None, :] < forest.tree().end_NL[:, :1]
-    )
-    fused = functools.partial(_trees, tree_mask=tree_mask, window=forest.window, kernel=kernel)
-    plain = functools.partial(_plain_trees, tree_mask=tree_mask, window=forest.window)
-    return _compare(fused, plain, _random(N, L, C, heads), real_NL, dtype, timed=timed)
-
-
-def _trees(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
-    return attend_trees(q, KeyValues(k, v), **options)
-
-
-def _plain_trees(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, tree_mask: TreeMask, window: int | None
-) -> jax.Array:
-    return attention.all_pairs(q, k, v, *tree_mask, window=window)
+    kernel = _kernel("cudnn")  # a CPU interprets the kernel for GPU
+    for case in SMALLEST_FORESTS[dtype] if rehearse else FORESTS:
+        _try(record, "attention over token trees", case, dtype, kernel, timed=not rehearse)
 
 
 def rows(record: Record, _: Settings, rehearse: bool) -> None:
     """The fused kernel over rows, then attention over pages, in both types."""
-    platform = jax.devices()[0].platform
-    kernel = preferred_kernel(platform) if platform != "cpu" else "splash"
-    dtypes = ("float32",) if rehearse else ("bfloat16", "float32")
-    for dtype in dtypes:
+    kernel, platform = _kernel("splash"), jax.devices()[0].platform
+    for dtype in ("float32",) if rehearse else ("bfloat16", "float32"):
         for case in SMALLEST_ROWS if rehearse else ROWS:
-            about = {"shape": str(case), "dtype": dtype, "kernel": kernel}
-            compare = functools.partial(_rows, case, dtype, kernel, timed=not rehearse)
-            _try(record, "fused attention over rows", about, compare)
+            _try(record, "fused attention over rows", case, dtype, kernel, timed=not rehearse)
         for case in SMALLEST_CACHED if rehearse else CACHED:
-            reads = _page_kernel(case, dtype, platform)
-            about = {"shape": str(case), "dtype": dtype, "kernel": reads}
-            compare = functools.partial(_cached, case, dtype, reads, platform)
-            _try(record, "attention over pages", about, compare)
+            reads = case.kernel(dtype, platform)
+            _try(record, "attention over pages", case, dtype, reads, timed=False)
 
 
-def _rows(
-    case: Rows, dtype: str, kernel: str, *, timed: bool
-) -> tuple[dict[str, tuple[float, float]], dict[str, Any]]:
-    _require(kernel, case.length, case.heads, dtype, trees=False)
-    position, segment = case.places()
-
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, kernel: str) -> jax.Array:
-        return attention.attend(
-            q,
-            KeyValues(k, v),
-            position,
-            position,
-            window=case.window,
-            segment_NL=segment,
-            key_segment_NC=segment,
-            kernel=kernel,
-        )
-
-    return _compare(
-        functools.partial(attend, kernel=kernel),
-        functools.partial(attend, kernel="xla"),
-        _random(case.rows, case.length, case.length, case.heads),
-        jnp.ones(position.shape, bool),
-        dtype,
-        timed=timed,
-    )
+def _kernel(on_cpu: str) -> str:
+    platform = jax.devices()[0].platform
+    return on_cpu if platform == "cpu" else preferred_kernel(platform)
 
 
-def _page_kernel(case: Cached, dtype: str, platform: str) -> str:
-    options = {"head_dim": case.heads.channels, "page_size": PAGE, "dtype": dtype}
-    only_decodes = case.tokens == 1 and not case.prefix
-    return paged.decode_kernel(platform, **options)[0] if only_decodes else "xla"
+def _try(record: Record, name: str, case: Case, dtype: str, kernel: str, *, timed: bool) -> None:
+    """One comparison, whose failure does not end the others."""
+    about = {"shape": str(case), "dtype": dtype, "kernel": kernel}
+    try:
+        found, more = case.compare(dtype, kernel, timed=timed)
+    except NotHere as reason:
+        record.note(f"{name}, {case}, {dtype}: not compared: {reason}.")
+    except Exception as error:
+        record.check(name, {}, error=error, **about)
+        jnp.zeros(1).block_until_ready()  # a device that is lost ends the piece
+    else:
+        record.check(name, found, **about | more)
 
 
-def _cached(
-    case: Cached, dtype: str, kernel: str, platform: str
-) -> tuple[dict[str, tuple[float, float]], dict[str, Any]]:
-    R, longest = len(case.lengths), max(case.lengths)
-    heads = case.heads
-    q, k, v = _random(R, case.tokens, longest, heads)[:3]
-    k, v = (x.at[:, : case.prefix].set(x[:1, : case.prefix]) for x in (k, v))
-    length = np.asarray(case.lengths)[:, None]
-    position = jnp.asarray(length - case.tokens + np.arange(case.tokens), jnp.int32)
-    index = np.arange(longest)[None, :]
-    held = jnp.asarray(np.where(index < length, index, NOWHERE), jnp.int32)
-
-    def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return attention.attend(q, KeyValues(k, v), position, held)
-
-    block = None if platform in ("gpu", "cuda") else paged.BLOCK  # as the sampler reads
-
-    def by_pages(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        pages, page_table = _in_pages(case, k, v, held)
-        return paged.attend(q, pages, position, page_table, kernel=kernel, block=block)
-
-    exact = _exactly(plain, q, k, v)
-    arrays = tuple(x.astype(dtype) for x in (q, k, v))
-    off = _distance(_run(by_pages, arrays, dtype), exact)
-    bound = FLOAT32
-    if dtype != "float32":
-        bound = AS_PLAIN * _distance(_run(plain, arrays, dtype), exact)
-    return {"out": (off, bound)}, {}
+def _require(kernel: str, length: int, heads: Heads, dtype: str, *, trees: bool) -> None:
+    """Raises NotHere where the pass would fall back to plain attention."""
+    options = {"head_dim": heads.channels, "kv_heads": heads.keys, "heads": heads.queries}
+    taken, reason = select_kernel(kernel, length=length, dtype=dtype, trees=trees, **options)
+    if taken != kernel:
+        raise NotHere(reason)
 
 
-def _in_pages(
-    case: Cached, k: jax.Array, v: jax.Array, held: jax.Array
-) -> tuple[paged.Pages, paged.PageTable]:
-    """A cache with all tokens in it, in pages of random order; and who reaches which."""
-    R, longest, kv_heads, d = k.shape
-    common, width = case.prefix // PAGE, -(-(longest - case.prefix) // PAGE)
-    order = np.random.default_rng(3).permutation(common + R * width).astype(np.int32)
-    table = jnp.asarray(order[common:].reshape(R, width))
-    empty = jnp.zeros((kv_heads, order.size, PAGE, d), k.dtype)
-    start = jnp.full(R, case.prefix, jnp.int32)
-    own = jnp.where(held < case.prefix, NOWHERE, held)
-    pages = paged.write(
-        paged.Pages(empty, empty), KeyValues(k, v), own, paged.PageTable(table, start)
-    )
-    if not common:
-        return pages, paged.PageTable(table, start)
-    first = jnp.asarray(order[None, :common])
-    shared = paged.Prefixes(
-        first,
-        jnp.full(1, case.prefix, jnp.int32),
-        jnp.arange(R, dtype=jnp.int32)[None, :],
-    )
-    one = KeyValues(k[:1, : case.prefix], v[:1, : case.prefix])
-    place = paged.PageTable(first, jnp.zeros(1, jnp.int32))
-    pages = paged.write(pages, one, jnp.arange(case.prefix, dtype=jnp.int32)[None, :], place)
-    return pages, paged.PageTable(table, start, shared)
+def compare(
+    fused: Attend, plain: Attend, arrays: Arrays, real_NL: jax.Array, dtype: str, timed: bool
+) -> Found:
+    """Distances of outputs and gradients from the exact ones, with bounds; and seconds.
 
+    Args:
+      arrays: as `random_arrays`. real_NL: which queries count.
+    """
+    *qkv, weight = arrays
+    real = real_NL[:, :, None, None]
 
-def _compare(
-    fused: Attend, plain: Attend, arrays: Arrays, real_NL: jax.Array, dtype: str, *, timed: bool
-) -> tuple[dict[str, tuple[float, float]], dict[str, Any]]:
-    """Distances of outputs and gradients from the exact ones, with bounds; and seconds."""
-    weight = arrays[3] * real_NL[:, :, None, None]
-    exact = _exactly(functools.partial(_trained, plain, weight), *arrays[:3])
-    own = tuple(x.astype(dtype) for x in arrays[:3])
-    ours = _run(functools.partial(_trained, fused, weight), own, dtype)
-    usual = exact
-    if dtype != "float32":
-        usual = _run(functools.partial(_trained, plain, weight), own, dtype)
-    found = {}
-    for name, x, y, z in zip(("out", "d_q", "d_k", "d_v"), ours, usual, exact, strict=True):
-        x, y, z = (a * real_NL[:, :, None, None] if name == "out" else a for a in (x, y, z))
+    def trained(attend: Attend, *qkv: jax.Array) -> Arrays:
+        """Outputs, and gradients of their weighted sum."""
+
+        def loss(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
+            out = attend(*qkv)
+            return jnp.sum(out.astype(jnp.float32) * weight * real), out * real
+
+        (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*qkv)
+        return out, *gradients
+
+    ours, reference = functools.partial(trained, fused), functools.partial(trained, plain)
+    exact, found = _run(reference, qkv, "float32"), {}
+    usual = exact if dtype == "float32" else _run(reference, qkv, dtype)
+    names = ("out", "d_q", "d_k", "d_v")
+    for name, x, y, z in zip(names, _run(ours, qkv, dtype), usual, exact, strict=True):
         bound = FLOAT32 if dtype == "float32" else AS_PLAIN * _distance(y, z)
         found[name] = (_distance(x, z), bound)
     if not timed:
         return found, {}
-    return found, {
-        "kernel_s": _seconds(functools.partial(_trained, fused, weight), own),
-        "plain_s": _seconds(functools.partial(_trained, plain, weight), own),
-    }
+    qkv = [x.astype(dtype) for x in qkv]
+    return found, {"kernel_s": _seconds(ours, qkv), "plain_s": _seconds(reference, qkv)}
 
 
-def _trained(attend: Attend, weight: jax.Array, *qkv: jax.Array) -> Arrays:
-    """Outputs, and gradients of their weighted sum."""
-
-    def loss(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
-        out = attend(*qkv)
-        return jnp.sum(out.astype(jnp.float32) * weight), out
-
-    (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*qkv)
-    return out, *gradients
+def _run(f: Callable[..., Any], arrays: Any, dtype: str) -> Any:
+    with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
+        return jax.block_until_ready(jax.jit(f)(*(x.astype(dtype) for x in arrays)))
 
 
-def _exactly(f: Callable[..., Any], *arrays: jax.Array) -> Any:
-    return _run(f, tuple(x.astype(jnp.float32) for x in arrays), "float32")
-
-
-def _run(f: Callable[..., Any], arrays: Arrays, dtype: str) -> Any:
-    precision = "highest" if dtype == "float32" else "default"
-    with jax.default_matmul_precision(precision):
-        return jax.block_until_ready(jax.jit(f)(*arrays))
-
-
-def _seconds(f: Callable[..., Any], arrays: Arrays) -> float:
+def _seconds(f: Callable[..., Any], arrays: Any) -> float:
     """Of one call, the median of nine."""
     jitted, each = jax.jit(f), []
     for _ in range(11):
@@ -248,7 +376,7 @@ def _seconds(f: Callable[..., Any], arrays: Arrays) -> float:
     return statistics.median(each[2:])
 
 
-def _random(N: int, L: int, C: int, heads: Heads) -> Arrays:
+def random_arrays(N: int, L: int, C: int, heads: Heads) -> Arrays:
     """Queries, keys, values, and weights of the outputs; numbers that bfloat16 has."""
     keys = jax.random.split(jax.random.key(7), 4)
     shapes = ((L, heads.queries), (C, heads.keys), (C, heads.keys), (L, heads.queries))
@@ -262,36 +390,3 @@ def _distance(x: jax.Array, exact: jax.Array) -> float:
     """The greatest difference, against the largest number of the exact result."""
     x, y = (np.asarray(a, np.float64) for a in (x, exact))
     return float(np.abs(x - y).max() / np.abs(y).max())
-
-
-def _require(kernel: str, length: int, heads: Heads, dtype: str, *, trees: bool) -> None:
-    """Raises NotHere where the pass would fall back to plain attention."""
-    taken, reason = select_kernel(
-        kernel,
-        length=length,
-        head_dim=heads.channels,
-        kv_heads=heads.keys,
-        heads=heads.queries,
-        dtype=dtype,
-        trees=trees,
-    )
-    if taken != kernel:
-        raise NotHere(reason)
-
-
-def _try(
-    record: Record,
-    name: str,
-    about: dict[str, Any],
-    compare: Callable[[], tuple[dict[str, tuple[float, float]], dict[str, Any]]],
-) -> None:
-    """One comparison, whose failure does not end the others."""
-    try:
-        found, more = compare()
-    except NotHere as reason:
-        record.note(f"{name}, {about['shape']}, {about['dtype']}: not compared: {reason}.")
-    except Exception as error:
-        record.broken(name, error, **about)
-        jnp.zeros(1).block_until_ready()  # a device that is lost ends the piece
-    else:
-        record.check(name, found, **about | more)

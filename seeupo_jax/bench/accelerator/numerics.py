@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.bench import swept_fields, synthetic, workloads
-from seeupo_jax.bench.accelerator import device
-from seeupo_jax.bench.accelerator.record import NotHere, Record
-from seeupo_jax.bench.runners import bench_models, same_update, torch_imports
-from seeupo_jax.bench.runners.ablations import ABLATIONS
-from seeupo_jax.bench.runners.jax_runner import OurSweeps
-from seeupo_jax.bench.runners.sampling_runner import converse, make_engine
+from seeupo_jax.bench import comparison
+from seeupo_jax.bench.accelerator.runner import NotHere, Record
+from seeupo_jax.bench.comparison import TOLERANCES
+from seeupo_jax.bench.inputs import Inputs, architecture, prepared, write_model
+from seeupo_jax.bench.rollout import converse, make_engine
+from seeupo_jax.bench.runners import torch_runner
+from seeupo_jax.bench.runners.jax_runner import ABLATIONS, OurSweeps, by_file_name
 from seeupo_jax.bench.runners.torch_runner import TorchSweeps
 from seeupo_jax.bench.settings import Settings
-from seeupo_jax.bench.workload import Workload
+from seeupo_jax.bench.workloads import trajectory_lines
 from seeupo_jax.policy import from_pretrained
-from seeupo_jax.policy.files.parameter_names import at, stored_tensors
 from seeupo_jax.policy.kernels.fused import preferred_kernel
 from seeupo_jax.policy.network import split, token_logp
-from seeupo_jax.trajectories.stored import read_trajectories
 
-LOGITS, GRADIENT = 1e-4, 1e-3  # of float32, relative; on CPU they are 1e-5 and less
+BOUNDS = {"logits": 1e-4, "gradient": 1e-3}  # of float32, relative; on CPU they are 1e-5 and less
 AS_PYTORCH = 1.5  # times PyTorch's own distance from the exact numbers, in bfloat16
 # Of log-probabilities, in nats. Between prefill and decode 2e-6 and 1e-2 were seen on CPU.
 GAPS = {"float32": 1e-4, "bfloat16": 0.1}
@@ -45,34 +43,30 @@ def parity(record: Record, settings: Settings, rehearse: bool) -> None:
       NotHere: PyTorch is missing.
     """
     platform = jax.devices()[0].platform
-    missing = device.no_torch("cpu" if platform == "tpu" else platform)
+    missing = torch_runner.no_torch("cpu" if platform == "tpu" else platform)
     if missing is not None:
         raise NotHere(missing)
-    arch = bench_models.architecture(settings.model, "float32")
-    length = 16 if rehearse else LENGTH
+    arch, length = architecture(settings.model, "float32"), 16 if rehearse else LENGTH
     ids = np.random.default_rng(0).integers(0, arch.vocab_size, (ROWS, length))
-    about = {"shape": f"{settings.model}, {ROWS} rows of {length}"}
+    shape = f"{settings.model}, {ROWS} rows of {length}"
     with tempfile.TemporaryDirectory() as folder:
-        bench_models.write(arch, Path(folder), seed=settings.seed)
-        on = bench_models.torch_device(platform)
-        exact = _of_torch(folder, ids, "float32", on)
-        ours = _of_ours(folder, ids, "float32")
-        found = _apart(ours, exact)
-        bounds = {"logits": LOGITS, "gradient": GRADIENT}
+        write_model(arch, Path(folder), seed=settings.seed)
+        exact = _of_torch(folder, ids, "float32")
+        ours = _apart(_of_ours(folder, ids, "float32"), exact)
         record.check(
             "logits and gradients against PyTorch",
-            {name: (off, bounds[name]) for name, off in found.items()},
+            {name: (off, BOUNDS[name]) for name, off in ours.items()},
             dtype="float32",
-            **about,
+            shape=shape,
         )
         ours = _apart(_of_ours(folder, ids, "bfloat16"), exact)
-        theirs = _apart(_of_torch(folder, ids, "bfloat16", on), exact)
-        record.check(
-            "logits and gradients, as near to PyTorch's in float32 as PyTorch's own",
-            {name: (off, AS_PYTORCH * theirs[name]) for name, off in ours.items()},
-            dtype="bfloat16",
-            **about,
-        )
+        usual = _apart(_of_torch(folder, ids, "bfloat16"), exact)
+    record.check(
+        "logits and gradients, as near to PyTorch's in float32 as PyTorch's own",
+        {name: (off, AS_PYTORCH * usual[name]) for name, off in ours.items()},
+        dtype="bfloat16",
+        shape=shape,
+    )
 
 
 def _apart(numbers: Numbers, exact: Numbers) -> dict[str, float]:
@@ -86,10 +80,10 @@ def _apart(numbers: Numbers, exact: Numbers) -> dict[str, float]:
     return {"logits": float(logits), "gradient": float(np.sqrt(off / size))}
 
 
-def _of_torch(folder: str, ids: np.ndarray, dtype: str, on: str) -> Numbers:
-    torch = torch_imports.torch()
+def _of_torch(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
+    torch, on = torch_runner.torch(), torch_runner.torch_device()
     torch.set_float32_matmul_precision("highest")
-    model = torch_imports.load("generate").load(folder, on, dtype)
+    model = torch_runner.load("generate").load(folder, on, dtype)
     tokens = torch.tensor(ids, device=on)
     logits = model(tokens).logits.float()
     flat = logits[:, :-1].reshape(-1, logits.shape[-1])
@@ -109,12 +103,7 @@ def _of_ours(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
 
     with _precision(dtype):
         logits = np.asarray(jax.jit(lambda params: network.bind(params)(jnp.asarray(ids)))(params))
-        found = jax.device_get(jax.jit(jax.grad(loss))(params))
-    gradients = {}
-    for stored in stored_tensors(network.arch, params):
-        part = np.asarray(at(found, stored.path), np.float32)
-        gradients[stored.names[0]] = part.T if stored.transposed else part
-    return logits, gradients
+        return logits, by_file_name(network.arch, jax.jit(jax.grad(loss))(params))
 
 
 @contextlib.contextmanager
@@ -129,70 +118,43 @@ def _precision(dtype: str) -> Iterator[None]:
 
 
 def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
-    """A sweep from the same weights by other ways, and what the sampler thought of its tokens."""
-    missing = device.no_torch(jax.devices()[0].platform)
+    """A sweep from the same weights in other ways; the sampler's log-probabilities."""
+    missing = torch_runner.no_torch(jax.devices()[0].platform)
     if missing is not None:
         record.note(f"Sweeps were not compared with PyTorch's: {missing}.")
     for dtype in ("float32",) if rehearse else ("float32", "bfloat16"):
-        arch = bench_models.architecture(settings.model, dtype)
-        work = workloads.make(settings, arch.vocab_size)
-        about = {"dtype": dtype, "shape": f"{settings.model}, {work.name}, {work.tokens} tokens"}
-        values = swept_fields.values(settings, turns=work.turns, dtype=dtype)
-        with tempfile.TemporaryDirectory() as folder, _precision(dtype):
-            model, lines = Path(folder, "model"), Path(folder, "trajectories.jsonl")
-            bench_models.write(arch, model, seed=settings.seed)
-            acted = synthetic.random_actions(work, settings.seed)
-            synthetic.write(synthetic.records(work, acted, seed=settings.seed), lines)
-            ours = OurSweeps(model, lines, values)
-            _check_sweeps(record, ours, (model, lines), values, settings, about, missing is None)
-            _check_gap(record, ours, work, settings, about, Path(folder, "sampled.jsonl"))
+        with prepared(settings, dtype) as inputs, _precision(dtype):
+            work = inputs.work
+            shape = f"{settings.model}, {work.name}, {work.tokens} tokens"
+            ours = OurSweeps(inputs)
+            ours.run()
+            fused, others = ours.outcome(), {}
+            separate = OurSweeps(inputs, ABLATIONS["fused_refresh"])
+            others["a sweep, fused against separate refresh"] = separate
+            if missing is None:
+                others["a sweep against PyTorch"] = TorchSweeps(inputs, "eager")
+            for name, other in others.items():
+                other.run()
+                apart = comparison.differences(fused, other.outcome())
+                found = {of: (off, TOLERANCES[dtype]) for of, off in apart.items()}
+                record.check(name, found, dtype=dtype, shape=shape)
+            greatest, mean = _sampler_gap(ours, inputs)
+            record.check(
+                "log-probabilities of the sampler against the trainer's",
+                {"greatest": (greatest, GAPS[dtype]), "mean": (mean, GAPS_MEAN[dtype])},
+                dtype=dtype,
+                shape=shape,
+            )
 
 
-def _check_sweeps(
-    record: Record,
-    ours: OurSweeps,
-    folder: tuple[Path, Path],
-    values: Mapping[str, Any],
-    settings: Settings,
-    about: Mapping[str, Any],
-    torch: bool,
-) -> None:
-    fused, _ = ours.recorded()
-    separate, _ = OurSweeps(*folder, values, ABLATIONS["fused_refresh"]).recorded()
-    bound = same_update.TOLERANCES[about["dtype"]]
-
-    def differences(other: same_update.Outcome) -> dict[str, tuple[float, float]]:
-        found = same_update.differences(fused, other)
-        return {name: (off, bound) for name, off in found.items()}
-
-    record.check("a sweep, fused against separate refresh", differences(separate), **about)
-    if torch:
-        on = bench_models.torch_device(jax.devices()[0].platform)
-        theirs = TorchSweeps(*folder, values, settings, device=on, way="eager")
-        theirs.run()
-        record.check("a sweep against PyTorch", differences(theirs.outcome()), **about)
-
-
-def _check_gap(
-    record: Record,
-    ours: OurSweeps,
-    work: Workload,
-    settings: Settings,
-    about: Mapping[str, Any],
-    file: Path,
-) -> None:
-    platform, dtype = jax.devices()[0].platform, about["dtype"]
-    params = ours.policy.merged(ours.state.params)
-    engine = make_engine(ours.policy.network, work, settings, platform)
+def _sampler_gap(ours: OurSweeps, inputs: Inputs) -> tuple[float, float]:
+    """The greatest and the mean difference, in nats."""
+    engine = make_engine(ours.policy.network, inputs.work, inputs.settings)
+    params, seed = ours.params(), inputs.settings.seed
     engine.compile(params)
-    played = converse(engine, params, work, settings.seed)
-    lines = synthetic.records(work, played.actions, seed=settings.seed, logp=played.logp)
-    synthetic.write(lines, file)
-    ours.run(read_trajectories(file))
-    gap = ours.metrics["logp/sampler_trainer_gap"]
-    mean = ours.metrics["logp/sampler_trainer_gap_mean"]
-    record.check(
-        "log-probabilities of the sampler against the trainer's",
-        {"greatest": (gap, GAPS[dtype]), "mean": (mean, GAPS_MEAN[dtype])},
-        **about,
-    )
+    played = converse(engine, params, inputs.work, seed)
+    lines = trajectory_lines(inputs.work, played.actions, seed=seed, logp=played.logp)
+    inputs.lines.write_text("\n".join(lines) + "\n")
+    ours.run(inputs.lines)
+    gap = "logp/sampler_trainer_gap"
+    return ours.metrics[gap], ours.metrics[f"{gap}_mean"]

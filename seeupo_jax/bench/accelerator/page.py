@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from seeupo_jax.bench.accelerator.record import DONE, FAILED, RUNNING, SKIPPED, STOPPED, TIMEOUT
-from seeupo_jax.bench.bench_report import table
+from seeupo_jax.bench.accelerator.pieces import Piece
+from seeupo_jax.bench.accelerator.runner import DONE, FAILED, RUNNING, SKIPPED, STOPPED, TIMEOUT
+from seeupo_jax.bench.bench_report import (
+    RATIO,
+    ROLLOUTS,
+    SIZES,
+    SWEEPS,
+    machine_line,
+    sides_table,
+    table,
+)
+from seeupo_jax.bench.comparison import OURS
 from seeupo_jax.bench.rollout import STATIC
-from seeupo_jax.bench.update import OURS, flops_once
+from seeupo_jax.bench.update import flops_once
 
 Values = Mapping[str, Any]
 
@@ -28,19 +38,10 @@ _STATUS = {
     STOPPED: "ended with the budget",
     RUNNING: "interrupted",
 }
-_NOT_BEGUN = "not begun"
-
-
-class Listed(Protocol):
-    """What the page needs to know of a piece."""
-
-    name: str
-    section: str
-    words: str
 
 
 def page(
-    pieces: Sequence[Listed],
+    pieces: Sequence[Piece],
     found: Mapping[str, Values],
     reasons: Mapping[str, str],
     device: Values,
@@ -52,40 +53,34 @@ def page(
     Args:
       found: records of pieces by name.
       reasons: of pieces that were not begun this time, by name, why.
-      device: the machine, by `device.probe`.
+      device: the machine, by the probe.
     """
     if rehearsal:
-        parts = [REHEARSAL, _states(pieces, found, reasons)]
-    else:
-        parts = [HEAD, _machine(device), _summary(pieces, found)]
-        for section, (title, write) in _SECTIONS.items():
-            own = {
-                piece.name: found[piece.name]
-                for piece in pieces
-                if piece.section == section and found.get(piece.name, {}).get("status") is not None
-            }
-            text = write(own)
-            if text:
-                parts.append(f"## {title}\n\n{text}")
-        parts.append(_left(pieces, found, reasons))
+        return f"{REHEARSAL}\n\n{_rehearsed(pieces, found, reasons)}\n"
+    parts = [HEAD, _machine(device), _summary(pieces, found)]
+    for section, (title, write) in _SECTIONS.items():
+        names = [piece.name for piece in pieces if piece.section == section]
+        own = {name: found[name] for name in names if name in found}
+        text = write(own)
+        if text:
+            notes = [f"- `{name}`: {note}" for name, v in own.items() for note in v["notes"]]
+            parts += [f"## {title}\n\n{text}", *(["\n".join(notes)] if notes else [])]
+    parts.append(_left(pieces, found, reasons))
     return "\n\n".join(parts) + "\n"
 
 
 def _machine(device: Values) -> str:
-    versions = ", ".join(f"{lib} {version}" for lib, version in device["versions"].items())
-    free = device["free_bytes"]
+    free, peak = device["free_bytes"], device["peak_flops"]
     memory = "free memory unknown" if free is None else f"{free / 2**30:.1f} GiB free"
-    peak = device["peak_flops"]
     known = "not known" if peak is None else f"{peak / 1e12:,.0f} TFLOP/s in dense bfloat16"
-    several = f" (one of {device['count']})" if device["count"] > 1 else ""
+    several = f" One of {device['count']} devices." if device["count"] > 1 else ""
     return (
-        f"## Machine\n\n{device['device']}{several}, {memory}; {device['cores']} cores,"
-        f" {device['memory_gib']} GiB, {device['system']}; {versions}. Its peak by the vendor's"
-        f" data sheet: {known}."
+        f"## Machine\n\n{machine_line(device)}; {memory}.{several} Its peak by the vendor's data"
+        f" sheet: {known}."
     )
 
 
-def _summary(pieces: Sequence[Listed], found: Mapping[str, Values]) -> str:
+def _summary(pieces: Sequence[Piece], found: Mapping[str, Values]) -> str:
     done = sum(found.get(piece.name, {}).get("status") == DONE for piece in pieces)
     checks = [check for values in found.values() for check in values.get("checks", ())]
     passed = sum(check["passed"] for check in checks)
@@ -108,10 +103,8 @@ def _correctness(found: Mapping[str, Values]) -> str:
         " Milliseconds are of one call, forwards and backwards, kernel and plain attention."
     )
     rows = [_check(check) for values in found.values() for check in values["checks"]]
-    if not rows:
-        return ""
     head = ("comparison", "type", "shape", "difference", "bound", "", "ms", "ms, plain")
-    return "\n\n".join([text, table(head, rows), *_notes(found)])
+    return f"{text}\n\n{table(head, rows)}" if rows else ""
 
 
 def _check(check: Values) -> tuple[str, ...]:
@@ -119,57 +112,43 @@ def _check(check: Values) -> tuple[str, ...]:
     verdict = "pass" if check["passed"] else "**FAIL**"
     if not check["differences"]:
         return (*about, _cell(check.get("error", "-")), "-", verdict, "-", "-")
-    name, worst = max(
-        check["differences"].items(),
+
+    def share(item: tuple[str, Values]) -> tuple[bool, float]:
+        difference, bound = item[1]["difference"], item[1]["bound"]
         # NaN is worse than any number.
-        key=lambda item: (item[1]["difference"] != item[1]["difference"], _share(item[1])),
-    )
+        return difference != difference, difference / bound if bound else float("inf")
+
+    name, worst = max(check["differences"].items(), key=share)
     times = (f"{1000 * check[key]:.2f}" if key in check else "-" for key in ("kernel_s", "plain_s"))
-    return (
-        *about,
-        f"{worst['difference']:.1e} ({name})",
-        f"{worst['bound']:.1e}",
-        verdict,
-        *times,
-    )
+    greatest = f"{worst['difference']:.1e} ({name})"
+    return (*about, greatest, f"{worst['bound']:.1e}", verdict, *times)
 
 
-def _share(one: Values) -> float:
-    return one["difference"] / one["bound"] if one["bound"] else float("inf")
+def _runs(found: Mapping[str, Values]) -> list[dict[str, Any]]:
+    """Figures of the pieces that have some, with their checks."""
+    done = [values for values in found.values() if values.get("figures") is not None]
+    return [values["figures"] | {"checks": values["checks"]} for values in done]
+
+
+def _flops(figures: Values, name: str) -> str:
+    return f"{flops_once(figures['contenders'][name]):.2e}" if name == OURS else "-"
+
+
+def _mfu(figures: Values, name: str) -> str:
+    if name != OURS:
+        return "-"
+    ours, peak = figures["contenders"][name], figures["peak_flops"]
+    return "?" if peak is None else f"{flops_once(ours) / ours['median_s'] / peak:.1%}"
+
+
+def _same(figures: Values, name: str) -> str:
+    for check in figures["checks"]:
+        if check["name"] == f"a sweep against {name}":
+            return "yes" if check["passed"] else "**NO**"
+    return "-"
 
 
 def _updates(found: Mapping[str, Values]) -> str:
-    head = ("ratio", "model", "workload", "side", "s per sweep", "least to most", "tokens/s")
-    head += ("peak MiB", "FLOPs", "MFU", "same numbers")
-    rows = []
-    for values in found.values():
-        f = values.get("figures")
-        if f is None:
-            continue
-        same = {check["name"].removeprefix("a sweep against "): check for check in values["checks"]}
-        for name, side in f["contenders"].items():
-            first = ("", "", "")
-            flops = mfu = "-"
-            if name == OURS:
-                first = (_ratio(f), f["model"], _cell(_workload(f)))
-                once = flops_once(side)
-                flops, mfu = f"{once:.2e}", _mfu(once, side["median_s"], f["peak_flops"])
-            peak = side["peak_bytes"]
-            rows.append(
-                (
-                    *first,
-                    name,
-                    f"{side['median_s']:.3f}",
-                    f"{side['least_s']:.3f} to {side['most_s']:.3f}",
-                    f"{side['tokens_per_second']:,.0f}",
-                    "?" if peak is None else f"{peak / 2**20:,.0f}",
-                    flops,
-                    mfu,
-                    {None: "-", True: "yes", False: "**NO**"}[same.get(name, {}).get("passed")],
-                )
-            )
-    if not rows:
-        return ""
     text = (
         "One sweep in bfloat16: every turn's step, and all that it needs; medians of the runs, in"
         " brackets the least and the greatest ratio of a round. PyTorch: scaled dot product"
@@ -178,75 +157,40 @@ def _updates(found: Mapping[str, Values]) -> str:
         " Same numbers: losses, KL, weights M and parameters after one sweep from the same"
         " weights differ by at most 5%."
     )
-    return "\n\n".join([text, table(head, rows), *_notes(found)])
-
-
-def _mfu(flops: float, seconds: float, peak: float | None) -> str:
-    return "?" if peak is None else f"{flops / seconds / peak:.1%}"
-
-
-def _ratio(f: Values) -> str:
-    if f["against"] is None:
-        return "-"
-    return f"**{f['ratio']:.2f}x** ({f['ratio_least']:.2f} to {f['ratio_most']:.2f})"
-
-
-def _workload(f: Values) -> str:
-    w = f["workload"]
-    return (
-        f"{w['name']}: {w['conversations']} by {w['group_size']}, prompts {w['prompt'][0]} to"
-        f" {w['prompt'][1]}, turns {w['turns'][0]} to {w['turns'][1]}, {w['tokens']:,} tokens"
-    )
+    runs = _runs(found)
+    of_side = SWEEPS | {"FLOPs": _flops, "MFU": _mfu, "same numbers": _same}
+    return f"{text}\n\n{sides_table(runs, RATIO | SIZES, of_side)}" if runs else ""
 
 
 def _rollouts(found: Mapping[str, Values]) -> str:
-    head = ("ratio", "model", "workload", "side", "s", "sampled/s", "computed per sampled token")
-    rows = []
-    for values in found.values():
-        f = values.get("figures")
-        if f is None:
-            continue
-        for name in sorted(f["contenders"], key=lambda name: name != OURS):
-            side = f["contenders"][name]
-            first = (_ratio(f), f["model"], _cell(_workload(f))) if name == OURS else ("",) * 3
-            numbers = (f"{side['median_s']:.2f}", f"{side['tokens_per_second']:,.0f}")
-            rows.append((*first, name, *numbers, f"{side['computed_per_sampled']:.2f}"))
-    if not rows:
-        return ""
     text = (
         "The same conversations sampled in bfloat16. The ratio is to the first side below"
         f" {OURS}. `{STATIC}`: `transformers` compiles its decode steps; conversations that have"
         " ended stay in its batch."
     )
-    return "\n\n".join([text, table(head, rows), *_notes(found)])
+    runs = _runs(found)
+    return f"{text}\n\n{sides_table(runs, RATIO | SIZES, ROLLOUTS)}" if runs else ""
 
 
 def _quickstart(found: Mapping[str, Values]) -> str:
     parts = []
-    for values in found.values():
-        f = values.get("figures")
-        if f is None or not f["curve"]:
-            continue
-        (first, before), (last, after) = f["curve"][0], f["curve"][-1]
-        parts.append(
-            f"`configs/quickstart.py`, {f['iterations']} iterations: {f['metric']} of held-out"
-            f" tasks {before:.3f} after iteration {first}, {after:.3f} after iteration {last};"
-            f" {f['seconds']:.0f} s in all, {f['compile_s']:.0f} s of them compiling."
-        )
-    return "\n\n".join([*parts, *_notes(found)]) if parts else ""
+    for f in _runs(found):
+        if f["curve"]:
+            (first, before), (last, after) = f["curve"][0], f["curve"][-1]
+            parts.append(
+                f"`configs/quickstart.py`, {f['iterations']} iterations: {f['metric']} of held-out"
+                f" tasks {before:.3f} after iteration {first}, {after:.3f} after iteration {last};"
+                f" {f['seconds']:.0f} s in all, {f['compile_s']:.0f} s of them compiling."
+            )
+    return "\n\n".join(parts)
 
 
-def _notes(found: Mapping[str, Values]) -> list[str]:
-    lines = [f"- `{name}`: {note}" for name, values in found.items() for note in values["notes"]]
-    return ["\n".join(lines)] if lines else []
-
-
-def _left(pieces: Sequence[Listed], found: Mapping[str, Values], reasons: Mapping[str, str]) -> str:
+def _left(pieces: Sequence[Piece], found: Mapping[str, Values], reasons: Mapping[str, str]) -> str:
     """What is not done, each with its reason."""
+    states = {piece: _state(piece.name, found, reasons) for piece in pieces}
     rows = [
-        (f"`{piece.name}`", piece.words, state, _cell(why))
-        for piece in pieces
-        for state, why in [_state(piece.name, found, reasons)]
+        (f"`{piece.name}`", piece.words, state, why)
+        for piece, (state, why) in states.items()
         if state != _STATUS[DONE]
     ]
     if not rows:
@@ -259,26 +203,26 @@ def _left(pieces: Sequence[Listed], found: Mapping[str, Values], reasons: Mappin
     return f"## Not run\n\n{text}\n\n{table(('piece', 'shows', 'state', 'why'), rows)}"
 
 
-def _states(
-    pieces: Sequence[Listed], found: Mapping[str, Values], reasons: Mapping[str, str]
+def _rehearsed(
+    pieces: Sequence[Piece], found: Mapping[str, Values], reasons: Mapping[str, str]
 ) -> str:
     """Every piece and whether it ran; no figures."""
     rows = []
     for piece in pieces:
         state, why = _state(piece.name, found, reasons)
         checks = found.get(piece.name, {}).get("checks", ())
-        kept = sum(check["passed"] for check in checks)
-        compared = f"{kept} of {len(checks)} within bounds" if checks else "-"
-        rows.append((f"`{piece.name}`", piece.words, state, compared, _cell(why)))
+        passed = sum(check["passed"] for check in checks)
+        compared = f"{passed} of {len(checks)} within bounds" if checks else "-"
+        rows.append((f"`{piece.name}`", piece.words, state, compared, why))
     return table(("piece", "would show", "rehearsed", "comparisons", "why not"), rows)
 
 
 def _state(name: str, found: Mapping[str, Values], reasons: Mapping[str, str]) -> tuple[str, str]:
-    values = found.get(name)
-    if values is None:
-        return _NOT_BEGUN, reasons.get(name, "the command ended before it")
-    why = values.get("error") or "-"
-    return _STATUS.get(values["status"], values["status"]), why
+    """Of a piece, and why it is not done."""
+    if name not in found:
+        return "not begun", reasons.get(name, "the command ended before it")
+    values = found[name]
+    return _STATUS[values["status"]], _cell(values.get("error") or "-")
 
 
 def _cell(text: str) -> str:

@@ -3,28 +3,145 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from seeupo_jax.bench.accelerator import kernels, numerics, quickstart, speed
-from seeupo_jax.bench.accelerator.record import Record
-from seeupo_jax.bench.runners import bench_models
+import seeupo_jax
+from seeupo_jax.bench import machine
+from seeupo_jax.bench import rollout as rollout_bench
+from seeupo_jax.bench import update as update_bench
+from seeupo_jax.bench.accelerator import kernels, numerics
+from seeupo_jax.bench.accelerator.runner import NotHere, Record, is_out_of_memory, sentence
+from seeupo_jax.bench.inputs import architecture
+from seeupo_jax.bench.runners import torch_runner
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.planning.flops import parameters
 
 GIB = 2**30
+PROBE = "machine"  # the name of the record of what the machine is
 CORRECTNESS, UPDATE, ROLLOUT, QUICKSTART = "correctness", "update", "rollout", "quickstart"
 LIMIT_S = 450.0  # of a piece: with what surrounds it, under eight minutes
 REHEARSAL_LIMIT_S = 300.0
 # Bytes a parameter at the peak of a sweep: float32 weights, the reference policy's, two moments
 # and gradients, and a copy in bfloat16; the baseline samples with one more.
-_OURS, _THEIRS = 22, 24
+_OURS, _TORCH = 22, 24
 _SAMPLED = 2  # of a rollout, a side: weights in bfloat16
 _TOKENS = 9000  # of a microbatch of one group's conversations, at real lengths, about
 _BESIDE = 6 * GIB  # logits, caches and the libraries themselves, about
+_CONFIG = Path(seeupo_jax.__path__[0]).parent / "configs" / "quickstart.py"
+_SMALLEST_TRAINING = {
+    "iterations": 1,
+    "rollout.tasks": 2,
+    "rollout.group_size": 2,
+    "rollout.max_turns": 2,
+    "evaluation.tasks": 1,
+    "evaluation.every": 0,
+    "evaluation.k": 1,
+    "checkpoint.every": 0,
+    "batching.buckets": "(128,)",  # one shape, to be compiled once
+    "batching.microbatch_tokens": 128,
+}
+
+
+def update(record: Record, settings: Settings, rehearse: bool) -> None:
+    """`bench update`: against compiled PyTorch, or eager where compiling fails."""
+    peak = {"peak_flops": machine.peak_flops(jax.devices()[0].device_kind)}
+
+    def run(settings: Settings) -> dict[str, Any]:
+        return update_bench.run(settings, strict=False) | peak
+
+    figures = beside_torch(record, settings, "torch", run, ("eager",), rehearse=rehearse)
+    record.put(figures=figures)
+    allowed = figures["verified"]["tolerance"]
+    for name, differences in figures["verified"]["differences"].items():
+        bounded = {key: (value, allowed) for key, value in differences.items()}
+        record.check(f"a sweep against {name}", bounded, dtype=figures["dtype"])
+
+
+def rollout(record: Record, settings: Settings, rehearse: bool) -> None:
+    """`bench rollout`: against `generate` with a static cache; a growing one if that fails."""
+    run, fallback = rollout_bench.run, ("kept",)
+    record.put(figures=beside_torch(record, settings, "generate", run, fallback, rehearse=rehearse))
+
+
+def beside_torch(
+    record: Record,
+    settings: Settings,
+    field: str,
+    run: Callable[[Settings], dict[str, Any]],
+    fallback: tuple[str, ...],
+    *,
+    rehearse: bool,
+) -> dict[str, Any]:
+    """A benchmark with the baseline's best way, with `fallback`, or without the baseline.
+
+    Args:
+      field: of the settings, the baseline's ways.
+    """
+    alone, ways = replace(settings, **{field: ()}), getattr(settings, field)
+    missing = torch_runner.no_torch(jax.devices()[0].platform)
+    if missing is not None:
+        record.note(f"Only our side was measured: {missing}.")
+    if missing is not None or not ways:
+        return run(alone)
+    if not rehearse:  # what is measured of ours stays if the other side takes too long
+        record.put(figures=run(alone))
+    try:
+        return run(settings)
+    except Exception as error:
+        said = sentence(error)
+        if ways == fallback or is_out_of_memory(str(error)):
+            raise
+    # Outside of the handler: its traceback would hold what the first try had in memory.
+    record.note(f"Not measured against {ways[0]}: {said}")
+    return run(replace(settings, **{field: fallback}))
+
+
+def quickstart(record: Record, _: Settings, rehearse: bool) -> None:
+    """Trains by the command; the figures are the curve of avg@k, and the seconds.
+
+    This process must not take the device: of a TPU there is one process.
+
+    Raises:
+      NotHere: no configuration file. RuntimeError: the training failed.
+    """
+    if not _CONFIG.is_file():
+        raise NotHere(f"no file {_CONFIG}: the quickstart needs a checkout of the repository")
+    fields = {"telemetry.trackers": "[]", "telemetry.display": "plain"}
+    fields |= _SMALLEST_TRAINING if rehearse else {}
+    with tempfile.TemporaryDirectory() as folder:
+        line = [sys.executable, "-m", "seeupo_jax.train", f"--config={_CONFIG}"]
+        line += [f"--workdir={folder}", *(f"--config.{k}={v}" for k, v in fields.items())]
+        began = time.perf_counter()
+        done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        seconds = time.perf_counter() - began
+        print(done.stdout)
+        if done.returncode:
+            said = [text for text in done.stdout.splitlines() if text.strip()]
+            raise RuntimeError(f"training ended with {done.returncode}: {''.join(said[-1:])}")
+        lines = Path(folder, "metrics.jsonl").read_text().splitlines()
+    metrics = [json.loads(line) for line in lines]
+    keys = {key for values in metrics for key in values}
+    (name,) = (key for key in keys if re.fullmatch(r"eval/avg@\d+", key))
+    record.put(
+        figures={
+            "metric": name,
+            "curve": [[each["iteration"], each[name]] for each in metrics if name in each],
+            "seconds": seconds,
+            "iterations": max(each["iteration"] for each in metrics),
+            "compile_s": sum(each.get("time/compile_s", 0.0) for each in metrics),
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -35,8 +152,8 @@ class Size:
     """
 
     settings: Settings
-    bytes: float = 0.0
-    alone: float = 0.0
+    bytes: float = 4 * GIB
+    alone: float = 4 * GIB
 
     def __str__(self) -> str:
         s = self.settings
@@ -49,7 +166,7 @@ class Size:
 class Piece:
     """One process.
 
-    measure: is given the sizes' settings, whether this is a rehearsal, and where results go.
+    measure: is given the record, the size's settings and whether this is a rehearsal.
     words: what it shows. section: of the page. sizes: from the largest to the smallest.
     about_s: what it may take at the most likely; it is not begun with less time left.
     """
@@ -58,8 +175,8 @@ class Piece:
     section: str
     words: str
     measure: Callable[[Record, Settings, bool], None]
-    sizes: tuple[Size, ...]
     about_s: float
+    sizes: tuple[Size, ...] = (Size(Settings()),)
 
     def fitting(self, free_bytes: int | None, *, alone: bool) -> tuple[list[int], list[str]]:
         """Indices of the sizes to try, and sentences on those that are too large.
@@ -83,168 +200,116 @@ class Piece:
 
 def _of_sweep(settings: Settings) -> Size:
     """Weights and what lies beside them, and what layers keep for the backward pass."""
-    arch = bench_models.architecture(settings.model, "bfloat16")
+    arch = architecture(settings.model, "bfloat16")
     P, scale = parameters(arch), settings.scale or 1.0
     kept = 2 * arch.layers * (6 * arch.width + 3 * arch.mlp_width) * _TOKENS * scale
-    return Size(settings, (_OURS + _THEIRS) * P + 2 * kept + _BESIDE, _OURS * P + kept + _BESIDE)
+    return Size(settings, (_OURS + _TORCH) * P + 2 * kept + _BESIDE, _OURS * P + kept + _BESIDE)
 
 
 def _of_rollout(settings: Settings) -> Size:
-    P = parameters(bench_models.architecture(settings.model, "bfloat16"))
+    P = parameters(architecture(settings.model, "bfloat16"))
     return Size(settings, 2 * (_SAMPLED * P + _BESIDE), _SAMPLED * P + _BESIDE)
 
 
-def _update(workload: str, model: str, groups: int) -> tuple[Size, ...]:
-    desk = workload == "order_desk"
-    first = Settings(
-        workload=workload,
-        model=model,
-        groups=groups,
-        scale=None if desk else 1.0,
-        torch=("compile",),
-        repeats=3,
-    )
-    few = replace(first, groups=max(1, groups // 4), scale=None if desk else 0.5)
+def _checked(name: str, words: str, measure: Any, about_s: float, *models: str) -> Piece:
+    """Checks of numbers; of a model's with short conversations."""
+    each = Settings(workload="bfcl", groups=1, group_size=4, scale=0.125)
+    sizes = tuple(_of_sweep(replace(each, model=model)) for model in models)
+    more = {"sizes": sizes} if sizes else {}
+    return Piece(name, CORRECTNESS, words, measure, about_s, **more)
+
+
+def _trees(dtype: str) -> Piece:
+    words = f"attention over token trees by the platform's kernel against plain attention, {dtype}"
+    return _checked(f"trees_{dtype}", words, functools.partial(kernels.trees, dtype=dtype), 60)
+
+
+def _update(workload: str, model: str, groups: int, about_s: float) -> Piece:
+    scale, half = (None, None) if workload == "order_desk" else (1.0, 0.5)
+    first = Settings(workload, model, scale, groups, torch=("compile",))
+    few = replace(first, groups=max(1, groups // 4), scale=half)
     last = replace(few, model="135m") if model == "0.5b" else replace(first, torch=())
-    return tuple(map(_of_sweep, (first, few, last)))
+    words = f"an update sweep, {workload}-shaped, {model}, against PyTorch"
+    sizes = tuple(map(_of_sweep, (first, few, last)))
+    return Piece(f"update_{workload}_{model}", UPDATE, words, update, about_s, sizes)
 
 
-def _rollout(model: str, groups: int) -> tuple[Size, ...]:
-    first = Settings(
-        workload="bfcl", model=model, groups=groups, scale=1.0, generate=("static", "kept")
-    )
+def _rollout(model: str, groups: int, about_s: float) -> Piece:
+    first = Settings("bfcl", model, 1.0, groups, generate=("static", "kept"))
     few = replace(first, groups=max(1, groups // 4))
     last = replace(few, model="135m") if model == "0.5b" else replace(few, scale=0.5)
-    return tuple(map(_of_rollout, (first, few, last)))
+    words = f"a rollout, bfcl-shaped, {model}, against generate with a static KV cache"
+    sizes = tuple(map(_of_rollout, (first, few, last)))
+    return Piece(f"rollout_{model}", ROLLOUT, words, rollout, about_s, sizes)
 
-
-def _checked(model: str, *smaller: str) -> tuple[Size, ...]:
-    """For checks of numbers: short conversations."""
-    each = (
-        Settings(workload="bfcl", model=name, groups=1, group_size=4, scale=0.125)
-        for name in (model, *smaller)
-    )
-    return tuple(map(_of_sweep, each))
-
-
-_SMALL = (Size(Settings(), 4 * GIB, 4 * GIB),)
-_TREES = "attention over token trees by the platform's kernel against plain attention, {}"
 
 PIECES = (
-    *(
-        Piece(
-            f"trees_{dtype}",
-            CORRECTNESS,
-            _TREES.format(dtype),
-            functools.partial(kernels.trees, dtype=dtype),
-            _SMALL,
-            60,
-        )
-        for dtype in ("bfloat16", "float32")
-    ),
-    Piece(
+    _trees("bfloat16"),
+    _trees("float32"),
+    _checked(
         "rows",
-        CORRECTNESS,
         "fused attention over rows, and over pages of the KV cache, against plain attention",
         kernels.rows,
-        _SMALL,
         60,
     ),
-    Piece(
+    _checked(
         "parity",
-        CORRECTNESS,
         "logits and gradients against PyTorch, float32 and bfloat16",
         numerics.parity,
-        _checked("0.5b", "135m"),
         90,
+        *("0.5b", "135m"),
     ),
-    Piece(
+    _checked(
         "sweep",
-        CORRECTNESS,
         "a sweep with fused against separate refresh and against PyTorch; the sampler's"
         " log-probabilities against the trainer's; float32 and bfloat16",
         numerics.sweeps,
-        _checked("135m"),
         120,
+        "135m",
     ),
-    *(
-        Piece(
-            f"update_{workload}_{model}",
-            UPDATE,
-            f"an update sweep, {workload}-shaped, {model}, against PyTorch",
-            speed.update,
-            _update(workload, model, groups),
-            about_s,
-        )
-        for model, workload, groups, about_s in (
-            ("0.5b", "bfcl", 4, 180),
-            ("0.5b", "order_desk", 64, 180),
-        )
-    ),
-    Piece(
-        "rollout_0.5b",
-        ROLLOUT,
-        "a rollout, bfcl-shaped, 0.5b, against generate with a static KV cache",
-        speed.rollout,
-        _rollout("0.5b", 4),
-        150,
-    ),
-    Piece(
-        "quickstart",
-        QUICKSTART,
-        "configs/quickstart.py trained to its end",
-        quickstart.train,
-        _SMALL,
-        150,
-    ),
-    *(
-        Piece(
-            f"update_{workload}_1.5b",
-            UPDATE,
-            f"an update sweep, {workload}-shaped, 1.5b, against PyTorch",
-            speed.update,
-            _update(workload, "1.5b", groups),
-            240,
-        )
-        for workload, groups in (("bfcl", 4), ("order_desk", 32))
-    ),
-    Piece(
-        "rollout_1.5b",
-        ROLLOUT,
-        "a rollout, bfcl-shaped, 1.5b, against generate with a static KV cache",
-        speed.rollout,
-        _rollout("1.5b", 4),
-        200,
-    ),
+    _update("bfcl", "0.5b", 4, 180),
+    _update("order_desk", "0.5b", 64, 180),
+    _rollout("0.5b", 4, 150),
+    Piece("quickstart", QUICKSTART, "configs/quickstart.py trained to its end", quickstart, 150),
+    _update("bfcl", "1.5b", 4, 240),
+    _update("order_desk", "1.5b", 32, 240),
+    _rollout("1.5b", 4, 200),
 )
 BY_NAME = {piece.name: piece for piece in PIECES}
 
 
-def rehearsed(settings: Settings) -> Settings:
+def _rehearsed(settings: Settings) -> Settings:
     """The smallest sizes of the same kind."""
-    desk = settings.workload == "order_desk"
-    return replace(
-        settings,
-        workload="order_desk" if desk else "long",
-        model="nano",
-        scale=None if desk else 0.05,
-        turns=None if desk else 2,
-        groups=1,
-        group_size=2,
-        repeats=1,
-        torch=("eager",),
-    )
+    smallest = replace(settings, model="nano", groups=1, group_size=2, repeats=1, torch=("eager",))
+    if settings.workload == "order_desk":
+        return smallest
+    return replace(smallest, workload="long", scale=0.05, turns=2)
 
 
-def run(piece: Piece, record: Record, size: int, *, rehearse: bool) -> None:
-    """Measures a piece in one of its sizes, in this process."""
+def run(name: str, record: Record, size: int, *, rehearse: bool) -> None:
+    """Measures a piece in one of its sizes, in this process; `PROBE`: what the machine is."""
+    if name == PROBE:
+        return _probe(record)
+    piece = BY_NAME[name]
     settings = piece.sizes[size].settings
     if rehearse:
-        settings = rehearsed(settings)
+        settings = _rehearsed(settings)
     about: dict[str, Any] = {"rehearsal": rehearse}
     if piece.section != QUICKSTART:  # whose training takes the device
         about["device"] = jax.devices()[0].device_kind
-    if piece.sizes is not _SMALL:
+    if piece.sizes is not Piece.sizes:
         about["size"] = str(Size(settings))
     record.put(**about)
     piece.measure(record, settings, rehearse)
+
+
+def _probe(record: Record) -> None:
+    first, *others = jax.devices()
+    about = machine.describe(first)
+    found = {
+        "count": 1 + len(others),
+        "free_bytes": machine.free_bytes(first),
+        "peak_flops": machine.peak_flops(about["device"]),
+        "no_torch": torch_runner.no_torch(first.platform),
+    }
+    record.put(figures=about | found)

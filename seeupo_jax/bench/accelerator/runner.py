@@ -1,31 +1,108 @@
-"""Pieces as processes: a time limit for each, a budget for all, and what is left for next time."""
+"""Pieces as processes, each with a time limit and a record: what ran, and what is left.
+
+A record is one JSON file, written anew after every measurement, so that whatever ends a piece
+leaves what was measured before.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.bench.accelerator.record import (
-    DONE,
-    FAILED,
-    RUNNING,
-    STOPPED,
-    TIMEOUT,
-    Record,
-    read,
-)
-
+# How a piece ended. running: its process was killed with the command; stopped: by the command's
+# budget. skipped: it cannot run here. Only what is done is not tried again.
+DONE, RUNNING, STOPPED = "done", "running", "stopped"
+FAILED, TIMEOUT, SKIPPED = "failed", "timeout", "skipped"
+_NEW = (None, RUNNING, STOPPED)  # status of pieces that were not tried to their end
 _OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|out of memory|OutOfMemory|MemoryError", re.I)
 _LOG_BYTES = 64 * 1024  # of what a failed piece printed that are kept
-_NEW = (None, RUNNING, STOPPED)  # status of pieces that were not tried to their end
+
+
+class NotHere(Exception):
+    """A piece needs something that this machine lacks; the message says what."""
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether an error's text, or a process's output, says that memory ran out."""
+    return _OUT_OF_MEMORY.search(text) is not None
+
+
+def sentence(error: BaseException) -> str:
+    """An error as one line of at most 300 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+@dataclass(frozen=True)
+class Record:
+    """The file of a piece.
+
+    values: `piece`, `status`, and as far as they are known `error` (a sentence), `seconds`,
+      `attempts`, `size` (words), `notes` (sentences), `checks` and `figures`.
+    """
+
+    path: Path
+    values: dict[str, Any]
+
+    @classmethod
+    def begin(cls, path: Path, **values: Any) -> Record:
+        """A file that says that the piece is running."""
+        record = cls(path, {"piece": path.stem, "status": RUNNING, "notes": [], "checks": []})
+        record.put(**values)
+        return record
+
+    def put(self, **values: Any) -> None:
+        """Adds or replaces values, and writes the file: whole, or not at all."""
+        self.values.update(values)
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps(self.values, indent=1) + "\n")
+        os.replace(new, self.path)
+
+    def note(self, sentence: str) -> None:
+        """Something that a reader of the figures must know."""
+        self.put(notes=[*self.values["notes"], sentence])
+
+    def check(
+        self,
+        name: str,
+        found: Mapping[str, tuple[float, float]],
+        *,
+        error: Exception | None = None,
+        **about: Any,
+    ) -> None:
+        """A comparison: of each quantity the greatest difference and the bound that it must keep.
+
+        Args:
+          error: why it could not be made.
+          about: plain values that describe it, such as `shape` and `dtype`.
+        """
+        differences = {key: {"difference": d, "bound": b} for key, (d, b) in found.items()}
+        passed = error is None and all(d <= b for d, b in found.values())  # NaN passes nothing
+        one = {"name": name, **about, "differences": differences, "passed": passed}
+        if error is not None:
+            traceback.print_exception(error)
+            one["error"] = sentence(error)
+        self.put(checks=[*self.values["checks"], one])
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """The values of a record; None where there is no file, or a damaged one."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) and "status" in values else None
 
 
 @dataclass(frozen=True)
@@ -70,30 +147,24 @@ def work_through(
     """
     ends, not_begun = time.monotonic() + budget_s, {}
     for job in order(jobs, out):
-        left = ends - time.monotonic()
-        if left < max(job.about_s, 1.0):
-            not_begun[job.name] = (
-                f"{max(0.0, left):.0f} s of the budget were left, and it may take"
-                f" {max(job.about_s, 1.0):.0f} s"
-            )
-            report(f"{job.name}: not begun: {not_begun[job.name]}")
+        left, least = ends - time.monotonic(), max(job.about_s, 1.0)
+        if left < least:
+            why = f"{max(0.0, left):.0f} s of the budget were left, and it may take {least:.0f} s"
+            not_begun[job.name] = why
+            report(f"{job.name}: not begun: {why}")
             continue
         report(f"{job.name}: begins, with at most {min(job.limit_s, left):.0f} s")
         values = _run(job, out, left, environment)
-        report(f"{job.name}: {_words(values)}")
+        wrong = sum(not check["passed"] for check in values["checks"])
+        checks = f", {wrong} of {len(values['checks'])} checks failed" if wrong else ""
+        why = f": {values['error']}" if values.get("error") else ""
+        report(f"{job.name}: {values['status']} in {values['seconds']:.0f} s{checks}{why}")
     return not_begun
-
-
-def _words(values: Mapping[str, Any]) -> str:
-    wrong = sum(not check["passed"] for check in values["checks"])
-    checks = f", {wrong} of {len(values['checks'])} checks failed" if wrong else ""
-    why = f": {values['error']}" if values.get("error") else ""
-    return f"{values['status']} in {values['seconds']:.0f} s{checks}{why}"
 
 
 def _run(job: Job, out: Path, left_s: float, environment: Mapping[str, str]) -> dict[str, Any]:
     """One job, a size smaller after the other where memory runs out; its record's values."""
-    file, began = out / f"{job.name}.json", time.monotonic()
+    file, log, began = out / f"{job.name}.json", out / f"{job.name}.log", time.monotonic()
     attempts = (read(file) or {}).get("attempts", 0) + 1
     limit_s, notes = min(job.limit_s, left_s), job.notes
     for number, command in enumerate(job.commands, 1):
@@ -103,15 +174,14 @@ def _run(job: Job, out: Path, left_s: float, environment: Mapping[str, str]) -> 
         record = Record(file, read(file) or {"piece": job.name, "notes": [], "checks": []})
         record.values["notes"] = [*notes, *record.values["notes"]]
         status, error = _ending(code, record.values, output, limit_s, job.limit_s)
-        _keep_log(out / f"{job.name}.log", output, status)
-        record.put(
-            status=status,
-            error=error,
-            seconds=round(time.monotonic() - began, 1),
-            attempts=attempts,
-        )
-        smaller = number < len(job.commands) and limit_s - (time.monotonic() - began) > 1
-        if not (smaller and status == FAILED and _OUT_OF_MEMORY.search(f"{error}\n{output}")):
+        if status == DONE:
+            log.unlink(missing_ok=True)
+        else:
+            log.write_text(output)
+        seconds = time.monotonic() - began
+        record.put(status=status, error=error, seconds=round(seconds, 1), attempts=attempts)
+        smaller = number < len(job.commands) and limit_s - seconds > 1
+        if not (smaller and status == FAILED and is_out_of_memory(f"{error}\n{output}")):
             break
         size = record.values.get("size", f"size {number}")
         notes = (*notes, f"Memory ran out with {size}: {error}")
@@ -163,10 +233,3 @@ def _process(
         size = log.seek(0, os.SEEK_END)
         log.seek(max(0, size - _LOG_BYTES))
         return code, log.read().decode(errors="replace")
-
-
-def _keep_log(file: Path, output: str, status: str) -> None:
-    if status == DONE:
-        file.unlink(missing_ok=True)
-    else:
-        file.write_text(output)

@@ -1,76 +1,118 @@
-"""The PyTorch side: sweeps of the baseline, one after the other on one model."""
+"""The PyTorch side: the baseline of third_party, whose sweeps go on from each other's weights."""
 
 from __future__ import annotations
 
 import copy
 import importlib
+import sys
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import numpy as np
+import jax
 
-from seeupo_jax.bench.runners import torch_imports
-from seeupo_jax.bench.runners.same_update import Outcome
-from seeupo_jax.bench.settings import RECIPE, Settings
+from seeupo_jax.bench import machine
+from seeupo_jax.bench.comparison import Outcome, torch_name
+from seeupo_jax.bench.inputs import Inputs
+from seeupo_jax.bench.settings import RECIPE
 
-
-def use_every_core(cores: int) -> None:
-    """Lets PyTorch run on as many threads as JAX does."""
-    torch_imports.torch().set_num_threads(cores)
-
-
+FOLDER = Path(__file__).parents[3] / "third_party" / "torch_baseline"
 # By PyTorch's name of the device. On two CPU cores (tiny, `bfcl --groups=2`, eager) a sweep took
 # 21.0 s with 8,192, 15.8 s with these, 16.7 s with 2,048, 17.3 s with 1,024. No GPU was measured.
 MICROBATCH_TOKENS = {"cpu": 4096, "cuda": 8192}
 
 
-class TorchSweeps:
-    """Sweeps that go on from each other's weights.
+def load(name: str) -> ModuleType:
+    """A module of the baseline.
 
-    Args:
-      folder: of the model. path: of the trajectories.
-      values: fields of the configuration, by `choices.values`.
-      way: one of `settings.CONTENDERS`.
+    Raises:
+      ValueError: PyTorch, `transformers` or the folder is missing.
     """
+    if not (FOLDER / "torch_baseline").is_dir():
+        raise ValueError(
+            f"bench: no folder {FOLDER}; allowed: a checkout of the repository, which has it."
+        )
+    torch()
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+    return importlib.import_module(f"torch_baseline.{name}")
 
-    def __init__(
-        self,
-        folder: Path,
-        path: Path,
-        values: Mapping[str, Any],
-        settings: Settings,
-        *,
-        device: str,
-        way: str,
-    ) -> None:
-        modules = {name: torch_imports.load(name) for name in ("options", "sweep", "trajectories")}
-        self._update, self._device = torch_imports.load("update"), device
-        self.model = self._update.load(folder, device)
-        self._parse = modules["trajectories"].parse
-        self._sampler = _sampler(self.model, values["model.dtype"])
-        self._trajectories = modules["trajectories"].read(path)
-        tokens = settings.torch_tokens
+
+def torch() -> ModuleType:
+    """PyTorch.
+
+    Raises:
+      ValueError: it is missing, or `transformers` is.
+    """
+    try:
+        importlib.import_module("transformers")
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise ValueError(
+            f"bench: {error}; allowed: both installed, by pip install torch==2.13.0 transformers."
+        ) from None
+
+
+def no_torch(platform: str) -> str | None:
+    """Why the baseline cannot run beside ours on a platform; None where it can."""
+    if platform == "tpu":
+        return "the PyTorch baseline does not run on TPU"
+    try:
+        load("generate")
+        version, found = torch().__version__, torch().cuda.is_available()
+    except ValueError as error:  # a sentence already
+        return str(error).removeprefix("bench: ").rstrip(".")
+    except Exception as error:  # a broken CUDA library raises whatever it likes
+        return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    return None if platform == "cpu" or found else f"PyTorch {version} sees no GPU"
+
+
+def torch_device() -> str:
+    """PyTorch's name of the device that JAX uses."""
+    return "cuda" if jax.devices()[0].platform in ("gpu", "cuda") else "cpu"
+
+
+def use_every_core() -> None:
+    """Lets PyTorch run on as many threads as JAX does."""
+    torch().set_num_threads(machine.cores())
+
+
+def torch_sweeps(inputs: Inputs) -> dict[str, TorchSweeps]:
+    """The baseline's contenders, by name."""
+    ways = inputs.settings.torch
+    if ways:
+        use_every_core()
+    return {torch_name(way): TorchSweeps(inputs, way) for way in ways}
+
+
+class TorchSweeps:
+    """Sweeps of the baseline in one of the ways of `settings.CONTENDERS`."""
+
+    def __init__(self, inputs: Inputs, way: str) -> None:
+        modules = {name: load(name) for name in ("options", "sweep", "trajectories")}
+        self._update, self._device = load("update"), torch_device()
+        self.model = self._update.load(inputs.model, self._device)
+        self._sampler = _sampler(self.model, inputs.arch.dtype)
+        self._read = modules["trajectories"].read
+        self._trajectories = self._read(inputs.lines)
+        tokens = inputs.settings.torch_tokens
         options = modules["options"].from_flat(
-            values,
+            inputs.fields,
             compile=way == "compile",
             null_turns=way == RECIPE,
-            microbatch_tokens=MICROBATCH_TOKENS[device] if tokens is None else tokens,
+            microbatch_tokens=MICROBATCH_TOKENS[self._device] if tokens is None else tokens,
         )
         self._sweep = modules["sweep"].Sweep(self.model, options)
         self._last: Any = None
 
-    def run(self, records: Sequence[str] | None = None) -> float:
+    def run(self, lines: Path | None = None) -> float:
         """One sweep; the seconds it took.
 
         Args:
-          records: lines of a trajectory file, to sweep over instead.
+          lines: a file of trajectories to sweep over instead.
         """
-        trajectories = self._trajectories
-        if records is not None:
-            places = (f"line {number}" for number in range(1, len(records) + 1))
-            trajectories = list(map(self._parse, records, places))
+        trajectories = self._trajectories if lines is None else self._read(lines)
         self._wait()
         began = time.perf_counter()
         self._last = self._sweep.run(trajectories)
@@ -79,13 +121,9 @@ class TorchSweeps:
 
     def outcome(self) -> Outcome:
         """What the last sweep did, and the weights as they are now."""
-        steps = self._update.as_json(self._last)["steps"]
-        return Outcome(steps, self.tensors())
-
-    def tensors(self) -> dict[str, np.ndarray]:
-        """A copy of the weights, by their names in files."""
         named = self.model.named_parameters()
-        return {name: p.detach().float().cpu().numpy().copy() for name, p in named}
+        tensors = {name: p.detach().float().cpu().numpy().copy() for name, p in named}
+        return Outcome(self._update.as_json(self._last)["steps"], tensors)
 
     @property
     def positions(self) -> int:
@@ -105,10 +143,9 @@ class TorchSweeps:
         """The model for `generate`, and the seconds that it takes to bring it up to date."""
         if self._sampler.dtype == self.model.dtype:
             return self._sampler, 0.0  # has these very weights
-        torch = torch_imports.torch()
         self._wait()
         began = time.perf_counter()
-        with torch.no_grad():
+        with torch().no_grad():
             pairs = zip(self._sampler.parameters(), self.model.parameters(), strict=True)
             for own, trained in pairs:
                 own.copy_(trained)
@@ -117,7 +154,7 @@ class TorchSweeps:
 
     def _wait(self) -> None:
         if self._device == "cuda":
-            torch_imports.torch().cuda.synchronize()
+            torch().cuda.synchronize()
 
 
 def _sampler(model: Any, dtype: str) -> Any:
@@ -125,8 +162,7 @@ def _sampler(model: Any, dtype: str) -> Any:
 
     In the type of the activations: in bfloat16 it is a copy, else its weights are the model's own.
     """
-    torch, transformers = torch_imports.torch(), importlib.import_module("transformers")
-    kind = getattr(torch, dtype)
+    kind, transformers = getattr(torch(), dtype), importlib.import_module("transformers")
     shared = {id(p): p for p in model.parameters()} if kind == model.dtype else {}
     own = copy.deepcopy(model, shared).to(kind).eval()
     # An end token or a top-k of the folder's would change the work.

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from bench_cases import SETTINGS, SMALL, small  # noqa: F401
 
-from seeupo_jax.bench import swept_fields, synthetic, workloads
-from seeupo_jax.bench.runners import bench_models
+from seeupo_jax.bench.inputs import prepared
 from seeupo_jax.bench.runners.jax_runner import OurSweeps
 from seeupo_jax.bench.runners.program_recorder import Call, trips
 from seeupo_jax.learner.refresh_batch import RefreshBatch
@@ -29,16 +28,10 @@ ARCH = Architecture(vocab_size=512, width=8, layers=1, heads=2, kv_heads=1, head
 
 
 @pytest.fixture(scope="module")
-def sweeps(tmp_path_factory):
+def sweeps():
     """Of trajectories of one turn: no refresh goes on from a step."""
-    folder, settings = tmp_path_factory.mktemp("sweep"), dataclasses.replace(SETTINGS, turns=1)
-    arch = bench_models.architecture("tiny", "float32")
-    bench_models.write(arch, folder / "model", seed=0)
-    work = workloads.make(settings, arch.vocab_size)
-    lines = synthetic.records(work, synthetic.random_actions(work, 0), seed=0)
-    synthetic.write(lines, folder / "lines.jsonl")
-    values = swept_fields.values(settings, turns=1, dtype="float32")
-    return OurSweeps(folder / "model", folder / "lines.jsonl", values)
+    with prepared(dataclasses.replace(SETTINGS, turns=1), "float32") as inputs:
+        return OurSweeps(inputs)
 
 
 def by_hand(call, arch):
@@ -63,7 +56,7 @@ def by_hand(call, arch):
 
 def test_a_sweeps_flops_by_hand(sweeps):
     arch = sweeps.policy.network.arch
-    _, calls = sweeps.recorded()
+    calls = sweeps.recorded()
     assert [call.name for call in calls] == ["score", "score", "turn_step"]
     for call in calls:
         (found,) = (f for f in sweeps.flops([call]).values() if f.total)
@@ -75,7 +68,7 @@ def test_a_sweeps_flops_by_hand(sweeps):
 
 
 def test_nothing_is_recorded_that_nobody_asked_for(sweeps):
-    _, calls = sweeps.recorded()
+    calls = sweeps.recorded()
     before = len(calls)
     sweeps.run()
     assert len(calls) == before

@@ -1,9 +1,18 @@
-"""Two sweeps are the same, or the error says what is not."""
+"""Two sweeps are the same, or the error says what is not; contenders alternate; ratios."""
 
 import numpy as np
 import pytest
 
-from seeupo_jax.bench.runners.same_update import Outcome, differences, moved, require_same
+from seeupo_jax.bench.comparison import (
+    Outcome,
+    Timing,
+    alternate,
+    differences,
+    fastest,
+    moved,
+    ratio,
+    require_same,
+)
 
 
 def outcome(loss=0.5, kl=0.25, weights=(1.0, None), tensor=(1.0, 2.0), turn=0):
@@ -31,8 +40,8 @@ def test_equal_outcomes_do_not_differ():
 def test_a_changed_number_is_found_under_its_name(name, change, difference):
     found = differences(outcome(), outcome(**change))
     assert found[name] == pytest.approx(difference)
-    with pytest.raises(ValueError, match=f"ours and theirs differ: .*{name} by"):
-        require_same(outcome(), outcome(**change), ("ours", "theirs"), "float32")
+    with pytest.raises(ValueError, match=f"one and other differ: .*{name} by"):
+        require_same(outcome(), outcome(**change), ("one", "other"), "float32")
 
 
 def test_other_tensors_differ_infinitely():
@@ -43,11 +52,34 @@ def test_other_tensors_differ_infinitely():
 def test_the_tolerance_is_that_of_the_type():
     other = outcome(loss=0.5 + 1e-3)
     with pytest.raises(ValueError, match="loss by 0.001; allowed in float32: 0.0001"):
-        require_same(outcome(), other, ("ours", "theirs"), "float32")
-    assert require_same(outcome(), other, ("ours", "theirs"), "bfloat16")["loss"] < 2e-3
+        require_same(outcome(), other, ("one", "other"), "float32")
+    assert require_same(outcome(), other, ("one", "other"), "bfloat16")["loss"] < 2e-3
 
 
-def test_what_a_sweep_moved_is_told():
+def test_what_a_sweep_moved_is_reported():
     steps = [{"turns": [1], "weights": [1.0]}, {"turns": [0], "weights": [0.75]}]
     after = Outcome(steps, {"w": np.array([0.5])})
     assert moved({"w": np.array([0.25])}, after) == {"weights": 0.25, "parameters": 0.25}
+
+
+def test_contenders_alternate():
+    seen = []
+
+    def contender(name):
+        return lambda number: seen.append((number, name)) or float(number)
+
+    timings = alternate({"a": contender("a"), "b": contender("b")}, 3)
+    assert seen == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+    assert timings["a"].each == (0.0, 1.0, 2.0)
+
+
+def test_a_ratio_is_of_medians_with_the_rounds_around_it():
+    slow, fast = Timing((4.0, 9.0, 5.0)), Timing((2.0, 3.0, 1.0))
+    assert ratio(slow, fast) == {"ratio": 2.5, "ratio_least": 2.0, "ratio_most": 5.0}
+    assert slow.as_json() == {
+        "median_s": 5.0,
+        "least_s": 4.0,
+        "most_s": 9.0,
+        "each_s": [4.0, 9.0, 5.0],
+    }
+    assert fastest({"slow": slow, "fast": fast}, ["slow", "fast"]) == "fast"

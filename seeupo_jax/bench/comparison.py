@@ -1,0 +1,195 @@
+"""Contenders side by side: whether they compute the same, which is faster, and how it is said."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from seeupo_jax.bench.settings import RECIPE
+from seeupo_jax.bench.workloads import Workload
+
+OURS = "seeupo_jax"
+# Float32 differs by the order of sums; bfloat16 by about 1% of a log-probability (8 bits), which
+# the ratios' exponent and Adam's quotient carry on.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
+
+
+def torch_name(way: str) -> str:
+    """Of a contender, for people."""
+    return f"PyTorch, {way}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A sweep's steps, plain values by name, and the weights after it by their names in files."""
+
+    steps: Sequence[Mapping[str, Any]]
+    tensors: Mapping[str, np.ndarray]
+
+
+def differences(one: Outcome, other: Outcome) -> dict[str, float]:
+    """The greatest difference of each kind of number, against 1 or the number if that is larger.
+
+    What does not fit together at all (other steps, other tensors, no number on one side) is
+    infinitely different.
+    """
+    same = [step["turns"] for step in one.steps] == [step["turns"] for step in other.steps]
+    pairs = list(zip(one.steps, other.steps, strict=True)) if same else []
+    found = {
+        name: max((_greatest(a[name], b[name]) for a, b in pairs), default=np.inf)
+        for name in ("loss", "kl", "weights")
+    }
+    same = one.tensors.keys() == other.tensors.keys()
+    each = [_greatest(one.tensors[n], other.tensors[n]) for n in one.tensors] if same else []
+    return found | {"parameters": max(each, default=np.inf)}
+
+
+def moved(start: Mapping[str, np.ndarray], after: Outcome) -> dict[str, float]:
+    """How far a sweep itself changed what is compared: without that nothing would be shown."""
+    weights = [step["weights"] for step in after.steps]
+    return {
+        "weights": max(_greatest(weights[-1], first) for first in weights),
+        "parameters": max(_greatest(after.tensors[name], start[name]) for name in start),
+    }
+
+
+def require_same(
+    one: Outcome, other: Outcome, names: tuple[str, str], dtype: str
+) -> dict[str, float]:
+    """The differences, all of them within what the type of the activations allows.
+
+    Args:
+      names: of the two sides, for the error.
+
+    Raises:
+      ValueError: they are not.
+    """
+    found, most = differences(one, other), TOLERANCES[dtype]
+    wrong = [f"{name} by {apart:.2g}" for name, apart in found.items() if not apart <= most]
+    if wrong:
+        raise ValueError(
+            f"bench: after one sweep from the same weights {names[0]} and {names[1]} differ:"
+            f" {', '.join(wrong)}; allowed in {dtype}: {most:g}. Nothing was timed."
+        )
+    return found
+
+
+def _greatest(one: Any, other: Any) -> float:
+    """NaN, or None, is the same as NaN, and infinitely far from a number."""
+    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    if one.shape != other.shape:
+        return np.inf
+    both = np.isnan(one) & np.isnan(other)
+    apart = np.abs(one - other) / np.maximum(1, np.abs(other))
+    return float(np.where(both, 0, np.where(np.isnan(apart), np.inf, apart)).max(initial=0))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of every run of a contender."""
+
+    each: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.each)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "median_s": self.median,
+            "least_s": min(self.each),
+            "most_s": max(self.each),
+            "each_s": list(self.each),
+        }
+
+
+def alternate(contenders: Mapping[str, Callable[[int], float]], repeats: int) -> dict[str, Timing]:
+    """Runs every contender once a round, in every other round the last one first.
+
+    A noisy machine slows all of them.
+
+    Args:
+      contenders: from the number of the round to the seconds that it took.
+    """
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(repeats):
+        names = list(contenders)
+        for name in names if number % 2 == 0 else names[::-1]:
+            found[name].append(contenders[name](number))
+    return {name: Timing(tuple(each)) for name, each in found.items()}
+
+
+def fastest(timings: Mapping[str, Timing], names: Sequence[str]) -> str:
+    """The one of `names` with the least median."""
+    return min(names, key=lambda name: timings[name].median)
+
+
+def ratio(slower: Timing, faster: Timing) -> dict[str, float]:
+    """Of the medians, and the least and greatest of a round."""
+    rounds = [a / b for a, b in zip(slower.each, faster.each, strict=True)]
+    return {
+        "ratio": slower.median / faster.median,
+        "ratio_least": min(rounds),
+        "ratio_most": max(rounds),
+    }
+
+
+def against_torch(timings: Mapping[str, Timing], ways: Sequence[str]) -> dict[str, Any]:
+    """Ours against the baseline: as fast as it goes, and by the reference's recipe."""
+    own = [torch_name(way) for way in ways if way != RECIPE]
+    found: dict[str, Any] = {"against": None, "over_recipe": None}
+    if own:
+        found["against"] = against = fastest(timings, own)
+        found |= ratio(timings[against], timings[OURS])
+    if RECIPE in ways:
+        found["over_recipe"] = ratio(timings[torch_name(RECIPE)], timings[OURS])
+    return found
+
+
+def describe(work: Workload) -> dict[str, Any]:
+    """A workload's name and sizes as plain values."""
+    prompts = [len(prompt) for prompt in work.prompts]
+    turns = [len(c.lengths) for c in work.conversations]
+    return {
+        "name": work.name,
+        "conversations": len(work.conversations),
+        "group_size": work.group_size,
+        "tokens": work.tokens,
+        "sampled": work.sampled,
+        "prompt": [min(prompts), max(prompts)],
+        "turns": [min(turns), max(turns)],
+        "longest": work.max_context,
+    }
+
+
+def print_summary(figures: Mapping[str, Any], what: str) -> None:
+    """The ratio first, then what it is of."""
+    work, sides, against = figures["workload"], figures["contenders"], figures["against"]
+    ours = f"{OURS} {sides[OURS]['median_s']:.3g} s {what}"
+    if against is not None:
+        ours = (
+            f"{figures['ratio']:.2f}x ({figures['ratio_least']:.2f} to"
+            f" {figures['ratio_most']:.2f} by rounds): {ours},"
+            f" {against} {sides[against]['median_s']:.3g} s"
+        )
+    print(ours)
+    if figures.get("over_recipe") is not None:
+        over = figures["over_recipe"]["ratio"]
+        print(f"{over:.2f}x the reference's recipe, with the turns that it pads")
+    print(
+        f"{work['name']}: {work['conversations']} conversations in groups of"
+        f" {work['group_size']}, {work['tokens']} tokens, {work['turns'][1]} turns at most, prompts"
+        f" of {work['prompt'][0]} to {work['prompt'][1]}; model {figures['model']},"
+        f" {figures['dtype']}, {figures['machine']['device']}"
+    )
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Rows below a head, the first column to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        print(first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True)))
