@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.bench.comparison import OURS
+from seeupo_jax.bench.comparison import OURS, Figures, OfSide, side
 from seeupo_jax.bench.settings import writable_file
 from seeupo_jax.bench.update import flops_once
 from seeupo_jax.configuration.flags import Flags
 
-Figures = dict[str, Any]
 _VARIED = {"turns": "turns", "prompt": "prompt, tokens", "group_size": "conversations a group"}
 
 _EAGER = "--torch=eager"  # where the others would take longer than all that is measured
@@ -223,7 +222,6 @@ def table(head: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 OfRun = Callable[[Figures], str]
-OfSide = Callable[[Figures, str], str]  # of a run's figures and a contender's name
 
 
 def sides_table(
@@ -243,16 +241,6 @@ def sides_table(
                 first = [cell(figures) if name == OURS else "" for cell in of_run.values()]
                 rows.append([*first, name, *(cell(figures, name) for cell in of_side.values())])
     return table([*of_run, "side", *of_side], rows)
-
-
-def side(key: str, form: str, unit: float = 1) -> OfSide:
-    """A contender's figure in a format and a unit; `?` where it was not measured."""
-
-    def cell(figures: Figures, name: str) -> str:
-        value = figures["contenders"][name][key]
-        return "?" if value is None else form.format(value / unit)
-
-    return cell
 
 
 def least_to_most(figures: Figures, name: str) -> str:

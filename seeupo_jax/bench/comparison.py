@@ -9,10 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from seeupo_jax.bench.settings import RECIPE
+from seeupo_jax.bench import machine
+from seeupo_jax.bench.settings import RECIPE, Settings
 from seeupo_jax.bench.workloads import Workload
+from seeupo_jax.planning.flops import parameters
+from seeupo_jax.policy.architecture import Architecture
+
+Figures = dict[str, Any]  # of a run, as they go into the JSON
+OfSide = Callable[[Figures, str], str]  # of a run's figures and a contender's name
 
 OURS = "seeupo_jax"
+RECIPE_WORDS = {"over_recipe": "the reference's recipe, with the turns that it pads"}
 # Float32 differs by the order of sums; bfloat16 by about 1% of a log-probability (8 bits), which
 # the ratios' exponent and Adam's quotient carry on.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
@@ -150,24 +157,50 @@ def against_torch(timings: Mapping[str, Timing], ways: Sequence[str]) -> dict[st
     return found
 
 
-def describe(work: Workload) -> dict[str, Any]:
-    """A workload's name and sizes as plain values."""
+def about(benchmark: str, settings: Settings, arch: Architecture, work: Workload) -> dict[str, Any]:
+    """What figures are of, as plain values; the machine as it is now."""
     prompts = [len(prompt) for prompt in work.prompts]
     turns = [len(c.lengths) for c in work.conversations]
     return {
-        "name": work.name,
-        "conversations": len(work.conversations),
-        "group_size": work.group_size,
-        "tokens": work.tokens,
-        "sampled": work.sampled,
-        "prompt": [min(prompts), max(prompts)],
-        "turns": [min(turns), max(turns)],
-        "longest": work.max_context,
+        "benchmark": benchmark,
+        "command": settings.command(benchmark),
+        "workload": {
+            "name": work.name,
+            "conversations": len(work.conversations),
+            "group_size": work.group_size,
+            "tokens": work.tokens,
+            "sampled": work.sampled,
+            "prompt": [min(prompts), max(prompts)],
+            "turns": [min(turns), max(turns)],
+            "longest": work.max_context,
+        },
+        "model": settings.model,
+        "parameters": parameters(arch),
+        "dtype": arch.dtype,
+        "machine": machine.describe(machine.only_device()),
     }
 
 
-def print_summary(figures: Mapping[str, Any], what: str) -> None:
-    """The ratio first, then what it is of."""
+def side(key: str, form: str, unit: float = 1) -> OfSide:
+    """A contender's figure in a format and a unit; `?` where it was not measured."""
+
+    def cell(figures: Figures, name: str) -> str:
+        value = figures["contenders"][name][key]
+        return "?" if value is None else form.format(value / unit)
+
+    return cell
+
+
+def print_figures(
+    figures: Figures, what: str, columns: Mapping[str, OfSide], over: Mapping[str, str]
+) -> None:
+    """The ratios first, then what they are of, and a table of the contenders.
+
+    Args:
+      what: a run of a contender does.
+      columns: the table's heads, and what gives their cells.
+      over: other ratios among the figures, with words.
+    """
     work, sides, against = figures["workload"], figures["contenders"], figures["against"]
     ours = f"{OURS} {sides[OURS]['median_s']:.3g} s {what}"
     if against is not None:
@@ -177,19 +210,17 @@ def print_summary(figures: Mapping[str, Any], what: str) -> None:
             f" {against} {sides[against]['median_s']:.3g} s"
         )
     print(ours)
-    if figures.get("over_recipe") is not None:
-        over = figures["over_recipe"]["ratio"]
-        print(f"{over:.2f}x the reference's recipe, with the turns that it pads")
+    for name, words in over.items():
+        if figures[name] is not None:
+            print(f"{figures[name]['ratio']:.2f}x {words}")
     print(
         f"{work['name']}: {work['conversations']} conversations in groups of"
         f" {work['group_size']}, {work['tokens']} tokens, {work['turns'][1]} turns at most, prompts"
         f" of {work['prompt'][0]} to {work['prompt'][1]}; model {figures['model']},"
         f" {figures['dtype']}, {figures['machine']['device']}"
     )
-
-
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Rows below a head, the first column to the left and the others to the right."""
+    rows = [["contender", *columns]]
+    rows += [[name, *(cell(figures, name) for cell in columns.values())] for name in sides]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *rest in rows:
         print(first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True)))

@@ -7,19 +7,18 @@ the same, the numbers are not. `bench update` compares the numbers.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from seeupo_jax.bench import comparison, machine
-from seeupo_jax.bench.comparison import OURS, Timing, print_table
+from seeupo_jax.bench.comparison import OURS, Timing, side
 from seeupo_jax.bench.inputs import Inputs, prepared
+from seeupo_jax.bench.jax_runner import OurSweeps
 from seeupo_jax.bench.rollout import converse, generate, make_engine
-from seeupo_jax.bench.runners.jax_runner import OurSweeps
-from seeupo_jax.bench.runners.torch_runner import TorchSweeps, torch_sweeps
 from seeupo_jax.bench.settings import Settings
+from seeupo_jax.bench.torch_runner import TorchSweeps, torch_sweeps
 from seeupo_jax.bench.workloads import Actions, trajectory_lines
-from seeupo_jax.planning.flops import parameters
 
 KEPT = "KV cache kept"  # a contender's name ends so whose rollout does not send conversations again
 
@@ -34,15 +33,15 @@ def run(settings: Settings) -> dict[str, Any]:
     """
     if not settings.torch:
         raise ValueError("--torch: got none; allowed: a way to run what ours is measured against.")
-    device = machine.only_device()
-    about, parts = machine.describe(device), {}
-    with prepared(settings, machine.fast_dtype(device)) as inputs:
+    parts: dict[str, list[Parts]] = {}
+    with prepared(settings, machine.fast_dtype(machine.only_device())) as inputs:
+        about = comparison.about("iteration", settings, inputs.arch, inputs.work)
         sides = {OURS: _ours(OurSweeps(inputs), inputs)}
         for name, sweeps in torch_sweeps(inputs).items():
             sides[name] = _of_torch(sweeps, inputs, kept=False)
             sides[f"{name}, {KEPT}"] = _of_torch(sweeps, inputs, kept=True)
-    for side in sides.values():
-        side(-1)  # compiles
+    for contend in sides.values():
+        contend(-1)  # compiles
 
     def timed(name: str) -> Callable[[int], float]:
         def contend(number: int) -> float:
@@ -53,12 +52,9 @@ def run(settings: Settings) -> dict[str, Any]:
 
     timings = comparison.alternate({name: timed(name) for name in sides}, settings.repeats)
     kept = comparison.fastest(timings, [name for name in timings if name.endswith(KEPT)])
-    figures = {
-        "benchmark": "iteration",
-        "command": settings.command("iteration"),
+    figures = about | {
         **comparison.against_torch(timings, settings.torch),
         "over_kept": comparison.ratio(timings[kept], timings[OURS]),
-        "workload": comparison.describe(inputs.work),
         "contenders": {
             name: timing.as_json()
             | {
@@ -68,12 +64,17 @@ def run(settings: Settings) -> dict[str, Any]:
             }
             for name, timing in timings.items()
         },
-        "model": settings.model,
-        "parameters": parameters(inputs.arch),
-        "dtype": inputs.arch.dtype,
-        "machine": about,
     }
-    _print(figures)
+    columns = {
+        "median s": side("median_s", "{:.3f}"),
+        "least": side("least_s", "{:.3f}"),
+        "most": side("most_s", "{:.3f}"),
+        "rollout s": side("rollout_s", "{:.3f}"),
+        "sweep s": side("sweep_s", "{:.3f}"),
+        "tokens/s": side("tokens_per_second", "{:.0f}"),
+    }
+    over = {"over_kept": "the same with the KV cache kept from turn to turn"}
+    comparison.print_figures(figures, "an iteration", columns, comparison.RECIPE_WORDS | over)
     return figures
 
 
@@ -106,13 +107,3 @@ def _of_torch(sweeps: TorchSweeps, inputs: Inputs, *, kept: bool) -> Callable[[i
         return result.seconds + copying, _swept(sweeps, inputs, result.actions)
 
     return contend
-
-
-def _print(figures: Mapping[str, Any]) -> None:
-    comparison.print_summary(figures, "an iteration")
-    print(f"{figures['over_kept']['ratio']:.2f}x the same with the KV cache kept from turn to turn")
-    rows = [("contender", "median s", "least", "most", "rollout s", "sweep s", "tokens/s")]
-    for name, f in figures["contenders"].items():
-        keys = ("median_s", "least_s", "most_s", "rollout_s", "sweep_s")
-        rows.append((name, *(f"{f[key]:.3f}" for key in keys), f"{f['tokens_per_second']:.0f}"))
-    print_table(rows)

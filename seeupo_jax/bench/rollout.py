@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from seeupo_jax.bench import comparison, machine, workloads
-from seeupo_jax.bench.comparison import OURS, print_table
+from seeupo_jax.bench import comparison, machine, torch_runner, workloads
+from seeupo_jax.bench.comparison import OURS, side
 from seeupo_jax.bench.inputs import architecture, write_model
-from seeupo_jax.bench.runners import torch_runner
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.bench.workloads import Workload
 from seeupo_jax.configuration import schema
-from seeupo_jax.planning.flops import parameters
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.network import Network
@@ -45,10 +43,10 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises:
       ValueError: a wrong setting.
     """
-    device = machine.only_device()
-    dtype, about = machine.fast_dtype(device), machine.describe(device)
+    dtype = machine.fast_dtype(machine.only_device())
     arch = architecture(settings.model, dtype)
     work = workloads.make(settings, arch.vocab_size)
+    about = comparison.about("rollout", settings, arch, work)
     with tempfile.TemporaryDirectory() as folder:
         write_model(arch, Path(folder), seed=settings.seed, dtype=dtype)
         torch_model = None
@@ -92,22 +90,25 @@ def run(settings: Settings) -> dict[str, Any]:
         }
     over = {name: comparison.ratio(timings[name], timings[OURS]) for name in ways}
     against = next(iter(ways), None)
-    done = {
-        "benchmark": "rollout",
-        "command": settings.command("rollout"),
+    done = about | {
         **over.get(against, {}),
         "against": against,
         "over_kept": over.get(KEPT),
         "over_static": over.get(STATIC),
-        "workload": comparison.describe(work),
         "least_computed_per_sampled": work.least_computed / work.sampled,
-        "model": settings.model,
-        "parameters": parameters(arch),
-        "dtype": dtype,
         "contenders": figures,
-        "machine": about,
     }
-    _print(done)
+    columns = {
+        "median s": side("median_s", "{:.2f}"),
+        "sampled/s": side("tokens_per_second", "{:.0f}"),
+        "computed/sampled": side("computed_per_sampled", "{:.2f}"),
+        "with padding": side("positions_per_sampled", "{:.2f}"),
+        "waste": side("waste", "{:.2f}"),
+    }
+    ratios = {"over_kept": "the cache kept", "over_static": "a static cache kept"}
+    comparison.print_figures(done, "a rollout", columns, ratios)
+    least = done["least_computed_per_sampled"]
+    print(f"at least {least:.2f} tokens must be computed for each sampled one (waste 1)")
     return done
 
 
@@ -180,18 +181,3 @@ def converse(engine: SlotEngine, params: Any, work: Workload, seed: int) -> Play
             contexts[key] = [*contexts[key], *action.tokens, *conversation.observations[turn - 1]]
             submit(key)
     return Played(time.perf_counter() - began, actions, logp)
-
-
-def _print(figures: Mapping[str, Any]) -> None:
-    comparison.print_summary(figures, "a rollout")
-    for name, words in (("over_kept", "the cache kept"), ("over_static", "a static cache kept")):
-        if figures[name] is not None:
-            print(f"{figures[name]['ratio']:.2f}x {words}")
-    rows = [("contender", "median s", "sampled/s", "computed/sampled", "with padding", "waste")]
-    for name, f in figures["contenders"].items():
-        keys = ("computed_per_sampled", "positions_per_sampled", "waste")
-        each = (f"{f[key]:.2f}" for key in keys)
-        rows.append((name, f"{f['median_s']:.2f}", f"{f['tokens_per_second']:.0f}", *each))
-    print_table(rows)
-    least = figures["least_computed_per_sampled"]
-    print(f"at least {least:.2f} tokens must be computed for each sampled one (waste 1)")

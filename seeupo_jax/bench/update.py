@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from seeupo_jax.bench import comparison, machine
-from seeupo_jax.bench.comparison import OURS, TOLERANCES, print_table
+from seeupo_jax.bench.comparison import OURS, TOLERANCES, side
 from seeupo_jax.bench.inputs import prepared
-from seeupo_jax.bench.runners.jax_runner import OurSweeps, ablations
-from seeupo_jax.bench.runners.torch_runner import TorchSweeps, torch_sweeps
+from seeupo_jax.bench.jax_runner import OurSweeps, ablations
 from seeupo_jax.bench.settings import Settings
+from seeupo_jax.bench.torch_runner import TorchSweeps, torch_sweeps
 from seeupo_jax.planning import peak_memory
 from seeupo_jax.planning.flops import parameters
 from seeupo_jax.planning.program_flops import Flops
@@ -29,8 +29,6 @@ from seeupo_jax.types import Trajectory, learnable
 
 METRICS = ("sweep/padding_fraction", "sweep/shared_fraction", "sweep/steps", "sweep/tokens")
 _ALLOWED = 1.15  # of the budget's formula: padding, attention and the refresh
-
-Figures = dict[str, dict[str, Any]]  # of contenders by name, as they go into the JSON
 
 
 def without_name(technique: str) -> str:
@@ -48,14 +46,14 @@ def run(settings: Settings, *, strict: bool = True) -> dict[str, Any]:
     Raises:
       ValueError: a wrong setting; or, if strict, the sides do not compute the same.
     """
-    device = machine.only_device()
-    left_out, about = ablations(settings.without), machine.describe(device)
+    device, left_out = machine.only_device(), ablations(settings.without)
     with prepared(settings, machine.fast_dtype(device)) as inputs:
+        about = comparison.about("update", settings, inputs.arch, inputs.work)
         contenders: dict[str, OurSweeps | TorchSweeps] = {OURS: OurSweeps(inputs)}
         contenders |= {without_name(name): OurSweeps(inputs, a) for name, a in left_out.items()}
         contenders |= torch_sweeps(inputs)
     arch, work, started = inputs.arch, inputs.work, time.perf_counter()
-    sides: Figures = {name: {} for name in contenders}
+    sides: dict[str, dict[str, Any]] = {name: {} for name in contenders}
     verified = _verify(contenders, sides, arch.dtype, strict=strict)
     for name, contender in contenders.items():
         grown, held = peak_memory.growth(contender.run, device.platform), contender.state_bytes
@@ -70,14 +68,8 @@ def run(settings: Settings, *, strict: bool = True) -> dict[str, Any]:
         sides[name] |= timing.as_json() | {"tokens_per_second": work.tokens / timing.median}
     ours = contenders[OURS]
     pools = Pools.of(ours.trajectories)
-    figures = {
-        "benchmark": "update",
-        "command": settings.command("update"),
+    figures = about | {
         **comparison.against_torch(timings, settings.torch),
-        "workload": comparison.describe(work),
-        "model": settings.model,
-        "parameters": parameters(arch),
-        "dtype": arch.dtype,
         "budgets": budgets(arch, pools),
         "pools": vars(pools),
         "row_lengths": list(ours.learner.shapes.lengths),
@@ -87,7 +79,6 @@ def run(settings: Settings, *, strict: bool = True) -> dict[str, Any]:
             for name, ablation in left_out.items()
         },
         "verified": verified,
-        "machine": about,
     }
     if device.platform != "cpu":
         figures["matmul_peak"] = peak = machine.matmul_peak(arch.dtype)
@@ -97,7 +88,11 @@ def run(settings: Settings, *, strict: bool = True) -> dict[str, Any]:
 
 
 def _verify(
-    contenders: Mapping[str, OurSweeps | TorchSweeps], sides: Figures, dtype: str, *, strict: bool
+    contenders: Mapping[str, OurSweeps | TorchSweeps],
+    sides: dict[str, dict[str, Any]],
+    dtype: str,
+    *,
+    strict: bool,
 ) -> dict[str, Any]:
     """Every contender's first sweep, against ours; what ours cost goes to `sides`.
 
@@ -210,13 +205,15 @@ def budgets(arch: Architecture, pools: Pools) -> dict[str, float]:
 
 
 def _print(figures: Mapping[str, Any]) -> None:
-    comparison.print_summary(figures, "a sweep")
-    rows = [("contender", "median s", "least", "most", "tokens/s", "peak MiB", "computed tokens")]
-    for name, f in figures["contenders"].items():
-        peak = "?" if f["peak_bytes"] is None else f"{f['peak_bytes'] / 2**20:.0f}"
-        times = [f"{f[key]:.3f}" for key in ("median_s", "least_s", "most_s")]
-        rows.append((name, *times, f"{f['tokens_per_second']:.0f}", peak, f"{f['positions']}"))
-    print_table(rows)
+    columns = {
+        "median s": side("median_s", "{:.3f}"),
+        "least": side("least_s", "{:.3f}"),
+        "most": side("most_s", "{:.3f}"),
+        "tokens/s": side("tokens_per_second", "{:.0f}"),
+        "peak MiB": side("peak_bytes", "{:.0f}", 2**20),
+        "computed tokens": side("positions", "{:.0f}"),
+    }
+    comparison.print_figures(figures, "a sweep", columns, comparison.RECIPE_WORDS)
     ours, budget = figures["contenders"][OURS], figures["budgets"]
     once = flops_once(ours)
     print(

@@ -176,60 +176,41 @@ def make(settings: Settings, vocab_size: int) -> Workload:
     return made
 
 
-def fill(
-    name: str,
-    groups: Sequence[Lengths],
-    *,
-    group_size: int,
-    vocab_size: int,
-    seed: int,
-    alike: bool = False,
-) -> Workload:
+def _random(settings: Settings, vocab_size: int, *, lengths: Lengths | None = None) -> Workload:
     """Conversations of random tokens.
 
     Args:
-      groups: the lengths that the members of each group are made after.
-      alike: every member has exactly these lengths.
+      lengths: that they are made after; None: BFCL's, of other tasks for every seed.
     """
-    rng = np.random.default_rng(seed)
+    scale = SCALES[settings.workload] if settings.scale is None else settings.scale
+    tasks = bfcl_lengths() if lengths is None else (lengths,)
+    order = np.random.default_rng(settings.seed).permutation(len(tasks))
+    groups = [tasks[order[g % len(tasks)]].scaled(scale) for g in range(settings.groups)]
+    if settings.turns is not None:
+        groups = [one.of_turns(settings.turns) for one in groups]
+    if settings.prompt is not None:
+        groups = [Lengths(settings.prompt, one.actions, one.observations) for one in groups]
+    rng, size = np.random.default_rng(settings.seed), settings.group_size
 
     def tokens(length: int) -> Tokens:
         return tuple(rng.integers(0, vocab_size, length).tolist())
 
-    def own(lengths: Lengths) -> Lengths:
-        factor = 1.0 if alike else rng.uniform(SHORTER, LONGER, len(lengths.actions))
-        actions = np.maximum(1, np.rint(factor * np.array(lengths.actions)).astype(int))
-        varied = Lengths(lengths.prompt, tuple(actions.tolist()), lengths.observations)
-        stops = not alike and len(actions) > 1 and rng.random() < STOPS_EARLY
-        return varied.of_turns(int(rng.integers(1, len(actions)))) if stops else varied
+    def varied(one: Lengths) -> Lengths:
+        """A member's own."""
+        factor = rng.uniform(SHORTER, LONGER, len(one.actions))
+        actions = np.maximum(1, np.rint(factor * np.array(one.actions)).astype(int))
+        member = Lengths(one.prompt, tuple(actions.tolist()), one.observations)
+        stops = len(actions) > 1 and rng.random() < STOPS_EARLY
+        return member.of_turns(int(rng.integers(1, len(actions)))) if stops else member
 
-    members = [[own(lengths) for _ in range(group_size)] for lengths in groups]
-    prompts = [tokens(lengths.prompt) for lengths in groups]
+    members = [[varied(one) for _ in range(size)] for one in groups]
+    prompts = [tokens(one.prompt) for one in groups]
     conversations = (
         Conversation(prompt, one.actions, tuple(map(tokens, one.observations)))
         for prompt, group in zip(prompts, members, strict=True)
         for one in group
     )
-    return Workload(name, tuple(conversations), group_size, vocab_size)
-
-
-def _random(settings: Settings, vocab_size: int, *, lengths: Lengths | None = None) -> Workload:
-    """Lengths as the settings change them, filled; None: BFCL's, of other tasks for every seed."""
-    scale = SCALES[settings.workload] if settings.scale is None else settings.scale
-    tasks = bfcl_lengths() if lengths is None else (lengths,)
-    order = np.random.default_rng(settings.seed).permutation(len(tasks))
-    changed = [tasks[order[g % len(tasks)]].scaled(scale) for g in range(settings.groups)]
-    if settings.turns is not None:
-        changed = [one.of_turns(settings.turns) for one in changed]
-    if settings.prompt is not None:
-        changed = [Lengths(settings.prompt, c.actions, c.observations) for c in changed]
-    return fill(
-        settings.workload,
-        changed,
-        group_size=settings.group_size,
-        vocab_size=vocab_size,
-        seed=settings.seed,
-    )
+    return Workload(settings.workload, tuple(conversations), size, vocab_size)
 
 
 @functools.cache

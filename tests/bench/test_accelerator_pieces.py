@@ -7,11 +7,10 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from seeupo_jax.bench import machine
+from seeupo_jax.bench import machine, torch_runner
 from seeupo_jax.bench.accelerator import command, kernels
 from seeupo_jax.bench.accelerator.pieces import BY_NAME, beside_torch, quickstart
 from seeupo_jax.bench.accelerator.runner import Record, read
-from seeupo_jax.bench.runners import torch_runner
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.policy.kernels import attention

@@ -7,7 +7,7 @@ from seeupo_jax.bench import __main__ as command
 from seeupo_jax.bench import machine
 from seeupo_jax.bench.bench_report import SUITES
 from seeupo_jax.bench.inputs import MODELS
-from seeupo_jax.bench.runners.jax_runner import ABLATIONS, ablations
+from seeupo_jax.bench.jax_runner import ABLATIONS, ablations
 from seeupo_jax.bench.settings import CONTENDERS, Settings, add_flags, read, writable_file
 from seeupo_jax.bench.workloads import WORKLOADS
 from seeupo_jax.configuration.flags import Flags, Wrong

@@ -13,7 +13,6 @@ from seeupo_jax.bench.workloads import (
     Lengths,
     Workload,
     bfcl_lengths,
-    fill,
     make,
 )
 from seeupo_jax.envs.order_desk import orders as world
@@ -74,13 +73,6 @@ def test_turns_are_cut_or_gone_through_again():
     assert lengths.of_turns(3) == lengths
     assert lengths.of_turns(5) == Lengths(9, (1, 2, 3, 1, 2), (7, 8, 7, 7))
     assert Lengths(9, (4,), ()).of_turns(3) == Lengths(9, (4, 4, 4), (4, 4))
-
-
-def test_alike_members_have_the_lengths_and_tokens_of_their_own():
-    work = fill("even", [Lengths(5, (3, 4), (6,))], group_size=3, vocab_size=9, seed=0, alike=True)
-    assert [c.lengths for c in work.conversations] == [(3, 4)] * 3
-    assert len({c.observations for c in work.conversations}) == 3
-    assert len({c.prompt for c in work.conversations}) == 1
 
 
 @pytest.mark.parametrize("name", ["bfcl", "appworld", "long"])

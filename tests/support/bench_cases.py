@@ -5,8 +5,7 @@ import pytest
 import torch
 from jax.experimental.compilation_cache import compilation_cache
 
-from seeupo_jax.bench import inputs
-from seeupo_jax.bench.runners import torch_runner
+from seeupo_jax.bench import inputs, torch_runner
 from seeupo_jax.bench.settings import Settings
 
 SMALL = {

@@ -14,7 +14,7 @@ from flax import nnx
 from learner_cases import observe, ragged
 from twin_policy import tensors_of
 
-from seeupo_jax.bench.runners import torch_runner
+from seeupo_jax.bench import torch_runner
 from seeupo_jax.configuration import loading
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimizer import make_optimizer

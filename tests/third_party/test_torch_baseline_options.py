@@ -16,7 +16,7 @@ import torch
 from flax import nnx
 from safetensors.numpy import load_file
 
-from seeupo_jax.bench.runners import torch_runner
+from seeupo_jax.bench import torch_runner
 from seeupo_jax.configuration import loading, schema
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.schedule import Schedule

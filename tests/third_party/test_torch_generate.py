@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from seeupo_jax.bench.runners import torch_runner
-from seeupo_jax.bench.workloads import Conversation, Lengths, Workload, fill
+from seeupo_jax.bench import torch_runner
+from seeupo_jax.bench.workloads import Conversation, Workload
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import split
@@ -51,9 +51,17 @@ def tokens(count, seed):
 
 
 def even(groups, lengths, group_size):
-    """Conversations of the same lengths."""
-    options = {"group_size": group_size, "vocab_size": VOCAB, "seed": 0, "alike": True}
-    return fill("even", [lengths] * groups, **options)
+    """Conversations of the same lengths: of a prompt, of actions, of observations."""
+    prompt, actions, observations = lengths
+    conversations = (
+        Conversation(
+            tokens(prompt, seed // group_size),
+            actions,
+            tuple(tokens(n, (seed, turn)) for turn, n in enumerate(observations)),
+        )
+        for seed in range(groups * group_size)
+    )
+    return Workload("even", tuple(conversations), group_size, VOCAB)
 
 
 def ragged():
@@ -138,7 +146,7 @@ def test_log_probabilities_are_of_the_whole_distribution_at_the_temperature(mode
 def test_unlikely_tokens_are_sampled_too(models, kept):
     """Nothing is cut off: at a high temperature half of the tokens rank below the middle."""
     ours, model = models("qwen3")
-    workload = even(2, Lengths(74, (1,) * 8, (2,) * 7), group_size=8)
+    workload = even(2, (74, (1,) * 8, (2,) * 7), group_size=8)
     result = torch_generate.run(
         model, workload.conversations, kept=kept, temperature=1e6, seed=0, batch=16
     )
@@ -160,7 +168,7 @@ def test_the_seed_decides_what_is_sampled(models):
 def test_kept_computes_every_token_once_and_resend_all_of_them_each_turn(models):
     _, model = models("qwen3")
     (prompt, action, observation), turns = (185, 3, 6), 4
-    lengths = Lengths(prompt, (action,) * turns, (observation,) * (turns - 1))
+    lengths = (prompt, (action,) * turns, (observation,) * (turns - 1))
     workload = even(1, lengths, group_size=3)
     assert workload.conversations[0].tokens == prompt + 4 * action + 3 * observation
     options = {"temperature": 0.0, "seed": 0, "batch": 2}

@@ -17,13 +17,12 @@ from typing import Any
 import jax
 
 import seeupo_jax
-from seeupo_jax.bench import machine
+from seeupo_jax.bench import machine, torch_runner
 from seeupo_jax.bench import rollout as rollout_bench
 from seeupo_jax.bench import update as update_bench
 from seeupo_jax.bench.accelerator import kernels, numerics
 from seeupo_jax.bench.accelerator.runner import NotHere, Record, is_out_of_memory, sentence
 from seeupo_jax.bench.inputs import architecture
-from seeupo_jax.bench.runners import torch_runner
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.planning.flops import parameters
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from seeupo_jax.bench.runners import torch_runner
+from seeupo_jax.bench import torch_runner
 
 
 def test_a_module_of_the_baseline_is_found_once():

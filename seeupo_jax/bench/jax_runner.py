@@ -14,7 +14,7 @@ import numpy as np
 
 from seeupo_jax.bench.comparison import Outcome
 from seeupo_jax.bench.inputs import Inputs
-from seeupo_jax.bench.runners.program_recorder import Call, Recorder, flops
+from seeupo_jax.bench.program_recorder import Call, Recorder, flops
 from seeupo_jax.configuration import loading
 from seeupo_jax.learner.batching import (
     Rows,

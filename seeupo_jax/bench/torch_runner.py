@@ -17,7 +17,7 @@ from seeupo_jax.bench.comparison import Outcome, torch_name
 from seeupo_jax.bench.inputs import Inputs
 from seeupo_jax.bench.settings import RECIPE
 
-FOLDER = Path(__file__).parents[3] / "third_party" / "torch_baseline"
+FOLDER = Path(__file__).parents[2] / "third_party" / "torch_baseline"
 # By PyTorch's name of the device. On two CPU cores (tiny, `bfcl --groups=2`, eager) a sweep took
 # 21.0 s with 8,192, 15.8 s with these, 16.7 s with 2,048, 17.3 s with 1,024. No GPU was measured.
 MICROBATCH_TOKENS = {"cpu": 4096, "cuda": 8192}

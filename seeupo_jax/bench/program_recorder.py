@@ -21,7 +21,7 @@ from seeupo_jax.policy.kernels.fused import tree_blocks
 from seeupo_jax.policy.kernels.tree_attention import block_for
 from seeupo_jax.policy.kernels.tree_mask import visited_blocks
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE
-from seeupo_jax.types import NO_TARGET, TurnBatch
+from seeupo_jax.types import NOTHING, TurnBatch
 
 PROGRAMS = ("score", "turn_step", "refresh")  # of a learner
 
@@ -101,64 +101,42 @@ def flops(calls: list[Call], arch: Architecture, platform: str) -> dict[str, Flo
 
 
 def trips(call: Call, arch: Architecture, platform: str = "cpu") -> Trips:
-    """How often the loops of an execution run."""
-    batch, M = call.batch, int(call.batch.microbatches)
+    """How often the loops of an execution run; windows are not counted."""
+    batch, more, M = call.batch, call.continued, int(call.batch.microbatches)
     rows = [Tree(batch.depth_MRL[m], batch.end_MRL[m]) for m in range(M)]
-    passes = Passes(
-        _visits([(tree, None) for tree in rows], arch),
-        _predicting([batch.target_MRX[m] for m in range(M)], arch),
-        *_pairs([(tree, None) for tree in rows], arch, platform),
-    )
-    more = call.continued
+    trees = [(tree, None) for tree in rows]
+    passes = _passes(trees, [batch.target_MRX[m] for m in range(M)], arch, platform)
     if more is None:
         return Trips(M, passes)
     chunks = [(m, q) for m in range(M) for q in range(int(more.chunks_M[m]))]
     below = [
-        (
-            Tree(more.depth_MQRC[m, q], more.end_MQRC[m, q]),
-            Past((), rows[m], more.at_MQRC[m, q]),
-        )
+        (Tree(more.depth_MQRC[m, q], more.end_MQRC[m, q]), Past((), rows[m], more.at_MQRC[m, q]))
         for m, q in chunks
     ]
-    continued = Passes(
-        _visits(below, arch),
-        _predicting([more.target_MQRC[m, q] for m, q in chunks], arch),
-        *_pairs(below, arch, platform),
-    )
-    return Trips(M, passes, len(chunks) / M if M else 0.0, continued)
+    targets = [more.target_MQRC[m, q] for m, q in chunks]
+    return Trips(M, passes, len(chunks) / M if M else 0.0, _passes(below, targets, arch, platform))
 
 
-def _visits(trees: list[tuple[Tree, Past | None]], arch: Architecture) -> float:
-    """Blocks of keys that a block of queries meets, on average; windows are not counted."""
-    each = [np.asarray(_count_visits(*tree, block_for(arch.heads, arch.longest))) for tree in trees]
-    return float(np.concatenate(each).mean()) if each else 0.0
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _count_visits(tree: Tree, past: Past | None, block: int) -> jax.Array:
-    """Of every block of queries, of all rows."""
-    return visited_blocks(tree_mask_of(tree, past), block=block).sum(2).reshape(-1)
-
-
-def _pairs(
-    trees: list[tuple[Tree, Past | None]], arch: Architecture, platform: str
-) -> tuple[float, float] | tuple[None, None]:
-    """Pairs of blocks that the platform's kernel visits in a pass, held by queries and by keys."""
-    blocks = tree_blocks(platform, arch.dtype)
-    if blocks is None or not trees:
-        return None, None
-    each = np.asarray([_count_pairs(*tree, *blocks) for tree in trees], float)
-    by_queries, by_keys = each.mean(0)
-    return float(by_queries), float(by_keys)
+def _passes(
+    trees: list[tuple[Tree, Past | None]], targets: list[Any], arch: Architecture, platform: str
+) -> Passes:
+    """Of these microbatches or chunks, on average."""
+    if not trees:
+        return Passes(0.0, 0.0)
+    block, blocks = block_for(arch.heads, arch.longest), tree_blocks(platform, arch.dtype)
+    visits = np.concatenate([_visited(*tree, block, block).reshape(-1) for tree in trees])
+    pairs: tuple[float, float] | tuple[None, None] = None, None
+    if blocks is not None:  # of the platform's kernel, held by queries and by keys
+        held, met = blocks
+        by_queries = np.mean([_visited(*tree, held, met).sum() for tree in trees])
+        pairs = float(by_queries), float(np.mean([_visited(*t, met, held).sum() for t in trees]))
+    return Passes(float(visits.mean()), _predicting(targets, arch), *pairs)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _count_pairs(tree: Tree, past: Past | None, held: int, met: int) -> tuple[jax.Array, jax.Array]:
-    """Of all rows; windows are not counted."""
-    tree_mask = tree_mask_of(tree, past)
-    by_queries = visited_blocks(tree_mask, block=held, key_block=met)
-    by_keys = visited_blocks(tree_mask, block=met, key_block=held)
-    return by_queries.sum(), by_keys.sum()
+def _visited(tree: Tree, past: Past | None, block: int, key_block: int) -> jax.Array:
+    """Blocks of keys that each block of queries meets, [rows, blocks of queries]."""
+    return visited_blocks(tree_mask_of(tree, past), block=block, key_block=key_block).sum(2)
 
 
 def _predicting(targets: list[Any], arch: Architecture) -> float:
@@ -169,6 +147,6 @@ def _predicting(targets: list[Any], arch: Architecture) -> float:
         flat = np.asarray(target_RX).reshape(-1)
         chunks = -(-flat.size // at_once)
         chunk = -(-flat.size // chunks)
-        padded = np.pad(flat, (0, chunks * chunk - flat.size), constant_values=NO_TARGET)
-        found += (padded.reshape(chunks, chunk) != NO_TARGET).any(1).tolist()
-    return float(np.mean(found)) if found else 0.0
+        padded = np.pad(flat, (0, chunks * chunk - flat.size), constant_values=NOTHING)
+        found += (padded.reshape(chunks, chunk) != NOTHING).any(1).tolist()
+    return float(np.mean(found))

@@ -1,1 +1,0 @@
-"""The sides of a benchmark: what runs an update or a rollout, and what measures it."""
