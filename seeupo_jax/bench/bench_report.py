@@ -156,7 +156,7 @@ def draw(points: Mapping[int, Mapping[str, Mapping[str, Any]]], label: str, path
         for name, side in sides.items()
     ]
     chart = altair.Chart(altair.Data(values=rows), width=480, height=260).encode(
-        altair.X("size:Q", title=label),
+        altair.X("size:Q", title=label, scale=altair.Scale(zero=True)),
         altair.Color("side:N", title=None, legend=altair.Legend(orient="top-left")),
     )
     median = altair.Y("median_s:Q", title="seconds per sweep")
