@@ -26,18 +26,12 @@ MAX_TURNS = 10  # model calls, as in the paper's runs
 _ALL_CALLS = 1000  # of an episode: none is left out, all are cut here
 
 
-def measure(tokenizer: Tokenizer, split: str = "train") -> list[list[Any]]:
-    """Prompt, actions and observations of every task, in tokens; at most `MAX_TURNS` actions.
+def lengths_of(tokenizer: Tokenizer, demonstration: Demonstration) -> list[Any]:
+    """Prompt, actions and observations of a conversation, in tokens; at most `MAX_TURNS` actions.
 
     Raises:
       ValueError: the template rewrites what has been said, so that there is no one length.
     """
-    demonstrations = Bfcl(max_calls=_ALL_CALLS).demonstrations(split)
-    return [lengths_of(tokenizer, each) for each in demonstrations]
-
-
-def lengths_of(tokenizer: Tokenizer, demonstration: Demonstration) -> list[Any]:
-    """Of one conversation; as `measure`."""
     segments = to_segments(demonstration, tokenizer)
     if len(segments) != 1:
         raise ValueError(
@@ -60,7 +54,8 @@ def main(argv: Sequence[str]) -> None:
         tokenizer = load_tokenizer(given.tokenizer)
         if tokenizer is None:
             raise ValueError(f"--tokenizer: got {given.tokenizer}; allowed: one's folder.")
-        found = measure(tokenizer)
+        demonstrations = Bfcl(max_calls=_ALL_CALLS).demonstrations("train")
+        found = [lengths_of(tokenizer, each) for each in demonstrations]
     about = {
         "source": "BFCL v4 multi_turn_base, tasks 0 to 99, reference solutions (Apache-2.0)",
         "tokenizer": given.tokenizer.name,
