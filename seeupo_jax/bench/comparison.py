@@ -64,25 +64,15 @@ def moved(start: Mapping[str, np.ndarray], after: Outcome) -> dict[str, float]:
     }
 
 
-def require_same(
-    one: Outcome, other: Outcome, names: tuple[str, str], dtype: str
-) -> dict[str, float]:
-    """The differences, all of them within what the type of the activations allows.
-
-    Args:
-      names: of the two sides, for the error.
-
-    Raises:
-      ValueError: they are not.
-    """
-    found, most = differences(one, other), TOLERANCES[dtype]
+def require_same(found: Mapping[str, float], name: str, dtype: str) -> None:
+    """Raises ValueError where ours and a side differ by more than the activations' type allows."""
+    most = TOLERANCES[dtype]
     wrong = [f"{name} by {apart:.2g}" for name, apart in found.items() if not apart <= most]
     if wrong:
         raise ValueError(
-            f"bench: after one sweep from the same weights {names[0]} and {names[1]} differ:"
+            f"bench: after one sweep from the same weights {OURS} and {name} differ:"
             f" {', '.join(wrong)}; allowed in {dtype}: {most:g}. Nothing was timed."
         )
-    return found
 
 
 def _greatest(one: Any, other: Any) -> float:

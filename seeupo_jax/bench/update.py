@@ -111,9 +111,9 @@ def _verify(
         if name == OURS:
             ours = outcome
             continue
-        if strict:
-            comparison.require_same(ours, outcome, (OURS, name), dtype)
         found[name] = comparison.differences(ours, outcome)
+        if strict:
+            comparison.require_same(found[name], name, dtype)
     return {
         "tolerance": TOLERANCES[dtype],
         "differences": found,

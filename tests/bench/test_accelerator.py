@@ -17,7 +17,7 @@ from seeupo_jax.bench.accelerator.runner import Record, read
 # one that the command itself runs, in a process of its own.
 HERE = ("trees_float32", "rows", "parity", "sweep", "update_bfcl_0.5b", "rollout_0.5b")
 PROCESS = "trees_bfloat16"
-MISSING = ("ml_collections", "grain", "gguf", "llguidance", "tensorboardX", "vl_convert")
+MISSING = ("altair", "ml_collections", "grain", "gguf", "llguidance", "tensorboardX", "vl_convert")
 
 
 @pytest.fixture(scope="module")

@@ -40,8 +40,8 @@ def test_equal_outcomes_do_not_differ():
 def test_a_changed_number_is_found_under_its_name(name, change, difference):
     found = differences(outcome(), outcome(**change))
     assert found[name] == pytest.approx(difference)
-    with pytest.raises(ValueError, match=f"one and other differ: .*{name} by"):
-        require_same(outcome(), outcome(**change), ("one", "other"), "float32")
+    with pytest.raises(ValueError, match=f"seeupo_jax and other differ: .*{name} by"):
+        require_same(found, "other", "float32")
 
 
 def test_other_tensors_differ_infinitely():
@@ -50,10 +50,10 @@ def test_other_tensors_differ_infinitely():
 
 
 def test_the_tolerance_is_that_of_the_type():
-    other = outcome(loss=0.5 + 1e-3)
+    found = differences(outcome(), outcome(loss=0.5 + 1e-3))
     with pytest.raises(ValueError, match="loss by 0.001; allowed in float32: 0.0001"):
-        require_same(outcome(), other, ("one", "other"), "float32")
-    assert require_same(outcome(), other, ("one", "other"), "bfloat16")["loss"] < 2e-3
+        require_same(found, "other", "float32")
+    require_same(found, "other", "bfloat16")
 
 
 def test_what_a_sweep_moved_is_reported():

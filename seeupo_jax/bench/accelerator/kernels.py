@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,13 +55,6 @@ class Heads(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.queries} heads over {self.keys} of {self.channels}"
-
-
-class Case(Protocol):
-    """A shape; as text it is described for people."""
-
-    def compare(self, dtype: str, kernel: str, *, timed: bool) -> Found:
-        """A kernel with plain attention. Raises NotHere where the kernel does not take it."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +103,7 @@ class Forest:
         return tree_mask_of(new, Past((), tree, at_NL))
 
     def compare(self, dtype: str, kernel: str, *, timed: bool) -> Found:
+        """Raises NotHere where the kernel does not take this shape."""
         mask, window = self.tree_mask(), self.window
         (N, L), C = mask.order_NL.shape, mask.first_NC.shape[1]
         _require(kernel, L, self.heads, dtype, trees=True)
@@ -305,7 +299,9 @@ def _kernel(on_cpu: str) -> str:
     return on_cpu if platform == "cpu" else preferred_kernel(platform)
 
 
-def _try(record: Record, name: str, case: Case, dtype: str, kernel: str, *, timed: bool) -> None:
+def _try(
+    record: Record, name: str, case: Forest | Rows | Cached, dtype: str, kernel: str, *, timed: bool
+) -> None:
     """One comparison, whose failure does not end the others."""
     about = {"shape": str(case), "dtype": dtype, "kernel": kernel}
     try:
