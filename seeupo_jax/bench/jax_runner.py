@@ -187,7 +187,7 @@ class OurSweeps:
 
     def params(self) -> Any:
         """The parameters, as the sampler takes them."""
-        return self.policy.whole(self.state.params)
+        return self.policy.merged(self.state.params)
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The weights, by their names in files."""

@@ -21,7 +21,7 @@ from seeupo_jax.policy.kernels.fused import tree_blocks
 from seeupo_jax.policy.kernels.tree_attention import block_for
 from seeupo_jax.policy.kernels.tree_mask import visited_blocks
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE
-from seeupo_jax.types import NOTHING, TurnBatch
+from seeupo_jax.types import NO_TARGET, TurnBatch
 
 PROGRAMS = ("score", "turn_step", "refresh")  # of a learner
 
@@ -147,6 +147,6 @@ def _predicting(targets: list[Any], arch: Architecture) -> float:
         flat = np.asarray(target_RX).reshape(-1)
         chunks = -(-flat.size // at_once)
         chunk = -(-flat.size // chunks)
-        padded = np.pad(flat, (0, chunks * chunk - flat.size), constant_values=NOTHING)
-        found += (padded.reshape(chunks, chunk) != NOTHING).any(1).tolist()
+        padded = np.pad(flat, (0, chunks * chunk - flat.size), constant_values=NO_TARGET)
+        found += (padded.reshape(chunks, chunk) != NO_TARGET).any(1).tolist()
     return float(np.mean(found))
