@@ -98,6 +98,11 @@ def run(settings: Settings) -> dict[str, Any]:
         "least_computed_per_sampled": work.least_computed / work.sampled,
         "contenders": figures,
     }
+    _print(done)
+    return done
+
+
+def _print(figures: comparison.Figures) -> None:
     columns = {
         "median s": side("median_s", "{:.2f}"),
         "sampled/s": side("tokens_per_second", "{:.0f}"),
@@ -106,10 +111,9 @@ def run(settings: Settings) -> dict[str, Any]:
         "waste": side("waste", "{:.2f}"),
     }
     ratios = {"over_kept": "the cache kept", "over_static": "a static cache kept"}
-    comparison.print_figures(done, "a rollout", columns, ratios)
-    least = done["least_computed_per_sampled"]
+    comparison.print_figures(figures, "a rollout", columns, ratios)
+    least = figures["least_computed_per_sampled"]
     print(f"at least {least:.2f} tokens must be computed for each sampled one (waste 1)")
-    return done
 
 
 def generate(model: Any, work: Workload, *, seed: int, **options: bool) -> Any:
