@@ -17,8 +17,9 @@ from rich.console import Console
 from run_cases import iterations, save_policy
 
 from seeupo_jax.compare import figures
-from seeupo_jax.compare.runs import RunFailed, plan, read_run, train, train_all, updates_at_once
+from seeupo_jax.compare.runs import RunFailed, plan, train, train_all, updates_at_once
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import StopRequest
 
 ORDER_DESK = ROOT / "configs" / "compare_order_desk.py"
@@ -127,7 +128,7 @@ def test_finished_runs_are_not_started_and_a_failed_one_does_not_stop_the_others
 def test_only_the_last_evaluation_finishes_a_run(tmp_path):
     run = planned(tmp_path, "iterations=3", seeds=1)[0]
     record(run, [0.5, 0.5], after=0.75)
-    assert not figures.finished(run, read_run(run))
+    assert not figures.finished(run, read_metrics(run.folder))
 
 
 def test_the_log_of_an_earlier_try_is_kept_and_not_told_again(tmp_path):
@@ -197,9 +198,8 @@ def test_success_lies_at_the_tokens_that_its_policy_was_trained_on(tmp_path):
     record(runs[0], [0.2, 0.4, 0.6], after=0.7)
     record(runs[1], [0.4, None, 0.8], after=0.9)  # in one iteration every environment failed
     (line,) = figures.read_lines(runs)
-    tokens, estimates = line.curve()
-    np.testing.assert_allclose(tokens, [0, 100, 200])
-    np.testing.assert_allclose([e.value for e in estimates], [0.3, 0.5, 0.7])
+    np.testing.assert_allclose([p.at for p in line.curve()], [0, 100, 200])
+    np.testing.assert_allclose([p.value for p in line.curve()], [0.3, 0.5, 0.7])
     assert [h.steps for h in line.histories] == [18, 18]
     assert [h.after for h in line.histories] == [0.7, 0.9]
 

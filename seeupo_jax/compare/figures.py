@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import stdtrit
 
-from seeupo_jax.compare.runs import PlannedRun, finished, read_run
+from seeupo_jax.compare.runs import PlannedRun, finished
 from seeupo_jax.display.terminal import format_count
+from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.metrics.statistics import Estimate
 from seeupo_jax.reports.blocks import Point
 from seeupo_jax.reports.charts import Chart, line_chart
@@ -59,14 +60,17 @@ class Line:
         """The tokens that all of its runs have got to."""
         return min((float(h.tokens_I[-1]) for h in self.histories), default=0.0)
 
-    def curve(self) -> tuple[np.ndarray, list[Estimate]]:
-        """Sampled tokens, and the mean success of the runs there with its interval."""
+    def curve(self) -> list[Point]:
+        """At sampled tokens: the mean success of the runs there with its interval."""
         if not self.histories:
-            return np.zeros(0), []
-        points = max(len(h.tokens_I) for h in self.histories)
-        grid = np.linspace(0, self.reach, points)
+            return []
+        grid = np.linspace(0, self.reach, max(len(h.tokens_I) for h in self.histories))
         values = np.stack([h.at(grid) for h in self.histories])
-        return grid, [seed_interval(column) for column in values.T]
+        means = [seed_interval(column) for column in values.T]
+        return [
+            Point(at, e.value, _plain(e.low), _plain(e.high))
+            for at, e in zip(grid.tolist(), means, strict=True)
+        ]
 
 
 def read_lines(runs: Sequence[PlannedRun]) -> list[Line]:
@@ -82,7 +86,7 @@ def read_lines(runs: Sequence[PlannedRun]) -> list[Line]:
 
 def read_history(run: PlannedRun) -> History | None:
     """A run's record; None before its first iteration."""
-    records = read_run(run)
+    records = read_metrics(run.folder)
     tokens, success, sampled, steps = [], [], 0, 0
     for record in records:
         if "rollout/action_tokens" not in record:
@@ -165,7 +169,7 @@ def figures(lines: Sequence[Line]) -> dict[str, Any]:
     budget = token_budget(lines)
     recipes = {}
     for line in lines:
-        tokens, estimates = line.curve()
+        curve = line.curve()
         recipes[line.recipe] = {
             "runs_planned": line.planned,
             "runs_finished": sum(h.done for h in line.histories),
@@ -177,10 +181,10 @@ def figures(lines: Sequence[Line]) -> dict[str, Any]:
                 f"{share:g}": [_plain(float(h.at(share * budget))) for h in line.histories]
                 for share in SHARES
             },
-            "tokens": tokens.tolist(),
-            "success_mean": [_plain(e.value) for e in estimates],
-            "success_low": [_plain(e.low) for e in estimates],
-            "success_high": [_plain(e.high) for e in estimates],
+            "tokens": [point.at for point in curve],
+            "success_mean": [point.value for point in curve],
+            "success_low": [point.low for point in curve],
+            "success_high": [point.high for point in curve],
         }
     return {"budget_tokens": budget, "recipes": recipes}
 
@@ -189,7 +193,7 @@ def success_chart(lines: Sequence[Line]) -> Chart | None:
     """Success of the rollouts against sampled tokens: means over seeds, not smoothed, with a 95%
     band where a recipe has several runs; None where nothing was recorded."""
     y = "success of the rollouts (mean over seeds, band: 95%)"
-    series = {_label(line): _points(line) for line in lines}
+    series = {_label(line): line.curve() for line in lines}
     return line_chart("", series, x="sampled tokens", y=y, domain=(0, 1.02), height=_HEIGHT)
 
 
@@ -214,14 +218,6 @@ def _label(line: Line) -> str:
     count = len(line.histories)
     runs = f"{count} run{'' if count == 1 else 's'}{'' if line.done else ', not finished'}"
     return f"{line.recipe} ({runs})"
-
-
-def _points(line: Line) -> list[Point]:
-    tokens, estimates = line.curve()
-    return [
-        Point(at, e.value, _plain(e.low), _plain(e.high))
-        for at, e in zip(tokens.tolist(), estimates, strict=True)
-    ]
 
 
 def _cell(estimate: Estimate) -> str:

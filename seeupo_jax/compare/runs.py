@@ -19,6 +19,7 @@ from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
+from seeupo_jax.reports.run_data import flatten
 
 LOG_FILE = "log.txt"
 CONFIG_FILE = "config.json"
@@ -101,11 +102,6 @@ def updates_at_once(algorithm: Algorithm) -> bool:
     return algorithm.order == "parallel" or algorithm.turns_per_update is None
 
 
-def read_run(run: PlannedRun) -> list[dict[str, Any]]:
-    """The lines of its metrics; [] before it has any."""
-    return read_metrics(run.folder)
-
-
 def finished(run: PlannedRun, lines: Sequence[dict[str, Any]]) -> bool:
     """Whether these lines hold the evaluation after the last iteration."""
     last = run.config.iterations
@@ -113,7 +109,7 @@ def finished(run: PlannedRun, lines: Sequence[dict[str, Any]]) -> bool:
 
 
 def train_all(runs: Sequence[PlannedRun]) -> int:
-    """Trains what is not finished, one run after the other, and tells each in a line.
+    """Trains what is not finished, one run after the other, and prints a line for each.
 
     Returns:
       How many failed.
@@ -138,12 +134,13 @@ def train_all(runs: Sequence[PlannedRun]) -> int:
 def _train_unless_finished(run: PlannedRun, request: StopRequest) -> str:
     """What the run came to, in words."""
     took = "finished before"
-    if not finished(run, read_run(run)):
+    if not finished(run, read_metrics(run.folder)):
         began = time.monotonic()
         train(run, request)
         took = f"{time.monotonic() - began:.0f} s"
-    scores = [line[run.metric] for line in read_run(run) if run.metric in line]
-    return f"success {_score(scores[0])} -> {_score(scores[-1])}, {took}"
+    scores = [line[run.metric] for line in read_metrics(run.folder) if run.metric in line]
+    before, after = ("-" if s is None else f"{s:.2f}" for s in (scores[0], scores[-1]))
+    return f"success {before} -> {after}, {took}"
 
 
 def train(run: PlannedRun, request: StopRequest) -> None:
@@ -171,7 +168,7 @@ def train(run: PlannedRun, request: StopRequest) -> None:
             start_new_session=True,
         )
         code = _wait(process, request)
-    if finished(run, read_run(run)):
+    if finished(run, read_metrics(run.folder)):
         return
     if request.asked:
         raise Stopped(f"stopped in {run}; rerun the command to resume")
@@ -184,12 +181,12 @@ def train(run: PlannedRun, request: StopRequest) -> None:
 
 def _wait(process: subprocess.Popen[bytes], request: StopRequest) -> int:
     """The exit code; a request to stop is passed on once."""
-    told = False
+    passed_on = False
     try:
         while process.poll() is None:
-            if request.asked and not told:
+            if request.asked and not passed_on:
                 process.send_signal(signal.SIGTERM)
-                told = True
+                passed_on = True
             time.sleep(_POLL_S)
     finally:
         if process.poll() is None:  # a second Ctrl-C
@@ -213,23 +210,11 @@ def _check_same(run: PlannedRun) -> None:
             " there, or another workdir."
         )
     mine = json.loads(json.dumps(to_dict(run.config)))
-    for field, value in _leaves(mine):
-        theirs = dict(_leaves(saved)).get(field, value)  # a field may be newer than the run
+    recorded = dict(flatten(saved))
+    for field, value in flatten(mine):
+        theirs = recorded.get(field, value)  # a field may be newer than the run
         if theirs != value and field.partition(".")[0] not in _MAY_CHANGE:
             raise ValueError(
                 f"config.{field}: got {value!r}; allowed for {run.folder}, which has a run with it:"
                 f" {theirs!r}. Choose a new workdir for another comparison."
             )
-
-
-def _leaves(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Dotted names and values of nested fields."""
-    found = []
-    for name, value in values.items():
-        inner = _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else []
-        found += inner if inner else [(prefix + name, value)]
-    return found
-
-
-def _score(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

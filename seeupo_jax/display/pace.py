@@ -20,7 +20,7 @@ class Pace:
         """Says how long a phase took that came to its end."""
         self._took.setdefault(phase, deque(maxlen=_RECENT)).append(seconds)
 
-    def left(self, phase: str, elapsed: float, part: float = 0.0) -> float | None:
+    def left(self, phase: str, elapsed: float, part: float | None = None) -> float | None:
         """Seconds left of a phase, by the median of earlier ones; None: unknown.
 
         The first one has programs to compile, and counts only until there is another. A phase
@@ -28,13 +28,13 @@ class Pace:
         done of it.
 
         Args:
-          part: what is done of it, from 0 to 1; 0: unknown.
+          part: what is done of it, from 0 to 1; None: unknown.
         """
         took = list(self._took.get(phase, ()))
         typical = statistics.median(took[1:] if len(took) > 1 else took) if took else 0.0
         if typical > elapsed:
             return typical - elapsed
-        if part > 0 and elapsed >= _ENOUGH_S:
+        if part and elapsed >= _ENOUGH_S:
             return elapsed * (1 - part) / part
         return None
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 CURVE_FILE = "learning_curve.png"
 CHECKPOINT_FOLDER = "checkpoints"
 _COLUMNS = ("split", "metric", "before", "after", "change")
-_TRAIN, _INK, _FAINT = "#4c78a8", "#333333", "#dddddd"
-_EVALUATIONS = (("#e45756", "o"), ("#54a24b", "s"), ("#b279a2", "^"), ("#9d755d", "D"))
+# Of the rollouts, then of the evaluations.
+_COLORS = ("#4c78a8", "#e45756", "#54a24b", "#b279a2", "#9d755d")
+_SHAPES = ("stroke", "circle", "square", "triangle-up", "diamond")
 
 
 def learning_curve(workdir: str | Path, *, split: str = "test") -> Path:
@@ -33,22 +34,71 @@ def learning_curve(workdir: str | Path, *, split: str = "test") -> Path:
     Returns:
       The path of DIR/learning_curve.png.
     """
-    # Figure and canvas by hand: pyplot would keep the figure and choose a backend for everyone.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    import altair as alt
 
     lines = read_metrics(workdir)
-    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    _draw_training(axes, lines)
-    _draw_evaluations(axes, lines, split)
-    _style(axes, last=max((line["iteration"] for line in lines), default=0))
+    rollouts, evaluations, window = _curves(lines, split)
+    names = list(dict.fromkeys(row["series"] for row in (*rollouts, *evaluations)))
+    legend = alt.Legend(orient="top", title=None, labelLimit=320, columns=3, symbolOpacity=1)
+    last = max((line["iteration"] for line in lines), default=0)
+    x = alt.X("iteration:Q", title="iteration", axis=alt.Axis(grid=False, format="d"))
+    x = x.scale(domain=[-0.03 * max(last, 1), 1.04 * max(last, 1)], nice=False)
+    y = {"title": "success rate", "scale": alt.Scale(domain=[0, 1.02])}
+
+    def styled(channel: Any, values: Sequence[str]) -> Any:
+        used = [values[i % len(values)] for i in range(len(names))]
+        return channel("series:N", legend=legend, scale=alt.Scale(domain=names, range=used))
+
+    color = styled(alt.Color, _COLORS if rollouts else _COLORS[1:])
+    shape = styled(alt.Shape, _SHAPES if rollouts else _SHAPES[1:])
+    trained = alt.Chart(alt.InlineData(rollouts)).encode(x, color)
+    mean = trained.transform_window(mean="mean(value)", frame=[-(window // 2), window // 2])
+    evaluated = alt.Chart(alt.InlineData(evaluations)).encode(x, color)
+    every = [
+        trained.mark_line(strokeWidth=1, opacity=0.4, point={"size": 9}).encode(
+            alt.Y("value:Q", **y)
+        ),
+        mean.mark_line(strokeWidth=2.2).encode(alt.Y("mean:Q", **y)),
+        evaluated.mark_errorbar(ticks=True).encode(alt.Y("low:Q", **y), alt.Y2("high:Q")),
+        evaluated.mark_line(strokeWidth=1.4).encode(alt.Y("value:Q", **y)),
+        evaluated.mark_point(filled=True, size=50, opacity=1).encode(alt.Y("value:Q", **y), shape),
+    ]
+    if not names:
+        every = [alt.Chart().mark_text(text="nothing measured yet")]
     path = Path(workdir) / CURVE_FILE
     temporary = path.with_suffix(".png.tmp")
-    figure.savefig(temporary, format="png")
+    chart = alt.layer(*every).properties(width=640, height=320, background="white", padding=10)
+    chart = chart.configure_view(stroke=None).configure_axis(titleFontWeight="normal")
+    chart.save(temporary, format="png", scale_factor=2)
     temporary.replace(path)
     return path
+
+
+def _curves(
+    lines: Sequence[Mapping[str, Any]], split: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
+    """Rows of the rollouts and of the evaluations, and over how many rollouts the mean goes."""
+    iterations, success = _series(lines, "rollout/success_rate")
+    window = max(3, len(success) // 20 * 2 + 1)
+    series = f"rollouts (thick: mean of {window})"
+    rollouts = [
+        {"series": series, "iteration": i, "value": value}
+        for i, value in zip(iterations, success, strict=True)
+    ]
+    evaluations = []
+    names = dict.fromkeys(n for line in lines for n in read_estimates(line) if "/avg@" in n)
+    # Splits are mostly measured at the same iterations: a small shift keeps their bars apart.
+    shift = 0.01 * max((line["iteration"] for line in lines), default=0)
+    for i, name in enumerate(names):
+        series = f"{' '.join(split_and_metric(name, split))}, 95% interval"
+        for line in lines:
+            estimate = read_estimates(line).get(name)
+            if estimate is not None and not math.isnan(estimate.value):
+                bounds = {"low": estimate.low, "high": estimate.high}
+                row = {"series": series, "iteration": line["iteration"] + i * shift}
+                row |= {k: v for k, v in bounds.items() if not math.isnan(v)}
+                evaluations.append(row | {"value": estimate.value})
+    return rollouts, evaluations, window
 
 
 def summary_table(
@@ -172,75 +222,3 @@ def _series(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], l
     """Iterations and values of a metric, where it is a number."""
     points = [(line["iteration"], line[name]) for line in lines if line.get(name) is not None]
     return [x for x, _ in points], [y for _, y in points]
-
-
-def _smooth(values: Sequence[float], window: int) -> list[float]:
-    """Centred moving mean; near the ends, of as many values as there are."""
-    half = window // 2
-    parts = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
-    return [sum(part) / len(part) for part in parts]
-
-
-def _draw_training(axes: Any, lines: Sequence[Mapping[str, Any]]) -> None:
-    iterations, success = _series(lines, "rollout/success_rate")
-    if not success:
-        return
-    window = max(3, len(success) // 20 * 2 + 1)
-    axes.plot(iterations, success, color=_TRAIN, alpha=0.4, linewidth=1, marker=".", markersize=3)
-    axes.plot(
-        iterations,
-        _smooth(success, window),
-        color=_TRAIN,
-        linewidth=2.2,
-        label=f"rollouts (thick: mean of {window})",
-    )
-
-
-def _draw_evaluations(axes: Any, lines: Sequence[Mapping[str, Any]], split: str) -> None:
-    points: dict[str, list[tuple[int, Estimate]]] = {}
-    for line in lines:
-        for name, estimate in read_estimates(line).items():
-            if "/avg@" in name and not math.isnan(estimate.value):
-                points.setdefault(name, []).append((line["iteration"], estimate))
-    # Splits are mostly measured at the same iterations: a small shift keeps their bars apart.
-    shift = 0.01 * max((line["iteration"] for line in lines), default=0)
-    for i, (name, series) in enumerate(points.items()):
-        color, marker = _EVALUATIONS[i % len(_EVALUATIONS)]
-        split_name, metric = split_and_metric(name, split)
-        values = [estimate.value for _, estimate in series]
-        below = [max(0.0, estimate.value - estimate.low) for _, estimate in series]
-        above = [max(0.0, estimate.high - estimate.value) for _, estimate in series]
-        axes.errorbar(
-            [iteration + i * shift for iteration, _ in series],
-            values,
-            yerr=[below, above],
-            color=color,
-            marker=marker,
-            markersize=5,
-            linestyle="-" if i == 0 else ":",
-            linewidth=1.4,
-            elinewidth=1.2,
-            capsize=3,
-            label=f"{split_name} {metric}, 95% interval",
-            zorder=3 + i,
-        )
-
-
-def _style(axes: Any, last: int) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_xlabel("iteration", color=_INK)
-    axes.set_ylabel("success rate", color=_INK)
-    axes.set_ylim(0, 1.02)
-    span = max(last, 1)
-    axes.set_xlim(-0.03 * span, 1.04 * span)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    axes.grid(color=_FAINT, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=_INK, length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(_FAINT)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=9)
-    else:
-        axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center")

@@ -64,7 +64,7 @@ def rows(state: State, moment: Moment, *, unicode: bool = True) -> list[Row]:
     """The display, the rows that matter most first; none is empty."""
     elapsed = f"elapsed {format_duration(moment.now - state.began)}"
     every = [
-        Row("phase", _phase_parts(state, moment), _bar(state, moment.activity)),
+        Row("phase", _phase_parts(state, moment), part_done(state, moment.activity)),
         Row("envs", _environments(moment)),
         Row("slowest", _slowest(moment.activity)),
         Row(
@@ -72,10 +72,10 @@ def rows(state: State, moment: Moment, *, unicode: bool = True) -> list[Row]:
             [f"{state.successes[-1]:.2f}"] if state.successes else [],
             trend=sparkline(state.successes, unicode=unicode),
         ),
-        Row("policy", _pairs(_shown(state.metrics, "outcome", "update"))),
-        Row("speed", _pairs(_shown(state.metrics, "speed"))),
+        Row("policy", _shown(state.metrics, "outcome", "update")),
+        Row("speed", _shown(state.metrics, "speed")),
         Row("tested", [state.evaluation] if state.evaluation else []),
-        Row("trouble", _pairs(_troubles(state.metrics))),
+        Row("trouble", _troubles(state.metrics)),
     ]
     if state.total:
         count = f"{state.done}/{state.total}"
@@ -91,18 +91,15 @@ def iteration_line(state: State) -> str:
     parts = "success", "outcome", "speed", "update"
     shown = _shown(state.metrics, *parts) + _troubles(state.metrics)
     count = f"iteration {state.done}/{state.total}"
-    return join(count, *_pairs(shown), *time_parts(state)[::-1])
+    return join(count, *shown, *time_parts(state)[::-1])
 
 
 def phase_line(state: State, moment: Moment) -> str:
     """What a log says of the phase under way."""
     parts = _phase_parts(state, moment)
     at = len(parts) - parts[-1].startswith("left ")  # what is left comes last
-    environments = [
-        *_environments(moment),
-        *(f"slowest {text}" for text in _slowest(moment.activity)),
-    ]
-    return join(*parts[:at], *environments, *parts[at:])
+    slowest = [f"slowest {text}" for text in _slowest(moment.activity)]
+    return join(*parts[:at], *_environments(moment), *slowest, *parts[at:])
 
 
 def time_parts(state: State, now: float | None = None) -> list[str]:
@@ -124,12 +121,13 @@ def time_parts(state: State, now: float | None = None) -> list[str]:
     return parts
 
 
-def part_done(state: State, activity: Activity | None) -> float:
-    """How much of the phase is done, from 0 to 1; 0 where it is not counted."""
+def part_done(state: State, activity: Activity | None) -> float | None:
+    """How much of the phase is done, from 0 to 1; None where it is not counted."""
     done, total, _ = state.step
     if not total and activity is not None and state.phase != "sweep":
         done, total = activity.finished, activity.total
-    return done / total if total else 0.0
+        return done / total if total else 0.0
+    return done / total if total else None
 
 
 def sparkline(values: Sequence[float], *, unicode: bool = True) -> str:
@@ -149,11 +147,6 @@ def number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         return math.nan
-
-
-def _bar(state: State, activity: Activity | None) -> float | None:
-    counted = state.step[1] or (activity is not None and state.phase != "sweep")
-    return part_done(state, activity) if counted else None
 
 
 def _phase_parts(state: State, moment: Moment) -> list[str]:
@@ -185,20 +178,16 @@ def _slowest(seen: Activity | None) -> list[str]:
     return [f"{format_duration(seconds)} in {task_id}"]
 
 
-def _shown(metrics: Mapping[str, Any], *parts: str) -> list[tuple[str, str]]:
+def _shown(metrics: Mapping[str, Any], *parts: str) -> list[str]:
     """Labels and values of these parts of `DISPLAY`."""
     fields = [(name, *look) for part in parts for name, look in DISPLAY[part].items()]
     numbers = [(label, number(metrics.get(name)), form) for name, label, form in fields]
     return [
-        (label, _rate(value) if form == "tok/s" else format(value, form))
+        f"{label} {_rate(value) if form == 'tok/s' else format(value, form)}"
         for label, value, form in numbers
         if not math.isnan(value)
     ]
 
 
-def _troubles(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(label, text) for label, text in _shown(metrics, "trouble") if text != "0"]
-
-
-def _pairs(shown: Sequence[tuple[str, str]]) -> list[str]:
-    return [f"{label} {text}" for label, text in shown]
+def _troubles(metrics: Mapping[str, Any]) -> list[str]:
+    return [text for text in _shown(metrics, "trouble") if not text.endswith(" 0")]

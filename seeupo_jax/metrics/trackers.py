@@ -103,7 +103,7 @@ class _LenientFiles:
         return _LenientFile(Path(path.removeprefix(f"{_LENIENT}:")))
 
     def directory_check(self, path: str) -> None:
-        with contextlib.suppress(OSError):  # `open` tells it
+        with contextlib.suppress(OSError):  # `open` reports it
             os.makedirs(path.removeprefix(f"{_LENIENT}:"), exist_ok=True)
 
 

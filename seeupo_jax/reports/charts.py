@@ -28,9 +28,10 @@ _TEXT = _INK | {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "no
 _LINES = {"domainColor": "currentColor", "tickColor": "currentColor", "gridColor": "currentColor"}
 HEIGHT = 240  # of a chart, in pixels
 LABEL_CHARACTERS = 18
-_LINE_POINTS = 300  # more cannot be told apart on a screen
+_LINE_POINTS = 300  # more cannot be distinguished on a screen
 _MARKED_POINTS = 60  # of a line whose points are drawn
-_BLOCKS = 120  # bars or cells; more cannot be told apart on a screen
+_APART = 13  # pixels between the names of two lines
+_BLOCKS = 120  # bars or cells; more cannot be distinguished on a screen
 _TINY = 1e-3  # below it values are written with an exponent
 
 
@@ -145,7 +146,7 @@ def range_chart(title: str, series: Mapping[str, Sequence[Point]], *, kind: str)
 
 
 def heat_map(title: str, cells: Iterable[tuple[int, int, float]], *, value: str) -> Chart | None:
-    """A value by turn and iteration, in viridis, whose lightness alone tells the order.
+    """A value by turn and iteration, in viridis, whose lightness alone gives the order.
 
     Args:
       cells: iteration, turn (from 1 on) and value.
@@ -303,7 +304,7 @@ def _block_chart(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
 
 
 def _tooltip(at: str) -> Any:
-    """What a point tells: its series, place and value, and its interval if it has one.
+    """A point's tooltip: its series, place and value, and its interval if it has one.
 
     An expression: of the areas around points that answer to the pointer, whose `datum` holds the
     point's own, Vega-Lite's tooltips know numbers only.
@@ -332,24 +333,23 @@ def _end_names(places: Mapping[str, float]) -> alt.Chart:
 
 
 def end_labels(
-    ends: Mapping[str, float], low: float, high: float, height: int = HEIGHT, *, apart: int = 13
+    ends: Mapping[str, float], low: float, high: float, height: int = HEIGHT
 ) -> dict[str, float]:
     """Where to write each line's name, in pixels from the top, so that none covers another.
 
     Args:
       ends: the last value of each line.
       low, high: of the axis, which is `height` pixels long.
-      apart: pixels between two names.
     """
     scale = height / (high - low)
     places = sorted(((high - ends[name]) * scale, name) for name in ends)
     placed: list[float] = []
     for place, _ in places:
-        placed.append(max(place, placed[-1] + apart) if placed else place)
-    floor = float(max(height, apart * len(placed)))
+        placed.append(max(place, placed[-1] + _APART) if placed else place)
+    floor = float(max(height, _APART * len(placed)))
     for i in reversed(range(len(placed))):  # what was pushed out below moves up again
         placed[i] = min(placed[i], floor)
-        floor = placed[i] - apart
+        floor = placed[i] - _APART
     return {name: y for y, (_, name) in zip(placed, places, strict=True)}
 
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from seeupo_jax.display.terminal import format_count, format_duration
-from seeupo_jax.metrics.statistics import Estimate
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.reports.curves import curves_section, first_and_last, kinds_section
 from seeupo_jax.reports.run_data import Recorded, load_runs
 from seeupo_jax.reports.sections import (
-    Section,
     lengths_section,
     optimization_section,
     stops_section,
@@ -113,7 +109,11 @@ def render(runs: Sequence[Recorded], folder: Path) -> str:
         title=", ".join(run.name for run in runs),
         heads=[_head(run, folder) for run in runs],
         sections=sections,
-        specs=_specs(sections),
+        specs={  # by the place where they are drawn
+            f"{section.key}-{i}": {**chart.spec, "description": chart.title}
+            for section in sections
+            for i, chart in enumerate(section.charts)
+        },
         configuration=configuration_table(runs),
         versions=versions_table(runs),
         unrecorded=unrecorded(runs),
@@ -124,15 +124,6 @@ def render(runs: Sequence[Recorded], folder: Path) -> str:
         policy="default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src "
         + " ".join(_hashed(script) for script in (vega, page)),
     )
-
-
-def _specs(sections: Sequence[Section]) -> dict[str, Mapping[str, Any]]:
-    """What to draw, by the place where: SECTION-NUMBER."""
-    return {
-        f"{section.key}-{i}": {**chart.spec, "description": chart.title}
-        for section in sections
-        for i, chart in enumerate(section.charts)
-    }
 
 
 def _vega() -> str:
@@ -152,13 +143,16 @@ def _hashed(script: str) -> str:
 
 def _head(run: Recorded, folder: Path) -> Head:
     measure, ends = first_and_last(run)
-    planned = "" if run.planned is None else f"of {run.planned}"
+    whole = all(end.low is not None for end in ends)
+    intervals = [f"[{end.low:.2f}, {end.high:.2f}]" for end in ends] if whole else []
+    values = " → ".join(f"{end.value:.2f}" for end in ends) or "-"
+    each = f"{run.seconds / run.done:.1f} s per iteration" if run.seconds and run.done else ""
     tiles = [
         Tile("state", *_state(run)),
-        Tile("iterations", str(run.done), planned),
-        Tile(f"success, {measure}", _rates(ends), _intervals(ends), _selected_on(run)),
+        Tile("iterations", str(run.done), "" if run.planned is None else f"of {run.planned}"),
+        Tile(f"success, {measure}", values, " → ".join(intervals), _selected_on(run)),
         Tile("tokens per second", *_speed(run)),
-        Tile("time", format_duration(run.seconds) if run.seconds else "-", _iteration_time(run)),
+        Tile("time", format_duration(run.seconds) if run.seconds else "-", each),
     ]
     trajectories = run.workdir / FOLDER
     pages = None
@@ -177,16 +171,6 @@ def _state(run: Recorded) -> tuple[str, str]:
     return ("running" if run.age_s < patience else "stopped or waiting"), age
 
 
-def _rates(ends: Sequence[Estimate]) -> str:
-    return " → ".join(f"{end.value:.2f}" for end in ends) if ends else "-"
-
-
-def _intervals(ends: Sequence[Estimate]) -> str:
-    if not ends or any(math.isnan(end.low) for end in ends):
-        return ""
-    return " → ".join(f"[{end.low:.2f}, {end.high:.2f}]" for end in ends)
-
-
 def _selected_on(run: Recorded) -> str:
     """A warning where the best checkpoint was chosen by the figures that are shown."""
     if not any(value for _, value in run.series("eval/selected_on")):
@@ -203,7 +187,3 @@ def _speed(run: Recorded) -> tuple[str, str]:
             speeds[part] = format_count(values[len(values) // 2])
     sweep = f"rollout; {speeds['sweep']} sweep" if "sweep" in speeds else "rollout"
     return (speeds["rollout"], sweep) if "rollout" in speeds else ("-", "")
-
-
-def _iteration_time(run: Recorded) -> str:
-    return f"{run.seconds / run.done:.1f} s per iteration" if run.seconds and run.done else ""

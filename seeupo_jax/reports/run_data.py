@@ -1,4 +1,4 @@
-"""A run as its folder tells it: `metrics.jsonl`, `run.json`, and when they last changed."""
+"""A run as read from its folder: `metrics.jsonl`, `run.json`, and when they last changed."""
 
 from __future__ import annotations
 
@@ -97,13 +97,10 @@ def _load(workdir: Path, name: str) -> Recorded:
         raise ValueError(f"--workdir: got {workdir}; allowed: the folder of a run.")
     file = workdir / METRICS_FILE
     age_s = max(0.0, time.time() - file.stat().st_mtime) if file.exists() else None
-    return Recorded(name, workdir, read_metrics(workdir), _about(workdir), age_s)
-
-
-def _about(workdir: Path) -> dict[str, Any]:
-    """What run.json says; without it, or where it is none of ours, an empty configuration."""
     about = read_run_manifest(workdir) or {}
-    return about if isinstance(about.get("config"), dict) else {**about, "config": {}}
+    if not isinstance(about.get("config"), dict):
+        about = {**about, "config": {}}
+    return Recorded(name, workdir, read_metrics(workdir), about, age_s)
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

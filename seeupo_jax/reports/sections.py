@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from seeupo_jax.display.terminal import format_duration
 from seeupo_jax.metric_table import CHARTS, METRICS
@@ -36,27 +37,22 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A headline, a sentence, charts, tables, and the names of charts that have no data."""
+    """A headline, a sentence, charts by what they show, and tables."""
 
     key: str
     title: str
     intro: str
-    charts: Sequence[Chart] = ()
+    wanted: Mapping[str, Sequence[Chart | None]] = field(default_factory=dict)
     tables: Sequence[Table] = ()
-    absent: Sequence[str] = ()
 
+    @property
+    def charts(self) -> list[Chart]:
+        return [chart for own in self.wanted.values() for chart in own if chart is not None]
 
-def section(
-    key: str,
-    title: str,
-    intro: str,
-    wanted: Mapping[str, Iterable[Chart | None]],
-    tables: Sequence[Table] = (),
-) -> Section:
-    """A section of the charts that could be drawn; of the others their names."""
-    drawn = {name: [c for c in charts if c is not None] for name, charts in wanted.items()}
-    charts = [chart for own in drawn.values() for chart in own]
-    return Section(key, title, intro, charts, tables, [n for n, own in drawn.items() if not own])
+    @property
+    def absent(self) -> list[str]:
+        """What has no data to be drawn."""
+        return [name for name, own in self.wanted.items() if not any(own)]
 
 
 def metric(name: str) -> Callable[[Recorded], list[Point]]:
@@ -94,7 +90,7 @@ def of_run(title: str, run: Recorded, runs: Sequence[Recorded]) -> str:
 
 def turns_section(runs: Sequence[Recorded]) -> Section:
     """What the sweep did turn by turn."""
-    return section(
+    return Section(
         "turns",
         "The sweep, turn by turn",
         "The weight M with which each turn was trained, the share of its actions that were"
@@ -120,36 +116,32 @@ def _cells(run: Recorded, prefix: str) -> Iterable[tuple[int, int, float]]:
 
 
 def lengths_section(runs: Sequence[Recorded]) -> Section:
+    tokens, turns = "Tokens per trajectory", "Turns per trajectory"
     measures = {
         f"{label}, {kind}": metric(f"rollout/{name}_tokens_{kind}")
         for label, name in (("sampled", "action"), ("context", "context"))
         for kind in ("mean", "p90")
     }
-    turns = {"turns": metric("rollout/turns_mean")}
-    return section(
+    return Section(
         "lengths",
         "Lengths",
         "Tokens that the policy sampled, and tokens that environments and prompts wrote.",
         {
-            "Tokens per trajectory": overlay(
-                "Tokens per trajectory", runs, measures, y="tokens per trajectory"
-            ),
-            "Turns per trajectory": overlay("Turns per trajectory", runs, turns, y="mean of turns"),
+            tokens: overlay(tokens, runs, measures, y="tokens per trajectory"),
+            turns: overlay(turns, runs, {"": metric("rollout/turns_mean")}, y="mean of turns"),
         },
     )
 
 
 def stops_section(runs: Sequence[Recorded]) -> Section:
-    title = "Why trajectories stopped"
+    title, y = "Why trajectories stopped", "share of trajectories"
     charts = [
-        stack_chart(
-            of_run(title, run, runs), _stops(run), _STOPS, y="share of trajectories", domain=(0, 1)
-        )
+        stack_chart(of_run(title, run, runs), _stops(run), _STOPS, y=y, domain=(0, 1))
         for run in runs
     ]
     intro = "done: the environment said so. max_turns and max_tokens: a bound of the rollout was"
     intro += " reached. env_error and timeout: the environment failed."
-    return section("stops", "Stop reasons", intro, {title: charts})
+    return Section("stops", "Stop reasons", intro, {title: charts})
 
 
 def _stops(run: Recorded) -> Iterable[tuple[int, str, float]]:
@@ -162,7 +154,7 @@ def _stops(run: Recorded) -> Iterable[tuple[int, str, float]]:
 
 
 def optimization_section(runs: Sequence[Recorded]) -> Section:
-    return section(
+    return Section(
         "optimization",
         "Optimization",
         "Means over the steps of a sweep; what each number is: docs/metrics.md.",
@@ -176,21 +168,21 @@ def optimization_section(runs: Sequence[Recorded]) -> Section:
 def time_section(runs: Sequence[Recorded]) -> Section:
     """Throughput, and the parts of each iteration's time."""
     rates = {part: metric(f"{part}/tokens_per_second") for part in ("rollout", "sweep")}
-    title, whole = "Time per iteration", "Time of the run by phase"
+    speed, title, whole = "Tokens per second", "Time per iteration", "Time of the run by phase"
     spent = {run.name: _spent(run) for run in runs}
     shares = [(name, phase, s) for name, own in spent.items() for phase, s in own.items()]
-    return section(
+    charts = [
+        stack_chart(of_run(title, run, runs), _parts(run), PHASES, y="seconds") for run in runs
+    ]
+    return Section(
         "time",
         "Time",
         "Sampled tokens over the rollout's time, and tokens of the updated rows over the sweep's."
         " The parts of the time do not overlap: compilation is subtracted from the phase that it"
         " happened in.",
         {
-            "Tokens per second": overlay("Tokens per second", runs, rates, y="tokens per second"),
-            title: [
-                stack_chart(of_run(title, run, runs), _parts(run), PHASES, y="seconds")
-                for run in runs
-            ],
+            speed: overlay(speed, runs, rates, y="tokens per second"),
+            title: charts,
             whole: [share_chart(whole, shares, PHASES)],
         },
         [_time_table(spent)] if shares else [],
@@ -204,19 +196,23 @@ def _parts(run: Recorded) -> Iterable[tuple[int, str, float]]:
 
 def _spent(run: Recorded) -> dict[str, float]:
     """Seconds of the whole run by phase."""
-    total: dict[str, float] = {}
+    total: Counter[str] = Counter()
     for _, phase, seconds in _parts(run):
-        total[phase] = total.get(phase, 0.0) + seconds
+        total[phase] += seconds
     return {phase: total[phase] for phase in PHASES if phase in total}
 
 
 def _time_table(spent: Mapping[str, Mapping[str, float]]) -> Table:
-    def cell(own: Mapping[str, float], phase: str) -> str:
-        if phase not in own:
-            return "-"
-        return f"{format_duration(own[phase])} ({own[phase] / sum(own.values()):.0%})"
-
-    phases = [phase for phase in PHASES if any(phase in own for own in spent.values())]
-    rows = [Row([phase, *(cell(own, phase) for own in spent.values())]) for phase in phases]
-    rows.append(Row(["all", *(format_duration(sum(own.values())) for own in spent.values())]))
+    whole = {name: sum(own.values()) for name, own in spent.items()}
+    rows = []
+    for phase in PHASES:
+        cells = [
+            f"{format_duration(own[phase])} ({own[phase] / whole[name]:.0%})"
+            if phase in own
+            else "-"
+            for name, own in spent.items()
+        ]
+        if set(cells) != {"-"}:
+            rows.append(Row([phase, *cells]))
+    rows.append(Row(["all", *map(format_duration, whole.values())]))
     return Table("Time by phase", ["phase", *spent], rows)

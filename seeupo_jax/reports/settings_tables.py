@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from seeupo_jax.metrics.run_manifest import RUN_FILE
@@ -79,35 +79,31 @@ def failures_section(runs: Sequence[Recorded]) -> Section:
 
 def _failures(run: Recorded) -> dict[tuple[str, str], Counter[int]]:
     """How many episodes failed in each iteration, by where and why."""
-    found: dict[tuple[str, str], Counter[int]] = {}
-    for iteration, where, cause, count in (*_in_rollouts(run), *_in_evaluations(run)):
-        found.setdefault((where, cause), Counter())[iteration] += count
+    found: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+    for where, metric, causes in _failing(run):
+        known: Counter[int] = Counter()
+        for iteration, cause, count in causes:
+            known[iteration] += count
+            found[where, cause][iteration] += count
+        for iteration, count in run.series(metric):
+            if count > known[iteration]:
+                found[where, _UNKNOWN][iteration] += count - known[iteration]
     return found
 
 
-def _in_rollouts(run: Recorded) -> Iterator[tuple[int, str, str, float]]:
-    known: Counter[int] = Counter()
-    for cause, name in run.keyed("rollout/failed/cause="):
-        for iteration, count in run.series(name):
-            known[iteration] += count
-            yield iteration, "rollouts", cause, count
-    yield from _rest(run.series("rollout/failed"), known, "rollouts")
-
-
-def _in_evaluations(run: Recorded) -> Iterator[tuple[int, str, str, float]]:
-    """Causes out of the trajectories, of which only shards with failures are read."""
-    names = [name for _, name in run.keyed("eval") if name.endswith("/failed")]
-    for name in names:
+def _failing(run: Recorded) -> Iterator[tuple[str, str, list[tuple[int, str, float]]]]:
+    """Where episodes can fail, the metric that counts them, and the causes that are recorded: of
+    evaluations in the trajectories, of which only shards with failures are read."""
+    keyed = run.keyed("rollout/failed/cause=")
+    causes = [(i, cause, n) for cause, name in keyed for i, n in run.series(name)]
+    yield "rollouts", "rollout/failed", causes
+    for name in (name for _, name in run.keyed("eval") if name.endswith("/failed")):
         prefix = name.removesuffix("/failed")
         split = run.split if prefix == "eval" else prefix.removeprefix("eval_")
-        failed = [(iteration, count) for iteration, count in run.series(name) if count]
-        known: Counter[int] = Counter()
-        iterations = [iteration for iteration, _ in failed]
-        for record in _failed_records(run, split, iterations):
-            known[record["iteration"]] += 1
-            cause = record["failure"] or _UNKNOWN
-            yield record["iteration"], f"evaluation on {split}", cause, 1
-        yield from _rest(failed, known, f"evaluation on {split}")
+        iterations = [iteration for iteration, count in run.series(name) if count]
+        records = _failed_records(run, split, iterations)
+        causes = [(r["iteration"], r["failure"] or _UNKNOWN, 1.0) for r in records]
+        yield f"evaluation on {split}", name, causes
 
 
 def _failed_records(run: Recorded, split: str, iterations: list[int]) -> Iterator[dict[str, Any]]:
@@ -115,12 +111,3 @@ def _failed_records(run: Recorded, split: str, iterations: list[int]) -> Iterato
         if shard.evaluation and shard.split == split and shard.iteration in iterations:
             records = read_shard(shard.path(run.workdir))
             yield from (record for record in records if record["failed"])
-
-
-def _rest(
-    counts: Iterable[tuple[int, float]], known: Counter[int], where: str
-) -> Iterator[tuple[int, str, str, float]]:
-    """Failures without a recorded cause."""
-    for iteration, count in counts:
-        if count > known[iteration]:
-            yield iteration, where, _UNKNOWN, count - known[iteration]

@@ -10,8 +10,6 @@ import base64
 import gzip
 import hashlib
 import json
-import math
-import os
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 from seeupo_jax.metrics.run_manifest import read_run_manifest
 from seeupo_jax.parallel.file_lock import exclusive
+from seeupo_jax.trajectories.json_lines import plain, write_whole
 from seeupo_jax.trajectories.reader import FOLDER, Shard, find_shards, read_shard
 
 CHUNK = 1_000_000  # characters of records in a chunk; one record may be longer
@@ -60,7 +59,9 @@ def _write_pages(workdir: Path, home: Path, report: str | None) -> None:
     index = {"name": _name(workdir), "report": report, "rows": len(rows), **_columns(rows)}
     for asset in (resources.files("seeupo_jax") / "assets/report/trajectories").iterdir():
         _write(home / asset.name, asset.read_bytes())
-    _write(data / "index.js", f"receiveIndex({_script(index)});\n".encode())
+    # No `<`: JSON that ends no script and opens no comment, wherever the file is put.
+    script = _json(index).replace("<", "\\u003c")
+    _write(data / "index.js", f"receiveIndex({script});\n".encode())
     kept = {"index.js", *parts, *(f"{row['chunk']}.js" for row in rows)}
     for file in data.iterdir():
         if file.name not in kept:
@@ -90,9 +91,7 @@ def _part(data: Path, shard: Shard, path: Path) -> dict[str, list[dict[str, Any]
     return {kept.name: json.loads(gzip.decompress(kept.read_bytes()))}
 
 
-def _chunks(
-    records: Iterable[dict[str, Any]],
-) -> Iterator[list[tuple[dict[str, Any], str]]]:
+def _chunks(records: Iterable[dict[str, Any]]) -> Iterator[list[tuple[dict[str, Any], str]]]:
     """Records with their JSON, at most `CHUNK` characters together unless one alone has more."""
     chunk: list[tuple[dict[str, Any], str]] = []
     size = 0
@@ -110,23 +109,12 @@ def _chunks(
 def _row(record: dict[str, Any], source: str, chunk: str, place: int) -> dict[str, Any]:
     """What the list shows of a trajectory, and where the rest of it is."""
     sizes = [abs(weight) for weight in record["weights"] if weight is not None]
-    keys = (
-        "iteration",
-        "group",
-        "member",
-        "task_id",
-        "stop",
-        "failed",
-        "failure",
-        "reward",
-        "success",
-    )
+    keys = ("iteration", "group", "member", "task_id", "stop", "failed", "failure")
+    keys += ("reward", "success", "turns", "advantage")
     return {
         "source": source,
         **{key: record[key] for key in keys},
         "labels": json.dumps(record["labels"], sort_keys=True),
-        "turns": record["turns"],
-        "advantage": record["advantage"],
         "weight": max(sizes, default=None),
         "tokens": sum(turn >= 0 for segment in record["segments"] for turn in segment["turn"]),
         "chunk": chunk,
@@ -136,9 +124,7 @@ def _row(record: dict[str, Any], source: str, chunk: str, place: int) -> dict[st
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Rows by column; a column of few different values as those, and an index into them a row."""
-    columns: dict[str, list[Any]] = {}
-    for key in rows[0] if rows else ():
-        columns[key] = [row[key] for row in rows]
+    columns = {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
     values = {}
     for key in _REPEATED:
         values[key] = list(dict.fromkeys(columns.get(key, ())))
@@ -156,26 +142,10 @@ def _json(value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _script(value: Any) -> str:
-    """JSON that ends no script and opens no comment, wherever the file is put."""
-    return _json(value).replace("<", "\\u003c")
+        return json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replaces a file whole, and only where it changes."""
-    if path.exists() and path.read_bytes() == content:
-        return
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    """Replaces a file only where it changes."""
+    if not path.exists() or path.read_bytes() != content:
+        write_whole(path, content)

@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import math
+import os
 import re
 
 import pytest
@@ -110,19 +111,19 @@ def test_a_write_that_is_cut_off_leaves_the_old_pages(tmp_path, monkeypatch):
     page = write_pages(tmp_path)
     before = written(tmp_path)
     write_shard(tmp_path, [record(1)])
-    replace = trajectory_pages.os.replace
+    replace = os.replace
 
     def cut_off(source, target):
         if target.name == "index.js":
             raise KeyboardInterrupt
         replace(source, target)
 
-    monkeypatch.setattr(trajectory_pages.os, "replace", cut_off)
+    monkeypatch.setattr(os, "replace", cut_off)
     with pytest.raises(KeyboardInterrupt):
         write_pages(tmp_path)
     assert page.exists() and read_index(tmp_path)["rows"] == 32
     assert before.items() <= written(tmp_path).items()
-    monkeypatch.setattr(trajectory_pages.os, "replace", replace)
+    monkeypatch.setattr(os, "replace", replace)
     write_pages(tmp_path)
     assert not [name for name in written(tmp_path) if name.endswith(".tmp")]
 
