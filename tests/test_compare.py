@@ -17,6 +17,7 @@ from rich.console import Console
 from run_cases import iterations, save_policy
 
 from seeupo_jax.compare import figures
+from seeupo_jax.compare.__main__ import main
 from seeupo_jax.compare.runs import RunFailed, plan, train, train_all, updates_at_once
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.metrics.metrics_log import read_metrics
@@ -334,23 +335,22 @@ def test_a_stopped_comparison_goes_on_with_the_same_command(tmp_path):
     assert (tmp_path / "runs" / "comparison.svg").exists()
 
 
-def test_nothing_is_trained_to_draw_only(tmp_path):
-    called = command(tmp_path / "runs", "package:order_desk", "--draw_only")
-    plot = tmp_path / "plot.png"
-    refused = subprocess.run(called, env=environment(), capture_output=True, text=True, timeout=100)
-    assert refused.returncode == 2 and not (tmp_path / "runs").exists()
-    assert "runs, which is not there; allowed with --draw_only: the" in refused.stderr
+def test_nothing_is_trained_to_draw_only(tmp_path, capsys):
+    called = command(tmp_path / "runs", "package:order_desk", "--draw_only")[2:]
+    with pytest.raises(SystemExit) as refused:
+        main(called)
+    assert refused.value.code == 2 and not (tmp_path / "runs").exists()
+    assert "runs, which is not there; allowed with --draw_only: the" in capsys.readouterr().err
     (tmp_path / "runs").mkdir()
-    done = subprocess.run(
-        [*called, f"--plot={plot}"], env=environment(), capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    assert "0 of 1" in done.stdout and plot.exists()
+    plot = tmp_path / "plot.png"
+    main([*called, f"--plot={plot}"])
+    assert "0 of 1" in capsys.readouterr().out and plot.exists()
     assert not (tmp_path / "runs" / "seeupo").exists()
 
 
-def test_a_users_mistake_is_one_sentence(tmp_path):
-    called = command(tmp_path / "runs", "package:order_desk", "--plot=curve.jpeg")
-    done = subprocess.run(called, env=environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("error: --plot: got 'curve.jpeg'; allowed")
+def test_a_users_mistake_is_one_sentence(tmp_path, capsys):
+    with pytest.raises(SystemExit) as refused:
+        main(command(tmp_path / "runs", "package:order_desk", "--plot=curve.jpeg")[2:])
+    assert refused.value.code == 2
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[-1].startswith("error: --plot: got 'curve.jpeg'; allowed")

@@ -9,36 +9,41 @@ import report_cases
 import telemetry_cases
 
 from seeupo_jax.parallel.file_lock import exclusive
+from seeupo_jax.report import main
 
 
-def run(*arguments, cwd=None, prefix=()):
-    command = [*prefix, sys.executable, "-m", "seeupo_jax.report", *map(str, arguments)]
+def run(*arguments, cwd=None):
+    command = [sys.executable, "-m", "seeupo_jax.report", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
 
 
-def test_more_runs_follow_compare_in_any_order(tmp_path):
+def test_more_runs_follow_compare_in_any_order(tmp_path, monkeypatch, capsys):
     for name in "abc":
-        report_cases.write_run(tmp_path / name, iterations=2)
+        report_cases.write_run(tmp_path / name, iterations=1)
+    monkeypatch.chdir(tmp_path)
     for arguments in (
         ("--workdir=a", "--compare", "b", "c"),
         ("--compare=b,c", "--workdir=a"),
         ("--compare", "b", "c", "--workdir", "a"),
     ):
-        done = run(*arguments, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith(f"wrote {tmp_path / 'a' / 'report.html'} (")
+        main(["report", *arguments])
+        printed = capsys.readouterr().out
+        assert printed.startswith(f"wrote {tmp_path / 'a' / 'report.html'} (")
         page = (tmp_path / "a" / "report.html").read_text()
         assert all(f"<h2>{name}</h2>" in page for name in "abc")
 
 
-def test_the_pages_of_trajectories_are_written_beside_it_and_lead_back(tmp_path):
-    report_cases.write_run(tmp_path / "a", iterations=2)
+def test_the_pages_of_trajectories_are_written_beside_it_and_lead_back(
+    tmp_path, monkeypatch, capsys
+):
+    report_cases.write_run(tmp_path / "a", iterations=1)
     telemetry_cases.write_run(tmp_path / "a", iterations=2)
+    monkeypatch.chdir(tmp_path)
     for output in ("a/report.html", "elsewhere.html"):
-        done = run("--workdir=a", f"--output={output}", cwd=tmp_path)
+        main(["report", "--workdir=a", f"--output={output}"])
         pages = tmp_path / "a" / "trajectories"
-        assert done.stdout.splitlines()[1] == f"wrote {pages / 'index.html'}", done.stderr
+        assert capsys.readouterr().out.splitlines()[1] == f"wrote {pages / 'index.html'}"
         (link,) = re.findall(r'"report": ?"([^"]+)"', (pages / "data" / "index.js").read_text())
         assert (pages / link).resolve() == tmp_path / output
         (forth,) = re.findall(r'href="([^"]*index\.html)"', (tmp_path / output).read_text())

@@ -91,18 +91,18 @@ def line_chart(
     dots = 36 if max(map(len, lines.values())) <= _MARKED_POINTS else 0
     layers = [
         base.mark_area(clip=True)
-        .encode(alt.Y("low:Q", **unit), alt.Y2("high:Q"), opacity=_if_picked(picked, 0.18))
+        .encode(alt.Y("low:Q", **unit), alt.Y2("high:Q"), opacity=_if_picked(0.18))
         .transform_filter("isValid(datum.low)"),
         base.mark_line(clip=True, strokeWidth=2)
-        .encode(value, dash, opacity=_if_picked(picked, 1.0))
+        .encode(value, dash, opacity=_if_picked(1.0))
         .add_params(zoom, picked),
         # What answers to the pointer, everywhere next to it; drawn where there are few.
         base.mark_point(filled=True, clip=True)
         .encode(
             value,
             shape,
-            opacity=_if_picked(picked, 1.0),
-            size=alt.when(near).then(alt.value(90)).otherwise(alt.value(dots)),
+            opacity=_if_picked(1.0),
+            size=alt.SizeValue(dots, condition={"param": "near", "value": 90, "empty": False}),
             tooltip=_tooltip(x),
         )
         .add_params(near),
@@ -110,8 +110,7 @@ def line_chart(
     if len(lines) > 1:
         ends = {name: points[-1].value for name, points in lines.items()}
         layers.append(_end_names(end_labels(ends, low, high, height)).encode(color))
-    chart = alt.layer(*layers, data=alt.InlineData(rows))
-    return _made(title, chart, height, _mean_note(block, "point"))
+    return _made(title, alt.layer(*layers), rows, height, _mean_note(block, "point"))
 
 
 def range_chart(title: str, series: Mapping[str, Sequence[Point]], *, kind: str) -> Chart | None:
@@ -140,9 +139,8 @@ def range_chart(title: str, series: Mapping[str, Sequence[Point]], *, kind: str)
         base.mark_point(filled=True, size=80, opacity=1).encode(
             alt.X("value:Q", **unit), shape, tooltip=_tooltip("kind")
         ),
-        data=alt.InlineData(rows),
     )
-    return _made(title, chart, alt.Step(18))
+    return _made(title, chart, rows, alt.Step(18))
 
 
 def heat_map(title: str, cells: Iterable[tuple[int, int, float]], *, value: str) -> Chart | None:
@@ -171,7 +169,7 @@ def heat_map(title: str, cells: Iterable[tuple[int, int, float]], *, value: str)
         alt.Color("value:Q", legend=legend, scale=shade),
         tooltip=[_SPAN, alt.Tooltip("turn:O"), alt.Tooltip("value:Q", title=value, format=".4~g")],
     )
-    return _made(title, chart, alt.Step(22), _mean_note(block, "cell"))
+    return _made(title, chart, rows, alt.Step(22), _mean_note(block, "cell"))
 
 
 def stack_chart(
@@ -209,10 +207,10 @@ def stack_chart(
         alt.Y("sum(value):Q", title=y, scale=scale),
         _part_color(rows, names),
         alt.Order("order:Q"),
-        opacity=_if_picked(picked, 1.0),
+        opacity=_if_picked(1.0),
         tooltip=[_SPAN, "part:N", alt.Tooltip("sum(value):Q", title=y, format=".4~g")],
     )
-    return _made(title, chart, HEIGHT, _mean_note(block, "bar"))
+    return _made(title, chart, rows, HEIGHT, _mean_note(block, "bar"))
 
 
 def share_chart(
@@ -231,7 +229,7 @@ def share_chart(
         for run, name, seconds in parts
     ]
     share = alt.X("share:Q", title="share of the time", scale=alt.Scale(domain=[0, 1]))
-    chart = alt.Chart(alt.InlineData(rows)).mark_bar(**_STROKE)
+    chart = alt.Chart().mark_bar(**_STROKE)
     chart = chart.encode(
         alt.Y("run:N", title=None, sort=list(total), axis=alt.Axis(labelLimit=120)),
         share.axis(format="%"),
@@ -242,11 +240,13 @@ def share_chart(
             alt.Tooltip("share:Q", format=".1%"),
         ],
     )
-    return _made(title, chart, alt.Step(36))
+    return _made(title, chart, rows, alt.Step(36))
 
 
-def _made(title: str, chart: alt.TopLevelMixin, height: Any, note: str = "") -> Chart:
-    """The chart as wide as its place."""
+def _made(
+    title: str, chart: alt.TopLevelMixin, rows: list[dict[str, Any]], height: Any, note: str = ""
+) -> Chart:
+    """The chart of these rows, as wide as its place."""
     chart = chart.properties(
         width="container",
         height=height,
@@ -259,10 +259,9 @@ def _made(title: str, chart: alt.TopLevelMixin, height: Any, note: str = "") -> 
         axis=alt.AxisConfig(**_TEXT, **_LINES, gridOpacity=0.13, labelOverlap=True),
         legend=alt.LegendConfig(**_TEXT),
     )
-    # The page's table of numbers reads `spec.data.values`. Altair has checked each part as it was
-    # made; checking the whole again would take longer than all else.
-    with alt.data_transformers.enable(consolidate_datasets=False):
-        return Chart(title, chart.to_dict(validate=False), note)
+    # Altair has checked each part as it was made; checking the whole again, and copying the data
+    # with each part, would take longer than all else.
+    return Chart(title, chart.to_dict(validate=False) | {"data": {"values": rows}}, note)
 
 
 def _styles(series: Sequence[str]) -> tuple[alt.Color, alt.StrokeDash, alt.Shape]:
@@ -276,9 +275,9 @@ def _styles(series: Sequence[str]) -> tuple[alt.Color, alt.StrokeDash, alt.Shape
     return style(alt.Color, _COLORS), style(alt.StrokeDash, _DASHES), style(alt.Shape, _SHAPES)
 
 
-def _if_picked(picked: alt.Parameter, strength: float) -> Any:
+def _if_picked(strength: float) -> alt.OpacityValue:
     """Opacity of what is picked by clicks on the legend; of everything while nothing is."""
-    return alt.when(picked).then(alt.value(strength)).otherwise(alt.value(strength / 8))
+    return alt.OpacityValue(strength / 8, condition={"param": "picked", "value": strength})
 
 
 def _part_color(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> alt.Color:
@@ -300,10 +299,10 @@ def _block_chart(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
     x = alt.X("from:Q", bin="binned", title="iteration", axis=axis, scale=scale)
     one, several = "'' + (datum.from + 0.5)", "(datum.from + 0.5) + ' to ' + (datum.to - 0.5)"
     span = f"datum.to - datum.from == 1 ? {one} : {several}"
-    return alt.Chart(alt.InlineData(rows)).transform_calculate(span=span).encode(x, alt.X2("to:Q"))
+    return alt.Chart().transform_calculate(span=span).encode(x, alt.X2("to:Q"))
 
 
-def _tooltip(at: str) -> Any:
+def _tooltip(at: str) -> alt.TooltipValue:
     """A point's tooltip: its series, place and value, and its interval if it has one.
 
     An expression: of the areas around points that answer to the pointer, whose `datum` holds the
@@ -317,7 +316,8 @@ def _tooltip(at: str) -> Any:
         "95% interval": f"isValid({point}.low) ? format({point}.low, '.3~g') + ' to '"
         f" + format({point}.high, '.3~g') : 'none'",
     }
-    return alt.value(alt.expr("{" + ", ".join(f"'{k}': {v}" for k, v in parts.items()) + "}"))
+    text = ", ".join(f"'{name}': {value}" for name, value in parts.items())
+    return alt.TooltipValue({"expr": f"{{{text}}}"})
 
 
 def _end_names(places: Mapping[str, float]) -> alt.Chart:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import os
 from collections.abc import Sequence
@@ -126,6 +127,7 @@ def render(runs: Sequence[Recorded], folder: Path) -> str:
     )
 
 
+@functools.cache  # it takes seconds to make
 def _vega() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, out of their Python package."""
     import vl_convert

@@ -42,7 +42,8 @@ def test_lines_differ_in_more_than_colour_and_carry_their_names():
     shapes = layers(chart, "point")[0]["encoding"]["shape"]["scale"]["range"]
     assert len(set(shapes)) == 3
     (names,) = layers(chart, "text")
-    labels = {row["series"]: row["label"] for row in names["data"]["values"]}
+    (places,) = chart.spec["datasets"].values()
+    labels = {row["series"]: row["label"] for row in places}
     assert labels == {"a": "a", "b": "b", "c": "c"}
     assert names["encoding"]["color"] == encoding["color"]
 
