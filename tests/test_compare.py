@@ -245,7 +245,7 @@ def test_the_plot_shows_the_mean_and_students_interval_at_each_budget(tmp_path):
     record(runs[1], [0.1, 0.3], tokens=50)
     chart = figures.success_chart(figures.read_lines(runs))
     keys = ("series", "sampled tokens", "value", "low", "high")
-    assert [[row.get(key) for key in keys] for row in chart.spec["data"]["values"]] == [
+    assert [[row.get(key) for key in keys] for row in chart.spec["datasets"]["rows"]] == [
         ["seeupo (3 runs)", 0, 0.5, 0.251586, 0.748414],
         ["seeupo (3 runs)", 100, 0.9, 0.9, 0.9],
         ["grpo (1 run, not finished)", 0, 0.1, None, None],

@@ -26,6 +26,7 @@ _LEGEND = {"orient": "top", "title": None, "labelLimit": 220, "columns": 3, "sym
 _INK = {"labelColor": "currentColor", "titleColor": "currentColor"}
 _TEXT = _INK | {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
 _LINES = {"domainColor": "currentColor", "tickColor": "currentColor", "gridColor": "currentColor"}
+_ROWS = alt.NamedData("rows")
 HEIGHT = 240  # of a chart, in pixels
 LABEL_CHARACTERS = 18
 _LINE_POINTS = 300  # more cannot be distinguished on a screen
@@ -72,7 +73,7 @@ def line_chart(
     value = alt.Y("value:Q", **unit)
     color, dash, shape = _styles(list(lines))
     first, last = (bound(row[x] for row in rows) for bound in (min, max))
-    base = alt.Chart().encode(
+    base = alt.Chart(_ROWS).encode(
         alt.X(
             f"{x}:Q",
             title=x,
@@ -127,7 +128,7 @@ def range_chart(title: str, series: Mapping[str, Sequence[Point]], *, kind: str)
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
     color, _, shape = _styles(list(series))
     unit = {"title": "success rate", "scale": alt.Scale(domain=[0, 1])}
-    base = alt.Chart().encode(
+    base = alt.Chart(_ROWS).encode(
         alt.Y("kind:N", title=kind, sort=kinds, axis=alt.Axis(labelLimit=140, grid=True)),
         alt.YOffset("series:N", sort=list(series)),
         color,
@@ -229,7 +230,7 @@ def share_chart(
         for run, name, seconds in parts
     ]
     share = alt.X("share:Q", title="share of the time", scale=alt.Scale(domain=[0, 1]))
-    chart = alt.Chart().mark_bar(**_STROKE)
+    chart = alt.Chart(_ROWS).mark_bar(**_STROKE)
     chart = chart.encode(
         alt.Y("run:N", title=None, sort=list(total), axis=alt.Axis(labelLimit=120)),
         share.axis(format="%"),
@@ -259,9 +260,10 @@ def _made(
         axis=alt.AxisConfig(**_TEXT, **_LINES, gridOpacity=0.13, labelOverlap=True),
         legend=alt.LegendConfig(**_TEXT),
     )
-    # Altair has checked each part as it was made; checking the whole again, and copying the data
+    # Altair has checked each part as it was made; checking the whole again, and copying the rows
     # with each part, would take longer than all else.
-    return Chart(title, chart.to_dict(validate=False) | {"data": {"values": rows}}, note)
+    spec = chart.to_dict(validate=False)
+    return Chart(title, spec | {"datasets": spec.get("datasets", {}) | {"rows": rows}}, note)
 
 
 def _styles(series: Sequence[str]) -> tuple[alt.Color, alt.StrokeDash, alt.Shape]:
@@ -299,7 +301,7 @@ def _block_chart(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
     x = alt.X("from:Q", bin="binned", title="iteration", axis=axis, scale=scale)
     one, several = "'' + (datum.from + 0.5)", "(datum.from + 0.5) + ' to ' + (datum.to - 0.5)"
     span = f"datum.to - datum.from == 1 ? {one} : {several}"
-    return alt.Chart().transform_calculate(span=span).encode(x, alt.X2("to:Q"))
+    return alt.Chart(_ROWS).transform_calculate(span=span).encode(x, alt.X2("to:Q"))
 
 
 def _tooltip(at: str) -> alt.TooltipValue:

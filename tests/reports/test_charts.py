@@ -10,7 +10,7 @@ from seeupo_jax.reports.charts import heat_map, line_chart, range_chart, share_c
 
 
 def rows(chart):
-    return chart.spec["data"]["values"]
+    return chart.spec["datasets"]["rows"]
 
 
 def layers(chart, mark):
@@ -42,7 +42,7 @@ def test_lines_differ_in_more_than_colour_and_carry_their_names():
     shapes = layers(chart, "point")[0]["encoding"]["shape"]["scale"]["range"]
     assert len(set(shapes)) == 3
     (names,) = layers(chart, "text")
-    (places,) = chart.spec["datasets"].values()
+    places = chart.spec["datasets"][names["data"]["name"]]
     labels = {row["series"]: row["label"] for row in places}
     assert labels == {"a": "a", "b": "b", "c": "c"}
     assert names["encoding"]["color"] == encoding["color"]
@@ -143,18 +143,33 @@ def test_shares_of_a_run_add_up_to_one():
 
 
 @pytest.mark.parametrize(
-    "chart",
+    ("chart", "marks"),
     [
-        line_chart("T", {"a": [Point(1, 0.5, 0.4, 0.6)], "b": [Point(1, 2.0)]}, y="y"),
-        range_chart("T", {"a": [Point("k", 0.5, 0.4, 0.6)], "b": [Point("k", 0.1)]}, kind="k"),
-        heat_map("T", [(1, 1, 0.5)], value="v"),
-        stack_chart("T", [(1, "a", 1.0)], ["a"], y="y"),
-        share_chart("T", [("r", "a", 1.0)], ["a"]),
+        (
+            line_chart("T", {"a": [Point(1, 0.5, 0.4, 0.6)], "b": [Point(1, 2.0)]}, y="y"),
+            {
+                "iteration: 1; y: 0.4; high: 0.6; series: a": 1,  # the band
+                "iteration: 1; y: 0.5; series: a": 2,  # line and point
+                "iteration: 1; y: 2; series: b": 2,
+            },
+        ),
+        (
+            range_chart("T", {"a": [Point("k", 0.5, 0.4, 0.6)], "b": [Point("k", 0.1)]}, kind="k"),
+            {
+                "success rate: 0.4; k: k; high: 0.6; series: a": 1,
+                "success rate: 0.5; k: k; series: a": 1,
+                "success rate: 0.1; k: k; series: b": 1,
+            },
+        ),
+        (heat_map("T", [(1, 1, 0.5)], value="v"), {"turn: 1; value: 0.5": 1}),
+        (stack_chart("T", [(1, "a", 1.0)], ["a"], y="y"), {"y: 1; part: a": 1}),
+        (share_chart("T", [("r", "a", 1.0)], ["a"]), {"run: r; part: a": 1}),
     ],
     ids=["line", "range", "heat", "stack", "share"],
 )
-def test_vega_lite_draws_it(chart):
+def test_vega_lite_draws_a_mark_for_each_value(chart, marks):
     import vl_convert
 
     svg = vl_convert.vegalite_to_svg({**chart.spec, "width": 400}, vl_version="6.4")
     assert svg.startswith("<svg") and "NaN" not in svg
+    assert {mark: svg.count(mark) for mark in marks} == marks

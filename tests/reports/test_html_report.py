@@ -32,7 +32,7 @@ def runs(tmp_path):
 
 
 def values(chart):
-    return chart.spec["data"]["values"]
+    return chart.spec["datasets"]["rows"]
 
 
 def titles(section):

@@ -58,7 +58,7 @@ for (const details of document.querySelectorAll(".numbers")) {
   details.addEventListener("toggle", () => {
     const place = details.querySelector(".scroll");
     const chart = details.parentElement.querySelector(".chart").dataset.chart;
-    if (details.open && !place.firstChild) place.append(tableOf(specs[chart].data.values));
+    if (details.open && !place.firstChild) place.append(tableOf(specs[chart].datasets.rows));
   });
 }
 
