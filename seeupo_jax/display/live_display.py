@@ -52,7 +52,8 @@ class LiveDisplay:
 
     def line(self, text: str) -> None:
         """Writes a line that stays."""
-        self._live.refresh()  # to the terminal's width of now, before anything moves
+        if self._live.is_started:
+            self._live.refresh()  # to the terminal's width of now, before anything moves
         self._console.print(text, markup=False, soft_wrap=True)
 
     def _rows(self) -> Group:
