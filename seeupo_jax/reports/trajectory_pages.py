@@ -17,7 +17,7 @@ from typing import Any
 
 from seeupo_jax.metrics.run_manifest import read_run_manifest
 from seeupo_jax.parallel.file_lock import exclusive
-from seeupo_jax.trajectories.json_lines import plain, write_whole
+from seeupo_jax.trajectories.json_lines import plain, write_atomically
 from seeupo_jax.trajectories.reader import FOLDER, Shard, find_shards, read_shard
 
 CHUNK = 1_000_000  # characters of records in a chunk; one record may be longer
@@ -148,4 +148,4 @@ def _json(value: Any) -> str:
 def _write(path: Path, content: bytes) -> None:
     """Replaces a file only where it changes."""
     if not path.exists() or path.read_bytes() != content:
-        write_whole(path, content)
+        write_atomically(path, content)
