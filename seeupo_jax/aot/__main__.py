@@ -40,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     report = Report(setup, given.config)
     print(report.head() + "\n\ncompiling", flush=True)
     for program in programs:
-        figures = report.add(program, measure(setup, program))
+        figures = measure(setup, program)
+        report.add(program, figures)
         print(f"  {figures.name}: {figures.compile_s:.0f} s", flush=True)
     print("\n" + report.text())
     found = search(setup, report.figures) if given.search else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,18 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.programs import sweep_programs
-from seeupo_jax.parallel.mesh import make_mesh, row_shards, sampler_mesh
+from seeupo_jax.parallel.mesh import make_mesh, sampler_mesh
 from seeupo_jax.planning import flops
-from seeupo_jax.planning.abstract_run import CACHE, SAMPLER, outline
+from seeupo_jax.planning.abstract_run import CACHE, SAMPLER, AbstractRun, abstract_run
 from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
 from seeupo_jax.planning.flops import Pass
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime import build
-from seeupo_jax.types import TrainState
 
 # The kinds of programs that a report is about. A run has more of each kind, of smaller shapes.
 KINDS = (
@@ -38,23 +35,16 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Setup:
-    """A run on a topology, with shape structs for arrays.
+class Setup(AbstractRun):
+    """A run on a topology.
 
-    config: as it was given; with `model.remat=auto` the architecture has what was chosen.
+    given: the configuration as it was given; `config` has decided on `model.remat=auto`.
     source: where the architecture was found.
-    parts: bytes on one device of all that a run keeps from program to program, by what it is.
     """
 
-    config: Config
+    given: Config
     source: str
     topology: Topology
-    policy: build.Policy
-    learner: Learner
-    engine: SlotEngine
-    state: TrainState
-    reference: Any
-    parts: Mapping[str, int]
 
     @property
     def arch(self) -> Architecture:
@@ -67,11 +57,6 @@ class Setup:
     @property
     def sampler_mesh(self) -> jax.sharding.Mesh:
         return sampler_mesh(self.mesh, self.config.rollout.mesh)
-
-    @property
-    def rows(self) -> int:
-        """Trajectories of an iteration."""
-        return self.config.rollout.tasks * self.config.rollout.group_size
 
     @property
     def half_context(self) -> int:
@@ -155,18 +140,8 @@ def prepare(config: Config, topology: Topology) -> Setup:
     config = given
     if given.model.remat == "auto":
         config, _ = choose_remat(given, mesh, memory_bytes=usable_hbm(mesh.devices.flat[0]))
-    found = outline(config, mesh)
-    return Setup(
-        given,
-        source,
-        topology,
-        found.policy,
-        found.learner,
-        found.engine,
-        found.state,
-        found.reference,
-        found.parts,
-    )
+    run = vars(abstract_run(config, mesh))
+    return Setup(**run, given=given, source=source, topology=topology)
 
 
 def list_programs(setup: Setup) -> list[Program]:
@@ -221,7 +196,7 @@ def _sweep(setup: Setup) -> Iterator[Program]:
         "sweep/reference": ("reference", "frozen"),
         "sweep/value": (*trunk, "frozen", "critic"),
     }
-    for program in sweep_programs(setup.learner, setup.rows):
+    for program in sweep_programs(setup.learner, setup.trajectories):
         kind, _, length = program.name.partition(" ")
         step = kind == "sweep/turn"
         # Of every token, of none, or of an action's.
@@ -305,16 +280,3 @@ def _weight_bytes(setup: Setup) -> float:
     parts = setup.mesh.shape["tensor"] * setup.mesh.shape["expert"]
     width = jnp.dtype(setup.arch.dtype).itemsize
     return flops.parameters(setup.arch) * width / parts
-
-
-def sizes(setup: Setup) -> dict[str, int]:
-    """What the report says of the run's shapes."""
-    return {
-        "rows of an iteration": setup.rows,
-        "rows of a microbatch": setup.learner.shapes.rows,
-        "row shards": row_shards(setup.mesh),
-        "longest row": setup.learner.shapes.lengths[-1],
-        "action tokens": setup.learner.shapes.action,
-        "slots": setup.engine.plan.slots * setup.engine.plan.shards,
-        "conversations": setup.engine.plan.concurrency * setup.engine.plan.shards,
-    }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from seeupo_jax.aot.aot_programs import Program, Setup
-from seeupo_jax.aot.iteration_time import Iteration, estimate_iteration
+from seeupo_jax.aot.iteration_time import estimate_iteration
 from seeupo_jax.aot.measure import Figures
 from seeupo_jax.aot.search import fits
 from seeupo_jax.configuration.loading import to_dict
@@ -34,10 +34,9 @@ class Report:
         self._programs: dict[str, Program] = {}
         self.figures: dict[str, Figures] = {}
 
-    def add(self, program: Program, figures: Figures) -> Figures:
+    def add(self, program: Program, figures: Figures) -> None:
         """Takes a program's figures in."""
         self._programs[program.kind], self.figures[program.kind] = program, figures
-        return figures
 
     @property
     def hbm(self) -> int:
@@ -64,16 +63,16 @@ class Report:
         count = flops.parameters(setup.arch) / 1e9
         return "\n".join(
             (
-                f"{self._path} on {topology.name}: {topology.devices} devices in {topology.hosts}"
+                f"{self._path} on {topology}: {topology.devices} devices in {topology.hosts}"
                 f" hosts, each {self.hbm / GIB:.2f} GiB for programs,"
                 f" {chip.peak_flops / chip.devices / 1e12:.0f} TFLOP/s,"
                 f" {chip.hbm_bandwidth / chip.devices / 1e9:.0f} GB/s",
                 f"model: {count:.2f} B parameters, from {setup.source}",
                 f"mesh: {_axes(setup.mesh)}; the sampler's: {_axes(setup.sampler_mesh)}",
-                f"sweep: {setup.rows} conversations in microbatches of {shapes.rows} rows, on"
-                f" {row_shards(setup.mesh)} row shards; rows of up to {shapes.lengths[-1]} tokens,"
-                f" actions of up to {shapes.action}; attention: {setup.arch.attention}; remat:"
-                f" {setup.arch.remat}",
+                f"sweep: {setup.trajectories} conversations in microbatches of {shapes.rows}"
+                f" rows, on {row_shards(setup.mesh)} row shards; rows of up to"
+                f" {shapes.lengths[-1]} tokens, actions of up to {shapes.action}; attention:"
+                f" {setup.arch.attention}; remat: {setup.arch.remat}",
                 f"rollout: {plan.slots * plan.shards} slots for"
                 f" {plan.concurrency * plan.shards} conversations on {plan.shards} row shards, a"
                 f" cache of {plan.bytes / GIB:.2f} GiB per device",
@@ -83,14 +82,12 @@ class Report:
     def text(self) -> str:
         """All tables."""
         done = [each for each in self.figures.values() if each.error is None]
-        blocks = [self._memory(done), self._work(done), self._traffic(done)]
+        blocks = [self._memory(done), self._work(done), _traffic(done)] if done else []
         blocks += [self._verdict(), self._proof(), self._iteration()]
         return "\n\n".join(block for block in blocks if block)
 
     def _memory(self, done: Sequence[Figures]) -> str:
         """HBM of one device by part; what lies beside a program is in brackets."""
-        if not done:
-            return ""
         found = {name for each in done for part in (each.inside, each.beside) for name in part}
         parts = [name for name in (*self._setup.parts, *_LAST) if name in found]
 
@@ -106,9 +103,6 @@ class Report:
 
     def _work(self, done: Sequence[Figures]) -> str:
         """FLOPs of all devices together, and the time that one execution takes at least."""
-        if not done:
-            return ""
-        devices = self._setup.mesh.size
         columns: dict[str, Callable[[Figures], str]] = {
             "TFLOP of the model": lambda f: _number(f.needed_flops / 1e12),
             "TFLOP executed": lambda f: _number(f.executed_flops / 1e12),
@@ -121,21 +115,7 @@ class Report:
             "compiled in, s": lambda f: f"{f.compile_s:.0f}",
         }
         rows = [(name, [show(each) for each in done]) for name, show in columns.items()]
-        return _table(f"work of {devices} devices", done, rows)
-
-    def _traffic(self, done: Sequence[Figures]) -> str:
-        """What each program's collectives bring to a device, largest first."""
-        lines = [
-            f"{each.name}: "
-            + ", ".join(
-                f"{traffic.kind} over {'+'.join(traffic.axes)} {traffic.count} x,"
-                f" {_number(traffic.bytes / GIB)} GiB"
-                for traffic in by_kind_and_axis(each.collectives)
-            )
-            for each in done
-            if each.collectives
-        ]
-        return "\n".join(("collectives, communication volume per device", *lines)) if lines else ""
+        return _table(f"work of {self._setup.mesh.size} devices", done, rows)
 
     def _verdict(self) -> str:
         lines = []
@@ -162,20 +142,16 @@ class Report:
             return ""
         return f"no score matrix and no logits of whole rows in {', '.join(good)}"
 
-    def iteration(self) -> Iteration | None:
-        """The estimate of one iteration, where all that it needs was compiled."""
-        return estimate_iteration(self._setup, self._programs, self.figures)
-
     def _iteration(self) -> str:
-        made = self.iteration()
+        made = estimate_iteration(self._setup, self._programs, self.figures)
         if made is None:
             return ""
         setup, rollout = self._setup, self._setup.config.rollout
         span = _span(made.seconds(serial=False), made.seconds(serial=True))
         lines = [
             f"one iteration, estimated: {span} on the devices (full overlap to no overlap)",
-            f"  if {setup.rows} conversations grow evenly to {rollout.max_context} tokens in"
-            f" {rollout.max_turns} turns, {made.sampled} of each turn sampled, all slots busy;"
+            f"  if {setup.trajectories} conversations grow evenly to {rollout.max_context} tokens"
+            f" in {rollout.max_turns} turns, {made.sampled} of each turn sampled, all slots busy;"
             " environments not counted",
         ]
         lines += [
@@ -186,7 +162,8 @@ class Report:
 
     def values(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        setup, made = self._setup, self.iteration()
+        setup = self._setup
+        made = estimate_iteration(setup, self._programs, self.figures)
 
         def entry(each: Figures) -> dict[str, Any]:
             traffic = by_kind_and_axis(each.collectives)
@@ -195,11 +172,11 @@ class Report:
 
         return {
             "config_file": self._path,
-            "config": to_dict(setup.config),
+            "config": to_dict(setup.given),
             "architecture": dataclasses.asdict(setup.arch),
             "source": setup.source,
             "parameters": flops.parameters(setup.arch),
-            "topology": setup.topology.name,
+            "topology": str(setup.topology),
             "devices": setup.topology.devices,
             "mesh": dict(setup.mesh.shape),
             "sampler_mesh": dict(setup.sampler_mesh.shape),
@@ -210,6 +187,21 @@ class Report:
             "held": self.held,
             "iteration": None if made is None else dataclasses.asdict(made),
         }
+
+
+def _traffic(done: Sequence[Figures]) -> str:
+    """What each program's collectives bring to a device, largest first."""
+    lines = [
+        f"{each.name}: "
+        + ", ".join(
+            f"{traffic.kind} over {'+'.join(traffic.axes)} {traffic.count} x,"
+            f" {_number(traffic.bytes / GIB)} GiB"
+            for traffic in by_kind_and_axis(each.collectives)
+        )
+        for each in done
+        if each.collectives
+    ]
+    return "\n".join(("collectives, communication volume per device", *lines)) if lines else ""
 
 
 def _table(title: str, columns: Sequence[Figures], rows: Sequence[tuple[str, list[str]]]) -> str:

@@ -60,8 +60,8 @@ def estimate_iteration(
     rollout = setup.config.rollout
     tokens = rollout.max_context / rollout.max_turns
     sampled = min(rollout.max_action_tokens, int(tokens / 2))
-    drawn = setup.rows * rollout.max_turns * sampled
-    context = setup.rows * rollout.max_context - drawn
+    drawn = setup.trajectories * rollout.max_turns * sampled
+    context = setup.trajectories * rollout.max_context - drawn
     amounts = {
         "rollout/reshard": 1.0,
         "rollout/prefill": context / programs["rollout/prefill"].work.tokens,

@@ -34,15 +34,17 @@ def search(setup: Setup, figures: Mapping[str, Figures]) -> dict[str, float | No
 
 def _most_tokens(setup: Setup) -> int | None:
     least = setup.config.rollout.max_context
-    sizes = [least * 2**i for i in range((setup.rows // row_shards(setup.mesh)).bit_length())]
+    sizes = [
+        least * 2**i for i in range((setup.trajectories // row_shards(setup.mesh)).bit_length())
+    ]
     # The first that does not fit; keys of `bisect` are compiled only where it looks.
     first = bisect.bisect_left(sizes, True, key=lambda tokens: not _tokens_fit(setup, tokens))
     return sizes[first - 1] if first else None
 
 
 def _tokens_fit(setup: Setup, tokens: int) -> bool:
-    batching = dataclasses.replace(setup.config.batching, microbatch_tokens=tokens, buckets=())
-    other = prepare(dataclasses.replace(setup.config, batching=batching), setup.topology)
+    batching = dataclasses.replace(setup.given.batching, microbatch_tokens=tokens, buckets=())
+    other = prepare(dataclasses.replace(setup.given, batching=batching), setup.topology)
     (step,) = choose_programs(list_programs(other), ["sweep/turn"])
     return fits(other, measure(other, step))
 

@@ -22,7 +22,7 @@ from seeupo_jax.types import TrainState
 SAMPLER, CACHE = "sampler's policy", "KV cache"
 
 
-class Ends(NamedTuple):
+class EndIds(NamedTuple):
     """What programs know of a tokenizer: which tokens end an action, here any one."""
 
     end_ids: tuple[int, ...] = (0,)
@@ -35,8 +35,8 @@ class Planned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outline:
-    """The parts of a run, as its own are but for arrays.
+class AbstractRun:
+    """The parts of a run, with shapes in place of arrays.
 
     state, reference: shape structs with shardings.
     parts: bytes on one device of all that a run keeps from program to program, by what it is.
@@ -71,7 +71,9 @@ class Outline:
         return credit + list(names.values()) + [COPY_FACTORS]
 
 
-def outline(config: Config, mesh: jax.sharding.Mesh, planned: Planned | None = None) -> Outline:
+def abstract_run(
+    config: Config, mesh: jax.sharding.Mesh, planned: Planned | None = None
+) -> AbstractRun:
     """The parts of a run on a mesh, whose devices need not be here.
 
     Args:
@@ -89,7 +91,7 @@ def outline(config: Config, mesh: jax.sharding.Mesh, planned: Planned | None = N
                 f"config.rollout.grammar: got {config.rollout.grammar!r}; allowed: none where the"
                 " model's tokenizer is not here."
             )
-        policy = dataclasses.replace(policy, tokenizer=Ends())
+        policy = dataclasses.replace(policy, tokenizer=EndIds())
     optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
     state = build.new_state(config, policy, optimizer, params)
     reference = build.place_reference(config, params)
@@ -108,7 +110,7 @@ def outline(config: Config, mesh: jax.sharding.Mesh, planned: Planned | None = N
         CACHE: engine.plan.bytes,
         SAMPLER: engine.plan.policy_bytes,
     }
-    return Outline(
+    return AbstractRun(
         config,
         policy,
         build.build_learner(config, policy, optimizer, state),

@@ -87,13 +87,9 @@ class Topology:
     slices: int = 1
 
     def __str__(self) -> str:
+        """What `parse_topology` reads."""
         several = f"*{self.slices}" if self.slices > 1 else ""
         return f"{self.chip.name}:{'x'.join(map(str, self.shape))}{several}"
-
-    @property
-    def name(self) -> str:
-        """What `parse_topology` reads."""
-        return str(self)
 
     @property
     def chips(self) -> int:
@@ -103,18 +99,12 @@ class Topology:
     @property
     def hosts(self) -> int:
         """Of all slices."""
-        each = math.prod(self.shape)
-        return -(-each // self.chip.chips_per_host) * self.slices
+        return -(-math.prod(self.shape) // self.chip.chips_per_host) * self.slices
 
     @property
     def devices(self) -> int:
         """That jax shows for all slices."""
         return self.chips * self.chip.devices
-
-    @property
-    def device_hbm(self) -> int:
-        """Bytes of memory that one device has."""
-        return self.chip.hbm_bytes // self.chip.devices
 
 
 def parse_topology(name: str) -> Topology:

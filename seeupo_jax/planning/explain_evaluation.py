@@ -13,7 +13,7 @@ from seeupo_jax.planning.explain_parts import (
     environment_lines,
     mesh_lines,
     model_lines,
-    outline_run,
+    plan_run,
     program_lines,
     task_ids,
 )
@@ -29,7 +29,7 @@ class FoundPolicy(NamedTuple):
 
 def explain_policy(config: Config, workdir: Path, folder: str, *, untrained: bool) -> FoundPolicy:
     """The run's last checkpoint, or what it starts from, in our own engine."""
-    found, _ = outline_run(config, folder)
+    found, _ = plan_run(config, folder)
     files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
     newest = None
     if not untrained:

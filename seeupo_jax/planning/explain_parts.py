@@ -12,7 +12,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
 from seeupo_jax.parallel.device_memory import in_units, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
-from seeupo_jax.planning.abstract_run import Outline, Planned, outline
+from seeupo_jax.planning.abstract_run import AbstractRun, Planned, abstract_run
 from seeupo_jax.planning.explanation import grouped, listed
 from seeupo_jax.planning.remat import SHARE, RematPlan, choose_remat, plan_remat
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
@@ -20,9 +20,9 @@ from seeupo_jax.policy.network import ADAPTER
 from seeupo_jax.runtime.build import ARCHITECTURES
 
 
-def outline_run(
+def plan_run(
     config: Config, start: str | None, planned: Planned | None = None
-) -> tuple[Outline, RematPlan]:
+) -> tuple[AbstractRun, RematPlan]:
     """The run's parts, and what recomputation was chosen by.
 
     Args:
@@ -39,14 +39,14 @@ def outline_run(
         if config.model.remat == "auto":
             model = dataclasses.replace(config.model, remat=plan.chosen)
             config = dataclasses.replace(config, model=model)
-        return outline(config, mesh, planned), plan
+        return abstract_run(config, mesh, planned), plan
     config, plan = choose_remat(config, mesh)
     if plan is None:
         plan = plan_remat(config, mesh, total_memory(mesh.local_devices[0]))
-    return outline(config, mesh), plan
+    return abstract_run(config, mesh), plan
 
 
-def model_lines(found: Outline, start: str | None) -> list[str]:
+def model_lines(found: AbstractRun, start: str | None) -> list[str]:
     arch, config = found.policy.network.arch, found.config
     whole = jax.tree.leaves_with_path(found.policy.merged(found.state.params))
     counts = [(str(path[-1].key).startswith(ADAPTER), x.size) for path, x in whole]
@@ -75,7 +75,7 @@ def model_lines(found: Outline, start: str | None) -> list[str]:
     return lines
 
 
-def mesh_lines(found: Outline, planned: Planned | None = None) -> list[str]:
+def mesh_lines(found: AbstractRun, planned: Planned | None = None) -> list[str]:
     mesh, reshard = found.policy.mesh, found.engine.plan.reshard
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     device = mesh.devices.flat[0]
@@ -93,7 +93,7 @@ def mesh_lines(found: Outline, planned: Planned | None = None) -> list[str]:
     return [f"{count}{processes}: {axes if axes else 'one device'}", str(reshard), *more]
 
 
-def memory_lines(found: Outline, remat: RematPlan, *, chosen: bool) -> list[str]:
+def memory_lines(found: AbstractRun, remat: RematPlan, *, chosen: bool) -> list[str]:
     """What lies on one device, in the order in which it comes.
 
     Args:
@@ -123,11 +123,11 @@ def memory_lines(found: Outline, remat: RematPlan, *, chosen: bool) -> list[str]
     return [*lines, *cache_lines(found)]
 
 
-def bytes_of(found: Outline, *names: str) -> str:
+def bytes_of(found: AbstractRun, *names: str) -> str:
     return in_units(sum(found.parts.get(name, 0) for name in names))
 
 
-def cache_lines(found: Outline) -> list[str]:
+def cache_lines(found: AbstractRun) -> list[str]:
     """What a rollout holds besides; the policy's way to the sampler is the mesh's to tell."""
     plan = found.engine.plan
     lines = [f"{in_units(plan.policy_bytes):>12}  the sampler's copy of the policy"]
@@ -138,7 +138,7 @@ def cache_lines(found: Outline) -> list[str]:
     ]
 
 
-def program_lines(found: Outline, iterations: int) -> list[str]:
+def program_lines(found: AbstractRun, iterations: int) -> list[str]:
     """What is compiled for so many iterations."""
     shapes, config = found.learner.shapes, found.config
     rollout, sweep = found.rollout_programs(), found.sweep_programs()

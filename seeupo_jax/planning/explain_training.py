@@ -15,13 +15,13 @@ from seeupo_jax.configuration.schema import Config, recipe_fields
 from seeupo_jax.envs.base import Missing
 from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.parallel.device_memory import in_units
-from seeupo_jax.planning.abstract_run import Outline, Planned
+from seeupo_jax.planning.abstract_run import AbstractRun, Planned
 from seeupo_jax.planning.explain_parts import (
     environment_lines,
     memory_lines,
     mesh_lines,
     model_lines,
-    outline_run,
+    plan_run,
     program_lines,
     task_ids,
 )
@@ -61,7 +61,7 @@ def explain_training(
       ValueError: what the run would say, too.
     """
     start = build.policy_folder(config, workdir)
-    found, remat = outline_run(config, start, planned)
+    found, remat = plan_run(config, start, planned)
     begins = _start(found, workdir)
     lacks = [f"a run needs, and this machine has not: {what}" for what in missing]
     return [
@@ -80,7 +80,7 @@ def explain_training(
     ]
 
 
-def _start(found: Outline, workdir: Path) -> _Start:
+def _start(found: AbstractRun, workdir: Path) -> _Start:
     """Where a run in this folder would resume."""
     config, folder = found.config, find_directory(found.config.checkpoint, workdir)
     passed: list[str] = []
@@ -167,7 +167,7 @@ def _evaluations(config: Config, begins: _Start) -> list[str]:
     return [f"{len(due)}, after iterations {listed(due)}: {chosen.tasks} tasks x k={chosen.k}"]
 
 
-def _checkpoints(found: Outline, workdir: Path, begins: _Start) -> list[str]:
+def _checkpoints(found: AbstractRun, workdir: Path, begins: _Start) -> list[str]:
     config = found.config
     due = _due(config, config.checkpoint.every, begins.done)
     if not due:

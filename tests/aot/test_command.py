@@ -78,7 +78,9 @@ def test_a_program_is_told_with_what_it_works_on_and_what_lies_beside_it(report,
         name: parts[name] for name in ("parameters", "optimizer")
     }
     assert turn["beside"] == {"reference": parts["reference"]}
-    (step,) = (p for p in sweep_programs(setup.learner, setup.rows) if p.name == "sweep/turn 512")
+    (step,) = (
+        p for p in sweep_programs(setup.learner, setup.trajectories) if p.name == "sweep/turn 512"
+    )
     leaves = jax.tree.leaves(step.arguments(setup.state, setup.reference))
     batch = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
     # A microbatch's two rows take the room of eight on a TPU.
@@ -189,7 +191,7 @@ def test_recomputation_is_chosen_by_the_memory_of_the_chip(tokens, wanted):
     choices = ["model.remat=auto", f"batching.buckets=({tokens},)", "rollout.concurrency=2"]
     found = prepare(load_config(SMALL, choices), chips.parse_topology("v5e:2x2"))
     assert found.arch.remat in wanted
-    assert found.config.model.remat == "auto"  # a search for more rows chooses anew
+    assert found.given.model.remat == "auto"  # a search for more rows chooses anew
 
 
 @needs_libtpu

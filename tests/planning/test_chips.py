@@ -14,20 +14,19 @@ def test_a_slice_by_name():
     topology = parse_topology("v5p:4x4x8")
     assert (topology.chip, topology.shape) == (CHIPS["v5p"], (4, 4, 8))
     assert (topology.chips, topology.hosts, topology.devices) == (128, 32, 128)
-    assert topology.device_hbm == 95 * GIB
-    assert topology.name == "v5p:4x4x8"
+    assert str(topology) == "v5p:4x4x8"
 
 
 def test_several_slices_by_name():
     topology = parse_topology("v5e:16x16*2")
     assert (topology.slices, topology.chips, topology.hosts) == (2, 512, 128)
-    assert topology.name == "v5e:16x16*2"
+    assert str(topology) == "v5e:16x16*2"
 
 
 def test_two_devices_share_a_chip():
     topology = parse_topology("tpu7x:2x2x1")
     assert (topology.chips, topology.devices, topology.hosts) == (4, 8, 1)
-    assert topology.device_hbm == 96 * GIB
+    assert topology.chip.hbm_bytes == 192 * GIB
 
 
 def test_a_single_chip_has_a_host():

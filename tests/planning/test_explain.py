@@ -23,7 +23,7 @@ from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.planning.abstract_run import Planned
-from seeupo_jax.planning.explain_parts import outline_run
+from seeupo_jax.planning.explain_parts import plan_run
 from seeupo_jax.planning.explain_training import explain_training
 from seeupo_jax.planning.explanation import listed, tell
 from seeupo_jax.runtime import build
@@ -168,7 +168,7 @@ def begin(model, tmp_path):
 def test_as_many_programs_are_compiled_as_were_told(begin, model, overrides):
     request = Looks()
     config, run, state = begin(*overrides, request=request)
-    found, _ = outline_run(config, str(model))
+    found, _ = plan_run(config, str(model))
     with run, jax.set_mesh(run.parts.policy.mesh):
         jax.clear_caches()
         request.looks = []
