@@ -48,10 +48,20 @@ def abstract(arch: Architecture) -> tuple[Network, Any]:
     return network, _copy(shapes)
 
 
-@functools.cache  # seconds for tens of layers, and asked for by every part of a run
+class _OneKey:
+    """Stands for `nnx.Rngs` where only shapes matter.
+
+    Tracing the counter of a stream takes time that grows with the square of the number of layers.
+    """
+
+    def params(self) -> jax.Array:
+        return jax.random.key(0)
+
+
+@functools.cache  # asked for by every part of a run
 def _shapes(arch: Architecture) -> tuple[Network, Any, Any]:
     """The network, its parameters' shapes, and the names of their axes."""
-    model = nnx.eval_shape(lambda: Transformer(arch, nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: Transformer(arch, _OneKey()))
     _, state = nnx.split(model)
     is_param = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
     names = jax.tree.map(lambda p: p.get_metadata("logical"), state, is_leaf=is_param)
