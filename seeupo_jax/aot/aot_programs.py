@@ -58,11 +58,6 @@ class Setup(AbstractRun):
     def sampler_mesh(self) -> jax.sharding.Mesh:
         return sampler_mesh(self.mesh, self.config.rollout.mesh)
 
-    @property
-    def half_context(self) -> int:
-        """Tokens that lie before those that a prefill or a decode step is estimated for."""
-        return self.config.rollout.max_context // 2
-
     def resident(self, kind: str) -> dict[str, int]:
         """The parts that a device holds while a program of a kind, as `sweep/turn`, runs.
 
@@ -183,13 +178,6 @@ def _sweep(setup: Setup) -> Iterator[Program]:
     if critic == "model":
         passes, update = 2 * passes, 2 * update
 
-    def work(length: int, action: int, *, step: bool) -> Work:
-        rows = shapes.rows * shapes.microbatches(length)
-        if step:
-            needed, executed = (step_flops(setup, length, computed=c) for c in (False, True))
-            return Work(needed, executed, rows * length)
-        return Work.of(arch, Pass(rows, length, head=action, trees=shapes.share))
-
     trunk = () if critic == "model" else ("parameters",)  # a model has its own
     read = {
         "sweep/turn": ("parameters", "optimizer", "frozen", "critic"),
@@ -197,26 +185,31 @@ def _sweep(setup: Setup) -> Iterator[Program]:
         "sweep/value": (*trunk, "frozen", "critic"),
     }
     for program in sweep_programs(setup.learner, setup.trajectories):
-        kind, _, length = program.name.partition(" ")
-        step = kind == "sweep/turn"
-        # Of every token, of none, or of an action's.
-        logits = {"sweep/score": int(length), "sweep/reference": int(length), "sweep/value": 0}
+        kind, _, size = program.name.partition(" ")
+        step, length, trips = kind == "sweep/turn", int(size), shapes.microbatches(int(size))
+        # Logits of every token, of none, or of an action's.
+        logits = {"sweep/score": length, "sweep/reference": length, "sweep/value": 0}
+        rows, head = shapes.rows * trips, logits.get(kind, shapes.action)
+        if step:
+            done = (step_flops(setup, length, computed=computed) for computed in (False, True))
+            work = Work(*done, rows * length)
+        else:
+            work = Work.of(arch, Pass(rows, length, head=head, trees=shapes.share))
 
         def lower(program: Any = program) -> jax.stages.Lowered:
             with jax.set_mesh(mesh):
                 return program.lower(setup.state, setup.reference)
 
-        trips = shapes.microbatches(int(length))
         yield Program(
             program.name,
             mesh,
             lower,
             uses=read.get(kind, ("parameters", "frozen")),
             makes=(),
-            work=work(int(length), logits.get(kind, shapes.action), step=step),
+            work=work,
             trips=trips,
             hbm_bytes=once * trips * passes + update if step else once * trips,
-            row_length=int(length),
+            row_length=length,
         )
 
 
@@ -225,7 +218,7 @@ def _rollout(setup: Setup) -> Iterator[Program]:
     steps = (
         1 if rollout.grammar is not None else min(rollout.decode_steps, rollout.max_action_tokens)
     )
-    past = setup.half_context
+    past = rollout.max_context // 2  # tokens that lie before those that are computed, on average
     own = SAMPLER in setup.parts
     policy = (SAMPLER,) if own else ("parameters", "frozen")
     held = sum(setup.parts.get(name, 0) for name in policy)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -65,7 +66,7 @@ def measure(setup: Setup, program: Program) -> Figures:
     compile_s = time.perf_counter() - began
     text = compiled.as_text()
     mesh = program.mesh
-    found = collectives(text, dict(mesh.shape), unknown_trips=_trips(program))
+    found = collectives(text, dict(mesh.shape), unknown_trips=functools.partial(_trips, program))
     work = program.work
     return Figures(
         program.name,
@@ -113,13 +114,9 @@ def _in_a_sentence(error: str) -> str:
     return line.rstrip(".") + "."
 
 
-def _trips(program: Program) -> Callable[[str], int]:
-    """Loops whose count the compiler does not know: the outer one has the program's."""
-
-    def count(scope: str) -> int:
-        return program.trips if re.search(r"(turn|score|value|decode)/while$", scope) else 1
-
-    return count
+def _trips(program: Program, scope: str) -> int:
+    """How often a loop of unknown count runs: the outer one has the program's."""
+    return program.trips if re.search(r"(turn|score|value|decode)/while$", scope) else 1
 
 
 def _inside(setup: Setup, program: Program, memory: jax.stages.CompiledMemoryStats) -> dict:
@@ -129,13 +126,11 @@ def _inside(setup: Setup, program: Program, memory: jax.stages.CompiledMemorySta
     # Parameters that a program does not read (a prefill has no use for the head) are no arguments.
     rest = max(0, memory.argument_size_in_bytes - sum(parts.values()))
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes - sum(made.values())
-    temporaries = {"temporaries": memory.temp_size_in_bytes}
+    whole = memory.temp_size_in_bytes
+    temporaries = {"temporaries": whole}
     if program.kind == "sweep/turn":  # the loop over microbatches adds gradients up
-        grads = min(setup.parts["parameters"], memory.temp_size_in_bytes)
-        temporaries = {
-            "gradients": grads,
-            "activations": memory.temp_size_in_bytes - grads,
-        }
+        grads = min(setup.parts["parameters"], whole)
+        temporaries = {"gradients": grads, "activations": whole - grads}
     return (
         parts
         | made

@@ -26,12 +26,8 @@ class MetricsWriter:
     """Appends metrics to DIR/metrics.jsonl and to the trackers; in one process only.
 
     Args:
-      workdir: the run's folder; made if missing.
-      trackers: names out of `TRACKERS`.
+      trackers: names out of `TRACKERS`; ValueError for others.
       log: takes a sentence about damaged lines.
-
-    Raises:
-      ValueError: an unknown tracker.
     """
 
     def __init__(
@@ -55,14 +51,9 @@ class MetricsWriter:
 
         A killed run has often written past its last checkpoint; those iterations run again and must
         not stand in the record twice. What is no line of metrics (a half-written last line, or what
-        a failing disk made of others) is appended to DIR/metrics.jsonl.damaged and told. The file
-        is replaced in one step, so a second kill harms nothing. Call it before the first `write`.
-
-        Args:
-          iteration: the first iteration that will be written.
-
-        Raises:
-          ValueError: the file is a folder.
+        a failing disk made of others) is appended to DIR/metrics.jsonl.damaged and reported. The
+        file is replaced in one step, so a second kill harms nothing. Call it before the first
+        `write`. ValueError if the file is a folder.
         """
         self.close()
         self._purge_from = iteration
@@ -80,11 +71,7 @@ class MetricsWriter:
         write_atomically(self._path, "".join(map(_to_line, kept)).encode())
 
     def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
-        """Appends one line; NaN and infinities become null.
-
-        Args:
-          iteration: goes first in the line and is TensorBoard's step.
-          values: names and texts or numbers; NumPy and JAX scalars count as numbers.
+        """Appends one line; NaN and infinities become null, NumPy and JAX scalars numbers.
 
         Raises:
           ValueError: a value that is neither text nor number, or a value named `iteration`.
@@ -130,11 +117,7 @@ class MetricsWriter:
         self._trackers = []
 
     def open(self) -> None:
-        """Opens what is not open; the first `write` does it else.
-
-        Raises:
-          ValueError: a tracker that cannot begin.
-        """
+        """Opens what is not open, as the first `write` does; ValueError if a tracker cannot."""
         if self._file is not None:
             return
         self._file = self._path.open("ab", buffering=0)  # an error belongs to its line
@@ -155,10 +138,7 @@ def read_metrics(
     """The lines of DIR/metrics.jsonl, in order; [] without the file.
 
     Damaged lines are left out. `log` gets a sentence about them, except for a last one that is cut
-    short: a run may be about to write the rest of it.
-
-    Raises:
-      ValueError: the file is a folder.
+    short: a run may be about to write the rest of it. ValueError if the file is a folder.
     """
     lines = _read_lines(Path(workdir) / METRICS_FILE)
     if lines is None:
@@ -191,12 +171,11 @@ def _read_lines(path: Path) -> _Lines | None:
     lines = path.read_bytes().split(b"\n")
     records, damaged = [], {}
     for number, line in enumerate(lines, 1):
-        if line.strip():
-            record = _parse(line)
-            if record is None:
-                damaged[number] = line
-            else:
-                records.append(record)
+        record = _parse(line)
+        if record is not None:
+            records.append(record)
+        elif line.strip():
+            damaged[number] = line
     return _Lines(path, records, damaged, len(lines))
 
 

@@ -98,15 +98,15 @@ def _kinds(labels: Sequence[Mapping[str, str]]) -> dict[str, list[int]]:
     for row, own in enumerate(labels):
         for label, value in own.items():
             rows.setdefault(label, {}).setdefault(value, []).append(row)
+
+    def by_number(value: str) -> tuple[int, str]:
+        return (int(value) if value.isdecimal() else -1), value
+
     return {
         f"/{label}={value}": rows[label][value]
         for label in rows
-        for value in sorted(rows[label], key=_by_number)
+        for value in sorted(rows[label], key=by_number)
     }
-
-
-def _by_number(value: str) -> tuple[int, str]:
-    return (int(value) if value.isdecimal() else -1), value
 
 
 def evaluation_table(metrics: Mapping[str, float]) -> str:

@@ -132,7 +132,7 @@ def test_reports_become_rows_of_a_table(report):
 
 @needs_libtpu
 def test_what_does_not_fit_is_told_and_exits_1(capsys):
-    flags = "--config.rollout.tasks=60000", "--programs=rollout/reshard,rollout/decode"
+    flags = "--config.rollout.tasks=60000", "--programs=rollout/decode"
     assert run(*flags) == 1
     told = capsys.readouterr().out
     assert re.search(r"rollout: fits: no: rollout/decode \d+x32: .*exceed.*HBM.*\.\n", told)
