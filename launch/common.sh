@@ -9,7 +9,7 @@ fail() {
     exit 2
 }
 
-# say WORD...: to whoever watches; a dry run prints commands alone.
+# say WORD...: prints to stderr; a dry run prints only commands.
 say() {
     [ -n "$dry_run" ] || printf '%s: %s\n' "$(basename "$0" .sh)" "$*" >&2
 }
@@ -125,7 +125,7 @@ need() {
     done
 }
 
-# check_module_arguments ARGUMENT...: what is known of them before anything is started.
+# check_module_arguments ARGUMENT...: checks them before anything is started.
 check_module_arguments() {
     config='' workdir='' checkpoints=''
     for argument in "$@"; do
@@ -144,7 +144,7 @@ check_module_arguments() {
     required --workdir "$workdir" "--workdir=runs/quickstart"
 }
 
-# check_kept: for machines that can be taken away; what goes on is in a bucket.
+# check_kept: for preemptible machines, whose checkpoints must be in a bucket.
 check_kept() {
     case $workdir:$checkpoints in
         /mnt/?* | *:gs://?*) ;;
@@ -161,7 +161,7 @@ check_config_file() {
     esac || fail "--config: got '$config'; allowed: a file, its path from $root on."
 }
 
-# local_python: the interpreter that has this package.
+# local_python: sets `python` to the interpreter with this package.
 local_python() {
     python=.venv/bin/python
     [ -x "$root/$python" ] || python=python3

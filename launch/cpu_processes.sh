@@ -1,5 +1,5 @@
 #!/bin/sh
-# Trains with several processes on this machine's CPUs: what a cluster does, tried at home.
+# Trains with several processes on this machine's CPUs, as on a cluster.
 set -eu
 dry_run='' module=seeupo_jax.train processes=1 devices='' port='' grace=60
 # shellcheck source=launch/common.sh
@@ -78,7 +78,7 @@ send() {
     done
 }
 
-# The first signal lets them save; the second does not wait.
+# The first signal lets the processes save; the second kills them.
 # shellcheck disable=SC2329  # it is invoked by the trap
 on_signal() {
     if [ -n "$signalled" ]; then
@@ -95,7 +95,7 @@ end_all() {
     send TERM
 }
 
-# prefix NUMBER: tells whose line it is; a process that has no line end yet is waited for.
+# prefix NUMBER: prints each complete line behind the number of its process.
 prefix() {
     while IFS= read -r line || [ -n "$line" ]; do
         printf '[%s] %s\n' "$1" "$line"
@@ -109,7 +109,7 @@ number=0
 while [ "$number" -lt "$processes" ]; do
     mkfifo "$folder/$number"
     (
-        trap '' TERM INT HUP # what a process says while it stops is read too
+        trap '' TERM INT HUP # output during the shutdown is read too
         prefix "$number" <"$folder/$number"
     ) &
     readers="$readers $!"

@@ -15,7 +15,7 @@ DIR is in a bucket that 'xpk storage attach' mounts as /mnt/BUCKET, or the check
 one: --config.checkpoint.directory=gs://BUCKET/DIR.
 
   run      submit the workload, and show how it is queued
-  logs     follow what the first host says
+  logs     follow the first host's log
   wait     until the workload has ended; exit code 0: well
   delete   end it and remove it
 
@@ -63,7 +63,7 @@ place() {
 }
 
 # A lost host ends the others with exit code 1, a user's mistake all with 2: xpk is told to restart
-# on 1 as on signals (143 is on_host.sh's word for a run that only saved). `exec`, so that xpk's
+# on 1 as on signals (143: on_host.sh's code of a run that was stopped and has saved). `exec`, so that xpk's
 # SIGTERM reaches on_host.sh and not a shell around it.
 submit() {
     place xpk workload create "--workload=$workload" "--tpu-type=$tpu_type" \

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Trains on GPU nodes of a Slurm cluster: one process a node, which has all GPUs of it.
+# Trains on GPU nodes of a Slurm cluster: one process per node, with all its GPUs.
 set -eu
 dry_run='' module=seeupo_jax.train nodes=1 gpus_per_node=8 cpus_per_node='' time='' partition=''
 account='' job_name=seeupo_jax logs=runs/slurm grace=120 job=''

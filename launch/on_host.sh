@@ -1,8 +1,8 @@
 #!/bin/sh
-# What the launch scripts do on a host of a cluster: set it up, run a command, watch and stop it.
+# The launch scripts' part on a host of a cluster: set it up, run a command, follow and stop it.
 set -eu
-state=${HOME:-/tmp}/seeupo_jax_run # log, pid and exit code of the run that `start` has begun
-stopped_code=143           # a run that saved and ended because SIGTERM asked it to
+state=${HOME:-/tmp}/seeupo_jax_run # log, pid and exit code of the run that `start` began
+stopped_code=143           # a run that saved and ended after SIGTERM
 
 usage() {
     cat <<END
@@ -58,7 +58,7 @@ code() {
         echo none
     elif [ ! -f "$state/code" ] && kill -0 "$(cat "$state/pid")" 2>/dev/null; then
         echo running
-    elif [ -f "$state/code" ]; then # looked for once it has ended, before which it writes this
+    elif [ -f "$state/code" ]; then # written before the run ends
         cat "$state/code"
     else
         echo lost
@@ -70,14 +70,14 @@ start() {
     [ "$(code)" != running ] || fail "a run is active on this host; stop it first."
     mkdir -p "$state"
     rm -f "$state/code"
-    : >>"$state/log" # there for whoever follows at once, before the run has begun
+    : >>"$state/log" # exists at once, for `follow`
     (run --code "$state/code" "$@") </dev/null >>"$state/log" 2>&1 &
     echo $! >"$state/pid"
 }
 
 follow() {
     [ -f "$state/log" ] || fail "no run was started on this host."
-    # It ends with the run, and reads the log once more then.
+    # Ends with the run, after reading the rest of the log.
     exec tail -n "${1-+1}" -f --pid="$(cat "$state/pid")" "$state/log"
 }
 
@@ -92,10 +92,10 @@ stop() {
     done
 }
 
-# The Python of a TPU VM may be older than the 3.11 that is needed: uv brings its own.
+# The Python of a TPU VM may be older than 3.11: uv installs its own.
 install() {
     cd "$(dirname "$0")/.."
-    export PIP_BREAK_SYSTEM_PACKAGES=1 # uv alone goes beside the system's packages
+    export PIP_BREAK_SYSTEM_PACKAGES=1 # only uv is installed beside the system's packages
     python3 -m pip install --user --quiet --disable-pip-version-check uv
     [ -x .venv/bin/python ] || python3 -m uv venv --quiet --python 3.12 .venv
     python3 -m uv pip install --quiet --python .venv/bin/python --editable . "${1:?}"

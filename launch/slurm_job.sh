@@ -15,7 +15,7 @@ if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
     number=" --process_id=\"\$SLURM_PROCID\""
 fi
 [ -z "${SLURM_CPUS_PER_TASK-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
-# Slurm tells this script alone that the time is nearly over; the step is told from here.
+# Slurm signals only this script before the time limit; it forwards the signal to the step.
 stopped='' step=''
 trap 'stopped=1; test -z "$step" || scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 srun --kill-on-bad-exit=1 sh -c \
@@ -31,7 +31,7 @@ done
 trap '' TERM
 
 if [ -n "$stopped" ] || grep -qsx 143 "$codes".*; then
-    # A job that was cancelled is no longer RUNNING, and stays away.
+    # A cancelled job is no longer RUNNING, and is not requeued.
     if [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
         echo "slurm_job: stopped before its end; job $SLURM_JOB_ID is requeued"
         scontrol requeue "$SLURM_JOB_ID"

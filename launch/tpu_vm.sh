@@ -180,7 +180,7 @@ install_checkout() {
         archive=$scratch/seeupo_jax.tar.gz
         pack "$archive" || return 1
         tpu scp "$archive" "$name:seeupo_jax.tar.gz" --node=all --worker=all || return 1
-        # What another checkout left there goes; the environment and local runs stay.
+        # Files of another checkout are removed; the environment and local runs stay.
         on_all "mkdir -p seeupo_jax && find seeupo_jax -mindepth 1 -maxdepth 1 ! -name .venv\
  ! -name runs -exec rm -rf {} + && tar -xzf seeupo_jax.tar.gz -C seeupo_jax && $here" || return 1
     fi
@@ -219,13 +219,13 @@ follow() {
     fi
 }
 
-# give_back: whatever state it is in.
+# give_back: deletes the TPU in any state.
 give_back() {
     ask_state ACTIVE
     [ "$state" = ABSENT ] || tpu delete "$name" --force
 }
 
-# again ARGUMENT...: another start on a TPU like the one that was taken away.
+# again ARGUMENT...: another start, on a new TPU after a preemption.
 again() {
     while [ "$restarts" -lt "$max_restarts" ]; do
         restarts=$((restarts + 1))
@@ -240,7 +240,7 @@ again() {
     return 1
 }
 
-# supervise ARGUMENT...: the log until training ends, over lost connections and lost TPUs.
+# supervise ARGUMENT...: the log until training ends, through lost connections and lost TPUs.
 supervise() {
     restarts=0 lines=+1 looks=0
     while :; do
@@ -275,8 +275,8 @@ supervise() {
     done
 }
 
-# look_again ARGUMENT...: a TPU that is there although the first host's run or answer is not. The
-# state may follow within minutes.
+# look_again ARGUMENT...: the TPU is ACTIVE although the first host's run has ended or does not
+# answer. The state may follow within minutes.
 look_again() {
     looks=$((looks + 1))
     sleep "$poll"
@@ -298,7 +298,7 @@ look_again() {
     esac
 }
 
-# under_way: whether the first host trains already, as after a `run` whose terminal was closed.
+# under_way: whether training is running, as after a `run` whose terminal was closed.
 under_way() {
     [ -z "$dry_run" ] || return 1
     outcome=$(on_first 'seeupo_jax/launch/on_host.sh code' 2>/dev/null | tail -n 1)
@@ -306,7 +306,7 @@ under_way() {
     say "training is running; this shows its log"
 }
 
-# begin INSTALL ARGUMENT...: starts training, unless it is under way, and sees it to its end.
+# begin INSTALL ARGUMENT...: starts training, unless it is running, and supervises it.
 begin() {
     install=$1
     shift

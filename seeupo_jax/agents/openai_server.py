@@ -1,13 +1,12 @@
 """An engine whose policy is run by a server (vLLM, sglang, sglang-jax): for evaluation.
 
-Contexts go as token ids and actions come back as token ids; nothing is tokenised again. What a
-server's numbers mean is its own affair:
+Contexts and actions are token ids in both directions; nothing is tokenised again. Servers differ:
 
-- Log-probabilities. vLLM gives those before temperature, top-k and top-p, unless it was started
-  with `--logprobs-mode processed_logprobs`; sglang and sglang-jax give those after temperature and
+- Log-probabilities. vLLM returns those before temperature, top-k and top-p, unless it was started
+  with `--logprobs-mode processed_logprobs`; sglang and sglang-jax those after temperature and
   before top-k and top-p. An end token that a server names without its log-probability has NaN.
-- Seeds. vLLM draws every request from its seed, but refuses seeds on TPU (`seeded=False`); sglang
-  heeds them with `--enable-deterministic-inference`, sglang-jax with
+- Seeds. vLLM samples every request from its seed, but rejects seeds on TPU (`seeded=False`);
+  sglang uses them with `--enable-deterministic-inference`, sglang-jax with
   `--enable-deterministic-sampling`.
 - The model's own end tokens end an action too, whether or not they are among `end_ids`.
 """
@@ -30,18 +29,18 @@ from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
 
-STEP_S = 0.02  # how long a step waits for an action; environments may answer meanwhile
-SHOWN = 300  # characters of a reply that a sentence about it quotes
+STEP_S = 0.02  # seconds that a step waits for an action; environments may answer meanwhile
+SHOWN = 300  # characters of a reply that an error quotes
 
 Read = TypeVar("Read")
 
 
 class _TryAgain(Exception):
-    """A request that came to nothing and may be repeated; the text says why."""
+    """A failed request that may be repeated; the text says why."""
 
 
 class _Reply(NamedTuple):
-    """What a server sampled. stop: the token it stopped at, where it says so."""
+    """A sampled action. stop: the token it stopped at, where the server names it."""
 
     tokens: list[int]
     logp: list[float]
@@ -50,7 +49,7 @@ class _Reply(NamedTuple):
 
 
 class _Dialect(NamedTuple):
-    """How a kind of server is asked for an action: of a model, after a context, from a seed."""
+    """The requests and replies of a kind of server."""
 
     path: str
     body: Callable[[str, Sequence[int], Sampling, int | None], dict[str, Any]]
@@ -59,7 +58,7 @@ class _Dialect(NamedTuple):
 
 
 def _common(sampling: Sampling) -> dict[str, Any]:
-    # Neutral values are said too: left out, they are the model's generation_config.json's.
+    # Neutral values too: the defaults are those of the model's generation_config.json.
     return {
         "temperature": sampling.temperature,
         "top_k": -1 if sampling.top_k is None else sampling.top_k,
@@ -79,9 +78,9 @@ def _completions_body(
         "model": model,
         "prompt": list(context),
         "max_tokens": sampling.max_tokens,
-        "logprobs": 0,  # of the sampled token, and of no others
+        "logprobs": 0,  # of the sampled token only
         "return_token_ids": True,
-        "return_tokens_as_token_ids": True,  # before vLLM 0.10.2 there is only this
+        "return_tokens_as_token_ids": True,  # for vLLM before 0.10.2
         **({} if seed is None else {"seed": seed}),
     }
 
@@ -116,7 +115,7 @@ def _read_generate(reply: Any) -> _Reply:
     return _Reply(tokens, logp, finish["type"], finish.get("matched"))
 
 
-# sglang's own endpoint gives token ids in every version; its /v1/completions only in the latest.
+# sglang's own endpoint returns token ids in every version; its /v1/completions only in the latest.
 DIALECTS: dict[str, _Dialect] = {
     "vllm": _Dialect(
         "/v1/completions", _completions_body, _read_completions, "a server as vLLM >= 0.10.2"
@@ -132,24 +131,24 @@ def request_seed(seed: int, iteration: int, task: int, member: int, turn: int) -
 
 
 class OpenAIServer:
-    """Samples actions on a server; an `Engine` for one process, which holds all conversations.
+    """Samples actions on a server; an `Engine` for one process, which has all conversations.
 
     Args:
-      url: where it is, with or without the `/v1` at the end.
-      model: the name that it serves; None: the only one that it lists.
-      concurrency: requests under way at once; also how many conversations may be open.
-      max_context: tokens a conversation may reach; at most what the server allows.
-      timeout_s: seconds without an answer after which a request is given up.
-      retries: of a request that failed for no fault of its own (no connection, no answer in time,
-        status 408, 429 or 5xx, an unreadable reply); then its action is a failure.
+      url: with or without the `/v1` at the end.
+      model: the served name; None: the only one that the server lists.
+      concurrency: concurrent requests, and open conversations.
+      max_context: tokens of a conversation, at most what the server allows.
+      timeout_s: seconds without an answer after which a request has failed.
+      retries: of a request that failed temporarily (no connection, no answer in time, status 408,
+        429 or 5xx, an unreadable reply); then its action is a failure.
       retry_wait_s: before the first retry, in seconds; doubles with each.
-      api_key: by default that of the environment variable OPENAI_API_KEY, if there is one.
-      dialect: `vllm`, `sglang`, or `auto`, by who the server says owns the model.
-      seeded: give each request a seed.
+      api_key: None: the environment variable OPENAI_API_KEY, if set.
+      dialect: `vllm`, `sglang`, or `auto`: by the owner that the server names.
+      seeded: send a seed with each request.
 
     Raises:
-      ValueError: the server does not answer, serves other models or shorter contexts, or gives no
-        token ids with log-probabilities: it is asked for one token first.
+      ValueError: the server does not answer, serves other models or shorter contexts, or returns no
+        token ids with log-probabilities, as one sampled token shows.
     """
 
     def __init__(
@@ -183,7 +182,7 @@ class OpenAIServer:
             retries=False,
         )
         self._closed = threading.Event()
-        self._dialect = self._agree(dialect)
+        self._dialect = self._choose_dialect(dialect)
         self._threads = ThreadPoolExecutor(concurrency)
         self._pending: set[Future[tuple[Action, int]]] = set()
         self._counts: Counter[str] = Counter()
@@ -198,12 +197,12 @@ class OpenAIServer:
         self._pending = set()
         self._counts.clear()
         self._numbers = (seed, iteration)
-        self._drawn = self._sampling
+        self._current_sampling = self._sampling
         if temperature is not None:
-            self._drawn = self._sampling._replace(temperature=temperature)
+            self._current_sampling = self._sampling._replace(temperature=temperature)
 
     def owns(self, group: int) -> bool:
-        """Every group: a server is asked from one process."""
+        """Every group: only one process uses a server."""
         return True
 
     def fits(self, context: Sequence[int]) -> bool:
@@ -211,15 +210,17 @@ class OpenAIServer:
         return len(context) + self._sampling.max_tokens <= self._max_context
 
     def submit(self, turn: Turn) -> None:
-        """Asks for an action; a grammar of the turn's tools is not applied."""
-        self._pending.add(self._threads.submit(self._sample, turn, self._numbers, self._drawn))
+        """Requests an action; a grammar of the turn's tools is not applied."""
+        self._pending.add(
+            self._threads.submit(self._sample, turn, self._numbers, self._current_sampling)
+        )
 
     def step(self, unfinished: bool, stop: bool = False) -> list[Action] | None:
-        """The actions that have come; waits a moment for one if any is asked for.
+        """The actions that have arrived; waits `STEP_S` for one if any is pending.
 
         Raises:
-          ValueError: the server refuses a request as wrong.
-          Stopped: as asked.
+          ValueError: the server rejects a request.
+          Stopped: with `stop`.
         """
         if stop:
             raise Stopped
@@ -232,20 +233,20 @@ class OpenAIServer:
         return [action for action, _ in answers]
 
     def release(self, key: int) -> None:
-        """Nothing: the server's cache is its own."""
+        """No effect: the server manages its cache."""
 
     @property
     def busy(self) -> bool:
-        """Whether an action is asked for that has not come."""
+        """Whether an action is pending."""
         return bool(self._pending)
 
     @property
     def poll_interval_s(self) -> float | None:
-        """None: with nothing asked for, a step has nothing to do."""
+        """None: without a pending action a step does no work."""
         return None
 
     def usage(self) -> Mapping[str, int]:
-        """Requests repeated, and actions given up."""
+        """Counts of repeated requests and of failed actions."""
         return self._counts
 
     def seconds(self) -> Mapping[str, float]:
@@ -253,13 +254,13 @@ class OpenAIServer:
         return {}
 
     def close(self) -> None:
-        """Ends the threads, which may each finish a request, and the connections."""
+        """Ends the threads, each after its request, and the connections."""
         self._closed.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._http.clear()
 
-    def _agree(self, dialect: str) -> _Dialect:
-        """The dialect to speak, once all that is needed has been seen to be there."""
+    def _choose_dialect(self, dialect: str) -> _Dialect:
+        """The dialect, after a trial request of one token."""
         card = self._card()
         if dialect == "auto":
             dialect = "sglang" if card.get("owned_by") == "sglang" else "vllm"
@@ -268,19 +269,19 @@ class OpenAIServer:
                 f"model: got {self.model!r}, adapters of {card['parent']!r}; allowed with sglang:"
                 " whole models."
             )
-        chosen = DIALECTS[dialect]
+        candidate = DIALECTS[dialect]
         one = self._sampling._replace(max_tokens=1)
         try:
-            self._act(chosen, one.end_ids[:1], one, seed=0)
+            self._act(candidate, one.end_ids[:1], one, seed=0)
         except _TryAgain as error:
             raise ValueError(
-                f"{self._url}: {error}; allowed: {chosen.needs}, which returns token ids and"
+                f"{self._url}: {error}; allowed: {candidate.needs}, which returns token ids and"
                 f" log-probabilities, or another dialect of {', '.join(DIALECTS)}."
             ) from None
-        return chosen
+        return candidate
 
     def _card(self) -> Mapping[str, Any]:
-        """What the server says of the model."""
+        """The server's description of the model."""
         try:
             cards, _ = self._ask("GET", "/v1/models", None, _read_models)
         except _TryAgain as error:
@@ -303,7 +304,7 @@ class OpenAIServer:
     def _sample(
         self, turn: Turn, numbers: tuple[int, int], sampling: Sampling
     ) -> tuple[Action, int]:
-        """A turn's action, and the retries that it took."""
+        """A turn's action, and the number of retries."""
         seed = request_seed(*numbers, turn.task, turn.member, turn.turn)
         if turn.limit is not None:
             sampling = sampling._replace(max_tokens=min(turn.limit, sampling.max_tokens))
@@ -316,7 +317,7 @@ class OpenAIServer:
     def _act(
         self, dialect: _Dialect, context: Sequence[int], sampling: Sampling, seed: int
     ) -> tuple[tuple[list[int], list[float]], int]:
-        """An action's tokens and log-probabilities, and the retries that they took."""
+        """An action's tokens and log-probabilities, and the number of retries."""
         body = dialect.body(self.model, context, sampling, seed if self._seeded else None)
         return self._ask(
             "POST", dialect.path, body, lambda reply: _complete(dialect.read(reply), sampling)
@@ -325,7 +326,7 @@ class OpenAIServer:
     def _ask(
         self, method: str, path: str, body: Any, read: Callable[[Any], Read]
     ) -> tuple[Read, int]:
-        """What is read from a reply, and the retries that it took."""
+        """What `read` makes of the reply, and the number of retries."""
         number = 0
         while True:
             try:
@@ -340,7 +341,7 @@ class OpenAIServer:
             reply = self._http.request(method, self._url + path, json=body)
         except urllib3.exceptions.HTTPError as error:
             raise _TryAgain(f"{path}: {error}") from error
-        answered = f"{path} answered {reply.status}: {_said(reply.data)}"
+        answered = f"{path} answered {reply.status}: {_error_text(reply.data)}"
         if reply.status in (408, 429) or reply.status >= 500:
             raise _TryAgain(answered)
         if reply.status != 200:
@@ -348,7 +349,9 @@ class OpenAIServer:
         try:
             return read(json.loads(reply.data))
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
-            raise _TryAgain(f"{path} gave no such reply as expected: {_said(reply.data)}") from None
+            raise _TryAgain(
+                f"{path} gave no such reply as expected: {_error_text(reply.data)}"
+            ) from None
 
 
 def _read_models(reply: Any) -> dict[str, Mapping[str, Any]]:
@@ -358,8 +361,8 @@ def _read_models(reply: Any) -> dict[str, Mapping[str, Any]]:
 def _complete(reply: _Reply, sampling: Sampling) -> tuple[list[int], list[float]]:
     """An action's tokens, the end token included, and their log-probabilities.
 
-    vLLM and sglang give the end token with its log-probability. A server that only names it leaves
-    it without; one that samples several tokens per step may give some from beyond it.
+    vLLM and sglang return the end token with its log-probability. Other servers only name it, or
+    return tokens behind it where they sample several per step.
     """
     tokens, logp = list(map(int, reply.tokens)), list(map(float, reply.logp))
     if len(tokens) != len(logp) or reply.reason not in ("stop", "length"):
@@ -375,8 +378,8 @@ def _complete(reply: _Reply, sampling: Sampling) -> tuple[list[int], list[float]
     return tokens, logp
 
 
-def _said(body: bytes) -> str:
-    """What an error reply says: its message, or as much of it as a sentence can quote."""
+def _error_text(body: bytes) -> str:
+    """The message of an error reply, or the beginning of its body."""
     text = body.decode(errors="replace")
     try:
         reply = json.loads(text)

@@ -1,4 +1,4 @@
-"""What an algorithm is made of: one choice a field, and which of them go together."""
+"""The options of an algorithm, and which of them go together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seeupo_jax.configuration.fields import above, at_least, choice, within
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What is maximised of an action: the choices that the turn step is compiled with."""
+    """What is maximised for an action: the options that the turn step is compiled with."""
 
     objective: str = entry_point("objective", "clipped")
     ratio: str = choice("geometric", "product", "token")
@@ -34,14 +34,14 @@ class LossOptions:
 
 @dataclass(frozen=True)
 class Algorithm(LossOptions):
-    """The choices of an update; the defaults are SeeUPO's, as its authors run it."""
+    """The options of an update; the defaults are SeeUPO's, as its authors run it."""
 
-    # When a turn is updated. parallel: all of them in one step, none weighs another.
+    # The order of the turns' updates. parallel: all in one step, without weights.
     order: str = choice("reverse", "forward", "random", "custom", "parallel")
     custom_order: tuple[int, ...] = ()  # for order=custom: turns, first to be updated first
     turns_per_update: int | None = at_least(1, 1)  # consecutive, one action; none: all
-    weight: str = choice("on", "off")  # off: M stays the advantage, whatever was updated before
-    # What a trajectory, a turn or a token is worth.
+    weight: str = choice("on", "off")  # off: M stays the advantage
+    # The advantage of a trajectory, a turn or a token.
     advantage: str = entry_point("advantage", "grae")
     baseline: str = choice("mean", "leave_one_out", "batch")
     scale: str = choice("batch", "none", "group")
@@ -51,7 +51,7 @@ class Algorithm(LossOptions):
     history: int = at_least(0, 2)  # hgpo: turns before a state that its deepest group shares
     history_power: float = within(0, 10, 1.0)  # hgpo: how much more deeper groups count; 0: not
     gae_lambda: float = within(0, 1, 0.95)
-    # What ratios are to, and what a step's sum is divided by.
+    # The denominators of ratios and of a step's sum.
     old_policy: str = choice("iteration", "turn")
     pool_mean: str = choice("all", "active")  # divide by N, or by those that have the turn
     # A value function, which only advantage=gae reads.
@@ -59,7 +59,7 @@ class Algorithm(LossOptions):
     value_coef: float = above(0, 0.5, most=1000)
     value_clip: float | None = above(0, 0.2)
     critic_learning_rate: float | None = above(0, None, most=100)  # none: the policy's
-    # How often a turn is stepped on.
+    # Optimizer steps per turn.
     inner_epochs: int = within(1, 1000, 1)
     minibatches_per_turn: int = at_least(1, 1)
     refresh: str = choice("auto", "fused", "separate")
@@ -67,17 +67,17 @@ class Algorithm(LossOptions):
 
     @property
     def loss(self) -> LossOptions:
-        """These choices alone: whatever the others are, the turn step's program is the same."""
+        """The loss options alone, on which the turn step's program depends."""
         names = (field.name for field in fields(LossOptions))
         return LossOptions(**{name: vars(self)[name] for name in names})
 
     def span(self, max_turns: int) -> int:
-        """Turns of one action, at the most."""
+        """The maximum number of turns of one action."""
         return max_turns if self.turns_per_update is None else self.turns_per_update
 
     @property
     def grouped(self) -> bool:
-        """Whether a reward counts only beside those of its group."""
+        """Whether advantages are relative to the group."""
         estimator = find_entry("advantage", self.advantage)
         of_all = self.baseline == "batch" and estimator.reads("baseline")
         return "group_N" in estimator.needs and not of_all
@@ -89,7 +89,7 @@ class Algorithm(LossOptions):
 
     @property
     def weighs(self) -> bool:
-        """Whether a turn's update weighs the ones after it."""
+        """Whether a turn's update weighs those of later steps."""
         several = self.order != "parallel" and self.turns_per_update is not None
         return several and self.weight == "on"
 
@@ -101,7 +101,7 @@ def fused_refresh_applies(algorithm: Algorithm) -> bool:
 
 
 def check_choices(algorithm: Algorithm, *, max_turns: int) -> None:
-    """Whether the choices go together.
+    """Checks that the options go together.
 
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
@@ -129,7 +129,7 @@ def check_choices(algorithm: Algorithm, *, max_turns: int) -> None:
 
 
 class _Rule(NamedTuple):
-    """What a field needs of the estimator or the objective beside it.
+    """A field's condition on the estimator or the objective.
 
     beside: `advantage` or `objective`. concerns: entries that `allowed` names at {}.
     """
@@ -142,7 +142,7 @@ class _Rule(NamedTuple):
 
 
 def _takes_penalty(estimator: Any) -> bool:
-    """Whether all rewards that it reads are less the penalty with kl_in=reward."""
+    """Whether kl_in=reward reaches all the rewards that it reads."""
     rewards = {name for name in estimator.needs if name.startswith("reward")}
     return bool(rewards) and "reward_NK" not in rewards
 
@@ -197,10 +197,10 @@ _RULES = (
 
 
 def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
-    """Whether ratios correct for data that the policy before sampled, and are of one kind.
+    """Checks that ratios can correct for trajectories that the previous policy sampled.
 
-    What the sampler recorded is then the old policy's log-probability. It must be of the whole
-    softmax, as the trainer's is: else a ratio is not 1 where no parameter has changed.
+    The sampler's log-probability is then the old policy's. It must be of the whole softmax, as the
+    trainer's is: else a ratio is not 1 where no parameter has changed.
 
     Args:
       drawn: top_k, top_p and grammar of config.rollout.

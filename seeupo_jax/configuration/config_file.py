@@ -28,7 +28,7 @@ def read_values(path: Path) -> dict[str, Any]:
         raise ValueError(str(error)) from None
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever a file does, sys.exit() as well
+    except BaseException as error:  # anything, sys.exit() too
         raise ValueError(f"--config: {_place(error, path)}{_reason(error, path)}.") from error
     if not isinstance(values, Mapping):
         raise ValueError(
@@ -39,7 +39,7 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 class _NoConfig(Exception):
-    """Why a file that does not fail is no configuration."""
+    """A file that runs but is no configuration; the text says why."""
 
 
 def _module(path: Path) -> ModuleType:

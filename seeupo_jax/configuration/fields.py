@@ -1,4 +1,4 @@
-"""Dataclasses whose fields say what they allow, and how they are built from plain values."""
+"""Dataclasses whose fields declare their allowed values, built from plain values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from seeupo_jax.configuration.user_code import shortened, shown
 
 _CHECK = "check"  # metadata key: (predicate, what is allowed in words)
 _DEEPEST = 32  # levels of lists and dicts in a value of free form
-_LEVELS = f"lists and dicts in each other of at most {_DEEPEST} levels"
+_LEVELS = f"lists and dicts nested at most {_DEEPEST} levels deep"
 _LARGEST = 2**63 - 1  # more than any count, and the most that arrays and trackers hold
 
 
 def checked(default: Any, allowed: str, check: Callable[[Any], bool]) -> Any:
-    """A field whose values must pass a check; `allowed` says in words which do."""
+    """A field whose values must pass a check; `allowed` describes them in errors."""
     return dataclasses.field(default=default, metadata={_CHECK: (check, allowed)})
 
 
@@ -36,7 +36,7 @@ def at_least(low: float, default: Any) -> Any:
 
 
 def above(low: float, default: Any, *, most: float = float("inf")) -> Any:
-    """A field of numbers above `low`, `most` at the most."""
+    """A field of numbers above `low`, up to `most`."""
     bound = "" if most == float("inf") else f" and <= {most}"
     return checked(default, f"a number > {low}{bound}", lambda value: low < value <= most)
 
@@ -68,10 +68,10 @@ def parse(text: str, name: str) -> Any:
     """A Python literal where it is one, `none` as None, any other text as itself.
 
     Args:
-      name: of what it is the value of, in errors.
+      name: of the value, in errors.
 
     Raises:
-      ValueError: brackets in each other that are more than Python reads.
+      ValueError: brackets nested deeper than Python reads.
     """
     if text.lower() == "none":
         return None
@@ -91,11 +91,11 @@ def parse(text: str, name: str) -> Any:
 
 
 def build(cls: type, values: Mapping[str, Any], name: str, **own: Any) -> Any:
-    """The dataclass of nested values, every one of them checked.
+    """The dataclass of nested values, each of them checked.
 
     Args:
-      name: its own, in errors.
-      own: fields that nobody else sets, whose names begin with an underscore; passed as they are.
+      name: of the dataclass, in errors.
+      own: private fields, whose names begin with an underscore; not checked.
 
     Raises:
       ValueError: an unknown key, a wrong type or a value that is not allowed.
@@ -168,7 +168,7 @@ def _as_type(value: Any, expected: Any, name: str) -> Any:
 
 
 def _as_json(value: Any, name: str, depth: int = 0) -> Any:
-    """A value of free form as JSON gives it back, since checkpoints keep it so: tuples as lists."""
+    """A free-form value as JSON restores it, since checkpoints store it so: tuples as lists."""
     if isinstance(value, Mapping | list | tuple) and depth > _DEEPEST:
         raise ValueError(f"{name}: got {shown(value)}; allowed: {_LEVELS}.")
     if isinstance(value, Mapping):

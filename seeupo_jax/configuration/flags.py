@@ -1,4 +1,4 @@
-"""The flags of a command: what it reads, and one sentence for what it does not."""
+"""The flags of a command, with a one-sentence error for all others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
 
 
 class Flags(argparse.ArgumentParser):
-    """The flags of one command, and no other's: what is not declared here is refused."""
+    """The flags of one command; undeclared ones are refused."""
 
     def __init__(self, command: str, about: str | None):
         super().__init__(
@@ -42,9 +42,9 @@ class Flags(argparse.ArgumentParser):
         """Declares `--NAME=VALUE`.
 
         Args:
-          words: what it is, for `--help`.
-          kind: makes its value of a text, or raises `Wrong`; default: any text but none.
-          more: as `ArgumentParser.add_argument` takes it.
+          words: for `--help`.
+          kind: converts the text, or raises `Wrong`; None: any text that is not empty.
+          more: of `ArgumentParser.add_argument`.
         """
         if required:
             self._required.append((name, words))
@@ -68,13 +68,13 @@ class Flags(argparse.ArgumentParser):
         )
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """What a command line says.
+        """The values of a command line.
 
         Args:
           arguments: without the program's name.
 
         Raises:
-          ValueError: a flag that the command does not have, a wrong value, or one that is missing.
+          ValueError: an unknown flag, a wrong value, or a missing one.
         """
         names = self._option_string_actions
         given = list(arguments)
@@ -89,11 +89,7 @@ class Flags(argparse.ArgumentParser):
         return values
 
     def error(self, message: str) -> NoReturn:
-        """A complaint of argparse, as one sentence.
-
-        Raises:
-          ValueError: always.
-        """
+        """Raises argparse's error as a ValueError of one sentence."""
         raise ValueError(f"{message.removeprefix('argument ').rstrip('.')}.")
 
     def _unknown(self, argument: str) -> str:
@@ -109,7 +105,7 @@ class Flags(argparse.ArgumentParser):
 
 
 class Wrong(argparse.ArgumentTypeError):
-    """A value that a flag does not allow: what was got, and what is allowed."""
+    """A value that a flag does not allow."""
 
     def __init__(self, got: str, allowed: str):
         super().__init__(f"got {got[:200]!r}; allowed: {allowed}")
@@ -123,7 +119,7 @@ def text(value: str) -> str:
 
 
 def path(value: str) -> Path:
-    """A path, absolute from here on, whatever folder the process goes to."""
+    """An absolute path."""
     if not value.strip():
         raise Wrong(value, "a path")
     return Path(value).absolute()
@@ -150,7 +146,7 @@ def whole(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def size(value: str) -> int:
-    """Bytes, as 95GiB, 80GB or 1.5TiB say it."""
+    """Bytes, from texts such as 95GiB, 80GB or 1.5TiB."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([MGT])(i?)B", value.strip())
     count = 0.0 if found is None else float(found[1])
     if found is None or not count:

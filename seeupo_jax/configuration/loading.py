@@ -16,18 +16,18 @@ from seeupo_jax.configuration.schema import Config, recipe_fields
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Reads a config file's `get_config()` and applies `field.sub=value` overrides.
 
-    A recipe among the overrides stands above the file's fields of `algorithm`; the other overrides
-    stand above all.
+    A recipe among the overrides replaces the file's fields of `algorithm` that it sets; the other
+    overrides take precedence over both.
 
     Raises:
       ValueError: no such file, one that fails, or a key or value that is not allowed.
     """
     values = read_values(Path(path))
-    chosen = dict(_override(text) for text in overrides)
+    given = dict(_override(text) for text in overrides)
     below = values.get("algorithm", {})
-    if "recipe" in chosen and isinstance(below, Mapping):
-        values["algorithm"] = {**below, **recipe_fields(chosen["recipe"])}
-    for key, value in chosen.items():
+    if "recipe" in given and isinstance(below, Mapping):
+        values["algorithm"] = {**below, **recipe_fields(given["recipe"])}
+    for key, value in given.items():
         assign(values, key, value)
     return from_dict(values)
 
@@ -64,7 +64,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def _check_together(config: Config) -> None:
-    """Checks that no single field can make."""
+    """Checks that involve several fields."""
     algorithm, rollout, model = config.algorithm, config.rollout, config.model
     check_choices(algorithm, max_turns=rollout.max_turns)
     if rollout.max_action_tokens >= rollout.max_context:

@@ -1,4 +1,4 @@
-"""Named algorithms: each is a line of choices over the shared parts.
+"""Named algorithms, each as values of the shared options.
 
 N trajectories i; K turns t, whose action a_it has tokens j; |o_i| all action tokens of trajectory
 i; s a probability ratio to the policy that sampled (`turn_ratio`), of a token, an action or a whole
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-Choices = dict[str, Any]  # fields of `choices.Algorithm`
+Choices = dict[str, Any]  # fields of `config.algorithm`
 
 
 def seeupo() -> Choices:
@@ -166,7 +166,7 @@ def dapo() -> Choices:
 def cispo() -> Choices:
     """Max the mean over all tokens of stop_gradient(min(s_ij, 1 + ε)) A_ij log π_ij, A as in GRPO.
 
-    MiniMax-M1, arXiv:2506.13585, Eq. 4 and 5: no bound below, no KL. It gives no ε; this is ours.
+    MiniMax-M1, arXiv:2506.13585, Eq. 4 and 5: no bound below, no KL. ε = 4 is not from the paper.
     """
     return grpo() | {
         "objective": "cispo",

@@ -1,6 +1,6 @@
 """The configuration: frozen dataclasses from an `ml_collections` file and the command line.
 
-Every field states what it allows; a misspelt key, a wrong type or an impossible value raises one
+Every field declares what it allows; an unknown key, a wrong type or an impossible value raises one
 sentence with the key's full name, what was got and what is allowed.
 """
 
@@ -24,8 +24,8 @@ from seeupo_jax.configuration.fields import (
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.user_code import describe, import_attribute, shown
 
-# The most of each that a model may have: several times the largest published (Llama 3.1 405B: 126
-# layers of width 16,384; Gemma 3: 262,144 tokens), so that more is a mistake or a damaged file.
+# Upper bounds, several times those of the largest published models (Llama 3.1 405B: 126 layers of
+# width 16,384; Gemma 3: 262,144 tokens): more is a mistake or a damaged file.
 MODEL_SIZES = {
     "vocab_size": 2**24,
     "width": 2**18,
@@ -39,7 +39,7 @@ MODEL_SIZES = {
 
 @dataclass(frozen=True)
 class Model:
-    """The policy network. `path` loads one; without it the sizes below make one from nothing."""
+    """The policy network: loaded from `path`, or randomly initialised in the sizes below."""
 
     path: str | None = None  # a Hugging Face folder, a .gguf file, or package:NAME
     vocab_size: int = within(1, MODEL_SIZES["vocab_size"], 512)
@@ -59,17 +59,17 @@ class Model:
     qkv_bias: bool = False
     tied: bool = True
     dtype: str = choice("float32", "bfloat16")  # of activations
-    param_dtype: str = choice("float32", "bfloat16")  # of what does not train, with lora.rank > 0
+    param_dtype: str = choice("float32", "bfloat16")  # of frozen parameters, with lora.rank > 0
     scan_layers: bool = False
-    # what layers compute again in the backward pass; auto: as little as memory allows
+    # rematerialisation in the backward pass; auto: as little as memory allows
     remat: str = choice("auto", "none", "dots", "full")
-    # Kernel of whole-row passes; all_pairs: of token trees too, to compare with.
+    # Kernel of whole-row passes; all_pairs: of token trees too, for comparison.
     attention: str = choice("auto", "xla", "all_pairs", "splash", "cudnn")
 
 
 @dataclass(frozen=True)
 class Lora:
-    """Low-rank adapters: train them and leave the model as it is."""
+    """Low-rank adapters, trained while the model is frozen."""
 
     rank: int = at_least(0, 0)  # 0: no adapters, every parameter trains
     alpha: float = above(0, 32.0)
@@ -78,13 +78,13 @@ class Lora:
         "projections by Hugging Face's names, at least one",
         lambda v: bool(v) and set(v) <= set(Lora.targets) and len(set(v)) == len(v),
     )
-    path: str | None = None  # start from these adapters, in PEFT's format; they set all the above
-    merge: bool = False  # export the whole model with the adapters in it, not the adapters alone
+    path: str | None = None  # start from these adapters, in PEFT's format; sets all the above
+    merge: bool = False  # export the merged model instead of the adapters
 
 
 @dataclass(frozen=True)
 class Chat:
-    """How conversations become tokens; left as it is, a model folder's own chat.json decides."""
+    """How conversations become tokens; with these defaults a model folder's chat.json decides."""
 
     system: bool = True  # keep the environment's system message
     # auto: as the chat template lists them, else hermes; the others: in a system message
@@ -99,19 +99,19 @@ class Env:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     workers: int = at_least(1, 8)  # threads that step environments
     timeout_s: float = above(0, 60.0, most=1_000_000)  # of one environment call
-    # what an action becomes that made the environment hang: zero_reward: the episode counts, with
-    # reward 0 for that turn and score 0; failure: it is left out
+    # after an action on which the environment hung. zero_reward: the episode counts, with reward 0
+    # for that turn and score 0; failure: it is left out
     timeout_as: str = choice("failure", "zero_reward")
-    retries: int = within(0, 20, 2)  # of a reset that failed, or of a call that had no effect
+    retries: int = within(0, 20, 2)  # of a failed reset, or of a call that had no effect
     retry_wait_s: float = within(0, 3600, 0.5)  # before the first retry; doubles with each
-    isolation: str = choice("thread", "process")  # process: each environment in one of its own
-    memory_mib: int | None = at_least(1, None)  # of address space of such a process; none: no bound
+    isolation: str = choice("thread", "process")  # process: one for each environment
+    memory_mib: int | None = at_least(1, None)  # of address space of such a process; none: no limit
     max_reward: float = above(0, 1e6)  # in magnitude, of a step and of an episode; more: env_error
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Sizes of the mesh axes; -1 takes the devices that are left."""
+    """Sizes of the mesh axes; -1: the remaining devices."""
 
     data: int = checked(-1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
     fsdp: int = checked(1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
@@ -122,7 +122,7 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Offload:
-    """What waits in the host's memory while the devices do not need it."""
+    """What is moved to the host's memory while the devices do not need it."""
 
     optimizer: bool = False  # the optimizer's state, between steps
     reference: bool = False  # the reference policy of the KL penalty, between sweeps
@@ -148,19 +148,19 @@ class Rollout:
     max_turns: int = at_least(1, 6)
     max_action_tokens: int = at_least(1, 32)
     max_context: int = at_least(2, 256)  # tokens a conversation may reach
-    # Above, every token is as likely as any; below, logits over it leave float32.
+    # Above, sampling is uniform; below, logits divided by it overflow float32.
     temperature: float = within(0.01, 100, 1.0)
     top_k: int | None = at_least(1, None)
     top_p: float | None = above(0, None, most=1)
     deterministic: bool = False  # wait for all environments between dispatches: equal to the bit
-    grammar: str | None = None  # tool_calls, or a .json, .regex or .lark file: what may be said
-    concurrency: int | None = at_least(1, None)  # conversations open at once; none: all
-    slots: int | None = at_least(1, None)  # those that decode together; none: all open ones
-    cache_gib: float | None = above(0, None)  # KV cache per device; none: all open ones whole
+    grammar: str | None = None  # of actions: tool_calls, or a .json, .regex or .lark file
+    concurrency: int | None = at_least(1, None)  # open conversations; none: all
+    slots: int | None = at_least(1, None)  # decoded together; none: all open ones
+    cache_gib: float | None = above(0, None)  # KV cache per device; none: enough for all open ones
     page_size: int = at_least(1, 16)  # tokens of a page of the KV cache
     decode_steps: int = at_least(1, 8)  # tokens a dispatch decodes at most
     prefill_tokens: int = at_least(16, 1024)  # tokens a dispatch prefills at most
-    # environments begin during the sweep before, and once more if it takes longer; 0: they do not
+    # environments are prefetched during the previous sweep, for so long; then once more; 0: off
     reset_ahead_s: float = within(0, 1_000_000, 300.0)
     mesh: Mesh | None = None  # the sampler's layout of the same devices; none: the trainer's
 
@@ -174,9 +174,9 @@ class Rollout:
 class Batching:
     """Shapes of the sweep's programs."""
 
-    # Of one device, if no conversation is longer; none: twice the longest one, and 1024 at least.
+    # Per device, if no conversation is longer; none: twice the longest one, at least 1024.
     microbatch_tokens: int | None = at_least(1, None)
-    share_prefixes: bool = True  # what the members of a group have in common is computed once
+    share_prefixes: bool = True  # common prefixes of a group are computed once
     # Row lengths to pad to, instead of eighths of the longest and, above its half, sixteenths: a
     # microbatch is one row on each device (or on the devices that share a row).
     buckets: tuple[int, ...] = ()
@@ -195,7 +195,7 @@ class WarmStart:
 
     stages: tuple[WarmStartStage, ...] = ()
     batch_size: int = at_least(1, 64)
-    output: str | None = None  # also leave the warm policy in this folder, where none is there yet
+    output: str | None = None  # also write the warm policy into this folder, if it has none
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Evaluation:
     k: int = at_least(1, 4)  # episodes a task
     temperature: float | None = within(0.01, 100, None)  # none: the training temperature
     extra_splits: tuple[str, ...] = ()  # also evaluated before and after
-    # split that checkpoint.keep_best goes by; none: validation where the environment has it, else
+    # split that checkpoint.keep_best compares; none: validation where the environment has it, else
     # the split above
     select_on: str | None = None
 
@@ -214,8 +214,8 @@ class Evaluation:
 @dataclass(frozen=True)
 class Checkpoint:
     every: int = at_least(0, 10)  # iterations between checkpoints; 0: only the last
-    keep: int = at_least(1, 2)  # the newest so many
-    keep_best: int = at_least(0, 1)  # and of the others those with the best evaluations
+    keep: int = at_least(1, 2)  # the newest
+    keep_best: int = at_least(0, 1)  # of the others, those with the best evaluations
     directory: str | None = None  # a folder that all hosts see, or gs://...; none: in the workdir
     export: bool = True  # after the last iteration, write WORKDIR/policy in Hugging Face's format
 
@@ -234,7 +234,7 @@ class Telemetry:
     trackers: tuple[str, ...] = ("tensorboard",)  # tensorboard, wandb
     display: str = choice("auto", "rich", "plain")
     trajectory_share: float = within(0, 1, 1.0)  # of groups whose trajectories are written
-    trajectory_mib: float | None = above(0, 512.0)  # that these take on disk at most; none: any
+    trajectory_mib: float | None = above(0, 512.0)  # on disk, at most; none: no limit
     entropy: bool = True  # of every action token, from the pass that begins a sweep
 
 
@@ -242,10 +242,9 @@ class Telemetry:
 class Config:
     """A whole run.
 
-    `recipe` names the row of `configuration/recipes.py` (or a user's own, `module:attribute`) below
-    the fields of `algorithm`: without an
-    algorithm it is that row. A whole `Algorithm` of one's own has to agree with it, since which of
-    its fields were meant cannot be known.
+    `recipe`, of `configuration/recipes.py` or a user's `module:attribute`, gives the fields that
+    `algorithm` does not set. An `Algorithm` object must agree with it, since it does not tell which
+    of its fields were set.
 
     Raises:
       ValueError: an unknown recipe, or an algorithm that another recipe has made.
@@ -264,7 +263,7 @@ class Config:
     env: Env = Env()
     mesh: Mesh = Mesh()
     offload: Offload = Offload()
-    algorithm: Algorithm = None  # type: ignore[assignment]  # left out: as the recipe has it
+    algorithm: Algorithm = None  # type: ignore[assignment]  # default: the recipe's
     optimizer: Optimizer = Optimizer()
     rollout: Rollout = Rollout()
     batching: Batching = Batching()
@@ -289,11 +288,11 @@ def recipe_fields(recipe: str) -> dict[str, Any]:
     """The fields of `config.algorithm` that a recipe sets.
 
     Args:
-      recipe: a name of ours, or `module:attribute` of a user's dict of fields or of a function
-        without arguments that returns one; fields that it leaves out are SeeUPO's.
+      recipe: a name in `RECIPES`, or `module:attribute` of a user's dict of fields or of a function
+        without arguments that returns one; other fields are SeeUPO's.
 
     Raises:
-      ValueError: an unknown recipe, or one that fails or returns what is no field.
+      ValueError: an unknown recipe, or one that fails or returns unknown fields.
     """
     if isinstance(recipe, str) and ":" in recipe:
         return _own_recipe(recipe)
@@ -328,7 +327,7 @@ def _may_be_a_recipe(value: Any) -> bool:
 def _check_agrees(
     recipe: str, fields: Mapping[str, Any], algorithm: Algorithm, made_of: str | None
 ) -> None:
-    """Whether an algorithm is what a recipe makes; what it does not set may be anything."""
+    """Checks an algorithm against the fields that its recipe sets."""
     if made_of is None and recipe == Config.recipe:
         return  # its fields are the defaults: any other value was meant
     for name, value in fields.items():

@@ -1,7 +1,7 @@
-"""The gate: what an environment returns is checked where it enters, local or remote.
+"""Checks of all that an environment returns, local or remote, before it is used.
 
-The fault of an episode raises `ProtocolError`, which costs that episode; the fault of the class
-(its tasks, its labels) raises `ValueError`. Either is one sentence: method, got, allowed.
+A fault of an episode raises `ProtocolError`, which costs that episode; a fault of the class (its
+tasks, its labels) raises `ValueError`. Either is one sentence: method, got, allowed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seeupo_jax.envs.base import Environment, Message, StepResult, Tool
 ROLES = ("system", "user", "assistant", "tool")
 STATES = "states"  # of `info`: where an environment names the states itself
 _FIELDS = ("observation", "reward", "done", "info")
-_SHOWN = 60  # characters of what was got
+_SHOWN = 60  # characters of a refused value
 _LONGEST = 2000  # characters of an error's text
 _DEEPEST = 32  # levels of lists and dicts in `info`
 _ROUNDING = 1e-6  # a score that is a sum of shares may come out above 1
@@ -32,7 +32,7 @@ class ProtocolError(Exception):
 
 
 class ErrorElsewhere(Exception):
-    """What an environment in another process raised; its text begins with the error's class."""
+    """An error of an environment in another process; its text begins with the error's class."""
 
 
 def reset(
@@ -45,7 +45,7 @@ def reset(
 
 
 def _takes_episode_seed(environment: Environment) -> bool:
-    """A `**` does not count: a wrapper would pass it to an environment that may not take it."""
+    """`**kwargs` does not count: a wrapper might pass it on to an environment that rejects it."""
     try:
         named = inspect.signature(environment.reset).parameters.get("episode_seed")
     except (TypeError, ValueError):  # not all that is written in C has a signature
@@ -67,7 +67,7 @@ def check_step(
     """What `step` returned, with a float reward and an `info` that JSON can hold.
 
     Args:
-      turn: of the episode, from 0; None: not known here.
+      turn: of the episode, from 0; None: unknown.
       max_reward: the largest magnitude of a step's reward, and of the episode's.
       earned: by the steps before.
     """
@@ -103,7 +103,7 @@ def has_finish(environment: Environment) -> bool:
 
 
 def check_last_reward(value: Any, *, max_reward: float = math.inf, earned: float = 0.0) -> float:
-    """What `finish` returned: a last reward, or None, which is none; see `check_step`."""
+    """What `finish` returned: a last reward, or None for 0; see `check_step`."""
     if value is None:
         return 0.0
     return check_reward(value, "finish()", max_reward=max_reward, earned=earned)
@@ -184,14 +184,14 @@ def check_tasks(environment: Environment, splits: Sequence[str], *, labelled: in
 
 
 def describe(error: BaseException) -> str:
-    """An error's class and text, whatever its class does; of a `ProtocolError` the sentence."""
-    told = type(error) in (ProtocolError, ErrorElsewhere)
-    kind = "" if told else f"{type(error).__name__}: "
+    """An error's class and text, whatever its class does; of a `ProtocolError` its sentence."""
+    complete = type(error) in (ProtocolError, ErrorElsewhere)
+    kind = "" if complete else f"{type(error).__name__}: "
     return f"{kind}{text_of(error)}"[:_LONGEST]
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A value as JSON holds it; what JSON cannot hold becomes its text."""
+    """A value as JSON holds it; other values become texts."""
     if isinstance(value, str):
         return escaped(str.__str__(value))
     if value is None or isinstance(value, bool):
@@ -211,7 +211,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _ask(where: str, question: Callable[[], Any]) -> Any:
-    """The class's answer; what it raises is one sentence, a ValueError's own if it has one."""
+    """The class's answer; an error becomes one sentence, a ValueError's own if it has one."""
     try:
         return question()
     except (Exception, SystemExit) as error:
@@ -272,7 +272,7 @@ def _check_states(states: Any, turn: int) -> None:
 
 
 def _number(value: Any) -> float | None:
-    """A scalar of any library as a float; None: it is none."""
+    """A scalar of any library as a float; None: not a scalar."""
     if isinstance(value, str | bytes) or not hasattr(type(value), "__float__"):
         return None
     if getattr(value, "shape", ()) != ():

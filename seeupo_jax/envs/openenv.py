@@ -1,7 +1,7 @@
 """`openenv`: a client of environments that OpenEnv serves, and of plain HTTP reset/step servers.
 
 OpenEnv keeps an episode as long as a WebSocket, at `/ws`; its HTTP `/reset` and `/step` make a new
-environment for every request. Servers written by hand often keep one episode behind the latter.
+environment for every request. Hand-written servers often keep one episode behind the latter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _InvalidAction(Exception):
 
 
 class _WebSocket:
-    """One connection is one episode's environment, so what breaks it ends the episode."""
+    """One connection is one episode's environment: when it breaks, the episode ends."""
 
     def __init__(self, url: str, timeout_s: float):
         self._url, self._timeout_s = f"{url}/ws", timeout_s
@@ -50,7 +50,7 @@ class _WebSocket:
         socket, self._socket = self._socket, None
         if socket is None:
             return
-        with contextlib.suppress(Exception):  # gone already, whatever the reason
+        with contextlib.suppress(Exception):  # already gone
             socket.send(json.dumps({"type": "close"}))
         with contextlib.suppress(Exception):
             self._opened.close()
@@ -62,7 +62,7 @@ class _WebSocket:
             self._socket.send(json.dumps(message))
             answer = _parsed(self._socket.recv(timeout=self._timeout_s), self._url)
         except Exception:
-            self.close()  # a late answer would be taken for that of the next message
+            self.close()  # a late answer would be read as that of the next message
             raise
         data = _fields(answer, self._url, "type", "data")["data"]
         if answer["type"] != "error":
@@ -76,7 +76,7 @@ class _WebSocket:
 
 
 class _Http:
-    """POST /reset and /step, as far as the server keeps the episode between them."""
+    """POST /reset and /step, of a server that keeps the episode between them."""
 
     def __init__(self, url: str, timeout_s: float):
         self._url = url
@@ -122,7 +122,7 @@ _TRANSPORTS = {"ws": _WebSocket, "wss": _WebSocket, "http": _Http, "https": _Htt
 
 @dataclass
 class OpenEnv:
-    """Plays what a server serves; its seeds are the tasks.
+    """A served environment; its seeds are the tasks.
 
     Args:
       url: ws:// or wss:// for OpenEnv's sessions; http:// or https:// for a server that keeps one

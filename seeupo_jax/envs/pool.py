@@ -1,4 +1,4 @@
-"""Environments stepped side by side in threads; one that hangs or fails costs its own episode."""
+"""Environments stepped in parallel threads; one that hangs or fails costs only its episode."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ class Failure:
     reason: str
 
 
-def _as_it_is(environment: Environment, answer: Any) -> Any:
+def _unchanged(environment: Environment, answer: Any) -> Any:
     return answer
 
 
 @dataclass(frozen=True)
 class Call:
-    """What the environment of a slot is asked.
+    """A call of the environment of a slot.
 
-    ask: puts the question. It is tried again where that cannot change what the episode becomes:
-      if it raises `TransientError`, and with `fresh` whatever goes wrong.
-    read: makes the result of the environment and its answer, in the same thread; never tried again.
-    fresh: the call starts anew, so another try may be made on a newly made environment.
+    ask: the call itself. It is retried where that cannot change the episode: after a
+      `TransientError`, and with `fresh` after any error.
+    read: makes the result from the environment and its answer, in the same thread; never retried.
+    fresh: the call starts an episode, so it may be retried on a new environment.
     """
 
     slot: int
     ask: Callable[[Environment], Any]
-    read: Callable[[Environment, Any], Any] = _as_it_is
+    read: Callable[[Environment, Any], Any] = _unchanged
     fresh: bool = False
 
 
 class Outcome(NamedTuple):
-    """What came of a call. result: a `Failure` if there is none. retries: tries after the first."""
+    """The end of a call. result: its value, or a `Failure`. retries: tries after the first."""
 
     result: Any
     retries: int
@@ -54,10 +54,10 @@ class Outcome(NamedTuple):
 class _Try:
     """One try of a call. Times by the monotonic clock.
 
-    environment: None is one that the worker makes.
+    environment: None: the worker makes one.
     due: when it is to be queued; None once it has been.
-    worker: the thread that is at it, from `started` on.
-    answered: what was asked has happened, so nothing of it may be repeated.
+    worker: the thread that works on it, from `started` on.
+    answered: the call has had its effect, so no part of it may be repeated.
     """
 
     call: Call
@@ -78,14 +78,13 @@ class EnvPool:
     """`size` environments and a few daemon threads that call them; one thread submits and polls.
 
     Args:
-      make: makes an environment; called for every slot at once, and later by the threads.
+      make: makes an environment; called here for every slot, and later by the threads.
       workers: threads, at most one per slot.
-      timeout_s: a try without an answer for longer is given up by the next poll: the slot gets a
+      timeout_s: a try without an answer for longer is abandoned by the next poll: its slot gets a
         new environment, and its thread, which cannot be stopped, a substitute. An environment in a
-        process of its own is killed, which ends the thread as well.
+        separate process is killed, which ends the thread as well.
       retries: tries after the first of a call that may be repeated.
-      retry_wait_s: before the first of them, twice as long before each further one; no thread is
-        held meanwhile.
+      retry_wait_s: before the first retry; doubles with each. No thread waits meanwhile.
     """
 
     def __init__(
@@ -105,8 +104,8 @@ class EnvPool:
         self._changed = threading.Condition()
         self._trying: dict[int, _Try] = {}  # by slot, each call's latest try
         self._finished: dict[int, tuple[Call, Outcome]] = {}  # by slot, the first to finish first
-        self.abandoned = 0  # tries given up so far
-        self._threads: set[threading.Thread] = set()  # those that are not given up
+        self.abandoned = 0  # tries abandoned so far
+        self._threads: set[threading.Thread] = set()  # those that are not abandoned
         for _ in range(min(workers, size)):
             self._add_worker()
 
@@ -118,7 +117,7 @@ class EnvPool:
 
     @property
     def oldest(self) -> tuple[int, float] | None:
-        """The slot whose call has been at work for longest, and its seconds; None: none is."""
+        """The slot of the longest-running call, and its seconds so far; None: none runs."""
         with self._changed:
             begun = [(one.started, slot) for slot, one in self._trying.items() if one.started]
         started, slot = min(begun, default=(0.0, -1))
@@ -142,14 +141,14 @@ class EnvPool:
             self._waiting.put(self._trying[slot])
 
     def poll(self, timeout_s: float | None = 0.0) -> list[tuple[Call, Outcome]]:
-        """Gives up what is late, queues the retries that are due, and says what has finished.
+        """Abandons late calls, queues the retries that are due, and returns the finished calls.
 
         Args:
           timeout_s: how long to wait for a first call to finish; None: as long as it takes.
 
         Returns:
-          The calls finished since the last poll, in that order (those given up at once: by slot);
-          none after `timeout_s`, or at once if no call is open.
+          The calls finished since the last poll, in that order (abandoned ones: by slot); none
+          after `timeout_s`, or at once if no call is open.
         """
         until = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
@@ -163,14 +162,14 @@ class EnvPool:
                 self._changed.wait(max(0.0, min(until, *deadlines) - now))
 
     def drain(self) -> None:
-        """Waits until no call is open; nobody hears what came of them."""
+        """Waits until no call is open, and drops their results."""
         while self.open:
             self.poll(None)
 
     def close(self) -> None:
-        """Closes the environments and ends the threads; what has not begun by now never does.
+        """Closes the environments and ends the threads; calls that have not begun are dropped.
 
-        A call at work ends first, or is given up once it is late; its environment closes then.
+        A running call ends first, or is abandoned once it is late; then its environment closes.
         """
         with self._changed:
             self._retries = 0
@@ -184,7 +183,7 @@ class EnvPool:
         self._envs = []
         for _ in self._threads:
             self._waiting.put(None)
-        for thread in self._threads:  # none may be left at work when the interpreter shuts down
+        for thread in self._threads:  # none may run when the interpreter shuts down
             thread.join(self._timeout_s)
 
     def _close_environments(self, slots: Iterable[int]) -> None:
@@ -193,7 +192,7 @@ class EnvPool:
                 self.submit(Call(slot, _close))
 
     def _deadline(self, one: _Try, now: float) -> float:
-        """When a try has to be queued or given up; one that has not begun: if it did now."""
+        """When a try is to be queued or abandoned; one that has not begun: as if it began now."""
         if one.due is not None:
             return one.due
         return (now if one.started is None else one.started) + self._timeout_s
@@ -207,13 +206,13 @@ class EnvPool:
                 continue
             self.abandoned += 1
             if isinstance(one.environment, Isolated):
-                one.environment.kill()  # which ends its thread's wait too
+                one.environment.kill()  # ends its thread's wait too
             self._threads.discard(one.worker)
             self._add_worker()
             self._end(one, None, Failure("timeout", f"no answer in {self._timeout_s:g} s"))
 
     def _end(self, one: _Try, environment: Environment | None, result: Any) -> None:
-        """Leaves an environment to the slot; the call has finished or is to be tried again."""
+        """Gives the slot its environment; the call has finished or will be retried."""
         slot, number = one.call.slot, one.number
         self._envs[slot] = environment
         if isinstance(result, Failure) and one.repeatable and number < self._retries:
@@ -243,11 +242,11 @@ class EnvPool:
                 if self._trying.get(one.call.slot) is one:
                     self._end(one, one.environment, result)
                     continue
-            _discard(one.environment)  # given up: this slot and this thread have been replaced
+            _discard(one.environment)  # abandoned: slot and thread have been replaced
             return
 
     def _attempt(self, one: _Try) -> Any:
-        """The call's result or a Failure; an environment that failed to start anew is dropped."""
+        """The call's result or a Failure; an environment that failed in a fresh call is dropped."""
         call = one.call
         try:
             if one.environment is None:
@@ -270,7 +269,7 @@ def _close(environment: Environment) -> None:
 
 
 def _discard(environment: Environment | None) -> None:
-    """Closes an environment that is not used again, whatever comes of that."""
+    """Closes an environment that is not used again, ignoring errors."""
     if environment is not None:
         with contextlib.suppress(BaseException):
             environment.close()

@@ -1,4 +1,4 @@
-"""Environments served over HTTP: one class for any environment, many episodes at once.
+"""Serves any environment over HTTP, many episodes at once.
 
     python -m seeupo_jax.envs.serve --env=order_desk --port=8700
 
@@ -43,7 +43,7 @@ class _Session:
     """One environment and the last request that it has answered.
 
     used: when a request last began or ended, by the monotonic clock.
-    retired: no request finds it any more; whoever holds the lock last closes the environment.
+    retired: no request finds it any more; the last holder of the lock closes the environment.
     """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -62,17 +62,16 @@ class EnvServer:
     """Serves the environments that `make` makes, one a session, at `url`.
 
     Requests are POSTs of JSON with the header `Authorization: Bearer TOKEN`. Each session's are
-    numbered from 0; a request that comes again with its number gets its first answer again and is
-    not carried out twice.
+    numbered from 0; a repeated one gets its first answer again and is not executed twice.
 
     Args:
       make: makes an environment; called for every session, and once for the list of tasks.
-      token: what clients must show.
-      host, port: where to listen; port 0 is a free one.
+      token: of all clients.
+      host, port: where to listen; port 0: a free one.
       max_sessions: open at once.
       idle_s: a session without a request for longer is closed.
       max_connections: open at once; None: two a session, of which a client needs one.
-      auth_s: seconds that a new connection has to show the token; then it is cut.
+      auth_s: seconds in which a new connection must send the token.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class EnvServer:
     def serve_forever(self) -> None:
         """Answers requests, each connection in a thread of its own, until `stop` or an interrupt.
 
-        Then stops listening and closes every environment that is not at work.
+        Then stops listening and closes every idle environment.
         """
         threading.Thread(target=self._expire, daemon=True).start()
         try:
@@ -123,12 +122,12 @@ class EnvServer:
         self._http.shutdown()
 
     def knows(self, authorization: str | None) -> bool:
-        """Whether a request shows the token; takes as long for a nearly right one as for others."""
-        shown = "" if authorization is None else authorization
-        return hmac.compare_digest(shown.encode("latin-1"), b"Bearer " + self._token)
+        """Whether a request has the token, in constant time."""
+        sent = "" if authorization is None else authorization
+        return hmac.compare_digest(sent.encode("latin-1"), b"Bearer " + self._token)
 
     def answer(self, operation: str, request: Any) -> bytes:
-        """Carries out a request; JSON with `result`, `error` or `transient` in it.
+        """Executes a request; returns JSON with `result`, `error` or `transient`.
 
         Raises:
           _Refusal: the request reaches no environment.
@@ -177,7 +176,7 @@ class EnvServer:
         asked: tuple[str, dict[str, Any]],
         play: Callable[..., dict[str, Any]],
     ) -> bytes:
-        """Under the session's lock: the answer of the environment, now or as it was before."""
+        """Under the session's lock: the environment's answer, or the stored one of a repeat."""
         if asked == session.request:
             return session.answer
         if session.retired:
@@ -205,18 +204,18 @@ class EnvServer:
 
     def _retire_if(self, condition: Callable[[_Session], bool]) -> None:
         with self._lock:
-            chosen = {name: s for name, s in self._sessions.items() if condition(s)}
-            for name in chosen:
+            retiring = {name: s for name, s in self._sessions.items() if condition(s)}
+            for name in retiring:
                 del self._sessions[name]
-        for session in chosen.values():
+        for session in retiring.values():
             _retire(session)
 
 
 def _retire(session: _Session) -> None:
-    """Closes the environment, or leaves that to the request that is at work in it.
+    """Closes the environment, or leaves that to the request that is running in it.
 
-    The mark is set before the lock is tried, and looked at after the lock is given back, so one of
-    the two threads closes the environment.
+    `retired` is set before the lock is tried, and read after the lock is released, so one of the
+    two threads closes the environment.
     """
     session.retired = True
     if not session.lock.acquire(blocking=False):
@@ -254,8 +253,8 @@ class _Http(BoundedServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # connections are kept open
-    timeout = 300.0  # seconds that a connection may say nothing; clients connect anew
-    wbufsize = -1  # headers and body in one packet: two would wait for each other's receipt
+    timeout = 300.0  # seconds of an idle connection; clients reconnect
+    wbufsize = -1  # headers and body in one packet: two would wait for an acknowledgement
     disable_nagle_algorithm = True
     server: _Http
 
@@ -263,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             status, answer = 200, self._answer()
         except _Refusal as refusal:
-            # What it sent may not have been read, so nothing further on this connection is.
+            # Its body may be unread, so the connection cannot be used again.
             status, answer = refusal.status, json.dumps({"refused": str(refusal)}).encode()
             self.close_connection = True
         self.send_response(status)
@@ -292,7 +291,7 @@ class _Handler(BaseHTTPRequestHandler):
         return served.answer(self.path.removeprefix("/"), request)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: a line a request would hide the failures of environments."""
+        """Silent: a line per request would hide the failures of environments."""
 
 
 def main(arguments: list[str] | None = None) -> None:

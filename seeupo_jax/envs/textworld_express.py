@@ -12,10 +12,10 @@ from typing import Any
 from seeupo_jax.envs import seeded
 from seeupo_jax.envs.base import Message, StepResult, Tool
 
-# Of TextWorldExpress's own folds.
+# As in TextWorldExpress's own folds.
 _SEEDS = {"train": range(1000), "test": range(20_000, 21_000)}
-# Without a bound Java takes up to a quarter of the machine before it frees games that ended. Half
-# of this was enough for 128 at once.
+# Without a limit Java takes up to a quarter of the machine before it frees finished games. Half of
+# this was enough for 128 at once.
 _HEAP = "-Xmx1g"
 INSTRUCTION = (
     "You play a text game. {task} Write one command on the last line of each message; commands that"
@@ -24,10 +24,7 @@ INSTRUCTION = (
 
 
 class _Java:
-    """The Java process that all games of this Python process share.
-
-    It ends with this process. If it died, the next game starts another.
-    """
+    """The Java process of all games; it ends with this one, and is restarted if it has died."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,7 +52,7 @@ class _Java:
     def _forget_the_dead(self) -> None:
         if self._gateway is None or self._gateway.java_process.poll() is None:
             return
-        # Else every object of the old process that Python frees would be reported to it, in vain.
+        # Else py4j would report every object that Python frees to the dead process.
         self._gateway._gateway_client.is_connected = False
         self._gateway.java_process.stdin.close()
         self._gateway = None

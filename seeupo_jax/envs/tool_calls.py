@@ -1,6 +1,6 @@
-"""Strict readers of the tool calls in a model's response: Hermes JSON, Python calls, fenced code.
+"""Strict parsers of the tool calls in a response: Hermes JSON, Python calls, fenced code.
 
-Text is never evaluated. What breaks a form is refused with a reason that the model can read.
+Text is never evaluated. A malformed call is refused with a reason that the model can read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 MAX_CHARS = 32_768  # of a text of Python calls; the longest official BFCL answer has 6,839
-MAX_DEPTH = 64  # of lists and dicts in each other; Python's own writers and readers fail near 1000
+MAX_DEPTH = 64  # of nested lists and dicts; Python's own writers and readers fail near 1000
 MAX_DIGITS = 1000  # of an integer; Python writes at most 4300, and takes quadratic time for it
 
 _TOO_LARGE = 10**MAX_DIGITS
@@ -23,7 +23,7 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 class ToolCallError(ValueError):
-    """A response that holds no readable tool call; the text says why, for the model to read."""
+    """A response without a readable tool call; the text, for the model, says why."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _read_list(source: str) -> list[ast.expr]:
     try:
         tree = _parse(_STRING.sub(_keep_backslashes, opening + source + closing))
     except SyntaxError as error:
-        # Python's words would be about a bracket that the model did not write.
+        # Python's message would be about a bracket that the model did not write.
         raise ToolCallError(form if opening or closing else f"{form}: {error.msg}") from None
     except ValueError:  # half a character, which no source can hold
         raise ToolCallError(f"{form}: a character is not text") from None
@@ -165,8 +165,8 @@ def _parse(source: str) -> ast.Expression:
 
 _PARSING = threading.Lock()
 
-# A comment (its quotes begin nothing) or a string; an unclosed one ends where Python gives up, so
-# that no end is looked for twice.
+# A comment (quotes in it open no string) or a string; an unclosed one ends where Python gives up,
+# so that no end is searched twice.
 _STRING = re.compile(
     r"""#[^\n]*"""
     r"""|'''(?:[^\\]|\\.)*?(?:'''|\Z)|\"\"\"(?:[^\\]|\\.)*?(?:\"\"\"|\Z)"""

@@ -1,4 +1,4 @@
-"""Measures which algorithm reaches the optimum, on problems where it is known.
+"""Measures how algorithms converge on problems whose optimum is known.
 
     python -m seeupo_jax.lab [--problem=NAME | --problem_file=P.npz] [--recipes=a,b] [--seeds=16]
       [--iterations=150] [--groups=16] [--group_size=16] [--lr=3.0] [--clip=0.2] [--inner_epochs=4]
@@ -58,7 +58,7 @@ def _flags() -> Flags:
     flags.switch("exact", "expectations instead of samples.")
     flags.flag("json", "also write the figures to this file.", path)
     flags.flag("plot", "also draw the curves: .svg or .png.", path)
-    # Read as text and checked with the settings, so that every wrong value is told in the same way.
+    # Read as text and checked with the settings, so that all wrong values have one form of error.
     for field in dataclasses.fields(Settings):
         if field.name in _HELP:
             flags.flag(field.name, _HELP[field.name], default=str(field.default).lower())
@@ -115,10 +115,10 @@ def _run(
 
 
 def _problems(given: argparse.Namespace) -> list[Problem]:
-    """The problems that the flags ask for.
+    """The problems of the flags.
 
     Raises:
-      ValueError: both flags, an unknown name, or a file that holds no problem.
+      ValueError: both flags, an unknown name, or a file without a problem.
     """
     if given.problem_file is not None:
         if given.problem is not None:

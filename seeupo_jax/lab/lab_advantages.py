@@ -12,7 +12,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.lab.lab_trajectories import Batch
 
-# What an estimator may need that is not here: see `lab_sweep` on the penalty and the old policy.
+# What estimators may need but the laboratory lacks: see `lab_sweep` on KL and the old policy.
 LACKING = ("old_logp_NL", "ref_logp_NL")
 _FLAT = 1e-6  # as in `group_relative_advantage`
 

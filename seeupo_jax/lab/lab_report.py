@@ -1,4 +1,4 @@
-"""What the experiments found: a table for the terminal, JSON, and a plot of the curves."""
+"""Results of the experiments: a table for the terminal, JSON, and a plot of the curves."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Group
 from rich.table import Table
 
 from seeupo_jax.lab.laboratory import SOLVED, Result
+from seeupo_jax.metrics.statistics import bootstrap_interval
 
 PLOT_SUFFIXES = (".svg", ".png")
 
@@ -79,19 +80,8 @@ def _cells(result: Result) -> tuple[str, ...]:
     )
 
 
-def bootstrap_interval(values: np.ndarray, *, resamples: int = 2000) -> tuple[float, float]:
-    """The 95% percentile interval of a mean; the same numbers give the same interval.
-
-    Args:
-      values: [S], one number a seed.
-    """
-    picks = np.random.default_rng(0).integers(values.size, size=(resamples, values.size))
-    low, high = np.percentile(values[picks].mean(axis=1), [2.5, 97.5])
-    return float(low), float(high)
-
-
 def check_output(flag: str, path: str, suffixes: tuple[str, ...] = ()) -> None:
-    """Whether a file can be written there, before anything has run.
+    """Checks that an output file can be written, before anything runs.
 
     Args:
       suffixes: those that it may have; none: any.

@@ -2,10 +2,10 @@
 
 Every turn is an action of one token, every trajectory has all K turns, all groups are of the one
 task, the old policy is the iteration's first, and there is no KL term. What follows from that:
-`pool_mean` has nothing to choose, and dynamic sampling has no other task to draw. Recipes that
+`pool_mean` and dynamic sampling have no effect. Recipes that
 update all turns together make `inner_epochs` steps an iteration; those that update turn by turn
-make K times as many, each of which touches one turn. With a table a turn nothing but the weights
-ties the turns together: `seeupo_unweighted` and `parallel` are the same there in any order.
+make K times as many, each of which touches one turn. With one
+table per turn only the weights connect turns: `seeupo_unweighted` and `parallel` are equal there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Learned(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Turns and what their updates need: [N, K], or [N, U, L] of the turns of one step."""
+    """Turns and the inputs of their updates: [N, K], or [N, U, L] of the turns of one step."""
 
     context: jax.Array
     action: jax.Array
@@ -74,8 +74,8 @@ def sweep(
         shuffled_S = jax.random.permutation(jax.random.fold_in(key, 1), turns_SUL.shape[0])
         turns_SUL, present_SUL = turns_SUL[shuffled_S], present_SUL[shuffled_S]
 
-    def step(carry: Any, chosen: Any) -> Any:
-        turns_UL, present_UL = chosen
+    def step(carry: Any, turns: Any) -> Any:
+        turns_UL, present_UL = turns
         parts = jax.tree.map(lambda x_NK: x_NK[:, turns_UL], rows)
         return _step(policy, optimizer, algorithm, carry, batch.share_N, parts, present_UL), None
 
@@ -108,8 +108,8 @@ def _step(
     rows: Rows,
     present_UL: jax.Array,
 ) -> tuple[TrainState, jax.Array]:
-    """All optimizer steps on some turns, and the factors that they leave to later ones."""
-    state, factor_N = carry
+    """All optimizer steps on some turns, and the updated cumulative ratios."""
+    state, cumulative_ratio_N = carry
     mask_NUL = jnp.broadcast_to(present_UL[None], rows.context.shape)
 
     def logp(params: Learned) -> jax.Array:
@@ -123,7 +123,7 @@ def _step(
             old_logp,
             mask_NUL,
             rows.advantage,
-            factor_N[:, None],
+            cumulative_ratio_N[:, None],
             objective=find_entry("objective", algorithm.objective),
             ratio=algorithm.ratio,
             clip_low=algorithm.clip_low,
@@ -142,8 +142,10 @@ def _step(
     if algorithm.weighs:
         level = "geometric" if algorithm.ratio == "token" else algorithm.ratio
         ratio_NU = turn_ratio(logp(state.params), old_logp, mask_NUL, level=level)
-        factor_N = update_weight(factor_N, ratio_N=ratio_NU[:, 0], clip=algorithm.weight_clip)
-    return state, factor_N
+        cumulative_ratio_N = update_weight(
+            cumulative_ratio_N, ratio_N=ratio_NU[:, 0], clip=algorithm.weight_clip
+        )
+    return state, cumulative_ratio_N
 
 
 def _value_loss(algorithm: Algorithm, params: Learned, rows: Rows, mask_NUL: jax.Array):

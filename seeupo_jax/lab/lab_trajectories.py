@@ -1,4 +1,4 @@
-"""What an iteration learns from: trajectories drawn from the policy, or all of them."""
+"""The trajectories of an iteration: sampled from the policy, or all with their probabilities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seeupo_jax.lab.policies import (
 
 
 class Batch(NamedTuple):
-    """Trajectories, each of which counts with its share; the shares sum to 1."""
+    """Trajectories with their weights in a mean, `share_N`, which sum to 1."""
 
     context_NK: jax.Array
     action_NK: jax.Array

@@ -117,9 +117,9 @@ class Settings:
         Raises:
           ValueError: an unknown name, or one that needs more than a learning rate.
         """
-        chosen = Optimizer(name=self.optimizer, learning_rate=self.lr, max_grad_norm=None)
+        optimizer = Optimizer(name=self.optimizer, learning_rate=self.lr, max_grad_norm=None)
         try:
-            return make_optimizer(chosen, total_steps=1)
+            return make_optimizer(optimizer, total_steps=1)
         except ValueError as error:
             reason = str(error).removeprefix("config.optimizer").removeprefix(".name")
             raise ValueError(f"--optimizer{reason}") from error

@@ -1,4 +1,4 @@
-"""Policies of a tabular problem, and what they are worth exactly.
+"""Policies of a tabular problem, and their exact values.
 
 A context is the actions taken so far. Contexts are numbered through: first the empty one, then the
 A contexts of turn 1, the A^2 of turn 2, ..., within a turn as the digits of a number to base A.
@@ -31,7 +31,7 @@ def first_context(turn: int, actions: int) -> int:
 
 
 def tables(turns: int, actions: int) -> Policy:
-    """Logits of their own in each context, all 0 at the start: turns share nothing."""
+    """Separate logits for each context, initially 0: turns share no parameters."""
     contexts = first_context(turns, actions)
     return Policy(
         init=lambda key: jnp.zeros((contexts, actions)),

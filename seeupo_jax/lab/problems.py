@@ -1,6 +1,6 @@
-"""Tabular problems of several turns: what every action sequence pays, and the best that can be had.
+"""Tabular problems of several turns: the reward of every action sequence, and the optimum.
 
-A policy sees all its earlier actions and nothing else; the reward comes after the last turn.
+A policy observes only its earlier actions; the reward comes after the last turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Problem:
       probability: the same shape, in (0, 1]; 1 where the reward has no noise.
 
     Raises:
-      ValueError: arrays that are not so.
+      ValueError: other shapes or values.
     """
 
     name: str
@@ -111,10 +111,10 @@ def load_problem(path: str | Path) -> Problem:
 
 
 def coordination() -> Problem:
-    """Turns must agree: alike they pay 1, 0.7 or 0.4 by what they agree on, and else nothing.
+    """Turns must agree: equal actions pay 1, 0.7 or 0.4, any others 0.
 
-    Isolates credit among turns: what an action is worth is up to those that follow, and at first
-    most of them spoil it.
+    Isolates credit among turns: an action's value depends on the later ones, which at first mostly
+    disagree.
     """
     mean = np.zeros((3, 3, 3, 3))
     np.einsum("aaaa->a", mean)[:] = 1.0, 0.7, 0.4  # a view of the diagonal
@@ -137,8 +137,8 @@ def deceptive() -> Problem:
     """First action 0 pays 0.5 for sure, a chain of four actions 1 pays 1, all else nothing.
 
     Isolates the schedule of updates: the chain's first action is worth 1/8 as long as the later
-    turns are what they were, and 1 after their update. A policy that turns to the safe action in
-    one large step does not see the chain again.
+    turns are what they were, and 1 after their update. A policy that moves to the safe action in
+    one large step never samples the chain again.
     """
     mean = np.zeros((2,) * 4)
     mean[0] = 0.5
@@ -149,7 +149,7 @@ def deceptive() -> Problem:
 def delayed() -> Problem:
     """The last of six actions must repeat the first: that pays 1 after action 1, 0.5 after 0.
 
-    Isolates credit over time: the four turns between change nothing, and must not count.
+    Isolates credit over time: the four turns between have no effect on the reward.
     """
     mean = np.zeros((2,) * 6)
     mean[0, ..., 0] = 0.5
@@ -168,9 +168,9 @@ def stochastic() -> Problem:
 
 
 def random() -> Problem:
-    """Each of 64 sequences pays what was once drawn from [0, 1].
+    """Each of 64 sequences pays a fixed random number of [0, 1].
 
-    Isolates nothing: no structure that a recipe could be lucky with.
+    The control: no structure that favours a recipe.
     """
     return _without_noise("random", np.random.default_rng(7).uniform(size=(4, 4, 4)))
 

@@ -179,9 +179,16 @@ def _over_tasks(values: np.ndarray, resamples: int, seed: int) -> Estimate:
     value = float(values.mean())
     if np.ptp(values) == 0:
         return Estimate(value, *wilson_interval(value, values.size))
+    return Estimate(value, *bootstrap_interval(values, resamples=resamples, seed=seed))
+
+
+def bootstrap_interval(
+    values: np.ndarray, *, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """The 95% percentile interval of a mean of values [S]; of equal arguments it is the same."""
     picks = np.random.default_rng(seed).integers(values.size, size=(resamples, values.size))
     low, high = np.percentile(values[picks].mean(axis=1), [2.5, 97.5])
-    return Estimate(value, float(low), float(high))
+    return float(low), float(high)
 
 
 def wilson_interval(mean: float, draws: float) -> tuple[float, float]:

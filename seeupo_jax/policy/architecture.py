@@ -1,4 +1,4 @@
-"""The shape of a policy network: everything that its programs are compiled for."""
+"""The architecture of a policy network: everything that its programs are compiled for."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Moe:
     experts: int
     per_token: int
     mlp_width: int  # of one expert
-    normalize: bool  # the chosen experts' probabilities are scaled to a sum of 1
-    dense_layers: tuple[int, ...] = ()  # that have one feed-forward of the usual kind instead
+    normalize: bool  # scale a token's experts' probabilities to a sum of 1
+    dense_layers: tuple[int, ...] = ()  # with a dense feed-forward instead
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Lora:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder-only transformer; what the families of models differ in is a field each.
+    """A decoder-only transformer, with a field for each difference between model families.
 
-    windows: how many positions back a layer's queries see, themselves included; per layer;
-      None: all. Empty: no layer has a window.
-    max_positions: the longest context that the model was made for.
-    longest: tokens of the longest sequence that token trees will hold; None: unknown.
+    windows: each layer's number of visible positions, the query's own included; None: all. Empty:
+      no layer has a window.
+    max_positions: the longest context that the model was trained for.
+    longest: tokens of the longest sequence in token trees; None: unknown.
     dtype: of activations; param_dtype: of the parameters that do not train where `lora` is set.
     attention: kernel of whole-row passes (`policy/kernels/fused.py`).
 

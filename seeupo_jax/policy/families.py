@@ -1,4 +1,4 @@
-"""The families of published models: config.json to and from our architecture."""
+"""The families of published models: config.json to and from `Architecture`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.policy.architecture import Architecture, Moe
 from seeupo_jax.policy.rope import Rope
 
-# What sizes a config may state; of experts no more than ten times the largest published (Kimi K2:
-# 384).
+# Upper bounds of a config's sizes; of experts ten times the largest published (Kimi K2: 384).
 _SIZES = {
     "vocab_size": MODEL_SIZES["vocab_size"],
     "hidden_size": MODEL_SIZES["width"],
@@ -41,7 +40,7 @@ _TRUTHS = (
     "use_sliding_window",
 )
 _LISTS = {"layer_types": str, "mlp_only_layers": int}
-# What a config must say itself: a default of the family would be a guess.
+# Required in a config: the family's default would be a guess.
 _REQUIRED = (
     "vocab_size",
     "hidden_size",
@@ -49,7 +48,7 @@ _REQUIRED = (
     "num_attention_heads",
     "intermediate_size",
 )
-# Settings that would change what is computed, and the only value that our network computes.
+# Settings that would change the computation, and their only supported value.
 _FIXED = {
     "hidden_act": "silu",
     "attention_dropout": 0.0,
@@ -90,9 +89,9 @@ _ROPE_READS = {
 
 @dataclass(frozen=True)
 class Family:
-    """What sets a family apart from the others.
+    """A family of models.
 
-    qk_norm: it has norms of queries and keys. bias: maps its config to the biases that it has.
+    qk_norm: it has norms of queries and keys. bias: maps its config to its biases.
     windows: it can have sliding windows. moe: its feed-forwards are of experts.
     """
 
@@ -122,7 +121,7 @@ def read_architecture(values: Mapping[str, Any], source: str, **layout: Any) -> 
       layout: fields of `Architecture` that no config.json has (dtype, scan_layers, ...).
 
     Raises:
-      ValueError: another family, a missing size, or a setting that our network does not compute.
+      ValueError: another family, a missing size, or an unsupported setting.
     """
     name = values.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
@@ -242,7 +241,7 @@ def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "f
 
 
 def _computes(arch: Architecture) -> dict[str, Any]:
-    """The fields that say what is computed, without those that say how."""
+    """The fields that determine the results, without those of the implementation."""
     how = ("lora", "dtype", "param_dtype", "scan_layers", "remat", "attention", "longest")
     return {key: value for key, value in vars(arch).items() if key not in how}
 
@@ -252,7 +251,7 @@ def _with_defaults(name: str, values: Mapping[str, Any], source: str) -> dict[st
     given = {key: value for key, value in values.items() if key != "model_type"}
     try:
         return AutoConfig.for_model(name, **given).to_dict()
-    except Exception as error:  # it has many ways to refuse a config; all of them mean just that
+    except Exception as error:  # of any class, for a config that it refuses
         reason = textwrap.shorten(str(error), 400, placeholder=" ...")
         raise ValueError(f"{source}: not a {name} config: {reason}") from None
 
@@ -334,8 +333,8 @@ def _read_moe(values: Mapping[str, Any], source: str) -> Moe:
 
 
 def _rope_json(rope: Rope) -> dict[str, Any]:
-    """What `_read_rope` reads; what yarn may leave out, only where it is not the usual value."""
-    (kind,) = [theirs for theirs, ours in _ROPE_NAMES.items() if ours == rope.scaling]
+    """The inverse of `_read_rope`; optional fields of yarn only where they are not defaults."""
+    (kind,) = [kind for kind, scaling in _ROPE_NAMES.items() if scaling == rope.scaling]
     values: dict[str, Any] = {"rope_type": kind}
     for key in _ROPE_READS[rope.scaling]:
         value, usual = (vars(each)[_ROPE_FIELDS[key]] for each in (rope, Rope()))

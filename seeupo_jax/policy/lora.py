@@ -1,4 +1,4 @@
-"""Low-rank adapters: attached to a model, merged into it, and kept in PEFT's format."""
+"""Low-rank adapters: attached to a model, merged into it, stored in PEFT's format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # before every module's name in PEFT's files
 TARGETS = schema.Lora.targets
 MLP = ("gate_proj", "up_proj", "down_proj")
-# Fields of an adapter_config.json that change what is computed, and the values that we compute.
+# Fields of an adapter_config.json that change the computation, and their supported values.
 _FIXED: dict[str, Sequence[Any]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -50,7 +50,7 @@ _FIXED: dict[str, Sequence[Any]] = {
 def attach(
     model: Transformer, lora: Lora, *, seed: int = 0, mesh: jax.sharding.Mesh | None = None
 ) -> Transformer:
-    """The model with new adapters beside it, which change nothing yet: B is zero.
+    """The model with new adapters, which have no effect yet: B is zero.
 
     A is uniform within 1/sqrt(fan-in), as in PEFT; each layer's depends on its name and the seed.
 
@@ -161,10 +161,10 @@ def load_adapters(
 
 
 def read_lora(folder: Path) -> Lora:
-    """What an adapter_config.json says.
+    """The adapters of an adapter_config.json.
 
     Raises:
-      ValueError: no such file, or a setting that our adapters do not have.
+      ValueError: no such file, or an unsupported setting.
     """
     file = folder / CONFIG_FILE
     if not file.is_file():
@@ -195,7 +195,7 @@ def with_adapters(arch: Architecture, lora: Lora) -> tuple[Network, Any]:
     """The network of an architecture with adapters, and the shapes of its parameters.
 
     Raises:
-      ValueError: a target that the model has not.
+      ValueError: a target that the model does not have.
     """
     if arch.moe is not None and set(lora.targets) & set(MLP):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A mixture of experts as the feed-forward (Qwen3-MoE): every token runs through a few of many.
+"""A mixture of experts as the feed-forward (Qwen3-MoE): each token is routed to a few of many.
 
 Axes beyond the legend in `types.py`:
   X  tokens of all rows     E  experts     F  width of an expert
@@ -19,13 +19,13 @@ EXPERT, TENSOR = RULES["experts"], RULES["mlp"]
 class Experts(nnx.Module):
     """A sparse SwiGLU feed-forward; no expert has a capacity, so no token is ever dropped.
 
-    On a mesh the experts are spread over the axis `expert`: its devices gather each other's tokens,
-    each runs its own experts on all of them, and the sums are scattered back. Matrices of experts
-    are cut over `tensor` as those of a dense feed-forward are.
+    On a mesh the experts are sharded over the axis `expert`: its devices gather each other's
+    tokens, each runs its own experts on all of them, and the sums are scattered back. Matrices of
+    experts are sharded over `tensor` as those of a dense feed-forward.
 
-    The grouped matmuls are `jax.lax.ragged_dot`, an instruction of its own on TPU. On CPU, and on
-    GPUs whose XLA has no kernel for it, XLA multiplies one masked copy of all sorted tokens for
-    each expert that the device holds: time and memory grow with E, which spreading them divides.
+    The grouped matmuls are `jax.lax.ragged_dot`, a native instruction on TPU. On CPU, and on GPUs
+    whose XLA has no kernel for it, XLA multiplies a masked copy of all sorted tokens for each
+    expert of the device: time and memory grow with E, which sharding divides.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Experts(nnx.Module):
           gain: factor on the initial size of `down`, which writes into the residual stream.
 
         Raises:
-          ValueError: more experts for a token than there are.
+          ValueError: `per_token` is not in 1 to `experts`.
         """
         if not 1 <= per_token <= experts:
             raise ValueError(
@@ -74,19 +74,19 @@ class Experts(nnx.Module):
         return run(x_NLD, *(param[...].astype(x_NLD.dtype) for param in params))
 
     def _run(self, x_NLD: jax.Array, router_DE: jax.Array, *matrices: jax.Array) -> jax.Array:
-        """The layer on one device's rows, with its own experts' matrices."""
+        """The layer on one device's rows, with its own experts."""
         x_XD = x_NLD.reshape(-1, x_NLD.shape[-1])
         weight_XP, expert_XP = route(
             x_XD, router_DE, per_token=self.per_token, normalize=self.normalize
         )
         local = matrices[0].shape[0]
-        spread = local < router_DE.shape[1]
-        if spread:
+        sharded = local < router_DE.shape[1]
+        if sharded:
             gather = lambda y: jax.lax.all_gather(y, EXPERT, tiled=True)  # noqa: E731
             x_XD, weight_XP, expert_XP = map(gather, (x_XD, weight_XP, expert_XP))
             expert_XP = expert_XP - jax.lax.axis_index(EXPERT) * local
         y_XD = mix(x_XD, weight_XP, expert_XP, *matrices)
-        if spread:
+        if sharded:
             y_XD = jax.lax.psum_scatter(y_XD, EXPERT, tiled=True)
         if jax.sharding.get_abstract_mesh().shape.get(TENSOR, 1) > 1:
             y_XD = jax.lax.psum(y_XD, TENSOR)
@@ -96,7 +96,7 @@ class Experts(nnx.Module):
 def route(
     x_XD: jax.Array, router_DE: jax.Array, *, per_token: int, normalize: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """The experts that tokens go to: the most probable ones; of equal ones the first.
+    """The most probable experts of each token; of equal ones the first.
 
     Returns: weight_XP of x's dtype, from a float32 softmax over all experts, and expert_XP, int32.
     """
@@ -121,11 +121,11 @@ def mix(
       expert_XP: int32 index into the matrices' E; pairs outside of 0 .. E-1 add nothing.
     """
     E, (X, P) = gate_EDF.shape[0], expert_XP.shape
-    group_S = jnp.where(expert_XP < 0, E, expert_XP).reshape(-1)  # foreign ones behind the own
+    group_S = jnp.where(expert_XP < 0, E, expert_XP).reshape(-1)  # foreign ones last
     order_S = jnp.argsort(group_S)
     size_E = jnp.bincount(group_S, length=E)
-    # What a grouped matmul leaves in rows of no group is not defined on every device, forwards and
-    # backwards: cleared where rows come in (for the gradient) and where they go out.
+    # A grouped matmul leaves rows of no group undefined on some devices, forwards and backwards:
+    # cleared in its input (for the gradient) and its output.
     real_S = (jnp.arange(X * P) < size_E.sum())[:, None]
     x_SD = jnp.where(real_S, x_XD[order_S // P], 0)
     gate_SF = jax.lax.ragged_dot(x_SD, gate_EDF, size_E)

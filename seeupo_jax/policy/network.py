@@ -19,8 +19,8 @@ from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.types import NO_TARGET
 
-# Logits that a device holds at once: 2**24 float32 are 64 MiB. Tokens come in chunks with no more,
-# and of no more tokens than these, for a chunk in which nothing is predicted is left out.
+# Logits that a device holds at once: 2**24 float32 are 64 MiB. Tokens come in chunks of at most
+# these, and of few tokens, since a chunk without a target is skipped.
 LOGITS_AT_ONCE, TOKENS_AT_ONCE = 2**24, 128
 VOCAB, LENGTH = RULES["vocab"], RULES["length"]
 ADAPTER = "lora_"  # how the names of adapters' parameters begin
@@ -73,15 +73,15 @@ def _copy(tree: Any) -> Any:
 
 
 def trainable(network: Network, params: Any) -> tuple[Any, Any]:
-    """A tree shaped as the parameters, as what training changes and what it leaves alone.
+    """Splits a tree shaped as the parameters into the trained and the frozen part.
 
-    With adapters those are the adapters and all the rest; without them everything and nothing.
+    With adapters the trained part is the adapters; without them it is everything.
     """
     return (params, {}) if network.arch.lora is None else _part(params)
 
 
 def join(params: Any, frozen: Any) -> Any:
-    """Puts the two parts of `trainable` together again."""
+    """Joins the two parts of `trainable`."""
     if not (isinstance(params, dict) and isinstance(frozen, dict)):
         return params
     both = {key: join(params[key], frozen[key]) for key in params.keys() & frozen.keys()}
@@ -125,11 +125,11 @@ def token_logp(
 ) -> jax.Array:
     """log π(target | hidden), float32 [R, A], of the softmax of logits / temperature.
 
-    Where the target is `NO_TARGET`, the result says nothing.
+    Where the target is `NO_TARGET`, the result is undefined.
 
-    Every device works on its own rows and its own part of the vocabulary, in chunks of tokens one
-    after the other, and leaves out those in which nothing is predicted. It never holds the logits
-    of all its tokens: the backward pass computes them again.
+    Every device computes its own rows and its own part of the vocabulary, in successive chunks of
+    tokens, and skips chunks without a target. It never holds the logits of all its tokens: the
+    backward pass recomputes them.
     """
     return _predict(network, params, hidden_RAD, target_RA, temperature, entropy=False)[0]
 
@@ -174,17 +174,17 @@ def _token_logp(
 ) -> tuple[jax.Array, ...]:
     """`token_logp` on one device, and with `entropy` that too.
 
-    cut: others have the rest of the vocabulary.
+    cut: other devices have the rest of the vocabulary.
     """
     (R, A, D), V = hidden_RAD.shape, head_VD.shape[0]
     predict = functools.partial(_chunk_logp, temperature, cut, entropy)
     at_once = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // V))
     chunks = -(-R * A // at_once)
-    chunk = -(-R * A // chunks)  # of like size: less than a token a chunk is padding
+    chunk = -(-R * A // chunks)  # of equal size: less than one token per chunk is padding
     pad = chunks * chunk - R * A
     hidden_CXD = jnp.pad(hidden_RAD.reshape(R * A, D), ((0, pad), (0, 0))).reshape(chunks, chunk, D)
     target_CX = jnp.pad(target_RA.reshape(R * A), (0, pad), constant_values=NO_TARGET)
-    # The chunks' gradients are added up in float32, whatever the products are computed in.
+    # The chunks' gradients are summed in float32, whatever the products' dtype.
     wide_VD = head_VD.astype(jnp.float32)
     out = _by_chunk(predict, wide_VD, hidden_CXD, target_CX.reshape(chunks, chunk))
     return tuple(x.reshape(-1)[: R * A].reshape(R, A) for x in out)
@@ -205,13 +205,13 @@ def _chunk_logp(
     head_VD = wide_VD.astype(hidden_XD.dtype)
     product = jnp.einsum("xd,vd->xv", hidden_XD, head_VD, preferred_element_type=jnp.float32)
     logits = product / temperature
-    chosen = jnp.where(target_X[:, None] == word_V[None, :], logits, 0).sum(axis=1)
+    of_target = jnp.where(target_X[:, None] == word_V[None, :], logits, 0).sum(axis=1)
     peak = over_parts(jax.lax.pmax, jax.lax.stop_gradient(logits.max(axis=1)))
     total = over_parts(jax.lax.psum, jnp.exp(logits - peak[:, None]).sum(axis=1))
-    logp_X = over_parts(jax.lax.psum, chosen) - peak - jnp.log(total)
+    logp_X = over_parts(jax.lax.psum, of_target) - peak - jnp.log(total)
     if not entropy:
         return (logp_X,)
-    # Behind a barrier: fused with what is above, it would change that's last bit.
+    # Behind a barrier: fusion with the above would change the log-probability's last bit.
     product, peak, total = jax.lax.optimization_barrier((product, peak, total))
     below = product / temperature - peak[:, None]
     mean_X = over_parts(jax.lax.psum, (jnp.exp(below) * below).sum(axis=1)) / total
@@ -225,16 +225,16 @@ def _by_chunk(
     hidden_CXD: jax.Array,
     target_CX: jax.Array,
 ) -> tuple[jax.Array, ...]:
-    """`predict` of one chunk after the other; where nothing is predicted 0, and no work.
+    """`predict` of one chunk after the other; 0, without work, for chunks without a target.
 
-    Its derivative is written by hand: JAX's own would write, and add up, one of the whole head for
-    every chunk, zeros for those without work. A sweep of a small model on CPU took 4% longer.
+    Its derivative is written by hand: JAX's own would write and sum a gradient of the whole head
+    for every chunk, also zeros. A sweep of a small model on CPU took 4% longer.
     """
 
     def of_chunk(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
         shapes = jax.eval_shape(predict, wide_VD, *chunk)
-        nothing = lambda *_: tuple(jnp.zeros(x.shape, x.dtype) for x in shapes)  # noqa: E731
-        return jax.lax.cond(_any(chunk[1]), predict, nothing, wide_VD, *chunk)
+        zeros = lambda *_: tuple(jnp.zeros(x.shape, x.dtype) for x in shapes)  # noqa: E731
+        return jax.lax.cond(_any(chunk[1]), predict, zeros, wide_VD, *chunk)
 
     return jax.lax.map(of_chunk, (hidden_CXD, target_CX))
 
@@ -297,7 +297,7 @@ def _pick(x_RLD: jax.Array, position_RA: jax.Array) -> jax.Array:
 
 
 def _pick_from_parts(x_RLD: jax.Array, position_RA: jax.Array) -> jax.Array:
-    """Each device gives what its part of the rows has, and receives its part of the positions."""
+    """Each device contributes its part of the rows, and receives its part of the positions."""
     L = x_RLD.shape[1]
     own_RA = position_RA - jax.lax.axis_index(LENGTH) * L
     inside_RA = (own_RA >= 0) & (own_RA < L)

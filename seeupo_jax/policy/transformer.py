@@ -93,8 +93,8 @@ def adapters(arch: Architecture) -> Callable[[str], Lora | None]:
     return lambda name: arch.lora if arch.lora is not None and name in arch.lora.targets else None
 
 
-# Attention of one pass: from a layer's queries, this pass's keys and values, and the layer's window
-# to what the queries saw, and the keys and values that later passes may need.
+# Attention of one pass: of a layer's queries, this pass's keys and values, and the layer's window.
+# Returns its output, and the keys and values for later passes.
 Attend = Callable[[jax.Array, KeyValues, int | None], tuple[jax.Array, Any]]
 
 
@@ -105,7 +105,7 @@ class Layer(nnx.Module):
         self.arch, self.window = arch, arch.window(index)
         D, q, kv = arch.width, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
         bias, lora = arch.qkv_bias, adapters(arch)
-        residual = (2 * arch.layers) ** -0.5  # keeps the residual stream's size through the depth
+        residual = (2 * arch.layers) ** -0.5  # keeps the residual stream's scale
         self.attention_norm = Norm(D, arch.norm_eps, "embed")
         self.q = Projection((D, q), ("embed", "heads"), rngs, bias=bias, lora=lora("q_proj"))
         self.k = Projection((D, kv), ("embed", "kv_heads"), rngs, bias=bias, lora=lora("k_proj"))
@@ -133,7 +133,7 @@ class Layer(nnx.Module):
     def __call__(
         self, x: jax.Array, position_NL: jax.Array, attend: Attend
     ) -> tuple[jax.Array, Any]:
-        """Returns the residual stream, and the keys and values that later passes may need."""
+        """Returns the residual stream, and the keys and values for later passes."""
         q, new = self._project(self.attention_norm(x), position_NL)
         y, kept = attend(q, new, self.window)
         x = x + self.out(y.reshape(*y.shape[:2], -1))
@@ -183,9 +183,9 @@ class Transformer(nnx.Module):
         """Final hidden states [N, L, D] of whole sequences, or of token trees.
 
         Args:
-          tree: for rows that hold token trees; a token is computed as if the path from its root to
-            it stood alone.
-          past: keys and values of an earlier pass over trees, which these continue.
+          tree: for rows of token trees; a token is computed as if the path from its root were alone
+            in a row.
+          past: an earlier pass over trees, which these continue.
           segment_NL: for rows that hold several sequences one after the other: int32, rising, a
             number a sequence. Each is computed as if it stood alone. Not together with `tree`.
 
@@ -249,7 +249,7 @@ class Transformer(nnx.Module):
         kernel: str = "xla",
         block: int | None = None,
     ) -> tuple[jax.Array, Sequence[Pages]]:
-        """Final hidden states [R, L, D] of tokens that continue what lies in a paged cache.
+        """Final hidden states [R, L, D] of tokens that continue a paged cache.
 
         Args:
           position_RL: of each token in its conversation; `NOWHERE` at padding, which is written
@@ -279,9 +279,9 @@ class Transformer(nnx.Module):
         *,
         unroll: bool = False,
     ) -> tuple[jax.Array, Sequence[Any]]:
-        # Whole in width before the look-up: XLA could only replicate its result to spread the rows.
+        # Unsharded width before the look-up: XLA would replicate its result to shard the rows.
         table_VD = constrain(self.embedding[...].astype(self.arch.dtype), "vocab", "embed")
-        # Small and whole: what comes into a program must be cut evenly, and lengths may not be.
+        # Replicated lengths: a program's inputs must be sharded evenly, and lengths may not divide.
         tokens_NL = constrain(tokens_NL, "rows", None)
         x = constrain(table_VD[tokens_NL], "rows", "length", "embed")
         remat = REMAT[self.arch.remat]
@@ -318,13 +318,13 @@ class Transformer(nnx.Module):
 
 
 def _by_rows(keys: KeyValues) -> KeyValues:
-    """Keys and values of whole rows, on the devices of their rows, lengths and heads."""
+    """Keys and values, sharded by rows, lengths and heads."""
     axes = ("rows", "length", head_axes(keys.k.shape[2])[0], "head_dim")
     return KeyValues(*(constrain(x, *axes) for x in keys))
 
 
 def _starts(segment_NL: jax.Array) -> jax.Array:
-    """Where in its row each token's segment begins."""
+    """The start of each token's segment in its row."""
     index_L = jnp.arange(segment_NL.shape[1])
     first_NL = jnp.diff(segment_NL, axis=1, prepend=segment_NL[:, :1]) != 0
     return jax.lax.cummax(jnp.where(first_NL, index_L[None, :], 0), axis=1)

@@ -71,7 +71,7 @@ def play_one(engine, turn=None):
 
 
 def sampled(turn, *, seed=1, iteration=2, **changes):
-    """What the policy samples in this turn when nobody is in between."""
+    """What the policy samples in this turn without a server."""
     settings = {"temperature": 0.7, "top_k": -1, "top_p": 1.0, "max_tokens": 6} | changes
     number = request_seed(seed, iteration, turn.task, turn.member, turn.turn)
     return cases.sample(turn.context, seed=number, stop_token_ids=END_IDS, **settings)

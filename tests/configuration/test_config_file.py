@@ -88,7 +88,7 @@ def test_get_config_must_be_a_function(tmp_path):
     assert text.endswith("value.py has no function get_config().")
 
 
-def test_a_required_value_of_a_config_dict_that_nobody_gave_is_a_sentence(tmp_path):
+def test_a_required_value_of_a_config_dict_that_is_missing_is_a_sentence(tmp_path):
     (tmp_path / "holes.py").write_text(
         "import ml_collections\n"
         "def get_config():\n"

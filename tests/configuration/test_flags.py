@@ -84,7 +84,7 @@ def test_flags_of_evaluation_and_export_are_not_trainings(capsys, tmp_path):
 
 
 @EVERY
-def test_a_misspelt_flag_is_told_with_the_nearest(command, capsys, tmp_path):
+def test_a_misspelt_flag_is_reported_with_the_nearest(command, capsys, tmp_path):
     flag = sorted(flags_of(command, capsys) - {"help", "k", "lr"}, key=len)[-1]
     wrong = flag[:-2] + flag[-1]
     told = refusal(command, capsys, tmp_path, f"--{wrong}=1")

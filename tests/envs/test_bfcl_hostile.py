@@ -86,7 +86,7 @@ def random_call(task, rng):
     return ToolCall(doc["name"], {n: rng.choice(VALUES) for n in doc["parameters"]["properties"]})
 
 
-def test_the_watch_sees_what_it_forbids(tmp_path):
+def test_the_watch_detects_what_it_forbids(tmp_path):
     _watching.append(threading.get_ident())
     try:
         _seen.clear()

@@ -66,7 +66,7 @@ def test_falling_in_ends_the_episode_without_a_reward():
     assert (step.reward, step.done, env.score()) == (0.0, True, 0.0)
 
 
-def test_an_unknown_action_is_told_and_changes_nothing():
+def test_an_unknown_action_is_answered_and_changes_nothing():
     env = lake()
     env.reset("train/0", seed=0)
     told = env.step("jump").observation[0]["content"]

@@ -158,7 +158,7 @@ def test_whole_observations_and_actions_are_json(url):
     env.close()
 
 
-def test_an_invalid_action_is_told_and_changes_nothing(url):
+def test_an_invalid_action_is_answered_and_changes_nothing(url):
     env = make(url, action_field=None)
     env.reset("train/4", seed=0)
     for text in ("no JSON", "[1]", '{"nope": 1}', "[" * 100_000):

@@ -179,7 +179,7 @@ def test_submitting_and_a_poll_of_0_return_at_once(make):
     assert len(drain(pool)) == 3
 
 
-def test_a_poll_waits_no_longer_than_it_is_told_nor_than_it_must(make):
+def test_a_poll_waits_no_longer_than_its_timeout_nor_than_it_must(make):
     pool, go_on = make(timeout_s=30), threading.Event()
     pool.submit(Call(0, lambda env: go_on.wait(10)))
     began = time.monotonic()
@@ -242,7 +242,7 @@ def test_a_drained_pool_has_ended_every_call_and_takes_new_ones(make):
         pool.submit(call)
     pool.drain()
     assert (len(hung.moments), len(flaky.moments), pool.open) == (2, 2, 0)
-    assert at_once(lambda: pool.poll(None)) == []  # nobody hears what came of them
+    assert at_once(lambda: pool.poll(None)) == []  # their results are dropped
     assert ask(pool, [(2, count), (3, count)]) == [2, 1]
 
 

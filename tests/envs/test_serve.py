@@ -42,7 +42,7 @@ def post(server, path, body, headers=TOKEN):
 
 
 @pytest.mark.parametrize("shown", [None, "", "Bearer", "Bearer secret-toke", "Bearer \xff", "x"])
-def test_nothing_is_told_without_the_token(token_file, shown):
+def test_every_request_needs_the_token(token_file, shown):
     with served(Echo, token_file) as server:
         headers = {} if shown is None else {"Authorization": shown}
         for path in ("task_ids", "nothing"):
@@ -251,7 +251,7 @@ def test_the_command_makes_a_private_token_and_listens_on_this_machine_only(toke
             assert other.end(other.process.terminate) == 0
 
 
-def test_the_command_starts_without_jax_and_tells_mistakes_in_a_sentence(tmp_path):
+def test_the_command_starts_without_jax_and_reports_mistakes_in_a_sentence(tmp_path):
     program = (
         "import sys, seeupo_jax.envs.serve as s\n"
         "try: s.main(['--env=order_desk', '--port=0', '--token-file={}', '--options={}'])\n"

@@ -224,7 +224,7 @@ def test_python_calls_are_read(text, calls):
         ("'a\\\nb'", "ab"),
     ],
 )
-def test_a_backslash_that_begins_no_escape_stays_and_nobody_is_warned(source, value):
+def test_a_backslash_that_begins_no_escape_stays_without_a_warning(source, value):
     # Python's own reader would warn, and in this test run a warning is an error.
     assert parse_python(f"f(x={source})") == (ToolCall("f", {"x": value}),)
 

@@ -1,8 +1,8 @@
 """SeeUPO is for large steps: an early turn is judged by what the later turns have just become.
 
 The chain's first action is worth 1/8 under the policy that sampled, and nearly 1 once the later
-turns are updated. Reverse order with the weights of Eq. 8 sees that in the same iteration. Any
-other schedule sees the 1/8, turns to the safe 0.5 in one step and never meets the chain again.
+turns are updated. Reverse order with the weights of Eq. 8 uses that in the same iteration. Any
+other schedule uses the 1/8, moves to the safe 0.5 in one step and never samples the chain again.
 """
 
 from dataclasses import replace

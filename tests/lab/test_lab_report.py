@@ -9,13 +9,13 @@ from rich.console import Console
 
 from seeupo_jax.lab.lab_report import (
     PLOT_SUFFIXES,
-    bootstrap_interval,
     check_output,
     draw,
     json_values,
     tables,
 )
 from seeupo_jax.lab.laboratory import Result
+from seeupo_jax.metrics.statistics import bootstrap_interval
 
 GOOD = Result(2.0, np.array([[1.0, 1.5, 2.0], [1.0, 2.0, 1.9]]))
 BAD = Result(2.0, np.array([[1.0, 0.5, 1.0], [1.0, 1.0, 1.0]]))

@@ -1,4 +1,4 @@
-"""Problems: the best policy's value, files, and mistakes told in one sentence."""
+"""Problems: the best policy's value, files, and one-sentence errors."""
 
 import itertools
 
@@ -84,12 +84,12 @@ ONES = np.ones((2, 2))
         (np.full((2, 2), "a"), ONES, "mean of <U1; allowed: numbers"),
     ],
 )
-def test_a_wrong_array_is_told_in_one_sentence(mean, probability, words):
+def test_a_wrong_array_is_reported_in_one_sentence(mean, probability, words):
     with pytest.raises(ValueError, match=f"^p: got .*{words}[^.]*\\.$"):
         Problem("p", mean, probability)
 
 
-def test_a_wrong_file_is_told_in_one_sentence(tmp_path):
+def test_a_wrong_file_is_reported_in_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="no.npz, which is no file; allowed: an .npz file"):
         load_problem(tmp_path / "no.npz")
     (tmp_path / "text.npz").write_text("mean")

@@ -73,7 +73,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_tells_how_it_is_used(stage, script):
+def test_a_script_prints_its_usage(stage, script):
     done = stage.run(script, "--help")
     assert done.returncode == 0 and done.stdout.startswith(f"usage: launch/{script}")
 

@@ -56,7 +56,7 @@ def test_the_command_of_a_pod_hears_sigterm_and_gets_its_arguments_whole(cluster
     assert cluster.calls("python") == [["python", "-m", "seeupo_jax.train", *TRAINING]]
 
 
-def test_what_xpk_refuses_is_told_with_its_exit_code(cluster):
+def test_what_xpk_refuses_is_reported_with_its_exit_code(cluster):
     cluster.tool("xpk", "echo '[XPK] insufficient quota' >&2; exit 3")
     done = cluster.run("gke_xpk.sh", *RUN, *TRAINING)
     assert done.returncode == 3 and len(cluster.calls()) == 1

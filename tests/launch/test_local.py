@@ -45,7 +45,7 @@ def test_processes_find_each_other_and_tell_whose_line_it_is(here):
     assert sorted(lines) == [f"[{number}] {line}" for number in (0, 1) for line in said]
 
 
-def test_one_process_has_nobody_to_meet(here):
+def test_one_process_has_no_coordinator(here):
     done = here.run("cpu_processes.sh", *SMALL, "--devices=2", "--config=sum.py", "--workdir=w")
     assert done.stdout == "devices 2 of 2, sum 2\nworkdir w"
     (call,) = [call for call in here.calls("python") if "-m" in call]
@@ -106,7 +106,7 @@ def test_the_real_training_takes_the_flags_and_counts_the_devices_of_all(tmp_pat
     )
 
 
-def test_the_accelerators_are_told_before_training_starts(stage):
+def test_the_accelerators_are_printed_before_training_starts(stage):
     stage.python('case $1 in -c) echo "gpu 8" ;; *) echo "trains on $CUDA_VISIBLE_DEVICES" ;; esac')
     done = stage.run("gpu_local.sh", "--gpus=0,3", *TRAINING)
     assert (done.returncode, done.stdout) == (0, "trains on 0,3\n")
@@ -114,7 +114,7 @@ def test_the_accelerators_are_told_before_training_starts(stage):
     assert stage.calls("python")[-1] == ["python", "-m", "seeupo_jax.train", *TRAINING]
 
 
-def test_a_machine_without_accelerators_is_told_what_to_use(stage):
+def test_a_machine_without_accelerators_gets_the_alternatives(stage):
     stage.python('echo "cpu 1"')
     done = stage.run("gpu_local.sh", *TRAINING)
     assert done.returncode == 2 and len(stage.calls()) == 1

@@ -1,4 +1,4 @@
-"""What a host of a cluster is told to do, done for real."""
+"""The commands of a host of a cluster, run for real."""
 
 import signal
 import subprocess
@@ -30,7 +30,7 @@ def test_run_ends_as_its_command_does(host, code):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("with_file, code", [(False, 143), (True, 0)])
-def test_a_run_that_only_saved_is_told_from_one_that_is_done(host, number, with_file, code):
+def test_a_run_that_only_saved_differs_from_one_that_is_done(host, number, with_file, code):
     file = host.folder / "exit code"
     arguments = ["--code", str(file)] if with_file else []
     command = host.command("on_host.sh", "run", *arguments, "sh", "-c", TRAINING)
@@ -126,7 +126,7 @@ def test_a_bucket_is_mounted_once_with_gcsfuse_fetched_where_it_is_missing(host)
 
 
 @pytest.mark.parametrize("arguments", [[], ["begin"], ["run"], ["start"]])
-def test_a_host_that_is_told_nonsense_does_nothing(host, arguments):
+def test_a_host_refuses_unknown_arguments(host, arguments):
     assert host.run("on_host.sh", *arguments).returncode == 2
 
 

@@ -1,4 +1,4 @@
-"""tpu_vm.sh against a gcloud whose queue, refusals and hosts are told by files.
+"""tpu_vm.sh against a fake gcloud whose queue, refusals and hosts are set by files.
 
 One real thing stands behind it: a host is a folder, where the real on_host.sh runs what comes by
 ssh. Its Python is a shell script that plays the training.
@@ -109,7 +109,7 @@ def test_several_slices_are_one_resource_of_several_nodes(cloud):
     assert create[6:10] == [*KIND, "--node-count=4", "--node-prefix=q"] and "--spot" not in create
 
 
-def test_a_refused_request_is_told_in_the_words_of_the_cloud(cloud):
+def test_a_refused_request_is_reported_in_the_words_of_the_cloud(cloud):
     states(cloud, "ABSENT")
     (cloud.folder / "refusal").write_text("ERROR: Quota 'TPUV5PPerProject' exceeded. Limit: 0\n")
     done = cloud.run("tpu_vm.sh", "all", *HERE, *KIND, *TRAINING)
@@ -122,7 +122,7 @@ def test_a_refused_request_is_told_in_the_words_of_the_cloud(cloud):
 
 
 @pytest.mark.parametrize("end", ["FAILED", "SUSPENDED"])
-def test_a_request_that_comes_to_nothing_is_told_with_the_reason(cloud, end):
+def test_a_request_that_comes_to_nothing_is_reported_with_the_reason(cloud, end):
     states(cloud, "ABSENT", "PROVISIONING", end)
     done = cloud.run("tpu_vm.sh", "all", *HERE, *KIND, *FAST, *TRAINING)
     assert done.returncode == 1 and "state: the reason" in done.stderr
@@ -184,7 +184,7 @@ def test_training_runs_on_all_hosts_with_its_arguments_and_its_log_is_shown(clou
     assert cloud.calls("gcloud")[-1][4:7] == ["delete", "q", "--force"]
 
 
-def test_training_that_fails_is_told_with_its_exit_code(cloud):
+def test_training_that_fails_is_reported_with_its_exit_code(cloud):
     states(cloud, "ABSENT", "ACTIVE")
     trains(cloud, "echo 'error: no such model' >&2; exit 2")
     done = cloud.run("tpu_vm.sh", "all", *HERE, *KIND, "--keep-alive", *TRAINING)
@@ -253,7 +253,7 @@ def test_a_run_that_is_under_way_is_watched_not_started_twice(cloud):
     assert second.returncode == 0 and len(cloud.calls("training")) == 1
 
 
-def test_a_stop_lets_training_save_and_is_told_from_its_end(cloud):
+def test_a_stop_lets_training_save_and_differs_from_its_end(cloud):
     states(cloud, "ABSENT", "ACTIVE")
     trains(cloud, 'trap "echo saved; exit 0" TERM; echo ready; while :; do sleep 0.1; done')
     command = cloud.command("tpu_vm.sh", "all", *HERE, *KIND, *FAST, "--keep-alive", *TRAINING)

@@ -1,4 +1,4 @@
-"""Published configs become the architectures that their models have; what we cannot do is told."""
+"""Published configs become the architectures that their models have; others are refused."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The network's functions: log-probabilities of chosen tokens without all logits at once."""
+"""The network's functions: log-probabilities of target tokens without all logits at once."""
 
 import dataclasses
 import functools

@@ -18,7 +18,7 @@ from seeupo_jax.envs.transport.remote import Remote
 
 
 class Echo:
-    """Answers with what it was told and counts; some words make it fail."""
+    """Echoes its input and counts; some words make it fail."""
 
     def __init__(self, tasks=2):
         self.tasks, self.steps, self.closed = tasks, 0, 0

@@ -2,9 +2,9 @@
 
 Usage: third_party/appworld/.venv/bin/python third_party/appworld/serve.py --servers=8 --file=FILE
 
-AppWorld is loaded once and every server is a fork of it, so that they share what they do not
-change and one that dies (over its memory ceiling, stuck, or killed) is back at once, on its port.
-FILE, readable for its owner only, says the ports and the token. The servers end with this process.
+AppWorld is loaded once and every server is a fork: they share unchanged memory, and one that dies
+(over its memory limit, stuck, or killed) is restarted at once, on its port. FILE, readable only by
+its owner, holds the ports and the token. The servers end with this process.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from pathlib import Path
 from server import Limits, load, serve, watch_parent
 
 HOME = Path(__file__).resolve().parent
-RESTART_S = 0.2  # servers that cannot run at all must not keep the machine busy
-IDLE_S = 600.0  # a client that has gone without a word frees its server after that
+RESTART_S = 0.2  # servers that fail at once must not keep the machine busy
+IDLE_S = 600.0  # seconds after which the server of a silent client is free
 
 
 def main() -> None:
@@ -44,13 +44,13 @@ def main() -> None:
 
 
 class Pool:
-    """The servers by port, and the processes that they are now."""
+    """The servers by port, and their current processes."""
 
     def __init__(self, options: argparse.Namespace, data: Path):
         self._options, self._data = options, data
         self._token = secrets.token_hex(16)
         ports = [options.port and options.port + i for i in range(options.servers)]
-        # Kept by this process: while a server is restarted, requests wait instead of failing.
+        # Held by this process: while a server restarts, requests wait instead of failing.
         self._listeners = [socket.create_server(("127.0.0.1", port)) for port in ports]
         self._folder = Path(tempfile.mkdtemp(prefix="appworld-pool-"))
         self._pipe, self._end = os.pipe()
@@ -59,7 +59,7 @@ class Pool:
     def run(self) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         app = load()
-        gc.freeze()  # a collection in a fork would write on every object, and so unshare it
+        gc.freeze()  # a collection in a fork would write to every object, which unshares it
         try:
             for number in range(len(self._listeners)):
                 self._fork(app, number)
@@ -110,7 +110,7 @@ class Pool:
         watch_parent(self._pipe, str(self._folder))
         os.chdir(folder)
         path = os.environ["PATH"]
-        os.environ.clear()  # nothing secret, for the server runs the policy's code
+        os.environ.clear()  # no secrets, since the server runs the policy's code
         places = dict.fromkeys(("HOME", "APPWORLD_ROOT", "APPWORLD_CACHE"), folder)
         os.environ.update(places, PATH=path, LANG="C.UTF-8")
         limits = Limits(self._options.request_s, self._options.memory_mb, IDLE_S)

@@ -1,8 +1,8 @@
 """One AppWorld server, for one world at a time; it runs in AppWorld's own virtual environment.
 
 It listens on a port of 127.0.0.1 and writes the port to its output once it answers. The first line
-of its input is the token that every request must bring, for a request runs code. When the input
-ends, its starter has gone: it removes its folder and ends.
+of its input is the token that every request must carry, since requests run code. When the input
+ends, the process that started it has ended: it removes its folder and ends.
 """
 
 import argparse
@@ -24,12 +24,12 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server keeps to.
+    """Limits of a server.
 
     request_s: a request that takes longer ends the process (opening a world does not).
-    memory_mb: resident memory beyond which no episode is started: the process ends instead. In the
-      middle of an episode, twice that is a MemoryError in the policy's code.
-    idle_s: a client that has asked for nothing that long may be followed by another.
+    memory_mb: resident memory above which the process ends instead of starting an episode. Within
+      an episode, twice that is a MemoryError in the policy's code.
+    idle_s: without a request for so long, a client loses the server to the next one.
     """
 
     request_s: float
@@ -48,13 +48,13 @@ def main() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     app = load()
     print(listener.getsockname()[1], flush=True)
-    os.dup2(2, 1)  # whatever is written from here on goes to the log
+    os.dup2(2, 1)  # later output goes to the log
     serve(app, listener, token, options.folder, Limits(options.request_s, options.memory_mb))
 
 
 def watch_parent(pipe: int, folder: str) -> None:
-    """From now on, the end of a pipe ends this process and removes its folder."""
-    # AppWorld takes functions out of `os` while it runs the policy's code: bound here, before.
+    """Ends this process and removes its folder when a pipe ends."""
+    # AppWorld removes functions from `os` while it runs the policy's code: bound before.
     read, execute = os.read, os.execvp
 
     def wait() -> None:
@@ -66,13 +66,13 @@ def watch_parent(pipe: int, folder: str) -> None:
 
 
 def load():
-    """AppWorld's own server application, and what the environment asks for besides."""
+    """AppWorld's server application, with the environment's further requests."""
     from appworld.apps import APP_TO_DESCRIPTION, get_all_apps, import_apis_module
     from appworld.serve.environment import app
     from starlette.responses import PlainTextResponse
 
     for name in get_all_apps():
-        import_apis_module(name)  # here, for all forks of a pool, rather than with the first world
+        import_apis_module(name)  # for all forks of a pool, instead of with the first world
 
     @app.get("/app_descriptions")
     async def app_descriptions() -> dict:
@@ -127,7 +127,7 @@ class Guard:
                 self._exit(1)
             shutil.rmtree(Path(self._folder) / "experiments", ignore_errors=True)
             return await self._app(scope, receive, send)
-        # Ends the process from outside of Python, whatever its code is stuck in.
+        # Ends the process from outside of Python, also where its code hangs.
         faulthandler.dump_traceback_later(self._limits.request_s, exit=True)
         try:
             await self._app(scope, receive, send)
@@ -136,7 +136,7 @@ class Guard:
 
     def _take(self, client: bytes) -> bool:
         """Whether the server is this client's, or is from now on."""
-        now = time.clock_gettime(time.CLOCK_MONOTONIC)  # AppWorld stops the other clocks
+        now = time.clock_gettime(time.CLOCK_MONOTONIC)  # AppWorld freezes the other clocks
         if self._client not in (b"", client) and now - self._asked < self._limits.idle_s:
             return False
         self._client, self._asked = client, now
@@ -150,7 +150,7 @@ async def _answer(send, status: int, text: str) -> None:
 
 
 def _resident_mb() -> float:
-    """Resident memory now, in MiB; 0 where the system does not say (the ceiling is off there)."""
+    """Resident memory in MiB; 0, and so no limit, where the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

@@ -1,4 +1,4 @@
-"""AppWorld servers, asked over HTTP on loopback: one of our own, or one of a pool."""
+"""Clients of AppWorld servers on loopback HTTP: one started here, or one of a pool."""
 
 from __future__ import annotations
 
@@ -18,21 +18,18 @@ from pathlib import Path
 from typing import Any
 
 MAX_REPLY = 64 * 2**20  # bytes
-_LAST = 2000  # characters of a server's log that are looked at for its last line
-_GRACE_S = 10.0  # a server ends itself when a request takes too long; this much later we give up
-_RETRY_S = 0.2  # between two rounds through a pool with no server free
+_LAST = 2000  # characters at the end of a server's log in which its last line is searched
+_GRACE_S = 10.0  # the client's timeout beyond that after which a server ends itself
+_RETRY_S = 0.2  # between two rounds through a pool without a free server
 
 
 class ServerError(RuntimeError):
-    """A server ended, did not answer or could not do what it was asked; its world is lost."""
+    """A server ended, did not answer or refused a request; its world is lost."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is, and what it wants to know of who asks.
-
-    token: what every request must bring. client: whose world it is.
-    """
+    """A server's port, the token of every request, and the client that has the world."""
 
     port: int
     token: str
@@ -67,17 +64,17 @@ class Address:
 
 
 class OwnServer:
-    """A server that is started when it is first needed, and again when it has died.
+    """A server process, started on first use and again after it has died.
 
-    Its process ends with this one, however this one ends: it watches a pipe. What it writes is in
-    a private folder that goes with it. Only this object knows the token that it asks for.
+    It ends with this process, however that ends: it watches a pipe. Its files are in a private
+    folder that is removed with it. Only this object knows its token.
 
     Args:
       home: the folder of AppWorld's `.venv` and `server.py`.
       data: the data folder that its tasks are in.
-      start_s: it must answer that soon.
-      request_s: it ends itself if it takes longer for a request.
-      memory_mb: resident memory beyond which it starts no further episode but ends itself.
+      start_s: seconds in which it must answer first.
+      request_s: seconds of a request after which it ends itself.
+      memory_mb: resident memory above which it ends itself instead of starting an episode.
     """
 
     def __init__(self, home: Path, data: Path, *, start_s: float, request_s: float, memory_mb: int):
@@ -97,13 +94,13 @@ class OwnServer:
         return self._address.port
 
     def begin(self, **body: Any) -> Any:
-        """Opens a world, the last one being closed, on a server started for it if there is none.
+        """Opens a world in place of the last one, on a new server if there is none.
 
         Raises:
           ServerError: no server could be started, or it refused.
         """
         if self.pid is not None:
-            # One that has grown too large, or is dead without anyone knowing, is replaced.
+            # One that is too large, or has died since, is replaced.
             with contextlib.suppress(ServerError):
                 return self.call("initialize", **body)
         self.stop()
@@ -114,7 +111,7 @@ class OwnServer:
         """The output of one of AppWorld's methods.
 
         Raises:
-          ServerError: and the server has been ended, for its world can no longer be trusted.
+          ServerError: the server has been ended, since the state of its world is unknown.
         """
         if self.pid is None:
             raise self._failed(f"the server was gone before {method}")
@@ -155,7 +152,7 @@ class OwnServer:
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
-        with contextlib.suppress(BrokenPipeError):  # it is dead, which its port tells
+        with contextlib.suppress(BrokenPipeError):  # it has died: reading its port fails
             self._process.stdin.write(f"{token}\n".encode())
             self._process.stdin.flush()
         self._address = Address(self._read_port(), token)
@@ -173,7 +170,7 @@ class OwnServer:
         return int(line)
 
     def _failed(self, what: str) -> ServerError:
-        """Ends the server; the error says what happened and the last line of its log."""
+        """Ends the server; the error has the reason and the last line of its log."""
         try:
             lines = (self._folder / "log").read_text(errors="replace")[-_LAST:].splitlines()
         except OSError:
@@ -183,12 +180,12 @@ class OwnServer:
 
 
 class PoolServer:
-    """Whichever server of a pool is free, from the first `begin` on until it dies or `stop`.
+    """A free server of a pool, held from the first `begin` until it dies or `stop`.
 
     Args:
-      file: what third_party/appworld/serve.py has written.
-      start_s: a server must be free that soon.
-      request_s: the servers end themselves if they take longer for a request.
+      file: written by third_party/appworld/serve.py.
+      start_s: seconds in which a server must become free.
+      request_s: seconds of a request after which the servers end themselves.
     """
 
     def __init__(self, file: Path, *, start_s: float, request_s: float):
@@ -201,10 +198,10 @@ class PoolServer:
         return None if self._address is None else self._address.port
 
     def begin(self, **body: Any) -> Any:
-        """Opens a world on the server held so far, or else on one that is free.
+        """Opens a world on the server held so far, else on a free one.
 
         Raises:
-          ServerError: none was free in time, or all refused; the last refusal is told.
+          ServerError: none was free in time, or all refused; it quotes the last refusal.
         """
         until = time.monotonic() + self._start_s
         while True:
@@ -225,7 +222,7 @@ class PoolServer:
         """The output of one of AppWorld's methods.
 
         Raises:
-          ServerError: and the server is no longer held.
+          ServerError: the server is no longer held.
         """
         if self._address is None:
             raise ServerError(f"appworld: the server was gone before {method}")
@@ -236,7 +233,7 @@ class PoolServer:
             raise ServerError(f"appworld: {error}") from None
 
     def stop(self) -> None:
-        """Leaves the server to others."""
+        """Releases the server."""
         if self._address is not None:
             with contextlib.suppress(ServerError):
                 self._address.ask("release", {}, _GRACE_S)
@@ -259,7 +256,7 @@ def python_of(home: Path) -> Path:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """The server's environment variables: nothing secret, for it runs the policy's code."""
+    """The server's environment variables: no secrets, since it runs the policy's code."""
     places = dict.fromkeys(("HOME", "APPWORLD_ROOT", "APPWORLD_CACHE"), str(folder))
     path = os.environ["PATH"]
     return {"PATH": path, "LANG": "C.UTF-8", "PYTHON_DOTENV_DISABLED": "1"} | places

@@ -27,10 +27,10 @@ Doc = dict[str, Any]
 def split_ids(category: str, split: str) -> list[str]:
     """The official ids of half a category, in the order of their numbers.
 
-    `multi_turn_base` is cut by number, as in the paper's code: 0 to 99 train. The others are cut by
-    the order of hashes of seed and number, which no version of a random generator can change. The
-    three are cut alike, because tasks of one number are variants of each other. They are variants
-    of the base task too, so do not train on one category and test on another where this matters.
+    `multi_turn_base` is split by number, as in the paper's code: 0 to 99 train. The others are
+    split by the order of hashes of seed and number, independent of any random generator, and all
+    three alike, because tasks of one number are variants of each other. They are variants of the
+    base task too: training on one category and testing on another leaks.
     """
     numbers = list(range(TASKS))
     if category != "multi_turn_base":
@@ -67,13 +67,13 @@ def read_docs(class_name: str) -> tuple[Doc, ...]:
 
 
 def listed_docs(task: Task) -> list[Doc]:
-    """Docs of the tools that the policy is told of when the episode begins."""
+    """Docs of the tools that are listed when the episode begins."""
     held_out = {name for names in task.held_out.values() for name in names}
     return [doc for name in task.classes for doc in read_docs(name) if doc["name"] not in held_out]
 
 
 def added_docs(task: Task, turn: int) -> list[Doc]:
-    """Docs of the tools that the policy is told of when a user turn begins."""
+    """Docs of the tools that a user turn introduces."""
     docs = {doc["name"]: doc for name in task.classes for doc in read_docs(name)}
     return [docs[name] for name in task.held_out.get(turn, ())]
 

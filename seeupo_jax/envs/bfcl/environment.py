@@ -44,9 +44,9 @@ class Bfcl:
     max_calls: messages of the policy in an episode; the last of them ends it.
     max_calls_per_user_turn: messages with calls in one user turn; one more ends the episode.
     max_observation_chars: longer answers of a tool are cut, for the policy only; None: never.
-    compact: leave out the sentence about the tool's family that the official docs put before the
-      description of each tool; in `python` also what it returns, a hint that it is Python, and
-      white space, without which the prompt is the official one to the letter.
+    compact: leave out the sentence about the tool's family before the description of each tool; in
+      `python` also its return value, a hint that it is Python, and white space. Without `compact`
+      the prompt is the official one to the letter.
     """
 
     category: str = "multi_turn_base"
@@ -156,7 +156,7 @@ class Demonstrations(Sequence[Demonstration]):
         return len(self._ids)
 
     def __getitem__(self, index: int) -> Demonstration:
-        env = replace(self._env)  # a twin: threads may ask at once, and an episode may be running
+        env = replace(self._env)  # a copy: threads may ask at once, and an episode may be running
         messages, tools = env.reset(self._ids[index], seed=0)
         for turn in env.oracle(self._ids[index], self._calls_per_message):
             for action in turn:

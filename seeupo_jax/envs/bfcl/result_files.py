@@ -2,8 +2,8 @@
 
 FOLDER/member_I/result/MODEL/multi_turn/BFCL_v4_CATEGORY_result.json holds one JSON object per line,
 `{"id": ..., "result": [[step, ...] of each user turn]}`; member I has episode I of each task, and
-FOLDER/member_I is what the scorer calls its project root. MODEL decides how it reads a step; ours
-are `<tool_call>` blocks for `DECODER`, whatever `format` the episodes were played in.
+FOLDER/member_I is what the scorer calls its project root. MODEL decides how it reads a
+step; these are `<tool_call>` blocks for `DECODER`, whatever `format` the episodes were played in.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from seeupo_jax.envs.bfcl.formats import FORMATS
 from seeupo_jax.envs.bfcl.simulated_apis import World
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, render_python
 
-# It reads JSON arguments, of every type; the decoder of the `[f(x=1)]` form drops arguments without
-# a name and fails on some dicts.
+# Its decoder reads JSON arguments of every type; the one of `[f(x=1)]` drops arguments without a
+# name and fails on some dicts.
 DECODER = "Qwen/Qwen3-14B-FC"
 
-# What stands for a call that no simulator takes: an error there as well, without any effect.
+# A call of no simulator: an error for the scorer too, without any effect.
 _NO_CALL = ToolCall("no_such_tool", {})
 
 
@@ -61,10 +61,10 @@ def export_results(
 def to_result(environment: Bfcl, task_id: str, messages: Sequence[Message]) -> list[list[str]]:
     """The steps of each user turn that ended; an episode cut short is then judged a failure.
 
-    A message's calls are written anew, as the environment read them: arguments by name, tuples as
-    lists. The official executor evaluates names and has no bounds. So a call to what is no tool, an
-    argument that is none, and a call that the environment refused for its size become a call that
-    only fails, and in a message that was not run as calls, `<tool_call>` is broken.
+    Calls are rewritten as the environment read them: arguments by name, tuples as lists. The
+    official executor evaluates names and has no bounds, so a call to an unknown tool, with an
+    unknown argument, or refused for its size becomes a call that only fails; `<tool_call>` in a
+    message that was not run is broken.
     """
     parse = FORMATS[environment.format].parse
     world = World(load_tasks(environment.category)[task_id])
@@ -85,7 +85,7 @@ def to_result(environment: Bfcl, task_id: str, messages: Sequence[Message]) -> l
 
 
 def _exported(world: World, call: ToolCall) -> ToolCall:
-    """A call as the scorer may read it, once it is carried out again in the episode's world."""
+    """A call as the scorer may read it; it is executed again in the episode's world."""
     too_large = f"Error during execution: {call.name} refused: the result would be too large"
     answer = world.call(call)
     is_tool = any(callable(getattr(part, call.name, None)) for part in world.instances.values())

@@ -1,7 +1,7 @@
 """The official BFCL simulators, called by name with JSON data, and the official verdict on them.
 
-The official executor evaluates the model's text and keeps its simulators in module globals. Here an
-episode has simulators of its own and a call is data: a name to look up, and arguments to pass.
+The official executor evaluates the model's text and keeps its simulators in module globals. Here
+each episode has its own simulators and a call is data: a name to look up, and arguments to pass.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Task:
     classes: names of the simulators, in the official order.
     scenario: the state that each simulator starts from.
     reference: the calls that solve each user turn, as Python source.
-    held_out: names of the tools that the policy is told of only when a user turn begins, by turn.
-    long_context: the simulators pad files, listings and answers with material of no use.
+    held_out: by user turn, names of the tools that only it introduces.
+    long_context: the simulators pad files, listings and answers with irrelevant material.
     """
 
     task_id: str
@@ -63,10 +63,7 @@ def official(module: str) -> ModuleType:
 
 
 class World:
-    """The simulators of one episode, in their start state.
-
-    instances: simulator by class name.
-    """
+    """The simulators of one episode. instances: by class name."""
 
     def __init__(self, task: Task):
         config = official("bfcl_eval.constants.executable_backend_config")
@@ -87,7 +84,7 @@ class World:
         self._defaults = {name: _own_defaults(s) for name, s in self._signatures.items()}
 
     def call(self, call: ToolCall) -> str:
-        """Carries a call out; returns the official executor's text, errors included. Never raises.
+        """Executes a call; returns the official executor's text, errors included. Never raises.
 
         A call is refused with an error text where the official executor would run for minutes or
         fill the memory (see `_FITS`), and where an argument holds NaN or an infinity. Tools that
@@ -107,12 +104,12 @@ class World:
         if call.name not in self._methods:
             raise NameError(f"name '{call.name}' is not defined")
         method = self._methods[call.name]
-        # A NaN in the state would not even equal itself when the verdict compares states.
+        # A NaN in the state would not equal itself when the verdict compares states.
         json.dumps([call.positional, call.arguments], allow_nan=False)
         try:
             arguments = self._defaults[call.name] | self._name_arguments(call)
         except TypeError:
-            # Nothing runs: Python refuses the arguments too, in the words of the executor's answer.
+            # Python refuses the arguments too, with the text of the executor's answer.
             return _as_text(method(*call.positional, **call.arguments))
         if call.name in _FITS and not _FITS[call.name](method.__self__, arguments):
             raise ValueError(f"{call.name} refused: the result would be too large")
@@ -141,7 +138,7 @@ class Verdict:
 
     @property
     def share(self) -> float:
-        """The user turns that have passed, of all; 1 is `valid`."""
+        """The fraction of user turns that have passed; 1 is `valid`."""
         return self.turns_passed / len(self._reference)
 
     @property
@@ -172,8 +169,7 @@ class Verdict:
 
 
 def _own_defaults(signature: inspect.Signature) -> dict[str, Any]:
-    # `post_tweet` has lists as defaults and `mention` appends to them: without a copy for each
-    # world, an episode would read what another one wrote.
+    # `post_tweet` has lists as defaults and `mention` appends to them: each world needs a copy.
     parameters = signature.parameters.values()
     return {p.name: copy.copy(p.default) for p in parameters if isinstance(p.default, list)}
 
@@ -187,19 +183,19 @@ def _as_text(result: Any) -> str:
     return str(result)
 
 
-# What belongs to the process, so that calls that change it go one at a time.
+# Process-wide state: calls that change it run one at a time.
 _PRECISION = threading.Lock()
 _WEATHER = threading.Lock()
 
 
 @contextlib.contextmanager
 def _own_precision() -> Iterator[None]:
-    """Gives a call the precision to itself, and takes back what it set."""
+    """Exclusive use of the numerical precision, which is restored afterwards."""
     with _PRECISION, decimal.localcontext(), official("mpmath").workdps(15):
         yield
 
 
-# Calls that change something of the process, and what they hold until their answer is a text.
+# Calls that change process-wide state, and the lock that they hold.
 _ALONE: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "logarithm": _own_precision,
     "square_root": _own_precision,
@@ -225,7 +221,7 @@ def _precision_fits(_: Any, arguments: Mapping[str, Any]) -> bool:
     try:
         return int(arguments["precision"]) <= MAX_DIGITS
     except (KeyError, TypeError, ValueError, OverflowError):
-        return True  # no number at all: the simulator says so
+        return True  # not a number: the simulator says so
 
 
 def _logarithm_fits(_: Any, arguments: Mapping[str, Any]) -> bool:
@@ -235,8 +231,8 @@ def _logarithm_fits(_: Any, arguments: Mapping[str, Any]) -> bool:
 
 
 def _tree_fits(system: Any, _: Mapping[str, Any]) -> bool:
-    # A copied folder shares its subfolders with the original, and a folder copied into itself
-    # holds itself: a few calls make a tree without end.
+    # A copied folder shares its subfolders with the original, and one copied into itself contains
+    # itself: a few calls make an infinite tree.
     pending = [(system.root, 0), (system._current_dir, 0)]
     characters = 0
     while pending and characters <= MAX_PATHS:

@@ -79,7 +79,7 @@ class Demonstrations(Sequence[Demonstration]):
 def builder(
     *, skill: float = 1.0, episodes: int = 8000, seed: int = 0, data_dir: str | None = None
 ) -> OrderDeskDataset:
-    """The builder of one demonstrator; `data_dir` as everywhere in `tfds` (None: its default).
+    """The builder of one demonstrator; `data_dir` is that of `tfds` (None: its default).
 
     Raises:
       ValueError: a skill outside 0 to 1, or more episodes than there are tasks.
@@ -101,14 +101,14 @@ def load(split: str, *, data_dir: str | None = None, **options: Any) -> Demonstr
     try:
         with _quietly():
             dataset.download_and_prepare()
-    except FileExistsError:  # another process was quicker, with the same demonstrations
+    except FileExistsError:  # another process has written the same demonstrations
         dataset = builder(data_dir=data_dir, **options)
     return Demonstrations(dataset.as_data_source(split=split))
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Keeps the builder's progress bars and notices out of the run's own display."""
+    """Without the builder's progress bars and notices."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     tfds.disable_progress_bar()

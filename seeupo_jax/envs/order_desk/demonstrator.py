@@ -1,4 +1,4 @@
-"""Who shows how the order desk works: an oracle, or somebody who slips."""
+"""Demonstrations of the order desk, by an oracle or with random mistakes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.desk import OUTCOMES, TOOLS, Case, find_task, opening
 from seeupo_jax.envs.tool_calls import render_hermes
 
-# How often somebody without any skill slips at each decision; skill scales it down to 0.
+# The probability of each mistake at skill 0; at skill 1 it is 0.
 SLIPS = {
-    "guess": 0.5,  # acts without having looked the order up
+    "guess": 0.5,  # acts without looking the order up
     "wrong_order": 0.4,  # takes another of the customer's orders
-    "obey": 0.6,  # does as asked, whatever the policy says
-    "wrong_reply": 0.25,  # tells the customer something else
+    "obey": 0.6,  # does as asked, against the policy
+    "wrong_reply": 0.25,  # replies with another outcome
     "bad_call": 0.15,  # first asks for an order that does not exist
 }
 _ASKED = {"cancel": "cancelled", "return": "returned", "address": "address_changed"}
@@ -25,8 +25,8 @@ def demonstrate(task_id: str, *, skill: float = 1.0, seed: int = 0) -> tuple[Dem
     """Plays one case on the real desk; returns the conversation and its score.
 
     Args:
-      skill: 1 is the oracle, which always scores 1; 0 slips as often as `SLIPS` says.
-      seed: of the slips; the same arguments give the same conversation.
+      skill: 1 is the oracle, which always scores 1; 0 has the mistakes of `SLIPS`.
+      seed: of the mistakes; the same arguments give the same conversation.
     """
     if not 0 <= skill <= 1:
         raise ValueError(f"order_desk skill: got {skill}; allowed: a number from 0 to 1.")
@@ -42,7 +42,7 @@ def demonstrate(task_id: str, *, skill: float = 1.0, seed: int = 0) -> tuple[Dem
 
 
 def play(task: world.Task, skill: float, rng: random.Random) -> Iterator[str]:
-    """The demonstrator's responses, one a turn, to the desk's answers."""
+    """The demonstrator's responses, one per turn."""
     slip = {name: rng.random() < (1 - skill) * chance for name, chance in SLIPS.items()}
     customer = task.customers[task.customer]
     order = rng.choice(customer.orders) if slip["wrong_order"] else task.target

@@ -42,21 +42,21 @@ _ARGUMENTS = {tool["name"]: tuple(tool["parameters"]["properties"]) for tool in 
 
 
 class _Refusal(ValueError):
-    """A call that the desk's software does not take; the text goes back to the model."""
+    """A call that the desk refuses; the text goes back to the model."""
 
 
 class Desk:
-    """One case at the desk: the database, and what was told to the customer."""
+    """The database of one case, and the outcome that the customer was given."""
 
     def __init__(self, task: world.Task):
         self.task = task
         self.customers = {customer.name: customer for customer in task.customers}
         self.orders = {order.order_id: order for c in task.customers for order in c.orders}
-        self.looked_up: set[str] = set()  # ids; the desk keeps a log of that
+        self.looked_up: set[str] = set()  # order ids
         self.outcome: str | None = None
 
     def call(self, call: ToolCall) -> str:
-        """Carries a tool call out; returns what the tool answers.
+        """Executes a tool call; returns the tool's answer.
 
         Raises:
           _Refusal: unknown tool, wrong arguments, unknown names or ids.
@@ -81,7 +81,7 @@ class Desk:
         return tools[call.name](**call.arguments)
 
     def solved(self) -> bool:
-        """The reply and every order are as the policy wants them, and nobody guessed."""
+        """Whether reply and orders follow the desk's policy, and the target was looked up."""
         target = self.task.target
         outcome = world.resolve(self.task.request, target)
         wanted = {o.order_id: o for c in self.task.customers for o in c.orders}
@@ -132,7 +132,7 @@ class Case:
         self._turns = self._bad_calls = 0
 
     def step(self, text: str) -> StepResult:
-        """Carries out a response's one tool call; the reply, or the sixth turn, ends the case.
+        """Executes a response's one tool call; the reply, or the sixth turn, ends the case.
 
         Raises:
           ValueError: the case is done.

@@ -31,7 +31,7 @@ class OrderDesk:
         return opening(task), TOOLS
 
     def step(self, text: str) -> StepResult:
-        """Carries out a response's one tool call; the reply, or the sixth turn, ends the case."""
+        """Executes a response's one tool call; the reply, or the sixth turn, ends the case."""
         return self._running().step(text)
 
     def score(self) -> float:
@@ -51,7 +51,7 @@ class OrderDesk:
         return dataset.load(split, data_dir=self.data_dir, **options)
 
     def vocabulary(self) -> Sequence[str]:
-        """Names, ids and outcomes, each worth one token: copying one is then one step."""
+        """Names, ids and outcomes as one token each, so that copying one is one step."""
         last_names = tuple(f" {name}" for name in world.LAST_NAMES)
         names = (world.FIRST_NAMES, last_names, world.ITEMS, world.STREETS)
         ids = (world.CUSTOMER_IDS, world.ORDER_NUMBERS, OUTCOMES)

@@ -97,8 +97,8 @@ class Task:
 
     message: str
     customers: tuple[Customer, ...]
-    customer: int  # index of the one who writes
-    order: int  # index of the order that is meant, among theirs
+    customer: int  # index of the writer
+    order: int  # index of the order that is meant, among the writer's
     request: str
     address: str  # the address asked for; "" unless request is address
 
@@ -120,7 +120,7 @@ def move(order: Order, address: str) -> Order:
 
 
 def resolve(request: str, order: Order) -> str:
-    """What the policy allows: cancelled, returned, address_changed, refused, or the status."""
+    """The outcome by the policy: cancelled, returned, address_changed, refused, or the status."""
     if request == "status":
         return order.status
     if order.changed:
@@ -136,7 +136,7 @@ def resolve(request: str, order: Order) -> str:
 
 
 def carry_out(outcome: str, order: Order, address: str) -> Order:
-    """The order after an outcome; outcomes that act on nothing leave it as it is."""
+    """The order after an outcome; unchanged by refusals and statuses."""
     actions: dict[str, Callable[[], Order]] = {
         "cancelled": lambda: cancel(order),
         "returned": lambda: send_back(order),

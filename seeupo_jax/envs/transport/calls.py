@@ -1,4 +1,4 @@
-"""What an environment elsewhere is asked, and its answers as JSON: over HTTP, or over pipes."""
+"""Calls of an environment in another process, and their answers as JSON, over HTTP or pipes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def reset(
 ) -> dict[str, Any]:
     opening = gate.reset(environment, task_id, seed, episode_seed)
     messages, tools = gate.check_opening(opening)
-    told = gate.has_finish(environment)  # else clients need not ask
-    return {"messages": messages, "tools": tools, "finish": told}
+    return {"messages": messages, "tools": tools, "finish": gate.has_finish(environment)}
 
 
 def step(environment: Environment, text: str) -> dict[str, Any]:
@@ -35,7 +34,7 @@ def score(environment: Environment) -> float:
     return gate.check_score(environment.score())
 
 
-# What plays an episode: the call, and the types of its arguments.
+# The calls of an episode, with the types of their arguments.
 PLAYS = {
     "reset": (reset, {"task_id": str, "seed": int}),
     "step": (step, {"text": str}),
@@ -48,12 +47,10 @@ OPTIONAL = {"reset": {"episode_seed": int}}
 def answer(
     question: Callable[[], Any], on_error: Callable[[], None] = lambda: None
 ) -> tuple[bytes, bool]:
-    """The answer in JSON, and whether anything has happened that must not happen again.
+    """The answer, a JSON object with `result`, `transient` or `error`; whether it had effects.
 
     Args:
-      on_error: is called where the question raises, while the error is being handled.
-
-    Returns: an object with `result`, `transient` or `error` in it.
+      on_error: called while an error of the question is being handled.
     """
     try:
         data = json.dumps({"result": question()}, allow_nan=False).encode()
@@ -64,15 +61,15 @@ def answer(
         return json.dumps({"transient": text_of(error)}).encode(), False
     except BaseException as error:  # even SystemExit ends this episode and no other
         on_error()
-        told = {"type": type(error).__name__, "text": text_of(error)}
-        return json.dumps({"error": told}).encode(), True
+        stated = {"type": type(error).__name__, "text": text_of(error)}
+        return json.dumps({"error": stated}).encode(), True
 
 
 def read_opening(result: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What `reset` came to: its messages and its tools."""
+    """The messages and tools of a `reset`."""
     return gate.check_opening((result["messages"], result["tools"]))
 
 
 def read_step(result: dict[str, Any]) -> StepResult:
-    """What `step` came to."""
+    """The result of a `step`."""
     return gate.check_step(StepResult(*(result[name] for name in STEP)))

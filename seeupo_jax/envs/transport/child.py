@@ -1,7 +1,7 @@
-"""The process of one environment: requests come in through a pipe, answers go out through another.
+"""The process of one environment, with a pipe for requests and one for answers.
 
-Both are lines of JSON. The first request says what to make; each later one is an operation with its
-arguments. The end of the requests is the end of the process.
+Both hold lines of JSON. The first request names the environment; each later one is an operation
+with its arguments. The process ends when the requests end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     """Serves the environment that the first request asks for."""
     requests, answers = _take_pipes()
     for number in (signal.SIGINT, signal.SIGTERM):
-        # The trainer decides. A function, since what the environment starts would inherit SIG_IGN.
+        # The trainer decides. A function, since children of the environment would inherit SIG_IGN.
         signal.signal(number, lambda *_: None)
     begin = json.loads(requests.readline())
     _die_with(begin["parent"])
@@ -52,23 +52,20 @@ def main() -> None:
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The process's standard input and output, which the environment must not read or write.
-
-    What it prints goes to the standard error.
-    """
+    """Standard input and output, which the environment must not use: its prints go to stderr."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    with open(os.devnull, "rb") as empty:
+        os.dup2(empty.fileno(), 0)
     os.dup2(2, 1)
     return requests, answers
 
 
 def _die_with(parent: int) -> None:
-    """Ends this process when its parent does, even where it is at work or hangs."""
+    """Ends this process when its parent does, even while it works or hangs."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     except AttributeError:
-        return  # not Linux: it ends with the pipe, once it is not at work
+        return  # not Linux: it ends with the pipe, once its call has ended
     if os.getppid() != parent:
         sys.exit()
 

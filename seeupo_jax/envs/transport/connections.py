@@ -1,4 +1,4 @@
-"""An HTTP server with a bound on its connections, and on those whose client is not known yet."""
+"""An HTTP server with a limit on its connections, and on the time until they authenticate."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from seeupo_jax.envs.transport import wire
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """Each connection has a thread of its own, so there are only so many of both.
+    """A thread for each connection, and a limit on both.
 
-    A further connection is answered with `wire.BUSY` and closed. A connection whose handler does
-    not call `admit` in time is cut, however busily its client sends.
+    A connection beyond it is answered with `wire.BUSY` and closed. One whose handler does not call
+    `admit` in time is closed, whatever its client sends.
 
     Args:
       max_connections: open at once.
@@ -43,13 +43,13 @@ class BoundedServer(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def admit(self, connection: socket.socket) -> None:
-        """Lets a connection stay: its client has shown who it is."""
+        """Keeps a connection, whose client has authenticated."""
         with self._lock:
             if connection in self._opened:
                 self._opened[connection] = float("inf")
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Of a connection that has been made."""
+        """Starts a new connection's thread, or refuses it."""
         with self._lock:
             full = len(self._opened) >= self._max_connections
             if not full:
@@ -57,26 +57,26 @@ class BoundedServer(ThreadingHTTPServer):
         if not full:
             return super().process_request(request, client_address)
         with contextlib.suppress(OSError):
-            request.settimeout(0.0)  # nobody waits for who may not be listening
+            request.settimeout(0.0)  # the client may not be reading
             request.sendall(_busy(f"all {self._max_connections} connections are open."))
         self.shutdown_request(request)
 
     def close_request(self, request: Any) -> None:
-        """Of a connection that is over."""
+        """Forgets a connection that has ended."""
         with self._lock:
             self._opened.pop(request, None)
         super().close_request(request)
 
     def service_actions(self) -> None:
-        """Cuts what is late; the loop of `serve_forever` calls it at every turn."""
+        """Closes late connections; `serve_forever` calls it in every round of its loop."""
         limit = time.monotonic() - self._admit_s
         with self._lock:
             for connection in [one for one, opened in self._opened.items() if opened < limit]:
-                with contextlib.suppress(OSError):  # its handler reads the end, and closes it
+                with contextlib.suppress(OSError):  # its handler reads the end and closes it
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news; it asks again if it wants the answer."""
+        """Ignores clients that went away; they repeat a request whose answer they need."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 

@@ -1,4 +1,4 @@
-"""An environment in a process of its own: what ends or hangs that process costs its episode."""
+"""An environment in a separate process: a crash or hang costs only its episode."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from seeupo_jax.envs.transport import calls, wire
 
 _CLOSE_S = 5.0  # for an environment to close; then its process is killed
 _POLL_S = 0.002
-# `-c` and the path as it is here, so that both processes find the same modules.
+# `-c` with this process's path, so that both find the same modules.
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop());"
     " from seeupo_jax.envs.transport.child import main; main()"
 )
-# A child is told to end when the thread that started it does: so that is none that may end before.
+# Linux ends a child with the thread that started it, so one thread that never ends starts all.
 _LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="environment-processes")
 
 
@@ -34,14 +34,14 @@ class ProcessDied(Exception):
 
 
 class Isolated:
-    """An environment by name, as `envs.make` has it, in a process that begins with its first call.
+    """An environment of `envs.make` in a process that starts with its first call.
 
-    A call on an object whose process has died begins a new one; only `reset` can make use of that.
-    Calls wait for as long as it takes, unless another thread calls `kill`.
+    A call after the process has died starts a new one, which only `reset` can use. Calls wait
+    without a limit, unless another thread calls `kill`.
 
     Args:
-      name, options: of `envs.make`; JSON can hold the options.
-      memory_mib: of address space that the process may have; None: no bound.
+      name, options: of `envs.make`; the options must be JSON.
+      memory_mib: limit of the process's address space; None: no limit.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any], *, memory_mib: int | None = None):
@@ -52,7 +52,7 @@ class Isolated:
         self._has_finish = False
 
     def begin(self) -> None:
-        """Starts the process and makes the environment in it, which the first call does else."""
+        """Starts the process and makes the environment in it, as else the first call does."""
         process = _LAUNCHER.submit(_launch).result()
         with self._lock:
             self._process = process
@@ -88,17 +88,17 @@ class Isolated:
         return gate.check_score(self._ask("score"))
 
     def close(self) -> None:
-        """Lets the environment close and its process end; a later call begins another one."""
+        """Closes the environment and ends its process; a later call starts another one."""
         with self._lock:
             process, self._process = self._process, None
         if process is None:
             return
         with contextlib.suppress(OSError):  # it has died
             process.stdin.close()
-        _bury(process)
+        _reap(process)
 
     def kill(self) -> None:
-        """Ends the process and what it has started, for good; any thread may call it."""
+        """Ends the process and its children for good; any thread may call it."""
         with self._lock:
             self._killed = True
             if self._process is not None:
@@ -110,7 +110,7 @@ class Isolated:
         return self._send({"operation": operation, **arguments})
 
     def _send(self, request: Mapping[str, Any]) -> Any:
-        """What the process answers to a request; raises what the environment raised."""
+        """The process's answer to a request; raises what the environment raised."""
         process = self._process
         line = b""
         with contextlib.suppress(OSError):  # it has died, or dies of this request
@@ -130,10 +130,10 @@ class Isolated:
         return answer["result"]
 
     def _end(self) -> str:
-        """Leaves no process behind; how it ended."""
+        """Removes the process; returns how it ended."""
         with self._lock:
             process, self._process = self._process, None
-        code = _bury(process)
+        code = _reap(process)
         if code is None:
             return "its process closed the pipe of its answers"
         if code >= 0:
@@ -144,7 +144,7 @@ class Isolated:
 def check_isolated(
     name: str, options: Mapping[str, Any], *, memory_mib: int | None, timeout_s: float
 ) -> None:
-    """Makes an environment in a process of its own, for a moment.
+    """Checks that an environment can be made in a separate process.
 
     Raises:
       ValueError: one sentence, if that fails or takes longer than `timeout_s`.
@@ -169,22 +169,22 @@ def _launch() -> subprocess.Popen[bytes]:
         [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C in a terminal is for the trainer, and not for it
+        start_new_session=True,  # Ctrl-C in a terminal is for the trainer only
     )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Also of what it has started, which is in its group unless it wanted another one."""
+    """Kills the process group: its children too, unless they left the group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _bury(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit code of a process that is about to end; None: it had to be killed."""
+def _reap(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code of an ending process; None: it had to be killed."""
     until = time.monotonic() + _CLOSE_S
     while not (ended := _has_ended(process)) and time.monotonic() < until:
         time.sleep(_POLL_S)
-    _kill(process)  # what it has started goes with it
+    _kill(process)  # its children too
     code = process.wait()
     process.stdout.close()
     with contextlib.suppress(OSError):
@@ -193,6 +193,6 @@ def _bury(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Its number stays taken until it is waited for, so its group cannot be another one's yet."""
+    """Without reaping: the process id stays taken, so its group cannot be another one's yet."""
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, process.pid, options) is not None

@@ -38,21 +38,21 @@ class _Gone(RemoteError):
 
 
 class _Malformed(RemoteError):
-    """The server does not take the fields of a request; nothing of it was carried out."""
+    """The server rejects the fields of a request, which had no effect."""
 
 
 @dataclass
 class Remote:
     """A client of one session at a time; an object holds one connection.
 
-    Requests are numbered, and the server carries none out twice. So a connection that breaks at
-    whatever moment is a `TransientError`: the same call on the same object sends the same number.
-    If the server was started anew meanwhile, the episode is lost and the call fails.
+    Requests are numbered, and the server executes none twice. So a broken connection is a
+    `TransientError`: the same call on the same object sends the same number. If the server has
+    restarted meanwhile, the episode is lost and the call fails.
 
     Args:
       url: of the server, such as http://127.0.0.1:8700.
-      token_file: the server's token; None is the place that both use on one machine.
-      timeout_s: without a sign of the server; then the call is a `TransientError`.
+      token_file: the server's token; None: the default file of this machine.
+      timeout_s: without an answer; then the call is a `TransientError`.
     """
 
     url: str
@@ -66,7 +66,7 @@ class Remote:
             "Authorization": f"Bearer {wire.read_token(self.token_file)}",
             "Content-Type": "application/json",
         }
-        # No redirects: the token goes to this server only.
+        # No redirects: the token is for this server only.
         self._http = urllib3.PoolManager(maxsize=1, retries=False)
         self._forget()
 
@@ -76,9 +76,9 @@ class Remote:
     def reset(
         self, task_id: str, seed: int, episode_seed: int | None = None
     ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """Starts an episode in this object's session, or in a new one where that is over.
+        """Starts an episode in this object's session, or in a new one where that has ended.
 
-        A server that does not know `episode_seed` is asked without, and a warning says so.
+        An older server, which rejects `episode_seed`, is asked without it, with a warning.
         """
         request = {"task_id": task_id, "seed": seed}
         own = {} if episode_seed is None else {"episode_seed": episode_seed}
@@ -120,7 +120,7 @@ class Remote:
 
     def _forget(self) -> None:
         self._session, self._number = secrets.token_hex(16), 0
-        self._in_doubt = False  # whether the server has carried the last request out
+        self._in_doubt = False  # whether the server has executed the last request
         self._score: float | None = None
         self._has_finish = False
         self._takes_episode_seed = True  # until the server refuses it, as older ones do
@@ -137,7 +137,7 @@ class Remote:
         return answer
 
     def _play(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Sends the session's next request, or the one before again if that got no answer."""
+        """Sends the session's next request, or repeats the last one if that got no answer."""
         numbered = {"session": self._session, "number": self._number}
         self._in_doubt = True
         answer = self._post(operation, numbered | arguments)
@@ -153,7 +153,7 @@ class Remote:
         return result
 
     def _result(self, answer: dict[str, Any]) -> Any:
-        """What the environment returned; raises what it raised."""
+        """The environment's result; raises what it raised."""
         if "result" in answer:
             return answer["result"]
         error = answer.get("error")
@@ -210,7 +210,7 @@ class Remote:
         return answer
 
 
-@functools.cache  # once for each server, and not for each of its sessions
+@functools.cache  # once for each server
 def _warn_of_shared_noise(url: str) -> None:
     _log.warning(
         "%s does not take episode_seed: if transitions are random there, the members of a group may"

@@ -1,4 +1,4 @@
-"""What a client and a server of environments agree on: paths, sizes, and where the token lies."""
+"""What a client and a server of environments share: status codes, sizes, and the token's file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MAX_ANSWER_BYTES = 64 * 2**20
 
 MALFORMED = (400, 422)  # the fields of a request; the second is what other servers answer
 UNAUTHORIZED = 401
-OUT_OF_ORDER = 409  # the sequence number is neither the next one nor that of a repeated request
-GONE = 410  # no such session: it ended, was idle for too long, or the server started anew
-BUSY = 503  # no room for a further session
+OUT_OF_ORDER = 409  # the sequence number is neither the next nor that of a repeated request
+GONE = 410  # no such session: it ended, was idle for too long, or the server has restarted
+BUSY = 503  # no room for another session
 MAY_PASS = (502, BUSY, 504)  # the same request may be answered later
 
 
 def default_token_file() -> Path:
-    """Where client and server on one machine find their token, if they are told no other place."""
+    """The default file of the token, for client and server on one machine."""
     return Path.home() / ".config" / "seeupo_jax" / "env_token"
 
 
@@ -30,7 +30,7 @@ def read_token(path: str | None) -> str:
       path: None is `default_token_file()`.
 
     Raises:
-      ValueError: no such file, or nothing in it that can be sent in a header.
+      ValueError: no such file, or no text in it that a header can hold.
     """
     file = default_token_file() if path is None else Path(path)
     try:

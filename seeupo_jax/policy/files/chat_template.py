@@ -34,17 +34,17 @@ _LOGGER = logging.getLogger(__name__)
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE_FILE, GENERATION_FILE = "chat_template.jinja", "generation_config.json"
 
-# A private-use character that parts a control token's name where a message holds it as plain text.
+# A private-use character that splits a control token's name where a message has it as plain text.
 # A message's own such character is doubled while it is rendered.
 MARK = "\U0010fffd"
 _LONE_MARK = re.compile(f"(?<!{MARK}){MARK}(?!{MARK})")
-# What this module gives every template; `config.chat.template_kwargs` may not.
+# Variables that every template gets; `config.chat.template_kwargs` may not set them.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception"}
 _PROBE = "the-answer"  # found again in a rendered conversation
 
-# Templates that write the date (Llama 3) would make every day another prompt. Their clock stands
-# still at the date that Llama's template falls back on; a `date_string` in template_kwargs goes
-# before it. `strftime_now` becomes a macro; the newline after it is trimmed by the library.
+# Templates that write the date (Llama 3) would change the prompt every day. Their clock is fixed at
+# the default date of Llama's template; a `date_string` in template_kwargs takes precedence.
+# `strftime_now` becomes a macro; the library trims the newline after it.
 _DATE = datetime.datetime(2024, 7, 26)
 _CODES = "".join(f" | replace('%{c}', '{_DATE.strftime('%' + c)}')" for c in "aAbBdHIjmMpSyY")
 _STOPPED_CLOCK = f"{{% macro strftime_now(format) %}}{{{{ format{_CODES} }}}}{{% endmacro %}}\n"
@@ -53,17 +53,17 @@ _STOPPED_CLOCK = f"{{% macro strftime_now(format) %}}{{{{ format{_CODES} }}}}{{%
 class HuggingFaceTokenizer:
     """A tokenizer of the `tokenizers` library with a chat template.
 
-    Without a template (a base model's) it tokenises, but begins no conversation. Safe to use from
-    many threads: nothing changes after it is built.
+    Without a template (a base model's) it tokenises, but begins no conversation. Thread-safe: it
+    does not change after construction.
 
     Args:
       library: `transformers`' tokenizer.
       chat: the options; `chat.template` replaces the library's template.
       generation: the content of generation_config.json.
-      where: what an error calls the model.
+      where: the model, in errors.
 
     Raises:
-      ValueError: several chat templates, a template that is no Jinja or refuses a plain
+      ValueError: several chat templates, a template that is not Jinja or refuses a plain
         conversation, options that it does not read, no end token.
     """
 
@@ -86,7 +86,7 @@ class HuggingFaceTokenizer:
         eos = _eos_ids(library, generation, where)
         added = library.added_tokens_decoder
         self._control = {i: t.content for i, t in added.items() if t.special or i in eos}
-        # One character at a time, so that names that overlap are all found.
+        # One character at a time, so that all overlapping names are found.
         starts = (f"{re.escape(n[0])}(?={re.escape(n[1:])})" for n in self._control.values())
         self._forged = re.compile("|".join(starts))
 
@@ -156,22 +156,22 @@ class HuggingFaceTokenizer:
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def _texts(self) -> list[str]:
-        """What tokens stand for, each alone; those of parts of characters are left out."""
+        """The text of each token, without tokens of incomplete characters."""
         texts = self._backend.decode_batch([[token] for token in range(self.vocab_size)])
         return [text for text in texts if text and "\ufffd" not in text]
 
     def part(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages that the model is to read, with marks in their texts.
+        """The messages that the model reads, with marks in their texts.
 
         Raises:
-          ValueError: a role that does not exist, or a content that is no text.
+          ValueError: an unknown role, or a content that is not a text.
         """
         return self._part_all(keep_messages(messages, self._chat))
 
     def render(
         self, messages: Sequence[Message], functions: list[Tool] | None, *, header: bool = True
     ) -> str:
-        """The text of a conversation that has its marks; with the next assistant header.
+        """The text of a conversation with marks, and the next assistant header.
 
         Raises:
           ValueError: a conversation that the template refuses, or no template.
@@ -198,8 +198,8 @@ class HuggingFaceTokenizer:
         """Tokens of rendered text; text between two marks is tokenised by itself.
 
         Args:
-          follows: whether the text stands behind other text. It is then tokenised behind an end
-            token, since some tokenizers treat the beginning of a text in a special way.
+          follows: whether the text follows other text. It is then tokenised behind an end token,
+            since some tokenizers treat the beginning of a text specially.
         """
         tokens: list[int] = []
         for index, part in enumerate(_LONE_MARK.split(text)):
@@ -210,7 +210,7 @@ class HuggingFaceTokenizer:
         return tokens
 
     def sampled_text(self, action: Sequence[int]) -> str | None:
-        """What an action looks like in rendered text; None where control tokens stand inside it."""
+        """An action as rendered text; None where it has control tokens inside."""
         ended = bool(action) and action[-1] in self.end_ids
         body = list(action[:-1] if ended else action)
         if not self._control.keys().isdisjoint(body):
@@ -228,7 +228,7 @@ class HuggingFaceTokenizer:
         return tuple(map(self._part, messages))
 
     def _part(self, value: Any) -> Any:
-        """A value with marks in all its texts, so that no control token is read in them."""
+        """A value with marks in all its texts, so that none is tokenised as a control token."""
         if isinstance(value, str):
             return self._forged.sub(rf"\g<0>{MARK}", value.replace(MARK, MARK * 2))
         if isinstance(value, Mapping):
@@ -238,7 +238,7 @@ class HuggingFaceTokenizer:
         return value
 
     def _closing_ids(self) -> list[int]:
-        """The control token that the template ends an assistant's message with, where it does."""
+        """The control token with which the template ends an assistant's message, if any."""
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
         _, _, tail = self.render(messages, None, header=False).rpartition(_PROBE)
         closing = [token for token, name in self._control.items() if tail.startswith(name)]
@@ -260,10 +260,10 @@ class TemplateConversation:
     tokens: list[int]
 
     def extend(self, action: Sequence[int], messages: Sequence[Message]) -> TemplateConversation:
-        """Renders everything again: what the text so far begins, stays as it was tokenised.
+        """Renders the whole conversation; the tokens so far stay where its text starts with theirs.
 
-        Where it does not begin the new text, the template has rewritten history (or the model ended
-        in a way that the template does not write), and the new text is tokenised as a whole.
+        Else the template has rewritten history (or the model ended in a way that the template does
+        not write), and the new text is tokenised as a whole.
         """
         tokenizer = self.tokenizer
         said = {"role": "assistant", "content": tokenizer.text(action)}
@@ -286,7 +286,7 @@ def load(folder: Path, chat: schema.Chat | None) -> HuggingFaceTokenizer:
     options = choose_chat(folder, chat)
     try:
         library = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the library raises whatever a damaged file leads to
+    except Exception as error:  # the library raises errors of any class for a damaged file
         raise ValueError(f"tokenizer: {folder} cannot be read: {error}.") from error
     file = folder / GENERATION_FILE
     generation = read_object(file) if file.is_file() else {}
@@ -297,10 +297,10 @@ def gguf_tokenizer(fields: Mapping[str, Any], chat: schema.Chat | None) -> Huggi
     """The tokenizer that a GGUF file's metadata holds.
 
     Args:
-      fields: the metadata by key, `tokenizer.ggml.tokens` and so on.
+      fields: the metadata by key, such as `tokenizer.ggml.tokens`.
 
     Raises:
-      ValueError: metadata that is missing, or a vocabulary of a kind not known here.
+      ValueError: missing metadata, or an unsupported kind of vocabulary.
     """
     options = schema.Chat() if chat is None else chat
     library = gguf_vocabulary.build(fields)
@@ -311,7 +311,7 @@ def gguf_tokenizer(fields: Mapping[str, Any], chat: schema.Chat | None) -> Huggi
 def _eos_ids(
     library: PreTrainedTokenizerBase, generation: Mapping[str, Any], where: str
 ) -> list[int]:
-    """Ids that end a generation by the model's own files."""
+    """Ids that end a generation, by the model's files."""
     stated = generation.get("eos_token_id")
     ids = [] if stated is None else stated if isinstance(stated, list) else [stated]
     if library.eos_token_id is not None:
@@ -345,7 +345,7 @@ def _read_template(library: PreTrainedTokenizerBase, chat: schema.Chat, where: s
 
 
 def _with_kwargs(template: str | None, chat: schema.Chat) -> str | None:
-    """The template with `chat.template_kwargs` in it, which other software does not read."""
+    """The template with `chat.template_kwargs` as its defaults, for other software."""
     if template is None:
         return None
     given = "".join(
@@ -356,8 +356,8 @@ def _with_kwargs(template: str | None, chat: schema.Chat) -> str | None:
 
 
 def _variables(template: str) -> frozenset[str]:
-    """The names that a template may read from what it is given."""
-    # A tag of the library's own, of no matter here.
+    """The variables that a template reads."""
+    # A tag of the library's own, without effect here.
     plain = re.sub(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}", "", template)
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
@@ -376,7 +376,7 @@ def _check_kwargs(chat: schema.Chat, reads: frozenset[str]) -> None:
 
 
 def _with_listing(messages: Sequence[Message], listing: str) -> list[Message]:
-    """Messages with a tools' listing in the system message, a new one where there is none."""
+    """Messages with a listing of tools in the system message, which is added if missing."""
     if not listing:
         return list(messages)
     if messages and messages[0]["role"] == "system":

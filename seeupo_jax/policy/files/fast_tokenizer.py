@@ -1,7 +1,7 @@
-"""A SentencePiece byte-pair encoding as files that `transformers` reads the same ids from.
+"""A SentencePiece byte-pair encoding as files from which `transformers` reads the same ids.
 
 Both libraries merge the pair whose piece has the best score, the leftmost of equal ones. But one
-ranks pieces, the other pairs: what is written is compared on many texts before it stays.
+ranks pieces, the other pairs: the written files are compared on many texts before they are kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seeupo_jax.policy.files.chat_template import CONFIG_FILE, MARK, TOKENIZER_F
 from seeupo_jax.policy.files.messages import ROLES, TOOL_LISTINGS
 from seeupo_jax.policy.files.same_ids import compare
 
-MADE_FROM = "sentencepiece_model"  # key of tokenizer_config.json: the file that holds the truth
+MADE_FROM = "sentencepiece_model"  # key of tokenizer_config.json: the file it was made from
 _SPACE = "▁"
 _PIECE = schema.ModelProto.SentencePiece
 
@@ -28,12 +28,11 @@ def save(folder: Path, model: bytes, file: str, template: str, end: str) -> None
     """Writes tokenizer.json and tokenizer_config.json, or neither.
 
     Args:
-      folder: with the config.json of the model, where there is one.
-      file: the folder's own, which holds the model.
+      folder: with the config.json of the model, if any. file: its file with the model.
       template: a chat template. end: the name of the token that ends a message.
 
     Raises:
-      ValueError: a kind of model that has no tokenizer.json of the same ids.
+      ValueError: a kind of model without an equivalent tokenizer.json.
     """
     values = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -53,12 +52,12 @@ def save(folder: Path, model: bytes, file: str, template: str, end: str) -> None
 
 
 def made_from(folder: Path) -> str | None:
-    """The file that a folder's tokenizer.json was made from by `save`; None: nothing here."""
+    """The file from which `save` made a folder's tokenizer.json; None: made elsewhere."""
     try:
         values = json.loads((folder / CONFIG_FILE).read_text())
         return values.get(MADE_FROM)
     except (OSError, ValueError, AttributeError, RecursionError):
-        return None  # whoever reads the file for what it is says what is wrong with it
+        return None  # the reader of the file reports what is wrong with it
 
 
 def chat_template(controls: Mapping[str, str], end: str, *, system: bool, tools: str) -> str:
@@ -89,7 +88,7 @@ def chat_template(controls: Mapping[str, str], end: str, *, system: bool, tools:
 
 
 def _listing(kind: str) -> str:
-    """Jinja that says the tools in a system message, in a form of `TOOL_LISTINGS`."""
+    """Jinja that lists the tools in a system message, in a form of `TOOL_LISTINGS`."""
     signature = (
         '{{ f.name }}({%- for n in f.parameters.properties -%}{{ "" if loop.first else ", " }}'
         '{{ n if n in f.parameters.required else n + "=" }}{%- endfor -%})'
@@ -120,10 +119,10 @@ def _quote(text: str) -> str:
 
 
 def convert(model: bytes) -> Tokenizer:
-    """The tokenizer that gives the ids of a SentencePiece model.
+    """The tokenizer with the ids of a SentencePiece model.
 
-    A control token's name in a text is that token, unless special tokens are split; `protect`ed it
-    is text.
+    A control token's name in a text is that token, unless special tokens are split; a `protect`ed
+    name is text.
 
     Raises:
       ValueError: a model of another kind.
@@ -154,19 +153,19 @@ def convert(model: bytes) -> Tokenizer:
 
 
 def protect(name: str) -> str:
-    """How a control token's name is written where it is to be text."""
+    """A control token's name, written so that it is tokenised as text."""
     return name[0] + MARK + name[1:]
 
 
 def _compare(folder: Path, model: bytes) -> None:
-    """Whether `transformers` gives a model's ids and texts from a folder."""
-    ours = sentencepiece.SentencePieceProcessor(model_proto=model)
-    pieces = [ours.id_to_piece(index).replace(_SPACE, " ") for index in range(len(ours))]
-    compare(folder, pieces, ours.encode, ours.decode, split=True)
+    """Checks that `transformers` reads a model's ids and texts from a folder."""
+    library = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces = [library.id_to_piece(index).replace(_SPACE, " ") for index in range(len(library))]
+    compare(folder, pieces, library.encode, library.decode, split=True)
 
 
 def _check_kind(proto: schema.ModelProto) -> None:
-    """Whether this module converts a model."""
+    """Checks that a model can be converted."""
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
     wanted = {
         "a byte-pair encoding": trainer.model_type == trainer.BPE,
@@ -191,7 +190,7 @@ def _check_kind(proto: schema.ModelProto) -> None:
     if missing:
         raise ValueError(
             f"tokenizer: got a SentencePiece model without {', without '.join(missing)}, which"
-            " tokenizer.json cannot say"
+            " tokenizer.json cannot express"
         )
 
 

@@ -15,7 +15,7 @@ from seeupo_jax.policy.files.gguf_header import StoredTensor, read_header
 
 _BLOCK = 1 << 16  # weights dequantised at a time: bounds the temporaries to about 1 MiB
 
-# Settings of an architecture that are read, and those of which only one value is computed here.
+# Settings of an architecture that are read, and those with one supported value.
 _SETTINGS = (
     "context_length",
     "embedding_length",
@@ -32,10 +32,11 @@ _SETTINGS = (
     "rope.scaling.type",
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",  # says how the model came to be; nothing is computed from it
+    "rope.scaling.finetuned",  # metadata without effect on the computation
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 )
+_SCALINGS = ("none", "linear", "yarn")
 _FIXED = {
     "attention.causal": True,
     "expert_count": 0,
@@ -62,12 +63,12 @@ _QKV_BIAS = {f"attn_{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
 _OUT_BIAS = {"attn_output.bias": "self_attn.o_proj.bias"}
 _QK_NORM = {f"attn_{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
 _FAMILIES = {"llama": _LAYER, "qwen2": _LAYER | _QKV_BIAS, "qwen3": _LAYER | _QK_NORM}
-# What llama.cpp permutes in the families of `_PERMUTED`, and how many heads its rows are of.
+# The kernels that llama.cpp permutes in the families of `_PERMUTED`, and the heads of their rows.
 _PERMUTED = ("llama",)
 _HEADS = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
 
-# Of Llama 3's scaling, a file holds only what it comes to: the divisor of each frequency. These
-# are the same in every Llama 3.1, 3.2 and 3.3; the factor is the largest divisor.
+# Of Llama 3's scaling, a file holds only the resulting divisor of each frequency. These fields are
+# the same in every Llama 3.1, 3.2 and 3.3; the factor is the largest divisor.
 _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -78,7 +79,7 @@ _LLAMA3 = {
 class GgufFile:
     """A GGUF file of a llama, qwen2 or qwen3 model.
 
-    config: what the model's Hugging Face config.json says.
+    config: the model's Hugging Face config.json.
     shapes: of every tensor, by Hugging Face name; kernels are [out, in].
     fields: the file's metadata by key, `tokenizer.ggml.tokens` and so on.
     """
@@ -91,8 +92,8 @@ class GgufFile:
         """Reads the header; tensors are read by `read`.
 
         Raises:
-          ValueError: no such file, another format, a damaged or truncated file; an architecture,
-            a setting, a tensor or a quantisation that is not computed here; a missing tensor.
+          ValueError: no such file, another format, a damaged or truncated file; an unsupported
+            architecture, setting, tensor or quantisation; a missing tensor.
         """
         self.path = Path(path)
         self.fields, stored = read_header(self.path)
@@ -105,8 +106,8 @@ class GgufFile:
             factors = self._dequantized(stored[_ROPE_FREQS], np.arange(1))[0]
             self.config["rope_scaling"] = _llama3_scaling(self.path, self.config, factors)
         self._tensors = {
-            theirs: _permuted(self.path, theirs, stored[ours], self.config)
-            for ours, theirs in names.items()
+            name: _permuted(self.path, name, stored[gguf_name], self.config)
+            for gguf_name, name in names.items()
         }
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
 
@@ -137,13 +138,13 @@ class GgufFile:
         return out
 
     def _dequantized(self, tensor: StoredTensor, rows: np.ndarray) -> np.ndarray:
-        # Mapped anew each time: pages that stay mapped would count as memory of this process.
+        # Mapped for each read: mapped pages would count as memory of this process.
         table = np.memmap(self.path, np.uint8, "r", tensor.offset, tensor.table)
         return dequantize(np.asarray(table[rows]), tensor.kind)
 
 
 def _rows_in_file(rows: np.ndarray, head_dim: int) -> np.ndarray:
-    """Where llama.cpp puts rows: it interleaves the two halves of every head."""
+    """The rows' places in llama.cpp, which interleaves the two halves of every head."""
     head, within = np.divmod(rows, head_dim)
     half, pair = np.divmod(within, head_dim // 2)
     return head * head_dim + 2 * pair + half
@@ -244,32 +245,21 @@ def _rope_scaling(settings: _Settings) -> dict[str, Any] | None:
     if not isinstance(kind, str) or kind not in _SCALINGS:
         raise settings.refusal("rope.scaling.type", ", ".join(_SCALINGS))
     factor = settings.real("rope.scaling.factor", 1.0)
-    return None if factor == 1.0 else _SCALINGS[kind](settings, factor)
-
-
-def _unscaled(settings: _Settings, factor: float) -> None:
-    return None
-
-
-def _linear(settings: _Settings, factor: float) -> dict[str, Any]:
-    return {"rope_type": "linear", "factor": factor}
-
-
-def _yarn(settings: _Settings, factor: float) -> dict[str, Any]:
-    context = settings.whole("context_length")  # what llama.cpp, too, takes where there is no other
-    original = settings.whole("rope.scaling.original_context_length", context)
-    scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    for name in ("beta_fast", "beta_slow"):
-        if f"rope.scaling.yarn_{name}" in settings.values:
-            scaling[name] = settings.real(f"rope.scaling.yarn_{name}")
+    if factor == 1.0 or kind == "none":
+        return None
+    scaling = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        context = settings.whole("context_length")  # the default of llama.cpp too
+        original = settings.whole("rope.scaling.original_context_length", context)
+        scaling["original_max_position_embeddings"] = original
+        for name in ("beta_fast", "beta_slow"):
+            if f"rope.scaling.yarn_{name}" in settings.values:
+                scaling[name] = settings.real(f"rope.scaling.yarn_{name}")
     return scaling
 
 
-_SCALINGS = {"none": _unscaled, "linear": _linear, "yarn": _yarn}
-
-
 def _llama3_scaling(path: Path, config: Mapping[str, Any], factors: np.ndarray) -> dict[str, Any]:
-    """The rope_scaling that `rope_freqs.weight` comes from."""
+    """The rope_scaling from which `rope_freqs.weight` was computed."""
     if config["model_type"] != "llama" or config["rope_scaling"] is not None:
         raise ValueError(
             f"{path}: {_ROPE_FREQS} in a {config['model_type']} model with rope_scaling"
@@ -280,11 +270,11 @@ def _llama3_scaling(path: Path, config: Mapping[str, Any], factors: np.ndarray) 
     turns = original * config["rope_theta"] ** (-pairs / config["head_dim"]) / math.tau
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
     expected = 1 / ((1 - smooth) / factor + smooth)
-    # 1e-4: the file's come from frequencies in float32.
+    # 1e-4: the file's were computed in float32.
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4, atol=0):
         raise ValueError(
-            f"{path}: {_ROPE_FREQS} is {np.round(factors, 3).tolist()}; allowed: what follows from"
-            f" a factor and {_LLAMA3}."
+            f"{path}: {_ROPE_FREQS} is {np.round(factors, 3).tolist()}; allowed: the divisors of a"
+            f" factor and {_LLAMA3}."
         )
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 
@@ -292,17 +282,17 @@ def _llama3_scaling(path: Path, config: Mapping[str, Any], factors: np.ndarray) 
 def _tensor_names(
     path: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> dict[str, str]:
-    """llama.cpp's name -> Hugging Face's, of every tensor that the config calls for."""
+    """llama.cpp's name -> Hugging Face's, of every tensor of the config."""
     family, layers = config["model_type"], config["num_hidden_layers"]
     layer = _FAMILIES[family]
     if config.get("attention_bias"):
         layer = layer | _QKV_BIAS | _OUT_BIAS
     names = _TOP if config["tie_word_embeddings"] else _TOP | _HEAD
-    # A damaged count of layers, up to 2**32, is refused below without being counted out.
+    # A damaged count of layers, up to 2**32, is refused below without a loop over it.
     names = names | {
-        f"blk.{i}.{ours}": f"model.layers.{i}.{theirs}"
+        f"blk.{i}.{gguf_name}": f"model.layers.{i}.{name}"
         for i in range(min(layers, len(stored)))
-        for ours, theirs in layer.items()
+        for gguf_name, name in layer.items()
     }
     for problem, wrong in (
         ("lacks", [name for name in names if name not in stored]),

@@ -1,7 +1,7 @@
-"""The header of a GGUF file: its metadata, and where its tensors lie.
+"""The header of a GGUF file: its metadata, and the places of its tensors.
 
 The `gguf` package's own reader keeps a NumPy view of every token and merge (2 s and 160 MB for
-SmolLM2's 49,152 tokens) and says of a damaged file neither its name nor the tensor's.
+SmolLM2's 49,152 tokens), and its errors on a damaged file name neither file nor tensor.
 """
 
 from __future__ import annotations
@@ -57,11 +57,7 @@ class StoredTensor:
         return math.prod(self.shape[:-1]), self.shape[-1] // block_weights * block_bytes
 
     def check(self, path: Path, name: str) -> None:
-        """Whether `dequantize` reads it and the file holds all of it.
-
-        Raises:
-          ValueError: it does not.
-        """
+        """Raises ValueError unless `dequantize` reads it and the file holds all of it."""
         known = {kind.value: kind for kind in GGMLQuantizationType}
         if self.type_code not in known or not _is_readable(known[self.type_code]):
             got = known[self.type_code].name if self.type_code in known else self.type_code

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
@@ -16,51 +16,29 @@ _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 
 _ITEMS = {str: "texts", int: "whole numbers"}
 
-# Where a text is cut before byte pairs are merged; `{digits}` differs between families.
+# Pre-tokenisation before byte pairs are merged; `{digits}` differs between families.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
-def _by_words(digits: str) -> pre_tokenizers.PreTokenizer:
+def _byte_level(first: pre_tokenizers.PreTokenizer, **options: bool) -> pre_tokenizers.PreTokenizer:
+    second = pre_tokenizers.ByteLevel(add_prefix_space=False, **options)
+    return pre_tokenizers.Sequence([first, second])
+
+
+def _words(digits: str) -> pre_tokenizers.PreTokenizer:
     words = Regex(_WORDS.format(digits=digits))
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(words, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    return _byte_level(pre_tokenizers.Split(words, behavior="isolated"), use_regex=False)
 
 
-def _by_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-
-
-def _qwen2(tokenizer: Tokenizer) -> None:
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _by_words(r"\p{N}")
-
-
-def _llama_bpe(tokenizer: Tokenizer) -> None:
-    tokenizer.model.ignore_merges = True  # a word that is a token is that token
-    tokenizer.pre_tokenizer = _by_words(r"\p{N}{1,3}")
-
-
-def _smollm(tokenizer: Tokenizer) -> None:
-    tokenizer.pre_tokenizer = _by_digits()
-
-
-# `tokenizer.ggml.pre`: how a text is prepared.
-PREPARATIONS: Mapping[str, Callable[[Tokenizer], None]] = {
-    "llama-bpe": _llama_bpe,
-    "qwen2": _qwen2,
-    "smollm": _smollm,
+# `tokenizer.ggml.pre` -> its normalizer, its pre-tokenizer, and whether a word in the vocabulary is
+# that token, whatever the merges.
+PREPARATIONS: Mapping[str, tuple[Any, pre_tokenizers.PreTokenizer, bool]] = {
+    "llama-bpe": (None, _words(r"\p{N}{1,3}"), True),
+    "qwen2": (normalizers.NFC(), _words(r"\p{N}"), False),
+    "smollm": (None, _byte_level(pre_tokenizers.Digits(individual_digits=True)), False),
 }
 
 
@@ -68,7 +46,7 @@ def build(fields: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     """A byte-level byte-pair encoding from a GGUF file's metadata, with its chat template.
 
     Raises:
-      ValueError: a missing key; a model, or a way to prepare text, that is not known here.
+      ValueError: a missing key; an unsupported model or pre-tokenisation.
     """
     model = _field(fields, "tokenizer.ggml.model", str)
     if model != "gpt2":
@@ -90,12 +68,14 @@ def build(fields: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     merges = [tuple(merge.split(" ", 1)) for merge in stated]
     try:
         tokenizer = Tokenizer(BPE(vocabulary, merges))
-    except Exception as error:  # the library has no class of its own for them
+    except Exception as error:  # the library has no error class of its own
         raise ValueError(
             f"GGUF: tokenizer.ggml.merges cannot be used: {describe(error)}; allowed: pairs of"
             " tokens whose union is one."
         ) from None
-    PREPARATIONS[pre](tokenizer)
+    normalizer, tokenizer.pre_tokenizer, tokenizer.model.ignore_merges = PREPARATIONS[pre]
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
     tokenizer.decoder = decoders.ByteLevel()
     added = {_CONTROL: [], _USER_DEFINED: []}
     for name, kind in zip(names, kinds, strict=True):
@@ -115,7 +95,7 @@ def build(fields: Mapping[str, Any]) -> PreTrainedTokenizerFast:
 
 
 def end_ids(fields: Mapping[str, Any]) -> list[int]:
-    """Ids that end a generation, by the file's keys for the ends of turns and of texts."""
+    """Ids that end a generation: the file's ends of turns and of texts."""
     keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eot", "eos"))
     size = len(_field(fields, "tokenizer.ggml.tokens", list, str))
     return [_id(fields, key, size) for key in keys if key in fields]

@@ -1,4 +1,4 @@
-"""JSON files of model folders, which anybody may have written."""
+"""JSON files of model folders."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ CHAT_FILE = "chat.json"  # a model folder's own chat options
 
 
 def keep_messages(messages: Sequence[Message], chat: schema.Chat) -> list[Message]:
-    """The messages that the model is to read: `chat.system` may drop those of the system."""
+    """The messages that the model reads: `chat.system` may drop system messages."""
     return [m for m in messages if chat.system or m["role"] != "system"]
 
 

@@ -1,4 +1,4 @@
-"""Where every parameter lies in a model folder: Hugging Face's names and orientation."""
+"""The place of every parameter in a model folder: Hugging Face's names and orientation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 
 from seeupo_jax.policy.architecture import Architecture
 
-# Our modules of a layer -> Hugging Face's. Their kernels are [out, in], ours [in, out].
+# Modules of a layer -> Hugging Face's, whose kernels are [out, in] instead of [in, out].
 _LAYER = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
@@ -24,7 +24,7 @@ _LAYER = {
     "mlp/up": "mlp.up_proj",
     "mlp/down": "mlp.down_proj",
 }
-# Our leaf -> Hugging Face's (PEFT's for adapters), and whether it is transposed there.
+# Leaf -> Hugging Face's (PEFT's for adapters), and whether it is transposed there.
 _LEAF = {
     "kernel": ("weight", True),
     "scale": ("weight", False),
@@ -47,11 +47,11 @@ _TOP = {
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a parameter, or one layer's part of a stacked one, lies in a model folder.
+    """The place of a parameter, or of one layer of a stacked one, in a model folder.
 
-    path: in our tree. layer: its index in the stacked parameter, or None. names: its tensors.
-    grouped: there is a tensor for every entry of its first axis (experts). transposed: its last two
-    axes are the other way round there.
+    path: in the tree of parameters. layer: its index in the stacked parameter, or None. names: its
+    tensors. grouped: a tensor for every entry of its first axis (experts). transposed: its last two
+    axes are swapped there.
     """
 
     path: tuple[Any, ...]
@@ -88,8 +88,8 @@ def _stored_in_layer(
         names = tuple(prefix + _EXPERTS[whole].format(expert=number) for number in range(count))
         return Stored(keys, layer, names, grouped, True)
     *module, leaf = inside
-    theirs, transposed = _LEAF[leaf]
-    name = f"{prefix}{_LAYER['/'.join(module)]}.{theirs}"
+    file_leaf, transposed = _LEAF[leaf]
+    name = f"{prefix}{_LAYER['/'.join(module)]}.{file_leaf}"
     return Stored(keys, layer, (name,), False, transposed)
 
 

@@ -19,13 +19,13 @@ from seeupo_jax.policy.files.parameter_names import Stored, at, shape_in_file
 from seeupo_jax.policy.files.safetensors_files import Tensors
 
 _LOGGER = logging.getLogger(__name__)
-READ_BYTES = 2**24  # read at once: what a tensor in the making costs beyond itself
+READ_BYTES = 2**24  # read at once: the memory beyond the tensor itself
 # Written by older versions of `transformers`, and computed or repeated from others.
 _REDUNDANT = ("rotary_emb.inv_freq", "lm_head.weight")
 
 
 def check_tensors(tensors: Tensors, stored: Sequence[Stored], shapes: Any, place: Path) -> None:
-    """Raises ValueError where tensors are missing, unknown or of other shapes than wanted."""
+    """Raises ValueError where tensors are missing, unknown or of other shapes."""
     wanted = {name: shape_in_file(shapes, each) for each in stored for name in each.names}
     known = {name for name in tensors.shapes if name not in wanted and name.endswith(_REDUNDANT)}
     for problem, wrong in (
@@ -76,7 +76,7 @@ def _put_layer(stack: jax.Array, part: jax.Array, layer: int) -> jax.Array:
 def _place(
     tensors: Tensors, stored: Stored, shape: tuple[int, ...], where: Sharding | None, dtype: str
 ) -> jax.Array:
-    """Reads each device's part of a parameter and puts it there, one part after the other."""
+    """Reads each device's part of a parameter and places it, one part after the other."""
     if where is None:
         everything = (slice(None),) * len(shape)
         return jax.device_put(_read_part(tensors, stored, everything, shape, dtype))
@@ -99,7 +99,7 @@ def _read_part(
     shape: tuple[int, ...],
     dtype: str,
 ) -> np.ndarray:
-    """A part of a parameter, in our orientation and type, read some rows of the file at a time."""
+    """A part of a parameter, transposed and cast, read some rows of the file at a time."""
     spans = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
     whole = _aligned([stop - start for start, stop in spans], jnp.dtype(dtype))
     groups, views = stored.names, [whole]
@@ -117,7 +117,7 @@ def _read_part(
 
 
 def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """Uninitialised memory that a CPU device takes over as it is, where others copy from it."""
+    """Uninitialised memory that a CPU device uses without a copy."""
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64

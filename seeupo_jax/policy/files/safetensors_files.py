@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+
+from seeupo_jax.policy.files.json_file import read_object
 
 FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = ("F32", "F16", "BF16")
@@ -83,9 +87,8 @@ def _index(folder: Path, file: str) -> dict[str, Path]:
         with _open(single) as tensors:
             return dict.fromkeys(tensors.keys(), single)
     try:
-        weight_map = json.loads(index.read_text())["weight_map"]
-        files = {name: folder / file for name, file in weight_map.items()}
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        files = {name: folder / file for name, file in read_object(index)["weight_map"].items()}
+    except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} cannot be read: {error!r}.") from None
     for file in sorted(set(files.values())):
         if not file.is_file():
@@ -108,37 +111,28 @@ def write_tensors(
     *,
     writes: bool = True,
 ) -> None:
-    """Writes tensors into a folder as `transformers` lays them out; older files of its go.
+    """Writes tensors into a folder in the layout of `transformers`, in place of older files.
 
     Args:
-      sizes: bytes of each tensor. read: gives it; one file's tensors are held at a time.
+      sizes: bytes of each tensor. read: loads it; one file's tensors are held at a time.
       max_file_bytes: of a file that holds more than one tensor.
       writes: False where another process writes and this one only takes part in reading.
     """
-    parts = _split(sizes, max_file_bytes)
+    parts = split_state_dict_into_shards_factory(
+        sizes,
+        get_storage_size=lambda size: size,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_file_bytes,
+    )
     if not writes:
-        for name in sizes:
+        # In the writer's order: reading is collective.
+        for name in itertools.chain(*parts.filename_to_tensors.values()):
             read(name)
         return
     for old in [*folder.glob("model*.safetensors"), folder / INDEX_FILE]:
         old.unlink(missing_ok=True)
-    weight_map = {}
-    for number, names in enumerate(parts, start=1):
-        file = f"model-{number:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else FILE
+    for file, names in parts.filename_to_tensors.items():
         save_file({name: read(name) for name in names}, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(names, file)
-    if len(parts) > 1:
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+    if parts.is_sharded:
+        index = {"metadata": parts.metadata, "weight_map": parts.tensor_to_filename}
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-
-
-def _split(sizes: Mapping[str, int], limit: int) -> Sequence[list[str]]:
-    parts: list[list[str]] = [[]]
-    held = 0
-    for name, size in sizes.items():
-        if parts[-1] and held + size > limit:
-            parts.append([])
-            held = 0
-        parts[-1].append(name)
-        held += size
-    return parts

@@ -1,4 +1,4 @@
-"""Whether `transformers` reads the same tokenizer from a folder as was written into it."""
+"""Checks that `transformers` reads the tokenizer that was written into a folder."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def compare(
     *,
     split: bool = False,
 ) -> None:
-    """Compares ids of many texts, and what these ids are decoded to.
+    """Compares the ids of many texts, and their decoded texts.
 
     Args:
-      folder: with config.json, where there is a model: it decides which class is taken.
-      pieces: texts of tokens, which texts to compare are made of.
-      encode, decode: what wrote the folder.
+      folder: with the config.json of the model, if any, which determines the class.
+      pieces: texts of tokens, of which the compared texts are made.
+      encode, decode: of the tokenizer that was written.
       split: whether names of control tokens in a text are text.
 
     Raises:
@@ -41,7 +41,7 @@ def compare(
     """
     try:
         library = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the library raises whatever a folder leads to
+    except Exception as error:  # the library raises errors of any class
         raise ValueError(f"tokenizer: transformers does not read {folder}: {error}") from error
     for text in try_texts(pieces):
         wanted = list(encode(text))
@@ -56,8 +56,7 @@ def compare(
 def try_texts(pieces: Sequence[str], seed: int = 0) -> list[str]:
     """Texts to compare tokenizers on, the same ones every time.
 
-    Pieces alone and in a row, repeated where a piece could overlap itself, and what texts hold that
-    nobody expects.
+    Pieces alone and in sequence, repeated where a piece can overlap itself, and unusual characters.
     """
     numbers = random.Random(seed)
     alone = numbers.sample(pieces, min(len(pieces), _ALONE))
@@ -71,5 +70,5 @@ def try_texts(pieces: Sequence[str], seed: int = 0) -> list[str]:
 
 
 def _periods(text: str) -> Iterator[int]:
-    """After how many characters a text repeats itself, where it does."""
+    """The periods with which a text repeats itself."""
     return (n for n in range(1, len(text)) if text[n:] == text[: len(text) - n])

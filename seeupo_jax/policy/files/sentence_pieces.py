@@ -1,4 +1,4 @@
-"""A SentencePiece tokenizer made here, with one control token a role."""
+"""A SentencePiece tokenizer trained here, with one control token per role."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _LOGGER = logging.getLogger(__name__)
 
 END = "<|end|>"
 MODEL_FILE = "tokenizer.model"
-# Where `transformers` would read other ids from a file of that name: a name that it does not know.
+# For models of which `transformers` would read other ids: a name that it does not know.
 UNREAD_FILE = "sentencepiece.model"
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model with one control token a role: `<|user|>text<|end|><|assistant|>`.
+    """A SentencePiece model with one control token per role: `<|user|>text<|end|><|assistant|>`.
 
-    Control tokens are in no text: neither environment nor model can forge a role by writing one.
-    History is never rewritten: a conversation is one segment.
+    No text is tokenised as a control token: neither environment nor model can forge a role. History
+    is never rewritten: a conversation is one segment.
 
     Raises:
       ValueError: a model without the control tokens; chat options that only a template can honour.
@@ -147,7 +147,7 @@ def load(folder: Path, chat: schema.Chat | None) -> SentencePieceTokenizer:
 def train_tokenizer(
     texts: Iterable[str], words: Sequence[str], vocab_size: int, chat: schema.Chat
 ) -> SentencePieceTokenizer:
-    """Trains a byte-pair encoding on texts; every word of `words` is one token wherever it stands.
+    """Trains a byte-pair encoding on texts; every word of `words` is always one token.
 
     Pieces may span spaces, so the fixed parts of a JSON call become few tokens; digits stay single;
     bytes are the fallback, so every text survives a round trip (only "▁" comes back as a space).

@@ -1,4 +1,4 @@
-"""Conversations as token ids: the protocol, what a rollout records, and a folder's tokenizer."""
+"""Conversations as token ids: protocols, the transcript of an episode, a folder's tokenizer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Conversation", "Tokenizer", "Transcript", "load_tokenizer", "train_t
 
 
 class Conversation(Protocol):
-    """An episode as the model reads it; it does not change, `extend` makes the next one."""
+    """An episode as the model reads it; immutable, `extend` makes the next one."""
 
     @property
     def tokens(self) -> Sequence[int]:
-        """All that stands before the next action, the header of the assistant's message included.
+        """The context of the next action, with the header of the assistant's message.
 
-        An action is exactly what is sampled after them, its end token included.
+        An action is exactly what is sampled after it, its end token included.
         """
         ...
 
@@ -32,7 +32,7 @@ class Conversation(Protocol):
         """The conversation after an action and the messages that answer it.
 
         Its tokens begin with the present ones and the action, unless the chat template rewrites
-        what has been said (a model's reasoning is often taken out of its earlier messages).
+        history (the reasoning in earlier messages is often removed).
 
         Args:
           action: the tokens as sampled; without an end token where they were cut short.
@@ -41,7 +41,7 @@ class Conversation(Protocol):
 
 
 class Tokenizer(Protocol):
-    """What training needs of a tokenizer."""
+    """The tokenizer's interface for training."""
 
     @property
     def vocab_size(self) -> int:
@@ -66,13 +66,13 @@ class Tokenizer(Protocol):
         ...
 
     def token_bytes(self) -> list[bytes]:
-        """What each token adds to a text, by id; joined they are its UTF-8.
+        """The UTF-8 bytes that each token adds to a text, by id.
 
-        A control token's is its name behind a byte 255; empty for an id that stands for no text of
-        its own. A text's first space is here even where `text` strips it (Llama 2).
+        A control token's are its name behind a byte 255; an id without text has none. A text's
+        first space is included even where `text` strips it (Llama 2).
 
         Raises:
-          ValueError: a tokenizer whose tokens' bytes are not known.
+          ValueError: a tokenizer whose tokens' bytes are unknown.
         """
         ...
 
@@ -82,10 +82,10 @@ class Tokenizer(Protocol):
 
 
 class Transcript:
-    """What a model read and said in one episode, as segments in the making.
+    """The segments of an episode so far.
 
-    A context that does not begin with all that was read and said so far has been rewritten: the
-    segment ends with its last action, and a new one begins, in which earlier turns are context.
+    A context that does not begin with all tokens so far has been rewritten: the segment ends with
+    its last action, and a new one begins, in which earlier turns are context.
     """
 
     def __init__(self) -> None:
@@ -95,21 +95,21 @@ class Transcript:
         self._logp: list[float] = []
 
     def shared(self, context: Sequence[int]) -> int:
-        """How many of the segment's tokens a context begins with, its last token never counted."""
+        """The length of the common prefix of the segment and a context, without its last token."""
         limit = min(len(self._tokens), len(context) - 1)
         if list(context[:limit]) == self._tokens[:limit]:
             return limit
         return next(i for i in range(limit) if context[i] != self._tokens[i])
 
     def read(self, context: Sequence[int]) -> None:
-        """Makes `context` all that stands before the next action."""
-        known = self.shared(context)
-        if known < len(self._tokens):
+        """Sets the context of the next action."""
+        kept = self.shared(context)
+        if kept < len(self._tokens):
             self._finished.append(self._segment())
             self._tokens, self._turn, self._logp = [], [], []
-            known = 0
-        count = len(context) - known
-        self._record(context[known:], [CONTEXT] * count, [0.0] * count)
+            kept = 0
+        count = len(context) - kept
+        self._record(context[kept:], [CONTEXT] * count, [0.0] * count)
 
     def act(self, tokens: Sequence[int], turn: int, logp: Sequence[float]) -> None:
         """Adds a turn's action and the sampler's log-probabilities."""
@@ -132,7 +132,7 @@ class Transcript:
         )
 
 
-# The file that says which tokenizer a model folder has -> its loader; the first that is there.
+# File of a model folder -> the loader of its tokenizer; the first that exists.
 LOADERS = {
     chat_template.TOKENIZER_FILE: chat_template.load,
     chat_template.CONFIG_FILE: chat_template.load,  # beside a SentencePiece model, as Llama 2 has

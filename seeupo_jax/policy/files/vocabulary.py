@@ -1,4 +1,4 @@
-"""What a token's name in a vocabulary stands for: bytes of a text."""
+"""The bytes of text that a token's name in a vocabulary stands for."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import re
 from collections.abc import Callable, Mapping
 
 from tokenizers.decoders import Decoder
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-CONTROL = b"\xff"  # stands before a control token's name; in no UTF-8 text
+CONTROL = b"\xff"  # before a control token's name; in no UTF-8 text
 
 _SPACE = "▁"  # how SentencePiece writes a space
 
 
 def name_decoder(decoder: Decoder | None, where: str) -> Callable[[str], bytes]:
-    """How the names of a vocabulary of the `tokenizers` library become bytes.
+    """Maps names in a vocabulary of the `tokenizers` library to bytes.
 
     Args:
       decoder: the tokenizer's.
-      where: what an error calls the model.
+      where: the model, in errors.
 
     Raises:
       ValueError: a decoder that writes neither bytes as characters nor `<0x41>` for a byte.
@@ -35,7 +36,7 @@ def name_decoder(decoder: Decoder | None, where: str) -> Callable[[str], bytes]:
 
 
 def byte_level(name: str) -> bytes:
-    """The bytes of a name that has a character a byte; any other name is text as it stands."""
+    """The bytes of a name with one character per byte; any other name is text."""
     # An added token's name may have other characters.
     return bytes(map(_BYTES.get, name)) if _BYTES.keys() >= set(name) else name.encode()
 
@@ -46,16 +47,9 @@ def byte_fallback(name: str) -> bytes:
     return bytes.fromhex(byte[1]) if byte else name.replace(_SPACE, " ").encode()
 
 
-def _printed_bytes() -> dict[str, int]:
-    """Characters of byte-level vocabularies: printable Latin-1 is itself, the rest from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+_BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 
-
-_BYTES = _printed_bytes()
-
-# A step of the library's decoders -> what it makes of a name.
+# A step of the library's decoders -> the bytes of a name.
 DECODERS: Mapping[str, Callable[[str], bytes]] = {
     "ByteLevel": byte_level,
     "ByteFallback": byte_fallback,

@@ -1,4 +1,4 @@
-"""Model folders and files: into a sharded model, and back into a folder for `transformers`."""
+"""Loads model folders and files into a sharded model; writes folders for `transformers`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from seeupo_jax.policy.files.gguf import GgufFile
 
 CONFIG_FILE = "config.json"
-PACKAGE = "package:"  # a path that begins so names a policy that ships with the package
+PACKAGE = "package:"  # prefix of the paths of bundled policies
 MAX_FILE_BYTES = 5 * 10**9
 
 
 def resolve_path(path: str) -> Path:
-    """What a model path means; `package:NAME` is a policy that ships with the package.
+    """The folder or file of a model path; `package:NAME` is a bundled policy.
 
     Raises:
       ValueError: neither a folder with a config.json nor a GGUF file.
@@ -95,8 +95,8 @@ def from_pretrained(
 ) -> tuple[Transformer, Tokenizer | None]:
     """Loads a model folder or a GGUF file.
 
-    Every device's part of a tensor is read on its own and placed at once: the host holds one such
-    part at a time.
+    Every device's part of a tensor is read separately and placed at once: the host holds one part
+    at a time.
 
     Args:
       path: a folder, a `.gguf` file, or `package:NAME`.

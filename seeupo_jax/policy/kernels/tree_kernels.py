@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -86,16 +87,8 @@ def _heads_first(x_NLHd: jax.Array, block: int, kv_heads: int) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _kernels(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    places: tuple[jax.Array, jax.Array],
-    visits: tuple[Visits, Visits],
-    window: int | None,
-    block: int,
-) -> jax.Array:
-    return _forward(q, k, v, places, visits, window, block)[0]
+def _kernels(*arguments: Any) -> jax.Array:
+    return _forward(*arguments)[0]
 
 
 def _forward(

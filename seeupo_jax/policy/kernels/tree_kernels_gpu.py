@@ -33,8 +33,8 @@ _LEAST = 16  # rows, columns and channels of a product that Triton takes
 BLOCKS = {2: (128, 64), 4: (32, 32)}  # by bytes of a number: rows held, rows visited
 # How an array is cut, a letter an axis: n one row, h one head of queries, g the head of keys that
 # it uses, b the block whose sums the program holds, 0 the axis whole.
-_HELD, _MET, _ROWS_HELD, _ROWS_MET = "nbh0", "n0h0", "nhb", "nh0"
-_KEYS_HELD, _KEYS_MET, _PLACES_HELD, _PLACES_MET = "nbg0", "n0g0", "n0b", "n00"
+_HELD, _VISITED, _ROWS_HELD, _ROWS_VISITED = "nbh0", "n0h0", "nhb", "nh0"
+_KEYS_HELD, _KEYS_VISITED, _PLACES_HELD, _PLACES_VISITED = "nbg0", "n0g0", "n0b", "n00"
 
 Refs = Sequence[jax.Array]  # arrays in the GPU's memory, which a kernel reads and writes in place
 # Runs over the visits of a block, given what each makes of sums so far, and sums to begin with.
@@ -105,15 +105,8 @@ def _padded(x_NLHd: jax.Array, block: int) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _kernels(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    places: tuple[jax.Array, jax.Array],
-    visits: tuple[Visits, Visits],
-    plan: _Plan,
-) -> jax.Array:
-    return _forward(q, k, v, places, visits, plan)[0]
+def _kernels(*arguments: Any) -> jax.Array:
+    return _forward(*arguments)[0]
 
 
 def _forward(
@@ -130,10 +123,10 @@ def _forward(
         visits[0],
         [
             (q, _HELD),
-            (k, _KEYS_MET),
-            (v, _KEYS_MET),
+            (k, _KEYS_VISITED),
+            (v, _KEYS_VISITED),
             (places[0], _PLACES_HELD),
-            (places[1], _PLACES_MET),
+            (places[1], _PLACES_VISITED),
         ],
         [(q, _HELD), (jax.ShapeDtypeStruct((N, H, L), jnp.float32), _ROWS_HELD)],
         plan,
@@ -145,39 +138,26 @@ def _forward(
 def _backward(plan: _Plan, kept: tuple, d_out: jax.Array) -> tuple:
     q, k, v, places, visits, out, logsumexp = kept
     along = jnp.sum(d_out.astype(jnp.float32) * out, axis=3).transpose(0, 2, 1)
+
+    def arrays(queries: str, keys: str, rows: str, order: str, interval: str) -> list:
+        cuts = (queries, keys, keys, queries, rows, rows, order, interval)
+        return list(zip((q, k, v, d_out, logsumexp, along, *places), cuts, strict=True))
+
     (d_q,) = _call(
         _queries_gradient,
         visits[0],
-        [
-            (q, _HELD),
-            (k, _KEYS_MET),
-            (v, _KEYS_MET),
-            (d_out, _HELD),
-            (logsumexp, _ROWS_HELD),
-            (along, _ROWS_HELD),
-            (places[0], _PLACES_HELD),
-            (places[1], _PLACES_MET),
-        ],
+        arrays(_HELD, _KEYS_VISITED, _ROWS_HELD, _PLACES_HELD, _PLACES_VISITED),
         [(q, _HELD)],
         plan,
         last_first=True,
     )
-    # Of each head of queries; those that share keys are summed up after it. So there are enough
-    # programs where a pass has few rows.
+    # Of each head of queries; the sum over those that share keys comes after it. So there are
+    # enough programs where a pass has few rows.
     shares = jax.ShapeDtypeStruct((*k.shape[:2], *q.shape[2:]), jnp.float32)
     found = _call(
         _keys_gradient,
         visits[1],
-        [
-            (q, _MET),
-            (k, _KEYS_HELD),
-            (v, _KEYS_HELD),
-            (d_out, _MET),
-            (logsumexp, _ROWS_MET),
-            (along, _ROWS_MET),
-            (places[0], _PLACES_MET),
-            (places[1], _PLACES_HELD),
-        ],
+        arrays(_VISITED, _KEYS_HELD, _ROWS_VISITED, _PLACES_VISITED, _PLACES_HELD),
         [(shares, _HELD), (shares, _HELD)],
         plan,
         last_first=False,

@@ -164,7 +164,7 @@ def test_the_prompt_names_the_apps_the_supervisor_and_the_task(world):
         ("while True: pass", "timed out after 2 seconds"),
     ],
 )
-def test_wrong_code_is_told_what_is_wrong_and_the_episode_goes_on(world, code, words):
+def test_wrong_code_gets_the_reason_and_the_episode_continues(world, code, words):
     world.reset("contact_1", seed=0)
     result = world.step(block("kept = 7\n" + code))
     text = result.observation[0]["content"]
@@ -174,7 +174,7 @@ def test_wrong_code_is_told_what_is_wrong_and_the_episode_goes_on(world, code, w
 
 
 @pytest.mark.parametrize("text", ["The answer is 5.", "```json\n{}\n```", "```python\nprint(1)"])
-def test_a_message_without_a_block_is_told_so_and_counts_as_a_call(world, text):
+def test_a_message_without_a_block_gets_the_reason_and_counts_as_a_call(world, text):
     world.reset("contact_1", seed=0)
     result = world.step(text)
     assert result.observation[0]["content"].startswith("Nothing was run: ")
@@ -256,7 +256,7 @@ def test_a_server_listens_on_loopback_only_and_asks_for_its_token(world):
     assert hosts == {"0100007F"}
 
 
-def test_the_policys_code_sees_no_variable_of_the_trainer(world):
+def test_the_policys_code_gets_no_variable_of_the_trainer(world):
     world.reset("contact_1", seed=0)
     names = output(world, "import os; print(dict(os.environ))")
     assert "PATH" in names and "xyzzy" not in names

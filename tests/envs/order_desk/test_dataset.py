@@ -65,7 +65,7 @@ def test_record_i_is_task_i_of_the_split(generated, split):
         assert demonstrations[index].tools is TOOLS
 
 
-def test_a_record_tells_its_task_and_its_score(generated):
+def test_a_record_has_its_task_and_its_score(generated):
     source = builder(data_dir=str(generated[0]), **OPTIONS).as_data_source(split="train")
     for index in range(30):
         assert source[index]["task_id"] == f"train/{index}".encode()

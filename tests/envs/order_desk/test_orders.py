@@ -94,7 +94,7 @@ def test_an_outcome_changes_what_it_says_and_nothing_else():
         assert after(outcome) is ORDER
 
 
-def test_a_description_tells_what_the_policy_depends_on():
+def test_a_description_has_what_the_policy_depends_on():
     described = json.loads(world.describe(ORDER))
     wanted = {"order_id": "mug-34", "status": "processing", "changed_before": False}
     assert wanted.items() <= described.items()

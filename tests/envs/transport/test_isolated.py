@@ -162,7 +162,7 @@ def test_the_environment_is_closed_and_transient_errors_and_last_rewards_come_th
 @pytest.mark.parametrize(
     "task", ["half", "toolset", "states", "unspeakable", "exit", "nan", "lost"]
 )
-def test_what_the_protocol_does_not_allow_is_told_as_in_a_thread(task):
+def test_what_the_protocol_does_not_allow_is_reported_as_in_a_thread(task):
     make = {
         "thread": lambda: envs.make("hostile_cases:Hostile"),
         "process": lambda: Isolated("hostile_cases:Hostile", {}),

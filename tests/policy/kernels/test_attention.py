@@ -23,12 +23,12 @@ def softmax_attention(q, k, v, position_NL, key_position_NC, window=None, segmen
     out = np.zeros(q.shape)
     for n, i, h in np.ndindex(N, L, H):
         distance = int(position_NL[n, i]) - np.asarray(key_position_NC[n], np.int64)
-        seen = (distance >= 0) & (distance < (np.inf if window is None else window))
+        visible = (distance >= 0) & (distance < (np.inf if window is None else window))
         if segments is not None:
-            seen &= segments[0][n, i] == segments[1][n]
-        score = k[n, seen, h // group].astype(np.float64) @ q[n, i, h] / np.sqrt(d)
+            visible &= segments[0][n, i] == segments[1][n]
+        score = k[n, visible, h // group].astype(np.float64) @ q[n, i, h] / np.sqrt(d)
         weight = np.exp(score - score.max())
-        out[n, i, h] = weight @ v[n, seen, h // group] / weight.sum()
+        out[n, i, h] = weight @ v[n, visible, h // group] / weight.sum()
     return out
 
 
@@ -58,11 +58,11 @@ def test_consecutive_heads_share_a_key_head():
     np.testing.assert_allclose(out[0, 0, :, 0], [10.0, 10.0, 20.0, 20.0])
 
 
-def test_a_query_sees_its_own_position_and_before_wherever_the_keys_lie():
+def test_its_own_position_and_those_before_are_visible_to_a_query_in_any_order():
     keys = keys_of(np.zeros((1, 4, 1, 2)), np.arange(8.0).reshape(1, 4, 1, 2))
     key_position_NC = jnp.asarray([[5, NOWHERE, 2, 3]])
     out = run(jnp.ones((1, 3, 1, 2)), keys, jnp.asarray([[2, 3, 5]]), key_position_NC)
-    # Values' first entries are 0, 2, 4, 6; seen are {4}, {4, 6} and {0, 4, 6}.
+    # Values' first entries are 0, 2, 4, 6; visible are {4}, {4, 6} and {0, 4, 6}.
     np.testing.assert_allclose(out[0, :, 0, 0], [4.0, 5.0, 10 / 3], rtol=1e-6)
 
 
@@ -70,7 +70,7 @@ def test_a_window_counts_the_positions_up_to_the_query_itself():
     keys = keys_of(np.zeros((1, 4, 1, 2)), np.arange(8.0).reshape(1, 4, 1, 2))
     key_position_NC = jnp.asarray([[5, NOWHERE, 2, 4]])
     out = run(jnp.ones((1, 2, 1, 2)), keys, jnp.asarray([[4, 5]]), key_position_NC, window=2)
-    # At 4 only 4 is seen (2 is two back), at 5 both 4 and 5.
+    # At 4 only 4 is visible (2 is two back), at 5 both 4 and 5.
     np.testing.assert_allclose(out[0, :, 0, 0], [6.0, 3.0], rtol=1e-6)
 
 
@@ -86,7 +86,7 @@ def test_a_pass_over_its_own_keys_equals_the_softmax_in_numpy(H, kv_heads, windo
 
 @pytest.mark.parametrize("window", [None, 2, 5])
 def test_keys_of_a_cache_and_of_the_pass_equal_the_softmax_in_numpy(window):
-    # Row 0 has five tokens behind it, row 1 two; slots that nobody wrote are nowhere.
+    # Row 0 has five tokens behind it, row 1 two; unwritten slots are nowhere.
     q, k, v = random_pass(1, 2, 3, 9, 7, 1, 6)
     past_N = np.asarray([5, 2])
     position_NL = past_N[:, None] + np.arange(3)
@@ -198,10 +198,10 @@ def plain_attention(q, k, v, position_NL, window, segment_NL):
     groups = q.shape[2] // k.shape[2]
     k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
     distance = position_NL[:, :, None] - position_NL[:, None, :]
-    seen = (distance >= 0) & (distance < (10**6 if window is None else window))
-    seen &= segment_NL[:, :, None] == segment_NL[:, None, :]
+    visible = (distance >= 0) & (distance < (10**6 if window is None else window))
+    visible &= segment_NL[:, :, None] == segment_NL[:, None, :]
     scores = jnp.einsum("nlhd,nchd->nhlc", q, k) / np.sqrt(q.shape[3])
-    weights = jax.nn.softmax(jnp.where(seen[:, None], scores, -jnp.inf), axis=-1)
+    weights = jax.nn.softmax(jnp.where(visible[:, None], scores, -jnp.inf), axis=-1)
     return jnp.einsum("nhlc,nchd->nlhd", weights, v)
 
 

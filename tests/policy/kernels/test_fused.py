@@ -1,4 +1,4 @@
-"""Fused kernels equal plain attention, lower for their platforms, and are chosen by shape."""
+"""Fused kernels equal plain attention, lower for their platforms, and are selected by shape."""
 
 import dataclasses
 import functools

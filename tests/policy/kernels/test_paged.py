@@ -181,7 +181,7 @@ def test_a_query_weighs_its_prefix_and_its_own_page_by_the_softmax():
 
 
 @pytest.mark.parametrize("window", [None, 6])
-def test_the_loop_reads_no_block_that_no_row_sees(window):
+def test_the_loop_reads_no_block_that_is_masked_for_all_rows(window):
     # Rows at 9..13 of tables of 32 tokens: pages from 16 on, and with the window those before 4.
     rng = np.random.default_rng(4)
     keys, values = rng.normal(size=(2, 1, 3 * WIDTH, PAGE, HEAD)).astype(np.float32)

@@ -1,7 +1,7 @@
 """The same conversations sampled by `transformers`' `generate` on PyTorch, as agent loops use it.
 
-A batch of conversations goes through its turns in lock step: all of them act, all of them hear
-their observations. Before each turn the batch is padded on the left; what is finished leaves it.
+A batch of conversations goes through its turns in lock step. Before each turn the batch is padded
+on the left; finished conversations leave it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Conversation(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """What sampling conversations took and brought.
+    """The results and costs of sampling conversations.
 
     seconds: wall time from the first prompt to the last token, warm; without `logp_seconds`.
     logp_seconds: wall time that the log-probabilities took, which agent RL needs besides.
@@ -86,7 +86,7 @@ def run(
     A turn takes as many decode steps as the batch's longest action, and shorter ones are cut off:
     the same work, since `generate` runs rows that have ended on as padding. A prompt is computed
     for each member of its group: `generate` knows no shared prefixes. Layers with a sliding window
-    see too little in `kept` where actions of one turn differ in length.
+    attend to too few keys in `kept` where actions of one turn differ in length.
 
     Args:
       model: from `load`.
@@ -171,11 +171,11 @@ class _Row:
 
     @property
     def observation(self) -> Sequence[int]:
-        """What answered the last action; nothing after the last turn."""
+        """The observation after the last action; none after the last turn."""
         return () if self.finished else self.conversation.observations[len(self.actions) - 1]
 
     def act(self, tokens: Sequence[int], logp: Sequence[float]) -> None:
-        """Takes the next action from what was sampled, and hears what answers it."""
+        """Appends the next action, from the sampled tokens, and its observation."""
         if self.finished:
             return
         length = self.length
@@ -209,8 +209,8 @@ def _static_cache(model: Any, conversations: Sequence[Conversation]) -> Any:
     longest = prompt = max(len(c.prompt) for c in conversations)
     for turn in turns:
         longest += max(c.lengths[turn] for c in conversations if turn < len(c.lengths))
-        heard = (c.observations[turn] for c in conversations if turn < len(c.observations))
-        longest += max(map(len, heard), default=0)
+        answers = (c.observations[turn] for c in conversations if turn < len(c.observations))
+        longest += max(map(len, answers), default=0)
     longest = max(longest, prompt + _WARM_STEPS)
     return transformers.StaticCache(config=model.config, max_cache_len=longest)
 
@@ -245,10 +245,10 @@ def _converse(
         meter.logp_seconds += time.perf_counter() - began
         for row, its_tokens, its_logp in zip(active, tokens, logp, strict=True):
             row.act(its_tokens, its_logp)
-        left = [index for index, row in enumerate(active) if static or not row.finished]
-        active = [active[index] for index in left]
+        remaining = [index for index, row in enumerate(active) if static or not row.finished]
+        active = [active[index] for index in remaining]
         if active and kept:
-            given = _keep(output, given, lengths, left, active)
+            given = _keep(output, given, lengths, remaining, active)
         elif active:
             given = _resend(active, model.device)
     return rows
@@ -287,7 +287,11 @@ def _resend(rows: Sequence[_Row], device: Any, cache: Any = None) -> _Given:
 
 
 def _keep(
-    output: Any, given: _Given, lengths: Sequence[int], left: Sequence[int], active: Sequence[_Row]
+    output: Any,
+    given: _Given,
+    lengths: Sequence[int],
+    remaining: Sequence[int],
+    active: Sequence[_Row],
 ) -> _Given:
     """What was computed, and the observations after it.
 
@@ -295,15 +299,15 @@ def _keep(
     the mask, so padding in the middle of a row shifts nothing.
 
     Args:
-      left: indices of the rows that go on, which are `active`.
+      remaining: indices of the unfinished rows, which are `active`.
     """
     device = given.ids.device
     steps = torch.arange(max(lengths), device=device)
     acted = steps[None, :] < torch.tensor(lengths, device=device)[:, None]
     mask = torch.cat([given.mask, acted.to(given.mask.dtype)], 1)
     ids, cache = output.sequences, output.past_key_values
-    if len(left) < len(lengths):
-        rows = torch.tensor(left, device=device)
+    if len(remaining) < len(lengths):
+        rows = torch.tensor(remaining, device=device)
         ids, mask = ids[rows], mask[rows]
         cache.batch_select_indices(rows)
     new_ids, new_mask = _pad_left([row.observation for row in active], device)
@@ -320,11 +324,11 @@ def _pad_left(texts: Sequence[Sequence[int]], device: Any) -> tuple[Any, Any]:
 
 def _logp(scores: Sequence[Any], sampled: Any) -> list[list[float]]:
     """Log-probabilities [row][step] of the tokens that were sampled from a step's scores."""
-    chosen = [
+    logp = [
         score.gather(1, token[:, None])[:, 0] - score.logsumexp(1)
         for score, token in zip(scores, sampled.T, strict=True)
     ]
-    return torch.stack(chosen, 1).tolist()
+    return torch.stack(logp, 1).tolist()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""The choices of a sweep, and how they are read from the configuration file of a training run.
+"""The options of a sweep, read from the configuration file of a training run.
 
-Only what matters to a sweep is read. A choice that this implementation does not have is refused.
+Only the fields of a sweep are read. An option that is not implemented here is refused.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ FIXED: dict[str, Any] = {
     "algorithm.critic": "none",
     "algorithm.minibatches_per_turn": 1,
 }
-# What changes no number of a sweep with the choices above.
+# Fields without effect on a sweep with the options above.
 UNREAD = (
     "discount",
     "step_coef",
@@ -187,15 +187,15 @@ def read_options(path: str | Path, overrides: Sequence[str] = (), **own: Any) ->
     Raises:
       ValueError: a wrong value, or a choice that is not implemented here.
     """
-    chosen = dict(_override(text) for text in overrides)
+    given = dict(_override(text) for text in overrides)
     values = _flat(_read_file(Path(path)))
-    recipe = chosen.get("recipe", values.get("recipe", "seeupo"))
+    recipe = given.get("recipe", values.get("recipe", "seeupo"))
     if recipe not in RECIPES:
         raise ValueError(f"config.recipe: got {recipe!r}; allowed here: {', '.join(RECIPES)}.")
     parts = {f"algorithm.{name}": value for name, value in RECIPES[recipe].items()}
-    # A recipe chosen on the command line goes above the file, one named in the file below it.
-    values = values | parts if "recipe" in chosen else parts | values
-    return from_flat(values | chosen, **own)
+    # A recipe of the command line overrides the file; the file overrides its own recipe.
+    values = values | parts if "recipe" in given else parts | values
+    return from_flat(values | given, **own)
 
 
 def from_flat(values: Mapping[str, Any], **own: Any) -> Options:
