@@ -1,4 +1,4 @@
-"""How a policy reads of BFCL's tools and writes their calls: the `bfcl` environment's formats."""
+"""The `bfcl` environment's formats of listing tools and of writing their calls."""
 
 from __future__ import annotations
 
@@ -85,10 +85,13 @@ def _begin_hermes(docs: Sequence[Doc], compact: bool) -> tuple[str, tuple[Tool, 
 def _add_hermes(docs: Sequence[Doc], compact: bool) -> str:
     # A chat template lists tools at the beginning only, so these come in a message, in its form.
     lines = [json.dumps({"type": "function", "function": to_tool(doc, compact)}) for doc in docs]
-    listing = "\n".join(["<tools>", *lines, "</tools>"])
-    return _prompts().DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING.format(
-        functions=listing
-    )
+    return _added("\n".join(["<tools>", *lines, "</tools>"]))
+
+
+def _added(listing: str) -> str:
+    """The official user message that brings further tools."""
+    prompt = _prompts().DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING
+    return prompt.format(functions=listing)
 
 
 def _render_hermes(calls: Sequence[ToolCall]) -> str:
@@ -114,10 +117,7 @@ def _begin_python(docs: Sequence[Doc], compact: bool) -> tuple[str, tuple[Tool, 
 
 
 def _add_python(docs: Sequence[Doc], compact: bool) -> str:
-    listing = _list_shortly(docs) if compact else repr(_with_hint(docs))
-    return _prompts().DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING.format(
-        functions=listing
-    )
+    return _added(_list_shortly(docs) if compact else repr(_with_hint(docs)))
 
 
 def _list_shortly(docs: Sequence[Doc]) -> str:

@@ -194,7 +194,7 @@ def test_the_scaling_of_llama_3_is_recovered_from_its_divisors(tmp_path, factor)
 def test_divisors_that_are_not_llama_3s_are_refused(tmp_path, divisors):
     path = write_llama(tmp_path, tensors={"rope_freqs.weight": divisors})
     with pytest.raises(
-        ValueError, match="llama.gguf: rope_freqs.weight is .*allowed: what follows"
+        ValueError, match="llama.gguf: rope_freqs.weight is .*allowed: the divisors"
     ):
         GgufFile(path)
 
