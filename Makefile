@@ -5,6 +5,8 @@ RUN := $(VENV)/bin/python
 WORKDIR ?= runs/quickstart
 # Of the tests: one more than there are cores, since many of them wait for processes.
 WORKERS ?= $(shell expr 1 + $$(nproc 2>/dev/null || echo 1))
+# Hundreds of processes import the package: without bytecode each would compile it again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup test-tools test-models test-appworld test-libtpu quickstart bfcl test lint clean
 
