@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.bench.comparison import OURS, Figures, OfSide, side
-from seeupo_jax.bench.settings import writable_file
+from seeupo_jax.bench.settings import writable_file, writable_folder
 from seeupo_jax.bench.update import flops_once
 from seeupo_jax.configuration.flags import Flags
 
@@ -49,15 +49,15 @@ ACCELERATOR: dict[str, str] = {
 SUITES = {"cpu": CPU, "accelerator": ACCELERATOR}
 
 
-def add_flags(parser: Flags) -> None:
+def add_flags(parser: Flags, folder: Callable[[str], Path] = Path) -> None:
     """Where figures are, and where the page goes."""
-    parser.flag("results", "where figures are", Path, default=Path("docs/benchmarks"))
+    parser.flag("results", "where figures are", folder, default=Path("docs/benchmarks"))
     parser.flag("output", "where the page goes", writable_file, default="docs/benchmarks.md")
 
 
 def add_all_flags(parser: Flags) -> None:
     """Those of the page, and which measurements are run."""
-    add_flags(parser)
+    add_flags(parser, writable_folder)
     parser.flag("suite", f"one of {', '.join(SUITES)}", default="cpu")
 
 

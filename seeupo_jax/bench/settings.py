@@ -27,6 +27,15 @@ def writable_file(value: str) -> Path:
     return file
 
 
+def writable_folder(value: str) -> Path:
+    """A folder that is there or can be made, known before anything is measured."""
+    folder = path(value)
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise Wrong(value, "a folder that can be written")
+    return folder
+
+
 def _some(*allowed: str) -> Callable[[str], tuple[str, ...]]:
     """Names with commas between them, or `none`; any names where `allowed` is empty."""
 

@@ -23,7 +23,7 @@ MISSING = ("altair", "ml_collections", "grain", "gguf", "llguidance", "tensorboa
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     """A folder where all pieces but `PROCESS` are done."""
-    folder = tmp_path_factory.mktemp("out")
+    folder = tmp_path_factory.mktemp("out") / "made"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "die_with_parent", lambda: None)
         patch.setattr(command, "prepare_xla", lambda: None)
@@ -114,6 +114,7 @@ def test_wrong_flags_and_folders_of_other_figures_are_refused(tmp_path, capsys, 
     out = f"--out={tmp_path}"
     assert "--minutes: got '0'; allowed: a number > 0" in refused([out, "--minutes=0"], capsys)
     assert "--page: got '/nowhere/x'" in refused([out, "--page=/nowhere/x"], capsys)
+    assert "allowed: a folder that can be written" in refused([f"--out={__file__}"], capsys)
     assert "--out: got none; allowed: the folder of results" in refused([], capsys)
     with pytest.raises(SystemExit):
         piece("x", tmp_path)

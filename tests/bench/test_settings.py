@@ -8,7 +8,14 @@ from seeupo_jax.bench import machine
 from seeupo_jax.bench.bench_report import SUITES
 from seeupo_jax.bench.inputs import MODELS
 from seeupo_jax.bench.jax_runner import ABLATIONS, ablations
-from seeupo_jax.bench.settings import CONTENDERS, Settings, add_flags, read, writable_file
+from seeupo_jax.bench.settings import (
+    CONTENDERS,
+    Settings,
+    add_flags,
+    read,
+    writable_file,
+    writable_folder,
+)
 from seeupo_jax.bench.workloads import WORKLOADS
 from seeupo_jax.configuration.flags import Flags, Wrong
 
@@ -90,3 +97,7 @@ def test_figures_that_could_not_be_written_are_refused_first(tmp_path):
     for wrong in (tmp_path, tmp_path / "nowhere" / "out.json"):
         with pytest.raises(Wrong, match="got .*; allowed: a file in an existing folder"):
             writable_file(str(wrong))
+    new = tmp_path / "new" / "results"
+    assert writable_folder(str(new)) == new and not new.parent.exists()
+    with pytest.raises(Wrong, match="got .*; allowed: a folder that can be written"):
+        writable_folder(f"{__file__}/results")

@@ -30,8 +30,8 @@ from seeupo_jax.bench.accelerator.runner import (
     sentence,
     work_through,
 )
-from seeupo_jax.bench.settings import writable_file
-from seeupo_jax.configuration.flags import Flags, Wrong, path, positive, whole
+from seeupo_jax.bench.settings import writable_file, writable_folder
+from seeupo_jax.configuration.flags import Flags, Wrong, positive, whole
 from seeupo_jax.runtime.cli import prepare_xla
 
 PAGE = "benchmarks_gpu.md"
@@ -43,7 +43,7 @@ _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 def add_flags(parser: Flags) -> None:
     """Those of the command."""
-    parser.flag("out", "the folder of results", path, required=True)
+    parser.flag("out", "the folder of results", writable_folder, required=True)
     parser.flag("minutes", "for all pieces together", positive, default=30.0)
     words = f"also write the page to this file; by default, in a checkout, {DOCS / PAGE}"
     parser.flag("page", words, writable_file)
@@ -92,6 +92,7 @@ def run(flags: argparse.Namespace) -> None:
 def run_piece(flags: argparse.Namespace) -> None:
     """One piece; exits with 1 where it failed, which its record says too."""
     die_with_parent()
+    flags.out.mkdir(parents=True, exist_ok=True)
     record = Record.begin(flags.out / f"{flags.piece}.json", rehearsal=flags.rehearse)
     try:
         prepare_xla()
