@@ -39,7 +39,7 @@ from seeupo_jax.errors import sentence_errors
 from seeupo_jax.metrics.statistics import evaluation_table
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.planning.explain_evaluation import explain_episodes, explain_policy, explain_server
-from seeupo_jax.planning.explanation import EXPLAIN, Section, tell
+from seeupo_jax.planning.explanation import EXPLAIN, Section, print_explanation
 from seeupo_jax.rollout.collection import RolloutWorker
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str]) -> None:
             if not given.untrained:
                 check_trained(config, workdir)
         if given.explain:
-            return tell(_explain(config, given, server, split, k))
+            return print_explanation(_explain(config, given, server, split, k))
         check_writable(workdir)
         if given.json is not None:
             check_writable(given.json.parent, "--json")

@@ -27,7 +27,7 @@ from seeupo_jax.metrics.run_manifest import Launch
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.planning.explain_training import explain_training
-from seeupo_jax.planning.explanation import EXPLAIN, tell
+from seeupo_jax.planning.explanation import EXPLAIN, print_explanation
 from seeupo_jax.planning.planned_devices import add_planned_flags, plan_devices
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.runtime import build
@@ -163,11 +163,13 @@ def main(arguments: Sequence[str]) -> None:
             check_places(config, workdir, make=not given.explain)
             if planned is not None:
                 config, missing = check_planned(config)
-                return tell(explain_training(config, workdir, planned, missing), runs_here=False)
+                return print_explanation(
+                    explain_training(config, workdir, planned, missing), runs_here=False
+                )
             join_cluster(config, given)
             check_config(config)
             if given.explain:
-                return tell(explain_training(config, workdir))
+                return print_explanation(explain_training(config, workdir))
             if config.checkpoint.directory is None:
                 check_shared(workdir)
             else:

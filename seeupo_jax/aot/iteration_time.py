@@ -90,14 +90,14 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
     Activations' traffic, along the tensor axis, shrinks with the length; weights' does not.
     """
     shapes, rollout = setup.learner.shapes, setup.config.rollout
-    chosen = setup.config.algorithm
+    algorithm = setup.config.algorithm
     steps = update_order(
         rollout.max_turns,
-        chosen.order,
-        turns_per_update=chosen.turns_per_update,
-        custom_order=chosen.custom_order,
+        algorithm.order,
+        turns_per_update=algorithm.turns_per_update,
+        custom_order=algorithm.custom_order,
     )
-    for step in steps * chosen.inner_epochs:
+    for step in steps * algorithm.inner_epochs:
         length = shapes.allowed(-(-rollout.max_context * (1 + max(step)) // rollout.max_turns))[0]
         share = length / shapes.lengths[-1]
         traffic = [

@@ -33,7 +33,7 @@ class StepResult:
     done: no further action is accepted.
     info: counters and labels of the episode so far, for logs; nothing in it reaches the policy.
       The entry `states`, a list of texts, names the state before each step so far, for
-      advantages per turn (`learner.states`).
+      advantages per turn (`trajectories.states`).
     """
 
     observation: tuple[Message, ...]
@@ -70,7 +70,7 @@ class Environment(Protocol):
     def task_ids(self, split: str) -> Sequence[str]:
         """Names of the tasks of `train`, `test` and, where there are any, `validation`.
 
-        Raises ValueError on a split that it does not have. Checkpoints are chosen on `validation`
+        Raises ValueError on a split that it does not have. Checkpoints are selected on `validation`
         tasks, which are neither training nor test tasks.
         """
         ...

@@ -10,7 +10,7 @@ import numpy as np
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.learner.batching import Rows, Shapes
-from seeupo_jax.learner.states import turn_states
+from seeupo_jax.trajectories.states import turn_states
 from seeupo_jax.types import CONTEXT, Segment, Trajectory, learnable, rewards_of
 
 Ragged = list[np.ndarray]  # one array a segment, aligned with its tokens

@@ -28,8 +28,8 @@ def samples_of(trajectories: Sequence[Trajectory], split: str) -> list[Sample]:
     good = [t for t in trajectories if not t.failed]
     if not good:
         return []
-    chosen = [max(good, key=lambda t: t.reward), min(good, key=lambda t: t.reward)]
-    return [_sample(t, split) for t in chosen[: 1 + (chosen[0].reward != chosen[1].reward)]]
+    extremes = [max(good, key=lambda t: t.reward), min(good, key=lambda t: t.reward)]
+    return [_sample(t, split) for t in extremes[: 1 + (extremes[0].reward != extremes[1].reward)]]
 
 
 def _sample(trajectory: Trajectory, split: str) -> Sample:

@@ -69,8 +69,8 @@ def explain_episodes(
         in the folder `path` that is.
     """
     every = task_ids(config, split)
-    chosen = every[: config.evaluation.tasks]
-    total = len(chosen) * k
+    tasks = every[: config.evaluation.tasks]
+    total = len(tasks) * k
     temperature = config.evaluation.temperature
     temperature = config.rollout.temperature if temperature is None else temperature
     drawn = "always the likeliest token"
@@ -78,10 +78,10 @@ def explain_episodes(
         drawn = f"temperature {temperature:g}"
     where = [f"{path}: which file is known once the server has named its model"]
     if played is not None:
-        there = sum((task_id, member) in played for task_id in chosen for member in range(k))
+        there = sum((task_id, member) in played for task_id in tasks for member in range(k))
         where = [f"{there} of {total} are in {path}; {total - there} are to be played"]
     return [
         ("environment", environment_lines(config)),
-        ("tasks", [f"{split}: the first {len(chosen)} of {len(every)}"]),
-        ("episodes", [f"{len(chosen)} tasks x k={k}: {total}; {drawn}", *where]),
+        ("tasks", [f"{split}: the first {len(tasks)} of {len(every)}"]),
+        ("episodes", [f"{len(tasks)} tasks x k={k}: {total}; {drawn}", *where]),
     ]

@@ -23,7 +23,7 @@ from seeupo_jax.runtime.build import ARCHITECTURES
 def plan_run(
     config: Config, start: str | None, planned: Planned | None = None
 ) -> tuple[AbstractRun, RematPlan]:
-    """The run's parts, and what recomputation was chosen by.
+    """The run's parts, and what recomputation was selected by.
 
     Args:
       start: where the policy lies; None: it has still to be made.
@@ -37,7 +37,7 @@ def plan_run(
     if planned is not None:
         plan = plan_remat(config, mesh, planned.memory_bytes, share=SHARE)
         if config.model.remat == "auto":
-            model = dataclasses.replace(config.model, remat=plan.chosen)
+            model = dataclasses.replace(config.model, remat=plan.selected)
             config = dataclasses.replace(config, model=model)
         return abstract_run(config, mesh, planned), plan
     config, plan = choose_remat(config, mesh)
@@ -93,11 +93,11 @@ def mesh_lines(found: AbstractRun, planned: Planned | None = None) -> list[str]:
     return [f"{count}{processes}: {axes if axes else 'one device'}", str(reshard), *more]
 
 
-def memory_lines(found: AbstractRun, remat: RematPlan, *, chosen: bool) -> list[str]:
+def memory_lines(found: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list[str]:
     """What lies on one device, in the order in which it comes.
 
     Args:
-      chosen: whether it was by this plan that recomputation was decided.
+      by_plan: whether this plan selected the recomputation.
     """
     config, arch = found.config, found.policy.network.arch
     names = {
@@ -113,9 +113,9 @@ def memory_lines(found: AbstractRun, remat: RematPlan, *, chosen: bool) -> list[
     sizes[f"activations of a microbatch, remat {name}"] = remat.activations[name]
     lines = ["of one device, by estimate:"]
     lines += [f"{in_units(size):>12}  {label}" for label, size in sizes.items() if size > 0]
-    whole = f"{in_units(remat.needed(name)):>12}  a step of the sweep"
-    lines.append(whole + ("" if remat.allowed is None else f", of {in_units(remat.allowed)}"))
-    if chosen:
+    step = f"{in_units(remat.needed(name)):>12}  a step of the sweep"
+    lines.append(step + ("" if remat.allowed is None else f", of {in_units(remat.allowed)}"))
+    if by_plan:
         lines.append(str(remat))
     away = [part for part, waits in vars(config.offload).items() if waits]
     if away:
@@ -159,10 +159,10 @@ def program_lines(found: AbstractRun, iterations: int) -> list[str]:
 
 def environment_lines(config: Config) -> list[str]:
     env = config.env
-    chosen = ", ".join(f"{name}={value!r}" for name, value in env.options.items())
+    options = ", ".join(f"{name}={value!r}" for name, value in env.options.items())
     where = ", a process for each environment" if env.isolation == "process" else ""
     return [
-        f"{env.name}{f' ({chosen})' if chosen else ''}; {env.workers} threads{where}, a call at"
+        f"{env.name}{f' ({options})' if options else ''}; {env.workers} threads{where}, a call at"
         f" most {env.timeout_s:g} s, {env.retries} retries"
     ]
 

@@ -28,10 +28,10 @@ from seeupo_jax.planning.explain_parts import (
 from seeupo_jax.planning.explanation import Section, choices, listed
 from seeupo_jax.rollout.tasks import too_few
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.resume_check import check_same_run
+from seeupo_jax.runtime.checks import check_same_run
 
-# What of an algorithm is always told; the other choices where they are not the default.
-_TOLD = "order ratio objective advantage baseline scale old_policy weight_clip kl_coef".split()
+# What of an algorithm is always shown; the other fields where they are not the default.
+_SHOWN = "order ratio objective advantage baseline scale old_policy weight_clip kl_coef".split()
 
 
 class _Start(NamedTuple):
@@ -68,7 +68,7 @@ def explain_training(
         *([("missing", lacks)] if lacks else []),
         ("model", model_lines(found, start)),
         ("mesh", mesh_lines(found, planned)),
-        ("memory", memory_lines(found, remat, chosen=config.model.remat == "auto")),
+        ("memory", memory_lines(found, remat, by_plan=config.model.remat == "auto")),
         ("programs", program_lines(found, config.iterations - begins.done)),
         ("environment", environment_lines(config)),
         ("tasks", _tasks(config)),
@@ -101,16 +101,16 @@ def _start(found: AbstractRun, workdir: Path) -> _Start:
 
 
 def _tasks(config: Config) -> list[str]:
-    chosen, lines = config.evaluation, []
+    evaluation, lines = config.evaluation, []
     try:
         trains_on = task_ids(config, "train")
     except Missing:
-        return [f"not known here; {chosen.tasks} of {chosen.split} are tested"]
-    for split in dict.fromkeys(("train", chosen.split, *chosen.extra_splits)):
+        return [f"not known here; {evaluation.tasks} of {evaluation.split} are tested"]
+    for split in dict.fromkeys(("train", evaluation.split, *evaluation.extra_splits)):
         count = len(task_ids(config, split))
-        tested = f", of which {min(count, chosen.tasks)} are tested"
-        if split != chosen.split:
-            tested = f"{tested} before and after" if split in chosen.extra_splits else ""
+        tested = f", of which {min(count, evaluation.tasks)} are tested"
+        if split != evaluation.split:
+            tested = f"{tested} before and after" if split in evaluation.extra_splits else ""
         lines.append(f"{split}: {count:,}{tested}")
     repeats = too_few(len(trains_on), config.rollout.tasks)
     return lines if repeats is None else [*lines, repeats]
@@ -118,29 +118,29 @@ def _tasks(config: Config) -> list[str]:
 
 def _recipe(config: Config) -> list[str]:
     own, usual = vars(config.algorithm), vars(Algorithm())
-    told = {name: own[name] for name in _TOLD}
-    told |= {name: value for name, value in own.items() if value != usual[name]}
-    lines = [f"{config.recipe}: " + choices(told)]
+    shown = {name: own[name] for name in _SHOWN}
+    shown |= {name: value for name, value in own.items() if value != usual[name]}
+    lines = [f"{config.recipe}: " + choices(shown)]
     recipe: Mapping[str, Any] = recipe_fields(config.recipe)
     if other := {name: own[name] for name in recipe if own[name] != recipe[name]}:
         lines.append(f"other than the recipe: {choices(other)}")
-    chosen = config.optimizer
-    rate = f"learning rate {chosen.learning_rate:g} ({chosen.schedule})"
+    optimizer = config.optimizer
+    rate = f"learning rate {optimizer.learning_rate:g} ({optimizer.schedule})"
     for unit in ("iterations", "steps"):
-        if warmup := vars(chosen)[f"warmup_{unit}"]:
+        if warmup := vars(optimizer)[f"warmup_{unit}"]:
             rate += f", warm-up over {warmup} {unit}"
-    return [*lines, f"optimizer {chosen.name}, {rate}"]
+    return [*lines, f"optimizer {optimizer.name}, {rate}"]
 
 
 def _iterations(config: Config, begins: _Start) -> list[str]:
-    rollout, chosen = config.rollout, config.algorithm
+    rollout, algorithm = config.rollout, config.algorithm
     order = update_order(
         rollout.max_turns,
-        chosen.order,
-        turns_per_update=chosen.turns_per_update,
-        custom_order=chosen.custom_order,
+        algorithm.order,
+        turns_per_update=algorithm.turns_per_update,
+        custom_order=algorithm.custom_order,
     )
-    steps = len(order) * chosen.inner_epochs * chosen.minibatches_per_turn
+    steps = len(order) * algorithm.inner_epochs * algorithm.minibatches_per_turn
     count = rollout.tasks * rollout.group_size
     return [
         f"{config.iterations}, {begins.lines[-1]}",
@@ -160,11 +160,13 @@ def _due(config: Config, every: int, done: int) -> list[int]:
 
 
 def _evaluations(config: Config, begins: _Start) -> list[str]:
-    chosen = config.evaluation
-    due = ([] if begins.evaluated else [begins.done]) + _due(config, chosen.every, begins.done)
+    evaluation = config.evaluation
+    due = ([] if begins.evaluated else [begins.done]) + _due(config, evaluation.every, begins.done)
     if not due:
         return ["none"]
-    return [f"{len(due)}, after iterations {listed(due)}: {chosen.tasks} tasks x k={chosen.k}"]
+    return [
+        f"{len(due)}, after iterations {listed(due)}: {evaluation.tasks} tasks x k={evaluation.k}"
+    ]
 
 
 def _checkpoints(found: AbstractRun, workdir: Path, begins: _Start) -> list[str]:

@@ -14,7 +14,7 @@ Section = tuple[str, list[str]]  # a title and its lines
 _TITLE, _WIDTH, _LISTED = 13, 100, 12
 
 
-def tell(sections: Iterable[Section], *, runs_here: bool = True) -> None:
+def print_explanation(sections: Iterable[Section], *, runs_here: bool = True) -> None:
     """Prints what was found; process 0 does.
 
     Args:

@@ -111,9 +111,9 @@ class Module:
         The CPU's compiler says it. The TPU's does not: there it is read off a test for a counter
         below a constant, the counter's first value and what the body adds to it.
         """
-        told = _TRIP_COUNT.search(loop.rest)
-        if told:
-            return int(told[1])
+        count = _TRIP_COUNT.search(loop.rest)
+        if count:
+            return int(count[1])
         test = self.roots[loop.named("condition")]
         start = self._source(computation, loop.inputs[0])
         if test.op != "compare" or "direction=LT" not in test.rest or start.op != "tuple":

@@ -36,7 +36,7 @@ class RematPlan:
     allowed: int | None
 
     @property
-    def chosen(self) -> str:
+    def selected(self) -> str:
         """The least recomputation that fits; the most of all where nothing does."""
         allowed = self.allowed
         fitting = [n for n in self.activations if allowed is None or self.needed(n) <= allowed]
@@ -47,7 +47,7 @@ class RematPlan:
         return self.standing + self.activations[name]
 
     def __str__(self) -> str:
-        name, least = self.chosen, next(iter(self.activations))
+        name, least = self.selected, next(iter(self.activations))
         if self.allowed is None:
             return f"remat: {name} (model.remat=auto; how much memory devices have is not known)"
         allowed = f"of {in_units(self.allowed)} per device for a step"
@@ -79,7 +79,7 @@ def choose_remat(
     if memory_bytes is None:
         memory_bytes = min(gather(total_memory(mesh.local_devices[0]) or 0))
     plan = plan_remat(config, mesh, memory_bytes or None)
-    model = dataclasses.replace(config.model, remat=plan.chosen)
+    model = dataclasses.replace(config.model, remat=plan.selected)
     return dataclasses.replace(config, model=model), plan
 
 

@@ -174,7 +174,7 @@ def _state(run: Recorded) -> tuple[str, str]:
 
 
 def _selected_on(run: Recorded) -> str:
-    """A warning where the best checkpoint was chosen by the figures that are shown."""
+    """A warning where the best checkpoint was selected by the figures that are shown."""
     if not any(value for _, value in run.series("eval/selected_on")):
         return ""
     return f"the best checkpoint is selected on {run.split} too: its figure there is biased upwards"

@@ -22,7 +22,7 @@ from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.rollout_store import RolloutStore
 from seeupo_jax.rollout.tasks import TrainingTasks, too_few
 from seeupo_jax.runtime.build import Policy
-from seeupo_jax.runtime.resume_check import made_by
+from seeupo_jax.runtime.checks import made_by
 
 
 class Origin(NamedTuple):

@@ -25,7 +25,7 @@ from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.planning.abstract_run import Planned
 from seeupo_jax.planning.explain_parts import plan_run
 from seeupo_jax.planning.explain_training import explain_training
-from seeupo_jax.planning.explanation import listed, tell
+from seeupo_jax.planning.explanation import listed, print_explanation
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_planned
 from seeupo_jax.runtime.run import begin_run
@@ -49,7 +49,7 @@ def model(tmp_path_factory):
 def explain(path, workdir, capsys, *overrides):
     """What is printed, on one line."""
     config = load_config(path, overrides)
-    tell(explain_training(config, workdir))
+    print_explanation(explain_training(config, workdir))
     return re.sub(r"\s+", " ", capsys.readouterr().out)
 
 
@@ -210,7 +210,7 @@ def test_a_run_that_goes_on_is_told_from_where(begin, tmp_path, capsys):
         run.checkpoints.save(state._replace(done=2))  # not evaluated yet
         run.checkpoints.wait()
     files = sorted(tmp_path.rglob("*"))
-    tell(explain_training(config, tmp_path))
+    print_explanation(explain_training(config, tmp_path))
     said = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert f"iterations 4, resuming after iteration 2, from {tmp_path}/checkpoints" in said
     assert "2 are left" in said

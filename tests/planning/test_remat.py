@@ -34,7 +34,7 @@ def test_the_least_recomputation_that_fits_is_chosen(one):
     # On CPU half of the memory is for the step.
     for name in needed:
         chosen, found = choose_remat(config_of(), one, memory_bytes=2 * needed[name])
-        assert (chosen.model.remat, found.chosen) == (name, name)
+        assert (chosen.model.remat, found.selected) == (name, name)
     less, found = choose_remat(config_of(), one, memory_bytes=2 * needed["full"] - 2)
     assert less.model.remat == "full" and "more than available" in str(found)
 
@@ -47,7 +47,7 @@ def test_the_choice_is_told_in_a_sentence():
     )
     assert "none (model.remat=auto): about 5 GiB" in str(dataclasses.replace(plan, allowed=5 * GIB))
     unknown = dataclasses.replace(plan, allowed=None)
-    assert unknown.chosen == "none" and "not known" in str(unknown)
+    assert unknown.selected == "none" and "not known" in str(unknown)
 
 
 @pytest.mark.parametrize("name", ["none", "dots", "full"])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from seeupo_jax.learner.states import turn_states
+from seeupo_jax.trajectories.states import turn_states
 from seeupo_jax.types import CONTEXT, Segment, Trajectory
 
 
