@@ -8,13 +8,14 @@ WORKERS ?= $(shell expr 1 + $$(nproc 2>/dev/null || echo 1))
 # Hundreds of processes import the package: without bytecode each would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test-tools test-models test-appworld test-libtpu quickstart bfcl test lint clean
+.PHONY: help setup test-tools test-models test-appworld test-libtpu quickstart bfcl test lint docs clean
 
 help:
 	@echo "make quickstart   train the bundled example policy and show its learning curve (about 5 minutes)"
 	@echo "make bfcl         the same loop on the real BFCL v4 tasks (about 20 minutes)"
 	@echo "make test         every test"
-	@echo "make lint         ruff format, ruff check and shellcheck"
+	@echo "make lint         ruff format, ruff check, shellcheck, and the site's links"
+	@echo "make docs         the documentation as a site, in site/"
 
 $(VENV)/runtime: requirements.txt pyproject.toml
 	@echo "Setting up $(VENV) with what requirements.txt names ..."
@@ -56,6 +57,11 @@ lint: $(VENV)/development
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(VENV)/bin/shellcheck -x launch/*.sh third_party/*/*.sh
+	@$(MAKE) --no-print-directory docs
+
+# Fails at a broken link or anchor, and at a page that the navigation does not list.
+docs: $(VENV)/development
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs site
