@@ -41,10 +41,10 @@ from seeupo_jax.runtime.cli import (
     quiet_logs,
     read_config,
 )
-from seeupo_jax.runtime.run import UNKNOWN, Run, begin_run
-from seeupo_jax.runtime.run_checkpoints import RunState
-from seeupo_jax.runtime.stagnation import NotLearning
-from seeupo_jax.runtime.warm_starting import start_policy
+from seeupo_jax.runtime.training.run import UNKNOWN, Run, begin_run
+from seeupo_jax.runtime.training.run_checkpoints import RunState
+from seeupo_jax.runtime.training.stagnation import NotLearning
+from seeupo_jax.runtime.training.warm_starting import start_policy
 
 
 def train(config: Config, workdir: str | Path, launch: Launch = UNKNOWN) -> None:

@@ -37,7 +37,7 @@ LONGEST = (
     "tests/learner/test_sweep.py",
     "tests/bench/test_accelerator.py",
     "tests/envs/appworld/test_environment.py",
-    "tests/runtime/test_run.py",
+    "tests/runtime/training/test_run.py",
     "tests/planning/test_explain.py",
     "tests/browser/test_tutorial.py",
     "tests/checkpoint/test_checkpoints.py",

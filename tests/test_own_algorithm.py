@@ -19,7 +19,7 @@ from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config
-from seeupo_jax.runtime.run import begin_run
+from seeupo_jax.runtime.training.run import begin_run
 from seeupo_jax.train import iterate
 
 EXAMPLES = "docs.examples"

@@ -12,7 +12,7 @@ from seeupo_jax.display.progress import Progress
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.run import begin_run
+from seeupo_jax.runtime.training.run import begin_run
 from seeupo_jax.train import iterate
 
 OVERRIDES = (

@@ -28,7 +28,7 @@ from seeupo_jax.planning.explain_training import explain_training
 from seeupo_jax.planning.explanation import listed, print_explanation
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_planned
-from seeupo_jax.runtime.run import begin_run
+from seeupo_jax.runtime.training.run import begin_run
 from seeupo_jax.trajectories.episodes import Episode, EpisodeFile
 
 QUICKSTART = ROOT / "configs" / "quickstart.py"

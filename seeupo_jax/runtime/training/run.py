@@ -24,9 +24,9 @@ from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.runtime.build import Policy
 from seeupo_jax.runtime.evaluation import evaluate
 from seeupo_jax.runtime.policy_folder import write_policy
-from seeupo_jax.runtime.run_checkpoints import RunCheckpoints, RunState
-from seeupo_jax.runtime.run_parts import RunParts, build_parts
-from seeupo_jax.runtime.stagnation import NotLearning, check_groups
+from seeupo_jax.runtime.training.run_checkpoints import RunCheckpoints, RunState
+from seeupo_jax.runtime.training.run_parts import RunParts, build_parts
+from seeupo_jax.runtime.training.stagnation import NotLearning, check_groups
 from seeupo_jax.types import TrajectoryStats
 
 UNKNOWN = Launch()  # how the run was begun is not known

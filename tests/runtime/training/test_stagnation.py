@@ -4,7 +4,7 @@ import pytest
 import run_cases as cases
 
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.runtime.stagnation import NotLearning, Stagnation, check_groups
+from seeupo_jax.runtime.training.stagnation import NotLearning, Stagnation, check_groups
 from seeupo_jax.types import Trajectory
 
 LEARNS = {

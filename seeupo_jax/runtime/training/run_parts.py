@@ -18,9 +18,9 @@ from seeupo_jax.rollout.collection import RolloutWorker
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.evaluation import selection_split, selection_warning
-from seeupo_jax.runtime.run_log import RunLog
-from seeupo_jax.runtime.stagnation import Stagnation
-from seeupo_jax.runtime.trajectory_source import TrajectorySource
+from seeupo_jax.runtime.training.run_log import RunLog
+from seeupo_jax.runtime.training.stagnation import Stagnation
+from seeupo_jax.runtime.training.trajectory_source import TrajectorySource
 from seeupo_jax.types import TrainState
 
 

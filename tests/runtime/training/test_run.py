@@ -26,8 +26,8 @@ from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_metrics
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.run import begin_run
-from seeupo_jax.runtime.stagnation import NotLearning
+from seeupo_jax.runtime.training.run import begin_run
+from seeupo_jax.runtime.training.stagnation import NotLearning
 from seeupo_jax.types import Segment, Trajectory, learnable
 
 
