@@ -25,7 +25,7 @@ from seeupo_jax.learner.batching import (
     turn_batch,
 )
 from seeupo_jax.learner.learner import Program
-from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
 from seeupo_jax.parallel.distributed import to_host

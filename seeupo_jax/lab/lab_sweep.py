@@ -25,7 +25,7 @@ from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.lab.lab_advantages import Credit
 from seeupo_jax.lab.lab_trajectories import Batch
 from seeupo_jax.lab.policies import Policy, log_probability
-from seeupo_jax.learner.optimizer import apply_update
+from seeupo_jax.learner.optimization.optimizer import apply_update
 from seeupo_jax.types import TrainState
 
 

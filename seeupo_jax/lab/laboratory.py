@@ -30,7 +30,7 @@ from seeupo_jax.lab.policies import (
     first_context,
 )
 from seeupo_jax.lab.problems import Problem
-from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.runtime.algorithm_trial import check_entries
 from seeupo_jax.types import TrainState
 

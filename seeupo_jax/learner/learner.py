@@ -14,7 +14,7 @@ import optax
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.algorithm import fused_refresh_applies
 from seeupo_jax.learner.batching import Shapes
-from seeupo_jax.learner.schedule import Schedule, at_share
+from seeupo_jax.learner.optimization.schedule import Schedule, at_share
 from seeupo_jax.learner.state_layout import on_device
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.learner.step.critic import Critic, make_critic

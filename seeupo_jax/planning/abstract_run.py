@@ -12,7 +12,7 @@ import jax
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.advantages import credit_programs
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.programs import COPY_FACTORS, sweep_programs
 from seeupo_jax.parallel.device_memory import device_bytes
 from seeupo_jax.rollout.engine.slots import SlotEngine

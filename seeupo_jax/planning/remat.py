@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.parallel.device_memory import device_bytes, in_units, total_memory
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.parallel.mesh import make_mesh, row_shards, sampler_mesh

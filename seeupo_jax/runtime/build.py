@@ -19,7 +19,7 @@ from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.envs.transport.isolated import Isolated
 from seeupo_jax.learner.batching import Shapes, row_lengths
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.schedule import Schedule
+from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.state_layout import abstract_state, make_state, state_layout, to_pinned_host
 from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
 from seeupo_jax.parallel.device_memory import free_memory

@@ -15,8 +15,8 @@ from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.envs import Demonstrator, gate
 from seeupo_jax.envs.base import Missing
 from seeupo_jax.envs.transport.isolated import check_isolated
-from seeupo_jax.learner.optimizer import make_optimizer
-from seeupo_jax.learner.schedule import Schedule
+from seeupo_jax.learner.optimization.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.state_layout import check_offload
 from seeupo_jax.metrics.trackers import check_trackers
 from seeupo_jax.parallel.mesh import make_mesh

@@ -11,7 +11,7 @@ import numpy as np
 
 from seeupo_jax.configuration.schema import Config, Rollout
 from seeupo_jax.learner.batching import Rows
-from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
 from seeupo_jax.parallel.mesh import make_mesh, row_shards

@@ -10,7 +10,7 @@ from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.programs import sweep_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, check_offload, state_layout
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding

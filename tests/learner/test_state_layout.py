@@ -8,7 +8,7 @@ import pytest
 from learner_process import learner_on, placed
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.programs import sweep_programs
 from seeupo_jax.learner.state_layout import abstract_state, make_state, state_layout
 from seeupo_jax.parallel.mesh import make_mesh, sharding

@@ -11,7 +11,7 @@ import pytest
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import Rows, Shapes, empty_batch, empty_layout
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.planning import flops

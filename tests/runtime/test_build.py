@@ -7,7 +7,7 @@ from places import CONFIGS
 
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.envs.order_desk.environment import OrderDesk
-from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config

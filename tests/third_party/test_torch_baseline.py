@@ -12,13 +12,13 @@ import pytest
 import torch
 from flax import nnx
 from learner_cases import observe, ragged
+from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.schedule import Schedule
 from twin_policy import tensors_of
 
 from seeupo_jax.bench import torch_runner
 from seeupo_jax.configuration import loading
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.optimizer import make_optimizer
-from seeupo_jax.learner.schedule import Schedule
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Transformer

@@ -14,7 +14,7 @@ import optax
 from seeupo_jax.algorithms.value import clipped_value_loss
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.step.rows import row_hidden
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.network import Network

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from seeupo_jax.learner.optimizer import apply_update
+from seeupo_jax.learner.optimization.optimizer import apply_update
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.state_layout import on_device
 from seeupo_jax.learner.step.actions import split_actions

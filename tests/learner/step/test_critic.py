@@ -19,7 +19,7 @@ from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.optimizer import apply_update, make_optimizer
+from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimizer
 from seeupo_jax.learner.programs import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.critic import critic_optimizer, make_critic

@@ -14,7 +14,7 @@ import optax
 
 from seeupo_jax.configuration.schema import Optimizer
 from seeupo_jax.configuration.user_code import import_attribute
-from seeupo_jax.learner.schedule import by_iteration, step_warmup
+from seeupo_jax.learner.optimization.schedule import by_iteration, step_warmup
 from seeupo_jax.types import TrainState
 
 
@@ -25,7 +25,7 @@ def make_optimizer(config: Optimizer, *, total_steps: int) -> optax.GradientTran
       config: `name` is an optax function (`adamw`, `contrib.muon`) or a user's `module:function`
         with a `learning_rate` parameter; `kwargs` are its other keyword arguments. What it gets as
         learning rate is a number, or with a schedule or a warm-up a function of its own steps,
-        which within an iteration changes by `warmup_steps` alone: see `learner/schedule.py`.
+        which within an iteration changes by `warmup_steps` alone: see `schedule.py`.
       total_steps: optimizer steps that the whole run takes at the most.
 
     Raises:

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from seeupo_jax.configuration.schema import Optimizer
-from seeupo_jax.learner.optimizer import apply_update, make_optimizer
+from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimizer
 from seeupo_jax.types import TrainState
 
 _NAMES = ("adam", "adamw", "lion", "adafactor", "sgd", "contrib.muon")

@@ -15,8 +15,8 @@ from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.configuration.schema import Optimizer
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.optimizer import apply_update, make_optimizer
-from seeupo_jax.learner.schedule import Schedule, Scheduled, at_share
+from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimizer
+from seeupo_jax.learner.optimization.schedule import Schedule, Scheduled, at_share
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.runtime.checks import check_config

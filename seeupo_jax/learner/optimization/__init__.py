@@ -1,0 +1,1 @@
+"""What a gradient becomes: optimizers, groups of parameters, schedules."""
