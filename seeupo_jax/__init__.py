@@ -2,5 +2,7 @@
 
 import os
 
+__version__ = "0.1.0"
+
 # Of transformers, tokenizers and configs are used: its advice on a missing PyTorch is not.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

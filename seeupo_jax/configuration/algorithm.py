@@ -15,55 +15,78 @@ class LossOptions:
     """What is maximised for an action: the options that the turn step is compiled with."""
 
     objective: str = entry_point("objective", "clipped")
+    """What is maximised at each action or token."""
     ratio: str = choice("geometric", "product", "token")
-    loss_mean: str = choice("action", "token", "constant")  # how tokens are averaged
-    weight_clip: float | None = above(
-        0, 0.2, most=1000
-    )  # M's factors stay in [1 - it, 1 + it]; none: Eq. 8
+    """Level of the ratio: exp of the mean or of the sum over an action's tokens; one per token."""
+    loss_mean: str = choice("action", "token", "constant")
+    """Mean over an action's tokens, then over trajectories; over all tokens; or the sum over tokens
+    divided by a constant."""
+    weight_clip: float | None = above(0, 0.2, most=1000)
+    """Factors of M and their product stay in [1 - it, 1 + it]; none: Eq. 8 as written."""
     clip_low: float | None = within(0, 1000, 0.2)
+    """The ratio is clipped below 1 - it; none: not."""
     clip_high: float | None = within(0, 1000, 0.2)
-    clip_dual: float | None = above(
-        1, None, most=1000
-    )  # clipped: bounds the loss at it times a negative M
+    """The ratio is clipped above 1 + it; none: not."""
+    clip_dual: float | None = above(1, None, most=1000)
+    """With objective=clipped, bounds the loss at it times a negative M; none: no bound."""
     kl_coef: float = within(0, 100, 0.002)
+    """Coefficient of the KL penalty to the reference policy; 0: none."""
     kl_in: str = choice("loss", "reward")
-    tis_clip: float | None = above(
-        0, None, most=1000
-    )  # weigh surrogates by trainer / sampler, at most this
+    """Whether the KL penalty is a term of the loss or taken from the reward."""
+    tis_clip: float | None = above(0, None, most=1000)
+    """Weigh surrogates by trainer / sampler probability, at most this; none: no weights."""
 
 
 @dataclass(frozen=True)
 class Algorithm(LossOptions):
     """The options of an update; the defaults are SeeUPO's, as its authors run it."""
 
-    # The order of the turns' updates. parallel: all in one step, without weights.
     order: str = choice("reverse", "forward", "random", "custom", "parallel")
-    custom_order: tuple[int, ...] = ()  # for order=custom: turns, first to be updated first
-    turns_per_update: int | None = at_least(1, 1)  # consecutive, one action; none: all
-    weight: str = choice("on", "off")  # off: M stays the advantage
-    # The advantage of a trajectory, a turn or a token.
+    """Order of the turns' updates; parallel: all in one step, without weights."""
+    custom_order: tuple[int, ...] = ()
+    """For order=custom: turns, first to be updated first."""
+    turns_per_update: int | None = at_least(1, 1)
+    """Consecutive turns that are one action; none: all."""
+    weight: str = choice("on", "off")
+    """Whether M carries the ratios of turns already updated (Eq. 8); off: M stays the advantage."""
     advantage: str = entry_point("advantage", "grae")
+    """Estimator of the advantage of a trajectory, a turn or a token."""
     baseline: str = choice("mean", "leave_one_out", "batch")
+    """What is subtracted from a reward: the group's mean, the others' mean, the batch's mean."""
     scale: str = choice("batch", "none", "group")
+    """The standard deviation that advantages are divided by."""
     advantage_clip: float | None = above(0, 3.0)
-    discount: float = within(0, 1, 1.0)  # a turn (gigpo, hgpo) or a token (returns, gae)
-    step_coef: float = within(0, 1000, 1.0)  # gigpo: of the turn beside the episode
-    history: int = at_least(0, 2)  # hgpo: turns before a state that its deepest group shares
-    history_power: float = within(0, 10, 1.0)  # hgpo: how much more deeper groups count; 0: not
+    """Bound on advantages that are standardised over the batch; none: no bound."""
+    discount: float = within(0, 1, 1.0)
+    """Discount per turn (gigpo, hgpo) or per token (returns, gae)."""
+    step_coef: float = within(0, 1000, 1.0)
+    """gigpo: weight of the turn's advantage beside the episode's."""
+    history: int = at_least(0, 2)
+    """hgpo: turns before a state that its deepest group shares."""
+    history_power: float = within(0, 10, 1.0)
+    """hgpo: how much more deeper groups count; 0: not."""
     gae_lambda: float = within(0, 1, 0.95)
-    # The denominators of ratios and of a step's sum.
+    """Decay of generalised advantage estimation (gae)."""
     old_policy: str = choice("iteration", "turn")
-    pool_mean: str = choice("all", "active")  # divide by N, or by those that have the turn
-    # A value function, which only advantage=gae reads.
+    """Denominator of ratios: the policy that sampled, or the one before the turn's step."""
+    pool_mean: str = choice("all", "active")
+    """A step's sum is divided by all trajectories, or by those that have the turn."""
     critic: str = choice("none", "head", "model")
+    """The value function, which only advantage=gae reads: a head on the policy, or a model."""
     value_coef: float = above(0, 0.5, most=1000)
+    """Coefficient of the value function's loss."""
     value_clip: float | None = above(0, 0.2)
-    critic_learning_rate: float | None = above(0, None, most=100)  # none: the policy's
-    # Optimizer steps per turn.
+    """Change of a value per update, as in PPO; none: not clipped."""
+    critic_learning_rate: float | None = above(0, None, most=100)
+    """Learning rate of the value function; none: the policy's."""
     inner_epochs: int = within(1, 1000, 1)
+    """Passes over each turn's trajectories."""
     minibatches_per_turn: int = at_least(1, 1)
+    """Optimizer steps per pass, each on a part of the trajectories."""
     refresh: str = choice("auto", "fused", "separate")
-    dynamic_sampling: int = within(0, 127, 0)  # more rounds of tasks, for groups of equal rewards
+    """Whether the next turn's ratio is computed in the step's program or in one of its own."""
+    dynamic_sampling: int = within(0, 127, 0)
+    """Rounds of new tasks that may replace zero-advantage groups."""
 
     @property
     def loss(self) -> LossOptions:

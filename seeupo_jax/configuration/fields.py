@@ -16,6 +16,13 @@ from seeupo_jax.configuration.user_code import shortened, shown
 _CHECK = "check"  # metadata key: (predicate, what is allowed in words)
 _DEEPEST = 32  # levels of lists and dicts in a value of free form
 _LEVELS = f"lists and dicts nested at most {_DEEPEST} levels deep"
+_WORDS = {
+    tuple: "a tuple",
+    float: "a finite number",
+    int: "a whole number",
+    str: "a text",
+    bool: "True or False",
+}
 _LARGEST = 2**63 - 1  # more than any count, and the most that arrays and trackers hold
 
 
@@ -44,6 +51,15 @@ def above(low: float, default: Any, *, most: float = float("inf")) -> Any:
 def within(low: float, high: float, default: Any) -> Any:
     """A field of numbers from `low` to `high`."""
     return checked(default, f"a number from {low} to {high}", lambda value: low <= value <= high)
+
+
+def allowed_values(field: dataclasses.Field, hint: Any) -> str:
+    """What a field of this type allows, in words, as its errors have it."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    (expected,) = [option for option in options if option is not type(None)]
+    origin = typing.get_origin(expected) or expected
+    _, allowed = field.metadata.get(_CHECK, (None, _WORDS.get(origin, "a dict")))
+    return allowed + ", or none" * (type(None) in options)
 
 
 def assign(values: dict[str, Any], key: str, value: Any) -> None:
@@ -128,10 +144,9 @@ def _convert(value: Any, hint: Any, field: dataclasses.Field, name: str) -> Any:
     if value is None and expected is str:
         value = "none"  # an override's `none` where it is the name of a choice
     value = _as_type(value, expected, name)
-    check, allowed = field.metadata.get(_CHECK, (lambda _: True, ""))
+    check, _ = field.metadata.get(_CHECK, (lambda _: True, ""))
     if not check(value):
-        none = ", or none" if type(None) in options else ""
-        raise ValueError(f"{name}: got {shown(value)}; allowed: {allowed}{none}.")
+        raise ValueError(f"{name}: got {shown(value)}; allowed: {allowed_values(field, hint)}.")
     return value
 
 
@@ -156,13 +171,8 @@ def _as_type(value: Any, expected: Any, name: str) -> Any:
     if right_type and origin is Mapping:
         return _as_json(value, name)
     if not right_type:
-        words = {
-            tuple: "a tuple",
-            float: "a finite number",
-            int: "a whole number" + " below 2**63 in magnitude" * isinstance(value, int),
-            str: "a text",
-            bool: "True or False",
-        }.get(origin, "a dict")
+        words = _WORDS.get(origin, "a dict")
+        words += " below 2**63 in magnitude" * (origin is int and isinstance(value, int))
         raise ValueError(f"{name}: got {shown(value)} ({type(value).__name__}); allowed: {words}.")
     return value
 

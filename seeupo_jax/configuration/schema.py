@@ -1,7 +1,8 @@
 """The configuration: frozen dataclasses from an `ml_collections` file and the command line.
 
 Every field declares what it allows; an unknown key, a wrong type or an impossible value raises one
-sentence with the key's full name, what was got and what is allowed.
+sentence with the key's full name, what was got and what is allowed. The text below a field is its
+description, which `--help` and the reference of the documentation show (`describe_fields`).
 """
 
 from __future__ import annotations
@@ -13,156 +14,100 @@ from dataclasses import dataclass
 from typing import Any
 
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.fields import (
-    above,
-    at_least,
-    build,
-    checked,
-    choice,
-    within,
-)
+from seeupo_jax.configuration.fields import above, at_least, build, checked, choice, within
+from seeupo_jax.configuration.model_schema import Chat, Lora, Mesh, Model, Offload
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.user_code import describe, import_attribute, shown
-
-# Upper bounds, several times those of the largest published models (Llama 3.1 405B: 126 layers of
-# width 16,384; Gemma 3: 262,144 tokens): more is a mistake or a damaged file.
-MODEL_SIZES = {
-    "vocab_size": 2**24,
-    "width": 2**18,
-    "layers": 2**10,
-    "heads": 2**12,
-    "head_dim": 2**12,
-    "mlp_width": 2**21,
-    "max_positions": 2**31 - 1,  # positions are int32
-}
-
-
-@dataclass(frozen=True)
-class Model:
-    """The policy network: loaded from `path`, or randomly initialised in the sizes below."""
-
-    path: str | None = None  # a Hugging Face folder, a .gguf file, or package:NAME
-    vocab_size: int = within(1, MODEL_SIZES["vocab_size"], 512)
-    width: int = within(1, MODEL_SIZES["width"], 128)
-    layers: int = within(1, MODEL_SIZES["layers"], 4)
-    heads: int = within(1, MODEL_SIZES["heads"], 4)
-    kv_heads: int = within(1, MODEL_SIZES["heads"], 4)
-    head_dim: int = checked(
-        32,
-        f"an even number from 2 to {MODEL_SIZES['head_dim']}",
-        lambda v: 2 <= v <= MODEL_SIZES["head_dim"] and v % 2 == 0,
-    )
-    mlp_width: int = within(1, MODEL_SIZES["mlp_width"], 384)
-    rope_theta: float = above(0, 10_000.0)
-    max_positions: int = within(2, MODEL_SIZES["max_positions"], 32_768)
-    qk_norm: bool = True
-    qkv_bias: bool = False
-    tied: bool = True
-    dtype: str = choice("float32", "bfloat16")  # of activations
-    param_dtype: str = choice("float32", "bfloat16")  # of frozen parameters, with lora.rank > 0
-    scan_layers: bool = False
-    # rematerialisation in the backward pass; auto: as little as memory allows
-    remat: str = choice("auto", "none", "dots", "full")
-    # Kernel of whole-row passes; all_pairs: of token trees too, for comparison.
-    attention: str = choice("auto", "xla", "all_pairs", "splash", "cudnn")
-
-
-@dataclass(frozen=True)
-class Lora:
-    """Low-rank adapters, trained while the model is frozen."""
-
-    rank: int = at_least(0, 0)  # 0: no adapters, every parameter trains
-    alpha: float = above(0, 32.0)
-    targets: tuple[str, ...] = checked(
-        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-        "projections by Hugging Face's names, at least one",
-        lambda v: bool(v) and set(v) <= set(Lora.targets) and len(set(v)) == len(v),
-    )
-    path: str | None = None  # start from these adapters, in PEFT's format; sets all the above
-    merge: bool = False  # export the merged model instead of the adapters
-
-
-@dataclass(frozen=True)
-class Chat:
-    """How conversations become tokens; with these defaults a model folder's chat.json decides."""
-
-    system: bool = True  # keep the environment's system message
-    # auto: as the chat template lists them, else hermes; the others: in a system message
-    tools: str = choice("auto", "none", "signatures", "json", "hermes")
-    template: str | None = None  # a Jinja file in place of the model's own chat template
-    template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Env:
+    """The environment, and how its calls are run."""
+
     name: str = "order_desk"
+    """One that ships with the package, or a user's own module:attribute."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    workers: int = at_least(1, 8)  # threads that step environments
-    timeout_s: float = above(0, 60.0, most=1_000_000)  # of one environment call
-    # after an action on which the environment hung. zero_reward: the episode counts, with reward 0
-    # for that turn and score 0; failure: it is left out
+    """Arguments of the environment."""
+    workers: int = at_least(1, 8)
+    """Threads that step environments."""
+    timeout_s: float = above(0, 60.0, most=1_000_000)
+    """Time limit of one environment call, in seconds."""
     timeout_as: str = choice("failure", "zero_reward")
-    retries: int = within(0, 20, 2)  # of a failed reset, or of a call that had no effect
-    retry_wait_s: float = within(0, 3600, 0.5)  # before the first retry; doubles with each
-    isolation: str = choice("thread", "process")  # process: one for each environment
-    memory_mib: int | None = at_least(1, None)  # of address space of such a process; none: no limit
-    max_reward: float = above(0, 1e6)  # in magnitude, of a step and of an episode; more: env_error
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """Sizes of the mesh axes; -1: the remaining devices."""
-
-    data: int = checked(-1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
-    fsdp: int = checked(1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
-    expert: int = checked(1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
-    context: int = checked(1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
-    tensor: int = checked(1, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
-
-
-@dataclass(frozen=True)
-class Offload:
-    """What is moved to the host's memory while the devices do not need it."""
-
-    optimizer: bool = False  # the optimizer's state, between steps
-    reference: bool = False  # the reference policy of the KL penalty, between sweeps
+    """After an action on which the environment hung: the episode is left out (failure), or counts
+    with reward 0 for that turn and score 0 (zero_reward)."""
+    retries: int = within(0, 20, 2)
+    """Retries of a failed reset, or of a call that had no effect."""
+    retry_wait_s: float = within(0, 3600, 0.5)
+    """Seconds before the first retry; doubles with each."""
+    isolation: str = choice("thread", "process")
+    """Where environments run; process: one for each environment."""
+    memory_mib: int | None = at_least(1, None)
+    """Address space of such a process; none: no limit."""
+    max_reward: float = above(0, 1e6)
+    """Largest reward in magnitude, of a step or an episode; more is an error of the environment."""
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optax optimizer: `adamw`, `contrib.muon`, or a user's own `module:function`."""
+    """An optax optimizer, its learning rate and its schedule."""
 
     name: str = "adam"
+    """An optimizer of optax, such as adamw or contrib.muon, or a user's own module:function."""
     learning_rate: float = above(0, 3e-4, most=100)
+    """The highest learning rate of the schedule."""
     schedule: str = choice("constant", "linear", "cosine")
+    """Course of the learning rate over the iterations."""
     warmup_iterations: int = at_least(0, 0)
-    warmup_steps: int = at_least(0, 0)  # optimizer steps, instead of iterations
+    """Iterations over which the learning rate rises to its value."""
+    warmup_steps: int = at_least(0, 0)
+    """The same in optimizer steps, instead of iterations."""
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further arguments of the optimizer."""
     max_grad_norm: float | None = above(0, 1.0)
+    """Gradients are clipped to this norm; none: not clipped."""
 
 
 @dataclass(frozen=True)
 class Rollout:
-    tasks: int = at_least(1, 16)  # B, tasks an iteration
-    group_size: int = at_least(2, 8)  # G, trajectories a task
+    """Sampling of trajectories."""
+
+    tasks: int = at_least(1, 16)
+    """B, tasks per iteration."""
+    group_size: int = at_least(2, 8)
+    """G, trajectories per task."""
     max_turns: int = at_least(1, 6)
+    """K, turns of a trajectory at most."""
     max_action_tokens: int = at_least(1, 32)
-    max_context: int = at_least(2, 256)  # tokens a conversation may reach
+    """Tokens of a turn's action at most; below max_context."""
+    max_context: int = at_least(2, 256)
+    """Tokens that a conversation may reach."""
     # Above, sampling is uniform; below, logits divided by it overflow float32.
     temperature: float = within(0.01, 100, 1.0)
+    """Sampling temperature; log-probabilities are of the same distribution."""
     top_k: int | None = at_least(1, None)
+    """Sample from this many of the likeliest tokens; none: from all."""
     top_p: float | None = above(0, None, most=1)
-    deterministic: bool = False  # wait for all environments between dispatches: equal to the bit
-    grammar: str | None = None  # of actions: tool_calls, or a .json, .regex or .lark file
-    concurrency: int | None = at_least(1, None)  # open conversations; none: all
-    slots: int | None = at_least(1, None)  # decoded together; none: all open ones
-    cache_gib: float | None = above(0, None)  # KV cache per device; none: enough for all open ones
-    page_size: int = at_least(1, 16)  # tokens of a page of the KV cache
-    decode_steps: int = at_least(1, 8)  # tokens a dispatch decodes at most
-    prefill_tokens: int = at_least(16, 1024)  # tokens a dispatch prefills at most
-    # environments are prefetched during the previous sweep, for so long; then once more; 0: off
+    """Sample from the likeliest tokens of this total probability; none: from all."""
+    deterministic: bool = False
+    """Wait for all environments between dispatches: equal to the bit."""
+    grammar: str | None = None
+    """Grammar of actions: tool_calls, or a .json, .regex or .lark file; none: free text."""
+    concurrency: int | None = at_least(1, None)
+    """Open conversations; none: all."""
+    slots: int | None = at_least(1, None)
+    """Conversations decoded together; none: all open ones."""
+    cache_gib: float | None = above(0, None)
+    """KV cache per device; none: enough for all open conversations."""
+    page_size: int = at_least(1, 16)
+    """Tokens of a page of the KV cache."""
+    decode_steps: int = at_least(1, 8)
+    """Tokens that a dispatch decodes at most."""
+    prefill_tokens: int = at_least(16, 1024)
+    """Tokens that a dispatch prefills at most."""
     reset_ahead_s: float = within(0, 1_000_000, 300.0)
-    mesh: Mesh | None = None  # the sampler's layout of the same devices; none: the trainer's
+    """Seconds of the previous sweep to prefetch environments in; then once more; 0: off."""
+    mesh: Mesh | None = None
+    """The sampler's layout of the same devices; none: the trainer's."""
 
     @property
     def truncated(self) -> bool:
@@ -174,19 +119,25 @@ class Rollout:
 class Batching:
     """Shapes of the sweep's programs."""
 
-    # Per device, if no conversation is longer; none: twice the longest one, at least 1024.
     microbatch_tokens: int | None = at_least(1, None)
-    share_prefixes: bool = True  # common prefixes of a group are computed once
-    # Row lengths to pad to, instead of eighths of the longest and, above its half, sixteenths: a
-    # microbatch is one row on each device (or on the devices that share a row).
+    """Tokens per device, if no conversation is longer; none: twice the longest, at least 1024."""
+    share_prefixes: bool = True
+    """Common prefixes of a group are computed once."""
     buckets: tuple[int, ...] = ()
+    """Row lengths to pad to, instead of eighths of the longest and, above its half, sixteenths: a
+    microbatch is one row on each device (or on the devices that share a row)."""
 
 
 @dataclass(frozen=True)
 class WarmStartStage:
+    """A stage of supervised training."""
+
     steps: int = at_least(1, 1000)
+    """Optimizer steps."""
     learning_rate: float = above(0, 3e-3, most=100)
+    """Learning rate of the stage."""
     demonstrations: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Options of the environment's demonstrations."""
 
 
 @dataclass(frozen=True)
@@ -194,48 +145,76 @@ class WarmStart:
     """Supervised training on demonstrations, action tokens only, before the first iteration."""
 
     stages: tuple[WarmStartStage, ...] = ()
+    """One after the other, each a dict of steps, learning_rate and demonstrations; (): none."""
     batch_size: int = at_least(1, 64)
-    output: str | None = None  # also write the warm policy into this folder, if it has none
+    """Demonstrations per step."""
+    output: str | None = None
+    """Also write the warm policy into this folder, if it has none; none: into the workdir only."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    every: int = at_least(0, 10)  # iterations between evaluations; 0: only before and after
+    """Evaluation during training, and the defaults of the command."""
+
+    every: int = at_least(0, 10)
+    """Iterations between evaluations; 0: only before and after."""
     split: str = "test"
+    """Split of the environment's tasks that is evaluated."""
     tasks: int = at_least(1, 64)
-    k: int = at_least(1, 4)  # episodes a task
-    temperature: float | None = within(0.01, 100, None)  # none: the training temperature
-    extra_splits: tuple[str, ...] = ()  # also evaluated before and after
-    # split that checkpoint.keep_best compares; none: validation where the environment has it, else
-    # the split above
+    """Tasks of the split at most."""
+    k: int = at_least(1, 4)
+    """Episodes per task."""
+    temperature: float | None = within(0.01, 100, None)
+    """Sampling temperature; none: the training temperature."""
+    extra_splits: tuple[str, ...] = ()
+    """Splits that are also evaluated before and after."""
     select_on: str | None = None
+    """Split that checkpoint.keep_best compares; none: validation where the environment has it, else
+    the split above."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    every: int = at_least(0, 10)  # iterations between checkpoints; 0: only the last
-    keep: int = at_least(1, 2)  # the newest
-    keep_best: int = at_least(0, 1)  # of the others, those with the best evaluations
-    directory: str | None = None  # a folder that all hosts see, or gs://...; none: in the workdir
-    export: bool = True  # after the last iteration, write WORKDIR/policy in Hugging Face's format
+    """What a run saves, to resume from and to export."""
+
+    every: int = at_least(0, 10)
+    """Iterations between checkpoints; 0: only the last."""
+    keep: int = at_least(1, 2)
+    """How many of the newest are kept."""
+    keep_best: int = at_least(0, 1)
+    """How many of the others are kept: those with the best evaluations."""
+    directory: str | None = None
+    """A folder that all hosts see, or gs://...; none: in the workdir."""
+    export: bool = True
+    """After the last iteration, write WORKDIR/policy in Hugging Face's format."""
 
 
 @dataclass(frozen=True)
 class Profile:
+    """Traces of the devices."""
+
     steps: tuple[int, ...] = checked(
         (),
         "iterations from 1 on, each once",
         lambda v: min(v, default=1) > 0 and len(set(v)) == len(v),
-    )  # iterations whose trace is written to WORKDIR/profile
+    )
+    """Iterations whose trace is written to WORKDIR/profile."""
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    trackers: tuple[str, ...] = ("tensorboard",)  # tensorboard, wandb
+    """What a run shows and records."""
+
+    trackers: tuple[str, ...] = ("tensorboard",)
+    """Trackers beside metrics.jsonl: tensorboard, wandb."""
     display: str = choice("auto", "rich", "plain")
-    trajectory_share: float = within(0, 1, 1.0)  # of groups whose trajectories are written
-    trajectory_mib: float | None = above(0, 512.0)  # on disk, at most; none: no limit
-    entropy: bool = True  # of every action token, from the pass that begins a sweep
+    """Display of progress; auto: rich on a terminal, else plain."""
+    trajectory_share: float = within(0, 1, 1.0)
+    """Share of groups whose trajectories are written."""
+    trajectory_mib: float | None = above(0, 512.0)
+    """Trajectories on disk, at most, in MiB; none: no limit."""
+    entropy: bool = True
+    """Log the entropy of every action token, from the pass that begins a sweep."""
 
 
 @dataclass(frozen=True)
@@ -251,12 +230,17 @@ class Config:
     """
 
     iterations: int = at_least(0, 60)
+    """How many iterations of rollout and sweep to run."""
     seed: int = within(0, 2**32 - 1, 0)
+    """Seed of tasks, sampling and initialisation."""
     recipe: str = "seeupo"
+    """A named algorithm, or a user's own module:attribute; sets fields of config.algorithm."""
     log_checksum: bool = False
-    # iterations in a row that move no parameter, after which a run ends; none: it does not
+    """Log state/checksum, an exact fingerprint of parameters and optimizer state."""
     stop_after_idle: int | None = at_least(1, 10)
-    rollout_ahead: int = within(0, 1, 0)  # 1: sample the next iteration while one is swept
+    """Iterations in a row that move no parameter, after which a run ends; none: it does not."""
+    rollout_ahead: int = within(0, 1, 0)
+    """1: sample the next iteration while one is swept."""
     model: Model = Model()
     lora: Lora = Lora()
     chat: Chat = Chat()

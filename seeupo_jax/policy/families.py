@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from seeupo_jax.configuration.schema import MODEL_SIZES
+from seeupo_jax.configuration.model_schema import MODEL_SIZES
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.policy.architecture import Architecture, Moe
 from seeupo_jax.policy.rope import Rope

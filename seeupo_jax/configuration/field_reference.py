@@ -1,0 +1,132 @@
+"""Every field of the configuration in words, for `--help` and the documentation's reference."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from seeupo_jax.configuration.fields import allowed_values
+from seeupo_jax.configuration.schema import Config
+
+
+class FieldDescription(NamedTuple):
+    """A field, as `--config.NAME=VALUE` takes it.
+
+    group: the part of the name before its last dot, "" for fields of the configuration itself;
+    `warm_start.stages[]` holds the fields of each of those dicts.
+    name: the last part.
+    type: such as `int`, `float or none`, `tuple of str`.
+    default: as it is typed; "" where there is none.
+    allowed: values, in words.
+    sentence: what the field decides.
+    """
+
+    group: str
+    name: str
+    type: str
+    default: str
+    allowed: str
+    sentence: str
+
+    @property
+    def full_name(self) -> str:
+        """With the group, as after `--config.`."""
+        return f"{self.group}.{self.name}".removeprefix(".")
+
+
+@functools.cache
+def describe_fields() -> tuple[FieldDescription, ...]:
+    """Every field of `Config`: first its own, then group after group in the order of `Config`."""
+    return tuple(_described(Config, Config(), ""))
+
+
+@functools.cache
+def describe_groups() -> Mapping[str, str]:
+    """What each group of `describe_fields` is about, in its order."""
+    found = {"": _first_sentence(Config)}
+    hints = typing.get_type_hints(Config)
+    for field in describe_fields():
+        if field.group and field.group not in found:
+            found[field.group] = _first_sentence(_group_class(field.group, hints))
+    return types.MappingProxyType(found)
+
+
+def _group_class(group: str, hints: Mapping[str, Any]) -> type:
+    first, _, rest = group.partition(".")
+    hint = hints[first]
+    if not rest:
+        return hint
+    (item, _) = typing.get_args(typing.get_type_hints(hint)[rest.removesuffix("[]")])
+    return item
+
+
+def _first_sentence(cls: type) -> str:
+    return inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
+
+
+def _described(cls: type, values: Any, group: str) -> Iterator[FieldDescription]:
+    hints, sentences = typing.get_type_hints(cls), _sentences(cls)
+    parts = []
+    for field in dataclasses.fields(cls):
+        if field.name.startswith("_"):
+            continue
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            parts.append((hint, getattr(values, field.name), field.name))
+            continue
+        default = _typed(getattr(values, field.name))
+        yield FieldDescription(
+            group,
+            field.name,
+            _type_name(hint),
+            default,
+            allowed_values(field, hint),
+            sentences.get(field.name, ""),
+        )
+        item = next(iter(typing.get_args(hint)), None)
+        if typing.get_origin(hint) is tuple and dataclasses.is_dataclass(item):
+            parts.append((item, item(), f"{field.name}[]"))
+    for part, value, name in parts:
+        yield from _described(part, value, f"{group}.{name}".removeprefix("."))
+
+
+def _typed(value: Any) -> str:
+    """A value as it is given on a command line."""
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else str(value)
+
+
+def _type_name(hint: Any) -> str:
+    if isinstance(hint, types.UnionType):
+        return " or ".join(_type_name(option) for option in typing.get_args(hint))
+    if hint is type(None):
+        return "none"
+    origin = typing.get_origin(hint) or hint
+    if origin is tuple:
+        return f"tuple of {_type_name(typing.get_args(hint)[0])}"
+    return "dict" if origin is Mapping or dataclasses.is_dataclass(hint) else origin.__name__
+
+
+@functools.cache
+def _sentences(cls: type) -> Mapping[str, str]:
+    """The text below each field in a dataclass's source, and in those that it extends."""
+    found: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(each):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        assert isinstance(tree, ast.ClassDef)
+        for node, after in zip(tree.body, tree.body[1:], strict=False):
+            target = node.target if isinstance(node, ast.AnnAssign) else None
+            text = after.value if isinstance(after, ast.Expr) else None
+            if isinstance(target, ast.Name) and isinstance(text, ast.Constant):
+                found[target.id] = " ".join(str(text.value).split())
+    return types.MappingProxyType(found)

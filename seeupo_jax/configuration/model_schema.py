@@ -1,0 +1,133 @@
+"""The policy in a configuration: its network, its layout on devices, its conversations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seeupo_jax.configuration.fields import above, at_least, checked, choice, within
+
+# Upper bounds, several times those of the largest published models (Llama 3.1 405B: 126 layers of
+# width 16,384; Gemma 3: 262,144 tokens): more is a mistake or a damaged file.
+MODEL_SIZES = {
+    "vocab_size": 2**24,
+    "width": 2**18,
+    "layers": 2**10,
+    "heads": 2**12,
+    "head_dim": 2**12,
+    "mlp_width": 2**21,
+    "max_positions": 2**31 - 1,  # positions are int32
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """The policy network: loaded from `path`, or randomly initialised in the sizes below."""
+
+    path: str | None = None
+    """A Hugging Face folder, a .gguf file, or package:NAME; it sets the sizes; none: random."""
+    vocab_size: int = within(1, MODEL_SIZES["vocab_size"], 512)
+    """Tokens of the vocabulary."""
+    width: int = within(1, MODEL_SIZES["width"], 128)
+    """Width of the residual stream."""
+    layers: int = within(1, MODEL_SIZES["layers"], 4)
+    """Transformer blocks."""
+    heads: int = within(1, MODEL_SIZES["heads"], 4)
+    """Attention heads."""
+    kv_heads: int = within(1, MODEL_SIZES["heads"], 4)
+    """Heads of keys and values; a divisor of `heads`."""
+    head_dim: int = checked(
+        32,
+        f"an even number from 2 to {MODEL_SIZES['head_dim']}",
+        lambda v: 2 <= v <= MODEL_SIZES["head_dim"] and v % 2 == 0,
+    )
+    """Width of a head."""
+    mlp_width: int = within(1, MODEL_SIZES["mlp_width"], 384)
+    """Width of the feed-forward layer."""
+    rope_theta: float = above(0, 10_000.0)
+    """Base of the rotary position embedding."""
+    max_positions: int = within(2, MODEL_SIZES["max_positions"], 32_768)
+    """Tokens that the model can attend over."""
+    qk_norm: bool = True
+    """Whether queries and keys are normalised (RMSNorm)."""
+    qkv_bias: bool = False
+    """Whether the projections to queries, keys and values have biases."""
+    tied: bool = True
+    """Whether the output projection is the embedding."""
+    dtype: str = choice("float32", "bfloat16")
+    """Type of activations."""
+    param_dtype: str = choice("float32", "bfloat16")
+    """Type of frozen parameters, with lora.rank > 0; parameters that train are float32."""
+    scan_layers: bool = False
+    """Whether one layer is compiled and looped over; all are compiled as one program otherwise."""
+    remat: str = choice("auto", "none", "dots", "full")
+    """Rematerialisation in the backward pass; auto: as little as memory allows."""
+    attention: str = choice("auto", "xla", "all_pairs", "splash", "cudnn")
+    """Kernel of whole-row passes; all_pairs: of token trees too, for comparison."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters, trained while the model is frozen."""
+
+    rank: int = at_least(0, 0)
+    """Rank of the adapters; 0: no adapters, every parameter trains."""
+    alpha: float = above(0, 32.0)
+    """Adapters are scaled by alpha / rank."""
+    targets: tuple[str, ...] = checked(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        "projections by Hugging Face's names, at least one",
+        lambda v: bool(v) and set(v) <= set(Lora.targets) and len(set(v)) == len(v),
+    )
+    """Projections that have adapters."""
+    path: str | None = None
+    """Start from these adapters, in PEFT's format; sets rank, alpha and targets; none: new ones."""
+    merge: bool = False
+    """Export the merged model instead of the adapters."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """How conversations become tokens; with these defaults a model folder's chat.json decides."""
+
+    system: bool = True
+    """Keep the environment's system message."""
+    tools: str = choice("auto", "none", "signatures", "json", "hermes")
+    """auto: as the chat template lists them, else hermes; the others: in a system message."""
+    template: str | None = None
+    """A Jinja file in place of the model's own chat template; none: the model's own."""
+    template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Arguments of the chat template, such as enable_thinking."""
+
+
+def _axis(default: int) -> Any:
+    """A field of a mesh axis's size."""
+    return checked(default, "-1 or a number >= 1", lambda v: v == -1 or v >= 1)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Sizes of the mesh axes; -1: the remaining devices."""
+
+    data: int = _axis(-1)
+    """Copies of the model, each with its part of the batch."""
+    fsdp: int = _axis(1)
+    """Devices that share parameters and optimizer state, each with its part of the batch."""
+    expert: int = _axis(1)
+    """Devices that share the experts of a mixture-of-experts model."""
+    context: int = _axis(1)
+    """Devices that share the tokens of a row."""
+    tensor: int = _axis(1)
+    """Devices that share heads and feed-forward widths."""
+
+
+@dataclass(frozen=True)
+class Offload:
+    """What is moved to the host's memory while the devices do not need it."""
+
+    optimizer: bool = False
+    """The optimizer's state, between steps."""
+    reference: bool = False
+    """The reference policy of the KL penalty, between sweeps."""

@@ -1,0 +1,56 @@
+"""Every field of the configuration has its type, default, bounds and one sentence."""
+
+import dataclasses
+
+import pytest
+
+from seeupo_jax.configuration.field_reference import describe_fields, describe_groups
+from seeupo_jax.configuration.loading import from_dict, to_dict
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.reports.run_data import flatten
+
+FIELDS = {field.full_name: field for field in describe_fields()}
+
+
+def test_every_field_is_described_once_with_a_sentence():
+    every = {name for name, _ in flatten(to_dict(Config()))}
+    in_stages = {name for name in FIELDS if name.startswith("warm_start.stages[].")}
+    assert set(FIELDS) - in_stages == every and len(in_stages) == 3
+    assert len(FIELDS) == len(describe_fields())
+    for name, field in FIELDS.items():
+        assert field.sentence.endswith(".") and field.sentence[:1].strip(), name
+        assert field.allowed and field.type, name
+    assert all(describe_groups().values())
+    assert {field.group for field in FIELDS.values()} == set(describe_groups())
+
+
+@pytest.mark.parametrize(
+    "name, type_name, default, allowed",
+    [
+        ("algorithm.weight_clip", "float or none", "0.2", "a number > 0 and <= 1000, or none"),
+        ("seed", "int", "0", "a number from 0 to 4294967295"),
+        ("env.isolation", "str", "thread", "one of thread, process"),
+        ("checkpoint.export", "bool", "True", "True or False"),
+        ("telemetry.trackers", "tuple of str", "('tensorboard',)", "a tuple"),
+        ("env.options", "dict", "{}", "a dict"),
+        ("rollout.mesh", "dict or none", "none", "a dict, or none"),
+        ("warm_start.stages[].steps", "int", "1000", "a number >= 1"),
+    ],
+)
+def test_a_field_is_described_as_it_is_declared(name, type_name, default, allowed):
+    field = FIELDS[name]
+    assert (field.type, field.default, field.allowed) == (type_name, default, allowed)
+
+
+@pytest.mark.parametrize("name", ["algorithm.kl_coef", "lora.rank", "seed", "checkpoint.export"])
+def test_what_is_described_as_allowed_is_what_the_error_says(name):
+    group, _, leaf = name.rpartition(".")
+    values = {group: {leaf: -7}} if group else {leaf: -7}
+    with pytest.raises(ValueError) as error:
+        from_dict(values)
+    assert FIELDS[name].allowed in str(error.value)
+
+
+def test_private_fields_are_not_described():
+    private = [field.name for field in dataclasses.fields(Config) if field.name.startswith("_")]
+    assert private and not [name for name in FIELDS if "_made_of" in name]
