@@ -59,9 +59,9 @@ lint: $(VENV)/development
 	$(VENV)/bin/shellcheck -x launch/*.sh third_party/*/*.sh
 	@$(MAKE) --no-print-directory docs
 
-# Fails at a broken link or anchor, and at a page that the navigation does not list.
+# Fails at a broken link or anchor and at a page outside the navigation; --quiet would not count them.
 docs: $(VENV)/development
-	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) runs site
