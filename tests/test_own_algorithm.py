@@ -1,4 +1,4 @@
-"""The estimator, the objective and the recipe of docs/algorithms.md: shown there, and trained."""
+"""Estimator, objective and recipe of docs/own_algorithm.md: shown there, and trained."""
 
 import io
 
@@ -37,7 +37,7 @@ def repository_on_the_path(monkeypatch):
 @pytest.mark.parametrize("name", ["turn_baseline", "soft_gate", "soft_turns"])
 def test_the_page_shows_the_files(name):
     text = (ROOT / "docs" / "examples" / f"{name}.py").read_text()
-    assert f"```python\n{text}```" in (ROOT / "docs" / "algorithms.md").read_text()
+    assert f"```python\n{text}```" in (ROOT / "docs" / "own_algorithm.md").read_text()
     assert len(text.splitlines()) <= 36
 
 

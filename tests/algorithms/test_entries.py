@@ -14,7 +14,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import entry_names, find_entry
 from seeupo_jax.runtime.algorithm_trial import try_estimator, try_objective
 
-PAGE = (ROOT / "docs" / "algorithms.md").read_text()
+PAGE = (ROOT / "docs" / "own_algorithm.md").read_text()
 ESTIMATORS = pytest.mark.parametrize("name", entry_names("advantage"))
 OBJECTIVES = pytest.mark.parametrize("name", entry_names("objective"))
 FIELDS = {field.name: field for field in dataclasses.fields(Algorithm)}

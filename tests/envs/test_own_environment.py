@@ -1,6 +1,7 @@
-"""The example of docs/environments.md runs, here and behind the server, and is the one shown."""
+"""The examples of docs/own_environment.md run, here and behind the server, and are those shown."""
 
 import dataclasses
+import doctest
 import re
 import types
 
@@ -10,7 +11,9 @@ from remote_cases import Process, remote
 
 from seeupo_jax import envs
 from seeupo_jax.envs import gate
+from seeupo_jax.envs.tool_calls import render_hermes
 
+PAGE = (ROOT / "docs" / "own_environment.md").read_text()
 NAME = "docs.examples.guess_number:GuessNumber"
 
 
@@ -34,10 +37,44 @@ def bisect(env, task_id):
     return guesses, env.score()
 
 
-def test_the_page_shows_the_file():
-    text = (ROOT / "docs" / "examples" / "guess_number.py").read_text()
-    assert f"```python\n{text}```" in (ROOT / "docs" / "environments.md").read_text()
-    assert len(text.splitlines()) <= 45
+@pytest.mark.parametrize(("name", "lines"), [("guess_number", 45), ("price_desk", 60)])
+def test_the_page_shows_the_file(name, lines):
+    text = (ROOT / "docs" / "examples" / f"{name}.py").read_text()
+    assert f"```python\n{text}```" in PAGE
+    assert len(text.splitlines()) <= lines
+
+
+def test_the_price_desk_answers_calls_and_mistakes():
+    env = envs.make(
+        "docs.examples.price_desk:PriceDesk", tasks=str(ROOT / "docs/examples/price_desk.jsonl")
+    )
+    assert [len(gate.task_ids(env, split)) for split in ("train", "test")] == [16, 4]
+    messages, tools = gate.reset(env, "train/0", 0, 0)
+    assert "tea, oil, bread" in messages[0]["content"] and len(tools) == 2
+    answers = {
+        "Tea?": "Error: got 0 tool calls; allowed: one per message.",
+        render_hermes("price", item="tea"): "215 cents",
+        render_hermes("sell", item="tea"): "Error: there is no sell(tea)",
+        render_hermes("price", item=["tea"]): "Error: there is no price(['tea'])",
+        "<tool_call>": "Error: every <tool_call> needs its </tool_call>.",
+    }
+    for text, answer in answers.items():
+        result = env.step(text)
+        assert result.observation[0]["content"].startswith(answer) and not result.done
+    assert env.step(render_hermes("buy", item="tea")).done and env.score() == 1.0
+    env.reset("train/0", 0)
+    assert env.step(render_hermes("buy", item="oil")).reward == 0.0 and env.score() == 0.0
+
+
+def test_what_the_page_shows_of_the_parser_and_of_an_episode(monkeypatch, capsys):
+    (session,) = re.findall(r"```pycon\n(.*?)```", PAGE, re.DOTALL)
+    lines = doctest.DocTestParser().get_doctest(session, {}, "the page", None, None)
+    results = doctest.DocTestRunner().run(lines)
+    assert results == (0, 4), capsys.readouterr().out
+    (block,) = re.findall(r"```python\n(from docs.examples.price_desk.*?)```", PAGE, re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    exec(block, {})
+    assert capsys.readouterr().out.endswith("1.0\n")
 
 
 def settings_on_the_page():
@@ -52,8 +89,7 @@ def test_every_environment_with_options_is_shown():
 
 
 def test_the_wrapper_on_the_page_pays_its_bonus_whoever_ends_the_episode():
-    text = (ROOT / "docs" / "environments.md").read_text()
-    (block,) = re.findall(r"```python\n(class Thrifty.*?)```", text, re.DOTALL)
+    (block,) = re.findall(r"```python\n(class Thrifty.*?)```", PAGE, re.DOTALL)
     names = {"envs": envs, "dataclasses": dataclasses}
     exec(block, names)
     env = names["Thrifty"]("order_desk")
