@@ -16,6 +16,7 @@ import pytest
 import report_cases
 from places import ROOT
 
+from docs.tools import reference
 from seeupo_jax import envs
 from seeupo_jax.configuration.flags import as_overrides
 from seeupo_jax.configuration.loading import load_config
@@ -181,6 +182,12 @@ def test_a_launch_command_passes_every_check_of_its_script():
         arguments.insert(where[0] if where else len(arguments), "--dry-run")
         done = subprocess.run([script, *arguments], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0 and done.stdout, f"{line}: {done.stderr}"
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_the_tables_that_the_package_declares_are_those_of_the_page(name):
+    page = (ROOT / "docs" / name).read_text()
+    assert reference.PAGES[name](page) == page, "run `python docs/tools/reference.py`"
 
 
 def tables(page: str, column: str) -> list[str]:

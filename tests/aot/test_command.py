@@ -247,9 +247,13 @@ def test_without_libtpu_the_command_says_what_to_install(capsys, monkeypatch):
     [
         ("Qwen3-14B", 14_768_307_200),
         ("Qwen3-8B", 8_190_735_360),
+        ("Qwen3-4B", 4_022_468_096),
+        ("Qwen3-1.7B", 1_720_574_976),
+        ("Qwen3-0.6B", 596_049_920),
         ("Qwen3-30B-A3B", 30_532_122_624),
         ("Qwen2.5-14B-Instruct", 14_770_033_664),
         ("Qwen2.5-7B-Instruct", 7_615_616_512),
+        ("Qwen2.5-0.5B-Instruct", 494_032_768),
     ],
 )
 def test_the_architectures_in_the_package_have_the_published_parameters(name, parameters):

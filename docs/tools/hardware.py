@@ -1,0 +1,117 @@
+"""The table of GPUs in docs/hardware.md, by the memory estimate of `--explain`.
+
+    python docs/tools/hardware.py
+
+Nothing is compiled and no device is needed: the CPU stands for the GPUs.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import jax
+
+from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.parallel.device_memory import GIB
+from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.planning.abstract_run import CACHE, Planned, abstract_run
+from seeupo_jax.planning.remat import SHARE, RematPlan, plan_remat
+
+GPU_GIB = 80
+MODELS = {  # how the sampler of eight GPUs divides the policy: `rollout.mesh.tensor`
+    "Qwen2.5-0.5B-Instruct": 1,
+    "Qwen3-1.7B": 1,
+    "Qwen3-4B": 1,
+    "Qwen3-8B": 1,
+    "Qwen3-14B": 2,
+    "Qwen3-30B-A3B": 2,
+}
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # all that a model of experts adapts
+CONVERSATION = 8192  # tokens
+MICROBATCHES = (4 * CONVERSATION, 2 * CONVERSATION, CONVERSATION)
+HEADINGS = (
+    "model, GPUs, trains, `mesh`, `rollout.mesh`, `microbatch_tokens`, remat, sweep GiB,"
+    " `cache_gib`, conversations at once, rollout GiB"
+).split(", ")
+
+
+def settings(model: str, gpus: int, rank: int, microbatch: int) -> Config:
+    """128 conversations per iteration of 8,192 tokens at most."""
+    tensor = MODELS[model]
+    return from_dict(
+        {
+            "model": {
+                "path": f"package:architectures/{model}",
+                "dtype": "bfloat16",
+                "param_dtype": "bfloat16" if rank else "float32",
+                "scan_layers": True,
+            },
+            "lora": {"rank": rank} | ({"targets": ATTENTION} if "-A3B" in model else {}),
+            "mesh": {"data": 1, "fsdp": gpus},
+            "optimizer": {"name": "adamw"},
+            "rollout": {
+                "tasks": 16,
+                "group_size": 8,
+                "max_turns": 8,
+                "max_action_tokens": 1024,
+                "max_context": CONVERSATION,
+                "cache_gib": 2.0,
+                "mesh": {"data": gpus // tensor, "tensor": tensor} if gpus > 1 else None,
+            },
+            "batching": {"microbatch_tokens": microbatch},
+        }
+    )
+
+
+def row(model: str, gpus: int, rank: int) -> list[str]:
+    """The largest microbatch whose step fits, then the least recomputation, then the cache."""
+    given = [model, f"{gpus} x H100", f"adapters of rank {rank}" if rank else "everything"]
+    for microbatch in MICROBATCHES:
+        config = settings(model, gpus, rank, microbatch)
+        mesh = make_mesh(config.mesh, jax.devices()[:gpus])
+        plan = plan_remat(config, mesh, GPU_GIB * GIB, share=SHARE)
+        if plan.needed(plan.selected) <= (plan.allowed or 0):
+            return [*given, *layout(config), f"{microbatch:,}", *sizes(config, mesh, plan)]
+    return [*given, *layout(config), f"{microbatch:,}", *too_large(plan)]
+
+
+def too_large(plan: RematPlan) -> list[str]:
+    """The cells of a model whose step does not fit."""
+    needed = plan.needed(plan.selected) / GIB
+    return [plan.selected, f"**{needed:.1f}**: does not fit", "-", "-", "-"]
+
+
+def layout(config: Config) -> list[str]:
+    sampler = config.rollout.mesh
+    tensor = "" if sampler is None or sampler.tensor == 1 else f", tensor {sampler.tensor}"
+    held = "-" if sampler is None else f"data {sampler.data}{tensor}"
+    return ["-" if config.mesh.fsdp == 1 else f"fsdp {config.mesh.fsdp}", held]
+
+
+def sizes(config: Config, mesh: jax.sharding.Mesh, plan: RematPlan) -> list[str]:
+    """The sweep's cells, and the rollout's with the largest cache that fits or is needed."""
+    run = abstract_run(config, mesh, Planned(GPU_GIB * GIB))
+    held = sum(size for part, size in run.parts.items() if part != CACHE)
+    cache = run.engine.plan
+    each = cache.row_pages * cache.page_size * cache.token_bytes  # of a whole conversation
+    room = math.floor(10 * (SHARE * GPU_GIB * GIB - held) / GIB) / 10
+    gib = min(room, math.ceil(10 * cache.concurrency * each / GIB) / 10)
+    at_once = min(cache.concurrency, int(gib * GIB) // each) * cache.shards
+    step = plan.needed(plan.selected)
+    sweep, rollout = (f"{size / GIB:.1f}" for size in (step, held + gib * GIB))
+    return [plan.selected, sweep, f"{gib:.1f}", str(at_once), rollout]
+
+
+def rows() -> Iterator[list[str]]:
+    for gpus in (1, 8):
+        for model in MODELS:
+            for rank in (0, 32):
+                yield row(model, gpus, rank)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+    for cells in itertools.chain((HEADINGS, ["---"] * len(HEADINGS)), rows()):
+        print(f"| {' | '.join(cells)} |", flush=True)

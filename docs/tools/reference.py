@@ -1,0 +1,60 @@
+"""Rewrites the tables of docs/ that the package declares: configuration fields and metrics.
+
+    python docs/tools/reference.py
+
+A test compares the pages with what this writes.
+"""
+
+import re
+from pathlib import Path
+
+from seeupo_jax.configuration.field_reference import describe_fields, describe_groups
+from seeupo_jax.metric_table import METRICS
+
+DOCS = Path(__file__).parents[1]
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def table(heading: str, rows: list[list[str]]) -> str:
+    lines = [heading, "|" + "---|" * (heading.count("|") - 1)]
+    return "\n".join([*lines, *(f"| {' | '.join(map(cell, row))} |" for row in rows)]) + "\n"
+
+
+def configuration(page: str) -> str:
+    """The page with a table for each group of fields below its first heading of a group."""
+    head, _, _ = page.partition("## config\n")
+    parts = []
+    for group, about in describe_groups().items():
+        rows = [
+            [f"`{field.name}`", field.type, f"`{field.default}`" if field.default else "empty"]
+            + [field.allowed, field.sentence]
+            for field in describe_fields()
+            if field.group == group
+        ]
+        heading = f"## {f'config.{group}'.removesuffix('.')}\n\n{about}\n\n"
+        parts.append(
+            heading + table("| field | type | default | allowed | what it decides |", rows)
+        )
+    return head + "\n".join(parts)
+
+
+def metrics(page: str) -> str:
+    """The page with a row for each metric; its last cell, the meaning, is the page's own."""
+    head, heading, rows = page.partition("| name | unit | reduction | meaning |\n")
+    cells = (re.split(r" ?(?<!\\)\| ?", row)[1:-1] for row in rows.splitlines()[1:])
+    meanings = {cell[0]: cell[-1].replace("\\|", "|") for cell in cells}
+    names = {f"`{metric.name}`": metric for metric in METRICS.values()}
+    return head + table(
+        heading.strip(),
+        [[name, m.unit, m.over, meanings.get(name, "")] for name, m in names.items()],
+    )
+
+
+PAGES = {"configuration.md": configuration, "metrics.md": metrics}
+
+if __name__ == "__main__":
+    for name, rewritten in PAGES.items():
+        (DOCS / name).write_text(rewritten((DOCS / name).read_text()))
