@@ -162,10 +162,7 @@ class Transformer(nnx.Module):
 
     def __call__(self, tokens_NL: jax.Array) -> jax.Array:
         """Float32 logits [N, L, V] of every next token, for rows without left padding."""
-        hidden, _ = self.hidden(tokens_NL)
-        return jnp.einsum(
-            "nld,vd->nlv", hidden, self.head_VD(hidden.dtype), preferred_element_type=jnp.float32
-        )
+        return _logits(*nnx.split(self), tokens_NL)
 
     def head_VD(self, dtype: Any) -> jax.Array:
         """The output projection: the head, or the embedding where both are one."""
@@ -315,6 +312,16 @@ class Transformer(nnx.Module):
         graph, stacked = nnx.split(self.layers)
         slices = (jax.tree.map(lambda y, i=i: y[i], stacked) for i in range(self.arch.layers))
         return [nnx.merge(graph, state) for state in slices]
+
+
+# Compiled: operation by operation, a first call would compile some fifty programs.
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(graph: nnx.GraphDef, state: nnx.State, tokens_NL: jax.Array) -> jax.Array:
+    model = nnx.merge(graph, state)
+    hidden, _ = model.hidden(tokens_NL)
+    return jnp.einsum(
+        "nld,vd->nlv", hidden, model.head_VD(hidden.dtype), preferred_element_type=jnp.float32
+    )
 
 
 def _by_rows(keys: KeyValues) -> KeyValues:

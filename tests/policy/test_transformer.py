@@ -9,7 +9,7 @@ import numpy as np
 import numpy_model
 import pytest
 from flax import nnx
-from twin_policy import network_of, numpy_weights, tensors_of, twin_arch
+from twin_policy import network_of, numpy_weights, random_network, tensors_of, twin_arch
 
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, Lora, Moe
@@ -51,17 +51,10 @@ WAYS = {
 LAYOUTS = [(False, "dots"), (True, "none"), (True, "full")]
 
 
-def make(arch, seed=0):
+@functools.cache
+def make(arch):
     """A network and its parameters; they are the NumPy twin's, so no part of them is trivial."""
-    return network_of(numpy_weights(arch, seed), arch)
-
-
-def make_random(arch):
-    """A network and random parameters, none of them trivial."""
-    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
-    rng = np.random.default_rng(9)
-    noisy = lambda p: p + 0.2 * rng.normal(size=p.shape).astype(np.float32)  # noqa: E731
-    return network, jax.tree.map(noisy, params)
+    return network_of(numpy_weights(arch), arch)
 
 
 def tokens_and_pulls(arch):
@@ -87,9 +80,17 @@ def evaluate(network, params, tokens_NL, pull_NL):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def full_pass(network, params, tokens_NL):
+def full_pass(network, params, tokens_NL, **rows):
     """Hidden states and keys and values of whole rows."""
-    return policy.hidden(network, params, tokens_NL)
+    return policy.hidden(network, params, tokens_NL, **rows)
+
+
+def each_alone(network, params, sequences):
+    """`full_pass` of sequences, a row each; what pads a row stands to their right."""
+    rows = np.zeros((ROWS, LENGTH), np.int32)
+    for row, sequence in zip(rows, sequences, strict=True):
+        row[: len(sequence)] = sequence
+    return jax.device_get(full_pass(network, params, rows))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -161,20 +162,19 @@ def test_rows_do_not_see_each_other():
 @pytest.mark.parametrize("way, scan_layers", [*((way, False) for way in WAYS), ("full", True)])
 def test_what_follows_a_past_is_as_in_the_full_pass(way, scan_layers):
     arch = dataclasses.replace(WAYS[way], scan_layers=scan_layers)
-    network, params = make_random(arch)
+    network, params = random_network(arch)
     tokens_NL, _ = tokens_and_pulls(arch)
     whole, whole_keys = full_pass(network, params, tokens_NL)
     # The past holds each row's own later keys too, which must not be seen.
     length_N = np.array([7, 4, 1], np.int32)
     new_NL = np.stack([tokens_NL[row, n : n + 4] for row, n in enumerate(length_N)])
-    end_NL = lambda length: jnp.full((3, length), length)  # noqa: E731
-    depth_NL = jnp.broadcast_to(jnp.arange(tokens_NL.shape[1])[None, :], tokens_NL.shape)
+    end_NL = lambda length: np.full((3, length), length)  # noqa: E731
+    depth_NL = np.broadcast_to(np.arange(tokens_NL.shape[1])[None, :], tokens_NL.shape)
     old = Tree(depth_NL, end_NL(tokens_NL.shape[1]))
-    new = Tree(jnp.asarray(length_N[:, None] + np.arange(4)), end_NL(4))
-    at_NL = jnp.asarray(np.repeat(length_N[:, None] - 1, 4, axis=1))
-    rest = jax.jit(policy.hidden, static_argnums=0)
-    past = Past(whole_keys, old, at_NL)
-    hidden, keys = rest(network, params, new_NL, tree=new, past=past)
+    new = Tree(length_N[:, None] + np.arange(4), end_NL(4))
+    past = Past(whole_keys, old, np.repeat(length_N[:, None] - 1, 4, axis=1))
+    hidden, keys = full_pass(network, params, new_NL, tree=new, past=past)
+    whole, whole_keys, hidden, keys = jax.device_get((whole, whole_keys, hidden, keys))
     for row, n in enumerate(length_N):
         np.testing.assert_allclose(hidden[row], whole[row, n : n + 4], atol=1e-5)
         for new, old in zip(keys, whole_keys, strict=True):
@@ -185,19 +185,20 @@ def test_what_follows_a_past_is_as_in_the_full_pass(way, scan_layers):
 @pytest.mark.parametrize("way, scan_layers", [*((way, False) for way in WAYS), ("full", True)])
 def test_a_token_of_a_tree_is_computed_as_if_its_path_stood_alone(way, scan_layers):
     arch = dataclasses.replace(WAYS[way], scan_layers=scan_layers)
-    network, params = make_random(arch)
+    network, params = random_network(arch)
     # 1 2 3 with 4 5 6 and 7 8 below it; 9 10; and padding, each token of it alone.
     tokens_NL = np.array([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0]], np.int32)
-    depth_NL = jnp.array([[0, 1, 2, 3, 4, 5, 3, 4, 0, 1, 7]])
-    end_NL = jnp.array([[8, 8, 8, 6, 6, 6, 8, 8, 10, 10, 11]])
-    run = jax.jit(policy.hidden, static_argnums=0)
-    hidden, keys = run(network, params, tokens_NL, tree=Tree(depth_NL, end_NL))
-    for path in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 6, 7], [8, 9]):
-        alone, own = full_pass(network, params, tokens_NL[:, path])
-        np.testing.assert_allclose(hidden[:, path], alone, atol=1e-5)
+    depth_NL = np.array([[0, 1, 2, 3, 4, 5, 3, 4, 0, 1, 7]])
+    end_NL = np.array([[8, 8, 8, 6, 6, 6, 8, 8, 10, 10, 11]])
+    hidden, keys = full_pass(network, params, tokens_NL, tree=Tree(depth_NL, end_NL))
+    paths = [0, 1, 2, 3, 4, 5], [0, 1, 2, 6, 7], [8, 9]
+    hidden, keys = jax.device_get((hidden, keys))
+    alone, own = each_alone(network, params, [tokens_NL[0, path] for path in paths])
+    for row, path in enumerate(paths):
+        np.testing.assert_allclose(hidden[0, path], alone[row, : len(path)], atol=1e-5)
         for packed, single in zip(keys, own, strict=True):
-            np.testing.assert_allclose(packed.k[:, path], single.k, atol=1e-5)
-            np.testing.assert_allclose(packed.v[:, path], single.v, atol=1e-5)
+            for x, y in zip(packed, single, strict=True):
+                np.testing.assert_allclose(x[0, path], y[row, : len(path)], atol=1e-5)
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("kernel", "block"))
@@ -212,7 +213,7 @@ def table_of_rows():
 
 def new_cache(arch):
     """An empty cache, and what each row reaches of it."""
-    page_table = PageTable(jnp.asarray(table_of_rows(), jnp.int32), jnp.zeros(ROWS, jnp.int32))
+    page_table = PageTable(np.asarray(table_of_rows(), np.int32), np.zeros(ROWS, np.int32))
     return new_pages(arch, POOL, PAGE), page_table
 
 
@@ -233,7 +234,7 @@ def in_rows(x_KPSd):
     ],
 )
 def test_a_cache_filled_in_chunks_gives_the_full_pass(way, chunk, block):
-    network, params = make_random(WAYS[way])
+    network, params = random_network(WAYS[way])
     tokens_NL, _ = tokens_and_pulls(QWEN3)
     wanted, wanted_keys = full_pass(network, params, tokens_NL)
     pages, page_table = new_cache(WAYS[way])
@@ -245,7 +246,8 @@ def test_a_cache_filled_in_chunks_gives_the_full_pass(way, chunk, block):
         position = np.where(np.arange(chunk) < real, start + np.arange(chunk), NOWHERE)
         position = np.broadcast_to(position, (ROWS, chunk)).astype(np.int32)
         out, pages = extend(network, params, tokens, position, pages, page_table, block=block)
-        hidden.append(out[:, :real])
+        hidden.append(np.asarray(out)[:, :real])
+    pages = jax.device_get(pages)
     np.testing.assert_allclose(np.concatenate(hidden, axis=1), wanted, atol=1e-5)
     nobodys = np.setdiff1d(np.arange(POOL), table_of_rows())
     for kept, keys in zip(pages, wanted_keys, strict=True):
@@ -272,7 +274,7 @@ def test_rows_extend_from_their_own_positions_and_see_nothing_stale():
 
 
 def test_rows_that_share_pages_go_on_each_by_itself():
-    network, params = make_random(QWEN3)
+    network, params = random_network(QWEN3)
     tokens_NL, _ = tokens_and_pulls(QWEN3)
     tokens_NL[:, :PAGE] = tokens_NL[0, :PAGE]
     wanted, _ = full_pass(network, params, tokens_NL)
@@ -281,9 +283,7 @@ def test_rows_that_share_pages_go_on_each_by_itself():
     first = np.full((ROWS, PAGE), NOWHERE, np.int32)
     first[0] = np.arange(PAGE)  # one row reads what all begin with
     _, pages = extend(network, params, tokens_NL[:, :PAGE], first, pages, page_table)
-    page_table = page_table._replace(
-        table_RP=page_table.table_RP.at[:, 0].set(page_table.table_RP[0, 0])
-    )
+    page_table.table_RP[:, 0] = page_table.table_RP[0, 0]
     rest = np.broadcast_to(position_L[:, PAGE:], (ROWS, LENGTH - PAGE))
     hidden, _ = extend(network, params, tokens_NL[:, PAGE:], rest, pages, page_table)
     np.testing.assert_allclose(hidden, wanted[:, PAGE:], atol=1e-5)
@@ -303,27 +303,28 @@ def test_how_a_cache_is_read_is_the_callers_choice():
 
 @pytest.mark.parametrize("way", ["window", "experts"])
 def test_a_row_of_several_sequences_gives_what_each_gives_alone(way):
-    network, params = make_random(WAYS[way])
+    network, params = random_network(WAYS[way])
     tokens_NL, _ = tokens_and_pulls(WAYS[way])
     segment_NL = np.array([[0] * 4 + [1] * 7, [3] * 11, [0] * 1 + [1] * 5 + [2] * 5], np.int32)
-    packed, _ = network.bind(params).hidden(tokens_NL, segment_NL=jnp.asarray(segment_NL))
-    for row in range(ROWS):
-        for number in np.unique(segment_NL[row]):
-            own = segment_NL[row] == number
-            alone, _ = policy.hidden(network, params, tokens_NL[row : row + 1, own])
-            np.testing.assert_allclose(packed[row, own], alone[0], atol=1e-5)
+    packed, _ = jax.device_get(full_pass(network, params, tokens_NL, segment_NL=segment_NL))
+    parts = [(row, segment_NL[row] == n) for row in range(ROWS) for n in set(segment_NL[row])]
+    assert len(parts) == 2 * ROWS
+    for some in (parts[:ROWS], parts[ROWS:]):
+        alone, _ = each_alone(network, params, [tokens_NL[row, own] for row, own in some])
+        for single, (row, own) in zip(alone, some, strict=True):
+            np.testing.assert_allclose(packed[row, own], single[: own.sum()], atol=1e-5)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_fused_kernel_changes_no_value_and_no_gradient(packed):
     results = []
     tokens_NL = np.random.default_rng(4).integers(0, 23, (2, 128)).astype(np.int32)
-    segment_NL = jnp.asarray(np.repeat([[0, 1]], 2, axis=0).repeat(64, axis=1)) if packed else None
+    segment_NL = np.repeat([[0, 1]], 2, axis=0).repeat(64, axis=1) if packed else None
     for kernel in ("xla", "splash"):
         arch = dataclasses.replace(
             QWEN3, head_dim=8, windows=(40, None), attention=kernel, remat="full"
         )
-        network, params = make_random(arch)
+        network, params = random_network(arch)
 
         def loss(params, network=network):
             hidden, _ = network.bind(params).hidden(tokens_NL, segment_NL=segment_NL)

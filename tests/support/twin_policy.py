@@ -1,5 +1,7 @@
 """Policies whose parameters are those of a NumPy twin, and the way back."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,6 +41,26 @@ def network_of(tensors, arch):
     stored = list(stored_tensors(arch, shapes))
     axes = network.logical_axes()
     return network, load_params(InMemory(tensors), stored, shapes, axes, None, "float32")
+
+
+@functools.cache
+def random_network(arch):
+    """The network of an architecture, and random parameters on the host, none of them trivial.
+
+    Drawn by NumPy: JAX would compile a program for every shape.
+    """
+    network, shapes = abstract(arch)
+    rng = np.random.default_rng(9)
+
+    def draw(path, leaf):
+        if path[-1].key == "scale":
+            mean = 1.0
+        else:
+            fan_in = leaf.shape[-1 if path[-1].key in ("embedding", "head") else -2 :][0]
+            mean = rng.normal(size=leaf.shape) * fan_in**-0.5 if leaf.ndim > 1 else 0.0
+        return np.float32(mean + 0.2 * rng.normal(size=leaf.shape))
+
+    return network, jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def tensors_of(params, arch):
