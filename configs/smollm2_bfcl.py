@@ -10,11 +10,9 @@ the run shows that the real benchmark goes through the loop on a laptop, in half
 (docs/bfcl.md).
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
 
-MODELS = Path(__file__).parents[1] / "third_party" / "models"
+from seeupo_jax.configuration.config_file import third_party
 
 
 def get_config() -> ConfigDict:
@@ -29,7 +27,7 @@ def get_config() -> ConfigDict:
         },
     }
     config.model = {
-        "path": str(MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"),
+        "path": third_party("models/SmolLM2-135M-Instruct.Q4_1.gguf"),
         "dtype": "float32",  # faster than bfloat16 on a CPU
         "scan_layers": True,
         "remat": "full",

@@ -9,11 +9,9 @@ for a folder or a file that a user brings, not that the agent becomes good. On t
 iteration took 165 s, and 5.8 GB at the most; success stayed at 0.
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
 
-MODELS = Path(__file__).parents[1] / "third_party" / "models"
+from seeupo_jax.configuration.config_file import third_party
 
 
 def get_config() -> ConfigDict:
@@ -21,7 +19,7 @@ def get_config() -> ConfigDict:
     config.iterations = 3
     config.env = {"name": "order_desk"}
     config.model = {
-        "path": str(MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"),
+        "path": third_party("models/SmolLM2-135M-Instruct.Q4_1.gguf"),
         "dtype": "float32",  # faster than bfloat16 on a CPU
         "scan_layers": True,  # with both, one layer's activations are held instead of thirty
         "remat": "full",

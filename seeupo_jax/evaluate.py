@@ -202,7 +202,7 @@ def _server(given: argparse.Namespace) -> Server | None:
     return None
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
@@ -280,4 +280,4 @@ def _report(
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    main()

@@ -36,7 +36,7 @@ def _flags() -> Flags:
     return flags
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
@@ -50,4 +50,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    main()

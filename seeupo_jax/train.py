@@ -150,7 +150,7 @@ def _flags() -> Flags:
     return flags
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
@@ -175,8 +175,8 @@ def main(arguments: Sequence[str]) -> None:
             else:
                 check_shared(config.checkpoint.directory, "config.checkpoint.directory")
         with sentence_errors((WriteError, NotLearning), code=1):
-            train(config, workdir, Launch.of_module("seeupo_jax.train", given.config))
+            train(config, workdir, Launch.of_command("train", given.config))
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    main()

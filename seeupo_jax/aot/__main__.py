@@ -26,7 +26,7 @@ from seeupo_jax.planning.chips import parse_topology
 from seeupo_jax.runtime.cli import add_config_flags
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] = sys.argv) -> int:
     """Prints the report; returns the exit status."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
@@ -69,4 +69,4 @@ def _flags() -> Flags:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(main())

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.configuration.config_file import PACKAGE
 from seeupo_jax.parallel.device_memory import GIB
 
 _HEAD = (
@@ -43,7 +44,7 @@ def row(report: Mapping[str, Any]) -> tuple[str, ...]:
     line = turn["roofline"] if done else None
     made = report["iteration"]
     return (
-        Path(report["config_file"]).stem,
+        Path(report["config_file"].removeprefix(PACKAGE)).stem,
         report["topology"],
         _peak(programs, "sweep"),
         _peak(programs, "rollout"),

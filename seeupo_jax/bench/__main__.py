@@ -37,7 +37,7 @@ PAGES = {
 }
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str] = sys.argv) -> None:
     """The command."""
     name = argv[1] if len(argv) > 1 else ""
     parser = Flags(f"bench {name}", __doc__)
@@ -61,4 +61,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    main()

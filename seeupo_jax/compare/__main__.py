@@ -19,6 +19,7 @@ from pathlib import Path
 from seeupo_jax.checkpoint import check_writable
 from seeupo_jax.compare import figures
 from seeupo_jax.compare.runs import PlannedRun, plan, train_all
+from seeupo_jax.configuration.config_file import find_config
 from seeupo_jax.configuration.flags import Flags, names, path, whole
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.parallel.stop_signal import Stopped
@@ -46,7 +47,7 @@ def _flags() -> Flags:
     return flags
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str]) -> None:
             if file is not None:
                 check_writable(file.parent, flag)
         runs = plan(
-            Path(given.config).absolute(),
+            find_config(given.config).absolute(),
             given.override,
             workdir,
             recipes=given.recipes,
@@ -99,4 +100,4 @@ def compare(runs: Sequence[PlannedRun], given: argparse.Namespace, plot: Path) -
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    main()

@@ -9,16 +9,46 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import seeupo_jax
 from seeupo_jax.configuration.user_code import describe, shown
 
+PACKAGE = "package:"  # prefix of the names of configurations that ship with the package
+_ROOT = Path(seeupo_jax.__path__[0])
+_SHIPPED = _ROOT / "configs"  # of a checkout, a link to its folder `configs`
+_CHECKOUT = _ROOT.parent / "third_party"
 
-def read_values(path: Path) -> dict[str, Any]:
-    """The nested values that a file's `get_config()` returns.
+
+def find_config(given: str | Path) -> Path:
+    """The file of a path, or of `package:NAME`: a configuration that ships with the package.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    name = str(given)
+    if not name.startswith(PACKAGE):
+        return Path(given)
+    names = sorted(file.stem for file in _SHIPPED.glob("*.py"))
+    if name.removeprefix(PACKAGE) not in names:
+        raise ValueError(
+            f"--config: got {shown(name)}; allowed: a file, or {PACKAGE}NAME with one of"
+            f" {', '.join(names)}."
+        )
+    return (_SHIPPED / f"{name.removeprefix(PACKAGE)}.py").resolve()
+
+
+def third_party(path: str) -> str:
+    """Where a script of `third_party` leaves a file: in the checkout, else below this folder."""
+    return str(_CHECKOUT / path if _CHECKOUT.is_dir() else Path(_CHECKOUT.name) / path)
+
+
+def read_values(given: str | Path) -> dict[str, Any]:
+    """The nested values that `get_config()` of a file or of `package:NAME` returns.
 
     Raises:
       ValueError: no such file, a file that fails, or one whose `get_config` returns no values; one
         sentence with the file, the line where there is one, and the reason.
     """
+    path = find_config(given)
     if not path.is_file():
         raise ValueError(f"--config: no file {path}.")
     path = path.absolute()

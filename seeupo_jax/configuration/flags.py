@@ -6,9 +6,12 @@ import argparse
 import difflib
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+_MODULE, _SCRIPT = "python -m seeupo_jax.", "seeupo-"
 
 
 def as_overrides(arguments: Sequence[str]) -> list[str]:
@@ -16,13 +19,19 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
     return [re.sub(r"^--config\.", "--override=", argument) for argument in arguments]
 
 
+def command_name(command: str) -> str:
+    """A command as a user types it here: `seeupo-train`, or `python -m seeupo_jax.train`."""
+    script = Path(sys.argv[0]).name.startswith(_SCRIPT)
+    return f"{_SCRIPT if script else _MODULE}{command}"
+
+
 class Flags(argparse.ArgumentParser):
     """The flags of one command; undeclared ones are refused."""
 
     def __init__(self, command: str, about: str | None):
         super().__init__(
-            prog=f"python -m seeupo_jax.{command}",
-            description=about,
+            prog=command_name(command),
+            description=(about or "").replace(_MODULE, command_name("")),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

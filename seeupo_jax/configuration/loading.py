@@ -14,7 +14,7 @@ from seeupo_jax.configuration.schema import Config, recipe_fields
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Reads a config file's `get_config()` and applies `field.sub=value` overrides.
+    """Reads `get_config()` of a file or `package:NAME` and applies `field.sub=value` overrides.
 
     A recipe among the overrides replaces the file's fields of `algorithm` that it sets; the other
     overrides take precedence over both.
@@ -22,7 +22,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
       ValueError: no such file, one that fails, or a key or value that is not allowed.
     """
-    values = read_values(Path(path))
+    values = read_values(path)
     given = dict(_override(text) for text in overrides)
     below = values.get("algorithm", {})
     if "recipe" in given and isinstance(below, Mapping):

@@ -65,7 +65,7 @@ def _flags() -> Flags:
     return flags
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
@@ -132,4 +132,4 @@ def _problems(given: argparse.Namespace) -> list[Problem]:
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    main()

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.configuration.flags import command_name
 from seeupo_jax.trajectories.json_lines import plain, write_atomically
 
 RUN_FILE = "run.json"
@@ -30,9 +31,9 @@ class Launch:
     command: tuple[str, ...] = ()
 
     @classmethod
-    def of_module(cls, module: str, config_file: str) -> Launch:
-        """This process's command line, as `python -m` takes it."""
-        return cls(config_file, ("python", "-m", module, *sys.argv[1:]))
+    def of_command(cls, command: str, config_file: str) -> Launch:
+        """This process's command line, as it was typed."""
+        return cls(config_file, (*command_name(command).split(), *sys.argv[1:]))
 
 
 def write_run_manifest(

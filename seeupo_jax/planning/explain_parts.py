@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from seeupo_jax import envs
+from seeupo_jax.configuration.flags import command_name
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
 from seeupo_jax.parallel.device_memory import in_units, total_memory
@@ -86,7 +87,7 @@ def mesh_lines(found: AbstractRun, planned: Planned | None = None) -> list[str]:
         each = "" if memory is None else f" of {in_units(memory)}"
         count = f"{mesh.size} devices{each} that are not here"
         more = [
-            f"kernels and row lengths are those of {device.platform}; python -m seeupo_jax.aot"
+            f"kernels and row lengths are those of {device.platform}; {command_name('aot')}"
             " compiles for a TPU slice"
         ]
     processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""

@@ -13,6 +13,7 @@ import jax
 
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.checkpoint import Checkpoints, find_directory
+from seeupo_jax.configuration.flags import command_name
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.policy.files.tokenizer import Tokenizer
@@ -135,5 +136,6 @@ def check_served(config: Config) -> None:
 def policy_folder(config: Config, workdir: Path) -> str:
     folder = build.policy_folder(config, workdir)
     if folder is None:
-        raise ValueError(f"--workdir: {workdir} holds no policy yet; run seeupo_jax.train first.")
+        command = command_name("train")
+        raise ValueError(f"--workdir: {workdir} holds no policy yet; run {command} first.")
     return folder

@@ -4,9 +4,13 @@ import subprocess
 import sys
 
 import pytest
+from places import CONFIGS, ROOT
 
+from seeupo_jax.configuration import config_file
+from seeupo_jax.configuration.config_file import find_config
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.policy.files.weights import resolve_path
 
 RETURN = "def get_config():\n    return {}\n"
 
@@ -228,3 +232,31 @@ def test_a_deep_value_leaves_the_interpreter_alive(tmp_path):
         [sys.executable, "-c", program, str(tmp_path / "deep.py")], capture_output=True, text=True
     )
     assert done.returncode == 1 and "ValueError: --config: " in done.stderr
+
+
+def test_a_shipped_configuration_is_found_by_its_name_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file in CONFIGS.glob("*.py"):
+        assert load_config(f"package:{file.stem}") == load_config(file)
+    assert find_config("package:quickstart") == CONFIGS / "quickstart.py"
+    changed = load_config("package:quickstart", ["iterations=3", "recipe=grpo"])
+    assert (changed.iterations, changed.recipe) == (3, "grpo")
+
+
+@pytest.mark.parametrize("name", ["quickstat", "", "shared/paper_14b", "../configs/quickstart"])
+def test_an_unknown_name_of_a_shipped_configuration_lists_the_names(name):
+    text = _sentence(lambda: load_config(f"package:{name}"))
+    names = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.py")))
+    assert text == (
+        f"--config: got 'package:{name}'; allowed: a file, or package:NAME with one of {names}."
+    )
+
+
+def test_what_a_script_of_the_repository_fetches_is_sought_below_the_folder_elsewhere(
+    tmp_path, monkeypatch
+):
+    assert config_file.third_party("models/x.gguf") == str(ROOT / "third_party/models/x.gguf")
+    monkeypatch.setattr(config_file, "_CHECKOUT", tmp_path / "third_party")
+    assert config_file.third_party("models/x.gguf") == "third_party/models/x.gguf"
+    with pytest.raises(ValueError, match="sh third_party/models/setup.sh.* of the repository"):
+        resolve_path("third_party/models/x.gguf")

@@ -16,12 +16,11 @@ from typing import Any
 
 import jax
 
-import seeupo_jax
 from seeupo_jax.bench import machine, torch_runner
 from seeupo_jax.bench import rollout as rollout_bench
 from seeupo_jax.bench import update as update_bench
 from seeupo_jax.bench.accelerator import kernels, numerics
-from seeupo_jax.bench.accelerator.runner import NotHere, Record, is_out_of_memory, sentence
+from seeupo_jax.bench.accelerator.runner import Record, is_out_of_memory, sentence
 from seeupo_jax.bench.inputs import architecture
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.planning.flops import parameters
@@ -37,7 +36,6 @@ _OURS, _TORCH = 22, 24
 _SAMPLED = 2  # of a rollout, a side: weights in bfloat16
 _TOKENS = 9000  # of a microbatch of one group's conversations, at real lengths, about
 _BESIDE = 6 * GIB  # logits, caches and the libraries themselves, about
-_CONFIG = Path(seeupo_jax.__path__[0]).parent / "configs" / "quickstart.py"
 _SMALLEST_TRAINING = {
     "iterations": 1,
     "rollout.tasks": 2,
@@ -112,14 +110,12 @@ def quickstart(record: Record, _: Settings, rehearse: bool) -> None:
     This process must not take the device: of a TPU there is one process.
 
     Raises:
-      NotHere: no configuration file. RuntimeError: the training failed.
+      RuntimeError: the training failed.
     """
-    if not _CONFIG.is_file():
-        raise NotHere(f"no file {_CONFIG}: the quickstart needs a checkout of the repository")
     fields = {"telemetry.trackers": "[]", "telemetry.display": "plain"}
     fields |= _SMALLEST_TRAINING if rehearse else {}
     with tempfile.TemporaryDirectory() as folder:
-        line = [sys.executable, "-m", "seeupo_jax.train", f"--config={_CONFIG}"]
+        line = [sys.executable, "-m", "seeupo_jax.train", "--config=package:quickstart"]
         line += [f"--workdir={folder}", *(f"--config.{k}={v}" for k, v in fields.items())]
         began = time.perf_counter()
         done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -219,7 +219,8 @@ def _check_installed(home: Path) -> None:
     if not python_of(home).exists():
         raise Missing(
             f"appworld home: got {home}, which has no .venv; "
-            "allowed: a folder set up by `sh third_party/appworld/setup.sh`."
+            "allowed: a folder set up by `sh third_party/appworld/setup.sh` of the repository, "
+            "which config.env.options.home names."
         )
 
 

@@ -45,8 +45,11 @@ def resolve_path(path: str) -> Path:
         place = Path(seeupo_jax.__path__[0]) / "assets" / path.removeprefix(PACKAGE)
     if (place / CONFIG_FILE).is_file() or (place.suffix == ".gguf" and place.is_file()):
         return place
+    fetch = ""
+    if "third_party" in place.parts:
+        fetch = ", which `sh third_party/models/setup.sh` of the repository fetches"
     raise ValueError(
-        f"model path: got {path!r}; allowed: a folder with a {CONFIG_FILE}, or a .gguf file."
+        f"model path: got {path!r}; allowed: a folder with a {CONFIG_FILE}, or a .gguf file{fetch}."
     )
 
 
