@@ -47,6 +47,25 @@ def describe_fields() -> tuple[FieldDescription, ...]:
     return tuple(_described(Config, Config(), ""))
 
 
+def fields_help(width: int) -> str:
+    """Every field for `--help`, group after group, in lines of at most so many characters."""
+    fill = functools.partial(textwrap.fill, width=width, break_on_hyphens=False)
+    head = (
+        "Fields of the configuration, as --config.FIELD=VALUE. Behind a field is the value that it"
+        " has where the file sets none; the algorithm's are SeeUPO's."
+    )
+    paragraphs = [fill(head)]
+    for group, about in describe_groups().items():
+        lines = [fill(f"{group}: {about}" if group else about)]
+        for field in describe_fields():
+            if field.group == group:
+                words = f"{field.sentence} ({field.type}; {field.allowed})"
+                lines.append(f"  {field.full_name}={field.default}")
+                lines.append(fill(words, initial_indent=" " * 6, subsequent_indent=" " * 6))
+        paragraphs.append("\n".join(lines))
+    return "\n\n".join(paragraphs) + "\n"
+
+
 @functools.cache
 def describe_groups() -> Mapping[str, str]:
     """What each group of `describe_fields` is about, in its order."""

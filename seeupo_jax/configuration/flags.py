@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import math
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+from seeupo_jax.configuration.field_reference import fields_help
 
 _MODULE, _SCRIPT = "python -m seeupo_jax.", "seeupo-"
 
@@ -58,7 +62,17 @@ class Flags(argparse.ArgumentParser):
         if required:
             self._required.append((name, words))
         kind = text if kind is None else kind
-        self.add_argument(f"--{name}", type=kind, default=default, help=words, **more)
+        about = words.rstrip(".")
+        if kind in _METAVARS:
+            more.setdefault("metavar", _METAVARS[kind])
+        elif isinstance(kind, _Whole):
+            more.setdefault("metavar", "N")
+            about += f"; {kind.allowed}"
+        if default and "default" not in words and not required:
+            value = ",".join(default) if isinstance(default, list | tuple) else default
+            about += f"; default: {value}"
+        about = about.replace("%", "%%") + ("; required." if required else ".")
+        self.add_argument(f"--{name}", type=kind, default=default, help=about, **more)
 
     def switch(self, name: str, words: str, *, default: bool = False) -> None:
         """Declares `--NAME`, `--NAME=False` and `--noNAME`."""
@@ -73,8 +87,15 @@ class Flags(argparse.ArgumentParser):
             action="append",
             default=[],
             metavar="FIELD.SUB=VALUE",
-            help="on top of the config; --config.FIELD.SUB=VALUE is the same",
+            help="on top of the config; --config.FIELD.SUB=VALUE is the same.",
         )
+
+    def format_help(self) -> str:
+        """With the fields of the configuration where the command takes them."""
+        text = super().format_help()
+        if "--override" not in self._option_string_actions:
+            return text
+        return f"{text}\n{fields_help(min(100, shutil.get_terminal_size().columns))}"
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The values of a command line.
@@ -141,17 +162,26 @@ def names(value: str) -> list[str]:
 
 def whole(low: int, high: int | None = None) -> Callable[[str], int]:
     """Whole numbers from `low` on, up to `high`."""
-    allowed = f">= {low}" if high is None else f"from {low} to {high}"
+    return _Whole(low, high)
 
-    def read(value: str) -> int:
+
+@dataclasses.dataclass(frozen=True)
+class _Whole:
+    low: int
+    high: int | None
+
+    @property
+    def allowed(self) -> str:
+        bounds = f">= {self.low}" if self.high is None else f"from {self.low} to {self.high}"
+        return f"a whole number {bounds}"
+
+    def __call__(self, value: str) -> int:
         # Longer ones than the largest int64 are no counts; int() refuses 4,300 digits and more.
-        if not re.fullmatch(r"[+-]?\d{1,19}", value.strip()) or int(value) < low:
-            raise Wrong(value, f"a whole number {allowed}")
-        if high is not None and int(value) > high:
-            raise Wrong(value, f"a whole number {allowed}")
+        if not re.fullmatch(r"[+-]?\d{1,19}", value.strip()) or int(value) < self.low:
+            raise Wrong(value, self.allowed)
+        if self.high is not None and int(value) > self.high:
+            raise Wrong(value, self.allowed)
         return int(value)
-
-    return read
 
 
 def size(value: str) -> int:
@@ -179,3 +209,6 @@ def _truth(value: str) -> bool:
     if value.lower() not in truths:
         raise Wrong(value, "True or False")
     return truths[value.lower()]
+
+
+_METAVARS = {text: "TEXT", path: "PATH", names: "A,B,...", positive: "NUMBER", size: "SIZE"}

@@ -21,13 +21,14 @@ import json
 import os
 import sys
 import time
+import typing
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from rich.console import Console
 from rich.progress import track
 
-from seeupo_jax.configuration.fields import build, parse
+from seeupo_jax.configuration.fields import allowed_values, build, parse
 from seeupo_jax.configuration.flags import Flags, path
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.lab import lab_report
@@ -59,9 +60,11 @@ def _flags() -> Flags:
     flags.flag("json", "also write the figures to this file.", path)
     flags.flag("plot", "also draw the curves: .svg or .png.", path)
     # Read as text and checked with the settings, so that all wrong values have one form of error.
+    hints = typing.get_type_hints(Settings)
     for field in dataclasses.fields(Settings):
         if field.name in _HELP:
-            flags.flag(field.name, _HELP[field.name], default=str(field.default).lower())
+            words = f"{_HELP[field.name].rstrip('.')}; {allowed_values(field, hints[field.name])}"
+            flags.flag(field.name, words, default=str(field.default).lower())
     return flags
 
 

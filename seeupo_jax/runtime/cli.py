@@ -29,7 +29,7 @@ _MALLOC_OPTIONS = {-8: 1, -4: 0, -1: -1, -2: 2**26}
 
 def add_config_flags(flags: Flags) -> None:
     """Declares `--config` and `--config.FIELD`."""
-    flags.flag("config", "a Python file with get_config().", required=True)
+    flags.flag("config", "a Python file with get_config(), or package:NAME.", required=True)
     flags.overrides()
 
 

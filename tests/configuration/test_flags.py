@@ -1,10 +1,13 @@
 """Every command refuses a flag that it does not read, in one sentence, before it does anything."""
 
 import importlib
+import sys
+import tomllib
 
 import pytest
-from places import TINY
+from places import ROOT, TINY
 
+from seeupo_jax.configuration.field_reference import describe_fields, describe_groups
 from seeupo_jax.configuration.flags import Flags, names, path, positive, whole
 
 RUN = (f"--config={TINY}", "--workdir=DIR")
@@ -157,3 +160,53 @@ def test_values_are_read_as_they_are_meant(tmp_path, monkeypatch):
     assert given.folder == tmp_path / "a" / "b" and given.others == ["x", "y"]
     assert given.override == ["a.b=1"]
     assert flags.read(["--fast=False"]).fast is False and flags.read([]).fast is False
+
+
+CONFIGURED = ("train", "evaluate", "export", "update", "compare", "aot")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_lists_every_field_with_default_bounds_and_sentence(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    module, arguments = COMMANDS[command]
+    first = arguments[:1] if command.startswith("bench") else ()
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"seeupo_jax.{module}").main([command, *first, "--help"])
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    if command not in CONFIGURED:
+        assert "  seed=0" not in lines
+        return
+    words = " ".join(said.split())
+    for field in describe_fields():
+        assert f"  {field.full_name}={field.default}" in lines
+        assert f"{field.sentence} ({field.type}; {field.allowed})" in words
+    heads = [line.partition(":")[0] for line in lines if line.partition(":")[0]]
+    assert [head for head in heads if head in describe_groups()] == list(describe_groups())[1:]
+    assert all(len(line) <= 90 for line in lines if line.startswith("      ") and "=" not in line)
+
+
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_console_script_is_its_command_and_is_named_as_it_is_typed(script, capsys, monkeypatch):
+    name, _, function = SCRIPTS[script].partition(":")
+    main = getattr(importlib.import_module(name), function)
+    assert name.removesuffix(".__main__") == f"seeupo_jax.{script.removeprefix('seeupo-')}"
+    monkeypatch.setattr(sys, "argv", [f"/some/bin/{script}", "--nonsense"])
+    with pytest.raises(SystemExit) as ended:
+        main(sys.argv)
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith("error: ")
+    monkeypatch.setattr(sys, "argv", [f"/some/bin/{script}", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main(sys.argv)
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert f"{script} " in said and "python -m" not in said
+
+
+def test_every_command_has_a_console_script():
+    wanted = {COMMANDS[command][0] for command in COMMANDS}
+    found = {name.partition(":")[0].removeprefix("seeupo_jax.") for name in SCRIPTS.values()}
+    assert found >= wanted
