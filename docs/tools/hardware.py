@@ -79,7 +79,7 @@ def row(model: str, gpus: int, rank: int) -> list[str]:
 def too_large(plan: RematPlan) -> list[str]:
     """The cells of a model whose step does not fit."""
     needed = plan.needed(plan.selected) / GIB
-    return [plan.selected, f"**{needed:.1f}**: does not fit", "-", "-", "-"]
+    return [plan.selected, f"{needed:.1f}, does not fit", "-", "-", "-"]
 
 
 def layout(config: Config) -> list[str]:
@@ -91,16 +91,18 @@ def layout(config: Config) -> list[str]:
 
 def sizes(config: Config, mesh: jax.sharding.Mesh, plan: RematPlan) -> list[str]:
     """The sweep's cells, and the rollout's with the largest cache that fits or is needed."""
-    run = abstract_run(config, mesh, Planned(GPU_GIB * GIB))
+    swept = [plan.selected, f"{plan.needed(plan.selected) / GIB:.1f}"]
+    try:
+        run = abstract_run(config, mesh, Planned(GPU_GIB * GIB))
+    except ValueError:  # the sampler's copy of the policy
+        return [*swept, "-", "-", "does not fit"]
     held = sum(size for part, size in run.parts.items() if part != CACHE)
     cache = run.engine.plan
     each = cache.row_pages * cache.page_size * cache.token_bytes  # of a whole conversation
     room = math.floor(10 * (SHARE * GPU_GIB * GIB - held) / GIB) / 10
     gib = min(room, math.ceil(10 * cache.concurrency * each / GIB) / 10)
     at_once = min(cache.concurrency, int(gib * GIB) // each) * cache.shards
-    step = plan.needed(plan.selected)
-    sweep, rollout = (f"{size / GIB:.1f}" for size in (step, held + gib * GIB))
-    return [plan.selected, sweep, f"{gib:.1f}", str(at_once), rollout]
+    return [*swept, f"{gib:.1f}", str(at_once), f"{held / GIB + gib:.1f}"]
 
 
 def rows() -> Iterator[list[str]]:
