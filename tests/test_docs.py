@@ -190,6 +190,18 @@ def test_the_tables_that_the_package_declares_are_those_of_the_page(name):
     assert reference.PAGES[name](page) == page, "run `python docs/tools/reference.py`"
 
 
+def test_the_numbers_of_the_page_on_debugging_are_printed(tmp_path, capsys, monkeypatch):
+    (example,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "debugging.md").read_text(), re.DOTALL
+    )
+    report_cases.write_run(tmp_path / "runs" / "quickstart", iterations=2)
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("1  success_rate 0.") and "stop_max_tokens 0" in first
+    assert second.startswith("2  ") and "sampler_trainer_gap 4e-06" in second
+
+
 def tables(page: str, column: str) -> list[str]:
     """The names in code of the first column of every table whose first heading this is."""
     text = (ROOT / "docs" / page).read_text()
