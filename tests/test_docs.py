@@ -16,7 +16,7 @@ import pytest
 import report_cases
 from places import ROOT
 
-from docs.tools import reference
+from docs.tools import hardware, reference
 from seeupo_jax import envs
 from seeupo_jax.configuration.flags import as_overrides
 from seeupo_jax.configuration.loading import load_config
@@ -200,6 +200,11 @@ def test_the_numbers_of_the_page_on_debugging_are_printed(tmp_path, capsys, monk
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("1  success_rate 0.") and "stop_max_tokens 0" in first
     assert second.startswith("2  ") and "sampler_trainer_gap 4e-06" in second
+
+
+def test_a_row_of_the_table_of_gpus_is_what_its_command_estimates():
+    row = " | ".join(hardware.row("Qwen2.5-0.5B-Instruct", 1, 32))
+    assert f"\n| {row} |\n" in (ROOT / "docs" / "hardware.md").read_text()
 
 
 def tables(page: str, column: str) -> list[str]:
