@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import loaded_python
 import numpy as np
 import pytest
 from places import ROOT, TINY
@@ -302,7 +303,9 @@ def command(workdir, model, *arguments):
 def test_a_stopped_comparison_goes_on_with_the_same_command(tmp_path):
     called = command(tmp_path / "runs", save_policy(tmp_path / "policy"))
     first = tmp_path / "runs" / "seeupo" / "seed0"
-    process = subprocess.Popen(called, env=environment(), stdout=subprocess.PIPE, text=True)
+    process = loaded_python.LoadedPython(
+        called, env=environment(), stdout=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 300
     while not iterations(first):
         assert process.poll() is None and time.monotonic() < deadline
@@ -313,12 +316,8 @@ def test_a_stopped_comparison_goes_on_with_the_same_command(tmp_path):
     assert printed == "stopped in seeupo seed 0; rerun the command to resume\n"
     assert "stopped" in (first / "log.txt").read_text()
 
-    done = subprocess.run(
-        [*called, f"--json={tmp_path / 'out.json'}"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
+    done = loaded_python.run(
+        [*called, f"--json={tmp_path / 'out.json'}"], env=environment(), timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[1/1] seeupo seed 0: success" in done.stdout

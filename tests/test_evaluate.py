@@ -3,7 +3,6 @@
 import collections
 import json
 import math
-import os
 import signal
 import socket
 import subprocess
@@ -13,9 +12,11 @@ import threading
 import time
 from pathlib import Path
 
+import loaded_python
 import openai_cases as cases
 import pytest
 from places import CONFIGS
+from process_cases import environment
 
 from seeupo_jax import envs, evaluate
 from seeupo_jax.agents.openai_server import OpenAIServer
@@ -143,11 +144,9 @@ def test_a_servers_greedy_policy_scores_as_our_engines(folder, serve, own, capsy
 
 def test_the_command_needs_no_accelerator_and_ends(folder, serve, tmp_path):
     with serve() as server:
-        done = subprocess.run(
+        done = loaded_python.run(
             [*MODULE, *arguments(folder, *SHORT, f"--server={server.url}", workdir=tmp_path)],
-            env=os.environ | {"JAX_PLATFORMS": "rocm"},  # that of the server, say: not there
-            capture_output=True,
-            text=True,
+            env=environment() | {"JAX_PLATFORMS": "rocm"},  # that of the server, say: not there
             timeout=300,
         )
     assert done.returncode == 0, done.stderr
@@ -328,7 +327,9 @@ def test_an_evaluation_that_was_killed_goes_on_to_the_same_numbers(folder, serve
         asked = len(server.asked)
         server.usual = slow
         command = [*MODULE, *arguments(folder, *choices, workdir=tmp_path)]
-        killed = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        killed = loaded_python.LoadedPython(
+            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         place = tmp_path / "evaluation"
         deadline = time.monotonic() + 300
         while not (any(place.glob("*.jsonl")) and len(episodes(tmp_path)) >= 4):

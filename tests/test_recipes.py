@@ -1,10 +1,10 @@
 """The recipes train `order_desk` for a few iterations, from the policy of the package."""
 
 import math
-import subprocess
 import sys
 
 import jax
+import loaded_python
 import numpy as np
 import pytest
 import run_cases
@@ -27,7 +27,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
     environment = run_cases.environment() | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}
     command = [sys.executable, str(SUPPORT / "recipes_process.py"), str(folder), *TRAINED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    done = loaded_python.run(command, env=environment, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
@@ -95,11 +95,8 @@ def test_a_recipe_of_the_command_line_wins_over_the_file_and_a_field_over_the_re
 
     wrong = ["--config.recipe=reinforce_plus_plus", "--config.algorithm.scale=group"]
     command = [sys.executable, "-m", "seeupo_jax.train", f"--config={file}"]
-    done = subprocess.run(
-        [*command, f"--workdir={tmp_path / 'run'}", *wrong],
-        env=run_cases.environment(),
-        capture_output=True,
-        text=True,
+    done = loaded_python.run(
+        [*command, f"--workdir={tmp_path / 'run'}", *wrong], env=run_cases.environment()
     )
     assert done.returncode == 2
     # grae, which the file's recipe has, allows it; and the file's scale is not `group`.

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import jax
+import loaded_python
 import numpy as np
 import pytest
 from metric_names import checked
@@ -36,7 +37,7 @@ def command(workdir: Path, *overrides: str) -> list[str]:
 
 def run_killed_at(checkpoint: int, workdir: Path, *overrides: str) -> None:
     """A run that is killed as soon as it has left a checkpoint."""
-    process = subprocess.Popen(
+    process = loaded_python.LoadedPython(
         command(workdir, *overrides), env=environment(), stdout=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 300
@@ -48,9 +49,7 @@ def run_killed_at(checkpoint: int, workdir: Path, *overrides: str) -> None:
 
 
 def run(workdir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(workdir, *overrides), env=environment(), capture_output=True, text=True, timeout=300
-    )
+    return loaded_python.run(command(workdir, *overrides), env=environment(), timeout=300)
 
 
 def iterations(workdir: Path) -> list[dict]:
@@ -265,7 +264,7 @@ def test_adapters_train_resume_evaluate_and_come_out_in_pefts_format(finished):
     assert (adapted.layers[0].mlp.down.lora_b[...] != 0).any()
     arguments = command(workdir, *choices, "--k=1")
     arguments[2] = "seeupo_jax.evaluate"
-    played = subprocess.run(arguments, env=environment(), capture_output=True, text=True)
+    played = loaded_python.run(arguments, env=environment())
     assert played.returncode == 0, played.stderr
     # The checkpoint holds the adapters and their optimizer's state, not the model.
     size = lambda folder: sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())  # noqa: E731
@@ -277,7 +276,7 @@ def test_evaluate_plays_the_last_checkpoint(finished):
     out = workdir.parent / "evaluation.json"
     arguments = command(workdir, "--split=train", "--k=3", f"--json={out}")
     arguments[2] = "seeupo_jax.evaluate"
-    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=300)
+    done = loaded_python.run(arguments, env=environment(), timeout=300)
     assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text())
     assert result["iteration"] == 4

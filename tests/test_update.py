@@ -2,12 +2,12 @@
 
 import functools
 import json
-import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
 import learner_cases as cases
+import loaded_python
 import numpy as np
 import pytest
 import run_cases
@@ -144,11 +144,9 @@ def small(tmp_path_factory):
 
 def test_the_command_writes_the_same_bits_and_what_transformers_loads(small, stored, tmp_path):
     made, out, _, here = small
-    done = subprocess.run(
+    done = loaded_python.run(
         [sys.executable, "-m", "seeupo_jax.update", *arguments(made, stored, tmp_path)],
         env=run_cases.environment(),
-        capture_output=True,
-        text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr

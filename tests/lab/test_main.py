@@ -1,20 +1,17 @@
 """`python -m seeupo_jax.lab`."""
 
 import json
-import os
-import subprocess
 import sys
 
+import loaded_python
 import numpy as np
 import pytest
+from process_cases import environment
 
 
 def lab(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "seeupo_jax.lab", *arguments],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    return loaded_python.run(
+        [sys.executable, "-m", "seeupo_jax.lab", *arguments], env=environment()
     )
 
 

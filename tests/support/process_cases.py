@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from loaded_python import LoadedPython
 from places import ROOT, SUPPORT
 
 # The older way to compile what XLA fuses, which newer versions do not have, takes half of the time
@@ -68,7 +69,7 @@ def run_processes(
     name = "_".join([Path(program).stem, *map(str, (processes, devices)), "{}"])
     files = [folder / name.format(rank) for rank in range(processes)]
     started = [
-        subprocess.Popen(
+        LoadedPython(
             [sys.executable, SUPPORT / program]
             + [str(x) for x in (rank, processes, port, file, *arguments)],
             env=environment(devices),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flax import nnx
+from loaded_python import LoadedPython
 from metric_names import checked
 from places import TINY
 from process_cases import environment, free_port
@@ -67,7 +68,7 @@ def start(
             f"--num_processes={processes}",
         ]
         each.append(
-            subprocess.Popen(
+            LoadedPython(
                 command(
                     model, workdir, *overrides, *(place if processes > 1 else []), module=module
                 ),
