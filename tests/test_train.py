@@ -12,6 +12,7 @@ import jax
 import loaded_python
 import numpy as np
 import pytest
+import run_cases
 from metric_names import checked
 from places import TINY
 from process_cases import environment
@@ -20,7 +21,6 @@ from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
-from seeupo_jax.policy.files.weights import resolve_path
 from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split
 from seeupo_jax.runtime.checks import check_config
@@ -37,9 +37,11 @@ def command(workdir: Path, *overrides: str) -> list[str]:
 
 def run_killed_at(checkpoint: int, workdir: Path, *overrides: str) -> None:
     """A run that is killed as soon as it has left a checkpoint."""
-    process = loaded_python.LoadedPython(
-        command(workdir, *overrides), env=environment(), stdout=subprocess.DEVNULL
-    )
+    killed_at(checkpoint, workdir, command(workdir, *overrides))
+
+
+def killed_at(checkpoint: int, workdir: Path, called: list[str]) -> None:
+    process = loaded_python.LoadedPython(called, env=environment(), stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
     while not (workdir / "checkpoints" / str(checkpoint) / "manifest.json").exists():
         assert process.poll() is None and time.monotonic() < deadline
@@ -201,16 +203,15 @@ def test_times_and_kinds_are_written(finished):
     assert min(line["time/evaluation_s"] for line in evaluations) > 0
 
 
-def test_sampled_ahead_killed_and_restarted_gives_the_same_numbers(finished):
-    # A policy that is rewarded now and then: without advantages no ratio matters.
-    choices = ["--config.model.path=package:order_desk", "--config.warm_start.stages=()"]
-    choices += ["--config.rollout_ahead=1", "--config.iterations=5", "--config.checkpoint.every=3"]
+def test_sampled_ahead_killed_and_restarted_gives_the_same_numbers(tmp_path):
+    model = run_cases.save_policy(tmp_path / "model")
+    choices = ["--config.rollout_ahead=1", "--config.iterations=5", "--config.checkpoint.every=3"]
     choices += ["--config.evaluation.every=0", "--config.checkpoint.export=False"]
-    undisturbed, killed = (finished[0].parent / name for name in ("ahead", "ahead_killed"))
-    done = run(undisturbed, *choices)
-    assert done.returncode == 0, done.stderr
-    run_killed_at(3, killed, *choices)
-    assert run(killed, *choices).returncode == 0
+    choices += ["--config.optimizer.learning_rate=0.05"]
+    undisturbed, killed = (tmp_path / name for name in ("ahead", "ahead_killed"))
+    run_cases.finish(run_cases.start(model, undisturbed, *choices))
+    killed_at(3, killed, run_cases.command(model, killed, *choices))
+    run_cases.finish(run_cases.start(model, killed, *choices))
     assert checksums(killed) == checksums(undisturbed)
     for workdir in (undisturbed, killed):
         lines = iterations(workdir)
@@ -247,28 +248,24 @@ def test_the_trained_policy_is_left_as_a_model_folder(finished):
     assert tokenizer.vocab_size <= model.arch.vocab_size
 
 
-def test_adapters_train_resume_evaluate_and_come_out_in_pefts_format(finished):
-    workdir = finished[0].parent / "adapters"
-    base = "package:order_desk"  # whose policy is rewarded now and then
-    choices = ["--config.warm_start.stages=()", f"--config.model.path={base}"]
-    choices += ["--config.lora.rank=2", "--config.model.param_dtype=bfloat16"]
-    first = run(workdir, *choices, "--config.iterations=2")
-    assert first.returncode == 0, first.stderr
-    done = run(workdir, *choices, "--config.iterations=3")
-    assert done.returncode == 0 and "resuming after iteration 2" in done.stdout
+def test_adapters_train_resume_evaluate_and_come_out_in_pefts_format(tmp_path):
+    base, workdir = run_cases.save_policy(tmp_path / "model"), tmp_path / "adapters"
+    choices = ["--config.lora.rank=2", "--config.model.param_dtype=bfloat16"]
+    run_cases.finish(run_cases.start(base, workdir, *choices, "--config.iterations=2"))
+    (printed,) = run_cases.finish(run_cases.start(base, workdir, *choices, "--config.iterations=3"))
+    assert "resuming after iteration 2" in printed
     assert len({value for _, value in checksums(workdir)}) == 3
     assert max(line["logp/sampler_trainer_gap"] for line in iterations(workdir)) < 1e-4
-    model, _ = from_pretrained(base, dtype="float32")
+    model, _ = from_pretrained(str(base), dtype="float32")
     adapted = load_adapters(model, workdir / "policy")
     assert adapted.arch.lora.rank == 2
     assert (adapted.layers[0].mlp.down.lora_b[...] != 0).any()
-    arguments = command(workdir, *choices, "--k=1")
-    arguments[2] = "seeupo_jax.evaluate"
-    played = loaded_python.run(arguments, env=environment())
-    assert played.returncode == 0, played.stderr
+    run_cases.finish(run_cases.start(base, workdir, *choices, "--k=1", module="evaluate"))
     # The checkpoint holds the adapters and their optimizer's state, not the model.
-    size = lambda folder: sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())  # noqa: E731
-    assert size(workdir / "checkpoints" / "3") < size(resolve_path(base)) / 2
+    manifest = json.loads((workdir / "checkpoints" / "3" / "manifest.json").read_text())
+    arrays = [name for name, kind in manifest["manifest"]["leaves"].items() if "," in kind]
+    assert any(name.startswith("params/") for name in arrays)
+    assert all("lora_" in name for name in arrays), arrays
 
 
 def test_evaluate_plays_the_last_checkpoint(finished):

@@ -10,6 +10,7 @@ import time
 import pytest
 from launch_cases import TRAINING
 from places import ROOT
+from process_cases import environment
 
 SMALL = ["--module=small_process"]
 
@@ -96,7 +97,11 @@ def test_the_real_training_takes_the_flags_and_counts_the_devices_of_all(tmp_pat
     ]
     script = ROOT / "launch" / "cpu_processes.sh"
     done = subprocess.run(
-        [script, *flags, "--config.mesh.data=3"], capture_output=True, text=True, timeout=200
+        [script, *flags, "--config.mesh.data=3"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=200,
     )
     assert done.returncode == 2, done.stdout
     errors = [line for line in done.stdout.splitlines() if "error: " in line]
