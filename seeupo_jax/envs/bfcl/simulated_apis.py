@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import decimal
+import functools
 import importlib
 import inspect
 import json
@@ -69,6 +70,7 @@ class World:
         config = official("bfcl_eval.constants.executable_backend_config")
         self.instances: dict[str, Any] = {}
         self._methods: dict[str, Callable[..., Any]] = {}
+        self._signatures: dict[str, inspect.Signature] = {}
         for name in task.classes:
             instance = getattr(official(config.CLASS_FILE_PATH_MAPPING[name]), name)()
             if name not in config.STATELESS_CLASSES:
@@ -78,9 +80,9 @@ class World:
                 # The padding (credit cards, say) is the module's own until it is copied.
                 vars(instance).update(copy.deepcopy(vars(instance)))
             self.instances[name] = instance
-            methods = inspect.getmembers(instance, inspect.ismethod)
-            self._methods |= {key: method for key, method in methods if not key.startswith("_")}
-        self._signatures = {name: inspect.signature(m) for name, m in self._methods.items()}
+            signatures = _signatures(type(instance))
+            self._signatures |= signatures
+            self._methods |= {key: getattr(instance, key) for key in signatures}
         self._defaults = {name: _own_defaults(s) for name, s in self._signatures.items()}
 
     def call(self, call: ToolCall) -> str:
@@ -166,6 +168,17 @@ class Verdict:
         state = checker.state_checker(world.instances, self._world.instances)
         response = checker.response_checker(self._responses, wanted, self._ended)
         return state["valid"] and response["valid"]
+
+
+@functools.cache  # read anew for every episode, they would be a quarter of its time
+def _signatures(simulator: type) -> dict[str, inspect.Signature]:
+    """What may be called of a simulator, without `self`."""
+    functions = inspect.getmembers(simulator, inspect.isfunction)
+    signatures = {key: inspect.signature(f) for key, f in functions if not key.startswith("_")}
+    return {
+        key: signature.replace(parameters=list(signature.parameters.values())[1:])
+        for key, signature in signatures.items()
+    }
 
 
 def _own_defaults(signature: inspect.Signature) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def official_verdict(task_id, turns):
     return float(result["valid"])
 
 
+@functools.cache
 def official_answers(task_id):
     """What the official executor says to the reference calls, in simulators that it just made."""
     tag, entry = f"answers{next(_NUMBER)}x", ENTRIES[task_id]
