@@ -139,7 +139,8 @@ class GgufFile:
 
     def _dequantized(self, tensor: StoredTensor, rows: np.ndarray) -> np.ndarray:
         # Mapped for each read: mapped pages would count as memory of this process.
-        table = np.memmap(self.path, np.uint8, "r", tensor.offset, tensor.table)
+        # By its name as text: of a Path, NumPy resolves every link anew.
+        table = np.memmap(str(self.path), np.uint8, "r", tensor.offset, tensor.table)
         return dequantize(np.asarray(table[rows]), tensor.kind)
 
 

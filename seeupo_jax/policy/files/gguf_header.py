@@ -127,7 +127,7 @@ class _Cursor:
         return value
 
     def string(self) -> str:
-        data = self._take(self.scalar(GGUFValueType.UINT64))
+        data = self._take(int.from_bytes(self._take(8), "little"))  # a vocabulary has 100,000s
         try:
             return data.decode()
         except UnicodeDecodeError as error:

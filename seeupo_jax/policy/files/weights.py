@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -71,6 +72,13 @@ def inspect(path: str, **layout: Any) -> Architecture:
 
 def _gguf(file: Path) -> GgufFile:
     """A GGUF file; its library is imported with the first one."""
+    kept = file.stat()
+    return _read_gguf(file.absolute(), kept.st_mtime_ns, kept.st_size)
+
+
+# The last one is kept: a start asks for its config, its vocabulary and its tensors in turn.
+@functools.lru_cache(maxsize=1)
+def _read_gguf(file: Path, *_stamp: int) -> GgufFile:
     from seeupo_jax.policy.files.gguf import GgufFile
 
     return GgufFile(file)
