@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tpu_cases
-from flax import nnx
+from twin_policy import random_network
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import constrain, make_mesh, param_shardings, sharding
@@ -17,7 +17,6 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, Moe
 from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree, attend
 from seeupo_jax.policy.kernels.fused import select_kernel
-from seeupo_jax.policy.transformer import Transformer
 
 ARCH = Architecture(
     vocab_size=32,
@@ -46,9 +45,9 @@ def random_pass(N, L, H, kv_heads, d):
 def output_and_gradients(qkv, pull, *, kernel="xla", window=None, packed=False):
     """Of attention over whole rows; where packed, two sequences a row, cut between devices."""
     N, L = pull.shape[:2]
-    index_NL = jnp.broadcast_to(jnp.arange(L), (N, L))
-    start_N = jnp.arange(N) * 3 + L // 2 + 5
-    segment_NL = (index_NL >= start_N[:, None]).astype(jnp.int32) if packed else None
+    index_NL = np.broadcast_to(np.arange(L, dtype=np.int32), (N, L))
+    start_N = np.arange(N, dtype=np.int32) * 3 + L // 2 + 5
+    segment_NL = (index_NL >= start_N[:, None]).astype(np.int32) if packed else None
     position_NL = index_NL - segment_NL * start_N[:, None] if packed else index_NL
 
     def loss(q, k, v):
@@ -127,7 +126,7 @@ def continued(network, params, tokens_NL, keys, length_N):
 )
 def test_a_policy_computes_the_same_with_its_rows_cut(capfd, sizes, L, changes):
     arch = dataclasses.replace(ARCH, **changes)
-    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    network, params = random_network(arch)
     rng = np.random.default_rng(0)
     tokens_NL, more_NL = (rng.integers(0, 32, (4, n)).astype(np.int32) for n in (L, 6))
     segment_NL = np.sort(rng.integers(0, 2, (4, L)), axis=1).astype(np.int32)

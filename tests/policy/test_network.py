@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from twin_policy import random_network
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
@@ -23,7 +24,7 @@ ARCH = Architecture(V, D, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_width=2
 
 @functools.cache
 def make():
-    network, params = policy.split(Transformer(ARCH, nnx.Rngs(0)))
+    network, params = random_network(ARCH)
     rng = np.random.default_rng(0)
     tokens_RL = rng.integers(0, V, (R, L)).astype(np.int32)
     position_RA = np.stack([rng.permutation(np.arange(1, L))[:A] for _ in range(R)])
@@ -139,7 +140,7 @@ def logp_and_grads(network, params, tokens_RL, position_RA):
 def test_a_device_holds_the_logits_of_its_own_tokens_and_words_only(monkeypatch):
     words, local = 58, 29  # no other size is either
     arch = dataclasses.replace(ARCH, vocab_size=words, kv_heads=2, tied=False)
-    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    network, params = random_network(arch)
     rng = np.random.default_rng(0)
     tokens_RL = rng.integers(0, words, (4, 12)).astype(np.int32)
     position_RA = np.sort(rng.integers(1, 12, (4, 7)), axis=1).astype(np.int32)
@@ -232,7 +233,7 @@ def test_entropy_is_of_the_softmax_at_the_temperature(monkeypatch, at_once):
 
 def test_entropy_is_the_same_on_a_mesh_that_cuts_the_vocabulary():
     arch = dataclasses.replace(ARCH, vocab_size=58, kv_heads=2, tied=False)
-    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    network, params = random_network(arch)
     rng = np.random.default_rng(0)
     tokens_RL = rng.integers(0, 58, (4, 12)).astype(np.int32)
     position_RA = np.sort(rng.integers(1, 12, (4, 7)), axis=1).astype(np.int32)
@@ -249,7 +250,7 @@ def test_entropy_is_the_same_on_a_mesh_that_cuts_the_vocabulary():
 def test_entropy_changes_no_bit_of_the_log_probabilities():
     rng = np.random.default_rng(0)
     arch = dataclasses.replace(ARCH, vocab_size=512, width=64)
-    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    network, params = random_network(arch)
     hidden_RAD = rng.normal(size=(2, 600, 64)).astype(np.float32)
     target_RA = rng.integers(0, 512, (2, 600)).astype(np.int32)
     alone_RA, (logp_RA, _) = (

@@ -57,9 +57,11 @@ def gguf_fields():
 
 @functools.cache
 def library(name):
-    """The library's own tokenizer of a model."""
+    """The library's own tokenizer of a model; `small` is none's."""
     if name == "smollm2":
         return gguf_vocabulary.build(gguf_fields())
+    if name == "small":
+        return small_library()
     return AutoTokenizer.from_pretrained(MODELS / name)
 
 

@@ -62,7 +62,7 @@ def as_case(rows):
     columns = list(zip(*rows, strict=True))
     order, first, end, depth, query = (np.stack(x).astype(np.int32) for x in columns[:5])
     new = order.shape[1]
-    tree_mask = TreeMask(*(jnp.asarray(x) for x in (order, depth[:, -new:], first, end, depth)))
+    tree_mask = TreeMask(order, depth[:, -new:], first, end, depth)
     paths = [(n, path) for n, row in enumerate(columns[5]) for path in row]
     return Case(tree_mask, query, paths)
 
@@ -131,7 +131,7 @@ def random_arrays(case, H=4, kv_heads=2, d=16, dtype=jnp.float32):
     N, L = case.tree_mask.order_NL.shape
     C = case.tree_mask.first_NC.shape[1]
     shapes = [(N, L, H, d), (N, C, kv_heads, d), (N, C, kv_heads, d), (N, L, H, d)]
-    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+    return [rng.normal(size=shape).astype(dtype) for shape in shapes]
 
 
 def all_pairs(q, k, v, *tree_mask, window, block=None):
@@ -199,7 +199,8 @@ def trained(q, k, v, weight, tree_mask, **options):
 
 
 def assert_equal(got, wanted):
-    for name, x, y in zip(("out", "d_q", "d_k", "d_v"), got, wanted, strict=True):
+    names = ("out", "d_q", "d_k", "d_v")
+    for name, x, y in zip(names, *jax.device_get((got, wanted)), strict=True):
         np.testing.assert_allclose(x, y, atol=1e-5 * np.abs(y).max(), err_msg=name)
 
 
@@ -211,4 +212,4 @@ def wanted(name, window):
     found = trained(*arrays, case.tree_mask, window=window, implementation="all_pairs")
     alone = functools.partial(along_paths, case=case, window=window)
     assert_equal(found, jax.jit(functools.partial(with_gradients, alone))(*arrays))
-    return found
+    return jax.device_get(found)

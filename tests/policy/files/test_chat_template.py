@@ -396,7 +396,7 @@ def test_a_damaged_file_is_told(tmp_path, file, content, reason):
         load(tmp_path, None)
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "smollm2"])
+@pytest.mark.parametrize("name", ["small", "smollm2"])
 def test_a_saved_tokenizer_comes_back_for_us_and_for_the_library(tmp_path, name):
     file = tmp_path / "chat.jinja"
     file.write_text("{{ mood }}" + cases.library(name).chat_template)

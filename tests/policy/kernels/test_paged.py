@@ -26,6 +26,8 @@ from seeupo_jax.policy.kernels.paged import (
 
 run = jax.jit(paged.attend, static_argnames=("window", "kernel", "block"))
 write = jax.jit(paged.write)
+copy = jax.jit(copy_pages)
+plain_attention = jax.jit(attention.attend)
 
 PAGE, HEAD, WIDTH, POOL, LENGTH = 4, 8, 8, 48, 5
 PREFIXES = (8, 12, 0)  # tokens; the last is no prefix
@@ -102,11 +104,11 @@ def reach_of(rng, numbers, prefixes=None):
         pages = numbers[row[0]][start[r] // PAGE :]
         table[r, : len(pages)] = pages
     if prefixes is None:
-        return PageTable(jnp.asarray(table, jnp.int32), jnp.asarray(start, jnp.int32))
+        return PageTable(table.astype(np.int32), start.astype(np.int32))
     shared = rng.integers(-1, POOL + 1, size=(len(prefixes), WIDTH - 3))
     for own, pages in zip(shared, prefixes, strict=True):
         own[: len(pages)] = pages
-    arrays = [jnp.asarray(x, jnp.int32) for x in (table, start, shared, PREFIXES, MEMBERS)]
+    arrays = [np.asarray(x, np.int32) for x in (table, start, shared, PREFIXES, MEMBERS)]
     return PageTable(*arrays[:2], Prefixes(*arrays[2:]))
 
 
@@ -169,14 +171,14 @@ def test_a_query_weighs_its_prefix_and_its_own_page_by_the_softmax():
     k, v = np.zeros((1, 3, 3, 4)), np.zeros((1, 3, 3, 4))
     k[0, 2, 0, 0] = k[0, 0, 1, 0] = 2
     v[0, 2, :, 0], v[0, 0, :, 0] = [1, 2, 50], [3, 4, 9]
-    pages = Pages(*(jnp.asarray(x[:, :, :2], jnp.float32) for x in (k, v)))
-    number = lambda *x: jnp.asarray(x, jnp.int32)  # noqa: E731
+    pages = Pages(*(np.float32(x[:, :, :2]) for x in (k, v)))
+    number = lambda *x: np.asarray(x, np.int32)  # noqa: E731
     page_table = PageTable(number([0]), number(2), Prefixes(number([2]), number(2), number([0])))
-    q = jnp.asarray([[[[1.0, 0, 0, 0]]]])
-    out = run(q, pages, number([3]), page_table)
+    q = np.float32([[[[1.0, 0, 0, 0]]]])
+    out = np.asarray(run(q, pages, number([3]), page_table))
     wanted = (np.e + 2 + 3 + 4 * np.e) / (2 * np.e + 2)
     np.testing.assert_allclose(out[0, 0, 0], [wanted, 0, 0, 0], rtol=1e-6)
-    before_the_last = run(q, pages, number([2]), page_table)
+    before_the_last = np.asarray(run(q, pages, number([2]), page_table))
     np.testing.assert_allclose(before_the_last[0, 0, 0, 0], (np.e + 2 + 3) / (np.e + 2), rtol=1e-6)
 
 
@@ -188,29 +190,28 @@ def test_the_loop_reads_no_block_that_is_masked_for_all_rows(window):
     table = rng.permutation(3 * WIDTH).reshape(3, WIDTH)
     unseen = table[:, 4:] if window is None else np.delete(table, [1, 2, 3], axis=1)
     values[:, unseen] = np.nan
-    pages = Pages(jnp.asarray(keys), jnp.asarray(values))
-    position = jnp.asarray([[9, 10], [12, 13], [NOWHERE, NOWHERE]], jnp.int32)
-    page_table = PageTable(jnp.asarray(table, jnp.int32), jnp.zeros(3, jnp.int32))
-    q = jnp.ones((3, 2, 1, HEAD))
-    assert np.isfinite(run(q, pages, position, page_table, window=window, block=PAGE)).all()
-    assert np.isnan(run(q, pages, position, page_table, window=window, block=None)).any()
+    position = np.asarray([[9, 10], [12, 13], [NOWHERE, NOWHERE]], np.int32)
+    page_table = PageTable(table.astype(np.int32), np.zeros(3, np.int32))
+    rows = np.ones((3, 2, 1, HEAD), np.float32), Pages(keys, values), position, page_table
+    assert np.isfinite(np.asarray(run(*rows, window=window, block=PAGE))).all()
+    assert np.isnan(np.asarray(run(*rows, window=window, block=None))).any()
 
 
 def test_the_loop_over_prefixes_ends_with_the_longest():
     case = make_case(5)
     own, prefixes = case.shared.table_RP, case.shared.prefixes
+    beyond = prefixes.table_QP.copy()
+    beyond[:, max(PREFIXES) // PAGE :] = case.spare
     page_table = PageTable(
-        jnp.where(own == case.spare, 0, own),
+        np.where(own == case.spare, np.int32(0), own),
         case.shared.start_R,
-        prefixes._replace(
-            table_QP=prefixes.table_QP.at[:, max(PREFIXES) // PAGE :].set(case.spare)
-        ),
+        prefixes._replace(table_QP=beyond),
     )
     poisoned = np.array(case.after.v)
     poisoned[:, case.spare] = np.nan
     poisoned_case = (case.q, Pages(case.after.k, poisoned), case.position_RL, page_table)
     np.testing.assert_allclose(run(*poisoned_case, block=PAGE), case.wanted, atol=1e-6)
-    assert np.isnan(run(*poisoned_case, block=None)).any()
+    assert np.isnan(np.asarray(run(*poisoned_case, block=None))).any()
 
 
 def test_a_pass_is_written_to_its_own_slots_and_nowhere_else():
@@ -224,11 +225,11 @@ def test_a_pass_is_written_to_its_own_slots_and_nowhere_else():
 def test_tokens_outside_of_their_table_are_written_nowhere():
     # Two pages from position 4 on: 3 lies before, 12 behind, 8 in a page beyond the pool or below.
     pages = new_pages(ARCH, 3, PAGE)[0]
-    new = KeyValues(*(jnp.ones((3, 2, 2, HEAD)) for _ in "kv"))
+    new = KeyValues(*(np.ones((3, 2, 2, HEAD), np.float32) for _ in "kv"))
     page_table = PageTable(
-        jnp.asarray([[1, 3], [2, 0], [0, -3]], jnp.int32), jnp.asarray([4, 4, 4], jnp.int32)
+        np.asarray([[1, 3], [2, 0], [0, -3]], np.int32), np.asarray([4, 4, 4], np.int32)
     )
-    position = jnp.asarray([[3, 8], [12, NOWHERE], [5, 8]], jnp.int32)
+    position = np.asarray([[3, 8], [12, NOWHERE], [5, 8]], np.int32)
     written = write(pages, new, position, page_table)
     for x in written:
         np.testing.assert_array_equal(np.argwhere(np.asarray(x).any((0, 3))), [[0, 1]])
@@ -246,24 +247,25 @@ def test_new_pages_are_zeros_a_layer_in_the_compute_dtype():
 
 
 def test_pages_are_copied_as_they_were_before_and_none_beyond_the_pool():
-    x = jnp.arange(5.0)[None, :, None, None] + jnp.zeros((2, 5, PAGE, HEAD))
-    number = lambda *x: jnp.asarray(x, jnp.int32)  # noqa: E731
-    copied = copy_pages(Pages(x, -x), number(3, 0, 2, 2), number(0, 3, 5, 9))
+    x = np.arange(5, dtype=np.float32)[None, :, None, None] + np.zeros((2, 5, PAGE, HEAD), "f")
+    number = lambda *x: np.asarray(x, np.int32)  # noqa: E731
+    copied = jax.device_get(copy(Pages(x, -x), number(3, 0, 2, 2), number(0, 3, 5, 9)))
     np.testing.assert_array_equal(copied.k[1, :, 0, 0], [3, 1, 2, 0, 4])
     np.testing.assert_array_equal(copied.v[0, :, 1, 1], [-3, -1, -2, 0, -4])
 
 
 def test_bfloat16_is_as_near_to_the_exact_result_as_plain_attention():
     rng = np.random.default_rng(7)
-    q, k, v = (jnp.asarray(rng.normal(size=(4, 32, 2, HEAD)), jnp.bfloat16) for _ in "qkv")
-    position = jnp.broadcast_to(jnp.arange(32, dtype=jnp.int32)[None], (4, 32))
-    page_table = PageTable(jnp.arange(32, dtype=jnp.int32).reshape(4, 8), jnp.zeros(4, jnp.int32))
-    pages = Pages(*(jnp.zeros((2, 32, PAGE, HEAD), jnp.bfloat16) for _ in "kv"))
+    q, k, v = (rng.normal(size=(4, 32, 2, HEAD)).astype(jnp.bfloat16) for _ in "qkv")
+    position = np.broadcast_to(np.arange(32, dtype=np.int32)[None], (4, 32))
+    page_table = PageTable(np.arange(32, dtype=np.int32).reshape(4, 8), np.zeros(4, np.int32))
+    pages = Pages(*(np.zeros((2, 32, PAGE, HEAD), jnp.bfloat16) for _ in "kv"))
     out = run(q, write(pages, KeyValues(k, v), position, page_table), position, page_table, block=8)
-    plain = attention.attend(q, KeyValues(k, v), position, position)
-    q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
-    exact = attention.attend(q, KeyValues(k, v), position, position)
+    plain = plain_attention(q, KeyValues(k, v), position, position)
+    q, k, v = (x.astype(np.float32) for x in (q, k, v))
+    exact = plain_attention(q, KeyValues(k, v), position, position)
     assert out.dtype == jnp.bfloat16
+    out, plain, exact = (np.asarray(x, np.float32) for x in (out, plain, exact))
     assert np.abs(out - exact).max() <= 1.5 * np.abs(plain - exact).max()
 
 
@@ -299,22 +301,20 @@ def test_every_shard_copies_pages_of_its_own():
     with jax.set_mesh(mesh):
         by_shard = sharding(mesh, paged.page_axes(2))
         pages = Pages(*(jax.device_put(y, by_shard) for y in (x, -x)))
-        source, target = (jnp.asarray(n, jnp.int32) for n in ([0, 0, 1, 0], [2, 1, 0, 2]))
-        copied = jax.jit(copy_pages)(pages, source, target)
+        source, target = (np.asarray(n, np.int32) for n in ([0, 0, 1, 0], [2, 1, 0, 2]))
+        copied = jax.device_get(copy(pages, source, target))
         made = jax.jit(new_pages, static_argnums=(0, 1, 2))(ARCH, 8, PAGE)
     np.testing.assert_array_equal(copied.k[1, :, 0, 0], [0, 1, 2, 2, 5, 5, 6, 7])
     np.testing.assert_array_equal(copied.v[0, :, 1, 1], [0, -1, -2, -2, -5, -5, -6, -7])
     assert made[1].k.sharding.is_equivalent_to(by_shard, 4)
 
 
-def decode_case(dtype="bfloat16", *, page=16, width=6, groups=4):
+def decode_case(dtype=jnp.bfloat16, *, page=16, width=6, groups=4):
     """Rows of a token each: at a page's end, its begin, from page 1 on, with one key; idle ones."""
     rng = np.random.default_rng(8)
     shape = (2, 8 * width, page, 128)
-    q, k, v = (
-        jnp.asarray(rng.normal(size=n), dtype) for n in ((8, 1, 2 * groups, 128), shape, shape)
-    )
-    number = lambda x: jnp.asarray(x, jnp.int32)  # noqa: E731
+    q, k, v = (rng.normal(size=n).astype(dtype) for n in ((8, 1, 2 * groups, 128), shape, shape))
+    number = lambda x: np.asarray(x, np.int32)  # noqa: E731
     table = rng.permutation(8 * width).reshape(8, width)
     table[0], table[-1], table[5, 1:] = -1, -1, 8 * width
     position = [NOWHERE, 4 * page - 1, 4 * page, NOWHERE, NOWHERE, 0, 3 * page + 5, NOWHERE]
@@ -385,13 +385,13 @@ def test_a_pass_that_a_kernel_does_not_take_is_refused():
     q, pages, position, page_table = decode_case()
     with pytest.raises(ValueError, match="got kernel 'flash'; allowed: xla, paged"):
         paged.attend(q, pages, position, page_table, kernel="flash")
-    two = (jnp.concatenate([q, q], 1), pages, jnp.concatenate([position, position], 1), page_table)
+    two = (np.concatenate([q, q], 1), pages, np.concatenate([position, position], 1), page_table)
     with pytest.raises(
         ValueError, match="got 2 tokens a row, window None and no prefixes; allowed"
     ):
         paged.attend(*two, kernel="paged")
     with pytest.raises(ValueError, match="got 1 tokens a row, window 3 and no prefixes; allowed"):
         paged.attend(q, pages, position, page_table, window=3, kernel="paged")
-    prefixes = Prefixes(page_table.table_RP[:1], page_table.start_R[:1], jnp.full((1, 2), 8))
+    prefixes = Prefixes(page_table.table_RP[:1], page_table.start_R[:1], np.full((1, 2), 8))
     with pytest.raises(ValueError, match="window None and prefixes; allowed: 1 token, no window"):
         paged.attend(q, pages, position, page_table._replace(prefixes=prefixes), kernel="paged")

@@ -36,16 +36,16 @@ def test_short_paths_are_attended_in_smaller_blocks():
     case = trees(5, 1, 600)  # fewer keys are attended all at once
     q, k, v, _ = random_arrays(case)
 
-    def attended(longest):
+    def in_blocks(longest):
         return lambda q, k, v: attend_trees(q, KeyValues(k, v), case.tree_mask, longest=longest)
 
-    programs = [str(jax.make_jaxpr(attended(longest))(q, k, v)) for longest in (None, 128, 129)]
+    programs = [str(jax.make_jaxpr(in_blocks(longest))(q, k, v)) for longest in (None, 128, 129)]
     blocks = [{n for n in (32, 64) if f"f32[2,{2 * n},{n}]" in text} for text in programs]
     assert blocks == [{64}, {32}, {64}]
     assert [block_for(4, longest) for longest in (None, 128, 129)] == [64, 32, 64]
-    out = attend(q, k, v, tree_mask=case.tree_mask, implementation="all_pairs")
+    out = attended(q, k, v, case.tree_mask, "all_pairs")
     for longest in (None, 128):
-        np.testing.assert_allclose(jax.jit(attended(longest))(q, k, v), out, atol=2e-6)
+        np.testing.assert_allclose(jax.jit(in_blocks(longest))(q, k, v), out, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -55,18 +55,19 @@ def test_a_query_without_visible_keys_gives_zero_and_no_gradient(implementation,
     case = CASES["causal"]
     blind = np.arange(150) % 7 == 3
     blind[128:144] = True  # whole blocks, too
-    order = jnp.where(blind[None, :], 1000, case.tree_mask.order_NL)
+    order = np.where(blind[None, :], np.int32(1000), case.tree_mask.order_NL)
     tree_mask = case.tree_mask._replace(order_NL=order)
     q, k, v, weight = random_arrays(case)
     options = {"implementation": implementation, "block": block}
     got = trained(q, k, v, weight, tree_mask, window=None, **options)
+    got = jax.device_get(got)
     assert not np.any(got[0][:, blind]) and not np.any(got[1][:, blind])
     # The others are as without blind ones, whose outputs have no weight in this loss.
-    asked = jnp.where(blind[None, :, None, None], 0.0, weight)
+    asked = np.where(blind[None, :, None, None], np.float32(0), weight)
     out, *gradients = trained(
         q, k, v, asked, case.tree_mask, window=None, implementation="all_pairs"
     )
-    assert_equal(got, (jnp.where(blind[None, :, None, None], 0.0, out), *gradients))
+    assert_equal(got, (np.where(blind[None, :, None, None], 0.0, out), *gradients))
 
 
 @pytest.mark.parametrize("implementation, block", [("xla", 16), ("pallas", 128), ("triton", 16)])
@@ -75,14 +76,14 @@ def test_a_masked_block_is_never_read(implementation, block):
     q, k, v, weight = random_arrays(case)
 
     def hidden(x, value):
-        more = jnp.full((len(x), block, *x.shape[2:]), value, x.dtype)
-        return jnp.concatenate([more, x], axis=1)
+        more = np.full((len(x), block, *x.shape[2:]), value, x.dtype)
+        return np.concatenate([more, x], axis=1)
 
     *queries, first, end, depth = case.tree_mask
     tree_mask = TreeMask(*queries, hidden(first, 5), hidden(end, 5), hidden(depth, 0))
-    k, v = (hidden(x, jnp.nan) for x in (k, v))
+    k, v = (hidden(x, np.nan) for x in (k, v))
     options = {"implementation": implementation, "block": block}
-    out, d_q, d_k, d_v = trained(q, k, v, weight, tree_mask, **options)
+    out, d_q, d_k, d_v = jax.device_get(trained(q, k, v, weight, tree_mask, window=None, **options))
     assert_equal((out, d_q, d_k[:, block:], d_v[:, block:]), wanted("continued", None))
     assert not np.any(d_k[:, :block]) and not np.any(d_v[:, :block])
 
@@ -93,17 +94,20 @@ def trunk_and_branches():
     start = index // 64 * 64
     end = np.where(start == 0, 320, start + 64)
     depth = np.where(start == 0, index, 64 + index - start)
-    return TreeMask(*(jnp.asarray(x, jnp.int32) for x in (index, depth, index, end, depth)))
+    return TreeMask(*(np.asarray(x, np.int32) for x in (index, depth, index, end, depth)))
 
 
 def test_branches_do_not_visit_each_other():
     tree_mask = trunk_and_branches()
     # Of blocks of 64 queries and 32 keys: the trunk's visits two, a branch's those and its own two.
-    assert visited_blocks(tree_mask, block=64, key_block=32).sum() == 2 + 4 * (2 + 2)
+    assert visits(tree_mask, block=64, key_block=32).sum() == 2 + 4 * (2 + 2)
     # Of blocks of 32: the trunk's two visit one and two, a branch's two visit three and four.
-    assert visited_blocks(tree_mask, block=32).sum() == 1 + 2 + 4 * (3 + 4)
+    assert visits(tree_mask, block=32).sum() == 1 + 2 + 4 * (3 + 4)
     # A window of 32 reaches into the block before, along the path: the trunk's second one.
-    assert visited_blocks(tree_mask, window=32, block=32).sum() == 1 + 2 + 4 * (2 + 2)
+    assert visits(tree_mask, window=32, block=32).sum() == 1 + 2 + 4 * (2 + 2)
+
+
+visits = jax.jit(visited_blocks, static_argnames=("window", "block", "key_block"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -112,31 +116,34 @@ def test_every_visible_pair_is_visited_and_without_a_window_no_other(name, windo
     tree_mask, block = CASES[name].tree_mask, 16
     (L, C), N = (x.shape[1] for x in tree_mask[1:3]), len(tree_mask.order_NL)
     padded = np.zeros((N, -(-L // block) * block, -(-C // block) * block), bool)
-    padded[:, :L, :C] = visible_pairs(tree_mask, window)
+    padded[:, :L, :C] = jax.jit(visible_pairs, static_argnums=1)(tree_mask, window)
     needed = padded.reshape(N, -(-L // block), block, -1, block).any((2, 4))
-    visited = np.asarray(visited_blocks(tree_mask, window=window, block=block))
+    visited = np.asarray(visits(tree_mask, window=window, block=block))
     assert not np.any(needed & ~visited)
     if window is None:
         np.testing.assert_array_equal(visited, needed)
 
 
 def test_visits_are_listed_by_the_block_that_holds_their_sums():
-    visited = jnp.asarray([[[1, 0, 1], [0, 0, 0]], [[0, 1, 0], [1, 1, 1]]], bool)
-    pair, start = list_visits(visited)
+    visited = np.asarray([[[1, 0, 1], [0, 0, 0]], [[0, 1, 0], [1, 1, 1]]], bool)
+    pair, start = jax.jit(list_visits)(visited)
     assert pair.tolist() == [12, 0, 2, 7, 9, 10, 11, *[12] * 7]
     assert start.tolist() == [0, 2, 2, 3, 6]
 
 
+@functools.partial(jax.jit, static_argnames="implementation")
+def attended(q, k, v, tree_mask, implementation):
+    return attend(q, k, v, tree_mask=tree_mask, implementation=implementation)
+
+
 @pytest.mark.parametrize("implementation", ["xla", "pallas", "triton"])
 def test_bfloat16_is_as_near_to_the_exact_result_as_all_scores_at_once(implementation):
-    case = CASES["trees"]
-    run = jax.jit(
-        functools.partial(attend, tree_mask=case.tree_mask), static_argnames="implementation"
-    )
-    qkv = random_arrays(case, dtype=jnp.bfloat16)[:3]
-    exact = run(*(x.astype(jnp.float32) for x in qkv), implementation="all_pairs")
-    ours, all_pairs = (run(*qkv, implementation=name) for name in (implementation, "all_pairs"))
+    tree_mask = CASES["trees"].tree_mask
+    qkv = random_arrays(CASES["trees"], dtype=jnp.bfloat16)[:3]
+    exact = attended(*(x.astype(np.float32) for x in qkv), tree_mask, "all_pairs")
+    ours, all_pairs = (attended(*qkv, tree_mask, name) for name in (implementation, "all_pairs"))
     assert ours.dtype == jnp.bfloat16
+    exact, ours, all_pairs = (np.asarray(x, np.float32) for x in (exact, ours, all_pairs))
     assert np.abs(ours - exact).max() <= 1.5 * np.abs(all_pairs - exact).max()
 
 
