@@ -31,8 +31,7 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # all that a model of expe
 CONVERSATION = 8192  # tokens
 MICROBATCHES = (4 * CONVERSATION, 2 * CONVERSATION, CONVERSATION)
 HEADINGS = (
-    "model, GPUs, trains, `mesh`, `rollout.mesh`, `microbatch_tokens`, remat, sweep GiB,"
-    " `cache_gib`, conversations at once, rollout GiB"
+    "model, GPUs, trains, mesh, sampler's mesh, microbatch, remat, sweep, cache, at once, rollout"
 ).split(", ")
 
 
@@ -66,7 +65,7 @@ def settings(model: str, gpus: int, rank: int, microbatch: int) -> Config:
 
 def row(model: str, gpus: int, rank: int) -> list[str]:
     """The largest microbatch whose step fits, then the least recomputation, then the cache."""
-    given = [model, f"{gpus} x H100", f"adapters of rank {rank}" if rank else "everything"]
+    given = [model, str(gpus), "adapters" if rank else "everything"]
     for microbatch in MICROBATCHES:
         config = settings(model, gpus, rank, microbatch)
         mesh = make_mesh(config.mesh, jax.devices()[:gpus])
