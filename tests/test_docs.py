@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import os
 import re
 import shlex
 import shutil
@@ -12,9 +11,11 @@ import sys
 from pathlib import Path
 
 import jax
+import loaded_python
 import pytest
 import report_cases
 from places import ROOT
+from process_cases import environment
 
 from docs.tools import hardware, reference
 from seeupo_jax import envs
@@ -137,10 +138,7 @@ def test_a_report_command_writes_its_page(line, tmp_path):
     arguments = line.split()[1:]
     for folder in (word.removeprefix("--workdir=") for word in arguments if "runs/" in word):
         report_cases.write_run(tmp_path / folder, iterations=2)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    done = loaded_python.run([sys.executable, *arguments], cwd=tmp_path, env=environment())
     assert done.returncode == 0, done.stderr
     written = Path(done.stdout.removeprefix("wrote ").partition(" (")[0])
     assert written.is_relative_to(tmp_path) and written.read_text().startswith("<!doctype html>")

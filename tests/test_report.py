@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 
+import loaded_python
 import report_cases
 import telemetry_cases
+from process_cases import environment
 
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.report import main
@@ -14,8 +16,7 @@ from seeupo_jax.report import main
 
 def run(*arguments, cwd=None):
     command = [sys.executable, "-m", "seeupo_jax.report", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    return loaded_python.run(command, cwd=cwd, env=environment())
 
 
 def test_more_runs_follow_compare_in_any_order(tmp_path, monkeypatch, capsys):

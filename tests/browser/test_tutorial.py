@@ -7,10 +7,10 @@ the page says, in DIR, where a finished run stays; that makes the pictures of th
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
+import loaded_python
 import pytest
 from places import ROOT
 from playwright.sync_api import expect
@@ -38,13 +38,7 @@ def run(line, cwd):
     assert program == "python", line
     if "seeupo_jax.train" in line and "SEEUPO_TUTORIAL" not in os.environ:
         arguments += [f"--config.{field}" for field in SHORT]
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
+    done = loaded_python.run([sys.executable, *arguments], cwd=cwd, env=environment())
     assert done.returncode == 0, f"{line}: {done.stderr[-2000:]}"
     return done.stdout
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -11,11 +10,12 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import loaded_python
 import numpy as np
 import optax
 import pytest
+from process_cases import environment
 
-import seeupo_jax
 from seeupo_jax.checkpoint import Checkpoints, SaveError, check_writable
 from seeupo_jax.types import TrainState
 
@@ -519,14 +519,11 @@ for _ in range(8):
 
 
 def test_runs_killed_while_saving_go_on_from_a_whole_checkpoint(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", _SAVE_AND_BE_KILLED, str(tmp_path), "0"],
-        cwd=Path(seeupo_jax.__path__[0]).parent,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    program, tmp_path = tmp_path / "program.py", tmp_path / "checkpoints"
+    program.write_text(_SAVE_AND_BE_KILLED)
+    tmp_path.mkdir()
+    args = [sys.executable, program, str(tmp_path), "0"]
+    done = loaded_python.run(args, env=environment(), timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     restored = [int(line) for line in done.stdout.split()]
     assert len(restored) == 8 and restored[0] == 0
@@ -582,13 +579,10 @@ _NO_LIMIT = 2**40
 
 def _fill(directory, limit):
     """What a run prints that cannot write its second checkpoint; its third is a small one."""
-    done = subprocess.run(
-        [sys.executable, "-c", _FILL_THE_DISK, str(directory), str(limit)],
-        cwd=Path(seeupo_jax.__path__[0]).parent,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    program = directory.parent / "program.py"
+    program.write_text(_FILL_THE_DISK)
+    args = [sys.executable, program, str(directory), str(limit)]
+    done = loaded_python.run(args, env=environment(), timeout=300)
     assert done.returncode == 0 and done.stderr == "", done.stderr[-3000:]
     return done.stdout
 
