@@ -7,18 +7,15 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import jax
-import loaded_python
 import pytest
 import report_cases
 from places import ROOT
-from process_cases import environment
 
 from docs.tools import hardware, reference
-from seeupo_jax import envs
+from seeupo_jax import envs, report
 from seeupo_jax.configuration.flags import as_overrides
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config, Env
@@ -130,17 +127,18 @@ def test_the_papers_configs_pass_every_check_where_their_models_are(path, tmp_pa
         check_config(config)
 
 
-REPORTS = [line for line in commands() if "seeupo_jax.report" in line]
+REPORTS = dict.fromkeys(line for line in commands() if "seeupo_jax.report" in line)
 
 
 @pytest.mark.parametrize("line", REPORTS)
-def test_a_report_command_writes_its_page(line, tmp_path):
-    arguments = line.split()[1:]
+def test_a_report_command_writes_its_page(line, tmp_path, monkeypatch, capsys):
+    python, flag, module, *arguments = line.split()
+    assert (python, flag, module) == ("python", "-m", "seeupo_jax.report")
     for folder in (word.removeprefix("--workdir=") for word in arguments if "runs/" in word):
         report_cases.write_run(tmp_path / folder, iterations=2)
-    done = loaded_python.run([sys.executable, *arguments], cwd=tmp_path, env=environment())
-    assert done.returncode == 0, done.stderr
-    written = Path(done.stdout.removeprefix("wrote ").partition(" (")[0])
+    monkeypatch.chdir(tmp_path)
+    report.main([module, *arguments])
+    written = Path(capsys.readouterr().out.removeprefix("wrote ").partition(" (")[0])
     assert written.is_relative_to(tmp_path) and written.read_text().startswith("<!doctype html>")
 
 
