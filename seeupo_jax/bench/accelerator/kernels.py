@@ -104,7 +104,7 @@ class Forest:
 
     def compare(self, dtype: str, kernel: str, *, timed: bool) -> Found:
         """Raises NotHere where the kernel does not take this shape."""
-        mask, window = self.tree_mask(), self.window
+        mask, window = jax.jit(self.tree_mask)(), self.window
         (N, L), C = mask.order_NL.shape, mask.first_NC.shape[1]
         _require(kernel, L, self.heads, dtype, trees=True)
         real_NL = jnp.ones((N, L), bool)
