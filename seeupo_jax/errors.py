@@ -11,6 +11,10 @@ from collections.abc import Iterator
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
+class NotLearning(Exception):
+    """The run was ended because it does not learn; the text is a sentence that says why."""
+
+
 class WriteError(OSError):
     """What a run needs could not be written; the text is a sentence that says what is left."""
 

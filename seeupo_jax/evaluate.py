@@ -17,14 +17,13 @@ several processes each writes a file of its own episodes; process 0's is complet
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
+import logging
 import math
-import os
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,26 +31,30 @@ import jax
 from seeupo_jax import envs
 from seeupo_jax.checkpoint import check_could_write, check_writable
 from seeupo_jax.configuration.flags import Flags, path, positive, whole
-from seeupo_jax.configuration.schema import Config, Env
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.bfcl.result_files import export_results
 from seeupo_jax.errors import sentence_errors
-from seeupo_jax.metrics.statistics import evaluation_table
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.planning.explain_evaluation import explain_episodes, explain_policy, explain_server
 from seeupo_jax.planning.explanation import EXPLAIN, Section, print_explanation
-from seeupo_jax.rollout.collection import RolloutWorker
-from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config
 from seeupo_jax.runtime.cli import (
     add_cluster_flags,
     add_run_flags,
+    cluster_flags,
     join_cluster,
+    log_to_stderr,
     prepare_xla,
     quiet_logs,
     read_config,
 )
-from seeupo_jax.runtime.evaluation import evaluate
+from seeupo_jax.runtime.evaluation_run import (
+    EvaluationResult,
+    episodes_name,
+    evaluate_policy,
+    evaluation_settings,
+)
 from seeupo_jax.runtime.policy_sources import (
     Server,
     check_served,
@@ -60,7 +63,9 @@ from seeupo_jax.runtime.policy_sources import (
     policy_folder,
     served_policy,
 )
-from seeupo_jax.trajectories.episodes import EpisodeFile, read_played
+from seeupo_jax.trajectories.episodes import read_played
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def _explain(
@@ -79,74 +84,25 @@ def _explain(
         same = None if server.model is None else {"server": server.url, "model": server.model}
     path, played = workdir / "evaluation", None
     if same is not None:
-        settings = _settings(config, split, k, same)
-        path = path / _file_name(settings)
+        settings = evaluation_settings(config, split, k, same)
+        path = path / episodes_name(settings)
         played = read_played(path, settings)
     return [*found.sections, *explain_episodes(config, split, k, path, played)]
 
 
-def _settings(config: Config, split: str, k: int, same: Mapping[str, Any]) -> dict[str, Any]:
-    """All that decides how an episode goes.
-
-    Args:
-      same: of the policy; see `PolicySource`.
-    """
-    fields = {
-        "env": ("name", "options"),
-        "chat": ("system", "tools", "template", "template_kwargs"),
-        "rollout": ("max_turns", "max_action_tokens", "max_context", "top_k", "top_p", "grammar"),
-        "evaluation": ("temperature",),
-    }
-    values = {
-        f"config.{part}.{name}": getattr(getattr(config, part), name)
-        for part, names in fields.items()
-        for name in names
-    }
-    temperature = config.evaluation.temperature
-    if temperature is None:
-        values["config.evaluation.temperature"] = config.rollout.temperature
-    # What decides which episodes count; files of versions that had none of these have the defaults.
-    for name in ("timeout_as", "max_reward"):
-        if vars(config.env)[name] != vars(Env())[name]:
-            values[f"config.env.{name}"] = vars(config.env)[name]
-    return {"split": split, "k": k, "config.seed": config.seed, **values, **same}
-
-
-def _file_name(settings: dict[str, Any]) -> str:
-    """Such as `test-k4-temperature0.9-iteration60.jsonl`."""
-    limits = {name: settings[f"config.rollout.{name}"] for name in ("top_k", "top_p")}
-    parts = [settings["split"], f"k{settings['k']}"]
-    if limits["top_k"] == 1:
-        parts.append("greedy")
-    else:
-        parts.append(f"temperature{settings['config.evaluation.temperature']}")
-        parts += [f"{name}{limit}" for name, limit in limits.items() if limit is not None]
-    if "server" in settings:
-        parts += [settings["server"].partition("://")[2], settings["model"]]
-    else:
-        parts.append(f"iteration{settings['iteration']}")
-    if (number := jax.process_index()) > 0:
-        parts.append(f"process{number}")
-    return re.sub(r"[^\w.-]+", "_", "-".join(parts))[:200] + ".jsonl"
-
-
-def _choices(config: Config, given: argparse.Namespace) -> tuple[Config, str, int]:
-    """The configuration as the flags have it, the split, and k."""
-    split = config.evaluation.split if given.split is None else given.split
-    k = config.evaluation.k if given.k is None else given.k
-    if given.greedy:
-        rollout = dataclasses.replace(config.rollout, top_k=1)
-        config = dataclasses.replace(config, rollout=rollout)
-        k = 1 if given.k is None else given.k
-    if given.greedy and k > 1:
-        print(
-            f"--greedy: the {k} episodes of a task are alike, unless its environment is random.",
-            file=sys.stderr,
+def _choices(
+    config: Config, split: str | None, k: int | None, *, greedy: bool
+) -> tuple[Config, str, int]:
+    """The configuration as the evaluation is to be, the split, and k."""
+    if greedy:
+        config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, top_k=1))
+        k = 1 if k is None else k
+    k = config.evaluation.k if k is None else k
+    if greedy and k > 1:
+        _LOGGER.warning(
+            f"--greedy: the {k} episodes of a task are alike, unless its environment is random."
         )
-    if given.bfcl_results is not None and config.env.name != "bfcl":
-        raise ValueError(
-            f"--bfcl_results: got env {config.env.name!r}; allowed: config.env.name=bfcl."
-        )
+    split = config.evaluation.split if split is None else split
     return config, split, k
 
 
@@ -191,8 +147,6 @@ def _server(given: argparse.Namespace) -> Server | None:
         for name in ("model", "dialect", "seeded", "timeout_s")
         if (value := vars(given)[f"server_{name}"]) is not None
     }
-    if given.server is not None and given.untrained:
-        raise ValueError("--untrained: got True; allowed: without --server, which has its policy.")
     if given.server is not None:
         return Server(given.server, **said)
     if said:
@@ -202,81 +156,105 @@ def _server(given: argparse.Namespace) -> Server | None:
     return None
 
 
+def evaluate(
+    config: Config | str | Path,
+    workdir: str | Path,
+    *,
+    split: str | None = None,
+    k: int | None = None,
+    greedy: bool = False,
+    untrained: bool = False,
+    server: Server | None = None,
+) -> EvaluationResult:
+    """avg@k and pass@k of a run's last checkpoint on a split; missing episodes alone are played.
+
+    Args:
+      config: of `load_config`, or what that takes.
+      workdir: the folder of the run.
+      split: None: `config.evaluation.split`.
+      k: episodes per task; None: `config.evaluation.k`, and 1 if greedy.
+      greedy: always take the likeliest token.
+      untrained: evaluate the policy that the configuration starts from.
+      server: evaluate the policy that it serves, and compute none here.
+
+    Raises:
+      ValueError: what cannot be evaluated, before anything is played.
+    """
+    config, workdir = load_config(config), Path(workdir).absolute()
+    quiet_logs()
+    if server is None:
+        prepare_xla()
+        if not jax.distributed.is_initialized():
+            join_cluster(config)
+    if k is not None and k < 1:
+        raise ValueError(f"k: got {k}; allowed: a whole number >= 1.")
+    config, split, k = _choices(config, split, k, greedy=greedy)
+    _check(config, workdir, server, untrained=untrained)
+    return _evaluate(config, workdir, server, split=split, k=k, untrained=untrained)
+
+
+def _check(config: Config, workdir: Path, server: Server | None, *, untrained: bool) -> None:
+    """ValueError where there is nothing to evaluate, or no way to."""
+    if server is not None and untrained:
+        raise ValueError("--untrained: got True; allowed: without --server, which has its policy.")
+    if server is None:
+        check_config(config)
+        if not untrained:
+            check_trained(config, workdir)
+
+
+def _evaluate(
+    config: Config, workdir: Path, server: Server | None, *, split: str, k: int, untrained: bool
+) -> EvaluationResult:
+    check_writable(workdir)
+    if server is None:
+        opened = own_policy(config, workdir, untrained=untrained)
+    else:
+        opened = served_policy(config, workdir, server)
+    with opened as source:
+        return evaluate_policy(config, workdir, source, split=split, k=k)
+
+
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
         server = _server(given)
-    quiet_logs()
-    with errors_end_at_once(), sentence_errors(), contextlib.ExitStack() as opened:
+    log_to_stderr()
+    with errors_end_at_once(), sentence_errors():
         workdir = given.workdir
         config = read_config(given)
         check_could_write(workdir)
         if server is None:
             prepare_xla()
-            join_cluster(config, given)
-        config, split, k = _choices(config, given)
-        if server is None:
-            check_config(config)
-            if not given.untrained:
-                check_trained(config, workdir)
+            join_cluster(config, **cluster_flags(given))
+        config, split, k = _choices(config, given.split, given.k, greedy=given.greedy)
+        if given.bfcl_results is not None and config.env.name != "bfcl":
+            raise ValueError(
+                f"--bfcl_results: got env {config.env.name!r}; allowed: config.env.name=bfcl."
+            )
+        _check(config, workdir, server, untrained=given.untrained)
         if given.explain:
             return print_explanation(_explain(config, given, server, split, k))
-        check_writable(workdir)
         if given.json is not None:
             check_writable(given.json.parent, "--json")
-        if server is None:
-            own = own_policy(config, workdir, untrained=given.untrained)
-            source = opened.enter_context(own)
-        else:
-            source = opened.enter_context(served_policy(config, workdir, server))
-        engine, tokenizer, params, iteration, about, _ = source
-        settings = _settings(config, split, k, source.same)
-        path = workdir / "evaluation" / _file_name(settings)
-        file = opened.enter_context(EpisodeFile(path, settings))
-        pool = build.build_pool(config, engine.concurrency)
-        opened.enter_context(contextlib.closing(pool))
-        with _progress(config) as progress:
-            progress.phase(f"evaluation of {split}")
-            worker = RolloutWorker(
-                engine, pool, tokenizer, config.env, config.rollout, watch=progress.watch
-            )
-            metrics = evaluate(
-                config, worker, params, split=split, k=k, iteration=iteration, file=file
-            )
+        result = _evaluate(config, workdir, server, split=split, k=k, untrained=given.untrained)
         if jax.process_index() == 0:
-            _report(config, given, file, about, metrics)
+            _report(config, given, result)
 
 
-@contextlib.contextmanager
-def _progress(config: Config) -> Iterator[Progress]:
-    """Shown on the standard error by process 0: the standard output has the result."""
-    shows = jax.process_index() == 0
-    with (
-        open(os.devnull, "w") as nowhere,
-        Progress(0, config.telemetry.display, stream=sys.stderr if shows else nowhere) as progress,
-    ):
-        yield progress
-
-
-def _report(
-    config: Config,
-    given: argparse.Namespace,
-    file: EpisodeFile,
-    about: dict[str, Any],
-    metrics: dict[str, float],
-) -> None:
+def _report(config: Config, given: argparse.Namespace, result: EvaluationResult) -> None:
     """Prints what the evaluation came to, and writes what else was asked for."""
-    print(f"{evaluation_table(metrics)}\n\nEvery episode: {file.path}")
+    print(f"{result}\n\nEvery episode: {result.file}")
     if given.bfcl_results is not None:
         environment = envs.make(config.env.name, **config.env.options)
-        played = ((e.task_id, e.member, e.messages) for e in file.played.values())
+        played = ((e.task_id, e.member, e.messages) for e in result.episodes)
         for command in export_results(environment, played, given.bfcl_results):
             print(command)
     if given.json is not None:
-        numbers = {name: None if math.isnan(value) else value for name, value in metrics.items()}
-        result = about | {"episodes": str(file.path)} | numbers
-        given.json.write_text(json.dumps(result) + "\n")
+        numbers = {n: None if math.isnan(value) else value for n, value in result.metrics.items()}
+        written = {**result.policy, "episodes": str(result.file), **numbers}
+        given.json.write_text(json.dumps(written) + "\n")
 
 
 if __name__ == "__main__":

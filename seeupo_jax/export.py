@@ -20,8 +20,9 @@ from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.runtime.cli import (
     add_cluster_flags,
     add_run_flags,
+    cluster_flags,
     join_cluster,
-    quiet_logs,
+    log_to_stderr,
     read_config,
 )
 from seeupo_jax.runtime.policy_folder import export_policy
@@ -40,10 +41,10 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
-    quiet_logs()
+    log_to_stderr()
     with errors_end_at_once(), sentence_errors():
         config = read_config(given)
-        join_cluster(config, given)
+        join_cluster(config, **cluster_flags(given))
         step = export_policy(config, given.workdir, given.step, given.output)
         if jax.process_index() == 0:
             print(f"wrote {given.output}: the policy after iteration {step}")

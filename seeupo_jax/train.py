@@ -10,19 +10,22 @@ of a stopped run resumes it from its last checkpoint and reproduces the same res
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
 from seeupo_jax.checkpoint import Checkpoints, check_shared, exclusive_run, find_directory, reason
 from seeupo_jax.configuration.flags import Flags
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.display.run_summary import learning_curve, print_summary
-from seeupo_jax.errors import WriteError, is_full, sentence_errors
+from seeupo_jax.errors import NotLearning, WriteError, is_full, sentence_errors
+from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import Launch
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
@@ -36,33 +39,108 @@ from seeupo_jax.runtime.cli import (
     add_cluster_flags,
     add_run_flags,
     check_places,
+    cluster_flags,
     join_cluster,
+    log_to_stderr,
     prepare_xla,
     quiet_logs,
     read_config,
 )
+from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks
 from seeupo_jax.runtime.training.run import UNKNOWN, Run, begin_run
 from seeupo_jax.runtime.training.run_checkpoints import RunState
-from seeupo_jax.runtime.training.stagnation import NotLearning
 from seeupo_jax.runtime.training.warm_starting import start_policy
 
+ELSEWHERE = "another process was asked to stop"
 
-def train(config: Config, workdir: str | Path, launch: Launch = UNKNOWN) -> None:
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training came to.
+
+    workdir: the run's folder.
+    policy: the folder of the trained policy, which `transformers` loads; None where the run was
+      stopped before its end or `checkpoint.export` is off.
+    metrics: every iteration so far, those of earlier processes too.
+    best_iteration: of the checkpoint with the best avg@k on the split that checkpoints are selected
+      on; None where none has one.
+    stopped: why the run ended before its last iteration, such as `SIGTERM` or what a callback said;
+      None: it is complete.
+    """
+
+    workdir: Path
+    policy: Path | None
+    metrics: History
+    best_iteration: int | None
+    stopped: str | None
+
+
+def train(
+    config: Config | str | Path, workdir: str | Path, callbacks: Sequence[Callback] = ()
+) -> TrainResult:
     """Runs a whole training, or what is left of it, or as much as it is let.
+
+    The same call resumes a run that was stopped, and ends with the same bits. On the main thread
+    SIGTERM and the first SIGINT stop the run. In a cluster all processes call it.
+
+    Args:
+      config: of `load_config`, or what that takes.
+      workdir: the folder of the run.
+      callbacks: objects that hear of the run and may stop it.
+
+    Raises:
+      ValueError: a configuration, a folder or a callback that cannot be used, before long work.
+      NotLearning: the run has nothing to learn from; all is saved.
+      WriteError: there is no room for what it writes; the sentence says what is kept.
+    """
+    check_callbacks(callbacks)
+    config, workdir = load_config(config), Path(workdir).absolute()
+    quiet_logs()
+    prepare_xla()
+    check_places(config, workdir)
+    if not jax.distributed.is_initialized():
+        join_cluster(config)
+    check_config(config)
+    _check_shared(config, workdir)
+    return run_training(config, workdir, callbacks)
+
+
+def run_training(
+    config: Config,
+    workdir: Path,
+    callbacks: Sequence[Callback] = (),
+    *,
+    launch: Launch = UNKNOWN,
+    preparing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> TrainResult:
+    """As `train`, for a configuration that is checked and processes that have met.
 
     Args:
       launch: what was typed, for the record of the run.
-
-    Raises:
-      NotLearning: it has nothing to learn from; all is saved.
-      WriteError: there is no room for what it writes; the sentence says what is kept.
+      preparing: around what comes before the first iteration, where a ValueError is a user's.
     """
-    workdir = Path(workdir).absolute()
     with contextlib.ExitStack() as held:
-        with sentence_errors():
+        with preparing():
             held.enter_context(exclusive_run(workdir, config.checkpoint))
         with _room(config, workdir):
-            _train(config, workdir, launch)
+            stopped = _train(config, workdir, callbacks, launch, preparing)
+        best = Checkpoints(find_directory(config.checkpoint, workdir), 1).best()
+    written = config.checkpoint.export and stopped is None
+    return TrainResult(
+        workdir=workdir,
+        policy=workdir / "policy" if written else None,
+        metrics=read_history(workdir),
+        best_iteration=best,
+        stopped=stopped,
+    )
+
+
+def _check_shared(config: Config, workdir: Path) -> None:
+    """ValueError where not all processes see the folder of the checkpoints."""
+    if config.checkpoint.directory is None:
+        check_shared(workdir)
+    else:
+        check_shared(config.checkpoint.directory, "config.checkpoint.directory")
 
 
 @contextlib.contextmanager
@@ -83,30 +161,55 @@ def _room(config: Config, workdir: Path) -> Iterator[None]:
         raise WriteError(f"{place} could not be written: {reason(error)}; {kept}.") from error
 
 
-def _train(config: Config, workdir: Path, launch: Launch) -> None:
-    shows = jax.process_index() == 0
+def _train(
+    config: Config,
+    workdir: Path,
+    callbacks: Sequence[Callback],
+    launch: Launch,
+    preparing: Callable[[], AbstractContextManager[None]],
+) -> str | None:
+    """Returns: why the run was stopped; None: it is complete."""
+    display = config.telemetry.display
     with (
         StopRequest() as request,
-        open(os.devnull, "w") as nowhere,
-        Progress(
-            config.iterations, config.telemetry.display, stream=None if shows else nowhere
-        ) as progress,
+        Progress(config.iterations, display, shown=jax.process_index() == 0) as progress,
     ):
-        with sentence_errors():
+        with preparing():
             config, plan = choose_remat(config)
             if plan is not None:
                 progress.log(str(plan))
             try:
                 start = start_policy(config, workdir, progress, lambda: request.asked)
             except Stopped as stopped:
-                return progress.log(f"stopped {stopped}; rerun the command to start it again")
+                progress.log(f"stopped {stopped}; rerun the command to start it again")
+                return request.reason or ELSEWHERE
             policy, params = build.load_policy(config, start)
-            run, state = begin_run(config, workdir, progress, request, policy, params, launch)
-        with jax.set_mesh(policy.mesh), run:
+            run, state = begin_run(
+                config, workdir, progress, request, policy, params, launch, callbacks
+            )
+        with jax.set_mesh(policy.mesh), heard(run, state):
             ended = iterate(run, state)
-    if shows and ended:
-        learning_curve(workdir, split=config.evaluation.split)
-        print_summary(workdir, split=config.evaluation.split)
+    return None if ended else request.reason or ELSEWHERE
+
+
+@contextlib.contextmanager
+def heard(run: Run, state: RunState) -> Iterator[None]:
+    """Tells callbacks where the run begins and, when all is closed, how it ends.
+
+    Raises:
+      Exception: what a callback raised, when the run has saved its state.
+    """
+    callbacks = run.parts.callbacks
+    try:
+        with run:
+            callbacks.start(state.done)
+            yield
+        if callbacks.error is not None:
+            raise callbacks.error
+    except BaseException as error:
+        callbacks.end(error)
+        raise
+    callbacks.end(None)
 
 
 def iterate(run: Run, state: RunState) -> bool:
@@ -154,7 +257,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
-    quiet_logs()
+    log_to_stderr()
     prepare_xla()
     with errors_end_at_once():
         with sentence_errors():
@@ -166,16 +269,17 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
                 return print_explanation(
                     explain_training(config, workdir, planned, missing), runs_here=False
                 )
-            join_cluster(config, given)
+            join_cluster(config, **cluster_flags(given))
             check_config(config)
             if given.explain:
                 return print_explanation(explain_training(config, workdir))
-            if config.checkpoint.directory is None:
-                check_shared(workdir)
-            else:
-                check_shared(config.checkpoint.directory, "config.checkpoint.directory")
-        with sentence_errors((WriteError, NotLearning), code=1):
-            train(config, workdir, Launch.of_command("train", given.config))
+            _check_shared(config, workdir)
+        launch = Launch.of_command("train", given.config)
+        with sentence_errors((WriteError, NotLearning), code=1), _room(config, workdir):
+            result = run_training(config, workdir, launch=launch, preparing=sentence_errors)
+            if jax.process_index() == 0 and result.stopped is None:
+                learning_curve(workdir, split=config.evaluation.split)
+                print_summary(workdir, split=config.evaluation.split)
 
 
 if __name__ == "__main__":

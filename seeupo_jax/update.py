@@ -24,7 +24,7 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.runtime.build import load_policy
-from seeupo_jax.runtime.cli import add_config_flags, prepare_xla, quiet_logs
+from seeupo_jax.runtime.cli import add_config_flags, log_to_stderr, prepare_xla
 from seeupo_jax.runtime.policy_folder import check_output, write_policy
 from seeupo_jax.runtime.stored_update import prepare, update
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
-    quiet_logs()
+    log_to_stderr()
     prepare_xla()
     log = lambda sentence: print(sentence, file=sys.stderr)  # noqa: E731
     folder = given.output

@@ -18,10 +18,11 @@ import pytest
 from places import CONFIGS
 from process_cases import environment
 
-from seeupo_jax import envs, evaluate
+from seeupo_jax import envs
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.configuration.schema import Chat
 from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.evaluate import main
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.policy.network import split
@@ -80,7 +81,7 @@ def arguments(folder, *more, workdir):
 def play(folder, *more, workdir=None):
     """The JSON of an evaluation in this process, without the path of the episodes."""
     workdir = tempfile.mkdtemp(dir=folder.parent) if workdir is None else workdir
-    evaluate.main(["evaluate", *arguments(folder, *more, workdir=workdir)])
+    main(["evaluate", *arguments(folder, *more, workdir=workdir)])
     result = json.loads((Path(workdir) / "out.json").read_text())
     assert Path(result.pop("episodes")).parent == Path(workdir) / "evaluation"
     return result
@@ -116,7 +117,7 @@ def test_a_workdir_without_a_checkpoint_is_refused_and_not_made(tmp_path, capsys
     (tmp_path / "empty").mkdir()
     for name, lacks in (("typo", "is not there"), ("empty", "has no checkpoint")):
         with pytest.raises(SystemExit) as ended:
-            evaluate.main(["", f"--config={CONFIG}", f"--workdir={tmp_path / name}", *more])
+            main(["", f"--config={CONFIG}", f"--workdir={tmp_path / name}", *more])
         assert ended.value.code == 2
         assert capsys.readouterr().err == (
             f"error: --workdir: got {tmp_path / name}, which {lacks}; allowed: the folder of a run,"
@@ -419,7 +420,7 @@ def test_greedy_is_one_episode_a_task_unless_more_are_asked_for(folder, own, tmp
     flag = GREEDY.index("--k=2")
     default = [*GREEDY[:flag], *GREEDY[flag + 1 :], *choices]
     paths = [f"--config={CONFIG}", f"--workdir={tmp_path}", f"--config.model.path={folder}"]
-    evaluate.main(["evaluate", *paths, "--untrained", *default])
+    main(["evaluate", *paths, "--untrained", *default])
     (file,) = (tmp_path / "evaluation").iterdir()
     assert file.name == "test-k1-greedy-iteration0.jsonl" and len(episodes(tmp_path)) == 8
     assert not capsys.readouterr().err

@@ -8,10 +8,11 @@ import jax
 import pytest
 import run_cases as cases
 
-from seeupo_jax import train
+from seeupo_jax.configuration.schema import Config
 from seeupo_jax.errors import WriteError, is_full
 from seeupo_jax.metrics.metrics_log import MetricsWriter, read_metrics
 from seeupo_jax.metrics.trackers import TRACKERS
+from seeupo_jax.train import _room, main
 
 ONE_FILE = 40_000  # bytes; a checkpoint's largest file has some 400,000
 
@@ -40,7 +41,7 @@ def model(tmp_path_factory):
 def run(model, workdir, iterations):
     more = [f"--config.iterations={iterations}", "--config.evaluation.every=0"]
     more += ["--config.evaluation.tasks=1", "--config.rollout.tasks=2"]
-    train.main(cases.command(model, workdir, *more, "--config.checkpoint.export=False")[2:])
+    main(cases.command(model, workdir, *more, "--config.checkpoint.export=False")[2:])
 
 
 def refused(capfd, model, workdir, iterations):
@@ -93,8 +94,8 @@ def test_a_line_of_metrics_without_room_is_not_there_at_all(tmp_path):
 
 
 def test_what_has_no_room_says_what_is_kept_and_ends_with_2(tmp_path):
-    config = train.Config()
-    with pytest.raises(WriteError) as error, train._room(config, tmp_path), limited(100):
+    config = Config()
+    with pytest.raises(WriteError) as error, _room(config, tmp_path), limited(100):
         (tmp_path / "file").write_bytes(bytes(1000))
     assert str(error.value) == (
         f"{tmp_path} could not be written: File too large; no checkpoint was saved yet."

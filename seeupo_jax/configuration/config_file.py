@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import seeupo_jax
-from seeupo_jax.configuration.user_code import describe, shown
+from seeupo_jax.configuration.user_code import describe, import_attribute, shown
 
 PACKAGE = "package:"  # prefix of the names of configurations that ship with the package
 _ROOT = Path(seeupo_jax.__path__[0])
@@ -42,13 +42,16 @@ def third_party(path: str) -> str:
 
 
 def read_values(given: str | Path) -> dict[str, Any]:
-    """The nested values that `get_config()` of a file or of `package:NAME` returns.
+    """The nested values that `get_config()` of a file or of `package:NAME`, or that a
+    `module:function`, returns.
 
     Raises:
       ValueError: no such file, a file that fails, or one whose `get_config` returns no values; one
         sentence with the file, the line where there is one, and the reason.
     """
     path = find_config(given)
+    if ":" in str(given) and not path.exists():
+        return _checked(_of_function(str(given)), str(given))
     if not path.is_file():
         raise ValueError(f"--config: no file {path}.")
     path = path.absolute()
@@ -60,12 +63,25 @@ def read_values(given: str | Path) -> dict[str, Any]:
         raise
     except BaseException as error:  # anything, sys.exit() too
         raise ValueError(f"--config: {_place(error, path)}{_reason(error, path)}.") from error
+    return _checked(values, f"get_config() of {path}")
+
+
+def _checked(values: Any, function: str) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ValueError(
-            f"--config: get_config() of {path} returned {shown(values)}"
+            f"--config: {function} returned {shown(values)}"
             f" ({type(values).__name__}); allowed: a ConfigDict, a dict, or a Config."
         )
     return dict(values)
+
+
+def _of_function(name: str) -> Any:
+    """What a `module:function` returns, as a dict where it is a ConfigDict or a dataclass."""
+    function = import_attribute(name, "--config", "function", callable)
+    try:
+        return _plain(function())
+    except Exception as error:  # of a user's code
+        raise ValueError(f"--config: {name} failed: {describe(error)}.") from error
 
 
 class _NoConfig(Exception):
@@ -86,7 +102,10 @@ def _values(module: ModuleType, path: Path) -> Any:
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
         raise _NoConfig(f"--config: {path} has no function get_config().")
-    values = get_config()
+    return _plain(get_config())
+
+
+def _plain(values: Any) -> Any:
     if dataclasses.is_dataclass(values) and not isinstance(values, type):
         plain = dataclasses.asdict(values)
         return {name: value for name, value in plain.items() if not name.startswith("_")}

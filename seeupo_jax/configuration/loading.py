@@ -13,16 +13,26 @@ from seeupo_jax.configuration.fields import assign, build, parse
 from seeupo_jax.configuration.schema import Config, recipe_fields
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(source: Config | str | Path, overrides: Sequence[str] = ()) -> Config:
     """Reads `get_config()` of a file or `package:NAME` and applies `field.sub=value` overrides.
 
     A recipe among the overrides replaces the file's fields of `algorithm` that it sets; the other
     overrides take precedence over both.
 
+    Args:
+      source: a file's path, `package:NAME`, `module:function` that returns what `get_config`
+        does, or a configuration that is made already.
+      overrides: such as `iterations=3`, as they follow `--config.` in a command.
+
     Raises:
       ValueError: no such file, one that fails, or a key or value that is not allowed.
     """
-    values = read_values(path)
+    if isinstance(source, Config):
+        if not overrides:
+            return source
+        values = to_dict(source)
+    else:
+        values = read_values(source)
     given = dict(_override(text) for text in overrides)
     below = values.get("algorithm", {})
     if "recipe" in given and isinstance(below, Mapping):

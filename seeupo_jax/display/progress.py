@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -19,6 +20,7 @@ from seeupo_jax.rollout.watch import Watch
 if TYPE_CHECKING:
     from seeupo_jax.display.live_display import LiveDisplay
 
+_LOGGER = logging.getLogger("seeupo_jax.run")
 _DISPLAYS = ("auto", "rich", "plain")
 _TICK_S = 1.0
 _OF_AN_ITERATION = ("rollout", "sweep")  # phases that the iteration's own line accounts for
@@ -34,11 +36,16 @@ class Progress:
     Use it as a context manager. On a terminal it redraws a few lines; elsewhere, or with
     `display='plain'`, it writes one line per iteration, and in a long phase one every 30 s.
 
+    An application that configures `logging` has its say: where the logger `seeupo_jax.run` is
+    enabled for INFO, lines are its records instead of output; where the level of it or of
+    `seeupo_jax` was set above INFO, nothing is shown.
+
     Args:
       total_iterations: of the whole run; 0: it is none of iterations.
       display: auto | rich | plain. Both auto and rich need a terminal; without one lines are plain.
       start: iterations that an earlier run has done.
       stream: where to write; None takes the standard output.
+      shown: False where nothing is to be shown, as on all processes but the first.
       clock: seconds, for the times shown.
 
     Attributes:
@@ -55,15 +62,18 @@ class Progress:
         start: int = 0,
         *,
         stream: TextIO | None = None,
+        shown: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ):
         if display not in _DISPLAYS:
             allowed = ", ".join(_DISPLAYS)
             raise ValueError(f"config.telemetry.display: got {display!r}; allowed: {allowed}.")
         self._stream = SafeStream(stream)
-        redraw = display != "plain" and can_redraw(self._stream)
+        self._shown = shown
+        shown = shown and (_LOGGER.isEnabledFor(logging.INFO) or not _has_level())
+        redraw = shown and display != "plain" and can_redraw(self._stream)
         self.watch = Watch()
-        self._fell_back = display == "rich" and not redraw
+        self._fell_back = shown and display == "rich" and not redraw
         self._clock = clock
         now = clock()
         self._state = State(total_iterations, start, "", began=now, phase_began=now)
@@ -130,7 +140,7 @@ class Progress:
             ends=(*state.ends, now)[-_RECENT - 1 :],
         )
         self._iteration_began = now
-        if self._live is None:
+        if self._live is None or _LOGGER.isEnabledFor(logging.INFO):
             self.log(view.iteration_line(self._state))
 
     def evaluation(self, i: int, metrics: Mapping[str, Any]) -> None:
@@ -145,6 +155,11 @@ class Progress:
 
     def log(self, text: str) -> None:
         """Writes a line that stays."""
+        if not self._shown:
+            return
+        if _LOGGER.isEnabledFor(logging.INFO) or _has_level():
+            _LOGGER.info(text)
+            return
         if self._live is not None:
             self._live.line(text)
             return
@@ -189,3 +204,8 @@ class Progress:
             return view.rows(self._state, self._moment(self._clock()), unicode=unicode)
 
         return LiveDisplay(self._stream, rows)
+
+
+def _has_level() -> bool:
+    """Whether an application has set the level of the run's logger, or of the package's."""
+    return any(logging.getLogger(name).level for name in (_LOGGER.name, "seeupo_jax"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import shlex
 import socket
@@ -15,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
+_LOGGER = logging.getLogger(__name__)
 _TRIES = 100  # each lost against a holder that removed the file just then
 _COMMAND_WIDTH = 300  # characters of a command that are shown
 
@@ -69,10 +71,9 @@ def _acquire(file: Path, got: str) -> IO[str] | None:
 
 
 def _unlocked(file: Path, error: OSError) -> None:
-    print(
+    _LOGGER.warning(
         f"warning: {file} cannot be locked ({error.strerror}): another process could write there"
-        " at the same time.",
-        file=sys.stderr,
+        " at the same time."
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import os
 import socket
-import sys
 import time
 
+_LOGGER = logging.getLogger(__name__)
 BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"  # which JAX itself reads; HOST:PORT
 _RETRY_S = 0.2
 
@@ -17,7 +18,7 @@ def listen(coordinator: str, deadline: float) -> socket.socket:
     """A socket at the address that HOST:PORT stands for on this machine.
 
     Where the others know this machine by an address that it does not have (behind NAT, say), or by
-    a name of its loopback, it listens on all interfaces and warns on the standard error.
+    a name of its loopback, it listens on all interfaces and warns.
     JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT is another address to listen at.
 
     Args:
@@ -40,10 +41,9 @@ def listen(coordinator: str, deadline: float) -> socket.socket:
                 raise _refused(port, name, error) from None
     if given is not None:
         raise ValueError(f"{name}: got {given}; allowed: an address of this machine.")
-    print(
+    _LOGGER.warning(
         f"warning: {host} is no address of this machine that others reach: process 0 listens on"
-        f" all interfaces, at port {port}; {BIND_VARIABLE}=HOST:PORT chooses one.",
-        file=sys.stderr,
+        f" all interfaces, at port {port}; {BIND_VARIABLE}=HOST:PORT chooses one."
     )
     both = socket.has_dualstack_ipv6()
     try:

@@ -21,11 +21,15 @@ class StopRequest:
 
     A second SIGTERM does not: Slurm sends it twice, and launchers pass on what their group got.
 
-    asked: whether one has come.
+    On another thread than the main one it takes none: Python allows no handlers there.
+
+    asked: whether one has come, or `ask` was called.
+    reason: why: the signal's name, or what `ask` was given; None: this process was not asked.
     """
 
     def __init__(self) -> None:
         self.asked = False
+        self.reason: str | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -39,7 +43,13 @@ class StopRequest:
             signal.signal(number, before)
         self._before = {}
 
-    def _on_signal(self, number: int, _: FrameType | None) -> None:
+    def ask(self, reason: str) -> None:
+        """Asks the run to stop, from any thread; of several reasons the first is kept."""
+        if self.reason is None:
+            self.reason = reason
         self.asked = True
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self.ask(signal.Signals(number).name)
         if number == signal.SIGINT:
             signal.signal(number, self._before[number])

@@ -7,13 +7,16 @@ import ctypes
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import platform
+import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+import absl.logging
 import jax
-from absl import logging
 
 import seeupo_jax
 from seeupo_jax.checkpoint import check_could_write, check_writable, find_directory, is_bucket
@@ -25,6 +28,8 @@ from seeupo_jax.parallel import cluster
 # Of glibc's mallopt: one heap for all threads, nothing outside it, none of it ever given back, and
 # 64 MiB more than asked for when it grows.
 _MALLOC_OPTIONS = {-8: 1, -4: 0, -1: -1, -2: 2**26}
+
+_CLUSTER_TIMEOUT_S = 300
 
 
 def add_config_flags(flags: Flags) -> None:
@@ -58,13 +63,44 @@ def add_cluster_flags(flags: Flags) -> None:
         "cluster_timeout_s",
         "how long to wait for all processes at the start.",
         whole(1),
-        default=300,
+        default=_CLUSTER_TIMEOUT_S,
     )
 
 
 def quiet_logs() -> None:
     """Otherwise Orbax logs every step of every save."""
-    logging.set_verbosity(logging.WARNING)
+    absl.logging.set_verbosity(absl.logging.WARNING)
+
+
+class _StandardError(logging.StreamHandler):
+    """Writes what the package warns of as it is, and what others do with their name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setLevel(logging.WARNING)
+        self.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr  # of now
+        super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        own = record.name.startswith("seeupo_jax.")
+        return record.getMessage() if own else super().format(record)
+
+
+_STANDARD_ERROR = _StandardError()
+
+
+def log_to_stderr() -> None:
+    """What a command logs goes to its standard error, a sentence a line.
+
+    Orbax's import gives the root logger a handler that would write each of them again.
+    """
+    quiet_logs()
+    for handler in (h for h in logging.root.handlers[:] if type(h) is logging.StreamHandler):
+        logging.root.removeHandler(handler)
+    logging.root.addHandler(_STANDARD_ERROR)
 
 
 def read_config(given: argparse.Namespace) -> Config:
@@ -84,16 +120,27 @@ def check_places(config: Config, workdir: Path, *, make: bool = True) -> None:
         check(config.checkpoint.directory, "config.checkpoint.directory")
 
 
-def join_cluster(config: Config, given: argparse.Namespace) -> None:
+def cluster_flags(given: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `join_cluster` among the values of flags."""
+    names = ("coordinator", "process_id", "num_processes", "cluster_timeout_s")
+    return {name: getattr(given, name) for name in names}
+
+
+def join_cluster(
+    config: Config,
+    *,
+    coordinator: str | None = None,
+    process_id: int | None = None,
+    num_processes: int | None = None,
+    cluster_timeout_s: int = _CLUSTER_TIMEOUT_S,
+) -> None:
     """Makes this process one of several, where the flags or the environment say so.
 
     Raises:
       ValueError: they do not all come in time, or differ in what must be the same.
     """
-    timeout_s = given.cluster_timeout_s
-    place = cluster.find_place(
-        given.coordinator, given.process_id, given.num_processes, timeout_s=timeout_s
-    )
+    timeout_s = cluster_timeout_s
+    place = cluster.find_place(coordinator, process_id, num_processes, timeout_s=timeout_s)
     if place is None:
         return
     about = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +21,8 @@ from seeupo_jax.types import Trajectory
 
 # Added to the iteration, so that an evaluation never samples with an iteration's random numbers.
 _STREAM = 2**31
+
+_LOGGER = logging.getLogger(__name__)
 
 VALIDATION = "validation"  # the split that the best checkpoint is selected on, where there is one
 
@@ -53,7 +55,7 @@ def evaluate(
     """
     environment = envs.make(config.env.name, **config.env.options)
     task_ids = gate.task_ids(environment, split)[: config.evaluation.tasks]
-    labels = gate.labels_of(environment, task_ids, lambda text: print(text, file=sys.stderr))
+    labels = gate.labels_of(environment, task_ids, _LOGGER.warning)
     played: dict[tuple[str, int], Episode] = {}
     for part in gather({} if file is None else file.played, Episode):
         played |= part

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.lora import merge, save_adapters
 from seeupo_jax.runtime import build
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path) -> None:
@@ -58,7 +60,7 @@ def export_policy(config: Config, workdir: str | Path, step: str, folder: str | 
 
 def _export(config: Config, workdir: Path, step: str, folder: Path) -> int:
     checkpoints = Checkpoints(
-        find_directory(config.checkpoint, workdir), config.checkpoint.keep, log=_warn
+        find_directory(config.checkpoint, workdir), config.checkpoint.keep, log=_LOGGER.warning
     )
     number = _find_step(checkpoints, step)
     # Nothing is computed here, and the devices need not be those that trained.
@@ -71,7 +73,7 @@ def _export(config: Config, workdir: Path, step: str, folder: Path) -> int:
     write_policy(config, policy, state["params"], folder)
     reported = config.evaluation.split
     if step == "best" and notes.get("selected_on", reported) == reported:
-        _warn(
+        _LOGGER.warning(
             f"checkpoint {restored} was selected on the split {reported!r}: its figure there is"
             " biased upwards; report it on another split."
         )
@@ -117,7 +119,3 @@ def _abstract_policy(config: Config, workdir: Path) -> tuple[build.Policy, Any]:
     if config.lora.rank or config.lora.path is not None:
         return build.load_policy(replace(config, mesh=layout), path)
     return policy, example
-
-
-def _warn(sentence: str) -> None:
-    print(sentence, file=sys.stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_isolation
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def own_policy(config: Config, workdir: Path, *, untrained: bool = False) -> Ite
 
 @contextlib.contextmanager
 def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[PolicySource]:
-    """What a server holds; at the end stderr has what the server cost, if it cost anything."""
+    """What a server holds; at the end what it cost is logged, if it cost anything."""
     # The server may hold this machine's accelerator, and a TPU lets only one process in.
     jax.config.update("jax_platforms", "cpu")
     rollout, url = config.rollout, server.url
@@ -117,10 +119,9 @@ def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[Pol
         yield PolicySource(engine, tokenizer, None, 0, about, about)
         usage = engine.usage()
     if any(usage.values()):
-        print(
+        _LOGGER.warning(
             f"{url}: requests repeated: {usage['server_retries']}; given up:"
-            f" {usage['server_failures']}, whose episodes do not count.",
-            file=sys.stderr,
+            f" {usage['server_failures']}, whose episodes do not count."
         )
 
 

@@ -3,6 +3,7 @@
 import random
 import signal
 import subprocess
+import sys
 import time
 import traceback
 
@@ -12,9 +13,9 @@ import run_cases as cases
 from jax.experimental.compilation_cache import compilation_cache
 from places import TINY
 
-from seeupo_jax import train as train_module
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.parallel.stop_signal import StopRequest
+from seeupo_jax.train import train as train_run
 
 CHOICES = ("--config.iterations=4", "--config.checkpoint.every=3", "--config.evaluation.every=2")
 MANY = (*CHOICES, "--config.iterations=20", "--config.checkpoint.export=False")
@@ -138,8 +139,8 @@ def here(model, monkeypatch):
         return load_config(TINY, every)
 
     def train(workdir, request, *more):
-        monkeypatch.setattr(train_module, "StopRequest", lambda: request)
-        train_module.train(configured(*more), workdir)
+        monkeypatch.setattr(sys.modules[train_run.__module__], "StopRequest", lambda: request)
+        train_run(configured(*more), workdir)
 
     return train
 

@@ -14,10 +14,10 @@ import run_cases as cases
 from places import ROOT, TINY
 from process_cases import PYTHONPATH
 
-from seeupo_jax import evaluate, train
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import Progress
+from seeupo_jax.evaluate import main as evaluate
 from seeupo_jax.learner.advantages import compile_credit, credit_programs
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.mesh import make_mesh
@@ -28,7 +28,9 @@ from seeupo_jax.planning.explain_training import explain_training
 from seeupo_jax.planning.explanation import listed, print_explanation
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_planned
+from seeupo_jax.runtime.evaluation_run import episodes_name, evaluation_settings
 from seeupo_jax.runtime.training.run import begin_run
+from seeupo_jax.train import main as train
 from seeupo_jax.trajectories.episodes import Episode, EpisodeFile
 
 QUICKSTART = ROOT / "configs" / "quickstart.py"
@@ -225,7 +227,7 @@ def test_a_run_that_goes_on_is_told_from_where(begin, tmp_path, capsys):
         explain_training(dataclasses.replace(config, optimizer=wider), tmp_path)
 
 
-@pytest.mark.parametrize("main", [train.main, evaluate.main], ids=["train", "evaluate"])
+@pytest.mark.parametrize("main", [train, evaluate], ids=["train", "evaluate"])
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -239,7 +241,7 @@ def test_a_run_that_goes_on_is_told_from_where(begin, tmp_path, capsys):
 def test_a_mistake_is_told_in_the_runs_own_words(main, mistake, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     arguments = [f"--config={QUICKSTART}", f"--workdir={tmp_path}/run", mistake.format(tmp_path)]
-    if main == evaluate.main:
+    if main == evaluate:
         arguments.append("--untrained")
     told = []
     for more in ((), ("--explain",)):
@@ -252,7 +254,7 @@ def test_a_mistake_is_told_in_the_runs_own_words(main, mistake, tmp_path, capsys
 
 def test_the_commands_flag_runs_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train, "train", None)
-    call(train.main, f"--config={QUICKSTART}", f"--workdir={tmp_path}/run", "--explain")
+    call(train, f"--config={QUICKSTART}", f"--workdir={tmp_path}/run", "--explain")
     assert "Nothing was run and nothing written" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 
@@ -263,7 +265,7 @@ def test_an_evaluation_tells_what_is_left_to_play(tmp_path, capsys):
     arguments.append("--config.evaluation.tasks=8")
 
     def said(*more):
-        call(evaluate.main, *arguments, *more)
+        call(evaluate, *arguments, *more)
         return re.sub(r"\s+", " ", capsys.readouterr().out)
 
     first = said("--untrained")
@@ -276,8 +278,8 @@ def test_an_evaluation_tells_what_is_left_to_play(tmp_path, capsys):
     ):
         assert fact in first, fact
     assert not list(tmp_path.iterdir())
-    settings = evaluate._settings(config, "test", 2, {"iteration": 0, "policy": "abc"})
-    path = tmp_path / "evaluation" / evaluate._file_name(settings)
+    settings = evaluation_settings(config, "test", 2, {"iteration": 0, "policy": "abc"})
+    path = tmp_path / "evaluation" / episodes_name(settings)
     task_id = build.envs.make("order_desk").task_ids("test")[0]
     with EpisodeFile(path, settings) as file:
         for member, failed in ((0, False), (1, True)):
@@ -354,7 +356,7 @@ def test_a_shipped_14b_run_is_told_without_its_devices_model_and_benchmark(tmp_p
 def test_what_cannot_be_planned_is_one_sentence(flags, told, tmp_path, capsys):
     arguments = [f"--config={QUICKSTART}", f"--workdir={tmp_path / 'run'}", *flags]
     with pytest.raises(SystemExit) as ended:
-        call(train.main, *arguments)
+        call(train, *arguments)
     error = capsys.readouterr().err
     assert ended.value.code == 2 and error.startswith(f"error: {told}") and error.count("\n") == 1
 

@@ -13,6 +13,7 @@ import jax
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.envs import gate
+from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.programs import compile_programs
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.metrics.checksum import checksum
@@ -24,10 +25,13 @@ from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.runtime.build import Policy
 from seeupo_jax.runtime.evaluation import evaluate
 from seeupo_jax.runtime.policy_folder import write_policy
+from seeupo_jax.runtime.training.callbacks import Callback
 from seeupo_jax.runtime.training.run_checkpoints import RunCheckpoints, RunState
+from seeupo_jax.runtime.training.run_log import Labels
 from seeupo_jax.runtime.training.run_parts import RunParts, build_parts
-from seeupo_jax.runtime.training.stagnation import NotLearning, check_groups
-from seeupo_jax.types import TrajectoryStats
+from seeupo_jax.runtime.training.stagnation import check_groups
+from seeupo_jax.trajectories.reader import TRAIN
+from seeupo_jax.types import Trajectory, TrajectoryStats
 
 UNKNOWN = Launch()  # how the run was begun is not known
 
@@ -40,13 +44,14 @@ def begin_run(
     policy: Policy,
     params: Any,
     launch: Launch = UNKNOWN,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[Run, RunState]:
     """A run, and where it begins: anew, after its newest checkpoint, or in a stopped sweep.
 
     Raises:
       ValueError: what the workdir holds is of another run.
     """
-    parts, train = build_parts(config, workdir, progress, request, policy, params)
+    parts, train = build_parts(config, workdir, progress, request, policy, params, callbacks)
     checkpoints = RunCheckpoints(parts)
     restored = checkpoints.restore(train)
     resumed, state = restored is not None, RunState(0, train) if restored is None else restored
@@ -126,6 +131,7 @@ class Run:
             except NotLearning:
                 source.forget(iteration)
                 raise
+        self.parts.callbacks.trajectories(iteration, TRAIN, collected.trajectories)
         return collected
 
     def sweep(
@@ -139,6 +145,11 @@ class Run:
           SweepStopped: the run was asked to stop.
         """
         parts, stopped = self.parts, state.stopped_sweep
+
+        def on_step(done: int, steps: int) -> None:
+            parts.progress.step(done, steps)
+            parts.callbacks.step(iteration, done, steps)
+
         with parts.log.phase("sweep"):
             train, metrics, stats, _ = sweep(
                 parts.learner,
@@ -148,7 +159,7 @@ class Run:
                 iteration=iteration,
                 stop=lambda: bool(agree([parts.worker.stop()])[0]),
                 resume=None if stopped is None else (stopped.arrays, stopped.notes),
-                on_step=parts.progress.step,
+                on_step=on_step,
             )
         evaluated = not self.due(iteration, parts.config.evaluation.every)
         return RunState(iteration, train, evaluated=evaluated, saved=False), metrics, stats
@@ -173,7 +184,8 @@ class Run:
             more["state/checksum"] = checksum(state.train)
         tasks = {t.task_id for t in collected.sampled}
         labels = gate.labels_of(parts.environment, tasks, parts.progress.log)
-        parts.log.iteration(iteration, collected, stats, labels, more)
+        values = parts.log.iteration(iteration, collected, stats, labels, more)
+        parts.callbacks.iteration(iteration, values)
         parts.stagnation.check(iteration, collected, sweep_metrics)
 
     def evaluate(self, state: RunState) -> RunState:
@@ -201,14 +213,20 @@ class Run:
                     split=split,
                     k=config.k,
                     iteration=iteration,
-                    on_played=functools.partial(parts.log.episodes, iteration, split),
+                    on_played=functools.partial(self._on_played, iteration, split),
                 )
         score = state.score
         if selects:
             score = values[f"{evaluation_prefix(config.split, selects_on)}/avg@{config.k}"]
             values["eval/selected_on"] = float(selects_on == config.split)
-        parts.log.evaluation(iteration, values)
+        parts.callbacks.evaluation(iteration, parts.log.evaluation(iteration, values))
         return state._replace(evaluated=True, score=score)
+
+    def _on_played(
+        self, iteration: int, split: str, trajectories: Sequence[Trajectory], labels: Labels
+    ) -> None:
+        self.parts.log.episodes(iteration, split, trajectories, labels)
+        self.parts.callbacks.trajectories(iteration, split, trajectories)
 
     def finish(self, state: RunState) -> None:
         """Waits for the last checkpoint and leaves the trained policy in WORKDIR/policy."""

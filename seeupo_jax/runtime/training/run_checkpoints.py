@@ -11,11 +11,11 @@ from etils import epath
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
+from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.parallel.stop_signal import Stopped, StoppedCompiling
 from seeupo_jax.runtime.checks import check_same_run
 from seeupo_jax.runtime.training.run_parts import RunParts
-from seeupo_jax.runtime.training.stagnation import NotLearning
 from seeupo_jax.runtime.training.trajectory_source import Origin, Stored
 from seeupo_jax.types import TrainState
 

@@ -116,8 +116,8 @@ class RunLog:
         stats: Sequence[TrajectoryStats | None],
         labels: Labels,
         more: Mapping[str, Any],
-    ) -> None:
-        """Writes and shows an iteration: its metrics and its trajectories.
+    ) -> dict[str, Any]:
+        """Writes and shows an iteration: its metrics, which it returns, and its trajectories.
 
         Args:
           stats: of each trajectory. labels: of the tasks. more: metrics.
@@ -140,6 +140,7 @@ class RunLog:
         for trouble in (most_frequent_failure(collected), truncation(collected, max_context)):
             if trouble is not None:
                 self._progress.log(f"iteration {iteration}: {trouble}")
+        return values
 
     def episodes(
         self, iteration: int, split: str, trajectories: Sequence[Trajectory], labels: Labels
@@ -149,9 +150,10 @@ class RunLog:
             self._trajectories.write(Shard(iteration, split, evaluation=True), trajectories, labels)
             self._metrics.draw(iteration, {}, samples_of(trajectories, split))
 
-    def evaluation(self, iteration: int, values: Mapping[str, Any]) -> None:
-        """Writes and shows an evaluation's metrics."""
+    def evaluation(self, iteration: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes, shows and returns an evaluation's metrics."""
         values = dict(values) | {"time/evaluation_s": self.spent.pop("time/evaluation_s", 0.0)}
         if self._writes:
             self._metrics.write(iteration, values)
         self._progress.evaluation(iteration, values)
+        return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from seeupo_jax.rollout.collection import RolloutWorker
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.evaluation import selection_split, selection_warning
+from seeupo_jax.runtime.training.callbacks import Callback, Callbacks, RunHandle
 from seeupo_jax.runtime.training.run_log import RunLog
 from seeupo_jax.runtime.training.stagnation import Stagnation
 from seeupo_jax.runtime.training.trajectory_source import TrajectorySource
@@ -46,6 +48,7 @@ class RunParts:
     selects_on: str | None
     source: TrajectorySource
     log: RunLog
+    callbacks: Callbacks
     stagnation: Stagnation
 
     def close(self) -> None:
@@ -62,6 +65,7 @@ def build_parts(
     request: StopRequest,
     policy: build.Policy,
     params: Any,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[RunParts, TrainState]:
     """The parts, and the training state before the first step.
 
@@ -107,6 +111,7 @@ def build_parts(
         selects_on=selects_on,
         source=source,
         log=RunLog(config, workdir, progress, policy.tokenizer),
+        callbacks=Callbacks(callbacks, RunHandle(config, workdir, request)),
         stagnation=Stagnation(config.stop_after_idle, warn=progress.log),
     )
     return parts, train

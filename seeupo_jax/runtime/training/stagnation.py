@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from seeupo_jax.errors import NotLearning
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import most_frequent_failure
 from seeupo_jax.types import learnable
-
-
-class NotLearning(Exception):
-    """The run was ended because it does not learn; the text is a sentence that says why."""
 
 
 def check_groups(iteration: int, collected: Collected, *, grouped: bool = True) -> None:

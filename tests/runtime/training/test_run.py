@@ -18,6 +18,7 @@ from run_environment import Settled
 from seeupo_jax.checkpoint.manifest import read_manifest
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import Progress
+from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.sweep_control import SweepStopped
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.metrics.metrics_log import read_metrics
@@ -27,7 +28,6 @@ from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_me
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.training.run import begin_run
-from seeupo_jax.runtime.training.stagnation import NotLearning
 from seeupo_jax.types import Segment, Trajectory, learnable
 
 

@@ -3,8 +3,9 @@
 import pytest
 import run_cases as cases
 
+from seeupo_jax.errors import NotLearning
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.runtime.training.stagnation import NotLearning, Stagnation, check_groups
+from seeupo_jax.runtime.training.stagnation import Stagnation, check_groups
 from seeupo_jax.types import Trajectory
 
 LEARNS = {

@@ -1,0 +1,138 @@
+"""An evaluation of a policy, from its settings to its figures; every episode is kept in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from seeupo_jax.configuration.schema import Config, Env
+from seeupo_jax.display.progress import Progress
+from seeupo_jax.metrics.statistics import Estimate, evaluation_table, read_estimates
+from seeupo_jax.rollout.collection import RolloutWorker
+from seeupo_jax.runtime import build
+from seeupo_jax.runtime.evaluation import evaluate
+from seeupo_jax.runtime.policy_sources import PolicySource
+from seeupo_jax.trajectories.episodes import Episode, EpisodeFile
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationResult:
+    """What an evaluation came to; its text is a table, a line for each kind of tasks.
+
+    split, k: what was played, and how often each task.
+    avg_at_k, pass_at_k: over all tasks, with 95% intervals.
+    metrics: all figures by name, those of each kind of tasks too, as `--json` has them.
+    policy: which one: its `iteration`, or `server` and `model`.
+    episodes: those that count, on process 0 of all processes. file: where they are kept.
+    """
+
+    split: str
+    k: int
+    avg_at_k: Estimate
+    pass_at_k: Estimate
+    metrics: Mapping[str, float]
+    policy: Mapping[str, Any]
+    episodes: Sequence[Episode]
+    file: Path
+
+    def __str__(self) -> str:
+        return evaluation_table(self.metrics)
+
+
+def evaluate_policy(
+    config: Config, workdir: Path, source: PolicySource, *, split: str, k: int
+) -> EvaluationResult:
+    """Plays the episodes of a split that are not in WORKDIR/evaluation yet."""
+    settings = evaluation_settings(config, split, k, source.same)
+    with contextlib.ExitStack() as opened:
+        path = workdir / "evaluation" / episodes_name(settings)
+        file = opened.enter_context(EpisodeFile(path, settings))
+        pool = build.build_pool(config, source.engine.concurrency)
+        opened.enter_context(contextlib.closing(pool))
+        shown = jax.process_index() == 0  # beside the result, which is the standard output's
+        progress = opened.enter_context(
+            Progress(0, config.telemetry.display, stream=sys.stderr, shown=shown)
+        )
+        progress.phase(f"evaluation of {split}")
+        worker = RolloutWorker(
+            source.engine,
+            pool,
+            source.tokenizer,
+            config.env,
+            config.rollout,
+            watch=progress.watch,
+        )
+        metrics = evaluate(
+            config,
+            worker,
+            source.params,
+            split=split,
+            k=k,
+            iteration=source.iteration,
+            file=file,
+        )
+    estimates = {name.rpartition("/")[2]: e for name, e in read_estimates(metrics).items()}
+    return EvaluationResult(
+        split=split,
+        k=k,
+        avg_at_k=estimates[f"avg@{k}"],
+        pass_at_k=estimates[f"pass@{k}"],
+        metrics=metrics,
+        policy=source.about,
+        episodes=tuple(file.played.values()),
+        file=path,
+    )
+
+
+def evaluation_settings(
+    config: Config, split: str, k: int, same: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All that decides how an episode goes.
+
+    Args:
+      same: of the policy; see `PolicySource`.
+    """
+    fields = {
+        "env": ("name", "options"),
+        "chat": ("system", "tools", "template", "template_kwargs"),
+        "rollout": ("max_turns", "max_action_tokens", "max_context", "top_k", "top_p", "grammar"),
+        "evaluation": ("temperature",),
+    }
+    values = {
+        f"config.{part}.{name}": getattr(getattr(config, part), name)
+        for part, names in fields.items()
+        for name in names
+    }
+    temperature = config.evaluation.temperature
+    if temperature is None:
+        values["config.evaluation.temperature"] = config.rollout.temperature
+    # What decides which episodes count; files of versions that had none of these have the defaults.
+    for name in ("timeout_as", "max_reward"):
+        if vars(config.env)[name] != vars(Env())[name]:
+            values[f"config.env.{name}"] = vars(config.env)[name]
+    return {"split": split, "k": k, "config.seed": config.seed, **values, **same}
+
+
+def episodes_name(settings: dict[str, Any]) -> str:
+    """Such as `test-k4-temperature0.9-iteration60.jsonl`."""
+    limits = {name: settings[f"config.rollout.{name}"] for name in ("top_k", "top_p")}
+    parts = [settings["split"], f"k{settings['k']}"]
+    if limits["top_k"] == 1:
+        parts.append("greedy")
+    else:
+        parts.append(f"temperature{settings['config.evaluation.temperature']}")
+        parts += [f"{name}{limit}" for name, limit in limits.items() if limit is not None]
+    if "server" in settings:
+        parts += [settings["server"].partition("://")[2], settings["model"]]
+    else:
+        parts.append(f"iteration{settings['iteration']}")
+    if (number := jax.process_index()) > 0:
+        parts.append(f"process{number}")
+    return re.sub(r"[^\w.-]+", "_", "-".join(parts))[:200] + ".jsonl"

@@ -1,0 +1,122 @@
+"""What an application hears of a training run, and how it stops one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.configuration.user_code import shown
+from seeupo_jax.parallel.stop_signal import StopRequest
+from seeupo_jax.types import Trajectory
+
+
+class RunHandle:
+    """A training run as its callbacks see it.
+
+    config, workdir: the run's.
+    """
+
+    def __init__(self, config: Config, workdir: Path, request: StopRequest):
+        self.config, self.workdir, self._request = config, workdir, request
+
+    @property
+    def stopping(self) -> str | None:
+        """Why the run was asked to stop; None: it was not, or another process was."""
+        return self._request.reason
+
+    def stop(self, reason: str = "a callback asked") -> None:
+        """Asks the run to stop, from any thread; the same `train` resumes it bit for bit.
+
+        It stops between two turns of a sweep, two steps of a rollout or an evaluation, or two
+        programs that are compiled, and saves its state. With several processes all of them stop.
+        """
+        self._request.ask(reason)
+
+
+@runtime_checkable
+class Callback(Protocol):
+    """Hears of a run what it overrides; each method does nothing of its own.
+
+    Methods are called in the thread that called `train`, on process 0 only; a run waits for them.
+    `run.stop()` stops the run. A method that raises stops it too: the run saves its state, no
+    callback hears any more than `on_end`, and `train` raises the error.
+    """
+
+    def on_start(self, run: RunHandle, iteration: int) -> None:
+        """The run begins, or resumes, after this iteration; 0: it is new."""
+
+    def on_trajectories(
+        self, run: RunHandle, iteration: int, split: str, trajectories: Sequence[Trajectory]
+    ) -> None:
+        """Trajectories were sampled: of split `train` before the sweep of an iteration that learns
+        from them, of another one in the evaluation after it. A resumed sweep's are heard again.
+        """
+
+    def on_step(self, run: RunHandle, iteration: int, step: int, steps: int) -> None:
+        """The device has done so many of an iteration's optimizer steps; the last are not told."""
+
+    def on_iteration(self, run: RunHandle, iteration: int, metrics: Mapping[str, Any]) -> None:
+        """An iteration is done; metrics by their names in metrics.jsonl, numbers and texts."""
+
+    def on_evaluation(self, run: RunHandle, iteration: int, metrics: Mapping[str, Any]) -> None:
+        """The policy after an iteration was evaluated; 0: before training."""
+
+    def on_end(self, run: RunHandle, error: BaseException | None) -> None:
+        """The run is over and saved: complete, stopped (`run.stopping`) or ended by an error."""
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """ValueError where one of them is no callback, such as a class instead of its object."""
+    for number, each in enumerate(callbacks):
+        if isinstance(each, type) or not isinstance(each, Callback):
+            raise ValueError(
+                f"callbacks[{number}]: got {shown(each)}; allowed: an object of a class that"
+                " inherits from seeupo_jax.Callback."
+            )
+
+
+class Callbacks:
+    """The callbacks of one run, each told in turn.
+
+    Attributes:
+      error: what one of them raised; nothing but the end is told after it.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], run: RunHandle):
+        self._callbacks = tuple(callbacks) if jax.process_index() == 0 else ()
+        self._run = run
+        self.error: Exception | None = None
+
+    def start(self, iteration: int) -> None:
+        self._tell(lambda each: each.on_start(self._run, iteration))
+
+    def trajectories(self, iteration: int, split: str, trajectories: Sequence[Trajectory]) -> None:
+        self._tell(lambda each: each.on_trajectories(self._run, iteration, split, trajectories))
+
+    def step(self, iteration: int, step: int, steps: int) -> None:
+        self._tell(lambda each: each.on_step(self._run, iteration, step, steps))
+
+    def iteration(self, iteration: int, metrics: Mapping[str, Any]) -> None:
+        self._tell(lambda each: each.on_iteration(self._run, iteration, metrics))
+
+    def evaluation(self, iteration: int, metrics: Mapping[str, Any]) -> None:
+        self._tell(lambda each: each.on_evaluation(self._run, iteration, metrics))
+
+    def end(self, error: BaseException | None) -> None:
+        """Tells all of them, also after an error; one that fails here raises at once."""
+        for each in self._callbacks:
+            each.on_end(self._run, error)
+
+    def _tell(self, tell: Callable[[Callback], None]) -> None:
+        for each in self._callbacks:
+            if self.error is not None:
+                return
+            try:
+                tell(each)
+            except Exception as error:  # of a user's code: `train` raises it when all is saved
+                self.error = error
+                self._run.stop(f"{type(each).__name__} raised {type(error).__name__}")

@@ -1,0 +1,224 @@
+"""The package as an application uses it: one process, several runs, callbacks, and figures."""
+
+import subprocess
+import sys
+import threading
+
+import jax
+import pytest
+import run_cases as cases
+from places import TINY
+
+from seeupo_jax import Callback, Config, evaluate, load_config, read_trajectories, train
+from seeupo_jax.checkpoint import Checkpoints
+
+OVERRIDES = [text.removeprefix("--config.") for text in cases.CHOICES]
+
+
+class Recorder(Callback):
+    """Notes what it hears; at one moment it does something."""
+
+    def __init__(self, moment=None, action=None):
+        self.heard, self.metrics, self.trajectories = [], {}, {}
+        self.moment, self.action = moment, action
+
+    def note(self, run, *moment):
+        self.heard.append(moment)
+        if moment == self.moment:
+            self.action(run)
+
+    def on_start(self, run, iteration):
+        self.note(run, "start", iteration)
+
+    def on_trajectories(self, run, iteration, split, trajectories):
+        self.trajectories[iteration, split] = trajectories
+        self.note(run, "trajectories", iteration, split)
+
+    def on_step(self, run, iteration, step, steps):
+        self.note(run, "step", iteration, step)
+
+    def on_iteration(self, run, iteration, metrics):
+        self.metrics[iteration] = metrics
+        self.note(run, "iteration", iteration)
+
+    def on_evaluation(self, run, iteration, metrics):
+        self.note(run, "evaluation", iteration)
+
+    def on_end(self, run, error):
+        self.note(run, "end", type(error).__name__, run.stopping)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    with pytest.MonkeyPatch.context() as patch:
+        one = jax.devices()[:1]
+        patch.setattr(jax, "devices", lambda: one)
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory, one_device):
+    model = cases.save_policy(tmp_path_factory.mktemp("api") / "model")
+    own = [f"model.path={model}", "iterations=2", "rollout.tasks=2"]
+    return load_config(TINY, [*OVERRIDES, *own, "evaluation.tasks=2"])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(config, tmp_path_factory):
+    """A run in a thread, where Python allows no signal handlers: what it gave and was heard of."""
+    recorder, results = Recorder(), []
+    workdir = tmp_path_factory.mktemp("undisturbed")
+    thread = threading.Thread(target=lambda: results.append(train(config, workdir, [recorder])))
+    thread.start()
+    thread.join()
+    return results[0], recorder
+
+
+def test_a_run_gives_its_policy_its_metrics_and_its_best_iteration(undisturbed):
+    result, _ = undisturbed
+    assert result.stopped is None and result.policy == result.workdir / "policy"
+    assert (result.policy / "model.safetensors").is_file()
+    assert result.metrics["iteration"] == [0, 1, 2]  # evaluated before training and after the last
+    checksums = zip((1, 2), result.metrics["state/checksum"][1:], strict=True)
+    assert list(checksums) == cases.checksums(result.workdir)
+    values = result.metrics["eval/avg@2"]
+    assert values[1] is None and None not in (values[0], values[2])
+    assert result.best_iteration == 2
+    with pytest.raises(KeyError, match="no such metric; there are: iteration, "):
+        result.metrics["succes"]
+
+
+def test_callbacks_hear_everything_in_its_order(undisturbed, config):
+    result, recorder = undisturbed
+    heard = [moment for moment in recorder.heard if moment[0] != "step"]
+    split = config.evaluation.split
+    assert heard == [
+        ("start", 0),
+        ("trajectories", 0, split),
+        ("evaluation", 0),
+        ("trajectories", 1, "train"),
+        ("iteration", 1),
+        ("trajectories", 2, "train"),
+        ("iteration", 2),
+        ("trajectories", 2, split),
+        ("evaluation", 2),
+        ("end", "NoneType", None),
+    ]
+    assert {("step", 2, 1), ("step", 2, 2)} <= set(recorder.heard)
+    assert len(recorder.trajectories[1, "train"]) == 2 * 4
+    reward = recorder.metrics[1]["rollout/reward_mean"]
+    assert reward == result.metrics[1]["rollout/reward_mean"]
+    kept = list(read_trajectories(result.workdir, split="train", iterations=[1]))
+    assert [t.reward for t in recorder.trajectories[1, "train"]] == [t["reward"] for t in kept]
+
+
+def test_a_run_that_callbacks_stop_and_break_ends_with_the_same_bits(
+    undisturbed, config, tmp_path, capsys
+):
+    def fail(run):
+        raise RuntimeError("mine")
+
+    breaker, other = Recorder(("iteration", 1), fail), Recorder()
+    with pytest.raises(RuntimeError, match="mine") as raised:
+        train(config, tmp_path, [breaker, other])
+    assert raised.traceback[-1].name == "fail"
+    assert Checkpoints(tmp_path / "checkpoints", 1).latest() == 1
+    end = ("end", "RuntimeError", "Recorder raised RuntimeError")
+    assert breaker.heard[-2:] == [("iteration", 1), end] and other.heard[-1] == end
+    assert ("iteration", 1) not in other.heard
+    stopper = Recorder(("step", 2, 1), lambda run: run.stop("far enough"))
+    result = train(config, tmp_path, [stopper])
+    assert result.stopped == "far enough" and result.policy is None
+    assert result.metrics["iteration"] == [0, 1] and stopper.heard[0] == ("start", 1)
+    assert stopper.heard[-1] == ("end", "NoneType", "far enough")
+    assert "in the sweep of iteration 2" in capsys.readouterr().out
+    last = Recorder()
+    result = train(config, tmp_path, [last])
+    assert last.heard[0] == ("start", 1) and result.stopped is None
+    assert cases.checksums(tmp_path) == cases.checksums(undisturbed[0].workdir)
+    assert (tmp_path / "policy" / "model.safetensors").is_file()
+
+
+def test_an_evaluation_gives_its_figures_and_agrees_with_the_run(undisturbed, config):
+    workdir = undisturbed[0].workdir
+    result = evaluate(config, workdir)
+    row = undisturbed[0].metrics[-1]
+    for name, estimate in (("avg", result.avg_at_k), ("pass", result.pass_at_k)):
+        names = [f"eval/{name}@2{end}" for end in ("", "_low", "_high")]
+        assert [estimate.value, estimate.low, estimate.high] == [row[name] for name in names]
+    assert (result.split, result.k, result.policy) == (config.evaluation.split, 2, {"iteration": 2})
+    assert len(result.episodes) == 4 and result.file.parent == workdir / "evaluation"
+    assert str(result).splitlines()[0].split() == ["tasks", "failed", "avg@2", "pass@2"]
+
+
+def test_another_configuration_is_trained_in_the_same_process(config, tmp_path):
+    other = load_config(config, ["iterations=1", "algorithm.order=forward", "evaluation.every=0"])
+    result = train(other, tmp_path)
+    assert result.metrics["iteration"] == [0, 1]
+
+
+@pytest.mark.parametrize("wrong", [Recorder, print, "callback"])
+def test_what_is_no_callback_is_refused_before_anything_is_done(config, tmp_path, wrong):
+    with pytest.raises(ValueError, match=r"callbacks\[1\]: got .*; allowed: an object of a class"):
+        train(config, tmp_path / "run", [Recorder(), wrong])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_configuration_is_an_error_and_no_exit(tmp_path):
+    with pytest.raises(ValueError, match="--config: no file .*nowhere.py"):
+        train("nowhere.py", tmp_path)
+
+
+def values():
+    return {"iterations": 7}
+
+
+def wrong_values():
+    return 3
+
+
+def test_configurations_come_from_functions_and_from_configurations(monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_configs", sys.modules[__name__])
+    config = load_config("my_configs:values", ["recipe=grpo"])
+    assert (config.iterations, config.recipe, config.algorithm.scale) == (7, "grpo", "group")
+    assert load_config(config) is config
+    back = load_config(config, ["recipe=seeupo", "seed=3"])
+    assert back == load_config("my_configs:values", ["seed=3"])
+    assert back.algorithm == Config().algorithm
+    with pytest.raises(ValueError, match="my_configs:wrong_values returned 3"):
+        load_config("my_configs:wrong_values")
+    with pytest.raises(ValueError, match="there is no module 'nowhere'"):
+        load_config("nowhere:values")
+
+
+ORDERS = (
+    "import seeupo_jax.train, seeupo_jax",
+    "import seeupo_jax; import seeupo_jax.evaluate; seeupo_jax.train; import seeupo_jax.train",
+    "from seeupo_jax.train import main; import seeupo_jax",
+    "from seeupo_jax import train, evaluate; import seeupo_jax.train",
+)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_train_is_the_function_in_every_order_of_imports(order, monkeypatch):
+    for name in ("seeupo_jax", "seeupo_jax.train", "seeupo_jax.evaluate"):
+        monkeypatch.delitem(sys.modules, name)
+    names = {}
+    exec(f"{order}\nfrom seeupo_jax.train import train as t\nimport seeupo_jax", names)
+    exec("from seeupo_jax import train, evaluate", names)
+    package = names["seeupo_jax"]
+    assert package is sys.modules["seeupo_jax"]
+    assert package.train is names["train"] is names["t"] is sys.modules["seeupo_jax.train"].train
+    assert package.evaluate is names["evaluate"] is sys.modules["seeupo_jax.evaluate"].evaluate
+
+
+def test_the_package_is_imported_without_jax():
+    program = (
+        "import sys, seeupo_jax\n"
+        "from seeupo_jax import Environment, StepResult, load_config, read_trajectories\n"
+        "assert set(seeupo_jax.__all__) <= set(dir(seeupo_jax))\n"
+        "assert 'jax' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    with pytest.raises(ImportError, match="trayn"):
+        exec("from seeupo_jax import trayn")
