@@ -124,6 +124,8 @@ def run_training(
             held.enter_context(exclusive_run(workdir, config.checkpoint))
         with _room(config, workdir):
             stopped = _train(config, workdir, callbacks, launch, preparing)
+            if jax.process_index() == 0 and stopped is None:
+                learning_curve(workdir, split=config.evaluation.split)
         best = Checkpoints(find_directory(config.checkpoint, workdir), 1).best()
     written = config.checkpoint.export and stopped is None
     return TrainResult(
@@ -275,11 +277,10 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
                 return print_explanation(explain_training(config, workdir))
             _check_shared(config, workdir)
         launch = Launch.of_command("train", given.config)
-        with sentence_errors((WriteError, NotLearning), code=1), _room(config, workdir):
+        with sentence_errors((WriteError, NotLearning), code=1):
             result = run_training(config, workdir, launch=launch, preparing=sentence_errors)
-            if jax.process_index() == 0 and result.stopped is None:
-                learning_curve(workdir, split=config.evaluation.split)
-                print_summary(workdir, split=config.evaluation.split)
+        if jax.process_index() == 0 and result.stopped is None:
+            print_summary(workdir, split=config.evaluation.split)
 
 
 if __name__ == "__main__":
