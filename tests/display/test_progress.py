@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fcntl
 import io
+import logging
 import math
 import os
 import re
@@ -326,3 +327,35 @@ def test_a_sparkline_has_a_fixed_scale():
     assert sparkline([0.0, 0.5, 1.0, 1.7, -2]) == "▁▅██▁"
     assert sparkline([0.50, 0.51, 0.52]) == "▅▅▅"
     assert sparkline([0.0, 1.0], unicode=False) == ".#"
+
+
+@pytest.fixture
+def loggers():
+    """The loggers of the package and of its runs, with levels as they were in the end."""
+    each = [logging.getLogger(name) for name in ("seeupo_jax", "seeupo_jax.run")]
+    yield each
+    for logger in each:
+        logger.setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_application_that_takes_the_lines_gets_records_and_no_output(loggers, caplog, which):
+    loggers[which].setLevel(logging.INFO)
+    stream = io.StringIO()
+    with Progress(2, "plain", stream=stream) as progress:
+        progress.log("compiled")
+        progress.iteration(1, {"rollout/success_rate": 0.5})
+    assert {record.name for record in caplog.records} == {"seeupo_jax.run"}
+    assert caplog.messages[0] == "compiled" and "success 0.50" in caplog.messages[1]
+    assert stream.getvalue() == ""
+
+
+def test_a_higher_level_silences_a_run_and_so_does_another_process(loggers, caplog):
+    stream = io.StringIO()
+    with Progress(2, "plain", stream=stream, shown=False) as progress:
+        progress.log("of process 1")
+    loggers[0].setLevel(logging.WARNING)
+    with Progress(2, "rich", stream=stream) as progress:
+        progress.log("compiled")
+        progress.iteration(1, {})
+    assert stream.getvalue() == "" and not caplog.records

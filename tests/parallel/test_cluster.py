@@ -110,10 +110,10 @@ def test_the_coordinator_listens_at_its_own_address_and_no_other(bound):
     assert sorted(bound, key=str) == [f"127.0.0.1:{port}", None]
 
 
-def test_an_address_that_this_machine_does_not_have_is_told_and_all_are_listened_on(bound, capsys):
+def test_an_address_that_this_machine_does_not_have_is_told_and_all_are_listened_on(bound, caplog):
     port = free_port()
     join(Place(f"192.0.2.1:{port}", 0, 1), ABOUT, timeout_s=5)  # of a network for documents
-    logged = capsys.readouterr().err
+    (logged,) = caplog.messages
     assert bound == [f"[::]:{port}"] or bound == [f"0.0.0.0:{port}"]
     assert logged.startswith("warning: 192.0.2.1 is no address of this machine that others reach:")
 

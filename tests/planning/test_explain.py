@@ -253,7 +253,7 @@ def test_a_mistake_is_told_in_the_runs_own_words(main, mistake, tmp_path, capsys
 
 
 def test_the_commands_flag_runs_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(train, "train", None)
+    monkeypatch.setattr(sys.modules["seeupo_jax.train"], "run_training", None)
     call(train, f"--config={QUICKSTART}", f"--workdir={tmp_path}/run", "--explain")
     assert "Nothing was run and nothing written" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
