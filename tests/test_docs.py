@@ -14,7 +14,7 @@ import pytest
 import report_cases
 from places import ROOT
 
-from docs.tools import hardware, reference
+from docs.tools import hardware, reference, source_pages
 from seeupo_jax import envs, report
 from seeupo_jax.configuration.flags import as_overrides
 from seeupo_jax.configuration.loading import load_config
@@ -201,6 +201,23 @@ def test_the_numbers_of_the_page_on_debugging_are_printed(tmp_path, capsys, monk
 def test_a_row_of_the_table_of_gpus_is_what_its_command_estimates():
     row = " | ".join(hardware.row("Qwen2.5-0.5B-Instruct", 1, 32))
     assert f"\n| {row} |\n" in (ROOT / "docs" / "hardware.md").read_text()
+
+
+def test_files_that_pages_link_to_are_pages_of_the_site(tmp_path):
+    cells = [
+        {"cell_type": "markdown", "source": ["# Train\n", "[curves](../docs/report.md)"]},
+        {"cell_type": "code", "source": ["print(1)"], "outputs": []},
+    ]
+    notebook = tmp_path / "quickstart.ipynb"
+    notebook.write_text(json.dumps({"cells": cells}))
+    page = "# Train\n[curves](../docs/report.md)\n\n```python\nprint(1)\n```"
+    assert source_pages.render(notebook) == page
+    uri = "source/notebooks/quickstart.ipynb.md"
+    assert source_pages.site_path("notebooks/quickstart.ipynb") == uri
+    assert source_pages.repository_path(uri) == "notebooks/quickstart.ipynb"
+    assert source_pages.resolve("notebooks/quickstart.ipynb", "../docs/x.md") == "docs/x.md"
+    for path in ("README.md", "CONTRIBUTING.md", "docs/metrics.md", "launch/tpu_vm.sh"):
+        assert source_pages.repository_path(source_pages.site_path(path)) == path
 
 
 def tables(page: str, column: str) -> list[str]:
