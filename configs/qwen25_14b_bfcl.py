@@ -8,7 +8,7 @@ The model is downloaded by you:
 
     hf download Qwen/Qwen2.5-14B-Instruct --local-dir models/Qwen2.5-14B-Instruct
 
-The sizes are for a slice of 64 TPU chips; docs/tpu.md tells what each holds. Nothing of this
+The sizes are for a slice of 64 TPU chips; docs/hardware.md tells what each holds. Nothing of this
 configuration has been trained here.
 Sources: [paper] is arXiv:2602.06554, [code] the authors' code (AgentEvolver, branch `seeupo`).
 """

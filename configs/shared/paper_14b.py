@@ -1,6 +1,6 @@
 """What the configurations of the paper's 14B models share; a benchmark's own are beside it.
 
-The sizes are for a slice of 64 TPU chips; docs/tpu.md tells what each holds.
+The sizes are for a slice of 64 TPU chips; docs/hardware.md tells what each holds.
 Sources: [paper] is arXiv:2602.06554, [code] the authors' code (AgentEvolver, branch `seeupo`).
 """
 
