@@ -13,6 +13,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"  # code would come before the pages
 LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml", ".yml": "yaml", ".json": "json"}
 
 
@@ -91,4 +92,4 @@ def render(path: Path) -> str:
         return "\n\n".join(
             source if kind == "markdown" else f"```python\n{source}\n```" for kind, source in cells
         )
-    return f"# {path.name}\n\n````{LANGUAGES.get(path.suffix, 'text')}\n{text}\n````\n"
+    return f"{UNSEARCHED}# {path.name}\n\n````{LANGUAGES.get(path.suffix, 'text')}\n{text}\n````\n"
