@@ -109,7 +109,7 @@ TIMES = (
     Metric("time/reset_s", "seconds", "sum of rounds, max of processes"),
     Metric("time/prefill_s", "seconds", "sum of rounds"),
     Metric("time/decode_s", "seconds", "sum of rounds"),
-    Metric("time/compile_s", "seconds", "sum of programs"),
+    Metric("time/compile_s", "seconds", "wall time"),
     Metric("time/checkpoint_s", "seconds", "wall time"),
     Metric("time/evaluation_s", "seconds", "wall time"),
 )

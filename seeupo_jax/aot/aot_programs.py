@@ -238,7 +238,7 @@ def _rollout(setup: Setup) -> Iterator[Program]:
 
         def lower(program: Any = program) -> jax.stages.Lowered:
             with setup.engine.mesh_in_force():
-                return program.function.lower(*program.arguments)
+                return program.lower()
 
         reshards = kind == "rollout/reshard"
         yield Program(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from seeupo_jax.learner.advantages import compile_credit
 from seeupo_jax.learner.batching import Rows, empty_batch, empty_layout
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.refresh_batch import refresh_batch
+from seeupo_jax.parallel.compiling import compile_all
 from seeupo_jax.types import TrainState
 
 
@@ -52,6 +53,23 @@ def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
         yield from _turn_programs(learner, rows, length)
 
 
+def distinct_programs(programs: Iterable[Program], state: TrainState, ref: Any) -> list[Program]:
+    """The first of those that are compiled to the same, for arrays or shape structs with shardings.
+
+    The reference policy is scored by the old policy's program, unless it lies in other memory.
+    """
+    first: dict[Any, Program] = {}
+    for program in programs:
+        leaves, tree = jax.tree.flatten(program.arguments(state, ref))
+        first.setdefault((program.function, tree, *map(_kind, leaves)), program)
+    return list(first.values())
+
+
+def _kind(leaf: Any) -> tuple[Any, ...]:
+    """All of an argument that a program is compiled for."""
+    return leaf.shape, str(leaf.dtype), getattr(leaf, "sharding", None)
+
+
 def compile_programs(
     learner: Learner,
     state: TrainState,
@@ -59,25 +77,28 @@ def compile_programs(
     trajectories: int,
     between: Callable[[], None] = lambda: None,
 ) -> TrainState:
-    """Compiles every program of the sweeps to come, by running each on a batch without rows.
+    """Compiles every program of the sweeps to come, and runs each on a batch without rows.
 
-    `between` is called after each; what it raises ends the compilation, and the state is gone.
+    `between` is called after each that is compiled; what it raises ends the compilation.
 
     Returns: the state, which was donated and comes back bit for bit.
     """
     compile_credit(learner.algorithm, learner.shapes, trajectories)
     between()
 
+    programs = [*sweep_programs(learner, trajectories)]
+    distinct = distinct_programs(programs, state, ref_params)
+    compile_all((functools.partial(each.lower, state, ref_params) for each in distinct), between)
+
     def fill(x: Any) -> Any:
         is_struct = isinstance(x, jax.ShapeDtypeStruct)
         return learner.replicate(np.zeros(x.shape, x.dtype)) if is_struct else x
 
-    for program in sweep_programs(learner, trajectories):
+    for program in programs:
         out = program.function(*jax.tree.map(fill, program.arguments(state, ref_params)))
         if program.returns_state:
             state = out[0]
             jnp.copy(out[1])  # as a sweep keeps the factors of every step
-        between()
     return state
 
 
@@ -85,7 +106,6 @@ def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progr
     """Of the whole trajectories, under the old and the reference policy, and by the critic."""
     batch = empty_batch(rows, learner.shapes, length=length, action=learner.shapes.longest)
     yield _call(f"sweep/score {length}", learner.begin, lambda state, _: (state.params, batch))
-    # Mostly the same program again, which compiles nothing; not where it lies in other memory.
     yield _call(f"sweep/reference {length}", learner.begin, lambda _, params: (params, batch))
     if learner.critic is not None:
         yield _call(

@@ -13,7 +13,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.advantages import credit_programs
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
-from seeupo_jax.learner.programs import COPY_FACTORS, sweep_programs
+from seeupo_jax.learner.programs import COPY_FACTORS, distinct_programs, sweep_programs
 from seeupo_jax.parallel.device_memory import device_bytes
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime import build
@@ -62,13 +62,10 @@ class AbstractRun:
 
     def sweep_programs(self) -> list[str]:
         """Names of all that `compile_programs` compiles: equal programs are one."""
-        names: dict[Any, str] = {}
-        for program in sweep_programs(self.learner, self.trajectories):
-            arguments = program.arguments(self.state, self.reference)
-            leaves, tree = jax.tree.flatten(arguments)
-            names.setdefault((program.function, tree, *map(_kind, leaves)), program.name)
+        every = sweep_programs(self.learner, self.trajectories)
+        distinct = distinct_programs(every, self.state, self.reference)
         credit = [f"sweep/credit {name}" for name in credit_programs(self.config.algorithm)]
-        return credit + list(names.values()) + [COPY_FACTORS]
+        return credit + [program.name for program in distinct] + [COPY_FACTORS]
 
 
 def abstract_run(
@@ -119,9 +116,3 @@ def abstract_run(
         reference,
         {name: size for name, size in parts.items() if size},
     )
-
-
-def _kind(leaf: Any) -> tuple[Any, ...]:
-    """All of an argument that a program is compiled for."""
-    where = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
-    return leaf.shape, str(leaf.dtype), where

@@ -18,7 +18,7 @@ from seeupo_jax.planning.explanation import grouped, listed
 from seeupo_jax.planning.remat import SHARE, RematPlan, choose_remat, plan_remat
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.policy.network import ADAPTER
-from seeupo_jax.runtime.build import ARCHITECTURES
+from seeupo_jax.runtime.build import ARCHITECTURES, SMALL, few_shapes
 
 
 def plan_run(
@@ -151,6 +151,11 @@ def program_lines(found: AbstractRun, iterations: int) -> list[str]:
         f"sweep: {len(sweep)}: {grouped(sweep)}",
         f"rows of {listed(shapes.lengths)} tokens, {shapes.rows} a microbatch",
     ]
+    if few_shapes(config, found.policy.mesh):
+        lines.append(
+            f"few shapes, since a policy of at most {SMALL:,} parameters computes a CPU's padding"
+            " faster than it compiles more; config.batching.microbatch_tokens asks for more"
+        )
     temperature = config.evaluation.temperature
     if temperature not in (None, config.rollout.temperature):
         more = sum("decode" in name for name in rollout)

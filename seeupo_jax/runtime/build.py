@@ -50,6 +50,8 @@ from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.rollout.engine.slots import SlotEngine, choose_read_plan
 from seeupo_jax.types import TrainState
 
+# Parameters: with fewer, a token takes a CPU microseconds, and a program seconds to compile.
+SMALL = 2_000_000
 ARCHITECTURES = "architectures"  # folder of `assets` with the config.json of published models
 TOKENIZER_DEMONSTRATIONS = 4000  # whose text a new tokenizer is trained on
 
@@ -252,6 +254,7 @@ def build_engine(
         group_size=rollout.group_size,
         steps=rollout.decode_steps,
         prefill_tokens=rollout.prefill_tokens,
+        few=few_shapes(config, made.mesh),
         read_plan=choose_read_plan(arch, rollout.page_size, device.platform),
         grammars=build_grammars(config, made.tokenizer, arch.vocab_size),
     )
@@ -284,6 +287,19 @@ def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
     )
 
 
+def few_shapes(config: Config, mesh: jax.sharding.Mesh) -> bool:
+    """Whether two sizes of a kind of program do, because compiling more takes longer than it saves.
+
+    So it is for a small policy on a CPU, where `config.batching` leaves the lengths of rows open.
+    """
+    batching = config.batching
+    if batching.microbatch_tokens is not None or batching.buckets:
+        return False
+    _, params = policy.abstract(architecture(config, mesh))
+    small = sum(leaf.size for leaf in jax.tree.leaves(params)) <= SMALL
+    return small and mesh.devices.flat[0].platform == "cpu"
+
+
 def build_shapes(config: Config, mesh: jax.sharding.Mesh, trajectories: int) -> Shapes:
     """The sweep's shapes for iterations of so many trajectories; a microbatch has a row a shard."""
     rollout, batching = config.rollout, config.batching
@@ -291,8 +307,11 @@ def build_shapes(config: Config, mesh: jax.sharding.Mesh, trajectories: int) -> 
     tokens = max(2 * rollout.max_context, 1024) if tokens is None else tokens
     turns = turns if algorithm.order == "parallel" else algorithm.span(turns)
     block = row_block(mesh.devices.flat[0].platform) * mesh.shape["context"]
+    lengths = batching.buckets or row_lengths(max(rollout.max_context, tokens), block=block)
+    if few_shapes(config, mesh):
+        lengths = lengths[-1] // 2, lengths[-1]
     return Shapes(
-        lengths=batching.buckets or row_lengths(max(rollout.max_context, tokens), block=block),
+        lengths=lengths,
         context=rollout.max_context,
         action=min(rollout.max_action_tokens * turns, rollout.max_context),
         rows=row_shards(mesh),

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from seeupo_jax.parallel.compiling import compile_all
 from seeupo_jax.parallel.distributed import agree, own_row_shards, own_rows, to_global
 from seeupo_jax.parallel.mesh import sharding
 from seeupo_jax.parallel.stop_signal import Stopped
@@ -30,6 +31,7 @@ from seeupo_jax.rollout.engine.clock import Clock, Ticket
 from seeupo_jax.rollout.engine.grammar import Grammars
 from seeupo_jax.rollout.engine.jobs import LONG, SHORT, Job, Shard
 from seeupo_jax.rollout.engine.protocol import Action, Turn
+from seeupo_jax.rollout.engine.row_sizes import at_least, cover, row_sizes
 from seeupo_jax.rollout.engine.sampling import Sampling, Streams
 
 
@@ -69,6 +71,10 @@ class Program(NamedTuple):
     function: Any
     arguments: tuple[Any, ...]
 
+    def lower(self) -> jax.stages.Lowered:
+        """The program before compilation; under the sampler's mesh."""
+        return self.function.lower(*self.arguments)
+
 
 class _Flight(NamedTuple):
     """A decode dispatch whose results are not fetched yet: the jobs of each shard's rows."""
@@ -89,6 +95,7 @@ class SlotEngine:
       steps: tokens that a dispatch decodes at most; with grammars it is one, since the host makes a
         mask after every token.
       prefill_tokens: that a dispatch prefills at most, on each shard of the rows.
+      few: whether decoding is compiled for two numbers of rows only.
     """
 
     def __init__(
@@ -101,6 +108,7 @@ class SlotEngine:
         group_size: int = 1,
         steps: int = 8,
         prefill_tokens: int = 1024,
+        few: bool = False,
         read_plan: KVReadPlan = ANYWHERE,
         grammars: Grammars | None = None,
     ):
@@ -114,9 +122,11 @@ class SlotEngine:
         self._shards = {number: Shard(plan, sampling.max_tokens) for number in own}
         parts = 1 if read_plan.block is not None else 4
         self._widths = sorted({-(-plan.row_pages * i // parts) for i in range(1, parts + 1)})
-        self._row_sizes = _sizes(plan.slots, halvings=3 if parts == 1 else 1, least=8)
+        self._row_sizes = row_sizes(plan.slots, halvings=3 if parts == 1 else 1, least=8)
+        if few:
+            self._row_sizes = sorted({self._row_sizes[0], self._row_sizes[-1]})
         self._tile_sizes = {
-            length: _sizes(max(1, prefill_tokens // length), halvings=4, least=2)[::-2][::-1]
+            length: row_sizes(max(1, prefill_tokens // length), halvings=4, least=2)[::-2][::-1]
             for length in (LONG, SHORT)
         }
         self._params: Any = None
@@ -192,10 +202,10 @@ class SlotEngine:
             for shard in shards:
                 shard.copied()
             if rows:
-                rows, width = _at_least(self._row_sizes, rows), _at_least(self._widths, width)
+                rows, width = at_least(self._row_sizes, rows), at_least(self._widths, width)
                 self._decode(ready, rows, width)
             for length, count in zip((LONG, SHORT), tiles, strict=True):
-                for size in _cover(count, self._tile_sizes[length]):
+                for size in cover(count, self._tile_sizes[length]):
                     self._prefill(length, size)
         actions = [action for shard in shards for action in shard.take_failed()]
         while len(self._flights) > (1 if rows and self._grammars is None else 0):
@@ -203,20 +213,22 @@ class SlotEngine:
         return actions
 
     def compile(self, params: Any, between: Callable[[], None] = lambda: None) -> None:
-        """Compiles every program ahead on empty rows; `between` is called after each."""
+        """Compiles every program ahead, and runs each on empty rows.
+
+        `between` is called after each that is compiled.
+        """
         self.begin(params, seed=0, iteration=0)
         between()
+        programs = self._programs(self._params, self._pages, self._slots)
         empty: list[list[Any]] = [[] for _ in self._shards]
         with self.mesh_in_force():
+            compile_all((program.lower for program in programs), between)
             self._copy(empty)
-            between()
             for length, rows in self._tiles():
                 self._prefill(length, rows)
-                between()
             for rows, width in self._tables():
                 self._decode(empty, rows, width)
                 self._land()
-                between()
         jax.block_until_ready(self._pages)
         self._free()
 
@@ -233,16 +245,19 @@ class SlotEngine:
         if (program := self._layout.program(params)) is not None:
             function, changed = program
             yield Program("rollout/reshard", function, (changed,))
-        shards, idle = self.plan.shards, Shard(self.plan, self._sampling.max_tokens)
         params = self._layout.shapes(params)
         with self.mesh_in_force():
             cache, slots = jax.eval_shape(self._empty)
             axes = page_axes(self._arch.kv_heads)
         pages = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, *axes), cache)
         slots = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, "rows"), slots)
-        yield Program(
-            "rollout/copy", sampler.copy_pages, (pages, *self._global_shapes(self._pairs([])))
-        )
+        yield from self._programs(params, pages, slots)
+
+    def _programs(self, params: Any, pages: Any, slots: Any) -> Iterator[Program]:
+        """Those that run on the sampler's copy of the policy, a cache and slots."""
+        shards, idle = self.plan.shards, Shard(self.plan, self._sampling.max_tokens)
+        pairs = self._global_shapes(self._pairs([]))
+        yield Program("rollout/copy", sampler.copy_pages, (pages, *pairs))
         for length, rows in self._tiles():
             tiles = self._global_shapes(idle.take_tiles(rows, length))
             arguments = self._layout.network, params, pages, *tiles, self._read_plan.block
@@ -372,28 +387,3 @@ class SlotEngine:
                 sampled = tokens_RK[row, :count].tolist(), logp_RK[row, :count].tolist()
                 actions += shard.on_result(job, *sampled, alive=bool(alive_R[row]))
         return actions
-
-
-def _sizes(most: int, *, halvings: int, least: int) -> list[int]:
-    """Numbers of rows that programs are compiled for: the most, and halves of it."""
-    return sorted({max(min(least, most), -(-most // 2**i)) for i in range(halvings + 1)})
-
-
-def _at_least(sizes: Sequence[int], wanted: int) -> int:
-    """The smallest size that holds so many; the largest where none does."""
-    return next((size for size in sizes if size >= wanted), sizes[-1])
-
-
-def _cover(count: int, sizes: Sequence[int]) -> list[int]:
-    """The dispatches for `count` rows, no more than the largest size holds of them.
-
-    A size that would be less than three quarters full gives way to smaller ones.
-    """
-    remaining, dispatches = min(count, sizes[-1]), []
-    while remaining > 0:
-        size = _at_least(sizes, remaining)
-        if 4 * remaining < 3 * size:
-            size = max((smaller for smaller in sizes if smaller <= remaining), default=size)
-        dispatches.append(size)
-        remaining -= size
-    return dispatches

@@ -21,8 +21,9 @@ from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Turn
+from seeupo_jax.rollout.engine.row_sizes import cover, row_sizes
 from seeupo_jax.rollout.engine.sampling import Sampling
-from seeupo_jax.rollout.engine.slots import KVReadPlan, SlotEngine, _cover, _sizes
+from seeupo_jax.rollout.engine.slots import KVReadPlan, SlotEngine
 
 ARCH = Architecture(
     vocab_size=30,
@@ -403,13 +404,13 @@ def test_a_grammars_mask_is_in_the_distribution_and_its_failure_is_the_actions()
     [(0, []), (1, [4]), (3, [4]), (4, [4]), (7, [4, 4]), (12, [16]), (11, [4, 4, 4]), (99, [64])],
 )
 def test_rows_are_covered_by_dispatches_that_are_mostly_full(count, wanted):
-    assert _cover(count, [4, 16, 64]) == wanted
+    assert cover(count, [4, 16, 64]) == wanted
 
 
 def test_programs_have_few_numbers_of_rows():
-    assert _sizes(128, halvings=3, least=8) == [16, 32, 64, 128]
-    assert _sizes(20, halvings=3, least=8) == [8, 10, 20]
-    assert _sizes(3, halvings=3, least=8) == [3]
+    assert row_sizes(128, halvings=3, least=8) == [16, 32, 64, 128]
+    assert row_sizes(20, halvings=3, least=8) == [8, 10, 20]
+    assert row_sizes(3, halvings=3, least=8) == [3]
 
 
 def test_the_devices_time_is_told_by_what_they_did():
