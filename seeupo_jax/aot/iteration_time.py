@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from seeupo_jax.aot import roofline
 from seeupo_jax.aot.aot_programs import Program, Setup, step_flops
 from seeupo_jax.aot.measure import Figures
-from seeupo_jax.learner.turn_order import update_order
+from seeupo_jax.planning.expected_time import step_ends
 
 NEEDED = ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode")
 
@@ -89,16 +89,9 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
 
     Activations' traffic, along the tensor axis, shrinks with the length; weights' does not.
     """
-    shapes, rollout = setup.learner.shapes, setup.config.rollout
-    algorithm = setup.config.algorithm
-    steps = update_order(
-        rollout.max_turns,
-        algorithm.order,
-        turns_per_update=algorithm.turns_per_update,
-        custom_order=algorithm.custom_order,
-    )
-    for step in steps * algorithm.inner_epochs:
-        length = shapes.allowed(-(-rollout.max_context * (1 + max(step)) // rollout.max_turns))[0]
+    shapes = setup.learner.shapes
+    for end in step_ends(setup.config):
+        length = shapes.allowed(end)[0]
         share = length / shapes.lengths[-1]
         traffic = [
             dataclasses.replace(each, bytes=each.bytes * share) if "tensor" in each.axes else each

@@ -25,8 +25,8 @@ def compile_all(
     Args:
       programs: each gives what `jitted.lower(...)` returns; equal ones only once.
       between: called after each, in their order, so by several processes equally often; a process
-        that is alone also calls it while it waits. What it raises ends the compilation; what is
-        being compiled is waited for.
+        that is alone also calls it while it waits. What it raises ends the compilation at once;
+        only the interpreter's end waits for what is being compiled.
     """
     compiled: deque[Future[jax.stages.Compiled]] = deque()
     pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="compile")
@@ -38,7 +38,7 @@ def compile_all(
         for future in compiled:
             _wait(future, between)
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _wait(future: Future[jax.stages.Compiled], between: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ from seeupo_jax.envs.base import Missing
 from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.parallel.device_memory import in_units
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned
+from seeupo_jax.planning.expected_time import time_lines
 from seeupo_jax.planning.explain_parts import (
     environment_lines,
     memory_lines,
@@ -70,6 +71,7 @@ def explain_training(
         ("mesh", mesh_lines(found, planned)),
         ("memory", memory_lines(found, remat, by_plan=config.model.remat == "auto")),
         ("programs", program_lines(found, config.iterations - begins.done)),
+        *([("time", time_lines(found))] if planned is None and config.iterations else []),
         ("environment", environment_lines(config)),
         ("tasks", _tasks(config)),
         ("recipe", _recipe(config)),

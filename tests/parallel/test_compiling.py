@@ -62,6 +62,28 @@ def test_a_stop_ends_the_compilation_and_an_error_is_raised():
         compile_all([*made[:2], *wrong])
 
 
+class Endless:
+    """A lowered program that is compiled when it is released."""
+
+    def __init__(self):
+        self.released = threading.Event()
+
+    def compile(self):
+        self.released.wait(60)
+
+
+def test_a_stop_is_heard_while_a_program_is_being_compiled():
+    program = Endless()
+
+    def stop():
+        assert not program.released.is_set()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_all([lambda: program], stop)
+    program.released.set()
+
+
 def test_seconds_of_programs_that_are_compiled_side_by_side_count_once():
     compilations = Compilations()
     for event in ("jaxpr_trace_duration", *["backend_compile_duration"] * 3):

@@ -1,0 +1,102 @@
+"""How long compiling and an iteration take on a CPU, roughly: figures for `--explain`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.turn_order import update_order
+from seeupo_jax.parallel.compiling import WORKERS
+from seeupo_jax.planning import flops
+from seeupo_jax.planning.abstract_run import AbstractRun
+from seeupo_jax.planning.flops import Pass
+from seeupo_jax.policy.architecture import Architecture
+
+# Seconds of one core of a kind of program: traced, lowered and compiled by XLA for CPU, jax 0.10.2,
+# AMD EPYC: of the program, and of each of its layers. tests/planning/test_expected_time.py has the
+# programs that they were measured on.
+_COMPILING = {
+    "rollout/prefill": (0.3, 0.16),
+    "rollout/decode": (2.3, 0.3),
+    "sweep/score": (1.8, 0.17),
+    "sweep/reference": (1.8, 0.17),
+    "sweep/value": (1.8, 0.17),
+    "sweep/old": (1.8, 0.17),
+    "sweep/refresh": (2.2, 0.2),
+    "sweep/turn": (6.7, 0.75),
+}
+_OTHERS = (0.2, 0.02)
+COMPILING_WITHIN = 1.5  # a factor: how far a program's seconds are from these, at the most
+# FLOP/s of one core in sweeps of the bundled policy, measured as above; peak is several times it.
+_CORE_FLOPS = 40e9
+
+
+def compile_seconds(names: Sequence[str], arch: Architecture) -> float:
+    """Of one core, for programs of these names where none is in the cache."""
+    layers = 1 if arch.scan_layers else arch.layers
+    each = (_COMPILING.get(name.partition(" ")[0], _OTHERS) for name in names)
+    return sum(whole + layers * layer for whole, layer in each)
+
+
+def step_ends(config: Config) -> list[int]:
+    """Tokens that a conversation has at the end of each of a sweep's steps, in their order.
+
+    Every conversation grows evenly to `max_context` in `max_turns` turns.
+    """
+    rollout, algorithm = config.rollout, config.algorithm
+    steps = update_order(
+        rollout.max_turns,
+        algorithm.order,
+        turns_per_update=algorithm.turns_per_update,
+        custom_order=algorithm.custom_order,
+    )
+    ends = [-(-rollout.max_context * (1 + max(step)) // rollout.max_turns) for step in steps]
+    return ends * algorithm.inner_epochs
+
+
+def iteration_flops(found: AbstractRun) -> float:
+    """Of an iteration whose conversations all end at `max_context`, as if nothing were shared."""
+    config, arch, shapes = found.config, found.policy.network.arch, found.learner.shapes
+    context, length = config.rollout.max_context, shapes.lengths[-1]
+
+    def rows(tokens: int) -> int:
+        return -(-found.trajectories * tokens // length)
+
+    sampled = Pass(found.trajectories, context, head=context // 2)
+    scored = Pass(rows(context), length, head=length, trees=shapes.share)
+    passes = 2 if config.algorithm.kl_coef else 1
+    steps = (
+        flops.turn_step_flops(
+            arch,
+            rows(end),
+            length,
+            shapes.action,
+            trees=shapes.share,
+            refresh=shapes.lengths[0] if found.learner.fused else 0,
+            critic=config.algorithm.critic,
+            computed=True,
+        )
+        for end in step_ends(config)
+    )
+    forward = flops.forward_flops(arch, sampled) + passes * flops.forward_flops(arch, scored)
+    return forward + sum(steps)
+
+
+def time_lines(found: AbstractRun) -> list[str]:
+    """The estimates in words, and what they rest on."""
+    platform, cores = found.policy.mesh.devices.flat[0].platform, os.cpu_count() or 1
+    if platform != "cpu":
+        return [f"not estimated for {platform}; python -m seeupo_jax.aot estimates TPU slices"]
+    names = [*found.rollout_programs(), *found.sweep_programs()]
+    compiling = compile_seconds(names, found.policy.network.arch)
+    iteration = iteration_flops(found) / _CORE_FLOPS
+    rollout = found.config.rollout
+    return [
+        f"compiling what is not in the cache: about {compiling / min(WORKERS, cores):.0f} s on the"
+        f" {cores} cores here, where nothing else runs: {compiling:.0f} s of one core, each program"
+        f" within a factor of {COMPILING_WITHIN:g}",
+        f"an iteration: at most about {max(1.0, iteration / cores):,.0f} s besides its"
+        f" environments: {rollout.max_turns} turns and {rollout.max_context:,} tokens in every"
+        f" conversation, nothing shared, {_CORE_FLOPS / 1e9:g} GFLOP/s per core",
+    ]

@@ -1,0 +1,96 @@
+"""Estimates of time: against programs that were measured once, and FLOPs worked by hand."""
+
+import re
+
+import jax
+import pytest
+from places import CONFIGS
+
+from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.planning.expected_time import (
+    COMPILING_WITHIN,
+    compile_seconds,
+    iteration_flops,
+    step_ends,
+    time_lines,
+)
+from seeupo_jax.planning.explain_parts import plan_run
+
+# Seconds of one core (user and system time of the process, from `lower` to the end of `compile`),
+# jax 0.10.2 on two cores of an AMD EPYC with other programs beside it, 23 November 2026: of the
+# bundled policy (3 layers) and of new ones of the default sizes with 1 and 8 layers.
+MEASURED = [
+    ("rollout/prefill 8x128", 1, 0.35),
+    ("rollout/prefill 8x128", 3, 1.02),
+    ("rollout/prefill 8x128", 8, 1.50),
+    ("rollout/decode 128x16", 1, 2.51),
+    ("rollout/decode 128x16", 3, 3.46),
+    ("rollout/decode 128x16", 8, 4.64),
+    ("sweep/score 1024", 1, 1.91),
+    ("sweep/score 1024", 3, 2.45),
+    ("sweep/score 1024", 8, 3.11),
+    ("sweep/refresh 1024", 1, 2.29),
+    ("sweep/refresh 1024", 8, 3.62),
+    ("sweep/turn 512", 1, 6.76),
+    ("sweep/turn 512", 3, 8.79),
+    ("sweep/turn 512", 8, 10.90),
+    ("sweep/turn 1024", 1, 7.85),
+    ("sweep/turn 1024", 3, 10.18),
+    ("sweep/turn 1024", 8, 14.17),
+]
+
+
+@pytest.fixture(scope="module")
+def quickstart():
+    with pytest.MonkeyPatch.context() as patch:
+        one = jax.devices()[:1]
+        patch.setattr(jax, "devices", lambda: one)
+        config = load_config(CONFIGS / "quickstart.py")
+        return plan_run(config, config.model.path)[0]
+
+
+class Layers:
+    """All of an architecture that the time to compile is estimated by."""
+
+    scan_layers = False
+
+    def __init__(self, layers):
+        self.layers = layers
+
+
+@pytest.mark.parametrize("name, layers, seconds", MEASURED)
+def test_what_was_measured_is_within_the_factor_that_is_printed(name, layers, seconds):
+    estimate = compile_seconds([name], Layers(layers))
+    assert 1 / COMPILING_WITHIN < estimate / seconds < COMPILING_WITHIN
+
+
+def test_programs_add_up_and_scanned_layers_are_one():
+    names, deep = ["sweep/turn 64", "sweep/turn 128", "sweep/copy factors"], Layers(40)
+    every = sum(compile_seconds([name], deep) for name in names)
+    assert compile_seconds(names, deep) == pytest.approx(every)
+    deep.scan_layers = True
+    assert compile_seconds(names, deep) == compile_seconds(names, Layers(1))
+
+
+def test_steps_end_where_evenly_growing_conversations_do():
+    config = load_config(CONFIGS / "quickstart.py")  # 128 tokens in 6 turns
+    assert step_ends(config) == [128, 107, 86, 64, 43, 22]
+    twice = load_config(CONFIGS / "quickstart.py", ["algorithm.inner_epochs=2"])
+    assert step_ends(twice) == 2 * step_ends(config)
+
+
+def test_an_iteration_is_reckoned_as_if_all_were_played_to_the_end(quickstart):
+    # Parameters times two: 128 trajectories of 128 tokens, sampled once and scored twice; six
+    # steps on 450 of 768 parts of them, forwards and backwards, and a refresh.
+    forward = 2 * 705_600 * 128 * 128
+    steps = sum(step_ends(quickstart.config)) / 128 * forward
+    assert 3 * forward + 3 * steps < iteration_flops(quickstart) < 2 * (3 * forward + 4 * steps)
+
+
+def test_the_estimate_is_said_with_what_it_rests_on(quickstart):
+    compiling, iteration = time_lines(quickstart)
+    names = [*quickstart.rollout_programs(), *quickstart.sweep_programs()]
+    core = re.search(r"(\d+) s of one core", compiling)[1]
+    assert int(core) == round(compile_seconds(names, quickstart.policy.network.arch))
+    assert "each program within a factor of 1.5" in compiling
+    assert "6 turns and 128 tokens in every conversation, nothing shared" in iteration
