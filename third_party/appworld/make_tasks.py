@@ -6,6 +6,7 @@ The apps, their databases and the evaluator are AppWorld's own; people, notes an
 up here. The folder also holds API docs that AppWorld generates: do not share it.
 """
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -67,6 +68,7 @@ DATASETS = {"train": ["shopping_1", "packing_1"], "dev": ["contact_1"]}
 
 
 def main() -> None:
+    gc.disable()  # as in server.py
     root = Path(sys.argv[1]).resolve()
     data = root / "data"
     data.mkdir(parents=True)

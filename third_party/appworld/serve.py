@@ -8,7 +8,6 @@ its owner, holds the ports and the token. The servers end with this process.
 """
 
 import argparse
-import gc
 import json
 import os
 import secrets
@@ -59,7 +58,6 @@ class Pool:
     def run(self) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         app = load()
-        gc.freeze()  # a collection in a fork would write to every object, which unshares it
         try:
             for number in range(len(self._listeners)):
                 self._fork(app, number)
