@@ -314,7 +314,13 @@ def test_a_folder_without_the_served_models_tokenizer_is_told(folder, serve, cap
     assert logged == f"error: {tmp_path}: got no tokenizer; allowed: that of the model served.\n"
 
 
-CHANCE = ("--config.rollout.top_k=none", "--k=3")  # 24 episodes
+# 12 episodes, two at a time.
+CHANCE = (
+    "--config.rollout.top_k=none",
+    "--config.rollout.concurrency=2",
+    "--config.evaluation.tasks=4",
+    "--k=3",
+)
 
 
 def test_an_evaluation_that_was_killed_goes_on_to_the_same_numbers(folder, serve, tmp_path):
@@ -341,7 +347,7 @@ def test_an_evaluation_that_was_killed_goes_on_to_the_same_numbers(folder, serve
         (file,) = place.glob("*.jsonl")
         file.write_bytes(file.read_bytes().rpartition(b"\n")[0] + b'\n{"task_id": "te')
         kept = episodes(tmp_path)[:-1]
-        assert 4 <= len(kept) < 24
+        assert 4 <= len(kept) < 12
         server.usual = cases.right
         server.asked.clear()
         assert play(folder, *choices, workdir=tmp_path) == whole
@@ -352,7 +358,7 @@ def test_an_evaluation_that_was_killed_goes_on_to_the_same_numbers(folder, serve
         assert len(server.asked) == 1
     assert episodes(tmp_path)[: len(kept)] == kept
     found = [json.loads(line) for line in episodes(tmp_path)]
-    assert len({(e["task_id"], e["member"]) for e in found}) == len(found) == 24
+    assert len({(e["task_id"], e["member"]) for e in found}) == len(found) == 12
 
 
 def test_more_tasks_later_are_added_to_those_that_were_played(folder, own, tmp_path):

@@ -59,24 +59,17 @@ def in_segments():
 
 
 @functools.cache
-def policy():
-    return cases.policy(layers=1)
-
-
-@functools.cache
 def reference():
-    return cases.jittered(policy()[1], 0.02)
+    return cases.jittered(cases.policy()[1], 0.02)
 
 
 @functools.cache
 def learner(name):
-    made = cases.learner(shapes=SHAPES, **CASES[name])
-    return cases.unshared(made, network=policy()[0])
+    return cases.learner(shapes=SHAPES, **CASES[name])
 
 
 def observe(made, trajectories):
-    state = cases.new_state(made.optimizer, policy()[1])
-    return cases.observe(made, list(trajectories), state=state, ref_params=reference())
+    return cases.observe(made, list(trajectories), ref_params=reference())
 
 
 def parts(batch, size):
@@ -139,7 +132,7 @@ def test_the_ratio_of_the_whole_is_computed_only_where_it_is_needed():
 
 def test_segments_on_other_devices_and_in_other_microbatches_are_one_action():
     mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
-    network, params = policy()
+    network, params = cases.policy()
     placed = param_shardings(mesh, network.logical_axes(), params)
     plain = learner("gspo")
     wanted = observe(plain, whole())

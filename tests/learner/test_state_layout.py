@@ -67,7 +67,7 @@ def test_a_moment_follows_the_parameter_of_its_whole_path():
 
 
 def test_a_state_is_made_as_its_shapes_say():
-    mesh, (network, params) = mesh_of_eight(), cases.policy(layers=1)
+    mesh, (network, params) = mesh_of_eight(), cases.policy()
     params, optimizer = placed(mesh, network, params), optimizer_of("adam")
     layout = state_layout(mesh, optimizer, params, KEEP)
     made, said = (f(optimizer, params, layout) for f in (make_state, abstract_state))

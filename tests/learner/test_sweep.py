@@ -21,19 +21,20 @@ from seeupo_jax.types import Segment, Trajectory
 
 REVERSE = [(3,), (2,), (1,), (0,)]
 CUSTOM = (1, 3, 0, 2)
-# Choices of the algorithm (and the temperature) -> the order of their steps.
+# Choices of the algorithm (and the temperature) -> the order of their steps. Those of one sweep
+# that reach the compiled step together have one program; each of them has to matter in it.
 CASES = {
     "default": ({}, REVERSE),
     "old_policy=turn": ({"old_policy": "turn"}, REVERSE),
-    "ratio=product": ({"ratio": "product"}, REVERSE),
-    "ratio=token": ({"ratio": "token"}, REVERSE),
-    "weight_clip=none": ({"weight_clip": None}, REVERSE),
-    "clip=none, kl_coef=0": ({"clip_low": None, "clip_high": None, "kl_coef": 0.0}, REVERSE),
-    "kl_coef=0.5, uneven clips": (
-        {"kl_coef": 0.5, "clip_low": 0.1, "clip_high": 0.4},
+    "ratio=product, temperature=0.7, kl_coef=0.5, uneven clips": (
+        {"ratio": "product", "temperature": 0.7, "kl_coef": 0.5, "clip_low": 0.1, "clip_high": 0.4},
         REVERSE,
     ),
-    "temperature=0.7": ({"temperature": 0.7}, REVERSE),
+    "ratio=token": ({"ratio": "token"}, REVERSE),
+    "clip=none, kl_coef=0, weight_clip=none": (
+        {"clip_low": None, "clip_high": None, "kl_coef": 0.0, "weight_clip": None},
+        REVERSE,
+    ),
     "pool_mean=active": ({"pool_mean": "active"}, REVERSE),
     "scale=none": ({"scale": "none"}, REVERSE),
     "scale=group": ({"scale": "group"}, REVERSE),
@@ -41,8 +42,6 @@ CASES = {
     "advantage_clip=0.5": ({"advantage_clip": 0.5}, REVERSE),
     "inner_epochs=2": ({"inner_epochs": 2}, REVERSE),
     "inner_epochs=2, old_policy=turn": ({"inner_epochs": 2, "old_policy": "turn"}, REVERSE),
-    "turns_per_update=2": ({"turns_per_update": 2}, [(2, 3), (0, 1)]),
-    "turns_per_update=3": ({"turns_per_update": 3}, [(1, 2, 3), (0,)]),
     "order=forward": ({"order": "forward"}, REVERSE[::-1]),
     "order=custom": ({"order": "custom", "custom_order": CUSTOM}, [(t,) for t in CUSTOM]),
     "order=random": ({"order": "random"}, None),
@@ -52,15 +51,17 @@ CASES = {
         REVERSE,
     ),
     "tis_clip=1.1, ratio=token": ({"tis_clip": 1.1, "ratio": "token"}, REVERSE),
-    "tis_clip=1.1, old_policy=turn, inner_epochs=2": (
-        {"tis_clip": 1.1, "old_policy": "turn", "inner_epochs": 2},
-        REVERSE,
-    ),
     "tis_clip=1.1, turns_per_update=2": (
         {"tis_clip": 1.1, "turns_per_update": 2},
         [(2, 3), (0, 1)],
     ),
+    "tis_clip=1.1, turns_per_update=3": (
+        {"tis_clip": 1.1, "turns_per_update": 3},
+        [(1, 2, 3), (0,)],
+    ),
 }
+# As users compile it; the case without optimizations would say the same of fewer passes.
+OPTIMIZED = {"tis_clip": 1.1, "old_policy": "turn", "inner_epochs": 2}
 
 
 @functools.cache
@@ -98,19 +99,30 @@ def assert_equal_to_the_twin(learner, order, **optimizer):
     )
 
 
+def assert_every_choice_matters(choices, order, wanted):
+    """Without any one of them the twin ends with other weights."""
+    pairs = [{"clip_low", "clip_high"}, {"order", "custom_order"}]
+    for name in choices:
+        without = next((pair for pair in pairs if name in pair), {name})
+        rest = {key: value for key, value in choices.items() if key not in without}
+        turns = order if "turns_per_update" in rest else REVERSE
+        other = cases.twin_sweep(cases.learner(**rest), mismatched(), turns, ref_params=reference())
+        moved = [abs(wanted.weights[n] - w).max() for n, w in other.weights.items()]
+        assert max(moved) > 1e-4, name
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_sweep_is_the_twins(name):
     choices, order = CASES[name]
     _, wanted = assert_equal_to_the_twin(cases.learner(**choices), order)
-    moved = [abs(wanted.weights[n] - w).max() for n, w in default_twin().weights.items()]
-    assert name == "default" or max(moved) > 1e-4  # the choice matters for these trajectories
+    assert_every_choice_matters(choices, order, wanted)
 
 
 def test_a_sweep_compiled_as_users_compile_it_is_the_twins(optimized):
-    choices, order = CASES["tis_clip=1.1, old_policy=turn, inner_epochs=2"]
     # A temperature that no other test has: nothing of it is compiled yet.
-    learner = cases.unshared(cases.learner(temperature=0.83, **choices))
-    assert_equal_to_the_twin(learner, order)
+    learner = cases.unshared(cases.learner(temperature=0.83, **OPTIMIZED))
+    _, wanted = assert_equal_to_the_twin(learner, REVERSE)
+    assert_every_choice_matters(OPTIMIZED | {"temperature": 0.83}, REVERSE, wanted)
 
 
 def test_a_sweep_with_adam_and_a_bound_on_the_gradient_is_the_twins():
@@ -145,9 +157,13 @@ def test_metrics_of_a_sweep():
     np.testing.assert_allclose(metrics["sweep/weight_max"], max(largest), rtol=1e-5)
 
 
-@pytest.mark.parametrize("ratio", ["geometric", "product", "token"])
-def test_metrics_of_truncated_importance(ratio):
-    observed = cases.observe(cases.learner(tis_clip=1.1, ratio=ratio), mismatched())
+@pytest.mark.parametrize(
+    "ratio, old_policy", [("geometric", "iteration"), ("product", "turn"), ("token", "iteration")]
+)
+def test_metrics_of_truncated_importance(ratio, old_policy):
+    # Weights are of the policy that the sweep began with, whichever the ratio is to.
+    learner = cases.learner(tis_clip=1.1, ratio=ratio, old_policy=old_policy)
+    observed = cases.observe(learner, mismatched())
     options = twin.Options(order=[], tis_clip=1.1, ratio=ratio)
     start = cases.weights_of(cases.policy()[1])
     weights = []
@@ -235,9 +251,8 @@ def test_a_turn_that_nobody_has_takes_no_step():
 @pytest.mark.parametrize(
     "shapes",
     [
-        Shapes((8, 48), action=16, rows=1, trajectories=9),
-        Shapes((32,), action=8, rows=2, trajectories=10),
-        Shapes((8, 32), action=8, rows=5, trajectories=5),
+        Shapes((8, 48), action=16, rows=1, trajectories=10),
+        Shapes((32,), action=8, rows=5, trajectories=5),
     ],
     ids=lambda shapes: f"{shapes.rows} rows, {shapes.lengths}",
 )
@@ -357,18 +372,14 @@ def test_sweeps_of_other_trajectories_compile_nothing():
 
 
 @pytest.mark.parametrize(
-    "choices",
-    [
-        {},
-        {"refresh": "separate", "old_policy": "turn"},
-        {"tis_clip": 2.0},
-        {"tis_clip": 2.0, "refresh": "separate", "old_policy": "turn"},
-    ],
-    ids=["fused", "separate", "fused, tis", "separate, tis"],
+    "choices, temperature",
+    [({"tis_clip": 2.0}, 0.9), ({"refresh": "separate", "old_policy": "turn"}, 0.8)],
+    ids=["fused, tis", "separate"],
 )
-def test_programs_compiled_ahead_are_all_that_a_sweep_needs(choices):
-    network, params = cases.policy(layers=1)
-    learner = cases.unshared(cases.learner(**choices), network=network)  # nothing compiled yet
+def test_programs_compiled_ahead_are_all_that_a_sweep_needs(choices, temperature):
+    _, params = cases.policy()
+    # Temperatures that no other test has: nothing is compiled yet.
+    learner = cases.unshared(cases.learner(temperature=temperature, **choices))
     state = cases.new_state(learner.optimizer, params)
     before = cases.host(state)
     state = compile_programs(learner, state, params, trajectories=6)

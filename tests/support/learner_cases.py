@@ -36,7 +36,7 @@ RATE = 0.02  # steps so large that ratios leave the clip range
 ARCH = Architecture(
     vocab_size=VOCAB,
     width=16,
-    layers=2,
+    layers=1,
     heads=2,
     kv_heads=2,
     head_dim=8,
@@ -49,10 +49,9 @@ SHAPES = Shapes((8, 24), action=8, rows=3, trajectories=9)
 
 
 @functools.cache
-def policy(layers: int = ARCH.layers) -> tuple[Any, Any]:
+def policy() -> tuple[Any, Any]:
     """The network, and parameters on the host in which every part matters."""
-    arch = dataclasses.replace(ARCH, layers=layers)
-    network, params = split(Transformer(arch, nnx.Rngs(0)))
+    network, params = split(Transformer(ARCH, nnx.Rngs(0)))
     return network, jittered(params, 0.2)
 
 
@@ -83,7 +82,7 @@ def learner(
     settings = recording() if optimizer is None else optimizer
     algorithm = schema.Algorithm(**choices)
     made = Learner(policy()[0], settings, algorithm, shapes, temperature, seed=5)
-    first = _LEARNERS.setdefault((made.loss_config, made.critic, shapes, settings), made)
+    first = _LEARNERS.setdefault((made.loss_config, made.critic, settings), made)
     shared = {"turn_step": first.turn_step, "refresh": first.refresh, "value": first.value}
     return with_programs(made, **shared)
 
@@ -113,10 +112,14 @@ def host(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.array(x), tree)
 
 
+def reread(tree: Any) -> Any:
+    """Arrays of a checkpoint, bound to no device: what a sweep of new ones has compiled fits."""
+    return jax.tree.map(lambda x: jnp.array(np.array(x)), tree)
+
+
 def weights_of(params: Any) -> model.Weights:
     """Parameters, or gradients in their shape, under the twin's names."""
-    arch = dataclasses.replace(ARCH, layers=len(params["layers"]))
-    return {k: v.astype(np.float64) for k, v in tensors_of(params, arch).items()}
+    return {k: v.astype(np.float64) for k, v in tensors_of(params, ARCH).items()}
 
 
 def segment(rng: np.random.Generator, *parts: tuple[int, int, int], after: int = 0) -> Segment:

@@ -28,7 +28,7 @@ def placed(mesh, network, params):
 
 def learner_on(mesh, offload=KEEP):
     """A learner with Adam, its fresh state and a reference policy that differs."""
-    network, params = cases.policy(layers=1)
+    network, params = cases.policy()
     optimizer = make_optimizer(schema.Optimizer(name="adam", learning_rate=0.02), total_steps=9)
     start = placed(mesh, network, params)
     layout = state_layout(mesh, optimizer, start, offload)

@@ -180,6 +180,7 @@ def test_a_stopped_sweep_goes_on_from_files_at_the_same_rate(tmp_path):
     example = stopped_arrays(learner, cases.new_state(learner.optimizer), cases.ragged())
     _, arrays, notes = files.restore(example)
     files.close()
+    arrays = cases.reread(arrays)
     (share,) = (x.share for x in arrays["state"].opt_state if isinstance(x, Scheduled))
     assert share == np.float32(0.6)
     resumed, again, *_ = run(learner, arrays["state"], resume=(arrays, notes))

@@ -42,7 +42,7 @@ TURN_BY_TURN = {"turns_per_update": 1, "order": "reverse"}
 DENOMINATOR, COEF, CLIP = np.float32(7), 0.5, 0.2
 TRAJECTORIES = cases.ragged()
 ROWS = Rows.of(TRAJECTORIES)
-NETWORK, PARAMS = cases.policy(layers=1)
+NETWORK, PARAMS = cases.policy()
 REFERENCE = cases.jittered(PARAMS, 0.02)
 _LEARNERS = {}
 
@@ -349,6 +349,7 @@ def test_a_stopped_sweep_goes_on_from_files_to_the_same_bits(tmp_path, turns):
     files.save(3, stopped.value.arrays, json.loads(json.dumps(stopped.value.notes)))
     _, arrays, notes = files.restore(stopped_arrays(made, state_of(made), TRAJECTORIES))
     files.close()
+    arrays = cases.reread(arrays)
     state, again, *_ = sweep(
         made, arrays["state"], REFERENCE, TRAJECTORIES, iteration=3, resume=(arrays, notes)
     )

@@ -28,7 +28,7 @@ from seeupo_jax.rollout.engine.slots import KVReadPlan, SlotEngine
 ARCH = Architecture(
     vocab_size=30,
     width=16,
-    layers=2,
+    layers=1,
     heads=4,
     kv_heads=2,
     head_dim=8,
@@ -96,18 +96,33 @@ def assert_same(got, wanted=None, atol=1e-5):
 def margin(context, action, other):
     """How far apart in log-probability the first tokens are that differ."""
     where = next(i for i, (a, b) in enumerate(zip(action, other, strict=False)) if a != b)
-    tokens_1L = np.array([[*context, *action[:where]]], np.int32)
-    logp_V = jax.nn.log_softmax(make()[0].bind(make()[1])(tokens_1L)[0, -1] / TEMPERATURE)
+    logp_V = logp_of(make()[1], [*context, *action[:where]])[-1]
     return float(logp_V[action[where]] - logp_V[other[where]])
 
 
+@functools.cache
+def model(arch):
+    """The network as one program, for rows as long as a conversation may become."""
+    network, _ = make(arch)
+    return jax.jit(lambda params, tokens_1L: network.bind(params)(tokens_1L)[0])
+
+
+def logits_of(params, tokens, arch=ARCH):
+    """The network's logits [L, V] after each of these tokens."""
+    tokens_1L = np.zeros((1, CONTEXT), np.int32)
+    tokens_1L[0, : len(tokens)] = tokens
+    return np.asarray(model(arch)(params, tokens_1L), np.float64)[: len(tokens)]
+
+
+def logp_of(params, tokens, arch=ARCH, temperature=TEMPERATURE):
+    logits_LV = logits_of(params, tokens, arch) / temperature
+    return logits_LV - np.logaddexp.reduce(logits_LV, axis=-1, keepdims=True)
+
+
 def assert_logp_of_network(played, params, arch=ARCH, atol=1e-5, temperature=TEMPERATURE):
-    model = jax.jit(make(arch)[0].bind(params))
     for turns in played.values():
         context, action, _ = turns[-1]
-        tokens_1L = np.zeros((1, CONTEXT), np.int32)
-        tokens_1L[0, : len(context) + len(action)] = context + action
-        logp_LV = np.asarray(jax.nn.log_softmax(model(tokens_1L)[0] / temperature, axis=-1))
+        logp_LV = logp_of(params, context + action, arch, temperature)
         for context, action, logp in turns:
             where = np.arange(len(context), len(context) + len(action))
             np.testing.assert_allclose(logp, logp_LV[where - 1, action], atol=atol)
@@ -117,19 +132,22 @@ def test_the_recorded_logp_is_the_networks_at_the_temperature():
     assert_logp_of_network(plain(), make()[1])
 
 
+FEW_SLOTS = {"slots": 5, "concurrency": 9, "page_size": 64}
+FEW_AT_ONCE = {"group_size": 2, "steps": 6, "prefill_tokens": 16}
+
+
 @pytest.mark.parametrize(
     "changes, options",
     [
         ({}, {}),
-        ({}, {"steps": 6, "prefill_tokens": 16}),
-        ({"slots": 5}, {"group_size": 2}),
-        ({"slots": 1, "concurrency": 3}, {"group_size": 1}),
-        ({"page_size": 1}, {}),
-        ({"page_size": 64}, {"steps": 1}),
-        ({}, {"read_plan": KVReadPlan(block=16)}),
-        ({}, {"read_plan": KVReadPlan(block=None)}),
+        (FEW_SLOTS, FEW_AT_ONCE),
+        (
+            {"slots": 1, "concurrency": 3, "page_size": 1},
+            {"group_size": 1, "read_plan": KVReadPlan(block=16)},
+        ),
+        ({}, {"steps": 1, "read_plan": KVReadPlan(block=None)}),
     ],
-    ids=str,
+    ids=["groups", "few slots", "one slot", "unblocked"],
 )
 def test_actions_do_not_depend_on_how_the_engine_runs(changes, options):
     assert_same(play(make_engine(**changes, options=options), make()[1]))
@@ -137,13 +155,13 @@ def test_actions_do_not_depend_on_how_the_engine_runs(changes, options):
 
 @pytest.mark.parametrize("order", range(3))
 def test_actions_do_not_depend_on_the_order_of_arrival(order):
-    engine = make_engine(slots=6, concurrency=9)
+    engine = make_engine(**FEW_SLOTS, options=FEW_AT_ONCE)
     assert_same(play(engine, make()[1], shuffle=order, delay=4))
 
 
 def test_actions_do_not_depend_on_the_memory_and_all_of_it_comes_back():
     # Room for one whole conversation and a little more: pages are evicted all the time.
-    page_gib = 8 * 2 * 2 * 2 * 8 * 4 / 2**30
+    page_gib = 8 * 2 * ARCH.layers * 2 * 8 * 4 / 2**30
     engine = make_engine(cache_gib=47.5 * page_gib)
     assert engine.plan.pages == 47
     assert_same(play(engine, make()[1], shuffle=1, delay=2))
@@ -216,8 +234,8 @@ def test_a_rewritten_context_goes_on_from_what_it_shares():
 @pytest.mark.parametrize(
     "how",
     [
-        {"windows": (9, None)},
-        {"scan_layers": True},
+        {"windows": (9, None), "layers": 2},
+        {"scan_layers": True, "layers": 2},
         {"kv_heads": 1, "qk_norm": False, "tied": False},
         {"dtype": "bfloat16"},
     ],
@@ -251,7 +269,9 @@ def test_every_program_is_compiled_ahead():
 
 
 def test_between_collections_no_copy_of_the_policy_is_held():
-    arch = dataclasses.replace(ARCH, scan_layers=True)  # whose layers are copied out of their stack
+    arch = dataclasses.replace(
+        ARCH, scan_layers=True, layers=2
+    )  # whose layers are copied out of their stack
     engine, params = make_engine(arch=arch), make(arch)[1]
     engine.begin(params, seed=1, iteration=2)
     leaf = weakref.ref(jax.tree.leaves(engine._params["layers"])[0])
@@ -302,13 +322,10 @@ def test_a_conversation_may_fill_max_context_to_its_last_token():
 
 def test_top_k_of_one_is_greedy_and_certain():
     engine = make_engine(sampling=SAMPLING._replace(top_k=1))
-    network, params = make()
-    model = jax.jit(network.bind(params))
+    params = make()[1]
     for turns in converse(engine, params, {0: (0, STARTS[2]), 1: (1, STARTS[1])}).values():
         context, action, _ = turns[-1]
-        tokens_1L = np.zeros((1, CONTEXT), np.int32)
-        tokens_1L[0, : len(context) + len(action)] = context + action
-        best_L = np.asarray(model(tokens_1L)[0].argmax(-1))
+        best_L = logits_of(params, context + action).argmax(-1)
         for context, action, logp in turns:
             assert best_L[len(context) - 1 :][: len(action)].tolist() == action
             np.testing.assert_array_equal(logp, 0.0)
@@ -372,7 +389,7 @@ class Evens:
 
 def test_a_grammars_mask_is_in_the_distribution_and_its_failure_is_the_actions():
     engine = make_engine(sampling=SAMPLING._replace(end_ids=(6,)), options={"grammars": Evens()})
-    network, params = make()
+    params = make()[1]
     engine.begin(params, seed=1, iteration=2)
     tools = {0: (), 1: "refuse", 2: "stick", 3: "force"}
     for key in tools:
@@ -386,13 +403,12 @@ def test_a_grammars_mask_is_in_the_distribution_and_its_failure_is_the_actions()
         2: "stuck after two",
         3: "",
     }
-    model = network.bind(params)
     for key in (0, 3):
         tokens, logp = actions[key].tokens, actions[key].logp
         assert len(tokens) == LONGEST or tokens[-1] == 6
-        logits_LV = model(np.array([STARTS[0] + tokens], np.int32))[0, len(STARTS[0]) - 1 : -1]
+        logits_LV = logits_of(params, STARTS[0] + tokens)[len(STARTS[0]) - 1 : -1]
         even_LV = np.where(np.arange(30)[None, :] % 2 == 0, logits_LV / TEMPERATURE, -np.inf)
-        wanted_LV = np.array(jax.nn.log_softmax(even_LV, axis=-1))
+        wanted_LV = even_LV - np.logaddexp.reduce(even_LV, axis=-1, keepdims=True)
         if key == 3:
             assert (tokens[0], logp[0]) == (4, 0.0) and 0 not in logp[1:]
             wanted_LV[0, 4] = 0.0
