@@ -35,7 +35,7 @@ ARCH = Architecture(
     mlp_width=24,
     rope=Rope(theta=100.0),
 )
-END_IDS = (3, 7, 11)
+END_IDS = (3, 7, 11, 14, 19, 23)
 TEMPERATURE, LONGEST, CONTEXT = 0.6, 6, 320
 SAMPLING = Sampling(TEMPERATURE, None, None, LONGEST, END_IDS)
 ROLLOUT = schema.Rollout(
