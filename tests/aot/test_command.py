@@ -54,7 +54,7 @@ def setup():
 
 @needs_libtpu
 def test_the_parts_of_memory_are_these_to_the_byte(report):
-    matrices = 2 * (384 * (512 + 2 * 256) + 512 * 384 + 3 * 384 * 640) + 1_024 * 384
+    matrices = 2 * (384 * 3 * 256 + 256 * 384 + 3 * 384 * 384) + 1_024 * 384
     across_fsdp, everywhere = (2 * 2 + 1) * 384, 2 * 2 * 128  # norms of width; of queries and keys
     parameters = 4 * (matrices // 4 + across_fsdp // 2 + everywhere)
     assert report["parameters"] == matrices + across_fsdp + everywhere
@@ -132,7 +132,8 @@ def test_reports_become_rows_of_a_table(report):
 
 @needs_libtpu
 def test_what_does_not_fit_is_told_and_exits_1(capsys):
-    flags = "--config.rollout.tasks=60000", "--programs=rollout/decode"
+    wide = ("--config.model.head_dim=512", "--config.model.dtype=float32")  # eight times the bytes
+    flags = (*wide, "--config.rollout.tasks=10000", "--programs=rollout/decode")
     assert run(*flags) == 1
     told = capsys.readouterr().out
     assert re.search(r"rollout: fits: no: rollout/decode \d+x32: .*exceed.*HBM.*\.\n", told)
