@@ -19,6 +19,7 @@ from seeupo_jax.types import Trajectory, learnable
 
 # One length, and room for all of a trajectory's actions: one program a recipe at the most.
 SHAPES = Shapes((32,), action=16, rows=4, trajectories=12, turns=4)
+RATE = 0.12  # steps so large that ratios leave every recipe's clip range
 EACH = [(0,), (1,), (2,), (3,)]
 REVERSE = EACH[::-1]
 ALL = [(0, 1, 2, 3)]
@@ -75,10 +76,12 @@ def reference():
 
 
 def learner(name, **choices):
-    return cases.learner(shapes=SHAPES, **RECIPES[name] | choices)
+    optimizer = cases.recording(rate=RATE)
+    return cases.learner(shapes=SHAPES, optimizer=optimizer, **RECIPES[name] | choices)
 
 
 def assert_equal_to_the_twin(made, seed, order, **rest):
+    rest |= {"learning_rate": RATE}
     rest = {"actions": EACH if made.algorithm.order == "parallel" else None} | rest
     return cases.assert_equal_to_the_twin(made, batch(seed), order, ref_params=reference(), **rest)
 
