@@ -119,7 +119,8 @@ def reread(tree: Any) -> Any:
 
 def weights_of(params: Any) -> model.Weights:
     """Parameters, or gradients in their shape, under the twin's names."""
-    return {k: v.astype(np.float64) for k, v in tensors_of(params, ARCH).items()}
+    arch = dataclasses.replace(ARCH, layers=len(params["layers"]))
+    return {k: v.astype(np.float64) for k, v in tensors_of(params, arch).items()}
 
 
 def segment(rng: np.random.Generator, *parts: tuple[int, int, int], after: int = 0) -> Segment:

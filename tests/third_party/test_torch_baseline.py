@@ -12,13 +12,13 @@ import pytest
 import torch
 from flax import nnx
 from learner_cases import observe, ragged
-from seeupo_jax.learner.optimizer import make_optimizer
-from seeupo_jax.learner.schedule import Schedule
 from twin_policy import tensors_of
 
 from seeupo_jax.bench import torch_runner
 from seeupo_jax.configuration import loading
 from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.optimization.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Transformer
@@ -29,8 +29,10 @@ options, sweep, trajectories, update = map(
     torch_runner.load, ("options", "sweep", "trajectories", "update")
 )
 ARCHITECTURES = {
-    "qwen3": dataclasses.replace(learner_cases.ARCH, kv_heads=1, qk_norm=True),
-    "qwen2": dataclasses.replace(learner_cases.ARCH, qk_norm=False, qkv_bias=True, tied=True),
+    "qwen3": dataclasses.replace(learner_cases.ARCH, layers=2, kv_heads=1, qk_norm=True),
+    "qwen2": dataclasses.replace(
+        learner_cases.ARCH, layers=2, qk_norm=False, qkv_bias=True, tied=True
+    ),
 }
 # Ragged turns, a failed one, a context rewritten between turns, and one that is alone in its group.
 TRAJECTORIES = [*ragged(), dataclasses.replace(ragged()[0], group=9)]

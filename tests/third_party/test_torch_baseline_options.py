@@ -15,11 +15,11 @@ import pytest
 import torch
 from flax import nnx
 from safetensors.numpy import load_file
-from seeupo_jax.learner.schedule import Schedule
 
 from seeupo_jax.bench import torch_runner
 from seeupo_jax.configuration import loading, schema
 from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
