@@ -3,7 +3,8 @@
 The learner reduces, the display shows and the report charts a metric as it is declared here;
 docs/metrics.md has a row for each, which says what it means. Capitals stand for something: `turn=T`
 a turn counted from 1, `turns=N` a number of turns, `LABEL=VALUE` a label of the task, `STOP` a stop
-reason, `TEXT` a text, `@K` episodes per task. Other splits have `eval_SPLIT/` for `eval/`.
+reason, `TEXT` a text, `NAME` a reward, `CAUSE` a class of errors, `@K` episodes per task. Other
+splits have `eval_SPLIT/` for `eval/`.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ ROLLOUT = (
     Metric("rollout/success_rate/LABEL=VALUE", "success rate", "mean of trajectories"),
     Metric("rollout/trajectories/turns=N", "trajectories", "count"),
     Metric("rollout/reward_mean", "mean reward", "mean of trajectories"),
+    Metric("rollout/reward/NAME", "mean reward", "mean of trajectories"),
+    Metric("rollout/reward_failed/NAME=CAUSE", "trajectories", "count"),
     Metric("rollout/turns_mean", "mean of turns", "mean of trajectories"),
     Metric("rollout/segments_mean", "segments", "mean of trajectories"),
     Metric("rollout/entropy", "nats per token", "mean of action tokens"),
@@ -107,6 +110,7 @@ TIMES = (
     Metric("time/sweep_s", "seconds", "wall time"),
     Metric("time/environment_s", "seconds", "sum of rounds, max of processes"),
     Metric("time/reset_s", "seconds", "sum of rounds, max of processes"),
+    Metric("time/reward_s", "seconds", "sum of rounds, max of processes"),
     Metric("time/prefill_s", "seconds", "sum of rounds"),
     Metric("time/decode_s", "seconds", "sum of rounds"),
     Metric("time/compile_s", "seconds", "wall time"),

@@ -51,6 +51,8 @@ class Trajectory:
     stop: done | max_turns | max_tokens | env_error | timeout.
     policy_version: sweeps that the policy which sampled it had behind it; None: unknown.
     turn_rewards: of each turn, in order; empty: all of `reward` came with the last one.
+    rewards: by name, before their weights: `env`, those that the environment names, and those of
+      config.rewards; empty: nothing but the environment's own was paid.
     timeout_counts: it stopped with `timeout` and counts all the same (env.timeout_as=zero_reward).
     """
 
@@ -65,6 +67,7 @@ class Trajectory:
     policy_version: int | None = None
     turn_rewards: tuple[float, ...] = ()
     timeout_counts: bool = False
+    rewards: dict[str, float] = field(default_factory=dict)
 
     @property
     def turns(self) -> int:

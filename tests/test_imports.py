@@ -16,7 +16,7 @@ ROOT = Path(seeupo_jax.__path__[0])
 LEVELS = (
     ("types", "errors", "metric_table", "algorithms", "configuration"),
     ("envs", "parallel"),
-    ("policy", "checkpoint", "trajectories"),
+    ("policy", "checkpoint", "trajectories", "rewards"),
     ("learner", "rollout", "metrics"),
     ("agents", "display"),
     ("runtime", "reports"),

@@ -20,7 +20,7 @@ class FieldDescription(NamedTuple):
     """A field, as `--config.NAME=VALUE` takes it.
 
     group: the part of the name before its last dot, "" for fields of the configuration itself;
-    `warm_start.stages[]` holds the fields of each of those dicts.
+    `rewards[]` and `warm_start.stages[]` hold the fields of each of those dicts.
     name: the last part.
     type: such as `int`, `float or none`, `tuple of str`.
     default: as it is typed; "" where there is none.
@@ -79,11 +79,10 @@ def describe_groups() -> Mapping[str, str]:
 
 def _group_class(group: str, hints: Mapping[str, Any]) -> type:
     first, _, rest = group.partition(".")
-    hint = hints[first]
-    if not rest:
-        return hint
-    (item, _) = typing.get_args(typing.get_type_hints(hint)[rest.removesuffix("[]")])
-    return item
+    hint = hints[first.removesuffix("[]")]
+    if first.endswith("[]"):
+        (hint, _) = typing.get_args(hint)
+    return _group_class(rest, typing.get_type_hints(hint)) if rest else hint
 
 
 def _first_sentence(cls: type) -> str:

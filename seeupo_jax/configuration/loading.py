@@ -10,6 +10,7 @@ from typing import Any
 from seeupo_jax.configuration.algorithm import check_ahead, check_choices
 from seeupo_jax.configuration.config_file import read_values
 from seeupo_jax.configuration.fields import assign, build, parse
+from seeupo_jax.configuration.reward import check_rewards
 from seeupo_jax.configuration.schema import Config, recipe_fields
 
 
@@ -77,6 +78,7 @@ def _check_together(config: Config) -> None:
     """Checks that involve several fields."""
     algorithm, rollout, model = config.algorithm, config.rollout, config.model
     check_choices(algorithm, max_turns=rollout.max_turns)
+    check_rewards(config.rewards)
     if rollout.max_action_tokens >= rollout.max_context:
         raise ValueError(
             f"config.rollout.max_action_tokens: got {rollout.max_action_tokens}; allowed: a number"

@@ -17,6 +17,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.fields import above, at_least, build, checked, choice, within
 from seeupo_jax.configuration.model_schema import Chat, Lora, Mesh, Model, Offload
 from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.configuration.reward import Reward
 from seeupo_jax.configuration.user_code import describe, import_attribute, shown
 
 
@@ -242,6 +243,8 @@ class Config:
     """Iterations in a row that move no parameter, after which a run ends; none: it does not."""
     rollout_ahead: int = within(0, 1, 0)
     """1: sample the next iteration while one is swept."""
+    rewards: tuple[Reward, ...] = ()
+    """Functions that pay besides the environment, and what each named reward weighs."""
     model: Model = Model()
     lora: Lora = Lora()
     chat: Chat = Chat()

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any
+
+NAMES = "1 to 64 letters, digits, underscores, dots and hyphens"  # what `is_name` allows
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+def is_name(value: Any) -> bool:
+    """Whether a value may be a part of a metric's name."""
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
 
 
 def text_of(value: Any) -> str:

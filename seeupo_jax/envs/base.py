@@ -34,12 +34,15 @@ class StepResult:
     info: counters and labels of the episode so far, for logs; nothing in it reaches the policy.
       The entry `states`, a list of texts, names the state before each step so far, for
       advantages per turn (`trajectories.states`).
+    rewards: further shares of the episode's reward, by name; `config.rewards` weighs each, by
+      default with 1, and each is logged.
     """
 
     observation: tuple[Message, ...]
     reward: float
     done: bool
     info: dict[str, Any] = field(default_factory=dict)
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from seeupo_jax.configuration.user_code import escaped, shown, text_of
+from seeupo_jax.configuration.user_code import NAMES, escaped, is_name, shown, text_of
 from seeupo_jax.envs.base import Environment, Message, StepResult, Tool
 
 ROLES = ("system", "user", "assistant", "tool")
+OWN_REWARD = "env"  # what `StepResult.reward` is called among the rewards by name
 STATES = "states"  # of `info`: where an environment names the states itself
 _FIELDS = ("observation", "reward", "done", "info")
+_MOST_REWARDS = 64  # by name, of a step
 _SHOWN = 60  # characters of a refused value
 _LONGEST = 2000  # characters of an error's text
 _DEEPEST = 32  # levels of lists and dicts in `info`
@@ -61,30 +63,33 @@ def check_opening(answer: Any) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
     return _messages(messages, "reset() messages"), _tools(tools)
 
 
-def check_step(
-    answer: Any, *, turn: int | None = None, max_reward: float = math.inf, earned: float = 0.0
-) -> StepResult:
-    """What `step` returned, with a float reward and an `info` that JSON can hold.
+def check_step(answer: Any, *, turn: int | None = None, max_reward: float = math.inf) -> StepResult:
+    """What `step` returned, with float rewards and an `info` that JSON can hold.
 
     Args:
       turn: of the episode, from 0; None: unknown.
-      max_reward: the largest magnitude of a step's reward, and of the episode's.
-      earned: by the steps before.
+      max_reward: the largest magnitude of each of a step's rewards.
     """
     if not all(hasattr(answer, name) for name in _FIELDS):
         raise _refuse("step()", answer, f"a StepResult({', '.join(_FIELDS)})")
     observation = _messages(answer.observation, "step() observation")
-    reward = check_reward(answer.reward, "step() reward", max_reward=max_reward, earned=earned)
+    reward = check_reward(answer.reward, "step() reward", max_reward=max_reward)
+    named = _named_rewards(getattr(answer, "rewards", {}), max_reward)
     done = answer.done
     if not isinstance(done, bool | np.bool_ | int) or done not in (0, 1):
         raise _refuse("step() done", done, "True or False")
-    return StepResult(observation, reward, bool(done), _info(answer.info, turn))
+    return StepResult(observation, reward, bool(done), _info(answer.info, turn), named)
 
 
 def check_reward(
     value: Any, where: str, *, max_reward: float = math.inf, earned: float = 0.0
 ) -> float:
-    """A reward in `where`; see `check_step`."""
+    """A reward in `where`.
+
+    Args:
+      max_reward: the largest magnitude of it, and of the episode's.
+      earned: by the episode before.
+    """
     bound = "" if max_reward == math.inf else f" of magnitude at most {max_reward:g}"
     bound += " (config.env.max_reward), alone and in an episode's sum" if bound else ""
     reward = _number(value)
@@ -103,7 +108,7 @@ def has_finish(environment: Environment) -> bool:
 
 
 def check_last_reward(value: Any, *, max_reward: float = math.inf, earned: float = 0.0) -> float:
-    """What `finish` returned: a last reward, or None for 0; see `check_step`."""
+    """What `finish` returned: a last reward, or None for 0; see `check_reward`."""
     if value is None:
         return 0.0
     return check_reward(value, "finish()", max_reward=max_reward, earned=earned)
@@ -253,6 +258,19 @@ def _tools(value: Any) -> tuple[Tool, ...]:
             f"{where}: got no JSON ({text_of(error)}); allowed: {allowed}."
         ) from None
     return tuple(value)
+
+
+def _named_rewards(value: Any, max_reward: float) -> dict[str, float]:
+    where = "step() rewards"
+    if not isinstance(value, Mapping) or len(value) > _MOST_REWARDS:
+        raise _refuse(where, value, f"a dict of at most {_MOST_REWARDS} numbers by name")
+    for name in value:
+        if not is_name(name) or name == OWN_REWARD:
+            raise _refuse(where, name, f"{NAMES}, but not {OWN_REWARD!r}", "the name ")
+    return {
+        name: check_reward(each, f"{where}[{name!r}]", max_reward=max_reward)
+        for name, each in value.items()
+    }
 
 
 def _info(value: Any, turn: int | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -166,13 +167,16 @@ class EnvPool:
         while self.open:
             self.poll(None)
 
-    def close(self) -> None:
+    def close(self, most_s: float = math.inf) -> None:
         """Closes the environments and ends the threads; calls that have not begun are dropped.
 
         A running call ends first, or is abandoned once it is late; then its environment closes.
+
+        Args:
+          most_s: calls that have run for longer are late, whatever `timeout_s` says.
         """
         with self._changed:
-            self._retries = 0
+            self._retries, self._timeout_s = 0, min(self._timeout_s, most_s)
             self._trying = {s: one for s, one in self._trying.items() if one.started is not None}
             idle = [slot for slot in range(len(self._envs)) if slot not in self._trying]
             self._finished = {}

@@ -17,6 +17,7 @@ from seeupo_jax.reports.run_data import Recorded, natural
 from seeupo_jax.reports.sections import Measures, Section, metric, of_run, overlay
 
 _SUCCESS = "rollout/success_rate"
+_NAMED = "rollout/reward/"
 _WINDOW = 5  # the first and the last fifth of the iterations are compared
 
 
@@ -27,6 +28,11 @@ def curves_section(runs: Sequence[Recorded]) -> Section:
     passed = {name: _evaluated(name) for name in names if " pass@" in name}
     success: Measures = {"training rollouts": _rollouts, **average}
     rewards: Measures = {"reward": metric("rollout/reward_mean")}
+    named = list(dict.fromkeys(name for run in runs for name, _ in run.keyed(_NAMED)))
+    by_name: Measures = {name: metric(_NAMED + name) for name in named}
+    several_rewards = {
+        "Rewards by name": overlay("Rewards by name", runs, by_name, y="mean reward, unweighted")
+    }
     unit = {"y": "success rate", "domain": (0.0, 1.0)}
     several = "At least one of k episodes succeeds"
     return Section(
@@ -38,6 +44,7 @@ def curves_section(runs: Sequence[Recorded]) -> Section:
             "Success": overlay("Success", runs, success, **unit),
             several: overlay(several, runs, passed, **unit),
             "Reward": overlay("Reward of training rollouts", runs, rewards, y="mean reward"),
+            **(several_rewards if named else {}),
         },
     )
 

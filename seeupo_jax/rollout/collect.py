@@ -26,7 +26,8 @@ class Collected:
     """What a collection brought, and what it took.
 
     wall_s: seconds. environment_s: those in which all that was left to do was to wait for
-      environments; reset_s: of these, while an environment had yet to begin.
+      environments; reset_s: of these, while an environment had yet to begin. reward_s: those in
+      which all that was left to do was to wait for reward functions.
     sampled_tokens, context_tokens: counted once each; those of a rewritten context once more in
       its segment.
     usage: the engine's counts.
@@ -45,6 +46,7 @@ class Collected:
     left_out: tuple[Trajectory, ...] = ()
     reset_s: float = 0.0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    reward_s: float = 0.0
 
     @property
     def sampled(self) -> tuple[Trajectory, ...]:
@@ -123,7 +125,8 @@ def _gather(collection: Collection, engine: Engine, began: float, requests: int)
     """What all processes collected and spent, since `began` by this process's clock."""
     finished: dict[int, Trajectory] = {}
     usage: Counter[str] = Counter()
-    waits, waited = [], (collection.environment_s, collection.reset_s)
+    waits = []
+    waited = (collection.environment_s, collection.reset_s, collection.reward_s)
     local = (collection.finished, waited, engine.usage())
     for trajectories, seconds, used in gather(local, Trajectory, Segment):
         finished |= trajectories
@@ -134,7 +137,7 @@ def _gather(collection: Collection, engine: Engine, began: float, requests: int)
     sampled = sum(int((turn_L >= 0).sum()) for turn_L in turns)
     context = sum(len(turn_L) for turn_L in turns) - sampled
     wall_s = time.perf_counter() - began
-    environment_s, reset_s = map(max, zip(*waits, strict=True))
+    environment_s, reset_s, reward_s = map(max, zip(*waits, strict=True))
     return Collected(
         ordered,
         wall_s,
@@ -144,4 +147,5 @@ def _gather(collection: Collection, engine: Engine, began: float, requests: int)
         usage,
         reset_s=reset_s,
         seconds=engine.seconds(),
+        reward_s=reward_s,
     )

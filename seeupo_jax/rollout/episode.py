@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message, StepResult, Tool
 from seeupo_jax.envs.pool import Failure, Outcome
 from seeupo_jax.policy.files.tokenizer import Conversation, Transcript
+from seeupo_jax.rewards.finished_episode import FinishedEpisode
+from seeupo_jax.rewards.scorer import Scored
 from seeupo_jax.rollout.engine.sampling import task_number
 from seeupo_jax.types import Trajectory
 
@@ -46,7 +49,8 @@ class Episode:
     messages: list[Message] = field(default_factory=list)
     tools: Sequence[Tool] = ()
     rewards: list[float] = field(default_factory=list)  # of each turn that was sampled
-    turnless_reward: float = 0.0  # paid by `finish` where no turn was sampled
+    turnless_reward: float = 0.0  # paid at the end where no turn was sampled
+    named: dict[str, float] = field(default_factory=lambda: {gate.OWN_REWARD: 0.0})  # unweighted
     has_finish: bool = False  # its environment's `finish` has yet to be called
     score: float = 0.0
     stop: str | None = None
@@ -64,6 +68,11 @@ class Episode:
         """The rewards so far."""
         return sum(self.rewards, self.turnless_reward)
 
+    @property
+    def failed(self) -> bool:
+        """As `Trajectory.failed`."""
+        return self.stop == "env_error" or (self.stop == "timeout" and not self.timeout_counts)
+
     def on_result(self, outcome: Outcome, timeout_as: str) -> None:
         """Takes what its environment answered to `reset`, `step` or `finish`; a failure ends it.
 
@@ -77,19 +86,52 @@ class Episode:
             if result.stop == "timeout" and timeout_as == "zero_reward" and self.rewards:
                 self.timeout_counts, self.score = True, 0.0
         elif self.stop is not None:  # of `finish`, whose reward is added to the last turn's
-            reward, self.score = result
-            if self.rewards:
-                self.rewards[-1] += reward
-            else:
-                self.turnless_reward = reward
+            paid, reward, self.score = result
+            self._name({gate.OWN_REWARD: paid})
+            self._add(reward)
         elif self.conversation is None:  # of `reset`
             messages, self.tools, self.conversation, self.has_finish = result
             self.messages += messages
         else:
             self._take_step(*result)
 
-    def _take_step(self, step: StepResult, score: float, conversation: Conversation | None) -> None:
-        self.rewards[-1] = step.reward
+    def on_scored(self, scored: Scored, reward: float) -> None:
+        """Takes what the reward functions gave, and the weighted sum of it."""
+        self._name(scored.rewards)
+        self._add(reward)
+
+    def view(self, split: str) -> FinishedEpisode:
+        """What reward functions are given."""
+        named = dict(self.named)
+        return FinishedEpisode(
+            task_id=self.request.task_id,
+            split=split,
+            messages=tuple(self.messages),
+            tools=tuple(self.tools),
+            stop="done" if self.stop is None else self.stop,
+            turns=self.turn,
+            reward=named.pop(gate.OWN_REWARD),
+            rewards=named,
+            score=self.score,
+            info=self.info,
+        )
+
+    def _name(self, rewards: Mapping[str, float]) -> None:
+        for name, reward in rewards.items():
+            self.named[name] = self.named.get(name, 0.0) + reward
+
+    def _add(self, reward: float) -> None:
+        """Adds to the last turn's reward."""
+        if self.rewards:
+            self.rewards[-1] += reward
+        else:
+            self.turnless_reward += reward
+
+    def _take_step(
+        self, step: StepResult, reward: float, score: float, conversation: Conversation | None
+    ) -> None:
+        self.rewards[-1] = reward
+        self._name({gate.OWN_REWARD: step.reward, **step.rewards})
         self.score, self.conversation = score, conversation
         self.messages += step.observation
         self.info = self.info | step.info
@@ -99,7 +141,8 @@ class Episode:
     def fail(self, stop: str, reason: str) -> None:
         self.stop, self.info = stop, self.info | {"failure": reason}
 
-    def finish(self, seed: int, policy_version: int | None) -> Trajectory:
+    def finish(self, seed: int, policy_version: int | None, *, weighted: bool) -> Trajectory:
+        """The trajectory; `weighted`: its rewards have names, also where `env` is the only one."""
         request = self.request
         own = {"score": self.score, "member": request.member, "retries": self.retries}
         return Trajectory(
@@ -114,4 +157,5 @@ class Episode:
             policy_version=policy_version,
             turn_rewards=tuple(self.rewards),
             timeout_counts=self.timeout_counts,
+            rewards=self.named if weighted or len(self.named) > 1 else {},
         )

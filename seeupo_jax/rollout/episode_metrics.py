@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from seeupo_jax.configuration.reward import Reward
+from seeupo_jax.envs.gate import OWN_REWARD
 from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.rollout.collection import REWARD_FAILURE
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
 
@@ -63,7 +66,41 @@ def rollout_metrics(
         **_lengths(good),
         **_by_kind(good, {} if labels is None else labels),
         **_causes(collected),
+        **_by_name(collected, good),
     }
+
+
+def named_rewards(trajectories: Sequence[Trajectory]) -> dict[str, np.ndarray]:
+    """Rewards by name, float64 [N], before their weights; empty where none has a name.
+
+    One that a trajectory was not given is 0 there.
+    """
+    names = dict.fromkeys(name for t in trajectories for name in t.rewards)
+    # Without names all of a reward is the environment's own.
+    given = [t.rewards if t.rewards else {OWN_REWARD: t.reward} for t in trajectories]
+    return {name: np.array([g.get(name, 0.0) for g in given], np.float64) for name in names}
+
+
+def _by_name(collected: Collected, good: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean of each named reward, how many episodes lack one for what cause, and the wait."""
+    means = {f"rollout/reward/{k}": float(v.mean()) for k, v in named_rewards(good).items()}
+    causes = (t.info[REWARD_FAILURE] for t in collected.sampled if REWARD_FAILURE in t.info)
+    failed = {f"rollout/reward_failed/{cause}": n for cause, n in sorted(Counter(causes).items())}
+    if means or failed:
+        failed["time/reward_s"] = collected.reward_s
+    return means | failed
+
+
+def unpaid_rewards(collected: Collected, rewards: Sequence[Reward]) -> str | None:
+    """A sentence on configured names that no reward of these trajectories has."""
+    paid = named_rewards([t for t in collected.sampled if not t.failed])
+    missing = [each.label for each in rewards if each.label not in paid]
+    if not paid or not missing:
+        return None
+    return (
+        f"config.rewards weighs {', '.join(missing)}, which no trajectory has; they have"
+        f" {', '.join(paid)}."
+    )
 
 
 def _lengths(good: Sequence[Trajectory]) -> dict[str, float]:

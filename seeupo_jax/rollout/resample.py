@@ -97,4 +97,5 @@ def _together(
         left_out=tuple(left_out),
         reset_s=sum(c.reset_s for c in rounds),
         seconds=seconds,
+        reward_s=sum(c.reward_s for c in rounds),
     )

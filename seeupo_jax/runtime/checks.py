@@ -11,6 +11,7 @@ import jax
 
 from seeupo_jax import envs
 from seeupo_jax.configuration.loading import to_dict
+from seeupo_jax.configuration.reward import without_layout
 from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.envs import Demonstrator, gate
 from seeupo_jax.envs.base import Missing
@@ -22,6 +23,7 @@ from seeupo_jax.metrics.trackers import check_trackers
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.policy.lora import with_adapters
+from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries
 from seeupo_jax.trajectories.json_lines import plain
@@ -71,6 +73,7 @@ def _check_fields(config: Config) -> jax.sharding.Mesh:
     """What needs neither the environment nor the model; the mesh."""
     mesh = check_learner(config)
     check_trackers(config.telemetry.trackers)
+    make_scorer(config.rewards).close()
     if max(config.profile.steps, default=0) > config.iterations:
         raise ValueError(
             f"config.profile.steps: got {config.profile.steps}; allowed: iterations from 1 to"
@@ -143,7 +146,10 @@ def _check_tokenizer(config: Config, vocab_size: int) -> None:
 
 def made_by(config: Config) -> str:
     """Names the policies that a run samples with."""
-    choices = [_same_fields(config), str(config.model), str(config.chat)]
+    same = _same_fields(config)
+    if not same["rewards"]:  # stored rollouts of versions that had none stay usable
+        del same["rewards"]
+    choices = [same, str(config.model), str(config.chat)]
     choices.append(config.algorithm.dynamic_sampling)
     return hashlib.sha256(json.dumps(plain(choices, finite=False)).encode()).hexdigest()
 
@@ -155,11 +161,13 @@ def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
       saved: the configuration that a checkpoint was made with.
 
     Raises:
-      ValueError: another seed, environment or rollout.
+      ValueError: another seed, environment or rollout, or other rewards.
     """
     wanted, defaults = (plain(_same_fields(each), finite=False) for each in (config, Config()))
     for field, value in wanted.items():
-        saved_value = saved[field]
+        saved_value = saved.get(field, defaults[field])  # of a version that had none
+        if field == "rewards":
+            saved_value = without_layout(saved_value)
         if isinstance(value, dict):  # the saved one's version may not have had all fields
             saved_value = {name: saved_value.get(name, defaults[field][name]) for name in value}
         if saved_value != value:
@@ -174,4 +182,5 @@ def _same_fields(config: Config) -> dict[str, Any]:
     values = to_dict(config)
     rollout = {name: v for name, v in values["rollout"].items() if name not in _LAYOUT}
     env = {name: value for name, value in values["env"].items() if name not in _PROCESSES}
-    return {"seed": values["seed"], "rollout": rollout, "env": env}
+    rewards = without_layout(values["rewards"])
+    return {"seed": values["seed"], "rollout": rollout, "env": env, "rewards": rewards}

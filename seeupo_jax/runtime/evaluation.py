@@ -67,7 +67,7 @@ def evaluate(
             file.add(to_episode(trajectory, labels[request.task_id]))
 
     options = CollectionOptions(
-        config.seed, _STREAM + iteration, temperature=config.evaluation.temperature
+        config.seed, _STREAM + iteration, temperature=config.evaluation.temperature, split=split
     )
     collected = collect(worker, params, missing, options, on_finished=keep)
     on_played(collected.trajectories, labels)

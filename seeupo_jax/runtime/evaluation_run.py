@@ -12,9 +12,12 @@ from typing import Any
 
 import jax
 
+from seeupo_jax.configuration.loading import to_dict
+from seeupo_jax.configuration.reward import without_layout
 from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.metrics.statistics import Estimate, evaluation_table, read_estimates
+from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.collection import RolloutWorker
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.evaluation import evaluate
@@ -54,6 +57,7 @@ def evaluate_policy(
     with contextlib.ExitStack() as opened:
         path = workdir / "evaluation" / episodes_name(settings)
         file = opened.enter_context(EpisodeFile(path, settings))
+        rewards = opened.enter_context(contextlib.closing(make_scorer(config.rewards)))
         pool = build.build_pool(config, source.engine.concurrency)
         opened.enter_context(contextlib.closing(pool))
         shown = jax.process_index() == 0  # beside the result, which is the standard output's
@@ -67,6 +71,7 @@ def evaluate_policy(
             source.tokenizer,
             config.env,
             config.rollout,
+            rewards,
             watch=progress.watch,
         )
         metrics = evaluate(
@@ -117,6 +122,8 @@ def evaluation_settings(
     for name in ("timeout_as", "max_reward"):
         if vars(config.env)[name] != vars(Env())[name]:
             values[f"config.env.{name}"] = vars(config.env)[name]
+    if config.rewards:
+        values["config.rewards"] = without_layout(to_dict(config)["rewards"])
     return {"split": split, "k": k, "config.seed": config.seed, **values, **same}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Episode:
     messages: the whole conversation, `{"role": ..., "content": ...}` each, in order.
     info: the environment's last counters and labels, and `failure`: why it failed.
     labels: of the task, if its environment is `Labelled`.
+    rewards: by name, before their weights, as `Trajectory.rewards`.
     """
 
     task_id: str
@@ -43,6 +44,7 @@ class Episode:
     messages: Sequence[Mapping[str, str]]
     info: Mapping[str, Any]
     labels: Mapping[str, str]
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -68,6 +70,7 @@ def to_episode(trajectory: Trajectory, labels: Mapping[str, str]) -> Episode:
         messages=trajectory.messages,
         info=info,
         labels=dict(labels),
+        rewards=dict(trajectory.rewards),
     )
 
 
@@ -158,9 +161,10 @@ def _read_lines(path: Path, complete: bytes) -> list[dict[str, Any]]:
 def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
     """What follows the settings."""
     for number, line in enumerate(lines[1:], 2):
-        if set(line) != {field.name for field in fields(Episode)}:
+        values = {"rewards": {}} | line  # files from before rewards had names have none
+        if set(values) != {each.name for each in fields(Episode)}:
             raise ValueError(f"{path} line {number}: got no episode; allowed: one a line.")
-        yield Episode(**line)
+        yield Episode(**values)
 
 
 def _check(

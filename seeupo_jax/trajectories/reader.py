@@ -43,6 +43,7 @@ FIELDS: Mapping[str, tuple[type, ...]] = {
     "success": (bool, type(None)),
     "turns": (int,),
     "turn_rewards": (list,),
+    "rewards": (dict,),
     "policy_version": (int, type(None)),
     "advantage": (*_NUMBER, type(None)),
     "weights": (list,),
@@ -142,7 +143,8 @@ def _ended(line: bytes) -> bytes:
 
 
 def _record(line: bytes, where: str) -> dict[str, Any]:
-    record = read_object(line, where, "a record, a JSON object")
+    # Runs from before rewards had names wrote none.
+    record = {"rewards": {}} | read_object(line, where, "a record, a JSON object")
     if record.get("schema") != SCHEMA:
         raise ValueError(
             f"{where}: schema: got {record.get('schema')!r}; allowed: {SCHEMA}, which this version"

@@ -92,6 +92,7 @@ def to_record(
         "success": succeeded(trajectory),
         "turns": trajectory.turns,
         "turn_rewards": plain(trajectory.turn_rewards),
+        "rewards": plain(trajectory.rewards),
         "policy_version": trajectory.policy_version,
         "advantage": None if stats is None else _rounded([stats.advantage])[0],
         "weights": [] if stats is None else _rounded(stats.weight_K),

@@ -217,6 +217,9 @@ def test_going_back_returns_to_what_was_seen(run, page):
 def test_tokens_are_tinted_and_say_so_without_colour(run, page, screenshot, tint):
     go(page, run, f"#train/1/1/2?tint={tint}")
     expect(page.locator(".legend")).to_be_visible()
+    expect(page.locator("dl.facts")).to_contain_text(
+        re.compile(r"by name, unweighted\s*env .*, brev")
+    )
     expect(page.locator(".turn .badge").first).to_contain_text(re.compile("turn 1 · .* tokens"))
     shapes = page.locator(".turn .token").evaluate_all(
         "all => all.map(t => { const s = getComputedStyle(t);"

@@ -54,6 +54,18 @@ def test_a_runs_success_is_in_one_chart_and_several_runs_lie_over_each_other(run
     assert all({r["series"] for r in values(c)} == {"first", "second"} for c in both.charts)
 
 
+def test_rewards_by_name_have_a_chart_where_there_are_any(tmp_path):
+    lines = [{"iteration": i, "rollout/reward/env": 0.5, "rollout/reward/short": i} for i in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (chart,) = curves_section(load_runs([tmp_path])).wanted["Rewards by name"]
+    assert [(r["series"], r["value"]) for r in values(chart)] == [
+        *(("env", 0.5), ("env", 0.5)),
+        *(("short", 1), ("short", 2)),
+    ]
+    report_cases.write_run(tmp_path / "other", iterations=2)
+    assert "Rewards by name" not in curves_section(load_runs([tmp_path / "other"])).wanted
+
+
 def test_intervals_of_rollouts_are_as_wide_as_those_of_as_many_coins_as_tasks(runs):
     (row,) = (
         r

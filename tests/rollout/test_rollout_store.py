@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 import pytest
 
-from seeupo_jax.parallel.codec import encode
+from seeupo_jax.parallel.codec import decode, encode
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.rollout_store import RolloutStore
 from seeupo_jax.trajectories import json_lines
@@ -41,6 +41,7 @@ def trajectory(rng, **fields):
         "info": {"score": 1 / 3, "member": 2, "nested": {"counts": [1, None, True]}},
         "policy_version": int(rng.integers(9)),
         "turn_rewards": tuple(rng.normal(size=rng.integers(0, 4)).tolist()),
+        "rewards": {"env": -0.0, "brevity": float(rng.normal())},
     }
     return Trajectory(**(given | fields))
 
@@ -217,6 +218,24 @@ def test_a_damaged_file_is_passed_over_with_one_sentence(kept, log, tmp_path, da
     assert log == [
         f"{file} changed after it was written; its trajectories are discarded and sampled again."
     ]
+
+
+def test_a_file_from_before_rewards_had_names_is_used(kept, tmp_path):
+    saved = collection(trajectory(np.random.default_rng(6), rewards={}))
+    kept.save(2, saved)
+    kept.wait()
+    file = tmp_path / "rollouts" / "2.rollouts"
+    body = zlib.decompress(file.read_bytes()[32:])
+    fields = [f for f in dataclasses.fields(Trajectory) if f.name != "rewards"]
+    old = dataclasses.make_dataclass("Trajectory", [(f.name, f.type) for f in fields])
+    types = (Collected, Trajectory, Segment)
+    notes = decode(body, types)
+    (t,) = notes["collected"].trajectories
+    before = old(**{f.name: getattr(t, f.name) for f in fields})
+    changed = dataclasses.replace(notes["collected"], trajectories=(before,))
+    body = zlib.compress(encode(notes | {"collected": changed}, (Collected, old, Segment)))
+    file.write_bytes(hashlib.sha256(body).digest() + body)
+    assert bits(kept.load(2)) == bits(saved)
 
 
 def test_what_other_settings_or_parameters_sampled_is_thrown_away(kept, log):

@@ -9,6 +9,8 @@ _PLACEHOLDERS = {
     "turns=N": r"turns=\d+",
     "LABEL=VALUE": "[^=]+=.*",
     "cause=TEXT": "cause=.*",
+    "NAME": r"[\w.-]+",
+    "CAUSE": r"\w+",
     "stop_STOP": "stop_(done|max_turns|max_tokens|env_error|timeout)",
     "@K": r"@\d+",
 }

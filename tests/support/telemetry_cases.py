@@ -84,6 +84,7 @@ def record(iteration=0, group=0, member=0, *, split="train", seed=0, **given):
         "success": success,
         "turns": turns,
         "turn_rewards": [],
+        "rewards": {"env": float(bool(success)), "brevity": 0.25},
         "policy_version": iteration,
         "advantage": advantage,
         "weights": weights if split == "train" else [],

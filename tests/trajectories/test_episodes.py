@@ -47,6 +47,17 @@ def test_an_episode_is_read_as_it_was_written(path):
     assert first["settings"]["split"] == "test" and second["messages"][0]["role"] == "user"
 
 
+def test_rewards_by_name_are_kept_and_a_file_from_before_them_is_read(path):
+    with EpisodeFile(path, SETTINGS) as file:
+        file.add(episode(rewards={"env": 0.5, "brevity": 1 / 3}))
+        file.add(episode(member=1))
+    old = path.read_bytes().replace(b',"rewards":{}', b"")
+    assert old != path.read_bytes()
+    path.write_bytes(old)
+    assert [each.rewards for each in played(path).values()] == [{"env": 0.5, "brevity": 1 / 3}, {}]
+    assert to_episode(Trajectory((), 1.0, 0, info={"score": 1, "member": 0}), {}).rewards == {}
+
+
 def test_a_failed_episode_is_kept_in_the_file_but_not_taken_as_played(path):
     with EpisodeFile(path, SETTINGS) as file:
         file.add(episode(stop="env_error"))

@@ -46,6 +46,7 @@ def record(iteration=1, split="train", group=0, member=0, **more):
         "success": True,
         "turns": 1,
         "turn_rewards": [1.0],
+        "rewards": {},
         "policy_version": 0,
         "advantage": 0.5,
         "weights": [0.5],
@@ -87,6 +88,13 @@ def test_files_are_named_by_split_and_iteration(tmp_path):
     (tmp_path / FOLDER / "index.html").write_text("a page")
     (tmp_path / FOLDER / "train_000008.jsonl.gz.tmp").write_text("killed")
     assert find_shards(tmp_path) == sorted(shards)
+
+
+def test_a_record_of_before_rewards_had_names_has_none(tmp_path):
+    old = record()
+    del old["rewards"]
+    write(tmp_path, shard(1), old, record(rewards={"env": 0.5}))
+    assert [each["rewards"] for each in read_trajectories(tmp_path)] == [{}, {"env": 0.5}]
 
 
 def test_a_folder_without_trajectories_has_none(tmp_path):

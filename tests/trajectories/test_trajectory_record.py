@@ -32,6 +32,7 @@ TRAJECTORY = Trajectory(
     info={"score": 1.0, "member": 2, "retries": 1, "note": {"nan": math.nan, 1: (np.int64(4),)}},
     policy_version=4,
     turn_rewards=(1.5,),
+    rewards={"env": 1.0, "brevity": np.float64(0.5)},
 )
 STATS = TrajectoryStats(
     0.123456789,
@@ -68,6 +69,7 @@ def test_a_record_by_hand():
         "success": True,
         "turns": 1,
         "turn_rewards": [1.5],
+        "rewards": {"env": 1.0, "brevity": 0.5},
         "policy_version": 4,
         "advantage": 0.12346,
         "weights": [0.5, None],

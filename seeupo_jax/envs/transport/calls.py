@@ -72,4 +72,5 @@ def read_opening(result: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ..
 
 def read_step(result: dict[str, Any]) -> StepResult:
     """The result of a `step`."""
-    return gate.check_step(StepResult(*(result[name] for name in STEP)))
+    named = result.get("rewards", {})  # older servers have none
+    return gate.check_step(StepResult(*(result[name] for name in STEP), named))

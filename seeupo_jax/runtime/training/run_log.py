@@ -20,7 +20,12 @@ from seeupo_jax.metrics.run_manifest import Launch, write_run_manifest
 from seeupo_jax.metrics.samples import histograms_of, samples_of
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_metrics, truncation
+from seeupo_jax.rollout.episode_metrics import (
+    most_frequent_failure,
+    rollout_metrics,
+    truncation,
+    unpaid_rewards,
+)
 from seeupo_jax.runtime.build import Policy
 from seeupo_jax.trajectories.reader import TRAIN, Shard
 from seeupo_jax.trajectories.trajectory_record import TokenTexts
@@ -137,7 +142,11 @@ class RunLog:
             self._metrics.draw(iteration, histograms_of(stats), samples)
         self._progress.iteration(iteration, values)
         max_context = self._config.rollout.max_context
-        for trouble in (most_frequent_failure(collected), truncation(collected, max_context)):
+        for trouble in (
+            most_frequent_failure(collected),
+            unpaid_rewards(collected, self._config.rewards),
+            truncation(collected, max_context),
+        ):
             if trouble is not None:
                 self._progress.log(f"iteration {iteration}: {trouble}")
         return values

@@ -15,6 +15,7 @@ from seeupo_jax.envs import Environment, gate
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.parallel.stop_signal import StopRequest
+from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.collection import RolloutWorker
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime import build
@@ -54,7 +55,7 @@ class RunParts:
     def close(self) -> None:
         """Closes all of them, also where one fails."""
         with contextlib.ExitStack() as parts:
-            for part in (self.worker.pool, self.log, self.source):
+            for part in (self.worker.pool, self.worker.rewards, self.log, self.source):
                 parts.callback(part.close)
 
 
@@ -83,6 +84,7 @@ def build_parts(
         policy.tokenizer,
         config.env,
         config.rollout,
+        make_scorer(config.rewards),
         stop=lambda: request.asked,
         watch=progress.watch,
     )

@@ -51,6 +51,8 @@ function header(row, group, record) {
   const where = `${at("source", row).replace("_", " ")}, iteration ${record.iteration}, group ${record.group}, member ${record.member}`;
   const facts = [["seed", record.seed], ["policy version", record.policy_version ?? "–"], ...Object.entries(record.labels)];
   if (record.turn_rewards.length) facts.push(["rewards by turn", record.turn_rewards.map((r) => number(r)).join(", ")]);
+  const named = Object.entries(record.rewards ?? {}).map(([name, reward]) => `${name} ${number(reward)}`);
+  if (named.length) facts.push(["rewards by name, unweighted", named.join(", ")]);
   const list = facts.flatMap(([key, value]) => [el("dt", {}, ...shown(key)), el("dd", {}, ...shown(String(value)))]);
   return [
     backButton(),

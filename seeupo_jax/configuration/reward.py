@@ -1,0 +1,71 @@
+"""`config.rewards`: functions of the finished episode, and what each named reward weighs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from seeupo_jax.configuration.fields import above, checked, within
+from seeupo_jax.configuration.user_code import NAMES, is_name
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward by name: that of a function, or without one what the environment gives."""
+
+    function: str | None = checked(
+        None, "module:function or module:Class", lambda value: ":" in value.strip(":")
+    )
+    """What takes a finished episode and returns a number; none: a reward of the environment's."""
+    weight: float = 1.0
+    """Its weight in the trajectory's reward; 0: it is only logged."""
+    name: str | None = checked(None, NAMES, is_name)
+    """Its name in metrics; none: the function's. Without a function, env or one that the
+    environment gives."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Keyword arguments of the function."""
+    concurrency: int = within(1, 1024, 8)
+    """Calls at a time, in each process."""
+    timeout_s: float = above(0, 60.0, most=1_000_000)
+    """Time limit of one call, in seconds."""
+
+    @property
+    def label(self) -> str:
+        """Its name in metrics and trajectories."""
+        return self.name if self.name is not None else self.function.rpartition(":")[2]
+
+
+def check_rewards(rewards: Sequence[Reward]) -> None:
+    """Checks that each reward is of something, and that no two have one name.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    found: set[str] = set()
+    for number, reward in enumerate(rewards):
+        field = f"config.rewards[{number}]"
+        if reward.function is None and reward.name is None:
+            raise ValueError(f"{field}: got no function and no name; allowed: at least one.")
+        if reward.function is None and reward.options:
+            raise ValueError(f"{field}.options: got options without a function; allowed: none.")
+        if not is_name(reward.label):
+            raise ValueError(f"{field}.name: got {reward.label!r}; allowed: {NAMES}.")
+        if reward.function is not None and reward.label == "env":
+            raise ValueError(
+                f"{field}.name: got 'env' for a function; allowed: another name, since 'env' is the"
+                " environment's own reward."
+            )
+        if reward.label in found:
+            raise ValueError(
+                f"{field}.name: got {reward.label!r}, which an earlier reward has; allowed: a name"
+                " of its own."
+            )
+        found.add(reward.label)
+
+
+def without_layout(rewards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Entries of `config.rewards` as `to_dict` has them, but for how their functions are called."""
+    calls = ("concurrency", "timeout_s")
+    return [{name: v for name, v in each.items() if name not in calls} for each in rewards]

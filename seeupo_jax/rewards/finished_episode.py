@@ -1,0 +1,42 @@
+"""What a reward function is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seeupo_jax.envs.base import Message, Tool
+
+
+@dataclass(frozen=True)
+class FinishedEpisode:
+    """A finished episode, a copy for each call.
+
+    task_id, split: the task, and what it is of: `train`, or an evaluation's split.
+    messages: the whole conversation, in order; the policy's have the role `assistant`.
+    tools: those that the policy had.
+    stop: done | max_turns | max_tokens | timeout (with env.timeout_as=zero_reward).
+    turns: how many messages of the policy.
+    reward: the environment's own, before its weight.
+    rewards: those that the environment names, before their weights.
+    score: the environment's, in [0, 1]; 1 is success.
+    info: the environment's last `StepResult.info`: what it offers of its task belongs there.
+    """
+
+    task_id: str
+    split: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...]
+    stop: str
+    turns: int
+    reward: float
+    rewards: Mapping[str, float]
+    score: float
+    info: Mapping[str, Any]
+
+    @property
+    def answer(self) -> str:
+        """The policy's last message; empty where it wrote none."""
+        own = (m["content"] for m in reversed(self.messages) if m["role"] == "assistant")
+        return next(own, "")

@@ -1,0 +1,48 @@
+"""Replies of a model on disk: a file each, which any number of processes may read and write."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class ReplyCache:
+    """Texts by the request that they answer.
+
+    Args:
+      folder: made with its first file.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self._folder = Path(folder)
+
+    def get(self, request: Mapping[str, Any]) -> str | None:
+        """The reply to a request; None where there is none, or its file is damaged."""
+        try:
+            stored = json.loads(self._path(request).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        reply = stored.get("reply") if isinstance(stored, dict) else None
+        return reply if isinstance(reply, str) else None
+
+    def put(self, request: Mapping[str, Any], reply: str) -> None:
+        """Keeps a reply: all of its file or nothing, whoever else writes the same one."""
+        path = self._path(request)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump({"request": request, "reply": reply}, file)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    def _path(self, request: Mapping[str, Any]) -> Path:
+        digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+        return self._folder / digest[:2] / f"{digest}.json"

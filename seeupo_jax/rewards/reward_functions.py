@@ -1,0 +1,99 @@
+"""The functions of `config.rewards`, and how rewards by name become one reward."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from seeupo_jax.configuration.reward import Reward
+from seeupo_jax.configuration.user_code import describe, import_attribute, text_of
+from seeupo_jax.rewards.finished_episode import FinishedEpisode
+
+_EPISODE = FinishedEpisode("", "train", (), (), "done", 0, 0.0, {}, 0.0, {})
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A function of the user's; `close` it.
+
+    call: takes a finished episode; returns a number, or what can be awaited for one.
+    concurrency, timeout_s: see `Reward`.
+    """
+
+    name: str
+    call: Callable[[FinishedEpisode], Any]
+    concurrency: int
+    timeout_s: float
+    close: Callable[[], None] = lambda: None
+
+
+def weighted_sum(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """The reward that rewards by name make: sum of weight × reward, a weight not given being 1.
+
+    Args:
+      rewards: at least one; they are added in their order.
+    """
+    weighted = [weights.get(name, 1.0) * reward for name, reward in rewards.items()]
+    return functools.reduce(operator.add, weighted)  # sum() would make 0 of -0
+
+
+def load_functions(rewards: Sequence[Reward]) -> tuple[RewardFunction, ...]:
+    """The functions that rewards name, each checked to take an episode; classes are instantiated.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    return tuple(
+        _load(reward, f"config.rewards[{number}]")
+        for number, reward in enumerate(rewards)
+        if reward.function is not None
+    )
+
+
+def _load(reward: Reward, field: str) -> RewardFunction:
+    where, options = f"{field}.function", dict(reward.options)
+    found = import_attribute(reward.function, where, "function or class", callable)
+    close: Callable[[], None] = lambda: None  # noqa: E731
+    if inspect.isclass(found):
+        _check_call(found, (), options, f"{where}: {reward.function}", f"{field}.options")
+        found, options = _make(found, options, f"{where}: {reward.function}"), {}
+        close = getattr(found, "close", close)
+    _check_call(found, (_EPISODE,), options, f"{where}: {reward.function}", f"{field}.options")
+    call = functools.partial(found, **options)
+    return RewardFunction(reward.label, call, reward.concurrency, reward.timeout_s, close)
+
+
+def _make(cls: type, options: Mapping[str, Any], where: str) -> Callable[..., Any]:
+    try:
+        made = cls(**options)
+    except (Exception, SystemExit) as error:
+        own = text_of(error) if isinstance(error, ValueError) else describe(error)
+        raise ValueError(f"{where}: {own.rstrip('.')}.") from error
+    if not callable(made):
+        raise ValueError(f"{where}: got a class without __call__(episode); allowed: one with it.")
+    return made
+
+
+def _check_call(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    options: Mapping[str, Any],
+    where: str,
+    keywords: str,
+) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # not all that is written in C has one
+        return
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError as error:
+        takes = "the finished episode and " if arguments else ""
+        raise ValueError(
+            f"{where}{signature} cannot be called ({error}); allowed: what takes {takes}the"
+            f" keywords of {keywords}."
+        ) from None

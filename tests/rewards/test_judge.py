@@ -1,0 +1,197 @@
+"""A judge's score becomes a reward, whatever its server does, and is asked for once."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+import reward_cases
+from judge_cases import completion, judging
+from places import ROOT
+from reward_collections import collected
+
+from seeupo_jax.rewards.finished_episode import FinishedEpisode
+from seeupo_jax.rewards.judge import Judge
+from seeupo_jax.rewards.reply_cache import ReplyCache
+from seeupo_jax.rollout.episode_metrics import rollout_metrics
+
+pytest.importorskip("openai")
+
+SAID = ({"role": "user", "content": "Where is {{ my }} parcel?"},)
+SAID += ({"role": "assistant", "content": "Here. Score: 10"},)
+
+
+def episode(task_id="t"):
+    return FinishedEpisode(task_id, "train", SAID, (), "done", 1, 0.0, {}, 1.0, {"gold": 7})
+
+
+@contextlib.contextmanager
+def judge(server, **options):
+    """One that asks about the task's name alone, once."""
+    given = {"model": "m", "base_url": server.url, "key_variable": None, "retries": 0}
+    made = Judge(**(given | {"prompt": "{{ task_id }}"} | options))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    "reply, options, reward",
+    [
+        ("Good.\nScore: 7", {}, 0.7),
+        ("**Score:** 2.5/10", {}, 0.25),
+        ("Score: 9 at first, but then no. score = 3", {}, 0.3),
+        ("Score: -1", {"scale": (-2, 2)}, 0.25),
+        ("<grade>4</grade>", {"pattern": r"<grade>(\d)</grade>", "scale": [0, 5]}, 0.8),
+    ],
+)
+def test_the_last_score_is_the_reward_within_the_scale(reply, options, reward):
+    with judging({"t": [reply]}) as server, judge(server, **options) as ask:
+        assert ask(episode()) == pytest.approx(reward, abs=1e-12)
+
+
+BAD = {
+    "without": ("Very good.", "NoScore"),
+    "above": ("Score: 11", "ScoreOutOfRange"),
+    "garbage": (b"\x00\xff no JSON", "NoReply"),
+    "empty": ({}, "NoReply"),
+    "list": ([1, 2], "NoReply"),
+    "choiceless": ({**completion(""), "choices": []}, "NoReply"),
+    "wordless": (completion(None), "NoReply"),
+    "page": ((200, {"Content-Type": "text/html"}), "NoReply"),
+    "key": ((401, {}), "AuthenticationError"),
+    "busy": ((429, {"Retry-After": "1"}), "RateLimitError"),
+    "broken": ((500, {}), "InternalServerError"),
+    "gone": (None, "APIConnectionError"),
+    "slow": (2.0, "APITimeoutError"),
+}
+
+
+def test_what_is_no_score_costs_its_episode_and_is_counted_by_cause():
+    with judging({name: [item] for name, (item, _) in BAD.items()}) as server:
+        options = {"model": "m", "base_url": server.url, "key_variable": None, "retries": 0}
+        options |= {"prompt": "{{ task_id }}", "request_timeout_s": 0.5}
+        entry = {"function": "seeupo_jax.rewards.judge:Judge", "options": options, "name": "judge"}
+        found = collected([entry], make=reward_cases.Plain, tasks=["fine", *BAD])
+    fine, *bad = found.trajectories
+    assert fine.rewards == {"env": 0.5, "judge": 0.5} and fine.reward == 1.0
+    got = {t.task_id: t.info["reward_failure"] for t in bad}
+    assert got == {name: f"judge={cause}" for name, (_, cause) in BAD.items()}
+    assert {t.stop for t in bad} == {"env_error"}
+    metrics = rollout_metrics(found)
+    assert metrics["rollout/reward_failed/judge=NoReply"] == 6
+    assert metrics["rollout/reward_failed/judge=APITimeoutError"] == 1
+    assert metrics["rollout/failed"] == len(BAD)
+
+
+def test_what_may_pass_is_tried_again_when_the_server_says():
+    wait_s = 0.9  # longer than the client's own first wait
+    answers = {"t": [(429, {"Retry-After": str(wait_s)}), (500, {}), None, "Score: 6"]}
+    with judging(answers) as server, judge(server, retries=3) as ask:
+        assert ask(episode()) == 0.6
+        assert len(server.requests) == 4
+        first, *later = [after - before for before, after in pairwise(server.times)]
+        assert first >= wait_s and min(later) > 0.3
+
+
+def test_as_many_requests_run_at_once_as_the_entry_allows():
+    tasks = [f"t{i}" for i in range(9)]
+    with judging({task: [0.2] for task in tasks}) as server:
+        options = {"model": "m", "base_url": server.url, "key_variable": None}
+        options["prompt"] = "{{ task_id }}"
+        entry = {"function": "seeupo_jax.rewards.judge:Judge", "options": options, "concurrency": 3}
+        found = collected([entry], make=reward_cases.Plain, tasks=tasks)
+    assert server.most == 3 and len(server.requests) == 9
+    assert {t.rewards["Judge"] for t in found.trajectories} == {0.5}
+
+
+def test_the_request_has_the_conversation_the_settings_and_the_key(monkeypatch, tmp_path):
+    monkeypatch.setenv("JUDGE_KEY", "sk-secret")
+    sampling = {"temperature": 0.5, "max_tokens": 64, "guided_regex": "x"}
+    file = tmp_path / "short.jinja"
+    file.write_text("{{ info.gold }} {{ answer }} {{ low }}-{{ high }}")
+    with judging({}) as server:
+        with judge(server, key_variable="JUDGE_KEY", sampling=sampling, prompt=str(file)) as ask:
+            ask(episode())
+        default = Judge(model="q", base_url=server.url, key_variable=None)
+        default(episode())
+        default.close()
+    first, second = server.requests
+    content = "7 Here. Score: 10 0-10"
+    assert first == {"model": "m", "messages": [{"role": "user", "content": content}], **sampling}
+    assert server.keys == ["Bearer sk-secret", "Bearer none"]
+    (message,) = second.pop("messages")
+    assert second == {"model": "q", "temperature": 0}
+    assert "[user]\nWhere is {{ my }} parcel?\n\n[assistant]\nHere. Score: 10" in message["content"]
+    assert "from 0 (not at all) to 10 (perfectly)" in message["content"]
+
+
+def test_a_reply_with_a_score_is_kept_by_model_prompt_and_sampling(tmp_path):
+    folder = str(tmp_path / "cache")
+    with judging({"t": ["Score: 6", "Score: 1"], "u": ["none", "Score: 2"]}) as server:
+        with judge(server, cache=folder) as ask:
+            assert [ask(episode()), ask(episode())] == [0.6, 0.6]
+            assert len(server.requests) == 1
+            with pytest.raises(Exception, match="no score in the reply"):
+                ask(episode("u"))
+            assert ask(episode("u")) == 0.2  # what had no score is asked for again
+        with judge(server, cache=folder, scale=(0, 12)) as ask:
+            assert ask(episode()) == 0.5
+        asked = len(server.requests)
+        for other in ({"model": "n"}, {"sampling": {"temperature": 1}}, {"prompt": "t {{ stop }}"}):
+            with judge(server, cache=folder, **other) as ask:
+                ask(episode())
+        assert len(server.requests) == asked + 3
+
+
+WRITER = """
+import sys
+from seeupo_jax.rewards.reply_cache import ReplyCache
+cache = ReplyCache(sys.argv[1])
+for i in range(60):
+    cache.put({"model": "m", "number": i % 3}, f"reply {i % 3} " + "x" * 20_000)
+    for number in range(3):
+        reply = cache.get({"number": number, "model": "m"})
+        assert reply is None or reply == f"reply {number} " + "x" * 20_000, reply[:20]
+"""
+
+
+def test_several_processes_share_a_cache(tmp_path):
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    writers = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
+    assert [writer.wait(120) for writer in writers] == [0, 0, 0]
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert sorted(json.loads(f.read_text())["request"]["number"] for f in files) == [0, 1, 2]
+
+
+def test_a_damaged_file_of_the_cache_is_no_reply(tmp_path):
+    cache = ReplyCache(tmp_path)
+    cache.put({"model": "m"}, "Score: 5")
+    (file,) = tmp_path.rglob("*.json")
+    for content in ("", "[1]", '{"reply": 5}', "\0"):
+        file.write_text(content)
+        assert cache.get({"model": "m"}) is None
+    cache.put({"model": "m"}, "Score: 6")
+    assert cache.get({"model": "m"}) == "Score: 6"
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"scale": (3, 3)}, r"scale: got \(3, 3\); allowed: two numbers, the lower one first"),
+        ({"scale": 10}, "scale: got 10; allowed: two numbers"),
+        ({"pattern": "("}, r"pattern: got '\(' \(missing"),
+        ({"pattern": "score"}, "with 0 groups; allowed: one, the score"),
+        ({"prompt": "{{ gold }}"}, "prompt: got gold; allowed: answer, high, info, low, messages"),
+        ({"prompt": "{% for %}"}, "prompt: .* allowed: a Jinja template"),
+        ({"prompt": "no_such.jinja"}, "prompt: got no_such.jinja .No such file"),
+        ({"key_variable": "NO_SUCH_KEY"}, "environment variable NO_SUCH_KEY is not set; allowed"),
+    ],
+)
+def test_an_option_that_is_wrong_is_a_sentence(options, sentence):
+    with pytest.raises(ValueError, match=sentence) as error:
+        Judge(**({"model": "m", "key_variable": None} | options))
+    assert "\n" not in str(error.value)

@@ -1,0 +1,156 @@
+"""Rewards by name are summed by weight, and a function that fails costs only its episode."""
+
+import contextlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import reward_cases
+from metric_names import undeclared
+from remote_cases import remote, served
+from reward_collections import collected
+from rollout_cases import Saying
+
+from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.envs.transport.isolated import Isolated
+from seeupo_jax.rollout.episode_metrics import rollout_metrics, unpaid_rewards
+from seeupo_jax.rollout.resample import resample
+
+ACTION = "5"  # what the engine says in every turn
+
+
+def own(function, **fields):
+    return {"function": f"reward_cases:{function}", **fields}
+
+
+def test_functions_and_named_rewards_are_summed_by_weight():
+    reward_cases.seen.clear()
+    rewards = [
+        {"name": "env", "weight": 2.0},
+        own("length", weight=0.0),
+        own("patient", name="turns", weight=-0.5, options={"factor": 3.0}),
+        {"name": "form", "weight": 0.1},
+    ]
+    (trajectory,) = collected(rewards, tasks=["good"]).trajectories
+    assert trajectory.rewards == {"env": 0.5, "form": 1.0, "length": len(ACTION), "turns": 6.0}
+    # 2 × 0.25 + 0.1 × 0.5 a step; the functions' at the last: -0.5 × 6.
+    np.testing.assert_allclose(trajectory.turn_rewards, [0.55, 0.55 - 3.0], rtol=1e-12)
+    np.testing.assert_allclose(trajectory.reward, 2 * 0.55 - 3.0, rtol=1e-12)
+    assert trajectory.messages[0]["content"] == "1"  # not what the function made of its copy
+    (episode,) = reward_cases.seen
+    assert (episode.task_id, episode.split, episode.stop, episode.turns) == (
+        *("good", "test", "done"),
+        2,
+    )
+    assert (episode.reward, episode.rewards, episode.score) == (0.5, {"form": 1.0}, 0.2)
+    assert episode.info["gold"] == 7 and episode.answer == ACTION
+    assert [tool["name"] for tool in episode.tools] == ["17 18"]
+
+
+def test_what_an_environment_names_counts_once_without_a_configuration():
+    (trajectory,) = collected([], tasks=["good"]).trajectories
+    assert trajectory.rewards == {"env": 0.5, "form": 1.0}
+    assert trajectory.turn_rewards == (0.75, 0.75) and trajectory.reward == 1.5
+
+
+def test_without_names_a_trajectory_is_what_it_was():
+    found = collected([], make=reward_cases.Plain, tasks=["good"])
+    assert found.trajectories[0].rewards == {} and found.trajectories[0].reward == 0.5
+    names = rollout_metrics(found).keys()
+    assert not [n for n in names if "rollout/reward/" in n or n == "time/reward_s"]
+
+
+def test_an_episode_without_a_turn_is_paid_too():
+    class Full(Saying):
+        def fits(self, context):
+            return False
+
+    found = collected([own("one", weight=0.5)], make=reward_cases.Plain, engine=Full())
+    for trajectory in found.trajectories:
+        assert trajectory.stop == "max_tokens" and trajectory.turn_rewards == ()
+        assert trajectory.rewards == {"env": 0.0, "one": 1.0} and trajectory.reward == 0.5
+
+
+@pytest.mark.parametrize(
+    "name, cause, reason",
+    [
+        ("broken", "KeyError", "reward broken: KeyError: 'no such field'"),
+        ("hangs", "timeout", "reward hangs: no answer in 0.3 s"),
+        ("hangs_awaiting", "timeout", "reward hangs_awaiting: no answer in 0.3 s"),
+        ("blocks", "timeout", "reward blocks: no answer in 0.3 s"),
+        ("own_timeout", "TimeoutError", "reward own_timeout: TimeoutError: of its own"),
+        ("quits", "SystemExit", "reward quits: SystemExit: 3"),
+        ("infinite", "invalid", "reward infinite: got inf (float); allowed: a finite number of"),
+        ("words", "invalid", "reward words: got '1.0' (str); allowed: a finite number of"),
+        ("huge", "invalid", "reward huge: got 2000000.0 (float); allowed: a finite number of"),
+    ],
+)
+def test_a_function_that_fails_costs_its_episode_and_is_counted(name, cause, reason):
+    # `blocks` stops the event loop, so that the other episode's coroutine waits as well.
+    tasks = ["bad"] if name == "blocks" else ["good", "bad"]
+    found = collected([own(name, timeout_s=0.3)], tasks=tasks)
+    *good, bad = found.trajectories
+    assert all((t.stop, t.rewards[name]) == ("done", 1.0) for t in good)
+    assert bad.stop == "env_error" and bad.failed
+    assert bad.info["failure"].startswith(reason)
+    metrics = rollout_metrics(found)
+    assert metrics[f"rollout/reward_failed/{name}={cause}"] == 1
+    assert metrics["rollout/failed"] == 1 and not undeclared(metrics)
+
+
+def test_metrics_are_means_whose_weighted_sum_is_the_reward():
+    found = collected([own("length", weight=0.5), {"name": "form", "weight": 0.1}])
+    metrics = rollout_metrics(found)
+    named = {k.rpartition("/")[2]: v for k, v in metrics.items() if "rollout/reward/" in k}
+    assert named == {"env": 0.5, "form": 1.0, "length": 1.0}
+    np.testing.assert_allclose(metrics["rollout/reward_mean"], 0.5 + 0.1 + 0.5, rtol=1e-12)
+    assert 0 <= metrics["time/reward_s"] <= found.wall_s and not undeclared(metrics)
+
+
+def test_a_name_that_no_trajectory_has_is_reported():
+    rewards = [{"name": "from", "weight": 0.1}]
+    found = collected(rewards)
+    assert unpaid_rewards(found, from_dict({"rewards": rewards}).rewards) == (
+        "config.rewards weighs from, which no trajectory has; they have env, form."
+    )
+    rewards[0]["name"] = "form"
+    assert unpaid_rewards(found, from_dict({"rewards": rewards}).rewards) is None
+
+
+def test_functions_run_beside_the_environments_as_many_at_a_time_as_is_allowed():
+    reward_cases.Counting.most = 0
+    rewards = [own("Counting", options={"seconds": 0.05}, concurrency=3)]
+    found = collected(rewards, tasks=[str(i) for i in range(9)])
+    assert reward_cases.Counting.most == 3
+    assert {t.rewards["Counting"] for t in found.trajectories} == {1.0}
+
+
+def test_the_sampler_goes_on_while_rewards_are_computed():
+    class Going(Saying):
+        def submit(self, turn):
+            if turn.group == 4:  # on the slot of an episode that is over
+                reward_cases.released.set()
+            super().submit(turn)
+
+    found = collected([own("waits")], make=reward_cases.Plain, tasks="abcde", engine=Going())
+    assert not any(t.failed for t in found.trajectories)
+
+
+def test_rounds_of_dynamic_sampling_add_their_waits():
+    once = collected([own("length")])
+    twice = resample(lambda *_: once, ["good", "bad"], iter(["good"] * 9), rounds=1)
+    assert twice.reward_s == 2 * once.reward_s and replace(once, reward_s=0.0) != twice
+
+
+@pytest.mark.parametrize("where", ["remote", "isolated"])
+def test_named_rewards_come_from_another_process_and_machine(where, tmp_path):
+    token_file = tmp_path / "token"
+    with contextlib.ExitStack() as opened:
+        if where == "remote":
+            server = opened.enter_context(served(reward_cases.Paying, token_file))
+            make = lambda turns: remote(server.url, token_file)  # noqa: E731
+        else:
+            make = lambda turns: Isolated("reward_cases:Paying", {"turns": turns})  # noqa: E731
+        found = collected([{"name": "form", "weight": 0.5}], make=make)
+    for trajectory in found.trajectories:
+        assert trajectory.rewards == {"env": 0.5, "form": 1.0} and trajectory.reward == 1.0

@@ -1,0 +1,137 @@
+"""Reward functions as users write them, some of which fail."""
+
+import asyncio
+import threading
+import time
+
+from seeupo_jax.envs.base import StepResult
+
+released = threading.Event()  # lets hung calls end with the test
+seen = []
+
+
+def length(episode):
+    seen.append(episode)
+    episode.messages[0]["content"] = "changed by a reward function"  # its own copy
+    return len(episode.answer)
+
+
+def one(episode):
+    return 1
+
+
+async def patient(episode, *, factor=1.0):
+    await asyncio.sleep(0.01)
+    return factor * episode.turns
+
+
+def broken(episode):
+    if episode.task_id == "bad":
+        raise KeyError("no such field")
+    return 1.0
+
+
+def hangs(episode):
+    released.wait(30 if episode.task_id == "bad" else 0)
+    return 1.0
+
+
+async def hangs_awaiting(episode):
+    await asyncio.sleep(30 if episode.task_id == "bad" else 0)
+    return 1.0
+
+
+async def blocks(episode):
+    released.wait(30 if episode.task_id == "bad" else 0)
+    return 1.0
+
+
+def waits(episode):
+    """Only a sampler that goes on meanwhile releases it."""
+    return 1.0 if released.wait(10) else float("nan")
+
+
+def infinite(episode):
+    return float("inf") if episode.task_id == "bad" else 1
+
+
+def words(episode):
+    return "1.0" if episode.task_id == "bad" else 1
+
+
+def huge(episode):
+    return 2e6 if episode.task_id == "bad" else 1
+
+
+async def own_timeout(episode):
+    if episode.task_id == "bad":
+        raise TimeoutError("of its own")
+    return 1.0
+
+
+def quits(episode):
+    return exit(3) if episode.task_id == "bad" else 1.0
+
+
+class Counting:
+    """Counts the calls that run at once."""
+
+    most = now = 0
+    lock = threading.Lock()
+
+    def __init__(self, *, seconds):
+        if seconds < 0:
+            raise ValueError(f"seconds: got {seconds}; allowed: a number >= 0.")
+        self._seconds = seconds
+
+    def __call__(self, episode):
+        with self.lock:
+            Counting.now += 1
+            Counting.most = max(self.most, self.now)
+        time.sleep(self._seconds)
+        with self.lock:
+            Counting.now -= 1
+        return 1.0
+
+
+def two(episode, more):
+    return 1.0
+
+
+class NotCalled:
+    pass
+
+
+class Paying:
+    """Pays 0.25 a step and, by name, 0.5 for each; ends after `turns` steps."""
+
+    def __init__(self, turns=2):
+        self._turns = turns
+
+    def task_ids(self, split):
+        return ["good", "bad"]
+
+    def reset(self, task_id, seed):
+        self._step = 0
+        return ({"role": "user", "content": "1"},), ({"name": "17 18"},)
+
+    def step(self, text):
+        self._step += 1
+        done = self._step == self._turns
+        return StepResult(
+            ({"role": "tool", "content": "2"},), 0.25, done, {"gold": 7}, {"form": 0.5}
+        )
+
+    def score(self):
+        return self._step / 10
+
+    def close(self):
+        pass
+
+
+class Plain(Paying):
+    """The same without names."""
+
+    def step(self, text):
+        result = super().step(text)
+        return StepResult(result.observation, result.reward, result.done, result.info)
