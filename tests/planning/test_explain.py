@@ -380,7 +380,7 @@ def test_what_cannot_be_planned_is_one_sentence(flags, told, tmp_path, capsys):
         (
             ["model.path=models/unheard-of"],
             "config.model.path: got 'models/unheard-of', which is not here; allowed without its"
-            " files: a path that ends in one of Qwen2.5-14B-Instruct,",
+            " files: a path that ends in one of Qwen2.5-0.5B-Instruct,",
         ),
         (["env.name=bfcl", "env.options.format=x"], "bfcl format: got 'x'; allowed:"),
         (["mesh.tensor=3"], "config.mesh: got "),
