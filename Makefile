@@ -2,13 +2,27 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+UV := $(VENV)/bin/uv
 WORKDIR ?= runs/quickstart
 # Of the tests: one more than there are cores, since many of them wait for processes.
 WORKERS ?= $(shell expr 1 + $$(nproc 2>/dev/null || echo 1))
 # Hundreds of processes import the package: without bytecode each would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test-tools test-models test-appworld test-libtpu quickstart bfcl test lint docs clean
+# uv has variables of its own; what pip's say holds for it too. It reads no file of pip's: where that
+# matters, pip installs.
+settings = $(and $(PIP_$(1)),$(eval export UV_$(2) ?= $(PIP_$(1))))
+$(call settings,INDEX_URL,DEFAULT_INDEX)
+$(call settings,EXTRA_INDEX_URL,INDEX)
+$(call settings,FIND_LINKS,FIND_LINKS)
+$(call settings,DEFAULT_TIMEOUT,HTTP_TIMEOUT)
+# As pip, not only the first index that has a package is asked for its versions.
+export UV_INDEX_STRATEGY ?= unsafe-best-match
+install = $(UV) pip install --quiet --python $(RUN) $(1) \
+	|| { echo "uv could not install this; trying pip."; \
+	$(RUN) -m pip install --quiet --disable-pip-version-check $(1); }
+
+.PHONY: help setup lock test-torch test-tools test-models test-appworld test-libtpu quickstart bfcl test lint docs clean
 
 help:
 	@echo "make quickstart   train the bundled example policy and show its learning curve (about 5 minutes)"
@@ -17,27 +31,44 @@ help:
 	@echo "make lint         ruff format, ruff check, shellcheck, and the site's links"
 	@echo "make docs         the documentation as a site, in site/"
 
-$(VENV)/runtime: requirements.txt pyproject.toml
-	@echo "Setting up $(VENV) with what requirements.txt names ..."
+$(UV):
+	@echo "Making $(VENV) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --editable .
+	$(RUN) -m pip install --quiet --disable-pip-version-check "uv>=0.8"
+
+$(VENV)/runtime: $(UV) requirements.lock requirements.txt pyproject.toml
+	@echo "Setting up $(VENV) with what requirements.lock names ..."
+	@$(call install,--require-hashes --requirement requirements.lock)
+	@$(call install,--no-deps --editable .)
 	@touch $@
 
 # What the tests need beside it; the parts fetch and unpack side by side.
-$(VENV)/development: $(VENV)/runtime third_party/bfcl/setup.sh third_party/models/setup.sh \
-		third_party/appworld/setup.sh third_party/libtpu/setup.sh
-	@echo "Adding what the tests need ..."
-	@$(MAKE) --no-print-directory --jobs=4 test-tools test-models test-appworld test-libtpu
+$(VENV)/development: requirements.lock requirements.txt pyproject.toml third_party/install.sh \
+		third_party/bfcl/setup.sh third_party/models/setup.sh third_party/appworld/setup.sh \
+		third_party/libtpu/setup.sh
+	@echo "Setting up $(VENV) and what the tests need ..."
+	@$(MAKE) --no-print-directory --jobs=5 test-tools test-models test-appworld test-libtpu
 	@touch $@
 
-test-tools:
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --retries 1 \
+# By pip, which goes on where one of several places that may have this wheel is out of reach.
+test-torch: $(UV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --retries 1 \
 		--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
-	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+
+test-tools: $(VENV)/runtime test-torch
+	@$(call install,--editable ".[test]")
 	sh third_party/bfcl/setup.sh $(RUN)
 
+test-libtpu: $(VENV)/runtime
+test-models test-appworld: $(UV)
 test-models test-appworld test-libtpu: test-%:
 	sh third_party/$*/setup.sh $(RUN)
+
+# Pins what requirements.txt allows, with hashes, for Python 3.11 and later on every system.
+lock: $(UV)
+	$(UV) pip compile --quiet --upgrade --universal --generate-hashes --no-annotate \
+		--python-version 3.11 --custom-compile-command "make lock" \
+		requirements.txt --output-file requirements.lock
 
 setup: $(VENV)/development
 

@@ -54,7 +54,8 @@ def main(argv: Sequence[str] = sys.argv) -> None:
             if given.json is not None:
                 given.json.write_text(json.dumps(figures, indent=2) + "\n")
         elif name in ("-h", "--help"):
-            print(Flags("bench", __doc__).description)
+            Flags("bench", __doc__).print_help()
+            sys.exit(0)
         else:
             allowed = ", ".join((*BENCHMARKS, *PAGES))
             raise ValueError(f"bench: got {name!r}; allowed: one of {allowed}.")

@@ -10,8 +10,10 @@ ready=$venv/appworld-$version
 
 [ -f "$ready" ] && exit 0
 echo "Setting up AppWorld $version (230 MB) in $venv ..."
+# shellcheck source=third_party/install.sh
+. "$(dirname "$0")/../install.sh"
 "$python" -m venv --clear "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "appworld==$version"
+install "$venv/bin/python" "appworld==$version"
 # The package brings its apps encrypted, and its own tests, which go to a cache.
 if ! log=$(APPWORLD_CACHE="$venv/cache" "$venv/bin/appworld" install 2>&1); then
     echo "third_party/appworld/setup.sh: appworld install failed: $log" >&2

