@@ -45,7 +45,7 @@ def record(run, success, *, tokens=100, before=0.25, after=None):
 
 def replaced(run, program):
     """The run with another program in place of the training."""
-    return type(run)(run.recipe, run.seed, run.folder, run.config, [sys.executable, "-c", program])
+    return type(run)(run.variant, run.seed, run.folder, run.config, [sys.executable, "-c", program])
 
 
 def test_every_recipe_has_its_run_with_one_seed_before_any_has_the_next(tmp_path):
@@ -97,6 +97,69 @@ def test_an_unknown_or_repeated_recipe_is_refused_with_those_there_are(tmp_path,
 def test_what_each_run_has_of_its_own_is_refused_for_all(tmp_path, override):
     with pytest.raises(ValueError, match=f"--config.{override.partition('=')[0]}: each run has"):
         planned(tmp_path, override)
+
+
+def swept(folder, *sweep, recipes=None, **more):
+    return plan(TINY, (), folder, recipes=recipes, equal_steps=True, sweep=sweep, **more)
+
+
+def test_swept_fields_are_trained_in_every_combination_with_names_that_say_them(tmp_path):
+    runs = swept(tmp_path, "optimizer.learning_rate=1e-4,2e-4", "optimizer.name=lion", seeds=2)
+    assert [str(run) for run in runs] == [
+        "seeupo optimizer.learning_rate=1e-4 optimizer.name=lion seed 0",
+        "seeupo optimizer.learning_rate=2e-4 optimizer.name=lion seed 0",
+        "seeupo optimizer.learning_rate=1e-4 optimizer.name=lion seed 1",
+        "seeupo optimizer.learning_rate=2e-4 optimizer.name=lion seed 1",
+    ]
+    assert [run.config.optimizer.learning_rate for run in runs] == [1e-4, 2e-4] * 2
+    folder = tmp_path / "seeupo/optimizer.learning_rate=1e-4/optimizer.name=lion/seed0"
+    assert runs[0].folder == folder
+    assert "--config.optimizer.learning_rate=1e-4" in runs[0].command
+    assert not [text for text in runs[0].command if text.startswith("--config.recipe")]
+
+
+def test_a_sweep_goes_with_every_recipe_and_of_any_value(tmp_path):
+    runs = swept(tmp_path, "batching.buckets=(64,128),(128,)", recipes=["grpo", "rloo"], seeds=1)
+    assert [(run.config.recipe, run.config.batching.buckets) for run in runs] == [
+        ("grpo", (64, 128)),
+        ("grpo", (128,)),
+        ("rloo", (64, 128)),
+        ("rloo", (128,)),
+    ]
+    assert len({run.folder for run in runs}) == 4
+    assert all(
+        set(run.folder.parent.name) <= set("batching.buckets=_0123456789abcdef-") for run in runs
+    )
+    same_name = swept(tmp_path, "env.options.x='a b','a/b','a_b'", seeds=1)
+    assert len({run.folder for run in same_name}) == 3
+
+
+@pytest.mark.parametrize(
+    "sweep, sentence",
+    [
+        (["optimizer.lr=1"], "config.optimizer.lr: no such field;.* allowed: name, learning_rate"),
+        (["optimizer.learning_rate=1e-4,fast"], "config.optimizer.learning_rate: got 'fast'"),
+        (["optimizer.learning_rate=1e-4,-1"], "config.optimizer.learning_rate: got -1.*> 0"),
+        (["optimizer.learning_rate"], "--sweep: got 'optimizer.learning_rate'; allowed: FIELD="),
+        (["iterations=1,,2"], "--sweep: got 'iterations=1,,2'; allowed: FIELD="),
+        (["iterations=1,1"], "--sweep: got 'iterations=1,1'; allowed: .* each value once"),
+        (["iterations=1", "iterations=2"], "--sweep: got the field 'iterations'; allowed: each"),
+        (["seed=1,2"], "--sweep: got the field 'seed'; allowed: .* --recipes, --seeds"),
+    ],
+)
+def test_a_sweep_that_cannot_run_is_refused_before_anything_does(tmp_path, sweep, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        swept(tmp_path, *sweep, seeds=1)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_sweep_is_a_row_per_combination(tmp_path):
+    runs = swept(tmp_path, "optimizer.learning_rate=1e-4,2e-4", seeds=1)
+    record(runs[0], [0.25, 0.5], after=0.75)
+    lines = figures.read_lines(runs)
+    names = ["seeupo optimizer.learning_rate=1e-4", "seeupo optimizer.learning_rate=2e-4"]
+    assert [line.variant for line in lines] == names
+    assert list(figures.figures(lines)["recipes"]) == names
 
 
 def test_the_order_desk_is_compared_on_one_budget(tmp_path):

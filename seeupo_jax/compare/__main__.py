@@ -1,11 +1,12 @@
-"""Trains every recipe with every seed on the same budget, and compares the results.
+"""Trains recipes, or values of any field, with every seed on the same budget, and compares them.
 
     python -m seeupo_jax.compare --config=configs/compare_order_desk.py --workdir=runs/compare \\
         [--recipes=seeupo,grpo,gspo,rloo,seeupo_forward] [--seeds=5] [--config.FIELD=VALUE ...] \\
-        [--plot=OUT.svg] [--json=OUT.json]
+        [--sweep=optimizer.learning_rate=1e-4,2e-4 ...] [--plot=OUT.svg] [--json=OUT.json]
 
-All recipes are trained with seed 0 before any is trained with seed 1. SIGTERM or Ctrl-C saves and
-stops the current run; rerunning the command resumes it and skips finished runs.
+--sweep trains a field's values instead of recipes, or, with --recipes too, each with every recipe;
+several --sweep are combined. Everything is trained with seed 0 before seed 1. SIGTERM or Ctrl-C
+saves and stops the current run; rerunning the command resumes it and skips finished runs.
 """
 
 from __future__ import annotations
@@ -31,8 +32,26 @@ _DEFAULT_RECIPES = "seeupo,grpo,gspo,rloo,seeupo_forward"
 def _flags() -> Flags:
     flags = Flags("compare", __doc__)
     add_run_flags(flags)
-    flags.flag("recipes", "names of recipes.", names, default=names(_DEFAULT_RECIPES))
-    flags.flag("seeds", "runs of each recipe; their seeds count from 0.", whole(1), default=5)
+    flags.flag(
+        "recipes",
+        f"names of recipes; default: {_DEFAULT_RECIPES}, or with --sweep the configuration's"
+        " algorithm alone.",
+        names,
+    )
+    flags.flag(
+        "sweep",
+        "a field and values to train it with, as optimizer.learning_rate=1e-4,2e-4; several are"
+        " combined.",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE,VALUE,...",
+    )
+    flags.flag(
+        "seeds",
+        "runs of each recipe or combination; their seeds count from 0.",
+        whole(1),
+        default=5,
+    )
     flags.switch(
         "equal_steps",
         "recipes that update all turns at once split each iteration's trajectories into"
@@ -65,13 +84,17 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         for flag, file in (("--plot", plot), ("--json", given.json)):
             if file is not None:
                 check_writable(file.parent, flag)
+        recipes = given.recipes
+        if recipes is None and not given.sweep:
+            recipes = names(_DEFAULT_RECIPES)
         runs = plan(
             find_config(given.config).absolute(),
             given.override,
             workdir,
-            recipes=given.recipes,
+            recipes=recipes,
             seeds=given.seeds,
             equal_steps=given.equal_steps,
+            sweep=given.sweep,
         )
     try:
         failed = 0 if given.draw_only else train_all(runs)
@@ -90,7 +113,7 @@ def compare(runs: Sequence[PlannedRun], given: argparse.Namespace, plot: Path) -
     lines = figures.read_lines(runs)
     figures.draw(lines, plot)
     if given.json is not None:
-        about = {"config": given.config, "overrides": given.override}
+        about = {"config": given.config, "overrides": given.override, "sweep": given.sweep}
         values = {**about, **figures.figures(lines)}
         given.json.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n")
     # Where there is no terminal, lines are as long as they need to be.

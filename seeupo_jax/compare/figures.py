@@ -45,9 +45,9 @@ class History:
 
 @dataclass(frozen=True)
 class Line:
-    """A recipe: its finished runs, or those under way as long as none is finished."""
+    """A variant of a recipe: its finished runs, or those under way as long as none is finished."""
 
-    recipe: str
+    variant: str
     planned: int
     histories: tuple[History, ...]
 
@@ -74,13 +74,13 @@ class Line:
 
 
 def read_lines(runs: Sequence[PlannedRun]) -> list[Line]:
-    """What the runs of each recipe have recorded so far; recipes in the order of the runs."""
+    """What the runs of each recipe have recorded so far; variants in the order of the runs."""
     lines = []
-    for recipe in dict.fromkeys(run.recipe for run in runs):
-        own = [run for run in runs if run.recipe == recipe]
+    for variant in dict.fromkeys(run.variant for run in runs):
+        own = [run for run in runs if run.variant == variant]
         read = [history for run in own if (history := read_history(run)) is not None]
         ended = [history for history in read if history.done]
-        lines.append(Line(recipe, len(own), tuple(ended if ended else read)))
+        lines.append(Line(variant, len(own), tuple(ended if ended else read)))
     return lines
 
 
@@ -160,7 +160,7 @@ def table(lines: Sequence[Line], *, k: int) -> Table:
         series += [[float(h.at(share * budget)) for h in histories] for share in SHARES]
         cells = [_cell(seed_interval(values)) for values in series]
         ended = sum(h.done for h in histories)
-        result.add_row(line.recipe, f"{ended} of {line.planned}", steps, *cells)
+        result.add_row(line.variant, f"{ended} of {line.planned}", steps, *cells)
     return result
 
 
@@ -170,7 +170,7 @@ def figures(lines: Sequence[Line]) -> dict[str, Any]:
     recipes = {}
     for line in lines:
         curve = line.curve()
-        recipes[line.recipe] = {
+        recipes[line.variant] = {
             "runs_planned": line.planned,
             "runs_finished": sum(h.done for h in line.histories),
             "seeds": [h.seed for h in line.histories],
@@ -217,7 +217,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
 def _label(line: Line) -> str:
     count = len(line.histories)
     runs = f"{count} run{'' if count == 1 else 's'}{'' if line.done else ', not finished'}"
-    return f"{line.recipe} ({runs})"
+    return f"{line.variant} ({runs})"
 
 
 def _cell(estimate: Estimate) -> str:

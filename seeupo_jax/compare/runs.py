@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
+import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -31,16 +34,19 @@ _MAY_CHANGE = ("iterations", "checkpoint", "profile", "telemetry")
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """One recipe with one seed, in a folder of its own."""
+    """One variant with one seed, in a folder of its own.
 
-    recipe: str
+    variant: the recipe, and the values of this run's swept fields.
+    """
+
+    variant: str
     seed: int
     folder: Path
     config: Config
     command: list[str]
 
     def __str__(self) -> str:
-        return f"{self.recipe} seed {self.seed}"
+        return f"{self.variant} seed {self.seed}"
 
     @property
     def metric(self) -> str:
@@ -56,45 +62,97 @@ def plan(
     overrides: Sequence[str],
     workdir: Path,
     *,
-    recipes: Sequence[str],
+    recipes: Sequence[str] | None,
     seeds: int,
     equal_steps: bool,
+    sweep: Sequence[str] = (),
 ) -> list[PlannedRun]:
-    """All runs of a comparison, every recipe with seed 0 first.
+    """All runs of a comparison, every variant with seed 0 first.
 
     Args:
       overrides: `field.sub=value`, for every run.
-      recipes: names out of `RECIPES`, each once.
+      recipes: names out of `RECIPES`, each once; None: the algorithm of the configuration.
       seeds: how many; they count from 0.
       equal_steps: whether recipes that update all turns at once make as many optimizer steps an
         iteration as there are turns.
+      sweep: `field.sub=value,value,...`, of which every combination is a variant of each recipe.
 
     Raises:
       ValueError: an unknown recipe, a field that is not allowed, or a folder whose run has
         another configuration.
     """
-    for number, recipe in enumerate(recipes):
+    for number, recipe in enumerate(recipes or ()):
         if recipe not in RECIPES or recipe in recipes[:number]:
             allowed = ", ".join(RECIPES)
             raise ValueError(f"--recipes: got {recipe!r}; allowed, each once: {allowed}.")
     for field, flag in (("recipe", "--recipes"), ("seed", "--seeds")):
         if any(text.partition("=")[0] == field for text in overrides):
             raise ValueError(f"--config.{field}: each run has its own; use {flag}.")
+    points = sweep_points(sweep, overrides)
+    own_recipe = load_config(config_file, overrides).recipe
+    named = [(own_recipe, [])] if recipes is None else [(r, [f"recipe={r}"]) for r in recipes]
     runs = []
     for seed in range(seeds):
-        for recipe in recipes:
-            own = [*overrides, f"recipe={recipe}", f"seed={seed}"]
+        for (recipe, choice), point in itertools.product(named, points):
+            own = [*overrides, *choice, *point, f"seed={seed}"]
             config = load_config(config_file, own)
             if equal_steps and updates_at_once(config.algorithm):
                 parts = config.algorithm.minibatches_per_turn * config.rollout.max_turns
                 own.append(f"algorithm.minibatches_per_turn={parts}")
                 config = load_config(config_file, own)
-            folder = workdir / recipe / f"seed{seed}"
+            folder = workdir / Path(*map(_folder_name, (recipe, *point))) / f"seed{seed}"
             command = [sys.executable, "-m", "seeupo_jax.train", f"--config={config_file}"]
             command += [f"--workdir={folder}", *(f"--config.{text}" for text in own)]
-            runs.append(PlannedRun(recipe, seed, folder, config, command))
+            variant = " ".join((recipe, *point))
+            runs.append(PlannedRun(variant, seed, folder, config, command))
             _check_same(runs[-1])
     return runs
+
+
+def sweep_points(sweep: Sequence[str], overrides: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every combination of swept values, each as overrides; without a sweep, one without any.
+
+    Raises:
+      ValueError: a text without values, a value twice, or a field that is given elsewhere.
+    """
+    fixed = {text.partition("=")[0] for text in overrides} | {"recipe", "seed"}
+    axes = []
+    for text in sweep:
+        field, _, given = text.partition("=")
+        values = [value.strip() for value in _split(given)]
+        if not field or not all(values) or len(set(values)) < len(values):
+            raise ValueError(
+                f"--sweep: got {text[:200]!r}; allowed: FIELD=VALUE,VALUE,... with each value once,"
+                " as optimizer.learning_rate=1e-4,2e-4."
+            )
+        if field in fixed:
+            raise ValueError(
+                f"--sweep: got the field {field!r}; allowed: each field once, and none that"
+                " --recipes, --seeds or --config.FIELD sets."
+            )
+        fixed.add(field)
+        axes.append([f"{field}={value}" for value in values])
+    return list(itertools.product(*axes))
+
+
+def _split(text: str) -> list[str]:
+    """Values with commas between them; commas inside of brackets belong to a value."""
+    values, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += letter
+    return values
+
+
+def _folder_name(text: str) -> str:
+    """A name of a recipe or of a field with its value that is short, and its own, as a folder's."""
+    name = re.sub(r"[^\w.=+-]", "_", text)
+    if name == text and len(name) <= 100:
+        return name
+    return f"{name[:100]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def updates_at_once(algorithm: Algorithm) -> bool:
