@@ -1,10 +1,11 @@
 """Exports the policy of a checkpoint as a folder that other software loads.
 
     python -m seeupo_jax.export --config=FILE.py [--config.FIELD=VALUE ...] --workdir=DIR \\
-        [--step=latest|best|N] --output=FOLDER
+        [--step=latest|best|N] --output=FOLDER [--push_to_hub=USER/NAME [--private]]
 
 Only the parameters of the checkpoint are read, onto the available devices. The folder is one that
-`transformers` loads or, with adapters that are not merged, `peft`.
+`transformers` loads or, with adapters that are not merged, `peft`. --push_to_hub also uploads it,
+with a model card that has the run's figures, with the token in HF_TOKEN or of `hf auth login`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 import jax
 
 from seeupo_jax.configuration.flags import Flags, path
-from seeupo_jax.errors import sentence_errors
+from seeupo_jax.errors import WriteError, sentence_errors
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.runtime.cli import (
     add_cluster_flags,
@@ -25,6 +26,7 @@ from seeupo_jax.runtime.cli import (
     log_to_stderr,
     read_config,
 )
+from seeupo_jax.runtime.hub import CARD, hub_client, model_card, push
 from seeupo_jax.runtime.policy_folder import export_policy
 
 
@@ -34,6 +36,8 @@ def _flags() -> Flags:
     add_cluster_flags(flags)
     flags.flag("step", "which checkpoint: latest, best, or its number.", default="latest")
     flags.flag("output", "the folder to write; a new one, or empty.", path, required=True)
+    flags.flag("push_to_hub", "also upload it to this repository of the Hugging Face Hub.")
+    flags.switch("private", "make that repository a private one, if it is not there yet.")
     return flags
 
 
@@ -43,11 +47,20 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         given = _flags().read(arguments[1:])
     log_to_stderr()
     with errors_end_at_once(), sentence_errors():
-        config = read_config(given)
+        config, repo = read_config(given), given.push_to_hub
+        if given.private and repo is None:
+            raise ValueError("--private: got True; allowed: with --push_to_hub=USER/NAME.")
         join_cluster(config, **cluster_flags(given))
-        step = export_policy(config, given.workdir, given.step, given.output)
-        if jax.process_index() == 0:
-            print(f"wrote {given.output}: the policy after iteration {step}")
+        writes = jax.process_index() == 0
+        with sentence_errors(WriteError, code=1):
+            client = hub_client(repo) if repo is not None and writes else None
+            step = export_policy(config, given.workdir, given.step, given.output)
+            if writes:
+                print(f"wrote {given.output}: the policy after iteration {step}")
+            if client is not None:
+                card = model_card(config, given.workdir, step, repo)
+                (given.output / CARD).write_text(card, encoding="utf-8")
+                print(f"pushed to {push(client, given.output, repo, private=given.private)}")
 
 
 if __name__ == "__main__":

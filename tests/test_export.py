@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from hub_stub import TOKEN, running_hub
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.checkpoint import checkpoints as module
 from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.export import main
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters, merge
@@ -79,6 +81,20 @@ def test_only_parameters_are_read_and_they_are_cut_over_all_devices(run, tmp_pat
         embedding.sharding.shard_shape(embedding.shape)[1]
         == embedding.shape[1] // jax.device_count()
     )
+
+
+def test_the_command_pushes_the_policy_with_its_card(run, tmp_path, monkeypatch, capsys):
+    workdir, _, _ = run
+    out = tmp_path / "out"
+    line = ["--config=package:quickstart", f"--workdir={workdir}", f"--output={out}"]
+    with running_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        main(["export", *line, "--push_to_hub=team/agent", "--private"])
+    assert capsys.readouterr().out.endswith(f"pushed to {hub.url}/team/agent\n")
+    assert hub.repositories == {"team/agent": True}
+    assert hub.files == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert b"after iteration 2" in hub.files["README.md"] and "model.safetensors" in hub.files
 
 
 def test_a_layout_of_other_machines_does_not_matter(run, tmp_path):

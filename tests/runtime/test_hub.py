@@ -1,0 +1,121 @@
+"""An exported policy goes to the hub with a card that has the run's figures."""
+
+import json
+import socket
+
+import pytest
+import yaml
+from hub_stub import READ_ONLY, TOKEN, running_hub
+from places import TINY
+
+from seeupo_jax import export
+from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.runtime.hub import hub_client, model_card, push
+
+EVALUATIONS = [
+    {"iteration": 0, "eval/avg@4": 0.39, "eval/avg@4_low": 0.35, "eval/avg@4_high": 0.43},
+    {"iteration": 1, "rollout/success_rate": 0.5},
+    {"iteration": 2, "eval/avg@4": 0.75, "eval/pass@4": 0.875},
+    {"iteration": 4, "eval/avg@4": 0.99},
+]
+MANIFEST = {
+    "command": ["seeupo-train", "--config=package:quickstart"],
+    "began": "2026-01-02T03:04:05+00:00",
+    "versions": {"python": "3.11.7", "jax": "0.10.2", "seeupo_jax": "0.1.0", "numpy": "2"},
+    "devices": {"platform": "cpu", "count": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def hub():
+    with running_hub() as running:
+        yield running
+
+
+@pytest.fixture
+def place(hub, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return hub
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    lines = "".join(json.dumps(line) + "\n" for line in EVALUATIONS)
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    (tmp_path / "run.json").write_text(json.dumps(MANIFEST))
+    return tmp_path
+
+
+def a_config(**fields):
+    return from_dict({"model": {"path": "package:order_desk"}, **fields})
+
+
+def test_the_card_has_the_first_evaluation_and_that_of_the_exported_policy(workdir):
+    card = model_card(a_config(recipe="grpo"), workdir, 2, "someone/agent")
+    _, head, body = card.split("---\n", 2)
+    values = yaml.safe_load(head)
+    assert values["library_name"] == "transformers" and "seeupo_jax" in values["tags"]
+    (index,) = values["model-index"]
+    (result,) = index["results"]
+    assert index["name"] == "agent"
+    assert [(m["type"], m["value"]) for m in result["metrics"]] == [("avg@4", 0.75)]
+    assert result["dataset"]["name"] == "order_desk"
+    assert "| 0 | 0.39 [0.35, 0.43] | - |\n| 2 | 0.75 | 0.88 |\n" in body and "0.99" not in body
+    assert "`grpo`" in body and "| command | seeupo-train --config=package:quickstart |" in body
+    assert "| versions | python 3.11.7, seeupo_jax 0.1.0, jax 0.10.2 |" in body
+
+
+def test_a_run_without_records_has_a_card_that_says_so(tmp_path):
+    adapters = a_config(lora={"rank": 2})
+    card = model_card(adapters, tmp_path, 3, "agent")
+    values = yaml.safe_load(card.split("---\n")[1])
+    assert values["library_name"] == "peft" and "model-index" not in values
+    assert "| none was recorded | | |" in card and "after iteration 3" in card
+
+
+def test_a_folder_is_uploaded_to_a_repository_that_is_made(place, tmp_path):
+    (tmp_path / "README.md").write_text("# A\n")
+    (tmp_path / "model.safetensors").write_bytes(bytes(range(256)) * 64)
+    client = hub_client("team/agent")
+    assert push(client, tmp_path, "team/agent", private=True) == f"{place.url}/team/agent"
+    assert place.repositories["team/agent"] is True
+    assert place.files["README.md"] == b"# A\n"
+    assert place.files["model.safetensors"] == bytes(range(256)) * 64
+    assert push(client, tmp_path, "team/agent", private=True)  # once more, onto what is there
+
+
+def test_the_command_refuses_before_it_exports(place, tmp_path, monkeypatch, capsys):
+    line = [f"--config={TINY}", f"--workdir={tmp_path / 'run'}", f"--output={tmp_path / 'out'}"]
+
+    def refusal(*more, code=2):
+        with pytest.raises(SystemExit) as ended:
+            export.main(["export", *line, *more])
+        assert ended.value.code == code and not (tmp_path / "out").exists()
+        text = capsys.readouterr().err
+        assert text.startswith("error: ") and text.count("\n") == 1
+        return text
+
+    assert "--private: got True; allowed: with --push_to_hub" in refusal("--private")
+    assert "--push_to_hub: got 'a/b/c'; allowed: a name as" in refusal("--push_to_hub=a/b/c")
+    monkeypatch.setenv("HF_TOKEN", "hf_unknown")
+    assert f"{place.url} did not take the token: " in refusal("--push_to_hub=a/b")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        assert "ConnectError" in refusal("--push_to_hub=a/b", code=1)
+
+
+def test_a_token_is_needed(monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", "/dev/null")
+    with pytest.raises(ValueError, match="--push_to_hub: got no token; allowed: .* in HF_TOKEN"):
+        hub_client("a/b")
+
+
+def test_a_token_that_may_not_write_is_named_with_what_is_complete(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", READ_ONLY)
+    client = hub_client("a/read")
+    with pytest.raises(ValueError, match=f"a/read could not be written .*; {tmp_path} is complete"):
+        push(client, tmp_path, "a/read", private=False)
+    assert "a/read" not in place.repositories
