@@ -1,7 +1,7 @@
 """Evaluation: avg@k and pass@k of a policy on a split, with 95% intervals.
 
-python -m seeupo_jax.evaluate --config=FILE.py --workdir=DIR [--untrained] [--split=test] [--k=4]
-    [--greedy] [--explain] [--json=OUT] [--bfcl_results=FOLDER]
+python -m seeupo_jax.evaluate --config=FILE.py --workdir=DIR [--untrained] [--weights=ema|trained]
+    [--split=test] [--k=4] [--greedy] [--explain] [--json=OUT] [--bfcl_results=FOLDER]
     [--server=http://HOST:PORT [--server_model=NAME] [--server_dialect=auto|vllm|sglang]
     [--server_seeded=True] [--server_timeout_s=600]]
 
@@ -24,7 +24,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -55,8 +55,10 @@ from seeupo_jax.runtime.evaluation_run import (
     evaluate_policy,
     evaluation_settings,
 )
+from seeupo_jax.runtime.policy_folder import WEIGHTS, saved_weights
 from seeupo_jax.runtime.policy_sources import (
     Server,
+    about_policy,
     check_served,
     check_trained,
     own_policy,
@@ -75,8 +77,9 @@ def _explain(
     workdir = given.workdir
     if server is None:
         folder = policy_folder(config, workdir)
-        found = explain_policy(config, workdir, folder, untrained=given.untrained)
-        same: dict[str, Any] | None = {"iteration": found.iteration}
+        part = None if given.untrained else saved_weights(config, given.weights)
+        found = explain_policy(config, workdir, folder, part)
+        same: dict[str, Any] | None = about_policy(config, found.iteration, part)
     else:
         jax.config.update("jax_platforms", "cpu")
         check_served(config)
@@ -112,6 +115,7 @@ def _flags() -> Flags:
     add_cluster_flags(flags)
     flags.switch("explain", EXPLAIN)
     flags.switch("untrained", "evaluate the policy that the configuration starts from.")
+    flags.flag("weights", WEIGHTS)
     flags.flag("split", "the split to evaluate; default: config.evaluation.split.")
     flags.flag(
         "k", "episodes per task; default: config.evaluation.k, and 1 with --greedy.", whole(1)
@@ -164,6 +168,7 @@ def evaluate(
     k: int | None = None,
     greedy: bool = False,
     untrained: bool = False,
+    weights: str | None = None,
     server: Server | None = None,
 ) -> EvaluationResult:
     """avg@k and pass@k of a run's last checkpoint on a split; missing episodes alone are played.
@@ -175,6 +180,7 @@ def evaluate(
       k: episodes per task; None: `config.evaluation.k`, and 1 if greedy.
       greedy: always take the likeliest token.
       untrained: evaluate the policy that the configuration starts from.
+      weights: trained, or ema for their average; None: the average where the run has one.
       server: evaluate the policy that it serves, and compute none here.
 
     Raises:
@@ -189,26 +195,43 @@ def evaluate(
     if k is not None and k < 1:
         raise ValueError(f"k: got {k}; allowed: a whole number >= 1.")
     config, split, k = _choices(config, split, k, greedy=greedy)
-    _check(config, workdir, server, untrained=untrained)
-    return _evaluate(config, workdir, server, split=split, k=k, untrained=untrained)
+    which = _Which(server, untrained, weights)
+    _check(config, workdir, which)
+    return _evaluate(config, workdir, which, split=split, k=k)
 
 
-def _check(config: Config, workdir: Path, server: Server | None, *, untrained: bool) -> None:
+class _Which(NamedTuple):
+    """The policy that is meant; see `evaluate`."""
+
+    server: Server | None
+    untrained: bool
+    weights: str | None
+
+
+def _check(config: Config, workdir: Path, which: _Which) -> None:
     """ValueError where there is nothing to evaluate, or no way to."""
+    server, untrained, weights = which
+    if weights is not None and (server is not None or untrained):
+        raise ValueError(
+            f"--weights: got {weights!r}; allowed: none with --server and --untrained, which say"
+            " what is evaluated."
+        )
     if server is not None and untrained:
         raise ValueError("--untrained: got True; allowed: without --server, which has its policy.")
     if server is None:
         check_config(config)
+        saved_weights(config, weights)
         if not untrained:
             check_trained(config, workdir)
 
 
 def _evaluate(
-    config: Config, workdir: Path, server: Server | None, *, split: str, k: int, untrained: bool
+    config: Config, workdir: Path, which: _Which, *, split: str, k: int
 ) -> EvaluationResult:
     check_writable(workdir)
+    server, untrained, weights = which
     if server is None:
-        opened = own_policy(config, workdir, untrained=untrained)
+        opened = own_policy(config, workdir, untrained=untrained, weights=weights)
     else:
         opened = served_policy(config, workdir, server)
     with opened as source:
@@ -233,12 +256,13 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             raise ValueError(
                 f"--bfcl_results: got env {config.env.name!r}; allowed: config.env.name=bfcl."
             )
-        _check(config, workdir, server, untrained=given.untrained)
+        which = _Which(server, given.untrained, given.weights)
+        _check(config, workdir, which)
         if given.explain:
             return print_explanation(_explain(config, given, server, split, k))
         if given.json is not None:
             check_writable(given.json.parent, "--json")
-        result = _evaluate(config, workdir, server, split=split, k=k, untrained=given.untrained)
+        result = _evaluate(config, workdir, which, split=split, k=k)
         if jax.process_index() == 0:
             _report(config, given, result)
 

@@ -1,7 +1,8 @@
 """Exports the policy of a checkpoint as a folder that other software loads.
 
     python -m seeupo_jax.export --config=FILE.py [--config.FIELD=VALUE ...] --workdir=DIR \\
-        [--step=latest|best|N] --output=FOLDER [--push_to_hub=USER/NAME [--private]]
+        [--step=latest|best|N] [--weights=ema|trained] --output=FOLDER
+        [--push_to_hub=USER/NAME [--private]]
 
 Only the parameters of the checkpoint are read, onto the available devices. The folder is one that
 `transformers` loads or, with adapters that are not merged, `peft`. --push_to_hub also uploads it,
@@ -27,7 +28,7 @@ from seeupo_jax.runtime.cli import (
     read_config,
 )
 from seeupo_jax.runtime.hub import CARD, hub_client, model_card, push
-from seeupo_jax.runtime.policy_folder import export_policy
+from seeupo_jax.runtime.policy_folder import WEIGHTS, export_policy
 
 
 def _flags() -> Flags:
@@ -35,6 +36,7 @@ def _flags() -> Flags:
     add_run_flags(flags)
     add_cluster_flags(flags)
     flags.flag("step", "which checkpoint: latest, best, or its number.", default="latest")
+    flags.flag("weights", WEIGHTS)
     flags.flag("output", "the folder to write; a new one, or empty.", path, required=True)
     flags.flag("push_to_hub", "also upload it to this repository of the Hugging Face Hub.")
     flags.switch("private", "make that repository a private one, if it is not there yet.")
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         writes = jax.process_index() == 0
         with sentence_errors(WriteError, code=1):
             client = hub_client(repo) if repo is not None and writes else None
-            step = export_policy(config, given.workdir, given.step, given.output)
+            step = export_policy(config, given.workdir, given.step, given.output, given.weights)
             if writes:
                 print(f"wrote {given.output}: the policy after iteration {step}")
             if client is not None:

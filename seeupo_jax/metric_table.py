@@ -129,6 +129,7 @@ EVALUATION = (
     Metric("eval/failed", "episodes", "count"),
     Metric("eval/timeouts", "episodes", "count"),
     Metric("eval/selected_on", "0 or 1", "none"),
+    Metric("eval/ema", "0 or 1", "none"),
     Metric("state/checksum", "SHA-256", "none"),
 )
 OTHER = (Metric("telemetry/shards_removed", "files", "count since the start"),)

@@ -193,6 +193,7 @@ class TrainState(NamedTuple):
     step: int32 scalar, optimizer steps applied.
     skipped: int32 scalar, steps skipped because a gradient was not finite.
     critic: the value function; None, which has no leaves, where there is none.
+    ema: float32, the moving average of `params` over the iterations; None where there is none.
     """
 
     params: Any
@@ -200,3 +201,4 @@ class TrainState(NamedTuple):
     step: jax.Array
     skipped: jax.Array
     critic: CriticState | None = None
+    ema: Any = None

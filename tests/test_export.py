@@ -55,15 +55,16 @@ def test_the_folder_holds_the_policy_of_the_step(run, tmp_path, step, wanted):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_it_is_said_where_the_best_was_chosen_on_the_reported_split(run, tmp_path, capsys):
+def test_it_is_said_where_the_best_was_chosen_on_the_reported_split(run, tmp_path, caplog):
     workdir, config, _ = run
     export_policy(config, workdir, "latest", tmp_path / "latest")
-    assert "selected" not in capsys.readouterr().err
+    assert "selected" not in caplog.text
     export_policy(config, workdir, "best", tmp_path / "best")
-    assert "checkpoint 1 was selected on the split 'test'" in capsys.readouterr().err
+    assert "checkpoint 1 was selected on the split 'test'" in caplog.text
+    caplog.clear()
     config, _ = a_run(tmp_path / "other", {"selected_on": "validation"})
     export_policy(config, tmp_path / "other", "best", tmp_path / "validated")
-    assert "selected" not in capsys.readouterr().err
+    assert "selected" not in caplog.text
 
 
 def test_only_parameters_are_read_and_they_are_cut_over_all_devices(run, tmp_path, monkeypatch):
@@ -117,6 +118,28 @@ def test_adapters_are_exported_alone_or_merged(tmp_path):
     export_policy(merging, tmp_path, "latest", tmp_path / "merged")
     model, _ = from_pretrained(str(tmp_path / "merged"))
     assert checksum(split(model)[1]) == checksum(split(merge(trained))[1])
+
+
+def test_the_average_is_exported_unless_the_trained_parameters_are_meant(tmp_path):
+    config = from_dict({"model": {"path": BASE}, "optimizer": {"ema": 0.9}})
+    made, params = build.load_policy(config, BASE)
+    ema, zero = jax.tree.map(lambda leaf: leaf + 0.25, params), jnp.int32(0)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(1, TrainState(params, {}, zero, zero, ema=ema), {})
+    checkpoints.close()
+    for weights, wanted in ((None, ema), ("ema", ema), ("trained", params)):
+        folder = tmp_path / f"as_{weights}"
+        export_policy(config, tmp_path, "latest", folder, weights)
+        assert checksum(split(from_pretrained(str(folder))[0])[1]) == checksum(made.merged(wanted))
+    with pytest.raises(ValueError, match="--weights: got 'mean'; allowed: trained or ema."):
+        export_policy(config, tmp_path, "latest", tmp_path / "out", "mean")
+
+
+def test_an_average_that_the_run_does_not_have_is_refused(run, tmp_path):
+    workdir, config, _ = run
+    sentence = "--weights: got 'ema'; allowed: trained, since config.optimizer.ema is none."
+    with pytest.raises(ValueError, match=sentence):
+        export_policy(config, workdir, "latest", tmp_path / "out", "ema")
 
 
 @pytest.mark.parametrize(

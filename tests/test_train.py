@@ -19,11 +19,15 @@ from process_cases import environment
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.learner.optimization.parameter_groups import split_trained
+from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split
+from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config
+from seeupo_jax.runtime.policy_folder import export_policy
 from seeupo_jax.telemetry import read_trajectories
 
 CONFIG = TINY
@@ -251,6 +255,8 @@ def test_the_trained_policy_is_left_as_a_model_folder(finished):
 def test_adapters_train_resume_evaluate_and_come_out_in_pefts_format(tmp_path):
     base, workdir = run_cases.save_policy(tmp_path / "model"), tmp_path / "adapters"
     choices = ["--config.lora.rank=2", "--config.model.param_dtype=bfloat16"]
+    groups = [{"pattern": "layers/0/v/*", "frozen": True}, {"pattern": "*/lora_b", "name": "lion"}]
+    choices += [f"--config.optimizer.groups={groups}", "--config.optimizer.ema=0.5"]
     run_cases.finish(run_cases.start(base, workdir, *choices, "--config.iterations=2"))
     (printed,) = run_cases.finish(run_cases.start(base, workdir, *choices, "--config.iterations=3"))
     assert "resuming after iteration 2" in printed
@@ -260,12 +266,32 @@ def test_adapters_train_resume_evaluate_and_come_out_in_pefts_format(tmp_path):
     adapted = load_adapters(model, workdir / "policy")
     assert adapted.arch.lora.rank == 2
     assert (adapted.layers[0].mlp.down.lora_b[...] != 0).any()
+    assert (adapted.layers[0].v.lora_b[...] == 0).all()  # its group is frozen
+    evaluations = [line for line in read_metrics(workdir) if "eval/tasks" in line]
+    assert [line["eval/ema"] for line in evaluations] == [1.0] * len(evaluations) != []
+    _assert_the_average_was_exported(base, workdir, choices, adapted)
     run_cases.finish(run_cases.start(base, workdir, *choices, "--k=1", module="evaluate"))
     # The checkpoint holds the adapters and their optimizer's state, not the model.
     manifest = json.loads((workdir / "checkpoints" / "3" / "manifest.json").read_text())
     arrays = [name for name, kind in manifest["manifest"]["leaves"].items() if "," in kind]
     assert any(name.startswith("params/") for name in arrays)
     assert all("lora_" in name for name in arrays), arrays
+
+
+def _assert_the_average_was_exported(base, workdir, choices, adapted):
+    """WORKDIR/policy is checkpoint 3's average, and what `--weights=trained` exports is not."""
+    overrides = [text.removeprefix("--config.") for text in (*run_cases.CHOICES, *choices)]
+    config = load_config(CONFIG, [*overrides, f"model.path={base}"])
+    _, example = build.load_policy(config, str(base))
+    checkpoints = Checkpoints(workdir / "checkpoints", 2)
+    _, saved, _ = checkpoints.restore({"params": example, "ema": example}, partial=True)
+    checkpoints.close()
+    assert export_policy(config, workdir, "3", workdir / "trained", "trained") == 3
+    trained = load_adapters(from_pretrained(str(base))[0], workdir / "trained")
+    for model, wanted in ((adapted, saved["ema"]), (trained, saved["params"])):
+        params, _ = split_trained(config.optimizer.groups, *split(model))
+        jax.tree.map(np.testing.assert_array_equal, params, wanted)
+    assert checksum(saved["ema"]) != checksum(saved["params"])
 
 
 def test_evaluate_plays_the_last_checkpoint(finished):

@@ -180,12 +180,21 @@ def _sweep(setup: Setup) -> Iterator[Program]:
 
     trunk = () if critic == "model" else ("parameters",)  # a model has its own
     read = {
-        "sweep/turn": ("parameters", "optimizer", "frozen", "critic"),
+        "sweep/turn": ("parameters", "optimizer", "frozen", "critic", "average"),
         "sweep/reference": ("reference", "frozen"),
         "sweep/value": (*trunk, "frozen", "critic"),
     }
     for program in sweep_programs(setup.learner, setup.trajectories):
         kind, _, size = program.name.partition(" ")
+
+        def lower(program: Any = program) -> jax.stages.Lowered:
+            with jax.set_mesh(mesh):
+                return program.lower(setup.state, setup.reference)
+
+        if not size:  # the average of the parameters: two trees are read, and one is written
+            parts, hbm_bytes = ("parameters", "average"), 3 * setup.parts["parameters"]
+            yield Program(program.name, mesh, lower, parts, (), Work(), 1, hbm_bytes)
+            continue
         step, length, trips = kind == "sweep/turn", int(size), shapes.microbatches(int(size))
         # Logits of every token, of none, or of an action's.
         logits = {"sweep/score": length, "sweep/reference": length, "sweep/value": 0}
@@ -195,11 +204,6 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             work = Work(*done, rows * length)
         else:
             work = Work.of(arch, Pass(rows, length, head=head, trees=shapes.share))
-
-        def lower(program: Any = program) -> jax.stages.Lowered:
-            with jax.set_mesh(mesh):
-                return program.lower(setup.state, setup.reference)
-
         yield Program(
             program.name,
             mesh,

@@ -16,6 +16,7 @@ from typing import Any
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.fields import above, at_least, build, checked, choice, within
 from seeupo_jax.configuration.model_schema import Chat, Lora, Mesh, Model, Offload
+from seeupo_jax.configuration.optimizer_schema import Optimizer
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.reward import Reward
 from seeupo_jax.configuration.user_code import describe, import_attribute, shown
@@ -46,26 +47,6 @@ class Env:
     """Address space of such a process; none: no limit."""
     max_reward: float = above(0, 1e6)
     """Largest reward in magnitude, of a step or an episode; more is an error of the environment."""
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """An optax optimizer, its learning rate and its schedule."""
-
-    name: str = "adam"
-    """An optimizer of optax, such as adamw or contrib.muon, or a user's own module:function."""
-    learning_rate: float = above(0, 3e-4, most=100)
-    """The highest learning rate of the schedule."""
-    schedule: str = choice("constant", "linear", "cosine")
-    """Course of the learning rate over the iterations."""
-    warmup_iterations: int = at_least(0, 0)
-    """Iterations over which the learning rate rises to its value."""
-    warmup_steps: int = at_least(0, 0)
-    """The same in optimizer steps, instead of iterations."""
-    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Further arguments of the optimizer."""
-    max_grad_norm: float | None = above(0, 1.0)
-    """Gradients are clipped to this norm; none: not clipped."""
 
 
 @dataclass(frozen=True)

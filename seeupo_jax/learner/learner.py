@@ -15,7 +15,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.algorithm import fused_refresh_applies
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.optimization.schedule import Schedule, at_share
-from seeupo_jax.learner.state_layout import on_device
+from seeupo_jax.learner.state_layout import average, on_device
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.learner.step.critic import Critic, make_critic
 from seeupo_jax.learner.step.loss_config import LossConfig
@@ -38,11 +38,13 @@ class Learner:
     schedule: what the learning rates of both are in an iteration; None: as the state has them.
     truncated: whether actions are drawn from less than the policy's whole softmax; see `Rows.of`.
     entropy: whether the pass that begins a sweep also finds the entropy of every action token.
-    frozen: parameters that no step changes (all but the adapters, where there are any).
+    ema: decay of the average of the parameters in the state; None: it has none.
+    frozen: parameters that no step changes: all but the adapters, where there are any, and frozen
+      groups.
     layout: shardings of the TrainState, and `replicated` one of small arrays. Every program returns
     what it was given in the same layout, so that no program is compiled twice. None: one device.
     through: gives what is called for a program of a name (`turn_step`, `refresh`, `score`, `value`,
-    `score_and_entropy`): instruments watch or replace programs by it.
+    `score_and_entropy`, `average`): instruments watch or replace programs by it.
     """
 
     network: Network
@@ -55,6 +57,7 @@ class Learner:
     entropy: bool = False
     critic_optimizer: optax.GradientTransformation | None = None
     schedule: Schedule | None = None
+    ema: float | None = None
     frozen: Any = field(default_factory=dict)
     layout: TrainState | None = None
     replicated: jax.sharding.Sharding | None = None
@@ -117,6 +120,13 @@ class Learner:
 
         jitted = jax.jit(value, out_shardings=self.replicated)
         return self.through("value", functools.partial(jitted, self.frozen))
+
+    @functools.cached_property
+    def average(self) -> Program:
+        """`state_layout.average` of the parameters and their average; nothing is donated."""
+        out = None if self.layout is None else self.layout.ema
+        jitted = jax.jit(functools.partial(average, decay=self.ema), out_shardings=out)
+        return self.through("average", functools.partial(jitted))
 
     @functools.cached_property
     def critic(self) -> Critic | None:

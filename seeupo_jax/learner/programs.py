@@ -51,6 +51,8 @@ def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
         yield from _score_programs(learner, rows, length)
     for length in shapes.lengths:
         yield from _turn_programs(learner, rows, length)
+    if learner.ema is not None:
+        yield _call("sweep/average", learner.average, lambda state, _: (state.params, state.ema))
 
 
 def distinct_programs(programs: Iterable[Program], state: TrainState, ref: Any) -> list[Program]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,20 +24,24 @@ def state_layout(
     params: Any,
     offload: Offload,
     critic: Critic | None = None,
+    ema: bool = False,
 ) -> TrainState:
     """Shardings of the training state between steps.
 
     What an optimizer keeps of a parameter (a leaf of its shape, at its path) lies as the parameter
-    does, in the host's memory with `offload.optimizer`; the rest is small and lies replicated.
+    does, in the host's memory with `offload.optimizer`, and so does the average of the parameters;
+    the rest is small and lies replicated.
 
     Args:
       params: tree of arrays or shape structs with shardings.
       critic: the value function, whose own transformer lies as the policy does.
+      ema: whether there is an average.
     """
     replicated, placed = sharding(mesh, ()), jax.tree.map(lambda leaf: leaf.sharding, params)
     opt_state = _moments(optimizer, params, offload, replicated)
     critic_state = None if critic is None else _critic_layout(mesh, critic, params, offload)
-    return TrainState(placed, opt_state, replicated, replicated, critic_state)
+    average = jax.tree.map(lambda leaf: _waiting(leaf, offload), params) if ema else None
+    return TrainState(placed, opt_state, replicated, replicated, critic_state, average)
 
 
 def _critic_layout(
@@ -65,9 +70,14 @@ def _moments(
         param = next((param for param in ends if param is not None), None)
         if param is None or param.shape != leaf.shape:
             return replicated
-        return param.sharding.with_memory_kind(HOST) if offload.optimizer else param.sharding
+        return _waiting(param, offload)
 
     return jax.tree_util.tree_map_with_path(follow, jax.eval_shape(optimizer.init, params))
+
+
+def _waiting(param: Any, offload: Offload) -> jax.sharding.Sharding:
+    """Where numbers of a parameter lie that only the optimizer needs."""
+    return param.sharding.with_memory_kind(HOST) if offload.optimizer else param.sharding
 
 
 def _struct(x: Any, where: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
@@ -81,7 +91,8 @@ def make_state(
     critic: Critic | None = None,
 ) -> TrainState:
     """The state before the first step, made where it lies, with a copy of the parameters in it."""
-    return jax.jit(functools.partial(_fresh, optimizer, critic), out_shardings=layout)(params)
+    fresh = _fresh(optimizer, critic, layout)
+    return jax.jit(fresh, out_shardings=layout)(params)
 
 
 def abstract_state(
@@ -91,18 +102,52 @@ def abstract_state(
     critic: Critic | None = None,
 ) -> TrainState:
     """Shapes and shardings of what `make_state` makes; no device is asked for anything."""
-    shapes = jax.eval_shape(functools.partial(_fresh, optimizer, critic), params)
+    shapes = jax.eval_shape(_fresh(optimizer, critic, layout), params)
     return jax.tree.map(_struct, shapes, layout)
 
 
 def _fresh(
-    optimizer: optax.GradientTransformation, critic: Critic | None, params: Any
-) -> TrainState:
-    zero = jnp.zeros((), jnp.int32)
-    # Copied: the state is donated, and its parameters may be the reference policy's too.
-    copied = jax.tree.map(jnp.copy, params)
-    critic_state = None if critic is None else critic.init(params)
-    return TrainState(copied, optimizer.init(params), zero, zero, critic_state)
+    optimizer: optax.GradientTransformation, critic: Critic | None, layout: TrainState
+) -> Callable[[Any], TrainState]:
+    """From parameters to the state before the first step; an average begins as they are."""
+
+    def fresh(params: Any) -> TrainState:
+        zero = jnp.zeros((), jnp.int32)
+        # Copied: the state is donated, and its parameters may be the reference policy's too.
+        copied = jax.tree.map(jnp.copy, params)
+        critic_state = None if critic is None else critic.init(params)
+        ema = None if layout.ema is None else jax.tree.map(_wide, params)
+        return TrainState(copied, optimizer.init(params), zero, zero, critic_state, ema)
+
+    return fresh
+
+
+def _wide(param: jax.Array) -> jax.Array:
+    """A copy in float32: bfloat16 would lose an update of less than 1/256 of a number."""
+    return param.astype(jnp.float32, copy=True)
+
+
+def average(params: Any, ema: Any, decay: jax.Array | float) -> Any:
+    """The average of the parameters after one more iteration; see `TrainState.ema`.
+
+    `decay * ema + (1 - decay) * params`, in float32. `ema` may lie in the host's memory.
+    """
+    return jax.tree.map(
+        lambda mean, param: mean + (1 - decay) * (param.astype(jnp.float32) - mean),
+        on_device(ema),
+        params,
+    )
+
+
+def final_params(state: TrainState) -> Any:
+    """What is evaluated and exported: the average of the parameters where there is one."""
+    if state.ema is None:
+        return state.params
+    return jax.tree.map(
+        lambda mean, param: jax.device_put(mean, param.sharding).astype(param.dtype),
+        state.ema,
+        state.params,
+    )
 
 
 def to_pinned_host(params: Any) -> Any:

@@ -100,7 +100,10 @@ def sweep(
         current = update_turn(learner, current, turns, last=last, seed=(*seed, *turns))
     weights = step_weights(current)
     metrics = sweep_metrics(learner, current, weights, iteration, len(order)) | forced
-    return SweepResult(current.train, metrics, trajectory_stats(current, weights), current.steps)
+    train = current.train
+    if learner.ema is not None:
+        train = train._replace(ema=learner.average(train.params, train.ema))
+    return SweepResult(train, metrics, trajectory_stats(current, weights), current.steps)
 
 
 def update_turn(

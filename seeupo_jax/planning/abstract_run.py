@@ -104,6 +104,7 @@ def abstract_run(
         "reference": device_bytes(reference),
         "frozen": device_bytes(policy.frozen),
         "critic": device_bytes(state.critic),
+        "average": device_bytes(state.ema),
         CACHE: engine.plan.bytes,
         SAMPLER: engine.plan.policy_bytes,
     }

@@ -27,18 +27,23 @@ class FoundPolicy(NamedTuple):
     sections: list[Section]
 
 
-def explain_policy(config: Config, workdir: Path, folder: str, *, untrained: bool) -> FoundPolicy:
-    """The run's last checkpoint, or what it starts from, in our own engine."""
+def explain_policy(config: Config, workdir: Path, folder: str, part: str | None) -> FoundPolicy:
+    """The run's last checkpoint, or what it starts from, in our own engine.
+
+    Args:
+      part: of the checkpoint, params or ema; None: what the run starts from.
+    """
     found, _ = plan_run(config, folder)
     files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
     newest = None
-    if not untrained:
-        newest = files.newest({"params": found.state.params}, partial=True)
+    if part is not None:
+        newest = files.newest({part: found.state.params}, partial=True)
     files.close()
     iteration = 0 if newest is None else newest[0]
     weights = f"untrained, as {folder} has it"
     if newest is not None:
-        weights = f"of the checkpoint after iteration {iteration} in {workdir}"
+        average = ", the average (optimizer.ema)" if part == "ema" else ""
+        weights = f"of the checkpoint after iteration {iteration} in {workdir}{average}"
     sections = [
         ("policy", [weights]),
         ("model", model_lines(found, folder)),

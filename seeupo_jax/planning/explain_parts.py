@@ -107,6 +107,7 @@ def memory_lines(found: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list
         "reference": "reference policy",
         "frozen": "parameters that do not train",
         "critic": "critic and its optimizer",
+        "average": "average of the parameters",
     }
     sizes = {label: found.parts[name] for name, label in names.items() if name in found.parts}
     sizes["gradients, two copies at most"] = remat.standing - sum(sizes.values())

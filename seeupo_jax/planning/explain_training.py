@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,8 +13,11 @@ import jax
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.optimizer_schema import ParameterGroup
 from seeupo_jax.configuration.schema import Config, recipe_fields
 from seeupo_jax.envs.base import Missing
+from seeupo_jax.learner.optimization.parameter_groups import group_of, of_all_layers, path_name
+from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.parallel.device_memory import in_units
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned
@@ -27,6 +32,7 @@ from seeupo_jax.planning.explain_parts import (
     task_ids,
 )
 from seeupo_jax.planning.explanation import Section, choices, listed
+from seeupo_jax.policy.network import trainable
 from seeupo_jax.rollout.tasks import too_few
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_same_run
@@ -75,6 +81,8 @@ def explain_training(
         ("environment", environment_lines(config)),
         ("tasks", _tasks(config)),
         ("recipe", _recipe(config)),
+        ("optimizer", _optimizer(config)),
+        ("parameters", _parameters(found)),
         ("iterations", _iterations(config, begins)),
         ("evaluations", _evaluations(config, begins)),
         ("checkpoints", _checkpoints(found, workdir, begins)),
@@ -126,12 +134,58 @@ def _recipe(config: Config) -> list[str]:
     recipe: Mapping[str, Any] = recipe_fields(config.recipe)
     if other := {name: own[name] for name in recipe if own[name] != recipe[name]}:
         lines.append(f"other than the recipe: {choices(other)}")
-    optimizer = config.optimizer
+    return lines
+
+
+def _optimizer(config: Config) -> list[str]:
+    """Its name, its learning rate at some iterations, its groups, and the average."""
+    optimizer, last = config.optimizer, config.iterations
     rate = f"learning rate {optimizer.learning_rate:g} ({optimizer.schedule})"
     for unit in ("iterations", "steps"):
         if warmup := vars(optimizer)[f"warmup_{unit}"]:
             rate += f", warm-up over {warmup} {unit}"
-    return [*lines, f"optimizer {optimizer.name}, {rate}"]
+    lines = [f"{optimizer.name}, {rate}"]
+    schedule, parts = Schedule(optimizer, last), (0.25, 0.5, 0.75, 1)
+    shown = {1, optimizer.warmup_iterations, last - optimizer.decay_iterations}
+    shown = sorted((shown | {math.ceil(part * last) for part in parts}) - {0})
+    rates = {i: schedule.share(i) * optimizer.learning_rate for i in shown if i <= last}
+    if len(set(rates.values())) > 1:
+        at = ", ".join(f"{iteration}: {rate:.3g}" for iteration, rate in rates.items())
+        lines.append(f"learning rate by iteration: {at}")
+    for index, group in enumerate(optimizer.groups):
+        usual = vars(ParameterGroup()) | {"pattern": None}
+        own = {name: value for name, value in vars(group).items() if value != usual[name]}
+        lines.append(f"group {index}: {choices(own)}")
+    if optimizer.ema is not None:
+        lines.append(
+            f"the average of the parameters over iterations, decay {optimizer.ema:g}, is evaluated"
+            " and exported"
+        )
+    return lines
+
+
+def _parameters(found: AbstractRun) -> list[str]:
+    """Paths of what could train, layers of a kind together: shapes, counts and groups."""
+    policy, groups = found.policy, found.config.optimizer.groups
+    params, _ = trainable(policy.network, policy.merged(found.state.params))
+    layers: dict[tuple[str, Any, int | None], list[int]] = {}
+    for path, leaf in jax.tree.leaves_with_path(params):
+        name = path_name(path)
+        number = int((re.findall(r"layers/(\d+)/", name) or ["0"])[0])
+        kind = of_all_layers(name), leaf.shape, group_of(groups, name)
+        layers.setdefault(kind, []).append(number)
+    rows = sorted(layers.items(), key=lambda row: (row[0][0], row[1]))
+    kinds = Counter(kind for (kind, _, _), _ in rows)
+    width, lines = max(map(len, kinds)), []
+    for (kind, shape, group), numbers in rows:
+        times = f"{len(numbers)} x " if len(numbers) > 1 else ""
+        line = f"{kind:{width}}  {times}{shape}: {len(numbers) * math.prod(shape):,}"
+        if kinds[kind] > 1:
+            line += f", of layer{'s' * (len(numbers) > 1)} {listed(numbers)}"
+        if group is not None:
+            line += f"; group {group}" + ", frozen" * groups[group].frozen
+        lines.append(line)
+    return lines
 
 
 def _iterations(config: Config, begins: _Start) -> list[str]:

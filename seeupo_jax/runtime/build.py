@@ -19,6 +19,7 @@ from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.envs.transport.isolated import Isolated
 from seeupo_jax.learner.batching import Shapes, row_lengths
 from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.state_layout import abstract_state, make_state, state_layout, to_pinned_host
 from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
@@ -150,7 +151,7 @@ def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
     elif lora is not None:
         model = attach(model, lora, seed=config.seed, mesh=mesh)
     network, params = policy.split(model)
-    params, frozen = policy.trainable(network, params)
+    params, frozen = split_trained(config.optimizer.groups, network, params)
     return Policy(network, tokenizer, mesh, frozen), params
 
 
@@ -247,7 +248,7 @@ def build_engine(
             rollout,
             shards=row_shards(mesh),
             tensor=mesh.shape["tensor"],
-            reshard=Layout(made.network, mesh).reshard(_held(made)),
+            reshard=Layout(made.network, mesh).reshard(_held(config, made)),
             free_bytes=(free_memory if free is None else free)(device),
         ),
         mesh=mesh,
@@ -260,10 +261,10 @@ def build_engine(
     )
 
 
-def _held(made: Policy) -> Any:
+def _held(config: Config, made: Policy) -> Any:
     """Shape structs of all parameters, as the trainer holds them."""
     network, shapes = policy.abstract(made.network.arch)
-    shapes = made.merged(policy.trainable(network, shapes)[0])
+    shapes = made.merged(split_trained(config.optimizer.groups, network, shapes)[0])
     where = param_shardings(made.mesh, network.logical_axes(), shapes)
     struct = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)  # noqa: E731
     return jax.tree.map(struct, shapes, where)
@@ -330,7 +331,8 @@ def new_state(
     """
     stepped_by = critic_optimizer(config, total_steps=total_steps(config))
     critic = make_critic(config.algorithm, policy.network.arch.width, stepped_by)
-    layout = state_layout(policy.mesh, optimizer, params, config.offload, critic)
+    ema = config.optimizer.ema is not None
+    layout = state_layout(policy.mesh, optimizer, params, config.offload, critic, ema)
     is_struct = isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
     return (abstract_state if is_struct else make_state)(optimizer, params, layout, critic)
 
@@ -355,7 +357,7 @@ def abstract_policy(config: Config, mesh: jax.sharding.Mesh) -> tuple[Policy, An
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if adapter else dtype, sharding=where)
 
     params = jax.tree_util.tree_map_with_path(place, params, where)
-    params, frozen = policy.trainable(network, params)
+    params, frozen = split_trained(config.optimizer.groups, network, params)
     path = config.model.path
     tokenizer = None if path is None else read_tokenizer(path, config.chat)
     return Policy(network, tokenizer, mesh, frozen), params
@@ -379,6 +381,7 @@ def build_learner(
         entropy=config.telemetry.entropy,
         critic_optimizer=critic_optimizer(config, total_steps=total_steps(config)),
         schedule=Schedule(config.optimizer, config.iterations),
+        ema=config.optimizer.ema,
         frozen=policy.frozen,
         layout=jax.tree.map(lambda leaf: leaf.sharding, state),
         replicated=sharding(policy.mesh, ()),

@@ -17,10 +17,12 @@ from seeupo_jax.envs import Demonstrator, gate
 from seeupo_jax.envs.base import Missing
 from seeupo_jax.envs.transport.isolated import check_isolated
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.state_layout import check_offload
 from seeupo_jax.metrics.trackers import check_trackers
 from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.policy.lora import with_adapters
 from seeupo_jax.rewards.scorer import make_scorer
@@ -124,12 +126,14 @@ def check_isolation(env: Env) -> None:
 
 
 def _check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = True) -> None:
-    """The model has a tokenizer that can talk, and the projections that adapters are for."""
+    """The model has a tokenizer that can talk, the projections that adapters are for, and the
+    parameters that groups of the optimizer are of."""
     arch, lora = build.architecture(config, mesh), build.adapters(config)
     if tokenizer and config.model.path is not None:
         _check_tokenizer(config, arch.vocab_size)
-    if lora is not None:
-        with_adapters(arch, lora)
+    if lora is not None or config.optimizer.groups:
+        made = policy.abstract(arch) if lora is None else with_adapters(arch, lora)
+        split_trained(config.optimizer.groups, *made)
 
 
 def _check_tokenizer(config: Config, vocab_size: int) -> None:

@@ -140,6 +140,8 @@ def episodes_name(settings: dict[str, Any]) -> str:
         parts += [settings["server"].partition("://")[2], settings["model"]]
     else:
         parts.append(f"iteration{settings['iteration']}")
+    if "weights" in settings:
+        parts.append(settings["weights"])
     if (number := jax.process_index()) > 0:
         parts.append(f"process{number}")
     return re.sub(r"[^\w.-]+", "_", "-".join(parts))[:200] + ".jsonl"

@@ -18,6 +18,8 @@ from seeupo_jax.policy.lora import merge, save_adapters
 from seeupo_jax.runtime import build
 
 _LOGGER = logging.getLogger(__name__)
+# What --weights is.
+WEIGHTS = "trained, or ema: their average; default: ema where config.optimizer.ema is set."
 
 
 def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path) -> None:
@@ -36,18 +38,48 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
         unfinished.rename(folder)
 
 
-def export_policy(config: Config, workdir: str | Path, step: str, folder: str | Path) -> int:
+def saved_weights(config: Config, weights: str | None) -> str:
+    """Which part of a checkpoint's state holds a policy: `params` or `ema`.
+
+    Args:
+      weights: trained, or ema for their average; None: the average where the run has one.
+
+    Raises:
+      ValueError: another word, or an average that the run does not have.
+    """
+    averages = config.optimizer.ema is not None
+    parts = {"trained": "params"} | ({"ema": "ema"} if averages else {})
+    if weights is None:
+        return parts["ema" if averages else "trained"]
+    if weights not in parts:
+        raise ValueError(
+            f"--weights: got {weights!r}; allowed: {' or '.join(parts)}"
+            + ("." if averages else ", since config.optimizer.ema is none.")
+        )
+    return parts[weights]
+
+
+def export_policy(
+    config: Config,
+    workdir: str | Path,
+    step: str,
+    folder: str | Path,
+    weights: str | None = None,
+) -> int:
     """Writes the policy of a checkpoint into a folder.
 
     Args:
       step: latest, best, or a number.
       folder: a new one, or an empty one.
+      weights: as of `saved_weights`.
 
     Returns: the checkpoint's step.
 
     Raises:
-      ValueError: a folder that is there or that another process is writing, or no such checkpoint.
+      ValueError: a folder that is there or that another process is writing, no such checkpoint, or
+        no such weights.
     """
+    part = saved_weights(config, weights)
     workdir, folder = Path(workdir).absolute(), Path(folder).absolute()
     if Checkpoints(find_directory(config.checkpoint, workdir), 1).latest() is None:
         lacks = "has no checkpoint" if workdir.is_dir() else "is not there"
@@ -55,10 +87,10 @@ def export_policy(config: Config, workdir: str | Path, step: str, folder: str | 
     check_output(folder)
     with exclusive_output(folder):
         check_output(folder)  # which another one may just have written
-        return _export(config, workdir, step, folder)
+        return _export(config, workdir, step, folder, part)
 
 
-def _export(config: Config, workdir: Path, step: str, folder: Path) -> int:
+def _export(config: Config, workdir: Path, step: str, folder: Path, part: str) -> int:
     checkpoints = Checkpoints(
         find_directory(config.checkpoint, workdir), config.checkpoint.keep, log=_LOGGER.warning
     )
@@ -66,11 +98,11 @@ def _export(config: Config, workdir: Path, step: str, folder: Path) -> int:
     # Nothing is computed here, and the devices need not be those that trained.
     model = replace(config.model, attention="xla", remat="none")
     policy, example = _abstract_policy(replace(config, model=model), workdir)
-    found = checkpoints.restore({"params": example}, step=number, partial=True)
+    found = checkpoints.restore({part: example}, step=number, partial=True)
     if found is None:
         raise ValueError(f"--workdir: got {workdir}; allowed: one that has a checkpoint.")
     restored, state, notes = found
-    write_policy(config, policy, state["params"], folder)
+    write_policy(config, policy, state[part], folder)
     reported = config.evaluation.split
     if step == "best" and notes.get("selected_on", reported) == reported:
         _LOGGER.warning(
@@ -102,7 +134,7 @@ def _find_step(checkpoints: Checkpoints, step: str) -> int | None:
 
 
 def _abstract_policy(config: Config, workdir: Path) -> tuple[build.Policy, Any]:
-    """A policy, and what its trained parameters are like; weights are read for adapters only."""
+    """A policy, and what its trained parameters are like; weights are read if some are frozen."""
     path = build.policy_folder(config, workdir)
     if path is None:
         raise ValueError(f"--workdir: got {workdir}; allowed: one whose warm start is over.")
@@ -116,6 +148,6 @@ def _abstract_policy(config: Config, workdir: Path) -> tuple[build.Policy, Any]:
         except ValueError:  # parameters cannot be cut into so many parts
             if parts == 1:
                 raise
-    if config.lora.rank or config.lora.path is not None:
+    if policy.frozen:
         return build.load_policy(replace(config, mesh=layout), path)
     return policy, example

@@ -21,6 +21,7 @@ from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_isolation
+from seeupo_jax.runtime.policy_folder import saved_weights
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -70,20 +71,40 @@ def check_trained(config: Config, workdir: Path) -> None:
         )
 
 
+def about_policy(config: Config, iteration: int, part: str | None) -> dict[str, Any]:
+    """What the JSON says of a run's own policy, and what names its episodes.
+
+    Args:
+      part: of `saved_weights`; None: what the run starts from.
+    """
+    about: dict[str, Any] = {"iteration": iteration}
+    if part is not None and config.optimizer.ema is not None:
+        about["weights"] = {"ema": "ema", "params": "trained"}[part]
+    return about
+
+
 @contextlib.contextmanager
-def own_policy(config: Config, workdir: Path, *, untrained: bool = False) -> Iterator[PolicySource]:
-    """The run's last checkpoint in our own engine; what it starts from, where that is meant."""
+def own_policy(
+    config: Config, workdir: Path, *, untrained: bool = False, weights: str | None = None
+) -> Iterator[PolicySource]:
+    """The run's last checkpoint in our own engine; what it starts from, where that is meant.
+
+    Args:
+      weights: as of `saved_weights`.
+    """
+    part = saved_weights(config, weights)
     made, params = build.load_policy(config, policy_folder(config, workdir))
     restored, iteration = None, 0
     if not untrained:
         files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
-        restored = files.restore({"params": params}, partial=True)
+        restored = files.restore({part: params}, partial=True)
     if restored is not None:
         iteration, state, _ = restored
-        params = state["params"]
+        params = state[part]
     engine = build.build_engine(config, made)
     with jax.set_mesh(made.mesh):
-        about, merged = {"iteration": iteration}, made.merged(params)
+        about = about_policy(config, iteration, None if untrained else part)
+        merged = made.merged(params)
         same = about | {"policy": checksum(merged), "config.model.dtype": config.model.dtype}
         yield PolicySource(engine, made.tokenizer, merged, iteration, about, same)
 

@@ -139,6 +139,9 @@ def prepare(
     Raises:
       ValueError: one sentence with what was got and what is allowed.
     """
+    if config.optimizer.ema is not None:
+        log("config.optimizer.ema does not count: what is written are the weights after the sweep.")
+        config = replace(config, optimizer=replace(config.optimizer, ema=None))
     arch = inspect(config.model.path)
     grouped = config.algorithm.grouped
     trajectories = read_trajectories(path, log=log, grouped=grouped)

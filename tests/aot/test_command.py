@@ -196,6 +196,22 @@ def test_recomputation_is_chosen_by_the_memory_of_the_chip(tokens, wanted):
 
 
 @needs_libtpu
+@pytest.mark.parametrize("offload", [False, True])
+def test_the_average_of_the_parameters_is_a_part_and_its_program_compiles(setup, offload):
+    choices = ["optimizer.ema=0.9", f"offload.optimizer={offload}"]
+    found = prepare(load_config(SMALL, choices), chips.parse_topology("v5e:2x2"))
+    parameters = setup.parts["parameters"]
+    assert found.parts["parameters"] == parameters and "average" not in setup.parts
+    assert found.parts.get("average", 0) == (0 if offload else parameters)
+    (program,) = (p for p in list_programs(found) if p.name == "sweep/average")
+    memory = program.lower().compile().memory_analysis()
+    # Padding to tiles comes to the bytes of the shapes.
+    for on_host in (memory.host_argument_size_in_bytes, memory.host_output_size_in_bytes):
+        assert on_host >= parameters if offload else on_host == 0
+    assert memory.argument_size_in_bytes // parameters == (1 if offload else 2)
+
+
+@needs_libtpu
 def test_the_cache_takes_what_the_programs_leave(setup):
     usable = chips.usable_hbm(setup.mesh.devices.flat[0])
     plan = setup.engine.plan

@@ -17,7 +17,7 @@ def test_every_field_is_described_once_with_a_sentence():
     every = {name for name, _ in flatten(to_dict(Config()))}
     in_lists = Counter(name.partition("[].")[0] for name in FIELDS if "[]." in name)
     assert {name for name in FIELDS if "[]." not in name} == every
-    assert in_lists == {"rewards": 6, "warm_start.stages": 3}
+    assert in_lists == {"rewards": 6, "warm_start.stages": 3, "optimizer.groups": 5}
     assert len(FIELDS) == len(describe_fields())
     for name, field in FIELDS.items():
         assert field.sentence.endswith(".") and field.sentence[:1].strip(), name

@@ -12,7 +12,13 @@ from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.programs import sweep_programs
-from seeupo_jax.learner.state_layout import HOST, abstract_state, check_offload, state_layout
+from seeupo_jax.learner.state_layout import (
+    HOST,
+    abstract_state,
+    check_offload,
+    final_params,
+    state_layout,
+)
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 from seeupo_jax.policy.network import abstract
 
@@ -34,10 +40,11 @@ def test_offloading_changes_no_bit(offloaded):
     assert swept_alone()[:2] == offloaded[:2]
 
 
-def test_moments_wait_on_the_host_between_steps_and_parameters_do_not(offloaded):
+def test_moments_and_the_average_wait_on_the_host_and_parameters_do_not(offloaded):
     state = offloaded[2]
-    assert state.step > 0 and kinds(state.opt_state) == {HOST}
-    assert kinds(state.params) == {"device"}
+    assert state.step > 0 and kinds(state.opt_state) == kinds(state.ema) == {HOST}
+    assert kinds(state.params) == kinds(final_params(state)) == {"device"}
+    cases.assert_trees_equal(cases.host(final_params(state)), cases.host(state.ema))
 
 
 def test_an_offloaded_reference_is_a_copy_on_the_host():
@@ -77,12 +84,12 @@ def turn_memory(mesh, offload):
     where = param_shardings(mesh, network.logical_axes(), params)
     struct = lambda x, there: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)  # noqa: E731
     params = jax.tree.map(struct, params, where)
-    layout = state_layout(mesh, optimizer, params, offload)
+    layout = state_layout(mesh, optimizer, params, offload, ema=True)
     shapes = Shapes((32,), action=8, rows=4, trajectories=8)
     replicated = sharding(mesh, ())
     algorithm = schema.Algorithm(refresh="separate")
     learner = Learner(
-        network, optimizer, algorithm, shapes, 1.0, layout=layout, replicated=replicated
+        network, optimizer, algorithm, shapes, 1.0, ema=0.9, layout=layout, replicated=replicated
     )
     state = abstract_state(optimizer, params, layout)
     programs = {program.name: program for program in sweep_programs(learner, 8)}

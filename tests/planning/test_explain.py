@@ -240,6 +240,38 @@ def test_a_run_that_goes_on_is_told_from_where(begin, tmp_path, capsys):
         explain_training(dataclasses.replace(config, optimizer=wider), tmp_path)
 
 
+def test_the_page_of_optimizers_shows_what_is_printed(tmp_path, capsys):
+    page = (ROOT / "docs" / "optimizers.md").read_text()
+    (command,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    (block,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    choices = re.findall(r"--config\.(\S+)", command)
+    assert re.sub(r"\s+", " ", block) in explain(QUICKSTART, tmp_path / "run", capsys, *choices)
+
+
+def test_the_optimizer_is_told_with_its_rates_its_groups_and_every_path(tmp_path, capsys):
+    groups = "[{'pattern':'*norm/scale','frozen':True},{'pattern':'layers/[01]/*','name':'lion'}]"
+    choices = ("schedule=warmup_stable_decay", "warmup_iterations=4", "decay_iterations=9")
+    choices = [f"optimizer.{choice}" for choice in (*choices, f"groups={groups}", "ema=0.9")]
+    said = explain(QUICKSTART, tmp_path / "run", capsys, *choices)
+    for fact in (
+        "705,600 parameters, 704,512 of them train",
+        "4.25 KiB parameters that do not train 2.688 MiB average of the parameters",
+        "optimizer adam, learning rate 0.0002 (warmup_stable_decay), warm-up over 4 iterations",
+        "by iteration: 1: 5e-05, 4: 0.0002, 8: 0.0002, 15: 0.0002, 21: 0.0002, 23: 0.00016, 30:"
+        " 2e-05",
+        "group 0: pattern=*norm/scale, frozen=True group 1: pattern=layers/[01]/*, name=lion",
+        "the average of the parameters over iterations, decay 0.9, is evaluated and exported",
+        "embedding (896, 128): 114,688 layers/*/attention_norm/scale 3 x (128,): 384; group 0,"
+        " frozen",
+        "layers/*/q/kernel 2 x (128, 128): 32,768, of layers 0, 1; group 1 layers/*/q/kernel"
+        " (128, 128): 16,384, of layer 2 layers/*/q_norm/scale 3 x (32,): 96; group 0, frozen",
+        "refresh 512, average, copy factors",
+    ):
+        assert fact in said, fact
+    with pytest.raises(ValueError, match="groups.0..pattern: got 'norms', which matches no param"):
+        explain(QUICKSTART, tmp_path, capsys, "optimizer.groups=[{'pattern':'norms'}]")
+
+
 @pytest.mark.parametrize("main", [train, evaluate], ids=["train", "evaluate"])
 @pytest.mark.parametrize(
     "mistake",

@@ -27,17 +27,18 @@ def placed(mesh, network, params):
 
 
 def learner_on(mesh, offload=KEEP):
-    """A learner with Adam, its fresh state and a reference policy that differs."""
+    """A learner with Adam and an average, its fresh state and a reference policy that differs."""
     network, params = cases.policy()
     optimizer = make_optimizer(schema.Optimizer(name="adam", learning_rate=0.02), total_steps=9)
     start = placed(mesh, network, params)
-    layout = state_layout(mesh, optimizer, start, offload)
+    layout = state_layout(mesh, optimizer, start, offload, ema=True)
     learner = Learner(
         network,
         optimizer,
         schema.Algorithm(),
         Shapes((32,), action=8, rows=4, trajectories=8),
         temperature=1.0,
+        ema=0.75,
         layout=layout,
         replicated=sharding(mesh, ()),
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -12,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from seeupo_jax.configuration.schema import Optimizer
+from seeupo_jax.configuration.optimizer_schema import Optimizer, ParameterGroup
 from seeupo_jax.configuration.user_code import import_attribute
+from seeupo_jax.learner.optimization.muon import muon_options
+from seeupo_jax.learner.optimization.parameter_groups import REST, labels
 from seeupo_jax.learner.optimization.schedule import by_iteration, step_warmup
 from seeupo_jax.types import TrainState
 
@@ -25,7 +29,8 @@ def make_optimizer(config: Optimizer, *, total_steps: int) -> optax.GradientTran
       config: `name` is an optax function (`adamw`, `contrib.muon`) or a user's `module:function`
         with a `learning_rate` parameter; `kwargs` are its other keyword arguments. What it gets as
         learning rate is a number, or with a schedule or a warm-up a function of its own steps,
-        which within an iteration changes by `warmup_steps` alone: see `schedule.py`.
+        which within an iteration changes by `warmup_steps` alone: see `schedule.py`. Parameters of
+        `groups` have an optimizer of their own; the clip is of all of them together.
       total_steps: optimizer steps that the whole run takes at the most.
 
     Raises:
@@ -33,10 +38,56 @@ def make_optimizer(config: Optimizer, *, total_steps: int) -> optax.GradientTran
         GradientTransformation, an optimizer that needs more than gradients and parameters, or a
         warm-up as long as the run.
     """
-    build = _find(config.name)
-    _check_keywords(config.name, build, config.kwargs)
     _check_warmup(config, total_steps)
-    rate, make = step_warmup(config), lambda rate: build(learning_rate=rate, **config.kwargs)
+    optimizer = _named(config, "config.optimizer")
+    own = {str(index): _of_group(config, index) for index, _ in _trained(config)}
+    if own:
+        by_group = functools.partial(labels, config.groups)
+        optimizer = optax.partition(own | {REST: optimizer}, by_group)
+    clip = optax.identity()  # keeps the state's structure, so a run can resume with another clip
+    if config.max_grad_norm is not None:
+        clip = optax.clip_by_global_norm(config.max_grad_norm)
+    return optax.chain(clip, optimizer)
+
+
+def _trained(config: Optimizer) -> list[tuple[int, ParameterGroup]]:
+    """The groups that train, with their indices.
+
+    Raises:
+      ValueError: a frozen one has an optimizer of its own.
+    """
+    for index, group in enumerate(config.groups):
+        choices = dataclasses.replace(group, pattern="", frozen=False)
+        if group.frozen and choices != ParameterGroup():
+            raise ValueError(
+                f"config.optimizer.groups[{index}].frozen: got True with an optimizer of its own;"
+                " allowed: pattern alone beside it."
+            )
+    return [(index, group) for index, group in enumerate(config.groups) if not group.frozen]
+
+
+def _of_group(config: Optimizer, index: int) -> optax.GradientTransformation:
+    """A group's optimizer: what it does not say is as for the other parameters."""
+    group = config.groups[index]
+    name = config.name if group.name is None else group.name
+    rate = config.learning_rate if group.learning_rate is None else group.learning_rate
+    kwargs = {**(config.kwargs if name == config.name else {}), **group.kwargs}
+    own = dataclasses.replace(config, name=name, learning_rate=rate, kwargs=kwargs)
+    return _named(own, f"config.optimizer.groups[{index}]")
+
+
+def _named(config: Optimizer, field: str) -> optax.GradientTransformation:
+    """The optimizer of a name, without groups and clip; `field` is named in errors."""
+    build = _find(config.name, field)
+    _check_keywords(config.name, build, config.kwargs, field)
+
+    def make(rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+        kwargs = config.kwargs
+        if config.name == "contrib.muon":
+            kwargs = muon_options(kwargs, config.learning_rate, rate)
+        return build(learning_rate=rate, **kwargs)
+
+    rate: optax.ScalarOrSchedule = step_warmup(config)
     follows = config.schedule != "constant" or config.warmup_iterations > 0
     if not follows and not config.warmup_steps:
         rate = config.learning_rate  # a few optax optimizers take a number only
@@ -44,23 +95,20 @@ def make_optimizer(config: Optimizer, *, total_steps: int) -> optax.GradientTran
         optimizer = make(rate)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"config.optimizer: {config.name} refuses kwargs={dict(config.kwargs)!r} with"
+            f"{field}: {config.name} refuses kwargs={dict(config.kwargs)!r} with"
             f" schedule={config.schedule}: {error}"
         ) from error
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ValueError(
-            f"config.optimizer.name: {config.name} returned a {type(optimizer).__name__}; allowed:"
+            f"{field}.name: {config.name} returned a {type(optimizer).__name__}; allowed:"
             " a function that returns an optax.GradientTransformation."
         )
     if follows:
         optimizer = by_iteration(make, rate)
     # A user's own function may know the names of the parameters, so only optax's are tried.
     if ":" not in config.name:
-        _try_abstractly(config, optimizer)
-    clip = optax.identity()  # keeps the state's structure, so a run can resume with another clip
-    if config.max_grad_norm is not None:
-        clip = optax.clip_by_global_norm(config.max_grad_norm)
-    return optax.chain(clip, optimizer)
+        _try_abstractly(config, optimizer, field)
+    return optimizer
 
 
 def _check_warmup(config: Optimizer, total_steps: int) -> None:
@@ -124,10 +172,10 @@ def _stepped(optimizer: optax.GradientTransformation, grads: Any, state: Any) ->
     return state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
 
 
-def _find(name: str) -> Callable[..., Any]:
+def _find(name: str, field: str) -> Callable[..., Any]:
     """The function that an optimizer's name stands for."""
     if ":" in name:
-        return import_attribute(name, "config.optimizer.name", "function", callable)
+        return import_attribute(name, f"{field}.name", "function", callable)
     names = _optax_optimizers()
     if name not in names:
         by_last_word = {full.rpartition(".")[2]: full for full in names}
@@ -135,8 +183,7 @@ def _find(name: str) -> Callable[..., Any]:
         near = " or ".join(by_last_word[word] for word in words)
         hint = f"did you mean {near}?" if near else f"optax has {', '.join(names)}."
         raise ValueError(
-            f"config.optimizer.name: got {name!r}; allowed: an optax optimizer or"
-            f" module:function; {hint}"
+            f"{field}.name: got {name!r}; allowed: an optax optimizer or module:function; {hint}"
         )
     return names[name]
 
@@ -154,32 +201,32 @@ def _optax_optimizers() -> dict[str, Callable[..., Any]]:
     }
 
 
-def _check_keywords(name: str, build: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+def _check_keywords(
+    name: str, build: Callable[..., Any], kwargs: Mapping[str, Any], field: str
+) -> None:
     parameters = inspect.signature(build).parameters.values()
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if "learning_rate" not in named and not open_ended:
         raise ValueError(
-            f"config.optimizer.name: {name} has no parameter learning_rate; it has"
-            f" {', '.join(named)}."
+            f"{field}.name: {name} has no parameter learning_rate; it has {', '.join(named)}."
         )
     named.pop("learning_rate", None)
     if "learning_rate" in kwargs:
         raise ValueError(
-            "config.optimizer.kwargs: got learning_rate; allowed: it belongs in"
-            " config.optimizer.learning_rate."
+            f"{field}.kwargs: got learning_rate; allowed: it belongs in {field}.learning_rate."
         )
     wrong = [key for key in kwargs if key not in named]
     if wrong and not open_ended:
         raise ValueError(
-            f"config.optimizer.kwargs: {name} takes no {wrong[0]!r}; allowed: {', '.join(named)}."
+            f"{field}.kwargs: {name} takes no {wrong[0]!r}; allowed: {', '.join(named)}."
         )
     missing = [key for key, p in named.items() if p.default is p.empty and key not in kwargs]
     if missing:
-        raise ValueError(f"config.optimizer.kwargs: {name} needs {', '.join(missing)}.")
+        raise ValueError(f"{field}.kwargs: {name} needs {', '.join(missing)}.")
 
 
-def _try_abstractly(config: Optimizer, optimizer: optax.GradientTransformation) -> None:
+def _try_abstractly(config: Optimizer, optimizer: optax.GradientTransformation, field: str) -> None:
     """Traces a step on a matrix and a vector, so that a wrong keyword value fails at once."""
 
     def step(params: Any) -> Any:
@@ -192,7 +239,7 @@ def _try_abstractly(config: Optimizer, optimizer: optax.GradientTransformation) 
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"config.optimizer: {config.name} with kwargs={dict(config.kwargs)!r} and"
+            f"{field}: {config.name} with kwargs={dict(config.kwargs)!r} and"
             f" schedule={config.schedule} cannot take a step from gradients and parameters alone:"
             f" {reason}"
         ) from error

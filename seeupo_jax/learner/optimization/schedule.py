@@ -13,12 +13,15 @@ import numpy as np
 import optax
 
 from seeupo_jax.configuration.schema import Optimizer
+from seeupo_jax.configuration.user_code import describe, import_attribute, shown
 
-# Share of the iterations that are over, warm-up left out -> share of the learning rate.
-_DECAY: dict[str, Callable[[float], float]] = {
-    "constant": lambda progress: 1.0,
-    "linear": lambda progress: 1.0 - progress,
-    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+# Iterations that are over and that there are, warm-up left out, and those of the decay at the end
+# -> share of the learning rate.
+_DECAY: dict[str, Callable[[int, int, int], float]] = {
+    "constant": lambda done, of, last: 1.0,
+    "linear": lambda done, of, last: 1.0 - done / of,
+    "cosine": lambda done, of, last: 0.5 * (1.0 + math.cos(math.pi * (done / of))),
+    "warmup_stable_decay": lambda done, of, last: min(1.0, (of - done) / (last + 1)),
 }
 
 
@@ -27,13 +30,17 @@ class Schedule:
     """The learning rate of a run, for the policy and the value function as shares of their own.
 
     It rises over `warmup_iterations` (the first has 1/warmup_iterations of the full rate), then
-    stays (`constant`) or falls to 0 (`linear`, `cosine`) in the iteration after the last. All
-    optimizer steps of one iteration have the same rate, except over `warmup_steps`.
+    stays (`constant`), or falls to 0 in the iteration after the last: from there on (`linear`,
+    `cosine`), or over the last `decay_iterations` (`warmup_stable_decay`, a line). A user's
+    function of the iteration (1, 2, ...) and of their number returns the share; a warm-up
+    multiplies it. All optimizer steps of one iteration have the same rate, except over
+    `warmup_steps`.
 
     config: of the optimizer. iterations: of the whole run.
 
     Raises:
-      ValueError: a warm-up as long as the run, or one in steps and in iterations.
+      ValueError: a warm-up as long as the run, or one in steps and in iterations; a decay that
+        does not go with the schedule; a function that fails, or returns no share.
     """
 
     config: Optimizer
@@ -51,13 +58,38 @@ class Schedule:
                 f"config.optimizer.warmup_steps: got {steps} with warmup_iterations={warmup};"
                 " allowed: one of the two."
             )
+        self._check_decay()
+        if ":" in self.config.schedule:  # a mistake in it is found before the run
+            for iteration in range(1, self.iterations + 1):
+                self.share(iteration)
+
+    def _check_decay(self) -> None:
+        config, decay = self.config, self.config.decay_iterations
+        if config.schedule != "warmup_stable_decay":
+            allowed = "0 unless config.optimizer.schedule=warmup_stable_decay" if decay else None
+        else:
+            most = self.iterations - config.warmup_iterations
+            allowed = None if 0 < decay <= most else f"a number from 1 to {most}, the iterations"
+            if allowed is not None and config.warmup_iterations:
+                allowed += f" after the {config.warmup_iterations} of the warm-up"
+        if allowed is not None:
+            raise ValueError(
+                f"config.optimizer.decay_iterations: got {decay} with schedule={config.schedule};"
+                f" allowed: {allowed}."
+            )
 
     def share(self, iteration: int) -> float:
-        """Share of the full learning rate, in [0, 1], that an iteration (1, 2, ...) has."""
-        warmup = self.config.warmup_iterations
-        progress = (iteration - 1 - warmup) / max(self.iterations - warmup, 1)
+        """Share of the full learning rate that an iteration (1, 2, ...) has.
+
+        It is in [0, 1], or whatever a user's function returns.
+        """
+        config, warmup = self.config, self.config.warmup_iterations
         rise = min(iteration / max(warmup, 1), 1.0)
-        return rise * _DECAY[self.config.schedule](min(max(progress, 0.0), 1.0))
+        if ":" in config.schedule:
+            return rise * _own_share(config.schedule, iteration, self.iterations)
+        of = max(self.iterations - warmup, 1)
+        done = min(max(iteration - 1 - warmup, 0), of)
+        return rise * _DECAY[config.schedule](done, of, config.decay_iterations)
 
     def rate(self, iteration: int, step: int) -> float:
         """The policy's learning rate in an iteration, of the step after `step` others."""
@@ -70,6 +102,28 @@ class Scheduled(NamedTuple):
 
     share: jax.Array
     state: Any
+
+
+def _own_share(name: str, iteration: int, iterations: int) -> float:
+    """What a user's `module:function` says of an iteration."""
+    function = import_attribute(name, "config.optimizer.schedule", "function", callable)
+    try:
+        share = function(iteration, iterations)
+    except Exception as error:
+        raise ValueError(
+            f"config.optimizer.schedule: {name}({iteration}, {iterations}) failed:"
+            f" {describe(error)}."
+        ) from error
+    try:
+        number = float(share)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ValueError(
+            f"config.optimizer.schedule: {name}({iteration}, {iterations}) returned {shown(share)};"
+            " allowed: a finite number >= 0, the share of config.optimizer.learning_rate."
+        )
+    return number
 
 
 def step_warmup(config: Optimizer) -> optax.Schedule:

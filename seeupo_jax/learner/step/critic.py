@@ -69,7 +69,9 @@ _TRUNKS: dict[str, Callable[[Any], Any]] = {
 
 def critic_optimizer(config: Config, *, total_steps: int) -> optax.GradientTransformation:
     """What steps the value function: the configured optimizer, at the critic's learning rate."""
-    options, rate = config.optimizer, config.algorithm.critic_learning_rate
+    # Groups and the average are of the policy's parameters.
+    options = dataclasses.replace(config.optimizer, groups=(), ema=None)
+    rate = config.algorithm.critic_learning_rate
     if rate is not None:
         options = dataclasses.replace(options, learning_rate=rate)
     return make_optimizer(options, total_steps=total_steps)

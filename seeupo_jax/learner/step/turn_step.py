@@ -162,14 +162,17 @@ def _apply(
     any_rows: jax.Array,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Steps the policy and the critic; nothing where the batch has no rows."""
-    state = state._replace(opt_state=on_device(state.opt_state), critic=on_device(state.critic))
+    ema, opt_state = state.ema, on_device(state.opt_state)
+    # The average waits for the iteration's end, maybe in the host's memory: it goes by the branch.
+    state = state._replace(opt_state=opt_state, critic=on_device(state.critic), ema=None)
     others = () if critic is None else (critic.optimizer, grads[1])
     norms = ("grad_norm",) if critic is None else ("grad_norm", "critic_grad_norm")
-    return jax.lax.cond(
+    state, metrics = jax.lax.cond(
         any_rows,
         lambda: apply_update(optimizer, grads[0], state, *others),
         lambda: (state, {name: jnp.zeros(()) for name in (*norms, "update_skipped")}),
     )
+    return state._replace(ema=ema), metrics
 
 
 def _trained(state: TrainState) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from seeupo_jax.display.progress import Progress
 from seeupo_jax.envs import gate
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.programs import compile_programs
+from seeupo_jax.learner.state_layout import final_params
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.metrics.run_manifest import Launch
@@ -203,13 +204,14 @@ class Run:
         if selects and selects_on not in splits:
             splits.append(selects_on)
         parts.progress.phase("evaluation")
-        values: dict[str, float] = {}
+        params = parts.policy.merged(final_params(state.train))
+        values: dict[str, float] = {} if state.train.ema is None else {"eval/ema": 1.0}
         with parts.log.timed("evaluation"):
             for split in splits:
                 values |= evaluate(
                     parts.config,
                     parts.worker,
-                    parts.policy.merged(state.train.params),
+                    params,
                     split=split,
                     k=config.k,
                     iteration=iteration,
@@ -234,7 +236,7 @@ class Run:
         self.checkpoints.wait()
         if parts.config.checkpoint.export:
             folder = parts.workdir / "policy"
-            write_policy(parts.config, parts.policy, state.train.params, folder)
+            write_policy(parts.config, parts.policy, final_params(state.train), folder)
             parts.progress.log(f"wrote {folder}")
 
     @contextlib.contextmanager

@@ -24,6 +24,7 @@ from seeupo_jax.types import CriticState, TrainState
 
 # Learning rate 1 and SGD: a gradient of 1 moves a parameter by the learning rate.
 PLAIN = {"name": "sgd", "learning_rate": 1.0, "max_grad_norm": None}
+EMA = 0.75  # decay of the average of the parameters
 
 
 def optimizer_of(**fields):
@@ -62,6 +63,50 @@ def test_schedules_rise_over_the_warm_up_and_end_after_the_last_iteration(schedu
     for iteration, share in rates.items():
         assert made.share(iteration) == pytest.approx(share, abs=1e-12)
         assert made.rate(iteration, 99) == pytest.approx(2 * share, abs=1e-12)
+
+
+def test_warmup_stable_decay_rises_stays_and_falls_over_the_last_iterations():
+    fields = {"warmup_iterations": 2, "decay_iterations": 3}
+    made = Schedule(Optimizer(schedule="warmup_stable_decay", **fields), iterations=10)
+    shares = [made.share(iteration) for iteration in range(1, 12)]
+    assert shares == pytest.approx([0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0])
+
+
+def test_a_users_schedule_is_a_function_of_the_iteration(tmp_path, monkeypatch):
+    (tmp_path / "my_schedules.py").write_text(
+        "def halves(iteration, iterations):\n"
+        "    return 0.5 ** (iteration - 1) if iterations == 4 else 3.0\n"
+        "def fails(iteration, iterations):\n"
+        "    return 1 / (3 - iteration)\n"
+        "def negative(iteration, iterations):\n"
+        "    return 2 - iteration\n"
+        "def text(iteration, iterations):\n"
+        "    return 'much'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def made(name, **fields):
+        return Schedule(Optimizer(schedule=f"my_schedules:{name}", **PLAIN | fields), 4)
+
+    shares = [made("halves").share(iteration) for iteration in (1, 2, 4)]
+    assert shares == [1.0, 0.5, 0.125]
+    assert made("halves", warmup_iterations=2).share(1) == 0.5  # a warm-up multiplies it
+    rates, programs = rates_of(optimizer_of(schedule="my_schedules:halves"), made("halves"), [1, 2])
+    assert (rates, programs) == ([1.0, 0.5, 0.5], 1)
+    prefix = "^config.optimizer.schedule: my_schedules:"
+    with pytest.raises(ValueError, match=rf"{prefix}fails\(3, 4\) failed: ZeroDivisionError"):
+        made("fails")
+    with pytest.raises(
+        ValueError, match=rf"{prefix}negative\(3, 4\) returned -1; allowed: a finite"
+    ):
+        made("negative")
+    with pytest.raises(ValueError, match=rf"{prefix}text\(1, 4\) returned 'much'; allowed"):
+        made("text")
+    with pytest.raises(
+        ValueError, match="no function 'half'; it has halves, fails, negative, text"
+    ):
+        made("half")
 
 
 def test_ragged_iterations_all_end_at_the_same_rate():
@@ -135,9 +180,18 @@ def test_a_users_function_gets_a_schedule_of_its_steps(tmp_path, monkeypatch):
             {"warmup_iterations": 2, "warmup_steps": 3},
             "warmup_steps: got 3 with warmup_iterations=2; allowed: one of the two",
         ),
+        ({"decay_iterations": 2}, "decay_iterations: got 2 with schedule=constant; allowed: 0 unl"),
+        (
+            {"schedule": "warmup_stable_decay"},
+            "decay_iterations: got 0 with .*_decay; allowed: a number from 1 to 4, the iterations",
+        ),
+        (
+            {"schedule": "warmup_stable_decay", "warmup_iterations": 1, "decay_iterations": 4},
+            "decay_iterations: got 4 with .*; allowed: a number from 1 to 3, .* after the 1 of the",
+        ),
     ],
 )
-def test_a_warm_up_that_cannot_be_is_refused_before_the_run(fields, sentence):
+def test_a_schedule_that_cannot_be_is_refused_before_the_run(fields, sentence):
     config = from_dict({"iterations": 4, "optimizer": fields})
     with pytest.raises(ValueError, match=f"^config.optimizer.{sentence}"):
         check_config(config)
@@ -150,19 +204,33 @@ def learner_of(**fields):
     optimizer = make_optimizer(options, total_steps=1)
     algorithm = cases.learner().algorithm
     schedule = Schedule(options, 5)
-    return Learner(cases.policy()[0], optimizer, algorithm, cases.SHAPES, 1.0, schedule=schedule)
+    return Learner(
+        cases.policy()[0], optimizer, algorithm, cases.SHAPES, 1.0, schedule=schedule, ema=EMA
+    )
+
+
+def fresh(learner):
+    """A new state, whose average of the parameters is not yet what they are."""
+    state = cases.new_state(learner.optimizer)
+    return state._replace(ema=jax.tree.map(lambda leaf: leaf + 1, state.params))
 
 
 def run(learner, state=None, **rest):
-    state = cases.new_state(learner.optimizer) if state is None else state
+    state = fresh(learner) if state is None else state
     reference = jax.device_put(cases.policy()[1])
     return sweep(learner, state, reference, cases.ragged(), iteration=3, **rest)
 
 
-def test_a_sweep_steps_at_its_iterations_rate_and_says_so():
+def test_a_sweep_steps_at_its_iterations_rate_and_moves_the_average_once():
     ends, rates = [], []
     for fields in ({"schedule": "linear", "learning_rate": 0.05}, {"learning_rate": 0.03}):
         state, metrics, *_ = run(learner_of(**fields))
+        average = jax.tree.map(
+            lambda before, after: EMA * (before + 1) + (1 - EMA) * np.asarray(after),
+            cases.policy()[1],
+            state.params,
+        )
+        cases.assert_trees_close(state.ema, average, 1e-6)
         ends.append(cases.host(state.params))
         rates.append(metrics["sweep/learning_rate"])
     assert rates == pytest.approx([0.03, 0.03])  # two of five iterations are over
@@ -177,7 +245,7 @@ def test_a_stopped_sweep_goes_on_from_files_at_the_same_rate(tmp_path):
         run(learner, stop=lambda: next(asked, True))
     files = Checkpoints(tmp_path, 1)
     files.save(3, stopped.value.arrays, json.loads(json.dumps(stopped.value.notes)))
-    example = stopped_arrays(learner, cases.new_state(learner.optimizer), cases.ragged())
+    example = stopped_arrays(learner, fresh(learner), cases.ragged())
     _, arrays, notes = files.restore(example)
     files.close()
     arrays = cases.reread(arrays)
