@@ -22,12 +22,13 @@ install = $(UV) pip install --quiet --python $(RUN) $(1) \
 	|| { echo "uv could not install this; trying pip."; \
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(1); }
 
-.PHONY: help setup lock test-torch test-tools test-models test-appworld test-libtpu quickstart bfcl test lint docs clean
+.PHONY: help setup lock test-torch test-tools test-models test-appworld test-libtpu quickstart bfcl test check lint docs clean
 
 help:
 	@echo "make quickstart   train the bundled example policy and show its learning curve (about 5 minutes)"
 	@echo "make bfcl         the same loop on the real BFCL v4 tasks (about 20 minutes)"
 	@echo "make test         every test"
+	@echo "make check        style, the rules of imports, and the tests of changed files (FILES='a.py b.py')"
 	@echo "make lint         ruff format, ruff check, shellcheck, and the site's links"
 	@echo "make docs         the documentation as a site, in site/"
 
@@ -83,6 +84,18 @@ bfcl: $(VENV)/development
 test: $(VENV)/development
 	@echo "Running every test ..."
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
+
+# Of a file: itself where it is a test, else the test that mirrors it; and the rules of the house.
+FILES ?= $(shell git diff --name-only HEAD; git ls-files --others --exclude-standard)
+PYTHON_FILES = $(wildcard $(filter %.py,$(FILES)))
+MIRRORS = $(foreach file,$(filter seeupo_jax/%,$(PYTHON_FILES)),\
+	$(patsubst seeupo_jax/%,tests/%,$(dir $(file)))test_$(notdir $(file)))
+CHECKED = $(foreach file,$(PYTHON_FILES) $(wildcard $(MIRRORS)),$(if $(filter test_%,$(notdir $(file))),$(file)))
+
+check: $(VENV)/development
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m pytest tests/test_imports.py $(sort $(CHECKED))
 
 lint: $(VENV)/development
 	$(RUN) -m ruff format --check .
