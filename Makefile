@@ -29,7 +29,7 @@ help:
 	@echo "make bfcl         the same loop on the real BFCL v4 tasks (about 20 minutes)"
 	@echo "make test         every test"
 	@echo "make check        style, the rules of imports, and the tests of changed files (FILES='a.py b.py')"
-	@echo "make lint         ruff format, ruff check, shellcheck, and the site's links"
+	@echo "make lint         ruff format, ruff check, pyright, shellcheck, and the site's links"
 	@echo "make docs         the documentation as a site, in site/"
 
 $(UV):
@@ -100,6 +100,7 @@ check: $(VENV)/development
 lint: $(VENV)/development
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
+	$(RUN) -m pyright --warnings
 	$(VENV)/bin/shellcheck -x launch/*.sh third_party/*/*.sh
 	@$(MAKE) --no-print-directory docs
 

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
@@ -35,7 +35,7 @@ def is_full(error: BaseException) -> bool:
 @contextlib.contextmanager
 def sentence_errors(
     kind: type[Exception] | tuple[type[Exception], ...] = ValueError, code: int = 2
-) -> Iterator[None]:
+) -> Generator[None]:
     """Ends the command with an error of these kinds as one sentence instead of a traceback.
 
     A user's mistake is a ValueError, and ends with 2. An error that has an `exit_code` of its own

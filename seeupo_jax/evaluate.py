@@ -14,6 +14,9 @@ Rerunning the command plays the missing episodes only, and those whose environme
 several processes each writes a file of its own episodes; process 0's is complete in the end.
 """
 
+# Types of jax's own functions are partly unknown.
+# pyright: strict, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import argparse
@@ -24,7 +27,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 
@@ -271,7 +274,7 @@ def _report(config: Config, given: argparse.Namespace, result: EvaluationResult)
     """Prints what the evaluation came to, and writes what else was asked for."""
     print(f"{result}\n\nEvery episode: {result.file}")
     if given.bfcl_results is not None:
-        environment = envs.make(config.env.name, **config.env.options)
+        environment = cast(Any, envs.make(config.env.name, **config.env.options))
         played = ((e.task_id, e.member, e.messages) for e in result.episodes)
         for command in export_results(environment, played, given.bfcl_results):
             print(command)

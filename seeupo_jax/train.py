@@ -7,11 +7,14 @@ so for devices, a model and benchmark files that need not be on this machine. Re
 of a stopped run resumes it from its last checkpoint and reproduces the same results.
 """
 
+# Types of jax's own functions are partly unknown.
+# pyright: strict, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,7 +149,7 @@ def _check_shared(config: Config, workdir: Path) -> None:
 
 
 @contextlib.contextmanager
-def _room(config: Config, workdir: Path) -> Iterator[None]:
+def _room(config: Config, workdir: Path) -> Generator[None]:
     """Says what is kept where a full disk ends a run."""
     try:
         yield
@@ -195,7 +198,7 @@ def _train(
 
 
 @contextlib.contextmanager
-def heard(run: Run, state: RunState) -> Iterator[None]:
+def heard(run: Run, state: RunState) -> Generator[None]:
     """Tells callbacks where the run begins and, when all is closed, how it ends.
 
     Raises:

@@ -63,11 +63,11 @@ class Trajectory:
     seed: int = 0
     stop: str = "done"
     messages: tuple[dict[str, str], ...] = ()
-    info: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict[str, Any])
     policy_version: int | None = None
     turn_rewards: tuple[float, ...] = ()
     timeout_counts: bool = False
-    rewards: dict[str, float] = field(default_factory=dict)
+    rewards: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def turns(self) -> int:

@@ -74,7 +74,7 @@ class Flags(argparse.ArgumentParser):
         about = about.replace("%", "%%") + ("; required." if required else ".")
         self.add_argument(f"--{name}", type=kind, default=default, help=about, **more)
 
-    def switch(self, name: str, words: str, *, default: bool = False) -> None:
+    def switch(self, name: str, words: str, *, default: bool | None = False) -> None:
         """Declares `--NAME`, `--NAME=False` and `--noNAME`."""
         more = {"nargs": "?", "const": True, "metavar": "True|False"}
         self.flag(name, words, _truth, default=default, **more)

@@ -28,7 +28,7 @@ class Env:
 
     name: str = "order_desk"
     """One that ships with the package, or a user's own module:attribute."""
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     """Arguments of the environment."""
     workers: int = at_least(1, 8)
     """Threads that step environments."""
@@ -119,7 +119,7 @@ class WarmStartStage:
     """Optimizer steps."""
     learning_rate: float = above(0, 3e-3, most=100)
     """Learning rate of the stage."""
-    demonstrations: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    demonstrations: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     """Options of the environment's demonstrations."""
 
 

@@ -41,8 +41,8 @@ class StepResult:
     observation: tuple[Message, ...]
     reward: float
     done: bool
-    info: dict[str, Any] = field(default_factory=dict)
-    rewards: Mapping[str, float] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict[str, Any])
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True)

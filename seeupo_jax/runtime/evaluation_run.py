@@ -1,5 +1,8 @@
 """An evaluation of a policy, from its settings to its figures; every episode is kept in a file."""
 
+# Types of jax's own functions are partly unknown.
+# pyright: strict, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import contextlib

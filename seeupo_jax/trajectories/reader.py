@@ -113,7 +113,9 @@ def read_trajectories(
     return (record for shard in shards for record in read_shard(shard.path(folder)))
 
 
-def read_shard(path: Path, log: Callable[[str], None] = _LOGGER.warning) -> Iterator[dict]:
+def read_shard(
+    path: Path, log: Callable[[str], None] = _LOGGER.warning
+) -> Iterator[dict[str, Any]]:
     """The records of one file; see `read_trajectories`."""
     number = 0
     try:

@@ -9,10 +9,9 @@ step; these are `<tool_call>` blocks for `DECODER`, whatever `format` the episod
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from seeupo_jax.envs.base import Message
 from seeupo_jax.envs.bfcl.benchmark_files import load_tasks
 from seeupo_jax.envs.bfcl.environment import Bfcl
 from seeupo_jax.envs.bfcl.formats import FORMATS
@@ -28,7 +27,7 @@ _NO_CALL = ToolCall("no_such_tool", {})
 
 
 def export_results(
-    environment: Bfcl, played: Iterable[tuple[str, int, Sequence[Message]]], folder: Path
+    environment: Bfcl, played: Iterable[tuple[str, int, Sequence[Mapping[str, str]]]], folder: Path
 ) -> list[str]:
     """Writes the result files; files of an earlier export to the same folder are replaced.
 
@@ -58,7 +57,9 @@ def export_results(
     return commands
 
 
-def to_result(environment: Bfcl, task_id: str, messages: Sequence[Message]) -> list[list[str]]:
+def to_result(
+    environment: Bfcl, task_id: str, messages: Sequence[Mapping[str, str]]
+) -> list[list[str]]:
     """The steps of each user turn that ended; an episode cut short is then judged a failure.
 
     Calls are rewritten as the environment read them: arguments by name, tuples as lists. The

@@ -1,5 +1,8 @@
 """What an application hears of a training run, and how it stops one."""
 
+# Types of jax's own functions are partly unknown.
+# pyright: strict, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +72,7 @@ class Callback(Protocol):
         """The run is over and saved: complete, stopped (`run.stopping`) or ended by an error."""
 
 
-def check_callbacks(callbacks: Sequence[Callback]) -> None:
+def check_callbacks(callbacks: Sequence[object]) -> None:
     """ValueError where one of them is no callback, such as a class instead of its object."""
     for number, each in enumerate(callbacks):
         if isinstance(each, type) or not isinstance(each, Callback):
