@@ -1,5 +1,6 @@
 """The package as an application uses it: one process, several runs, callbacks, and figures."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -8,6 +9,7 @@ import jax
 import pytest
 import run_cases as cases
 from places import TINY
+from process_cases import run_processes
 
 from seeupo_jax import Callback, Config, evaluate, load_config, read_trajectories, train
 from seeupo_jax.checkpoint import Checkpoints
@@ -149,6 +151,16 @@ def test_an_evaluation_gives_its_figures_and_agrees_with_the_run(undisturbed, co
     assert (result.split, result.k, result.policy) == (config.evaluation.split, 2, {"iteration": 2})
     assert len(result.episodes) == 4 and result.file.parent == workdir / "evaluation"
     assert str(result).splitlines()[0].split() == ["tasks", "failed", "avg@2", "pass@2"]
+
+
+def test_of_two_processes_one_hears_and_both_stop(config, tmp_path):
+    heard = run_processes(
+        "callback_process.py", 2, 1, tmp_path, config.model.path, tmp_path / "run", read=json.loads
+    )
+    assert heard == [
+        [[1], "enough", [0, 1]],
+        [[], "another process was asked to stop", [0, 1]],
+    ]
 
 
 def test_another_configuration_is_trained_in_the_same_process(config, tmp_path):

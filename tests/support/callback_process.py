@@ -1,0 +1,43 @@
+"""A process of a run whose callback stops it: RANK COUNT PORT OUT MODEL WORKDIR.
+
+OUT: JSON of what was heard, and why the run stopped.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from places import TINY
+from run_cases import CHOICES
+
+from seeupo_jax import Callback, load_config, train
+from seeupo_jax.runtime.cli import join_cluster
+
+
+class Stopper(Callback):
+    def __init__(self):
+        self.heard = []
+
+    def on_iteration(self, run, iteration, metrics):
+        self.heard.append(iteration)
+        run.stop("enough")
+
+
+def main(rank: str, count: str, port: str, out: str, model: str, workdir: str) -> None:
+    own = [f"model.path={model}", "iterations=3", "evaluation.every=0", "rollout.tasks=2"]
+    overrides = [text.removeprefix("--config.") for text in CHOICES]
+    config = load_config(TINY, [*overrides, *own, "evaluation.tasks=1", "evaluation.k=1"])
+    join_cluster(
+        config,
+        coordinator=f"localhost:{port}",
+        process_id=int(rank),
+        num_processes=int(count),
+    )
+    stopper = Stopper()
+    result = train(config, workdir, [stopper])
+    rows = result.metrics["iteration"]
+    Path(out).write_text(json.dumps([stopper.heard, result.stopped, rows]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
