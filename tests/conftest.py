@@ -31,6 +31,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 LONGEST = (
     "tests/test_train.py",
     "tests/parallel/test_stop_signal.py",
+    "tests/test_package.py",
     "tests/test_evaluate.py",
     "tests/test_recipes.py",
     "tests/rollout/engine/test_slots.py",
