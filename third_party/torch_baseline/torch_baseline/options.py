@@ -139,6 +139,9 @@ FIXED: dict[str, Any] = {
     "algorithm.tis_clip": None,
     "algorithm.critic": "none",
     "algorithm.minibatches_per_turn": 1,
+    "optimizer.decay_iterations": 0,
+    "optimizer.groups": (),
+    "optimizer.ema": None,
 }
 # Fields without effect on a sweep with the options above.
 UNREAD = (

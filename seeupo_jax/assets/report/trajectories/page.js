@@ -33,6 +33,7 @@ function address(changes) {
 /** Goes to a changed state; `replace` leaves no step to come back to. */
 function go(changes, replace = false) {
   const next = address(changes);
+  state = { ...state, ...changes }; // the next key may come before the new address is heard of
   if (replace) location.replace(next);
   else location.hash = next;
 }
