@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -250,6 +251,7 @@ def _with_defaults(name: str, values: Mapping[str, Any], source: str) -> dict[st
     """The config with its family's defaults and today's names, as `transformers` reads it."""
     given = {key: value for key, value in values.items() if key != "model_type"}
     try:
+        given = copy.deepcopy(given)  # transformers writes into what it is given
         return AutoConfig.for_model(name, **given).to_dict()
     except Exception as error:  # of any class, for a config that it refuses
         reason = textwrap.shorten(str(error), 400, placeholder=" ...")

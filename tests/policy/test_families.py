@@ -58,6 +58,13 @@ PUBLISHED = {
 }
 
 
+def test_a_config_is_as_it_was_once_it_has_been_read():
+    scaling = dict(LLAMA_3_1_8B["rope_scaling"])
+    values = LLAMA_3_1_8B | {"rope_theta": 1e6, "rope_scaling": scaling}
+    assert read_architecture(values, "F.json").rope.theta == 1e6
+    assert scaling == LLAMA_3_1_8B["rope_scaling"] and "rope_theta" not in scaling
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_is_read_as_its_model_is(name):
     values, wanted = PUBLISHED[name]
