@@ -24,7 +24,7 @@ from typing import Any
 from seeupo_jax import envs
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment
-from seeupo_jax.envs.transport import calls, wire
+from seeupo_jax.envs.transport import remote_calls, wire
 from seeupo_jax.envs.transport.connections import BoundedServer
 
 _log = logging.getLogger(__name__)
@@ -143,11 +143,11 @@ class EnvServer:
             if session is not None:
                 _retire(session)
             return json.dumps({"result": None}).encode()
-        if operation not in calls.PLAYS:
-            allowed = ", ".join(["task_ids", *calls.PLAYS, "close"])
+        if operation not in remote_calls.PLAYS:
+            allowed = ", ".join(["task_ids", *remote_calls.PLAYS, "close"])
             raise _Refusal(404, f"path: got {operation!r}; allowed: {allowed}.")
-        play, arguments = calls.PLAYS[operation]
-        _check(request, _SESSION | arguments, calls.OPTIONAL.get(operation, {}))
+        play, arguments = remote_calls.PLAYS[operation]
+        _check(request, _SESSION | arguments, remote_calls.OPTIONAL.get(operation, {}))
         session = self._session(operation, request)
         try:
             with session.lock:
@@ -190,7 +190,7 @@ class EnvServer:
                 session.environment = self._make()
             arguments = {name: asked[1][name] for name in asked[1].keys() - _SESSION.keys()}
             result = play(session.environment, **arguments)
-            return result | {"score": calls.score(session.environment)}
+            return result | {"score": remote_calls.score(session.environment)}
 
         answer, happened = _ask(ask)
         if happened:
@@ -231,7 +231,9 @@ def _retire(session: _Session) -> None:
 
 
 def _ask(question: Callable[[], Any]) -> tuple[bytes, bool]:
-    return calls.answer(question, lambda: _log.warning("an environment failed", exc_info=True))
+    return remote_calls.answer(
+        question, lambda: _log.warning("an environment failed", exc_info=True)
+    )
 
 
 def _check(request: Any, fields: dict[str, type], optional: dict[str, type] | None = None) -> None:

@@ -19,16 +19,16 @@ from typing import Any, BinaryIO
 from seeupo_jax import envs
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment
-from seeupo_jax.envs.transport import calls
+from seeupo_jax.envs.transport import remote_calls
 
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 _MIB = 2**20
 _OPERATIONS = {
     "task_ids": gate.task_ids,
-    "reset": calls.reset,
-    "step": calls.step,
-    "finish": calls.finish,
-    "score": calls.score,
+    "reset": remote_calls.reset,
+    "step": remote_calls.step,
+    "finish": remote_calls.finish,
+    "score": remote_calls.score,
 }
 
 
@@ -75,6 +75,6 @@ def _play(environment: Environment, request: dict[str, Any]) -> Any:
 
 
 def _answer(answers: BinaryIO, question: Callable[[], Any]) -> None:
-    data, _ = calls.answer(question)
+    data, _ = remote_calls.answer(question)
     answers.write(data + b"\n")
     answers.flush()

@@ -16,7 +16,7 @@ from typing import Any
 
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
-from seeupo_jax.envs.transport import calls, wire
+from seeupo_jax.envs.transport import remote_calls, wire
 
 _CLOSE_S = 5.0  # for an environment to close; then its process is killed
 _POLL_S = 0.002
@@ -73,10 +73,10 @@ class Isolated:
         """Starts an episode, in a new process where there is none or the last one has died."""
         result = self._ask("reset", task_id=task_id, seed=seed, episode_seed=episode_seed)
         self._has_finish = result["finish"]
-        return calls.read_opening(result)
+        return remote_calls.read_opening(result)
 
     def step(self, text: str) -> StepResult:
-        return calls.read_step(self._ask("step", text=text))
+        return remote_calls.read_step(self._ask("step", text=text))
 
     def finish(self, stop: str) -> float | None:
         """Tells the environment, where it has `finish`, that the trainer ends its episode."""

@@ -15,7 +15,7 @@ import urllib3
 
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
-from seeupo_jax.envs.transport import calls, wire
+from seeupo_jax.envs.transport import remote_calls, wire
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _CONNECT_S = 10.0
 _CLOSE_S = 5.0
 _ANSWERS = {
     "reset": ("messages", "tools", "score"),
-    "step": (*calls.STEP, "score"),
+    "step": (*remote_calls.STEP, "score"),
     "finish": ("reward", "score"),
 }
 _ERRORS = {"ValueError": ValueError, "ProtocolError": gate.ProtocolError}
@@ -90,12 +90,12 @@ class Remote:
             self._forget()
             answer = self._begin(request, own)
         self._has_finish = answer.get("finish") is True  # older servers do not say
-        return calls.read_opening(answer)
+        return remote_calls.read_opening(answer)
 
     def step(self, text: str) -> StepResult:
         if self._score is None:
             raise ValueError("remote: reset() must come before step().")
-        return calls.read_step(self._play("step", {"text": text}))
+        return remote_calls.read_step(self._play("step", {"text": text}))
 
     def finish(self, stop: str) -> float | None:
         """Tells the environment, where it has `finish`, that the trainer ends its episode."""
