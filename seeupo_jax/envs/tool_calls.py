@@ -1,4 +1,4 @@
-"""Strict parsers of the tool calls in a response: Hermes JSON, Python calls, fenced code.
+"""Strict parsers of the tool calls in a response: Hermes and Llama JSON, Python calls, fenced code.
 
 Text is never evaluated. A malformed call is refused with a reason that the model can read.
 """
@@ -20,6 +20,7 @@ MAX_DIGITS = 1000  # of an integer; Python writes at most 4300, and takes quadra
 
 _TOO_LARGE = 10**MAX_DIGITS
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"  # of Llama 3: calls follow
 
 
 class ToolCallError(ValueError):
@@ -76,11 +77,40 @@ def _read_block(block: str) -> ToolCall:
         value = json.loads(block, object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
         raise ToolCallError(f"a tool call must be one JSON object: {error}") from None
-    if not isinstance(value, dict) or set(value) != {"name", "arguments"}:
-        raise ToolCallError('a tool call has exactly the keys "name" and "arguments"')
-    if not isinstance(value["name"], str) or not isinstance(value["arguments"], dict):
-        raise ToolCallError('"name" must be a string and "arguments" an object')
-    return _within_bounds(ToolCall(value["name"], value["arguments"]))
+    return _read_object(value, "arguments")
+
+
+def _read_object(value: Any, key: str) -> ToolCall:
+    if not isinstance(value, dict) or set(value) != {"name", key}:
+        raise ToolCallError(f'a tool call has exactly the keys "name" and "{key}"')
+    if not isinstance(value["name"], str) or not isinstance(value[key], dict):
+        raise ToolCallError(f'"name" must be a string and "{key}" an object')
+    return _within_bounds(ToolCall(value["name"], value[key]))
+
+
+def parse_llama(text: str) -> tuple[ToolCall, ...]:
+    """The calls of `{"name": ..., "parameters": {...}}` objects, Llama 3's form, in order.
+
+    The objects are the whole text, or all of it after the first `<|python_tag|>`; between them are
+    white space and `;`. `<think>...</think>` at the start is skipped. What does not begin with `{`
+    is a message and holds no call: ().
+
+    Raises:
+      ToolCallError: an object that breaks the form or the bounds above, text beside the objects, or
+        a `<think>` that is not closed.
+    """
+    source = _skip_thoughts(text).strip()
+    if not source.startswith("{"):
+        source = source.partition(PYTHON_TAG)[2].strip()
+    calls, position = [], 0
+    while source.startswith("{") and position < len(source):
+        try:
+            value, position = _DECODER.raw_decode(source, position)
+        except (ValueError, RecursionError) as error:
+            raise ToolCallError(f"a tool call must be one JSON object: {error}") from None
+        calls.append(_read_object(value, "parameters"))
+        position = _GAP.search(source, position).end()
+    return tuple(calls)
 
 
 def render_python(calls: Iterable[ToolCall]) -> str:
@@ -307,6 +337,10 @@ def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     if len(result) != len(pairs):
         raise ToolCallError("a key or an argument occurs twice")
     return result
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates)
+_GAP = re.compile(r"[\s;]*")  # between two objects
 
 
 def _within_bounds(call: ToolCall) -> ToolCall:

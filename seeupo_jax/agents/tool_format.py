@@ -1,0 +1,144 @@
+"""How a model writes its tool calls: from sampled text to content and calls, and back.
+
+A call that breaks its form is no call: the whole text stays content, for the agent to answer.
+Thoughts, `<think>...</think>` at the start, are content too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from seeupo_jax.envs.tool_calls import (
+    PYTHON_TAG,
+    ToolCall,
+    ToolCallError,
+    parse_hermes,
+    parse_llama,
+    render_hermes,
+)
+
+Message = tuple[str, tuple[ToolCall, ...]]
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """A form of tool calls.
+
+    parse: a message's content and calls.
+    render: the text that `parse` reads as these.
+    shown: of a text's beginning, how many characters are content whatever follows.
+    """
+
+    parse: Callable[[str], Message]
+    render: Callable[[str, Sequence[ToolCall]], str]
+    shown: Callable[[str], int]
+
+
+class ContentSplitter:
+    """Content of a text that arrives in pieces; what may become a tool call is held back."""
+
+    def __init__(self, tool_format: ToolFormat):
+        self._shown_of = tool_format.shown
+        self._text, self._shown = "", 0
+
+    def feed(self, piece: str) -> str:
+        """Takes the next piece. Returns: further content; all of it begins the parsed content."""
+        self._text += piece
+        begin, self._shown = self._shown, max(self._shown, self._shown_of(self._text))
+        return self._text[begin : self._shown]
+
+    def rest(self, content: str) -> str:
+        """What is left to show of the parsed content, at the end."""
+        return content[self._shown :]
+
+
+def choose_format(name: str) -> ToolFormat:
+    """A tool format by its name."""
+    if name not in TOOL_FORMATS:
+        raise ValueError(f"tool_format: got {name!r}; allowed: {', '.join(TOOL_FORMATS)}.")
+    return TOOL_FORMATS[name]
+
+
+_THOUGHTS = re.compile(r"\s*<think>(?:.*?</think>|.*)", re.DOTALL)
+_BLOCK = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
+
+
+def _after_thoughts(text: str) -> int:
+    match = _THOUGHTS.match(text)
+    return match.end() if match else 0
+
+
+def _can_be_sent(calls: Sequence[ToolCall]) -> bool:
+    """Whether no call holds half a character, which is JSON but no UTF-8."""
+    try:
+        json.dumps([(call.name, call.arguments) for call in calls], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _read(
+    text: str,
+    parse: Callable[[str], tuple[ToolCall, ...]],
+    outside: Callable[[str], str],
+) -> Message:
+    try:
+        calls = parse(text)
+    except ToolCallError:
+        return text, ()
+    if not calls or not _can_be_sent(calls):
+        return text, ()
+    start = _after_thoughts(text)
+    return (text[:start] + outside(text[start:])).rstrip(), calls
+
+
+def _parse_hermes(text: str) -> Message:
+    return _read(text, parse_hermes, lambda said: _BLOCK.sub("", said))
+
+
+def _render_hermes(content: str, calls: Sequence[ToolCall]) -> str:
+    blocks = [render_hermes(call.name, **call.arguments) for call in calls]
+    return "\n".join([content, *blocks] if content else blocks)
+
+
+def _shown_hermes(text: str) -> int:
+    return _before(text, "<tool_call>", _after_thoughts(text))
+
+
+def _parse_llama(text: str) -> Message:
+    def outside(said: str) -> str:
+        return "" if said.lstrip().startswith("{") else said.partition(PYTHON_TAG)[0]
+
+    return _read(text, parse_llama, outside)
+
+
+def _render_llama(content: str, calls: Sequence[ToolCall]) -> str:
+    if not calls:
+        return content
+    objects = [json.dumps({"name": c.name, "parameters": c.arguments}) for c in calls]
+    return content + (PYTHON_TAG if content else "") + "; ".join(objects)
+
+
+def _shown_llama(text: str) -> int:
+    start = _after_thoughts(text)
+    if text[start:].lstrip()[:1] in ("", "{"):
+        return _before(text, "{", start)
+    return _before(text, PYTHON_TAG, start)
+
+
+def _before(text: str, mark: str, start: int) -> int:
+    """Where the text ends before the mark, its possible beginning, and white space before these."""
+    end = text.find(mark, start)
+    if end < 0:
+        begun = (n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n], start))
+        end = len(text) - next(begun, 0)
+    return len(text[:end].rstrip())
+
+
+TOOL_FORMATS = {
+    "hermes": ToolFormat(_parse_hermes, _render_hermes, _shown_hermes),
+    "llama": ToolFormat(_parse_llama, _render_llama, _shown_llama),
+}
