@@ -1,4 +1,4 @@
-"""Policy and environments together: tasks in, trajectories out."""
+"""Policy and episodes together: tasks in, trajectories out."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seeupo_jax.parallel.distributed import gather
-from seeupo_jax.rollout.collection import (
-    Collection,
-    CollectionOptions,
-    Prefetched,
-    RolloutWorker,
-    reset_call,
-)
+from seeupo_jax.rollout.collection import Collection
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.episode import Request
+from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.types import Segment, Trajectory
 
 
@@ -73,17 +68,14 @@ def prefetch(
     requests: Sequence[Request],
     options: CollectionOptions,
     max_idle_s: float,
-) -> Prefetched:
-    """Resets the first environments of the next collection, one a slot, and does not wait for them.
+) -> Prefetched | None:
+    """Begins the first episodes of the next collection, whose `options` these are, without waiting.
 
-    Nothing else may use the pool until that collection, whose `options` these are. Environments
-    that it finds after `max_idle_s` are reset once more: a server may have given them up.
+    None where the host's episodes cannot begin before their collection; see `Host.prefetch`.
     """
     engine = worker.engine
     local = [request for request in requests if engine.owns(request.group)][: engine.concurrency]
-    for slot, request in enumerate(local):
-        worker.pool.submit(reset_call(slot, request, worker.tokenizer, options))
-    return Prefetched(tuple(local), options, time.monotonic() + max_idle_s)
+    return worker.host.prefetch(worker, local, options, max_idle_s)
 
 
 def collect(
@@ -95,7 +87,7 @@ def collect(
     prefetched: Prefetched | None = None,
     on_finished: Callable[[Request, Trajectory], None] = lambda *_: None,
 ) -> Collected:
-    """Samples one trajectory a request, as many at a time as the engine and the pool have room for.
+    """Samples one trajectory a request, as many at a time as the engine and the host have room for.
 
     With several processes each plays the groups that its engine owns; all get all trajectories.
 

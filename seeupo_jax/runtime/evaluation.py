@@ -15,7 +15,7 @@ from seeupo_jax.envs import Environment, gate
 from seeupo_jax.metrics.statistics import evaluation_metrics, evaluation_prefix
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.rollout.collect import Request, collect, group_requests
-from seeupo_jax.rollout.collection import CollectionOptions, RolloutWorker
+from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
 from seeupo_jax.trajectories.episodes import Episode, EpisodeFile, to_episode
 from seeupo_jax.types import Trajectory
 

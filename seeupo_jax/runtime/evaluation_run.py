@@ -21,7 +21,8 @@ from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.metrics.statistics import Estimate, evaluation_table, read_estimates
 from seeupo_jax.rewards.scorer import make_scorer
-from seeupo_jax.rollout.collection import RolloutWorker
+from seeupo_jax.rollout.environment_player import EnvironmentHost
+from seeupo_jax.rollout.player import RolloutWorker
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.evaluation import evaluate
 from seeupo_jax.runtime.policy_sources import PolicySource
@@ -61,8 +62,8 @@ def evaluate_policy(
         path = workdir / "evaluation" / episodes_name(settings)
         file = opened.enter_context(EpisodeFile(path, settings))
         rewards = opened.enter_context(contextlib.closing(make_scorer(config.rewards)))
-        pool = build.build_pool(config, source.engine.concurrency)
-        opened.enter_context(contextlib.closing(pool))
+        host = EnvironmentHost(build.build_pool(config, source.engine.concurrency))
+        opened.enter_context(contextlib.closing(host))
         shown = jax.process_index() == 0  # beside the result, which is the standard output's
         progress = opened.enter_context(
             Progress(0, config.telemetry.display, stream=sys.stderr, shown=shown)
@@ -70,7 +71,7 @@ def evaluate_policy(
         progress.phase(f"evaluation of {split}")
         worker = RolloutWorker(
             source.engine,
-            pool,
+            host,
             source.tokenizer,
             config.env,
             config.rollout,

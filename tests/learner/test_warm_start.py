@@ -24,8 +24,8 @@ from seeupo_jax.policy.files.tokenizer import train_tokenizer
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.collect import collect, group_requests
-from seeupo_jax.rollout.collection import CollectionOptions
 from seeupo_jax.rollout.engine.protocol import Action
+from seeupo_jax.rollout.player import CollectionOptions
 from seeupo_jax.types import CONTEXT
 
 WORDS = ("red", "green", "blue", "find", "take")

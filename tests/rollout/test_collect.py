@@ -23,11 +23,11 @@ from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.collect import Request, collect, group_requests, prefetch
-from seeupo_jax.rollout.collection import CollectionOptions
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling, task_number
 from seeupo_jax.rollout.engine.slots import SlotEngine
+from seeupo_jax.rollout.player import CollectionOptions
 from seeupo_jax.rollout.watch import Watch
 from seeupo_jax.types import CONTEXT, rewards_of
 

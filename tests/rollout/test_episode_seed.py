@@ -14,8 +14,8 @@ from slippery_cases import DeafLake, Lake  # noqa: E402
 from seeupo_jax.envs.pool import EnvPool  # noqa: E402
 from seeupo_jax.envs.transport.isolated import Isolated  # noqa: E402
 from seeupo_jax.rollout.collect import collect, group_requests, prefetch  # noqa: E402
-from seeupo_jax.rollout.collection import CollectionOptions  # noqa: E402
 from seeupo_jax.rollout.episode import Request  # noqa: E402
+from seeupo_jax.rollout.player import CollectionOptions  # noqa: E402
 
 GROUP, TASKS = 8, ["train/0", "train/1", "train/0"]
 

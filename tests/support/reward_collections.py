@@ -7,7 +7,7 @@ from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.collect import collect, group_requests
-from seeupo_jax.rollout.collection import CollectionOptions
+from seeupo_jax.rollout.player import CollectionOptions
 
 
 def collected(rewards, *, make=Paying, tasks=("good", "bad"), turns=2, engine=None):

@@ -10,8 +10,9 @@ import numpy as np
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.rollout.collect import collect, group_requests
-from seeupo_jax.rollout.collection import CollectionOptions, RolloutWorker
 from seeupo_jax.rollout.engine.protocol import Action, Turn
+from seeupo_jax.rollout.environment_player import EnvironmentHost
+from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
 
 
 def stir(params: Any, seed: int = 0) -> Any:
@@ -145,7 +146,10 @@ def make_worker(engine, pool, tokenizer=None, *, max_turns, deterministic=False,
     rollout = schema.Rollout(max_turns=max_turns, deterministic=deterministic)
     tokenizer = NumberTokenizer() if tokenizer is None else tokenizer
     return RolloutWorker(
-        engine, pool, tokenizer, **({"env": schema.Env(), "rollout": rollout} | options)
+        engine,
+        EnvironmentHost(pool),
+        tokenizer,
+        **({"env": schema.Env(), "rollout": rollout} | options),
     )
 
 

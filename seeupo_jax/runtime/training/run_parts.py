@@ -16,8 +16,9 @@ from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.rewards.scorer import make_scorer
-from seeupo_jax.rollout.collection import RolloutWorker
 from seeupo_jax.rollout.engine.slots import SlotEngine
+from seeupo_jax.rollout.environment_player import EnvironmentHost
+from seeupo_jax.rollout.player import RolloutWorker
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.evaluation import selection_split, selection_warning
 from seeupo_jax.runtime.training.callbacks import Callback, Callbacks, RunHandle
@@ -55,7 +56,7 @@ class RunParts:
     def close(self) -> None:
         """Closes all of them, also where one fails."""
         with contextlib.ExitStack() as parts:
-            for part in (self.worker.pool, self.worker.rewards, self.log, self.source):
+            for part in (self.worker.host, self.worker.rewards, self.log, self.source):
                 parts.callback(part.close)
 
 
@@ -80,7 +81,7 @@ def build_parts(
     engine = build.build_engine(config, policy)
     worker = RolloutWorker(
         engine,
-        build.build_pool(config, engine.concurrency),
+        EnvironmentHost(build.build_pool(config, engine.concurrency)),
         policy.tokenizer,
         config.env,
         config.rollout,

@@ -16,8 +16,8 @@ from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.parallel.fingerprint import fingerprint
 from seeupo_jax.rollout.collect import Collected, collect, group_requests, prefetch
-from seeupo_jax.rollout.collection import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.engine.sampling import truncation_note
+from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.rollout_store import RolloutStore
 from seeupo_jax.rollout.tasks import TrainingTasks, too_few
@@ -121,7 +121,7 @@ class TrajectorySource:
             collected, stored = self._next(iteration, params)
         if stored and self._prefetched is not None:  # begun for what need not be sampled
             self._prefetched = None
-            self._worker.pool.drain()
+            self._worker.host.drain()
         rollout = self._config.rollout
         if self._config.rollout_ahead and not (evaluates or saves):
             self._sample_ahead(iteration, params, in_sweep=stopped is not None)

@@ -18,9 +18,9 @@ from seeupo_jax.envs.pool import Call, EnvPool
 from seeupo_jax.envs.transport.isolated import Isolated, ProcessDied
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.collect import collect, group_requests
-from seeupo_jax.rollout.collection import CollectionOptions
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.engine.sampling import task_number
+from seeupo_jax.rollout.player import CollectionOptions
 from seeupo_jax.runtime.build import build_pool
 from seeupo_jax.runtime.checks import check_isolation
 

@@ -268,7 +268,7 @@ def test_what_was_sampled_ahead_is_of_its_own_iteration_also_beside_stored_ones(
 
 def began(run):
     """Environments that have been asked to begin, and nobody has heard of yet."""
-    return run.parts.worker.pool.open
+    return run.parts.worker.host.pool.open
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,190 @@
+"""Episodes in environments: each from the reset of its environment to its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from seeupo_jax.envs import gate
+from seeupo_jax.envs.base import Environment
+from seeupo_jax.envs.pool import Call, EnvPool
+from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.rollout.engine.protocol import Action, Turn
+from seeupo_jax.rollout.engine.sampling import task_number
+from seeupo_jax.rollout.episode import Episode, Request
+from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
+
+
+@dataclass(frozen=True)
+class EnvironmentHost:
+    """A pool of environments, one for each conversation that the engine may have open."""
+
+    pool: EnvPool
+
+    def player(self, worker: RolloutWorker, options: CollectionOptions) -> EnvironmentPlayer:
+        return EnvironmentPlayer(worker, self.pool, options)
+
+    def prefetch(
+        self,
+        worker: RolloutWorker,
+        requests: Sequence[Request],
+        options: CollectionOptions,
+        max_idle_s: float,
+    ) -> Prefetched:
+        """Resets an environment for each request, from the pool's first slot on.
+
+        Nothing else may use the pool until that collection. Environments that it finds after
+        `max_idle_s` are reset once more: a server may have given them up.
+        """
+        for slot, request in enumerate(requests):
+            self.pool.submit(_reset_call(slot, request, worker.tokenizer, options))
+        return Prefetched(tuple(requests), options, time.monotonic() + max_idle_s)
+
+    def drain(self) -> None:
+        self.pool.drain()
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+def _reset_call(
+    slot: int, request: Request, tokenizer: Tokenizer, options: CollectionOptions
+) -> Call:
+    """Begins an episode; gives what `Episode.on_result` takes."""
+    seed = options.seed
+    own = request.episode_seed(seed=seed, iteration=options.iteration)
+
+    # Checked and tokenised in the worker: a message that the tokenizer refuses is the environment's
+    # failure, not the run's.
+    def begin(env: Environment, answer: Any) -> Any:
+        messages, tools = gate.check_opening(answer)
+        return messages, tools, tokenizer.begin(messages, tools), gate.has_finish(env)
+
+    return Call(slot, lambda env: gate.reset(env, request.task_id, seed, own), begin, fresh=True)
+
+
+class EnvironmentPlayer:
+    """A `Player` of episodes in a pool of environments; an answer is acted on when it is there."""
+
+    def __init__(self, worker: RolloutWorker, pool: EnvPool, options: CollectionOptions):
+        self._worker, self._pool, self._options = worker, pool, options
+        self._engine, self._tokenizer = worker.engine, worker.tokenizer
+        self._slots = list(range(worker.engine.concurrency))[::-1]  # free ones
+        self._open: dict[int, Episode] = {}
+        self._key_of: dict[int, int] = {}  # whose environment a slot's is
+        self._stale: set[int] = set()  # keys whose environments begin once more
+        self._over: list[tuple[int, Episode]] = []
+
+    @property
+    def room(self) -> int:
+        return len(self._slots)
+
+    @property
+    def beginning(self) -> bool:
+        return any(each.conversation is None for each in self._open.values())
+
+    @property
+    def stepping(self) -> int:
+        return self._pool.open
+
+    @property
+    def slowest(self) -> tuple[str, float] | None:
+        oldest = self._pool.oldest
+        if oldest is None or oldest[0] not in self._key_of:
+            return None
+        slot, seconds = oldest
+        episode = self._open.get(self._key_of[slot])
+        return None if episode is None else (episode.request.task_id, seconds)
+
+    def adopt(self, keys: Sequence[int], prefetched: Prefetched) -> None:
+        for key, request in zip(keys, prefetched.requests, strict=True):
+            self._seat(key, request)
+        if time.monotonic() > prefetched.until:
+            self._stale.update(keys)
+
+    def open(self, key: int, request: Request) -> None:
+        slot = self._seat(key, request).slot
+        self._pool.submit(_reset_call(slot, request, self._tokenizer, self._options))
+
+    def poll(self, wait_s: float) -> list[tuple[int, Episode]]:
+        answers, stop = self._pool.poll(wait_s), self._worker.stop
+        while self._worker.rollout.deterministic and self._pool.open and not stop():
+            answers += self._pool.poll(STOP_POLL_S)
+        for call, outcome in sorted(answers, key=lambda answer: answer[0].slot):
+            key = self._key_of[call.slot]
+            if key in self._stale:
+                self._stale.remove(key)
+                self._pool.submit(call)
+                continue
+            episode = self._open[key]
+            episode.on_result(outcome, self._worker.env.timeout_as)
+            self._advance(key, episode)
+        over, self._over = self._over, []
+        return over
+
+    def act(self, action: Action) -> None:
+        """Brings a sampled action to its environment."""
+        episode = self._open[action.key]
+        if action.failure:
+            episode.fail("env_error", action.failure)
+            return self._advance(action.key, episode)
+        turn, earned, worker = episode.turn, episode.earned, self._worker
+        episode.transcript.act(action.tokens, turn, action.logp)
+        episode.rewards.append(0.0)  # until its environment answers
+        text = self._tokenizer.text(action.tokens)
+        episode.messages.append({"role": "assistant", "content": text})
+        conversation, max_reward = episode.conversation, worker.env.max_reward
+
+        def extend(env: Environment, answer: Any) -> Any:
+            step = gate.check_step(answer, turn=turn, max_reward=max_reward)
+            named = {gate.OWN_REWARD: step.reward, **step.rewards}
+            reward = worker.weigh(named, "step() reward", earned)
+            score = gate.check_score(env.score())
+            after = None if step.done else conversation.extend(action.tokens, step.observation)
+            return step, reward, score, after
+
+        self._pool.submit(Call(episode.slot, lambda env: env.step(text), extend))
+
+    def close(self) -> None:
+        """Leaves the environments as they are: the next collection resets them."""
+
+    def _seat(self, key: int, request: Request) -> Episode:
+        """A new episode with a slot of its own."""
+        slot = self._slots.pop()
+        self._open[key] = Episode(request, slot)
+        self._key_of[slot] = key
+        return self._open[key]
+
+    def _ask_last(self, episode: Episode) -> None:
+        """Calls `finish` once, where the trainer ends an episode: the environment's last reward."""
+        episode.has_finish = False
+        stop, earned, worker = episode.stop, episode.earned, self._worker
+
+        def settle(env: Environment, answer: Any) -> Any:
+            paid = gate.check_last_reward(answer, max_reward=worker.env.max_reward)
+            reward = worker.weigh({gate.OWN_REWARD: paid}, "finish()", earned)
+            return paid, reward, gate.check_score(env.score())
+
+        self._pool.submit(Call(episode.slot, lambda env: env.finish(stop), settle))
+
+    def _advance(self, key: int, episode: Episode) -> None:
+        """Asks for the next action, or ends the episode."""
+        if episode.stop is None and episode.turn == self._worker.rollout.max_turns:
+            episode.stop = "max_turns"
+        if episode.stop is None and not self._engine.fits(episode.conversation.tokens):
+            episode.stop = "max_tokens"
+        if episode.stop in ("max_turns", "max_tokens") and episode.has_finish:
+            return self._ask_last(episode)
+        if episode.stop is not None:
+            del self._open[key]
+            self._slots.append(episode.slot)
+            self._engine.release(key)
+            return self._over.append((key, episode))
+        context = episode.conversation.tokens
+        episode.transcript.read(context)
+        request = episode.request
+        task = task_number(request.task_id)
+        turn = Turn(key, context, request.group, task, request.member, episode.turn, episode.tools)
+        self._engine.submit(turn)

@@ -1,0 +1,159 @@
+"""What plays the episodes of a collection, and what it is given for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from seeupo_jax.configuration import schema
+from seeupo_jax.envs import gate
+from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.rewards.reward_functions import weighted_sum
+from seeupo_jax.rewards.scorer import Scorer
+from seeupo_jax.rollout.engine.protocol import Action, Engine
+from seeupo_jax.rollout.episode import Episode, Request
+from seeupo_jax.rollout.watch import Watch
+
+STOP_POLL_S = 0.5  # how long it may take to notice that the run shall stop
+
+
+@dataclass(frozen=True)
+class RolloutWorker:
+    """This process's part of a rollout: a sampler, what plays episodes, and their rules.
+
+    tokenizer: the policy's.
+    env: what environments may return, and what becomes of what they do not.
+    rollout: `max_turns` of an episode; `deterministic`: all open episodes answer before the engine
+      steps again, so that which rows it runs together, and so the last bit of every number, does
+      not depend on how long they take.
+    rewards: functions of finished episodes, and what each reward weighs.
+    stop: whether this process was asked to stop.
+    watch: where others can see how far this process is.
+    """
+
+    engine: Engine
+    host: Host
+    tokenizer: Tokenizer
+    env: schema.Env
+    rollout: schema.Rollout
+    rewards: Scorer = field(default_factory=Scorer)
+    stop: Callable[[], bool] = lambda: False
+    watch: Watch = field(default_factory=Watch)
+
+    def weigh(self, rewards: Mapping[str, float], where: str, earned: float) -> float:
+        """The weighted sum of rewards by name, which an episode gets besides what it earned.
+
+        Raises:
+          ProtocolError: the sum is no reward; `where` says whose.
+        """
+        total = weighted_sum(rewards, self.rewards.weights)
+        return gate.check_reward(total, where, max_reward=self.env.max_reward, earned=earned)
+
+
+@dataclass(frozen=True)
+class CollectionOptions:
+    """What one collection differs in from the next.
+
+    seed, iteration: what random numbers derive from; no two collections share both.
+    temperature: None is the training's.
+    policy_version: what the trajectories say of the parameters.
+    split: of the tasks.
+    """
+
+    seed: int
+    iteration: int
+    temperature: float | None = None
+    policy_version: int | None = None
+    split: str = "train"
+
+
+@dataclass(frozen=True)
+class Prefetched:
+    """Episodes that begin before their collection does.
+
+    requests: its first ones.
+    options: of that collection; its policy need not be known yet.
+    until: until when they may be left alone, in seconds of the monotonic clock.
+    """
+
+    requests: tuple[Request, ...]
+    options: CollectionOptions
+    until: float
+
+
+class Player(Protocol):
+    """Plays the episodes of one collection: asks the engine for actions and hears of each.
+
+    Keys name episodes; turns that it submits to the engine have keys of its own choice.
+    """
+
+    @property
+    def room(self) -> int:
+        """How many more episodes may be open."""
+        ...
+
+    @property
+    def beginning(self) -> bool:
+        """Whether an open episode has yet to begin."""
+        ...
+
+    def adopt(self, keys: Sequence[int], prefetched: Prefetched) -> None:
+        """Opens episodes that its host has prefetched, before any other."""
+        ...
+
+    def open(self, key: int, request: Request) -> None:
+        """Begins an episode; there must be room."""
+        ...
+
+    def poll(self, wait_s: float) -> list[tuple[int, Episode]]:
+        """Goes on with what has been answered; the episodes that are over since the last poll.
+
+        Args:
+          wait_s: how long to wait for a first answer.
+        """
+        ...
+
+    def act(self, action: Action) -> None:
+        """Takes an action that the engine has sampled for it."""
+        ...
+
+    @property
+    def stepping(self) -> int:
+        """How many episodes wait for something else than an action; any thread may ask."""
+        ...
+
+    @property
+    def slowest(self) -> tuple[str, float] | None:
+        """Of these the task that has waited longest, and its seconds; any thread may ask."""
+        ...
+
+    def close(self) -> None:
+        """Ends the episodes that are still open: the collection is over, or has failed."""
+        ...
+
+
+class Host(Protocol):
+    """What outlives collections of what plays episodes: environments, or agents."""
+
+    def player(self, worker: RolloutWorker, options: CollectionOptions) -> Player:
+        """A player for one collection; one at a time."""
+        ...
+
+    def prefetch(
+        self,
+        worker: RolloutWorker,
+        requests: Sequence[Request],
+        options: CollectionOptions,
+        max_idle_s: float,
+    ) -> Prefetched | None:
+        """Begins the first of the next collection's episodes and does not wait; None: cannot."""
+        ...
+
+    def drain(self) -> None:
+        """Ends what was prefetched and will not be collected."""
+        ...
+
+    def close(self) -> None:
+        """Ends what it holds."""
+        ...
