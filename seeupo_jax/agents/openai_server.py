@@ -184,7 +184,7 @@ class OpenAIServer:
         self._closed = threading.Event()
         self._dialect = self._choose_dialect(dialect)
         self._threads = ThreadPoolExecutor(concurrency)
-        self._pending: set[Future[tuple[Action, int]]] = set()
+        self._pending: dict[Future[tuple[Action, int]], Turn] = {}
         self._counts: Counter[str] = Counter()
         self.begin(None, seed=0, iteration=0)
 
@@ -194,7 +194,7 @@ class OpenAIServer:
         """Starts a collection; parameters are ignored, the server has its own."""
         for future in self._pending:
             future.cancel()
-        self._pending = set()
+        self._pending = {}
         self._counts.clear()
         self._numbers = (seed, iteration)
         self._current_sampling = self._sampling
@@ -211,9 +211,8 @@ class OpenAIServer:
 
     def submit(self, turn: Turn) -> None:
         """Requests an action; a grammar of the turn's tools is not applied."""
-        self._pending.add(
-            self._threads.submit(self._sample, turn, self._numbers, self._current_sampling)
-        )
+        future = self._threads.submit(self._sample, turn, self._numbers, self._current_sampling)
+        self._pending[future] = turn
 
     def step(self, unfinished: bool, stop: bool = False) -> list[Action] | None:
         """The actions that have arrived; waits `STEP_S` for one if any is pending.
@@ -226,11 +225,18 @@ class OpenAIServer:
             raise Stopped
         if not unfinished and not self._pending:
             return None
-        done, self._pending = wait(self._pending, STEP_S, FIRST_COMPLETED)
-        answers = [future.result() for future in done]
+        done, _ = wait(self._pending, STEP_S, FIRST_COMPLETED)
+        heard = [(self._pending.pop(future), future.result()) for future in done]
+        answers = [(_heard(turn, action), retries) for turn, (action, retries) in heard]
         self._counts["server_retries"] += sum(retries for _, retries in answers)
         self._counts["server_failures"] += sum(bool(action.failure) for action, _ in answers)
         return [action for action, _ in answers]
+
+    def cancel(self, key: int) -> None:
+        """Drops a turn; what the server works on stays busy until it answers (`server_dropped`)."""
+        for future in [future for future, turn in self._pending.items() if turn.key == key]:
+            del self._pending[future]
+            self._counts["server_dropped"] += not future.cancel()
 
     def release(self, key: int) -> None:
         """No effect: the server manages its cache."""
@@ -246,7 +252,7 @@ class OpenAIServer:
         return None
 
     def usage(self) -> Mapping[str, int]:
-        """Counts of repeated requests and of failed actions."""
+        """Counts of repeated requests, failed actions and answers that nobody waits for."""
         return self._counts
 
     def seconds(self) -> Mapping[str, float]:
@@ -352,6 +358,12 @@ class OpenAIServer:
             raise _TryAgain(
                 f"{path} gave no such reply as expected: {_error_text(reply.data)}"
             ) from None
+
+
+def _heard(turn: Turn, action: Action) -> Action:
+    """An action as far as its turn's listener, which is told of the whole one, keeps it."""
+    kept = None if turn.listen is None or action.failure else turn.listen(action.tokens)
+    return Action(action.key, action.tokens[:kept], action.logp[:kept], action.failure)
 
 
 def _read_models(reply: Any) -> dict[str, Mapping[str, Any]]:

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import math
 import socket
 import threading
@@ -17,9 +18,9 @@ from seeupo_jax.agents.openai_server import DIALECTS, OpenAIServer, request_seed
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.rollout.collect import collect, group_requests
-from seeupo_jax.rollout.collection import CollectionOptions
 from seeupo_jax.rollout.engine.protocol import Turn
 from seeupo_jax.rollout.engine.sampling import Sampling, task_number
+from seeupo_jax.rollout.player import CollectionOptions
 
 END_IDS = (3, 7, 11)
 SAMPLING = Sampling(temperature=0.7, top_k=None, top_p=None, max_tokens=6, end_ids=END_IDS)
@@ -501,3 +502,37 @@ def test_a_collection_plays_on_a_server_what_the_policy_would_play(server):
             answer = {"role": "tool", "content": str(number + 1)}
             conversation = conversation.extend(tokens, [answer])
         assert (trajectory.stop, trajectory.reward, trajectory.turns) == ("done", 3.0, 3)
+
+
+def test_a_listener_hears_the_whole_action_and_keeps_its_beginning(server):
+    heard = []
+
+    def listen(tokens):
+        heard.append((list(tokens), threading.current_thread()))
+        return 2
+
+    turn = next(t for t in map(turn_of, range(30)) if len(sampled(t)[0]) > 3)
+    with connect(server) as engine:
+        engine.submit(dataclasses.replace(turn, listen=listen))
+        (action,) = finish(engine)
+    tokens, logp = sampled(turn)
+    assert (action.tokens, action.logp) == (tokens[:2], logp[:2])
+    assert heard == [(tokens, threading.current_thread())]
+
+
+def test_a_cancelled_turn_brings_no_action(server):
+    released = threading.Event()
+    with connect(server, concurrency=1) as engine:
+        server.script.append(lambda reply: released.wait(20) and cases.right(reply))
+        for key in range(3):
+            engine.submit(turn_of(key))
+        while len(server.asked) < 2:  # one when it connected
+            engine.step(True)
+        engine.cancel(1)  # waits for the only connection
+        assert engine.usage()["server_dropped"] == 0
+        engine.cancel(0)  # the server is at it
+        assert engine.usage()["server_dropped"] == 1
+        released.set()
+        (action,) = finish(engine)
+        assert (action.key, action.tokens) == (2, sampled(turn_of(2))[0])
+    assert len(server.asked) == 3

@@ -8,21 +8,29 @@ from process_cases import run_processes
 
 
 def collect(folder, processes, devices):
-    """Trajectories of three collections, as each of the processes has them; one is in rounds."""
+    """What each process has: the trajectories of three collections, of which one is in rounds, and
+    the actions of its own turns in a fourth one, in which some turns are cancelled.
+    """
     return run_processes("rollout_process.py", processes, devices, folder, read=pickle.loads)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    (trajectories,) = collect(tmp_path_factory.mktemp("alone"), 1, 1)
-    return trajectories
+    (one,) = collect(tmp_path_factory.mktemp("alone"), 1, 1)
+    return one
 
 
 @pytest.mark.parametrize("processes, devices", [(2, 2), (4, 1)])
 def test_several_processes_give_the_trajectories_of_one(alone, tmp_path, processes, devices):
     every = collect(tmp_path, processes, devices)
+    *collections, uncancelled = alone
+    merged = {key: action for *_, own in every for key, action in own.items()}
+    assert merged.keys() == uncancelled.keys() and sum(len(own) for *_, own in every) == 16
+    for key, (tokens, logp) in uncancelled.items():
+        assert merged[key][0] == tokens
+        np.testing.assert_allclose(merged[key][1], logp, atol=1e-5)
     for got in every:
-        for collection, wanted in zip(got, alone, strict=True):
+        for collection, wanted in zip(got[:-1], collections, strict=True):
             assert [t.stop for t in collection] == [t.stop for t in wanted]
             for trajectory, other in zip(collection, wanted, strict=True):
                 assert trajectory.messages == other.messages
@@ -39,7 +47,7 @@ def test_several_processes_give_the_trajectories_of_one(alone, tmp_path, process
 
 
 def test_the_collections_of_the_test_are_no_trivial_ones(alone):
-    first, second, rounds = alone
+    first, second, rounds, uncancelled = alone
     stops = [t.stop for t in first]
     assert {"done", "max_turns", "env_error"} == set(stops)
     assert len({t.segments[0].tokens_L.tobytes() for t in (*first, *second)}) >= 40
@@ -53,3 +61,4 @@ def test_the_collections_of_the_test_are_no_trivial_ones(alone):
     assert len(kept) == 24 and not any(t.failed for t in kept)
     assert len({t.reward for t in kept}) > 10
     assert any(t.failed for t in left_out)
+    assert len(uncancelled) == 16

@@ -1,10 +1,12 @@
 """One process of a collection over several: `rollout_process.py RANK COUNT PORT OUT`."""
 
+import itertools
 import pickle
 import random
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,10 +26,11 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.collect import Collected, collect, group_requests, prefetch
-from seeupo_jax.rollout.collection import CollectionOptions
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
+from seeupo_jax.rollout.engine.protocol import Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.rollout.engine.slots import SlotEngine
+from seeupo_jax.rollout.player import CollectionOptions
 from seeupo_jax.rollout.resample import resample
 
 RANK, COUNT, PORT = map(int, sys.argv[1:4])
@@ -59,6 +62,25 @@ class Slow:
 
     def close(self):
         pass
+
+
+def uncancelled(engine: SlotEngine, params: Any) -> dict[int, Any]:
+    """Actions of this process's turns but every third, which it takes back at a random moment."""
+    engine.begin(params, seed=1, iteration=9)
+    own = [key for key in range(24) if engine.owns(key // 3)]
+    for key in own:
+        context = np.random.default_rng(key // 3).integers(12, 30, 20 + 2 * key).tolist()
+        engine.submit(Turn(key, context, key // 3, key // 3, key, 0))
+    moments = {key: Slow.wait.randrange(6) for key in own if key % 3 == 0}
+    actions: dict[int, Any] = {}
+    for step in itertools.count():
+        for key in [key for key, moment in moments.items() if moment == step]:
+            engine.cancel(key)
+        found = engine.step(engine.busy)
+        if found is None:
+            return {key: action for key, action in actions.items() if key not in moments}
+        actions |= {action.key: (action.tokens, action.logp) for action in found}
+    raise AssertionError
 
 
 def main() -> None:
@@ -96,6 +118,7 @@ def main() -> None:
         collected = [
             *(sample(number, TASKS).trajectories for number in (0, 1)),
             resample(sample, TASKS, iter(OTHERS), rounds=3).sampled,
+            uncancelled(engine, params),
         ]
         pool.close()
     with open(sys.argv[4], "wb") as file:

@@ -233,6 +233,11 @@ class Shard:
         job.tokens += tokens
         job.logp += logp
         self.counts["decoded_tokens"] += len(tokens)
+        kept = None if job.turn.listen is None else job.turn.listen(job.tokens)
+        if kept is not None:
+            # A dispatch on its way may write behind these tokens; what has the pages next is
+            # dispatched after it.
+            job.tokens, job.logp, alive = job.tokens[:kept], job.logp[:kept], False
         try:
             if alive and job.matcher is not None:
                 job.matcher.accept(tokens[-1])
@@ -253,6 +258,13 @@ class Shard:
             self._tree.release(job.lease, [job.turn.context[-1], *job.tokens[:-1]])
         else:
             self._tree.cancel(job.lease)
+
+    def cancel(self, key: int) -> None:
+        """Ends a conversation's open turn, however far it is."""
+        self.waiting = [turn for turn in self.waiting if turn.key != key]
+        self.failed = [action for action in self.failed if action.key != key]
+        for job in [job for job in self.jobs.values() if job.turn.key == key]:
+            self._end(job)
 
     def take_failed(self) -> list[Action]:
         """Actions that could not begin."""

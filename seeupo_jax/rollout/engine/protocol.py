@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ class Turn:
       from: nothing that other conversations share or shift.
     tools: that exist, where a grammar allows well-formed calls only.
     limit: tokens that the action may have at most, if these are fewer than the engine's own limit.
+    listen: is given the action's tokens so far, whenever there are more, in the thread that steps;
+      a number, at least 1, ends the action after so many of them.
     """
 
     key: int
@@ -30,6 +32,7 @@ class Turn:
     turn: int
     tools: Sequence[Tool] = ()
     limit: int | None = None
+    listen: Callable[[Sequence[int]], int | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Engine(Protocol):
     """Samples actions for many conversations at once.
 
     A collection calls `begin`, then `submit` whenever an environment has answered, and `step` all
-    the time until it says that it is over.
+    the time until it says that it is over; all in one thread.
     """
 
     @property
@@ -95,8 +98,12 @@ class Engine(Protocol):
         """
         ...
 
+    def cancel(self, key: int) -> None:
+        """Takes back a conversation's open turn, if there is one: no action comes of it."""
+        ...
+
     def release(self, key: int) -> None:
-        """Says that a conversation is over."""
+        """Says that a conversation is over; none of its turns is open."""
         ...
 
     @property

@@ -173,6 +173,10 @@ class SlotEngine:
     def submit(self, turn: Turn) -> None:
         self._shards[turn.group % self.plan.shards].waiting.append(turn)
 
+    def cancel(self, key: int) -> None:
+        for shard in self._shards.values():
+            shard.cancel(key)
+
     def release(self, key: int) -> None:
         for shard in self._shards.values():
             shard.release(key)
