@@ -1,0 +1,137 @@
+"""An action in the making as text for a client: whole characters, cut at a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from seeupo_jax.agents.calls import Completion
+from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.policy.files.vocabulary import CONTROL
+from seeupo_jax.rollout.engine.protocol import Action
+
+_UNFINISHED = "\ufffd"  # what a tokenizer writes for bytes that are no character yet
+
+
+class SampledText:
+    """Follows an action; `listen` is what `Turn.listen` takes.
+
+    Args:
+      stop: texts before which the message ends; none of them empty.
+      on_text: as in `Session.complete`, in the thread that calls.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        on_text: Callable[[str], None] | None = None,
+    ):
+        self._tokenizer, self._stop, self._on_text = tokenizer, stop, on_text
+        self._read = 0  # tokens
+        self._given = 0  # characters
+        self._end: tuple[int, int] | None = None  # tokens and characters up to a stop string
+
+    @property
+    def listens(self) -> bool:
+        """Whether it is to be told of tokens before the action is over."""
+        return bool(self._stop) or self._on_text is not None
+
+    def listen(self, tokens: Sequence[int]) -> int | None:
+        """Takes an action's tokens so far; how many of them end it, once a stop string is there."""
+        if self._end is None:
+            text = self._tokenizer.text(tokens)
+            if self._place(text) is not None:
+                self._end = self._first_end(tokens)
+                text = text[: self._end[1]]
+            else:
+                text = text[: len(text) - self._unsure(text)]
+            self._read = len(tokens)
+            self._give(text)
+        return None if self._end is None else self._end[0]
+
+    def complete(
+        self,
+        action: Action,
+        read: Callable[[str], tuple[str, tuple[ToolCall, ...]]],
+        *,
+        prompt_tokens: int,
+        cached_tokens: int = 0,
+    ) -> Completion:
+        """The message of an action that is over; the rest of its text is given to `on_text`.
+
+        Args:
+          read: the content and the calls of a message's text.
+          prompt_tokens, cached_tokens: as in `Completion`.
+        """
+        tokens = action.tokens[: self.listen(action.tokens)]
+        text = self._tokenizer.text(tokens)
+        if self._end is not None:
+            text = text[: self._end[1]]
+        self._give(text)
+        content, calls = read(text)
+        ended = self._end is not None or (bool(tokens) and tokens[-1] in self._tokenizer.end_ids)
+        return Completion(
+            text=text,
+            content=content,
+            calls=calls,
+            finish="tool_calls" if calls else "stop" if ended else "length",
+            pieces=tuple(token_text(self._tokenizer, token) for token in tokens),
+            logp=tuple(action.logp[: len(tokens)]),
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+        )
+
+    def _give(self, text: str) -> None:
+        """Passes on what is new of the text so far."""
+        new, self._given = text[self._given :], max(self._given, len(text))
+        if new and self._on_text is not None:
+            self._on_text(new)
+
+    def _place(self, text: str) -> int | None:
+        """Where the first stop string begins."""
+        places = [place for stop in self._stop if (place := text.find(stop)) >= 0]
+        return min(places, default=None)
+
+    def _first_end(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """The fewest tokens whose text has a stop string, and the characters before it."""
+        low, high = self._read + 1, len(tokens)
+        while low < high:
+            middle = (low + high) // 2
+            if self._place(self._tokenizer.text(tokens[:middle])) is None:
+                low = middle + 1
+            else:
+                high = middle
+        place = self._place(self._tokenizer.text(tokens[:high]))
+        assert place is not None, "a text has a stop string that its tokens have not"
+        return high, place
+
+    def _unsure(self, text: str) -> int:
+        """Characters at the end that may still change, or become a stop string."""
+        certain = text.rstrip(_UNFINISHED)
+        begun = (
+            size
+            for stop in self._stop
+            for size in range(min(len(stop) - 1, len(certain)), 0, -1)
+            if certain.endswith(stop[:size])
+        )
+        return len(text) - len(certain) + max(begun, default=0)
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """What a token adds to a text, by itself; a control token's is its name."""
+    table = _token_bytes(tokenizer)
+    if table is None:
+        return tokenizer.text([token])
+    # A model may have more tokens than its tokenizer (a padded head); those have no text.
+    piece = table[token] if token < len(table) else b""
+    return piece.removeprefix(CONTROL).decode(errors="replace")
+
+
+@lru_cache(maxsize=1)  # a process samples with one tokenizer
+def _token_bytes(tokenizer: Tokenizer) -> list[bytes] | None:
+    try:
+        return tokenizer.token_bytes()
+    except ValueError:  # a decoder whose tokens' bytes are unknown
+        return None

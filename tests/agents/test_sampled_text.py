@@ -1,0 +1,80 @@
+"""A client's text is what the tokens say: whole characters, up to the first stop string."""
+
+import pytest
+
+from seeupo_jax.agents.sampled_text import SampledText, token_text
+from seeupo_jax.policy.files.weights import read_tokenizer
+from seeupo_jax.rollout.engine.protocol import Action
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return read_tokenizer("package:order_desk")
+
+
+def as_text(text):
+    return text, ()
+
+
+def follow(tokenizer, tokens, *, stop=(), step=1):
+    """Tells of tokens so many at a time, as an engine does; the pieces, and the completion."""
+    pieces = []
+    sampled = SampledText(tokenizer, stop, pieces.append)
+    kept = None
+    for end in [*range(step, len(tokens), step), len(tokens)]:
+        kept = sampled.listen(tokens[:end])
+        if kept is not None:
+            break
+    tokens = tokens[: end if kept is None else kept]
+    action = Action(0, tokens, [-0.5] * len(tokens))
+    return pieces, sampled.complete(action, as_text, prompt_tokens=3)
+
+
+@pytest.mark.parametrize("step", [1, 3, 100])
+def test_pieces_make_the_text_and_no_character_is_cut(tokenizer, step):
+    text = "naïve → 多言語 🙂 done"  # most of it is bytes to this vocabulary
+    tokens = tokenizer.action(text)
+    pieces, done = follow(tokenizer, tokens, step=step)
+    assert "".join(pieces) == done.text == done.content == text
+    assert "\ufffd" not in "".join(pieces)
+    assert (done.finish, len(done.pieces), done.logp) == (
+        "stop",
+        len(tokens),
+        (-0.5,) * len(tokens),
+    )
+    assert done.prompt_tokens == 3
+
+
+@pytest.mark.parametrize("step", [1, 4, 100])
+def test_a_stop_string_ends_the_action_at_the_token_that_completes_it(tokenizer, step):
+    tokens = tokenizer.action("one STOP two STOPPED three")
+    pieces, done = follow(tokenizer, tokens, stop=("two STOPPED", "STOP"), step=step)
+    assert "".join(pieces) == done.text == "one "
+    assert done.finish == "stop"
+    kept = len(done.pieces)
+    assert "STOP" in tokenizer.text(tokens[:kept])
+    assert "STOP" not in tokenizer.text(tokens[: kept - 1])
+
+
+def test_what_may_become_a_stop_string_waits_and_is_given_when_it_does_not(tokenizer):
+    first, rest = tokenizer.action("a EN")[:-1], tokenizer.action("TRY")
+    pieces = []
+    sampled = SampledText(tokenizer, ("END",), pieces.append)
+    assert sampled.listen(first) is None and "".join(pieces) == "a "
+    done = sampled.complete(Action(0, [*first, *rest], [0.0] * 99), as_text, prompt_tokens=1)
+    assert "".join(pieces) == done.text == "a ENTRY"
+
+
+def test_an_action_without_an_end_is_cut_by_its_length(tokenizer):
+    _, done = follow(tokenizer, tokenizer.action("cut")[:-1])
+    assert done.finish == "length"
+
+
+def test_only_streams_and_stop_strings_need_to_listen(tokenizer):
+    assert not SampledText(tokenizer).listens
+    assert SampledText(tokenizer, ("x",)).listens and SampledText(tokenizer, (), print).listens
+
+
+def test_a_control_tokens_text_is_its_name_and_a_padded_heads_is_empty(tokenizer):
+    assert token_text(tokenizer, tokenizer.end_ids[0]) == "<|end|>"
+    assert token_text(tokenizer, tokenizer.vocab_size + 5) == ""
