@@ -56,6 +56,9 @@ class NumberTokenizer:
     def text(self, tokens):
         return " ".join(str(token) for token in tokens if token not in self.end_ids)
 
+    def token_bytes(self):
+        return [self.text([token]).encode() for token in range(self.vocab_size)]
+
 
 def converse(
     engine: Any,

@@ -1,0 +1,244 @@
+"""Answers the calls of an endpoint's clients by an engine, for as long as it is asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.remembered import Answered, Remembered
+from seeupo_jax.agents.sampled_text import SampledText
+from seeupo_jax.agents.tool_format import ToolFormat
+from seeupo_jax.envs.base import Message
+from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer
+from seeupo_jax.rollout.engine.protocol import Action, Turn
+from seeupo_jax.rollout.engine.slots import SlotEngine
+
+_LOGGER = logging.getLogger(__name__)
+# Tokens of all conversations that are remembered: about 100 MB of Python's lists and texts.
+REMEMBERED_TOKENS = 2**22
+_SHUTTING_DOWN = "The server is shutting down; ask again later, or another one."
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call on its way through the engine; `key` is its turn's.
+
+    loop, answer: the endpoint's event loop, and what waits in it.
+    """
+
+    key: int
+    call: ModelCall
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Completion]
+    on_text: Callable[[str], None] | None
+
+    def give(self, text: str) -> None:
+        """Passes a piece of the answer's text to the event loop."""
+        assert self.on_text is not None
+        self._later(self.on_text, text)
+
+    def settle(self, outcome: Completion | CallRefused) -> None:
+        """Ends the wait."""
+        self._later(self._settle, outcome)
+
+    def _later(self, function: Callable[..., None], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the endpoint is closed: nobody waits
+            self.loop.call_soon_threadsafe(function, *arguments)
+
+    def _settle(self, outcome: Completion | CallRefused) -> None:
+        if self.answer.done():  # its client has vanished
+            return
+        if isinstance(outcome, CallRefused):
+            self.answer.set_exception(outcome)
+        else:
+            self.answer.set_result(outcome)
+
+
+class _Sampling(NamedTuple):
+    """A call whose turn the engine has."""
+
+    call: _Call
+    conversation: Conversation
+    group: int
+    sampled: SampledText
+
+
+class Serving:
+    """A `Session` without an end: every call is a conversation of its own, or continues one.
+
+    The thread that calls `run` drives the engine and sleeps while there is nothing to sample; all
+    other methods may be called in any thread.
+
+    Args:
+      engine: has begun with the policy to be served; its cache is kept from call to call.
+      max_action_tokens: of an answer. max_context: tokens of a conversation.
+      remembered_tokens: as `Remembered` takes them.
+    """
+
+    def __init__(
+        self,
+        engine: SlotEngine,
+        tokenizer: Tokenizer,
+        tool_format: ToolFormat,
+        *,
+        max_action_tokens: int,
+        max_context: int,
+        remembered_tokens: int = REMEMBERED_TOKENS,
+    ):
+        self._engine, self._tokenizer, self._format = engine, tokenizer, tool_format
+        self._max_action_tokens, self._max_context = max_action_tokens, max_context
+        self._remembered = Remembered(remembered_tokens, engine.release)
+        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._open: dict[int, _Sampling] = {}
+        self._over = False
+        self._keys, self._conversations = itertools.count(), itertools.count()
+        self.counts: Counter[str] = Counter()  # of calls: answered, refused, cancelled
+
+    async def complete(
+        self, call: ModelCall, on_text: Callable[[str], None] | None = None
+    ) -> Completion:
+        """As `Session.complete`."""
+        loop = asyncio.get_running_loop()
+        waiting = _Call(next(self._keys), call, loop, loop.create_future(), on_text)
+        self._inbox.put(functools.partial(self._begin, waiting))
+        if self._over:  # asked after the call is in the inbox, which `run` empties at its end
+            raise CallRefused(_SHUTTING_DOWN, status=503, code="shutting_down")
+        try:
+            return await waiting.answer
+        except asyncio.CancelledError:
+            self._inbox.put(functools.partial(self._cancel, waiting))
+            raise
+
+    def ignored(self, param: str) -> None:
+        """As `Session.ignored`; warns once for each."""
+        self.counts[f"ignored {param}"] += 1
+        if self.counts[f"ignored {param}"] == 1:
+            _LOGGER.warning(f"warning: clients set {param!r}, which is ignored.")
+
+    def stop(self) -> None:
+        """Lets `run` return; a signal's handler may call it."""
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        """Answers calls until `stop`, then refuses those that are open and all that come later."""
+        try:
+            while self._take():
+                for action in (self._engine.step(True) or ()) if self._open else ():
+                    self._finish(action)
+        finally:
+            self._over = True
+            for sampling in self._open.values():
+                self._refuse(sampling.call, _SHUTTING_DOWN, status=503, code="shutting_down")
+            self._open.clear()
+            self._take()
+
+    def _take(self) -> bool:
+        """Takes what clients want, and waits for it while nothing is open; whether to go on."""
+        waits = not self._open and not self._over
+        while True:
+            try:
+                wanted = self._inbox.get(block=waits)
+            except Empty:
+                return True
+            if wanted is None and not self._over:
+                return False
+            if wanted is not None:
+                wanted()
+            waits = False
+
+    def _begin(self, call: _Call) -> None:
+        if self._over:
+            return self._refuse(call, _SHUTTING_DOWN, status=503, code="shutting_down")
+        try:
+            conversation, group = self._read(call.call)
+        except Exception as error:  # a chat template may raise anything about what it cannot write
+            return self._refuse(call, f"messages: {error}", param="messages")
+        context = conversation.tokens
+        room = self._max_context - len(context)
+        if room < 1:
+            return self._refuse(
+                call,
+                f"messages: got {len(context)} tokens; allowed: fewer than {self._max_context}.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        asked = self._max_action_tokens if call.call.max_tokens is None else call.call.max_tokens
+        on_text = None if call.on_text is None else call.give
+        sampled = SampledText(self._tokenizer, call.call.stop, on_text)
+        self._open[call.key] = _Sampling(call, conversation, group, sampled)
+        self._engine.submit(
+            Turn(
+                key=call.key,
+                context=context,
+                group=group,
+                task=call.key % 2**32,  # so that no two calls draw the same random numbers
+                member=0,
+                turn=1,  # the engine prefers all others to those of number 0
+                tools=call.call.tools,
+                limit=min(asked, self._max_action_tokens, room),
+                listen=sampled.listen if sampled.listens else None,
+            )
+        )
+
+    def _read(self, call: ModelCall) -> tuple[Conversation, int]:
+        """A call's conversation, what was sampled of it untouched; and its group of the engine."""
+        found = self._remembered.find(call.messages, call.tools)
+        if found is not None:
+            answered, new = found
+            after = answered.conversation.extend(answered.action, [*map(self._write, new)])
+            return after, answered.group
+        messages = [*map(self._write, call.messages)]
+        conversation = self._tokenizer.begin(messages, call.tools)
+        # Those with the same tools and instructions, on each shard in turn.
+        opening = [m.content for m in itertools.takewhile(_instructs, call.messages)]
+        shards = self._engine.plan.shards
+        number = zlib.crc32(repr((call.tools, opening)).encode())
+        return conversation, number * shards + next(self._conversations) % shards
+
+    def _write(self, message: HistoryMessage) -> Message:
+        """A message as the model reads it."""
+        text = self._format.render(message.content, message.calls)
+        return {"role": message.role, "content": text}
+
+    def _cancel(self, call: _Call) -> None:
+        if self._open.pop(call.key, None) is not None:
+            self._engine.cancel(call.key)
+            self._engine.release(call.key)
+            self.counts["cancelled"] += 1
+
+    def _finish(self, action: Action) -> None:
+        call, conversation, group, sampled = self._open.pop(action.key)
+        if action.failure:
+            self._engine.release(action.key)
+            return self._refuse(call, action.failure, status=500, code="sampling_failed")
+        # Without tools a text is a text, whatever it looks like.
+        read = self._format.parse if call.call.tools else _as_content
+        done = sampled.complete(action, read, prompt_tokens=len(conversation.tokens))
+        answer = HistoryMessage("assistant", done.content, done.calls)
+        answered = Answered(conversation, action.tokens, group)
+        self._remembered.add(action.key, [*call.call.messages, answer], call.call.tools, answered)
+        self.counts["answered"] += 1
+        call.settle(done)
+
+    def _refuse(self, call: _Call, sentence: str, **fields: object) -> None:
+        self.counts["refused"] += 1
+        call.settle(CallRefused(sentence, **fields))
+
+
+def _as_content(text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    return text, ()
+
+
+def _instructs(message: HistoryMessage) -> bool:
+    return message.role == "system"

@@ -1,0 +1,197 @@
+"""Calls of clients are answered by the engine: what it would sample for exactly their tokens."""
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import numpy as np
+import openai_cases
+import pytest
+from flax import nnx
+from rollout_cases import NumberTokenizer, stir
+
+from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
+from seeupo_jax.agents.serving import Serving
+from seeupo_jax.agents.tool_format import choose_format
+from seeupo_jax.configuration import schema
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.rope import Rope
+from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.rollout.engine.cache_memory import plan_cache
+from seeupo_jax.rollout.engine.sampling import Sampling
+from seeupo_jax.rollout.engine.slots import SlotEngine
+
+ACTION, CONTEXT = 6, openai_cases.LENGTH
+TOKENIZER = NumberTokenizer()
+ROLLOUT = schema.Rollout(
+    tasks=1, group_size=3, max_action_tokens=ACTION, max_context=CONTEXT, page_size=8
+)
+
+
+@pytest.fixture(scope="module")
+def made():
+    arch = Architecture(**openai_cases.SIZES, mlp_width=24, rope=Rope(theta=100.0))
+    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    sampling = Sampling(1.0, None, None, ACTION, TOKENIZER.end_ids)
+    return SlotEngine(network, sampling, plan_cache(arch, ROLLOUT), steps=2), stir(params)
+
+
+@pytest.fixture
+def serve(made):
+    """Serves at a temperature, in a thread that ends with the test."""
+    engine, params = made
+    with contextlib.ExitStack() as stack:
+
+        def start(temperature=0.01, **options):
+            engine.begin(params, seed=1, iteration=0, temperature=temperature)
+            limits = {"max_action_tokens": ACTION, "max_context": CONTEXT}
+            serving = Serving(engine, TOKENIZER, choose_format("hermes"), **limits, **options)
+            thread = threading.Thread(target=serving.run)
+            thread.start()
+            stack.callback(thread.join, 30)
+            stack.callback(serving.stop)
+            serving.thread = thread
+            return serving
+
+        yield start
+
+
+def user(content):
+    return HistoryMessage("user", content)
+
+
+def assistant(content):
+    return HistoryMessage("assistant", content)
+
+
+def ask(serving, *messages, on_text=None, **fields):
+    """The answer to one call."""
+    return asyncio.run(serving.complete(ModelCall(messages, **fields), on_text))
+
+
+def greedy(context, limit=ACTION):
+    """What follows a context, likeliest first: by the network on whole sequences."""
+    sampled = []
+    while len(sampled) < limit and not set(sampled) & set(TOKENIZER.end_ids):
+        sampled.append(int(np.argmax(openai_cases.logits_LV([*context, *sampled])[-1])))
+    return sampled
+
+
+def tokens_of(done):
+    return [int(piece) if piece else None for piece in done.pieces]
+
+
+def test_calls_side_by_side_get_what_each_would_alone(serve):
+    serving = serve()
+    prompts = ["1 2", "5 6 8 9", "12 13 15", "1 2 4", "18"]  # more than there are slots
+
+    async def together():
+        calls = (serving.complete(ModelCall((user(prompt),))) for prompt in prompts)
+        return await asyncio.gather(*calls)
+
+    for prompt, done in zip(prompts, asyncio.run(together()), strict=True):
+        context = TOKENIZER.observation([{"role": "user", "content": prompt}])
+        wanted = greedy(context)
+        assert done.text == done.content == TOKENIZER.text(wanted)
+        assert done.prompt_tokens == len(context) and len(done.logp) == len(wanted)
+        ended = wanted[-1] in TOKENIZER.end_ids
+        assert done.finish == ("stop" if ended else "length")
+
+
+def test_what_was_sampled_is_not_tokenised_again(serve):
+    serving = serve()
+    opening = [{"role": "user", "content": "5 6"}]
+    context = TOKENIZER.observation(opening)
+    cut = greedy(context, limit=2)  # without an end token, which its text alone would get
+    first = ask(serving, user("5 6"), max_tokens=2)
+    assert first.finish == "length" and first.content == TOKENIZER.text(cut)
+    context = [*context, *cut, *TOKENIZER.observation([{"role": "user", "content": "9"}])]
+    again = ask(serving, user("5 6"), assistant(f" {first.content}\n"), user("9"))
+    assert again.content == TOKENIZER.text(greedy(context))
+    assert again.prompt_tokens == len(context)
+    branch = ask(serving, user("5 6"), assistant(first.content), user("9 9"))
+    assert branch.prompt_tokens == len(context) + 1
+
+
+def test_a_forgotten_conversation_is_tokenised_as_it_reads(serve):
+    serving = serve(remembered_tokens=1)
+    first = ask(serving, user("5 6"), max_tokens=2)
+    ask(serving, user("8"))  # now the latest
+    again = ask(serving, user("5 6"), assistant(first.content), user("9"))
+    kept = [{"role": r, "content": c} for r, c in (("user", "5 6"), ("assistant", first.content))]
+    context = TOKENIZER.observation([*kept, {"role": "user", "content": "9"}])
+    assert again.prompt_tokens == len(context)
+    assert again.content == TOKENIZER.text(greedy(context))
+
+
+def test_no_two_requests_draw_the_same_random_numbers(serve):
+    serving = serve(temperature=100.0)
+    assert len({ask(serving, user("1 2")).text for _ in range(4)}) == 4
+
+
+def test_text_is_streamed_and_ends_before_a_stop_string(serve):
+    serving, pieces = serve(temperature=100.0), []
+    whole = ask(serving, user("1 2"), on_text=pieces.append)
+    assert len(pieces) > 1 and "".join(pieces) == whole.text
+    serving = serve(temperature=0.01)
+    text = ask(serving, user("1 2")).text
+    stop = text.split(" ")[1]
+    done = ask(serving, user("1 2"), stop=(stop,))
+    assert (done.text, done.finish) == (text[: text.index(stop)], "stop")
+
+
+def test_an_answer_ends_where_the_context_does(serve):
+    serving = serve()
+    long = " ".join(["5"] * (CONTEXT - 5))  # and three tokens around it
+    done = ask(serving, user(long))
+    assert len(done.pieces) <= 2 == CONTEXT - done.prompt_tokens
+    with pytest.raises(CallRefused, match=f"got {CONTEXT + 1} tokens; allowed: fewer") as refused:
+        ask(serving, user(f"{long} 5 5 5"))
+    assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
+    with pytest.raises(CallRefused, match="messages: invalid literal") as refused:
+        ask(serving, user("no number"))
+    assert (refused.value.status, refused.value.param) == (400, "messages")
+    assert ask(serving, user("1 2")).text
+
+
+def test_a_client_that_vanishes_frees_its_slot_and_leaves_nothing(serve, made):
+    serving = serve(temperature=100.0)
+
+    async def vanish():
+        calls = [asyncio.ensure_future(serving.complete(ModelCall((user("1"),)))) for _ in range(9)]
+        await asyncio.sleep(0)
+        for call in calls[:-1]:
+            call.cancel()
+        return await asyncio.wait_for(calls[-1], 30)
+
+    assert asyncio.run(vanish()).prompt_tokens == 4
+    assert ask(serving, user("2")).text is not None
+    assert not made[0].busy
+    assert serving.counts["answered"] + serving.counts["cancelled"] == 10
+
+
+def test_it_sleeps_while_there_is_nothing_to_sample(serve):
+    serving = serve()
+    ask(serving, user("1 2"))
+    spent = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - spent < 0.05
+
+
+def test_what_is_open_when_it_stops_is_refused_and_what_comes_later_too(serve):
+    serving = serve()
+
+    async def stopped():
+        calls = [asyncio.ensure_future(serving.complete(ModelCall((user("1"),)))) for _ in range(9)]
+        serving.stop()  # before any of them is taken
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    outcomes = asyncio.run(stopped())
+    serving.thread.join(30)
+    assert not serving.thread.is_alive()
+    with pytest.raises(CallRefused) as late:
+        ask(serving, user("1 2"))
+    assert {error.status for error in [*outcomes, late.value]} == {503}
+    assert late.value.code == "shutting_down"
