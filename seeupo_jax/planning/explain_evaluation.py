@@ -15,6 +15,7 @@ from seeupo_jax.planning.explain_parts import (
     model_lines,
     plan_run,
     program_lines,
+    reward_lines,
     task_ids,
 )
 from seeupo_jax.planning.explanation import Section
@@ -87,6 +88,7 @@ def explain_episodes(
         where = [f"{there} of {total} are in {path}; {total - there} are to be played"]
     return [
         ("environment", environment_lines(config)),
+        ("rewards", reward_lines(config)),
         ("tasks", [f"{split}: the first {len(tasks)} of {len(every)}"]),
         ("episodes", [f"{len(tasks)} tasks x k={k}: {total}; {drawn}", *where]),
     ]

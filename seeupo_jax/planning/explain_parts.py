@@ -11,6 +11,7 @@ from seeupo_jax import envs
 from seeupo_jax.configuration.flags import command_name
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
+from seeupo_jax.envs.gate import OWN_REWARD
 from seeupo_jax.parallel.device_memory import in_units, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned, abstract_run
@@ -172,6 +173,22 @@ def environment_lines(config: Config) -> list[str]:
         f"{env.name}{f' ({options})' if options else ''}; {env.workers} threads{where}, a call at"
         f" most {env.timeout_s:g} s, {env.retries} retries"
     ]
+
+
+def reward_lines(config: Config) -> list[str]:
+    """How an episode's reward is made; empty where it is only what the environment pays."""
+    own, others = 1.0, []
+    for reward in config.rewards:
+        if reward.function is None and reward.label == OWN_REWARD:
+            own = reward.weight
+            continue
+        made_by = "named by the environment"
+        if reward.function is not None:
+            limits = f"{reward.concurrency} at a time, a call at most {reward.timeout_s:g} s"
+            made_by = f"{reward.function}, {limits}"
+        others.append(f"{reward.weight:g} x {reward.label}: {made_by}")
+    paid = f"{own:g} x {OWN_REWARD}: what the environment pays"
+    return [paid, *others] if config.rewards else []
 
 
 def task_ids(config: Config, split: str) -> Sequence[str]:

@@ -29,6 +29,7 @@ from seeupo_jax.planning.explain_parts import (
     model_lines,
     plan_run,
     program_lines,
+    reward_lines,
     task_ids,
 )
 from seeupo_jax.planning.explanation import Section, choices, listed
@@ -72,13 +73,14 @@ def explain_training(
     begins = _start(found, workdir)
     lacks = [f"a run needs, and this machine has not: {what}" for what in missing]
     return [
-        *([("missing", lacks)] if lacks else []),
+        ("missing", lacks),
         ("model", model_lines(found, start)),
         ("mesh", mesh_lines(found, planned)),
         ("memory", memory_lines(found, remat, by_plan=config.model.remat == "auto")),
         ("programs", program_lines(found, config.iterations - begins.done)),
         *([("time", time_lines(found))] if planned is None and config.iterations else []),
         ("environment", environment_lines(config)),
+        ("rewards", reward_lines(config)),
         ("tasks", _tasks(config)),
         ("recipe", _recipe(config)),
         ("optimizer", _optimizer(config)),

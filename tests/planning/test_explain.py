@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import os
 import re
 import subprocess
@@ -24,7 +25,7 @@ from seeupo_jax.parallel.compiling import WORKERS
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.planning.abstract_run import Planned
-from seeupo_jax.planning.explain_parts import plan_run
+from seeupo_jax.planning.explain_parts import plan_run, reward_lines
 from seeupo_jax.planning.explain_training import explain_training
 from seeupo_jax.planning.explanation import listed, print_explanation
 from seeupo_jax.runtime import build
@@ -93,6 +94,18 @@ def test_a_small_policy_on_a_cpu_has_few_shapes_unless_asked(tmp_path, capsys):
     for other in (["batching.microbatch_tokens=1024"], ["model.path=none", "model.width=512"]):
         config = load_config(QUICKSTART, [left_open, *other])
         assert len(build.build_shapes(config, make_mesh(config.mesh), 1).lengths) == 12
+
+
+def test_rewards_are_told_with_their_weights_where_there_are_any():
+    function = "docs.examples.own_rewards:brevity"
+    rewards = [{"function": function, "weight": 0.5, "timeout_s": 9}, {"name": "env", "weight": 2}]
+    assert reward_lines(load_config(QUICKSTART, [f"rewards={json.dumps(rewards)}"])) == [
+        "2 x env: what the environment pays",
+        f"0.5 x brevity: {function}, 8 at a time, a call at most 9 s",
+    ]
+    named = load_config(QUICKSTART, ['rewards=[{"name":"polite","weight":-1}]'])
+    assert reward_lines(named)[1] == "-1 x polite: named by the environment"
+    assert reward_lines(load_config(QUICKSTART)) == []
 
 
 def test_no_parameter_is_allocated(tmp_path, capsys, monkeypatch):
