@@ -1,0 +1,277 @@
+"""Anthropic's messages: /v1/messages."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.dialects.exchange import (
+    Caller,
+    Dialect,
+    Event,
+    call_id,
+    make_tool,
+    write_arguments,
+)
+from seeupo_jax.agents.dialects.request_body import (
+    Count,
+    Fields,
+    Stops,
+    as_list,
+    read_fields,
+    refuse,
+)
+from seeupo_jax.envs.tool_calls import ToolCall
+
+
+class _Cached(Fields):
+    cache_control: dict[str, Any] | None = None  # prefixes are always cached
+
+
+class _Text(_Cached):
+    type: Literal["text"]
+    text: str
+    citations: list[Any] | None = None
+
+
+class _ToolUse(_Cached):
+    type: Literal["tool_use"]
+    name: str
+    input: dict[str, Any]
+    id: str
+    caller: dict[str, Any] | None = None
+
+
+_Texts = Annotated[
+    list[_Text], as_list(lambda text: {"type": "text", "text": text}, "a text or a list of blocks")
+]
+
+
+class _ToolResult(_Cached):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: _Texts = pydantic.Field(default_factory=list[_Text])
+    is_error: bool | None = None  # what the content says is what the policy reads
+
+
+class _OtherBlock(Fields):
+    type: Literal["text", "tool_use", "tool_result"]
+
+
+def _kind(block: Any) -> str:
+    kind = block.get("type") if isinstance(block, dict) else None
+    return f"({kind})" if kind in ("text", "tool_use", "tool_result") else "(other)"
+
+
+_Block = Annotated[
+    Annotated[_Text, pydantic.Tag("(text)")]
+    | Annotated[_ToolUse, pydantic.Tag("(tool_use)")]
+    | Annotated[_ToolResult, pydantic.Tag("(tool_result)")]
+    | Annotated[_OtherBlock, pydantic.Tag("(other)")],
+    pydantic.Discriminator(_kind),
+]
+
+
+class _Message(Fields):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        list[_Block],
+        as_list(lambda text: {"type": "text", "text": text}, "a text or a list of blocks"),
+    ]
+
+
+class _Tool(_Cached):
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    eager_input_streaming: bool | None = None
+
+
+class _Request(_Cached):
+    model: str
+    messages: list[_Message]
+    max_tokens: Count
+    system: _Texts | None = None
+    tools: list[_Tool] | None = None
+    stop_sequences: Stops | None = None
+    stream: bool | None = None
+    # What the run decides.
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    # Without effect on what is sampled.
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    speed: str | None = None
+
+
+_SAMPLING = ("temperature", "top_p", "top_k", "thinking", "output_config")
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessagesExchange:
+    """A request for a message, and its answer."""
+
+    def __init__(self, tree: Any, caller: Caller):
+        request, unknown = read_fields(_Request, tree, ignore=caller.rules.ignore)
+        fields = {name: getattr(request, name) for name in _SAMPLING}
+        choice = (request.tool_choice or {}).get("type")
+        fields["tool_choice.type"] = choice
+        caller.ignored += unknown + caller.rules.asks_otherwise(fields)
+        self.call = _read_call(request, shows_tools=choice != "none")
+        self.stream = bool(request.stream)
+        self._caller = caller
+        self._id = f"msg_{secrets.token_hex(12)}"
+        self._begun = False  # a block of text
+
+    def reply(self, completion: Completion) -> dict[str, Any]:
+        content = [
+            *([{"type": "text", "text": completion.content}] if completion.content else []),
+            *self._write_calls(completion),
+        ]
+        ending = _ending(completion, self.call.stop)
+        return self._message(content) | ending | {"usage": _usage(completion)}
+
+    def begin(self) -> Iterator[Event]:
+        # How long the prompt is stands in the last events.
+        usage = {"input_tokens": 0, "output_tokens": 0}
+        yield {"type": "message_start", "message": self._message([]) | {"usage": usage}}
+
+    def text(self, piece: str) -> Iterator[Event]:
+        if not self._begun:
+            self._begun = True
+            yield from _begin_block(0, {"type": "text", "text": ""})
+        yield _delta(0, {"type": "text_delta", "text": piece})
+
+    def end(self, completion: Completion, rest: str) -> Iterator[Event]:
+        if rest:
+            yield from self.text(rest)
+        if self._begun:
+            yield {"type": "content_block_stop", "index": 0}
+        for index, block in enumerate(self._write_calls(completion), start=self._begun):
+            yield from _begin_block(index, block | {"input": {}})
+            arguments = write_arguments(block["input"])
+            yield _delta(index, {"type": "input_json_delta", "partial_json": arguments})
+            yield {"type": "content_block_stop", "index": index}
+        ending = _ending(completion, self.call.stop)
+        yield {"type": "message_delta", "delta": ending, "usage": _usage(completion)}
+        yield {"type": "message_stop"}
+
+    def fail(self, refusal: CallRefused) -> Iterator[Event]:
+        yield write_error(refusal)
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._caller.model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+
+    def _write_calls(self, completion: Completion) -> list[dict[str, Any]]:
+        return [
+            {
+                "type": "tool_use",
+                "id": call_id(self._caller, index),
+                "name": call.name,
+                "input": dict(call.arguments),
+            }
+            for index, call in enumerate(completion.calls)
+        ]
+
+
+def write_error(refusal: CallRefused) -> dict[str, Any]:
+    """A refusal as Anthropic's API writes it, and with the field."""
+    kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+    other = "api_error" if refusal.status >= 500 else "invalid_request_error"
+    error = {"type": kinds.get(refusal.status, other), "message": str(refusal)}
+    named = {"param": refusal.param or None, "code": refusal.code or None}
+    return {"type": "error", "error": error | named}
+
+
+def _read_call(request: _Request, *, shows_tools: bool) -> ModelCall:
+    if not request.messages:
+        refuse("messages", "messages: got none; allowed: at least one.")
+    if request.messages[-1].role == "assistant":
+        refuse("messages", "messages: the last is the assistant's; allowed: another role's.")
+    head = () if request.system is None else (HistoryMessage("system", _join(request.system)),)
+    messages = tuple(
+        part
+        for index, message in enumerate(request.messages)
+        for part in _read_message(message, f"messages[{index}]")
+    )
+    tools = (request.tools or ()) if shows_tools else ()
+    shown = tuple(make_tool(tool.name, tool.description, tool.input_schema) for tool in tools)
+    stop = tuple(request.stop_sequences or ())
+    return ModelCall((*head, *messages), shown, request.max_tokens, stop)
+
+
+def _read_message(message: _Message, place: str) -> Iterator[HistoryMessage]:
+    """Results of tools are messages of their own."""
+    allowed = {"user": _ToolResult, "assistant": _ToolUse}.get(message.role, _Text)
+    for index, block in enumerate(message.content):
+        if not isinstance(block, _Text | allowed):
+            name = f"{place}.content[{index}].type"
+            refuse(name, f"{name}: got {block.type!r} in a message of {message.role!r}.")
+    if message.role == "assistant":
+        uses = [block for block in message.content if isinstance(block, _ToolUse)]
+        calls = tuple(ToolCall(use.name, use.input) for use in uses)
+        yield HistoryMessage("assistant", _join(message.content), calls)
+        return
+    texts: list[Any] = []
+    for block in message.content:
+        if isinstance(block, _ToolResult):
+            if texts:
+                yield HistoryMessage(message.role, _join(texts))
+            texts = []
+            yield HistoryMessage("tool", _join(block.content))
+        else:
+            texts.append(block)
+    if texts or not message.content:
+        yield HistoryMessage(message.role, _join(texts))
+
+
+def _join(blocks: Sequence[Any]) -> str:
+    return "\n".join(block.text for block in blocks if isinstance(block, _Text))
+
+
+def _ending(completion: Completion, stop: Sequence[str]) -> dict[str, Any]:
+    said = "".join(completion.pieces)
+    found = [text for text in stop if text in said] if completion.finish == "stop" else []
+    return {
+        "stop_reason": "stop_sequence" if found else _STOP_REASONS[completion.finish],
+        "stop_sequence": found[0] if found else None,
+    }
+
+
+def _begin_block(index: int, block: dict[str, Any]) -> Iterator[Event]:
+    yield {"type": "content_block_start", "index": index, "content_block": block}
+
+
+def _delta(index: int, delta: dict[str, Any]) -> Event:
+    return {"type": "content_block_delta", "index": index, "delta": delta}
+
+
+def _usage(completion: Completion) -> dict[str, Any]:
+    return {
+        "input_tokens": completion.prompt_tokens - completion.cached_tokens,
+        "cache_read_input_tokens": completion.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": len(completion.pieces),
+    }
+
+
+DIALECT = Dialect(MessagesExchange, write_error)

@@ -1,0 +1,245 @@
+"""OpenAI's chat completions: /v1/chat/completions."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.dialects.exchange import (
+    Caller,
+    Dialect,
+    Event,
+    call_id,
+    make_tool,
+    openai_error,
+    token_logprobs,
+    write_arguments,
+)
+from seeupo_jax.agents.dialects.request_body import (
+    Arguments,
+    Count,
+    Fields,
+    Stops,
+    as_list,
+    read_fields,
+    refuse,
+)
+from seeupo_jax.envs.tool_calls import ToolCall
+
+
+class _Part(Fields):
+    type: Literal["text"]
+    text: str
+
+
+_Content = Annotated[
+    list[_Part], as_list(lambda text: {"type": "text", "text": text}, "a text or a list of parts")
+]
+
+
+class _Function(Fields):
+    name: str
+    arguments: Arguments
+
+
+class _Call(Fields):
+    function: _Function
+    type: Literal["function"] = "function"
+    id: str | None = None
+    index: int | None = None  # clients that joined a stream's chunks send it back
+
+
+class _Message(Fields):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: _Content | None = None
+    tool_calls: list[_Call] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+
+
+class _FunctionTool(Fields):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # no constraint of what is sampled; `config.rollout.grammar` is one
+
+
+class _Tool(Fields):
+    type: Literal["function"]
+    function: _FunctionTool
+
+
+class _StreamOptions(Fields):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class _Request(Fields):
+    model: str
+    messages: list[_Message]
+    tools: list[_Tool] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    stop: Stops | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    logprobs: bool | None = None
+    # What the run decides.
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    best_of: int | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    top_logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    modalities: list[str] | None = None
+    # Without effect on what is sampled.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    parallel_tool_calls: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "n", "best_of", "seed", "logit_bias"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "top_logprobs"),
+    *("response_format", "tool_choice", "reasoning_effort", "verbosity", "modalities"),
+)
+
+
+class ChatExchange:
+    """A request for a chat completion, and its answer."""
+
+    def __init__(self, tree: Any, caller: Caller):
+        request, unknown = read_fields(_Request, tree, ignore=caller.rules.ignore)
+        fields = {name: getattr(request, name) for name in _SAMPLING}
+        caller.ignored += unknown + caller.rules.asks_otherwise(fields)
+        self.call = _read_call(request)
+        self.stream = bool(request.stream)
+        self._logprobs = bool(request.logprobs)
+        options = request.stream_options
+        self._usage = bool(options and options.include_usage)
+        self._caller = caller
+        self._head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": caller.model,
+        }
+
+    def reply(self, completion: Completion) -> dict[str, Any]:
+        calls = self._write_calls(completion)
+        message = {
+            "role": "assistant",
+            "content": None if calls and not completion.content else completion.content,
+            "refusal": None,
+            **({"tool_calls": calls} if calls else {}),
+        }
+        choice = {"index": 0, "message": message, **self._finish(completion)}
+        return self._head | {
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": _usage(completion),
+        }
+
+    def begin(self) -> Iterator[Event]:
+        yield self._chunk({"role": "assistant", "content": ""})
+
+    def text(self, piece: str) -> Iterator[Event]:
+        yield self._chunk({"content": piece})
+
+    def end(self, completion: Completion, rest: str) -> Iterator[Event]:
+        if rest:
+            yield from self.text(rest)
+        for index, call in enumerate(self._write_calls(completion)):
+            yield self._chunk({"tool_calls": [{"index": index, **call}]})
+        yield self._chunk({}, **self._finish(completion))
+        if self._usage:
+            yield self._head | {
+                "object": "chat.completion.chunk",
+                "choices": [],
+                "usage": _usage(completion),
+            }
+        yield "[DONE]"
+
+    def fail(self, refusal: CallRefused) -> Iterator[Event]:
+        yield openai_error(refusal)
+
+    def _chunk(self, delta: dict[str, Any], **ending: Any) -> Event:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | ending
+        usage = {"usage": None} if self._usage else {}
+        return self._head | {"object": "chat.completion.chunk", "choices": [choice]} | usage
+
+    def _finish(self, completion: Completion) -> dict[str, Any]:
+        logprobs = {"content": token_logprobs(completion), "refusal": None}
+        return {
+            "finish_reason": completion.finish,
+            "logprobs": logprobs if self._logprobs else None,
+        }
+
+    def _write_calls(self, completion: Completion) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": call_id(self._caller, index),
+                "type": "function",
+                "function": {"name": call.name, "arguments": write_arguments(call.arguments)},
+            }
+            for index, call in enumerate(completion.calls)
+        ]
+
+
+def _read_call(request: _Request) -> ModelCall:
+    if not request.messages:
+        refuse("messages", "messages: got none; allowed: at least one.")
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        refuse("max_tokens", "max_tokens: got another value than max_completion_tokens.")
+    tools = () if request.tool_choice == "none" else request.tools or ()
+    shown = tuple(
+        make_tool(tool.function.name, tool.function.description, tool.function.parameters)
+        for tool in tools
+    )
+    messages = tuple(_read_message(m, f"messages[{i}]") for i, m in enumerate(request.messages))
+    return ModelCall(messages, shown, limits.pop() if limits else None, tuple(request.stop or ()))
+
+
+def _read_message(message: _Message, place: str) -> HistoryMessage:
+    if message.role != "assistant" and message.content is None:
+        refuse(f"{place}.content", f"{place}.content: is missing.")
+    if message.role != "assistant" and message.tool_calls:
+        refuse(f"{place}.tool_calls", f"{place}.tool_calls: only an assistant's message has such.")
+    calls = (call.function for call in message.tool_calls or ())
+    return HistoryMessage(
+        "system" if message.role == "developer" else message.role,
+        "\n".join(part.text for part in message.content or ()),
+        tuple(ToolCall(call.name, call.arguments) for call in calls),
+    )
+
+
+def _usage(completion: Completion) -> dict[str, Any]:
+    sampled = len(completion.pieces)
+    return {
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": completion.prompt_tokens + sampled,
+        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+    }
+
+
+DIALECT = Dialect(ChatExchange, openai_error)

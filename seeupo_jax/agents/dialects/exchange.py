@@ -1,0 +1,105 @@
+"""What every dialect offers, and what they have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
+from seeupo_jax.envs.base import Tool
+
+Event = Mapping[str, Any] | str
+DEFAULT_PARAMETERS = {"type": "object", "properties": {}}
+
+
+@dataclass
+class Caller:
+    """Who sends a request.
+
+    model: the served name. number: of the request among the caller's.
+    responses: conversations by the id of the response that ends them.
+    ignored: fields without effect, to be counted.
+    """
+
+    model: str
+    number: int
+    rules: SamplingRules
+    responses: dict[str, tuple[HistoryMessage, ...]]
+    ignored: list[str] = field(default_factory=list[str])
+
+
+class Exchange(Protocol):
+    """A request, and how it is answered: by `reply`, or by events."""
+
+    call: ModelCall
+    stream: bool
+
+    def reply(self, completion: Completion) -> dict[str, Any]:
+        """The whole answer."""
+        ...
+
+    def begin(self) -> Iterable[Event]:
+        """Before the first text."""
+        ...
+
+    def text(self, piece: str) -> Iterable[Event]:
+        """Further content."""
+        ...
+
+    def end(self, completion: Completion, rest: str) -> Iterable[Event]:
+        """The content that is left, the calls, and the end."""
+        ...
+
+    def fail(self, refusal: CallRefused) -> Iterable[Event]:
+        """An error after the stream has begun."""
+        ...
+
+
+class Dialect(NamedTuple):
+    """An API.
+
+    read: a request's JSON; raises CallRefused. error: the JSON of a refusal.
+    """
+
+    read: Callable[[Any, Caller], Exchange]
+    error: Callable[[CallRefused], dict[str, Any]]
+
+
+def openai_error(refusal: CallRefused) -> dict[str, Any]:
+    """A refusal as OpenAI's APIs write it."""
+    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
+    return {
+        "error": {
+            "message": str(refusal),
+            "type": kind,
+            "param": refusal.param or None,
+            "code": refusal.code or None,
+        }
+    }
+
+
+def make_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> Tool:
+    """A tool as environments write it, so that the prompt is the same whatever the dialect."""
+    schema = DEFAULT_PARAMETERS if parameters is None else parameters
+    return {"name": name, "description": description or "", "parameters": schema}
+
+
+def call_id(caller: Caller, index: int) -> str:
+    """A tool call's id: not drawn, for an agent may show it to the policy."""
+    return f"call_{caller.number}_{index}"
+
+
+def write_arguments(arguments: Mapping[str, Any]) -> str:
+    """A call's arguments as JSON."""
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def token_logprobs(completion: Completion) -> list[dict[str, Any]]:
+    """Each token's text and log-probability, as OpenAI's APIs write them."""
+    return [
+        {"token": piece, "logprob": logp, "bytes": list(piece.encode()), "top_logprobs": []}
+        for piece, logp in zip(completion.pieces, completion.logp, strict=True)
+    ]

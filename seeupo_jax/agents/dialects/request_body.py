@@ -1,0 +1,192 @@
+"""The JSON of a request: read within bounds, then checked against a dialect's fields."""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import pydantic
+
+from seeupo_jax.agents.calls import CallRefused
+
+MAX_DEPTH = 100  # of nested lists and objects
+MAX_VALUES = 200_000  # in lists and objects together; each may cost an error of a kilobyte
+NOTHING = (None, [], {})
+
+Read = TypeVar("Read", bound="Fields")
+Path = tuple[int | str, ...]
+
+
+class Fields(pydantic.BaseModel):
+    """An object of a request: its types are not converted, and unknown fields are errors."""
+
+    model_config = pydantic.ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False
+    )
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A value of JSON text that is UTF-8 in all its parts and has finite numbers.
+
+    Raises:
+      ValueError: it is something else, or deeper or larger than the bounds above.
+    """
+    try:
+        source = text if isinstance(text, str) else text.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from None
+    try:
+        tree = json.loads(source, parse_constant=_refuse_constant, parse_float=_read_float)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"nested deeper than {MAX_DEPTH}") from None
+    _check_tree(tree)
+    return tree
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"not JSON: {name}")
+
+
+def _read_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {reprlib.repr(text)} is too large")
+    return value
+
+
+def _check_tree(tree: Any) -> None:
+    todo, values = [((), [tree])], 0
+    while todo:
+        path, node = todo.pop()
+        values += len(node)
+        if len(path) > MAX_DEPTH + 1:
+            raise ValueError(f"nested deeper than {MAX_DEPTH}")
+        if values > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES} values")
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            if not _is_text(key) or not _is_text(value):
+                raise ValueError(f"{show_path((*path[1:], key))} holds half a character")
+            if isinstance(value, dict | list):
+                todo.append(((*path, key), value))
+
+
+def _is_text(value: Any) -> bool:
+    if not isinstance(value, str) or value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def show_path(path: Sequence[int | str]) -> str:
+    """A field's place as `messages[0].content`."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "".join(parts).removeprefix(".").encode(errors="backslashreplace").decode()[:200]
+
+
+def read_fields(kind: type[Read], tree: Any, *, ignore: bool) -> tuple[Read, list[str]]:
+    """The fields of a request.
+
+    Args:
+      ignore: leave out unknown fields. Without a value (null, [] or {}) they always are: replies
+        that clients send back as history have such.
+
+    Returns: the fields, and the names of those that were left out.
+
+    Raises:
+      CallRefused: a field is unknown or wrong.
+    """
+    if not isinstance(tree, dict):
+        refuse("", f"the body: got {reprlib.repr(tree)}; allowed: a JSON object.")
+    try:
+        return kind.model_validate(tree), []
+    except pydantic.ValidationError as error:
+        errors = error.errors(include_url=False)
+    unknown = [e for e in errors if e["type"] == "extra_forbidden"]
+    for wrong in errors:
+        if wrong["type"] != "extra_forbidden":
+            _refuse_field(tree, wrong)
+    left_out = [e for e in unknown if e["input"] not in NOTHING]
+    if left_out and not ignore:
+        name = show_path(_path(tree, left_out[0]["loc"]))
+        refuse(name, f"{name}: an unknown field; agent.ignore_sampling=True ignores it.")
+    names = [show_path(_path(tree, e["loc"])) for e in left_out]
+    for path in [_path(tree, e["loc"]) for e in unknown]:
+        _remove(tree, path)
+    fields, others = read_fields(kind, tree, ignore=ignore)
+    return fields, names + others
+
+
+def refuse(param: str, sentence: str) -> NoReturn:
+    """Refuses a request for one of its fields."""
+    raise CallRefused(sentence, code="invalid_value", param=param)
+
+
+def _refuse_field(tree: Any, error: Any) -> NoReturn:
+    missing = error["type"] == "missing"
+    path = _path(tree, error["loc"])
+    name = show_path((*path, error["loc"][-1]) if missing else path)
+    if missing:
+        refuse(name, f"{name}: is missing.")
+    said = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "model_type":
+        said = "allowed: an object"
+    elif said.startswith("Input should be "):
+        said = f"allowed: {said.removeprefix('Input should be ')}"
+    refuse(name, f"{name}: got {reprlib.repr(error['input'])}; {said}.")
+
+
+def _path(tree: Any, loc: Path) -> Path:
+    """Where an error is; names of alternatives, which pydantic puts between, are left out."""
+    path: list[int | str] = []
+    for part in loc:
+        inside = isinstance(tree, dict) and part in tree
+        if inside or (isinstance(tree, list) and isinstance(part, int)):
+            tree = tree[part]
+            path.append(part)
+    return tuple(path)
+
+
+def _remove(tree: Any, path: Path) -> None:
+    for part in path[:-1]:
+        tree = tree[part]
+    del tree[path[-1]]
+
+
+def as_list(make: Callable[[str], Any], allowed: str) -> pydantic.BeforeValidator:
+    """Where one text may stand for a list of one."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, str):
+            return [make(value)]
+        if value is not None and not isinstance(value, list):
+            raise ValueError(f"allowed: {allowed}")
+        return value
+
+    return pydantic.BeforeValidator(convert)
+
+
+def _read_arguments(text: Any) -> Any:
+    if not isinstance(text, str):
+        raise ValueError("allowed: a text of JSON")
+    arguments = parse_json(text) if text.strip() else {}
+    if not isinstance(arguments, dict):
+        raise ValueError("allowed: a text of a JSON object")
+    return arguments
+
+
+# Arguments of a call, which OpenAI's APIs carry as JSON in a text.
+Arguments = Annotated[dict[str, Any], pydantic.BeforeValidator(_read_arguments)]
+Stops = Annotated[
+    list[Annotated[str, pydantic.Field(min_length=1)]],
+    as_list(str, "a text or a list of texts"),
+    pydantic.Field(max_length=16),
+]
+Count = Annotated[int, pydantic.Field(ge=1)]

@@ -1,0 +1,387 @@
+"""OpenAI's responses: /v1/responses."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.dialects.exchange import (
+    Caller,
+    Dialect,
+    Event,
+    call_id,
+    make_tool,
+    openai_error,
+    token_logprobs,
+    write_arguments,
+)
+from seeupo_jax.agents.dialects.request_body import (
+    Arguments,
+    Count,
+    Fields,
+    as_list,
+    read_fields,
+    refuse,
+)
+from seeupo_jax.envs.tool_calls import ToolCall
+
+REMEMBERED = 1024  # conversations of a key that `previous_response_id` finds
+
+
+class _Part(Fields):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+_Content = Annotated[
+    list[_Part],
+    as_list(lambda text: {"type": "input_text", "text": text}, "a text or a list of parts"),
+]
+
+
+class _Message(Fields):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: _Content
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class _FunctionCall(Fields):
+    type: Literal["function_call"]
+    name: str
+    arguments: Arguments
+    call_id: str
+    id: str | None = None
+    status: str | None = None
+
+
+class _FunctionOutput(Fields):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: _Content
+    id: str | None = None
+    status: str | None = None
+
+
+class _OtherItem(Fields):
+    type: Literal["message", "function_call", "function_call_output"]
+
+
+_KINDS = ("message", "function_call", "function_call_output")
+
+
+def _kind(item: Any) -> str:
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    return f"({kind})" if kind in _KINDS else "(other)"
+
+
+_Item = Annotated[
+    Annotated[_Message, pydantic.Tag("(message)")]
+    | Annotated[_FunctionCall, pydantic.Tag("(function_call)")]
+    | Annotated[_FunctionOutput, pydantic.Tag("(function_call_output)")]
+    | Annotated[_OtherItem, pydantic.Tag("(other)")],
+    pydantic.Discriminator(_kind),
+]
+
+
+class _Tool(Fields):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Text(Fields):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class _Reasoning(Fields):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class _StreamOptions(Fields):
+    include_obfuscation: bool | None = None
+
+
+class _Request(Fields):
+    model: str
+    input: Annotated[
+        list[_Item],
+        as_list(lambda text: {"role": "user", "content": text}, "a text or a list of items"),
+    ]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[_Tool] | None = None
+    max_output_tokens: Count | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    include: list[str] | None = None
+    # What the run decides.
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    top_logprobs: int | None = None
+    text: _Text | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    reasoning: _Reasoning | None = None
+    truncation: str | None = None
+    background: bool | None = None
+    # Without effect on what is sampled.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None  # of OpenAI's own tools
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    stream_options: _StreamOptions | None = None
+
+
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs", "tool_choice"),
+    *("truncation", "background"),
+)
+
+
+class ResponsesExchange:
+    """A request for a response, and its answer."""
+
+    def __init__(self, tree: Any, caller: Caller):
+        self._request, unknown = read_fields(_Request, tree, ignore=caller.rules.ignore)
+        request = self._request
+        fields = {name: getattr(request, name) for name in _SAMPLING}
+        if request.text:
+            fields["text.format"] = request.text.format
+            fields["text.verbosity"] = request.text.verbosity
+        if request.reasoning:
+            fields["reasoning.effort"] = request.reasoning.effort
+        caller.ignored += unknown + caller.rules.asks_otherwise(fields)
+        self._caller = caller
+        self._history = _read_history(request, caller)
+        self.call = _read_call(request, self._history)
+        self.stream = bool(request.stream)
+        self._logprobs = "message.output_text.logprobs" in (request.include or ())
+        self._id = secrets.token_hex(12)
+        self._created = int(time.time())
+        self._sent = 0  # events
+        self._text = ""  # sent of the message
+        self._begun = False  # the message
+
+    def reply(self, completion: Completion) -> dict[str, Any]:
+        self._remember(completion)
+        items = self._write_items(completion)
+        return self._response(_status(completion), items, completion)
+
+    def begin(self) -> Iterator[Event]:
+        for name in ("created", "in_progress"):
+            yield self._event(f"response.{name}", response=self._response("in_progress", []))
+
+    def text(self, piece: str) -> Iterator[Event]:
+        if not self._begun:
+            self._begun = True
+            item = self._message("", "in_progress", [])
+            part = item["content"].pop()
+            yield self._event("response.output_item.added", output_index=0, item=item)
+            yield self._of_part("response.content_part.added", part=part)
+        self._text += piece
+        yield self._of_part("response.output_text.delta", delta=piece, logprobs=[])
+
+    def end(self, completion: Completion, rest: str) -> Iterator[Event]:
+        if rest or not (self._begun or completion.calls):
+            yield from self.text(rest)
+        reply = self.reply(completion)
+        for index, item in enumerate(reply["output"]):
+            if item["type"] == "message":
+                yield from self._end_message(item)
+            else:
+                yield from self._send_call(index, item)
+            yield self._event("response.output_item.done", output_index=index, item=item)
+        yield self._event(f"response.{reply['status']}", response=reply)
+
+    def fail(self, refusal: CallRefused) -> Iterator[Event]:
+        error = openai_error(refusal)["error"]
+        said = {name: error[name] for name in ("code", "message", "param")}
+        yield self._event("error", **said)
+
+    def _end_message(self, item: dict[str, Any]) -> Iterator[Event]:
+        (part,) = item["content"]
+        said = {"text": part["text"], "logprobs": part["logprobs"]}
+        yield self._of_part("response.output_text.done", **said)
+        yield self._of_part("response.content_part.done", part=part)
+
+    def _send_call(self, index: int, item: dict[str, Any]) -> Iterator[Event]:
+        begun = item | {"arguments": "", "status": "in_progress"}
+        place = {"output_index": index, "item_id": item["id"]}
+        arguments, kind = item["arguments"], "response.function_call_arguments"
+        yield self._event("response.output_item.added", output_index=index, item=begun)
+        yield self._event(f"{kind}.delta", **place, delta=arguments)
+        yield self._event(f"{kind}.done", **place, name=item["name"], arguments=arguments)
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        self._sent += 1
+        return {"type": kind, "sequence_number": self._sent - 1, **fields}
+
+    def _of_part(self, kind: str, **fields: Any) -> Event:
+        place = {"item_id": f"msg_{self._id}", "output_index": 0, "content_index": 0}
+        return self._event(kind, **place, **fields)
+
+    def _message(self, text: str, status: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        return {
+            "type": "message",
+            "id": f"msg_{self._id}",
+            "status": status,
+            "role": "assistant",
+            "content": [part],
+        }
+
+    def _write_items(self, completion: Completion) -> list[dict[str, Any]]:
+        items = []
+        if completion.content or not completion.calls:
+            logprobs = token_logprobs(completion) if self._logprobs else []
+            items.append(self._message(completion.content, _status(completion), logprobs))
+        for index, call in enumerate(completion.calls):
+            item = {
+                "type": "function_call",
+                "id": f"fc_{self._id}_{index}",
+                "call_id": call_id(self._caller, index),
+                "name": call.name,
+                "arguments": write_arguments(call.arguments),
+                "status": "completed",
+            }
+            items.append(item)
+        return items
+
+    def _response(
+        self, status: str, items: list[dict[str, Any]], completion: Completion | None = None
+    ) -> dict[str, Any]:
+        request, rules = self._request, self._caller.rules
+        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": f"resp_{self._id}",
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": cut,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
+            "model": self._caller.model,
+            "output": items,
+            "parallel_tool_calls": True,
+            "previous_response_id": request.previous_response_id,
+            "temperature": rules.temperature,
+            "tool_choice": "none" if request.tool_choice == "none" else "auto",
+            "tools": [{"type": "function", "strict": False, **tool} for tool in self.call.tools],
+            "top_p": 1.0 if rules.top_p is None else rules.top_p,
+            "usage": None if completion is None else _usage(completion),
+        }
+
+    def _remember(self, completion: Completion) -> None:
+        if self._request.store is False:
+            return
+        responses = self._caller.responses
+        if len(responses) >= REMEMBERED:
+            del responses[next(iter(responses))]
+        said = HistoryMessage("assistant", completion.content, completion.calls)
+        responses[f"resp_{self._id}"] = (*self._history, said)
+
+
+def _read_history(request: _Request, caller: Caller) -> tuple[HistoryMessage, ...]:
+    """The conversation without the instructions, which hold for one response."""
+    previous = request.previous_response_id
+    if previous is not None and previous not in caller.responses:
+        refuse(
+            "previous_response_id",
+            f"previous_response_id: got {previous[:80]!r}; allowed: one of this key's last"
+            f" {REMEMBERED} responses that have not store=False.",
+        )
+    before = () if previous is None else caller.responses[previous]
+    return _share((*before, *_read_items(request.input)), caller)
+
+
+def _share(history: tuple[HistoryMessage, ...], caller: Caller) -> tuple[HistoryMessage, ...]:
+    """The same messages, as far as possible those that the last response has, in memory too."""
+    last = next(reversed(caller.responses.values()), ())
+    same = [old if old == new else new for old, new in zip(last, history, strict=False)]
+    return (*same, *history[len(same) :])
+
+
+def _read_items(items: Sequence[Any]) -> Iterator[HistoryMessage]:
+    """Messages; an assistant's message and the calls that follow it are one."""
+    said: HistoryMessage | None = None
+    for item in items:
+        if isinstance(item, _FunctionCall):
+            before = said or HistoryMessage("assistant", "")
+            calls = (*before.calls, ToolCall(item.name, item.arguments))
+            said = HistoryMessage("assistant", before.content, calls)
+            continue
+        if said:
+            yield said
+        said = None
+        message = _read_message(item)
+        if message.role == "assistant":
+            said = message
+        else:
+            yield message
+    if said:
+        yield said
+
+
+def _read_message(item: _Message | _FunctionOutput) -> HistoryMessage:
+    if isinstance(item, _FunctionOutput):
+        return HistoryMessage("tool", _join(item.output))
+    role = "system" if item.role == "developer" else item.role
+    return HistoryMessage(role, _join(item.content))
+
+
+def _join(parts: Sequence[_Part]) -> str:
+    return "\n".join(part.text for part in parts)
+
+
+def _read_call(request: _Request, history: tuple[HistoryMessage, ...]) -> ModelCall:
+    if not history:
+        refuse("input", "input: got no items; allowed: at least one.")
+    head = () if request.instructions is None else (HistoryMessage("system", request.instructions),)
+    tools = () if request.tool_choice == "none" else request.tools or ()
+    shown = tuple(make_tool(tool.name, tool.description, tool.parameters) for tool in tools)
+    return ModelCall((*head, *history), shown, request.max_output_tokens)
+
+
+def _status(completion: Completion) -> str:
+    return "incomplete" if completion.finish == "length" else "completed"
+
+
+def _usage(completion: Completion) -> dict[str, Any]:
+    sampled = len(completion.pieces)
+    return {
+        "input_tokens": completion.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": completion.cached_tokens,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": sampled,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": completion.prompt_tokens + sampled,
+    }
+
+
+DIALECT = Dialect(ResponsesExchange, openai_error)

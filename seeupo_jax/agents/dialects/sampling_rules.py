@@ -1,0 +1,80 @@
+"""Fields of requests that would change what is sampled, which the run decides."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seeupo_jax.agents.calls import CallRefused
+
+# Values that ask for nothing, by field; any value of the others asks for something.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "text.format": ({"type": "text"},),
+    "text.verbosity": ("medium",),
+    "verbosity": ("medium",),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "reasoning.effort": ("none",),
+    "thinking": ({"type": "disabled"},),
+    "tool_choice": ("auto", "none"),
+    "tool_choice.type": ("auto", "none"),
+    "truncation": ("disabled",),
+    "background": (False,),
+}
+
+
+@dataclass(frozen=True)
+class SamplingRules:
+    """How the policy is sampled, whatever a request asks for.
+
+    ignore: a request that asks for something else is answered all the same, and counted.
+    """
+
+    temperature: float
+    top_p: float | None = None
+    top_k: int | None = None
+    ignore: bool = False
+
+    def asks_otherwise(self, fields: Mapping[str, Any]) -> list[str]:
+        """The fields that ask for something else than the rules; None asks for nothing.
+
+        Raises:
+          CallRefused: there is one, and it is not ignored.
+        """
+        others = [name for name, value in fields.items() if not self._allows(name, value)]
+        if others and not self.ignore:
+            name, allowed = others[0], self._allowed(others[0])
+            raise CallRefused(
+                f"{name}: got {reprlib.repr(fields[name])}; allowed:"
+                f" {' or '.join(map(repr, allowed)) if allowed else 'no value'},"
+                " for the run decides how the policy is sampled (agent.ignore_sampling=True"
+                " ignores the field).",
+                code="unsupported_value",
+                param=name,
+            )
+        return others
+
+    def _allowed(self, name: str) -> tuple[Any, ...]:
+        match name:
+            case "temperature":
+                return (self.temperature,)
+            case "top_p":
+                return (1 if self.top_p is None else self.top_p,)
+            case "top_k":
+                return (-1, 0) if self.top_k is None else (self.top_k,)
+            case _:
+                return NEUTRAL.get(name, ())
+
+    def _allows(self, name: str, value: Any) -> bool:
+        return value is None or value in self._allowed(name)

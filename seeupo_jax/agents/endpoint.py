@@ -1,0 +1,353 @@
+"""An HTTP endpoint in front of sessions: each key is one's, each request one of its calls.
+
+It has no opinion of what a session is: the collection of a run, or a server for other people's
+programs (`seeupo-serve`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from seeupo_jax.agents.calls import Access, CallRefused, Completion, HistoryMessage, Session
+from seeupo_jax.agents.tool_format import ContentSplitter, choose_format
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+
+    from seeupo_jax.agents.dialects import anthropic_messages, chat_completions, responses
+    from seeupo_jax.agents.dialects.exchange import Caller, Dialect, Event, Exchange
+    from seeupo_jax.agents.dialects.request_body import parse_json
+    from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
+    from seeupo_jax.agents.event_stream import ClientGone, EventStream, ended, until_gone
+except ModuleNotFoundError as error:
+    if error.name not in ("uvicorn", "starlette", "pydantic"):
+        raise
+    raise ValueError(
+        f"agents need the {error.name} package: pip install 'seeupo_jax[agents]'."
+    ) from None
+
+_log = logging.getLogger(__name__)
+
+DIALECTS: dict[str, Dialect] = {
+    "/v1/chat/completions": chat_completions.DIALECT,
+    "/v1/responses": responses.DIALECT,
+    "/v1/messages": anthropic_messages.DIALECT,
+}
+IN_PROCESS = "http://in-process"  # the address of an endpoint without a port
+LARGE = 65_536  # bytes of a body that is read beside the event loop
+KEEP_ALIVE_S = 600  # agents think between calls; a connection that ends meanwhile costs a retry
+CLOSE_S = 5
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may cost.
+
+    request_bytes: of its body. body_s: seconds until its body has arrived.
+    """
+
+    request_bytes: int = 8 * 2**20
+    body_s: float = 60.0
+
+
+@dataclass
+class _Client:
+    """Who holds a key. requests: how many it has sent."""
+
+    session: Session
+    rules: SamplingRules
+    requests: int = 0
+    responses: dict[str, tuple[HistoryMessage, ...]] = field(default_factory=dict)
+
+
+class Endpoint:
+    """Serves sessions to clients of OpenAI's and Anthropic's APIs.
+
+    Sessions are awaited in the event loop that serves the request: that of `start`'s thread, or
+    that of a client which calls `app` in its own process (`httpx.ASGITransport`).
+
+    Args:
+      sampling: of all keys that have no rules of their own.
+      model: the served name; requests may name any.
+      tool_format: of `agents.tool_format`.
+    """
+
+    def __init__(
+        self,
+        *,
+        sampling: SamplingRules,
+        model: str,
+        tool_format: str,
+        limits: Limits = Limits(),
+    ):
+        self._sampling, self._model, self._limits = sampling, model, limits
+        self._tool_format = choose_format(tool_format)
+        self._clients: dict[str, _Client] = {}
+        self._calls: set[asyncio.Task[Completion]] = set()
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self.base_url = f"{IN_PROCESS}/v1"
+        self.app = Starlette(
+            routes=[
+                *(Route(path, self._answer_call, methods=["POST"]) for path in DIALECTS),
+                Route("/v1/models", self._list_models, methods=["GET"]),
+                Route("/v1/models/{name:path}", self._show_model, methods=["GET"]),
+            ],
+            exception_handlers={
+                CallRefused: _answer_error,
+                HTTPException: _answer_http_error,
+            },
+        )
+        self.app.router.redirect_slashes = False
+
+    def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listens, in a thread and an event loop of its own.
+
+        Args:
+          port: 0: one that is free.
+
+        Raises:
+          ValueError: the address cannot be had.
+        """
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host, port), family=family, backlog=2048)
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"endpoint: {host}:{port} cannot be listened on: {error}.") from None
+        name = f"[{host}]" if family == socket.AF_INET6 else host
+        self.base_url = f"http://{name}:{listener.getsockname()[1]}/v1"
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self.app,
+                http="h11",
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                log_level="error",  # what clients do wrong is not news
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=CLOSE_S,
+            )
+        )
+        self._thread = threading.Thread(
+            target=self._serve, args=(self._server, listener), name="endpoint", daemon=True
+        )
+        self._thread.start()
+
+    def _serve(self, server: uvicorn.Server, listener: socket.socket) -> None:
+        with listener:
+            server.run(sockets=[listener])
+
+    def open_key(
+        self, session: Session, *, sampling: SamplingRules | None = None, key: str | None = None
+    ) -> Access:
+        """Makes a key (or takes the given one) that reaches the session; from any thread."""
+        key = secrets.token_urlsafe(32) if key is None else key
+        self._clients[key] = _Client(session, self._sampling if sampling is None else sampling)
+        return Access(self.base_url, key)
+
+    def close_key(self, key: str) -> None:
+        """Forgets a key; calls that are under way are the session's to end."""
+        del self._clients[key]
+
+    def close(self) -> None:
+        """Ends all calls and the thread."""
+        self._clients.clear()
+        for task in self._calls.copy():
+            task.get_loop().call_soon_threadsafe(task.cancel)
+        if self._server is None or self._thread is None:
+            return
+        self._server.should_exit = True
+        self._thread.join()
+        self._server = self._thread = None
+
+    def _client(self, request: Request) -> _Client:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        keys = [token.strip()] if scheme.lower() == "bearer" else []
+        for key in (*keys, request.headers.get("x-api-key", "")):
+            client = self._clients.get(key)
+            if client is not None:
+                return client
+        raise CallRefused(
+            "the key: got none that is known; allowed: that of an open episode, as"
+            " `Authorization: Bearer KEY` or `x-api-key: KEY`.",
+            status=401,
+            code="invalid_api_key",
+        )
+
+    async def _answer_call(self, request: Request) -> Response:
+        try:
+            client = self._client(request)
+            body = await self._read_body(request)
+            exchange = await self._read_exchange(DIALECTS[request.url.path], client, body)
+            if exchange.stream:
+                return await self._answer_stream(request, client.session, exchange)
+            call = self._complete(client.session, exchange)
+            completion = await until_gone(request.receive, call)
+            return JSONResponse(exchange.reply(completion))
+        except (ClientGone, ClientDisconnect):
+            return Response(status_code=499)  # for nobody
+        except Exception as error:
+            return await _answer_error(request, error)
+
+    async def _read_body(self, request: Request) -> bytes:
+        most = self._limits.request_bytes
+        refusal = CallRefused(
+            f"the body: got more than {most} bytes; allowed: at most as many.",
+            status=413,
+            code="request_too_large",
+        )
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > most:
+            raise refusal
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.body_s):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > most:
+                        raise refusal
+        except TimeoutError:
+            raise CallRefused(
+                f"the body: not complete within {self._limits.body_s:g} s.", status=408
+            ) from None
+        return bytes(body)
+
+    async def _read_exchange(self, dialect: Dialect, client: _Client, body: bytes) -> Exchange:
+        client.requests += 1
+        caller = Caller(self._model, client.requests, client.rules, client.responses)
+
+        def read() -> Exchange:
+            try:
+                tree = parse_json(body)
+            except ValueError as error:
+                raise CallRefused(f"the body: {error}.", code="invalid_json") from None
+            return dialect.read(tree, caller)
+
+        exchange = await asyncio.to_thread(read) if len(body) > LARGE else read()
+        for param in caller.ignored:
+            client.session.ignored(param)
+        return exchange
+
+    async def _complete(
+        self, session: Session, exchange: Exchange, on_text: Callable[[str], None] | None = None
+    ) -> Completion:
+        async with ended(session.complete(exchange.call, on_text)) as task:
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+            await asyncio.wait({task})
+            if task.cancelled():
+                raise CallRefused("the endpoint is closed.", status=503, code="closed")
+            return task.result()
+
+    async def _answer_stream(
+        self, request: Request, session: Session, exchange: Exchange
+    ) -> Response:
+        events = self._events(session, exchange)
+        # A refusal before the first event has a status of its own.
+        first = await until_gone(request.receive, anext(events))
+
+        return EventStream(first, events, lambda error: exchange.fail(_as_refusal(error)))
+
+    async def _events(self, session: Session, exchange: Exchange) -> AsyncGenerator[Event, None]:
+        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        splitter, begun = ContentSplitter(self._tool_format), False
+        async with ended(self._complete(session, exchange, pieces.put_nowait)) as task:
+            task.add_done_callback(lambda _: pieces.put_nowait(None))
+            while (piece := await pieces.get()) is not None:
+                for event in () if begun else exchange.begin():
+                    yield event
+                begun = True
+                shown = splitter.feed(piece)
+                for event in exchange.text(shown) if shown else ():
+                    yield event
+            completion = await task
+        for event in () if begun else exchange.begin():
+            yield event
+        for event in exchange.end(completion, splitter.rest(completion.content)):
+            yield event
+
+    async def _list_models(self, request: Request) -> Response:
+        self._client(request)
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": [self._describe_model()],
+                "has_more": False,
+                "first_id": self._model,
+                "last_id": self._model,
+            }
+        )
+
+    async def _show_model(self, request: Request) -> Response:
+        self._client(request)
+        name = request.path_params["name"]
+        if name != self._model:
+            raise CallRefused(
+                f"model: got {name[:80]!r}; allowed: {self._model!r}.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return JSONResponse(self._describe_model())
+
+    def _describe_model(self) -> dict[str, Any]:
+        """In OpenAI's and Anthropic's form at once; their fields do not meet."""
+        return {
+            "id": self._model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "seeupo_jax",
+            "type": "model",
+            "display_name": self._model,
+            "created_at": "1970-01-01T00:00:00Z",
+        }
+
+
+def _as_refusal(error: Exception) -> CallRefused:
+    """What a client is told of an error; the log is told all of one that is not its own."""
+    if isinstance(error, CallRefused):
+        return error
+    _log.error("a call failed", exc_info=error)
+    return CallRefused(
+        "the call failed inside the server; its log says why.", status=500, code="server_error"
+    )
+
+
+def _error_form(request: Request) -> Callable[[CallRefused], dict[str, Any]]:
+    path = request.url.path
+    if path in DIALECTS:
+        return DIALECTS[path].error
+    of_anthropic = path.startswith("/v1/messages") or "anthropic-version" in request.headers
+    return DIALECTS["/v1/messages" if of_anthropic else "/v1/responses"].error
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    refusal = _as_refusal(error)
+    return JSONResponse(_error_form(request)(refusal), refusal.status)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    got = f"{request.method[:20]} {request.url.path[:80]}"
+    refusal = CallRefused(
+        f"the address: got {got}; allowed: POST {', POST '.join(DIALECTS)}, GET /v1/models.",
+        status=error.status_code,
+        code="unknown_url",
+    )
+    return JSONResponse(_error_form(request)(refusal), refusal.status, error.headers)

@@ -1,0 +1,64 @@
+"""Sessions that answer as they are told, for tests of what stands before an engine."""
+
+import asyncio
+import threading
+
+from seeupo_jax.agents.calls import CallRefused, Completion
+from seeupo_jax.agents.tool_format import choose_format
+
+FORMAT = choose_format("hermes")
+
+
+class ToldSession:
+    """Says what the last message says, three characters a token; some texts have a meaning.
+
+    `wait`: says "ab" and then nothing. `refuse`, `break`: fails at once; `refuse late`, `break
+    late`: after "ab".
+    """
+
+    def __init__(self, name=""):
+        self.name, self.calls, self.params = name, [], []
+        self.waiting, self.cancelled = threading.Semaphore(0), threading.Semaphore(0)
+
+    def ignored(self, param):
+        self.params.append(param)
+
+    async def complete(self, call, on_text=None):
+        self.calls.append(call)
+        asked = call.messages[-1].content
+        tell = on_text or (lambda text: None)
+        if asked in ("wait", "refuse late", "break late"):
+            tell("ab")
+        try:
+            await asyncio.sleep(0)
+            while asked == "wait":
+                self.waiting.release()
+                await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            self.cancelled.release()
+            raise
+        if asked.startswith("refuse"):
+            raise CallRefused("3 turns are used up; allowed: 3.", code="max_turns")
+        if asked.startswith("break"):
+            raise RuntimeError("the engine is broken")
+        return self._say(call, self.name + asked, tell)
+
+    def _say(self, call, said, tell):
+        pieces = tuple(said[i : i + 3] for i in range(0, len(said), 3))[: call.max_tokens]
+        text, finish = "".join(pieces), "stop" if len(pieces) * 3 >= len(said) else "length"
+        ends = [text.index(stop) for stop in call.stop if stop in text]
+        if ends:
+            text, finish = text[: min(ends)], "stop"
+        for i in range(0, len(text), 3):
+            tell(text[i : i + 3])
+        content, calls = FORMAT.parse(text) if call.tools else (text, ())
+        return Completion(
+            text=text,
+            content=content,
+            calls=calls,
+            finish="tool_calls" if calls else finish,
+            pieces=pieces,
+            logp=tuple(-0.5 * i for i in range(len(pieces))),
+            prompt_tokens=10 * len(call.messages),
+            cached_tokens=4,
+        )
