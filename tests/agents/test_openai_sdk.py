@@ -1,43 +1,41 @@
 """OpenAI's own client talks to the endpoint as to any server: chat completions."""
 
 import asyncio
+import dataclasses
 import json
 
 import httpx
 import openai
 import pytest
-from agent_cases import ToldSession
+from agent_cases import CALLS, FOUND, RULES, TOOL, make_endpoint, opened
 
 from seeupo_jax.agents.calls import HistoryMessage
-from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
-from seeupo_jax.agents.endpoint import Endpoint
-from seeupo_jax.envs.tool_calls import ToolCall, render_hermes
+from seeupo_jax.envs.tool_calls import render_hermes
 
-RULES = SamplingRules(temperature=0.8, top_p=0.9)
-PARAMETERS = {"type": "object", "properties": {"name": {"type": "string"}}}
-TOOL = {"name": "find", "description": "Finds.", "parameters": PARAMETERS}
 TOOLS = [{"type": "function", "function": TOOL | {"strict": True}}]
-CALLS = "I look.\n" + render_hermes("find", name="é") + "\n" + render_hermes("find")
 
 
 @pytest.fixture(scope="module")
 def endpoint():
-    endpoint = Endpoint(sampling=RULES, model="ours", tool_format="hermes")
-    endpoint.start()
+    endpoint = make_endpoint()
     yield endpoint
     endpoint.close()
 
 
 @pytest.fixture
-def session():
-    return ToldSession()
+def episode(endpoint):
+    with opened(endpoint) as episode:
+        yield episode
 
 
 @pytest.fixture
-def access(endpoint, session):
-    access = endpoint.open_key(session)
-    yield access
-    endpoint.close_key(access.api_key)
+def session(episode):
+    return episode[0]
+
+
+@pytest.fixture
+def access(episode):
+    return episode[1]
 
 
 @pytest.fixture
@@ -91,9 +89,7 @@ def test_tool_calls_go_out_and_come_back_as_history(client, session):
     assert session.calls[1].messages == (
         HistoryMessage("system", "Be short."),
         HistoryMessage("user", CALLS),
-        HistoryMessage(
-            "assistant", "I look.", (ToolCall("find", {"name": "é"}), ToolCall("find", {}))
-        ),
+        HistoryMessage("assistant", "I look.", FOUND),
         HistoryMessage("tool", "7"),
         HistoryMessage("tool", "8"),
     )
@@ -261,10 +257,11 @@ def test_an_unknown_field_is_refused_by_its_name(client):
 
 
 def test_another_sampling_and_unknown_fields_may_be_ignored_and_are_counted(endpoint):
-    session = ToldSession()
-    rules = SamplingRules(temperature=0.8, top_p=0.9, ignore=True)
-    access = endpoint.open_key(session, sampling=rules)
-    with openai.OpenAI(base_url=access.base_url, api_key=access.api_key) as client:
+    rules = dataclasses.replace(RULES, ignore=True)
+    with (
+        opened(endpoint, sampling=rules) as (session, access),
+        openai.OpenAI(base_url=access.base_url, api_key=access.api_key) as client,
+    ):
         messages = [{"role": "user", "content": "x", "mood": "good", "name": "me"}]
         extra = {"mirostat": 2, "nothing": None}
         client.chat.completions.create(model="m", messages=messages, extra_body=extra, **OTHERS)

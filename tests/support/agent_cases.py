@@ -1,10 +1,14 @@
 """Sessions that answer as they are told, for tests of what stands before an engine."""
 
 import asyncio
+import contextlib
 import threading
 
 from seeupo_jax.agents.calls import CallRefused, Completion
+from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
+from seeupo_jax.agents.endpoint import Endpoint, Limits
 from seeupo_jax.agents.tool_format import choose_format
+from seeupo_jax.envs.tool_calls import ToolCall, render_hermes
 
 FORMAT = choose_format("hermes")
 
@@ -62,3 +66,26 @@ class ToldSession:
             prompt_tokens=10 * len(call.messages),
             cached_tokens=4,
         )
+
+
+RULES = SamplingRules(temperature=0.8, top_p=0.9)
+PARAMETERS = {"type": "object", "properties": {"name": {"type": "string"}}}
+TOOL = {"name": "find", "description": "Finds.", "parameters": PARAMETERS}
+CALLS = "I look.\n" + render_hermes("find", name="é") + "\n" + render_hermes("find")
+FOUND = (ToolCall("find", {"name": "é"}), ToolCall("find", {}))
+
+
+def make_endpoint(**limits):
+    """An endpoint that listens."""
+    endpoint = Endpoint(sampling=RULES, model="ours", tool_format="hermes", limits=Limits(**limits))
+    endpoint.start()
+    return endpoint
+
+
+@contextlib.contextmanager
+def opened(endpoint, name="", **options):
+    """A session of that name behind a key: (session, access)."""
+    session = ToldSession(name)
+    access = endpoint.open_key(session, **options)
+    yield session, access
+    endpoint.close_key(access.api_key)

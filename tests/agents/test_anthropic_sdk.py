@@ -1,0 +1,218 @@
+"""Anthropic's own client talks to the endpoint as to any server."""
+
+import asyncio
+import dataclasses
+
+import anthropic
+import pytest
+from agent_cases import CALLS, FOUND, PARAMETERS, RULES, TOOL, make_endpoint, opened
+
+from seeupo_jax.agents.calls import Access, HistoryMessage
+
+TOOLS = [{"name": "find", "description": "Finds.", "input_schema": PARAMETERS}]
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    endpoint = make_endpoint()
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.fixture
+def episode(endpoint):
+    with opened(endpoint) as episode:
+        yield episode
+
+
+@pytest.fixture
+def session(episode):
+    return episode[0]
+
+
+def address(access):
+    return {"base_url": access.base_url.removesuffix("/v1"), "api_key": access.api_key}
+
+
+@pytest.fixture
+def client(episode):
+    with anthropic.Anthropic(**address(episode[1]), max_retries=0, timeout=20) as client:
+        yield client
+
+
+def options(text, more):
+    messages = [{"role": "user", "content": text}]
+    return {"model": "any", "max_tokens": 100, "messages": messages} | more
+
+
+def ask(client, text, **more):
+    return client.messages.create(**options(text, more))
+
+
+def test_a_question_is_answered_with_its_usage(client, session):
+    cached = {"type": "ephemeral"}
+    system = [{"type": "text", "text": "Be short.", "cache_control": cached}]
+    reply = ask(client, "Hello.", system=system, metadata={"user_id": "me"})
+    (block,) = reply.content
+    assert (block.text, reply.stop_reason, reply.stop_sequence) == ("Hello.", "end_turn", None)
+    usage = reply.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (16, 4, 2)
+    assert (reply.model, reply.role, session.calls[0].max_tokens) == ("ours", "assistant", 100)
+    assert session.calls[0].messages == (
+        HistoryMessage("system", "Be short."),
+        HistoryMessage("user", "Hello."),
+    )
+
+
+def test_tool_calls_go_out_and_come_back_as_history(client, session):
+    first = ask(client, CALLS, tools=TOOLS, tool_choice={"type": "auto"})
+    text, *uses = first.content
+    assert (text.text, first.stop_reason) == ("I look.", "tool_use")
+    assert [(use.id, use.name, use.input) for use in uses] == [
+        ("call_1_0", "find", {"name": "é"}),
+        ("call_1_1", "find", {}),
+    ]
+    assert session.calls[0].tools == (TOOL,)
+    results = [
+        {"type": "tool_result", "tool_use_id": "call_1_0", "content": "7"},
+        {
+            "type": "tool_result",
+            "tool_use_id": "call_1_1",
+            "content": [{"type": "text", "text": "8"}],
+            "is_error": True,
+        },
+        {"type": "text", "text": "Go on."},
+    ]
+    messages = [
+        {"role": "user", "content": CALLS},
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": results},
+    ]
+    ask(client, "", messages=messages, tools=TOOLS)
+    assert session.calls[1].messages == (
+        HistoryMessage("user", CALLS),
+        HistoryMessage("assistant", "I look.", FOUND),
+        HistoryMessage("tool", "7"),
+        HistoryMessage("tool", "8"),
+        HistoryMessage("user", "Go on."),
+    )
+
+
+def test_tools_are_not_shown_where_none_may_be_chosen(client, session):
+    reply = ask(client, CALLS, tools=TOOLS, tool_choice={"type": "none"})
+    assert (reply.content[0].text, session.calls[0].tools) == (CALLS, ())
+
+
+def test_limits_and_stop_sequences_end_the_message_and_are_named(client):
+    reply = ask(client, "abcdefgh", max_tokens=2)
+    assert (reply.content[0].text, reply.stop_reason) == ("abcdef", "max_tokens")
+    reply = ask(client, "abcdefgh", stop_sequences=["xy", "ef"])
+    assert (reply.content[0].text, reply.stop_reason) == ("abcd", "stop_sequence")
+    assert reply.stop_sequence == "ef"
+    assert ask(client, "abcdefgh", stop_sequences=["xy"]).stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("text", [CALLS, "Hello.", CALLS.partition("\n")[2], ""])
+def test_the_clients_own_accumulation_of_a_stream_is_the_reply(client, text):
+    with client.messages.stream(**options(text, {"tools": TOOLS})) as stream:
+        texts = list(stream.text_stream)
+        final = stream.get_final_message()
+    whole = ask(client, text, tools=TOOLS)
+
+    def shown(message):
+        return [{**block.to_dict(), "id": None} for block in message.content]
+
+    assert shown(final) == shown(whole)
+    assert (final.stop_reason, final.usage) == (whole.stop_reason, whole.usage)
+    assert "".join(texts) == "".join(b.text for b in whole.content if b.type == "text")
+
+
+def test_an_error_after_the_stream_has_begun_is_an_event(client):
+    with pytest.raises(anthropic.APIStatusError, match="3 turns are used up"):
+        with client.messages.stream(**options("refuse late", {})) as stream:
+            assert list(stream.text_stream) == ["ab"]
+    with pytest.raises(anthropic.BadRequestError, match="3 turns are used up"):
+        with client.messages.stream(**options("refuse", {})) as stream:
+            list(stream.text_stream)
+
+
+def test_the_asynchronous_client_asks_and_streams(episode):
+    async def talk():
+        async with anthropic.AsyncAnthropic(**address(episode[1])) as client:
+            replies = await asyncio.gather(*(ask(client, f"{i}") for i in range(9)))
+            async with client.messages.stream(**options("streamed", {})) as stream:
+                final = await stream.get_final_message()
+        return [reply.content[0].text for reply in replies], final.content[0].text
+
+    assert asyncio.run(talk()) == ([f"{i}" for i in range(9)], "streamed")
+
+
+def test_the_models_are_the_one_that_is_served(client):
+    assert [(model.id, model.type) for model in client.models.list()] == [("ours", "model")]
+    assert client.models.retrieve("ours").display_name == "ours"
+    with pytest.raises(anthropic.NotFoundError, match="got 'other'; allowed: 'ours'"):
+        client.models.retrieve("other")
+
+
+def test_errors_have_anthropics_form(endpoint, client):
+    with anthropic.Anthropic(**address(Access(endpoint.base_url, "no key"))) as stranger:
+        with pytest.raises(anthropic.AuthenticationError, match="the key: got none that is known"):
+            ask(stranger, "x")
+    with pytest.raises(anthropic.NotFoundError, match="got POST /v1/messages/count_tokens"):
+        client.messages.count_tokens(model="m", messages=[{"role": "user", "content": "x"}])
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(client, "x", max_tokens=0)
+    assert caught.value.body["type"] == "error"
+    assert caught.value.body["error"]["type"] == "invalid_request_error"
+
+
+OTHERS = {
+    "temperature": {"temperature": 0.1},
+    "top_k": {"top_k": 5},
+    "tool_choice.type": {"tool_choice": {"type": "any"}},
+    "thinking": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+    "output_config": {"output_config": {"effort": "high"}},
+    "container": {"container": "c"},
+}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
+WRONG = {
+    "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}],
+    "messages[0].role": [{"role": "robot", "content": "x"}],
+    "messages[0].content[0].type": [{"role": "user", "content": [IMAGE]}],
+    "messages[0].content[0].content[0].type": [
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "c", "content": [IMAGE]}],
+        }
+    ],
+    "messages[0].content[1].type": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "x"},
+                {"type": "tool_use", "id": "c", "name": "f", "input": {}},
+            ],
+        }
+    ],
+    "messages[0].content[0].input": [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f"}]},
+        {"role": "user", "content": "x"},
+    ],
+}
+
+
+@pytest.mark.parametrize("param", [*OTHERS, *WRONG])
+def test_what_is_refused_names_its_field(client, param):
+    more = {"messages": WRONG[param]} if param in WRONG else {"extra_body": OTHERS[param]}
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(client, "x", **more)
+    assert caught.value.body["error"]["param"] == param
+
+
+def test_what_is_ignored_is_counted(endpoint):
+    rules = dataclasses.replace(RULES, ignore=True)
+    with opened(endpoint, sampling=rules) as (session, access):
+        with anthropic.Anthropic(**address(access)) as client:
+            for extra in OTHERS.values():
+                ask(client, "x", extra_body=extra)
+    assert session.params == list(OTHERS)

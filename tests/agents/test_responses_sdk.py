@@ -1,0 +1,229 @@
+"""OpenAI's own client talks to the endpoint as to any server: responses."""
+
+import asyncio
+
+import openai
+import pytest
+from agent_cases import CALLS, FOUND, RULES, TOOL, make_endpoint, opened
+
+from seeupo_jax.agents.calls import HistoryMessage
+from seeupo_jax.agents.dialects import responses
+
+TOOLS = [{"type": "function", "strict": True, **TOOL}]
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    endpoint = make_endpoint()
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.fixture
+def episode(endpoint):
+    with opened(endpoint) as episode:
+        yield episode
+
+
+@pytest.fixture
+def session(episode):
+    return episode[0]
+
+
+@pytest.fixture
+def client(episode):
+    access = episode[1]
+    with openai.OpenAI(
+        base_url=access.base_url, api_key=access.api_key, max_retries=0, timeout=20
+    ) as client:
+        yield client
+
+
+def ask(client, given, **options):
+    return client.responses.create(model="any", input=given, **options)
+
+
+def test_a_text_is_answered_with_its_usage(client, session):
+    reply = ask(client, "Hello.", instructions="Be short.")
+    assert (reply.output_text, reply.status, reply.model) == ("Hello.", "completed", "ours")
+    assert (reply.temperature, reply.top_p) == (RULES.temperature, RULES.top_p)
+    usage = reply.usage
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (20, 2, 22)
+    assert usage.input_tokens_details.cached_tokens == 4
+    assert session.calls[0].messages == (
+        HistoryMessage("system", "Be short."),
+        HistoryMessage("user", "Hello."),
+    )
+
+
+def test_calls_are_items_and_come_back_as_one_message_with_their_text(client, session):
+    first = ask(client, CALLS, tools=TOOLS)
+    message, *calls = first.output
+    assert message.content[0].text == "I look."
+    assert [(call.call_id, call.name, call.arguments) for call in calls] == [
+        ("call_1_0", "find", '{"name": "é"}'),
+        ("call_1_1", "find", "{}"),
+    ]
+    assert session.calls[0].tools == (TOOL,)
+    given = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "Be short."}]},
+        {"role": "user", "content": CALLS},
+        *first.output,
+        {"type": "function_call_output", "call_id": "call_1_0", "output": "7"},
+        {"type": "function_call_output", "call_id": "call_1_1", "output": "8"},
+        {"role": "assistant", "content": "A."},
+        {"role": "assistant", "content": "B."},
+        {"type": "function_call", "call_id": "c", "name": "find", "arguments": "{}"},
+        {"role": "user", "content": "x"},
+    ]
+    ask(client, given, tools=TOOLS)
+    assert session.calls[1].messages == (
+        HistoryMessage("system", "Be short."),
+        HistoryMessage("user", CALLS),
+        HistoryMessage("assistant", "I look.", FOUND),
+        HistoryMessage("tool", "7"),
+        HistoryMessage("tool", "8"),
+        HistoryMessage("assistant", "A."),
+        HistoryMessage("assistant", "B.", FOUND[1:]),
+        HistoryMessage("user", "x"),
+    )
+
+
+def test_a_response_continues_the_previous_one_without_its_instructions(client, session):
+    first = ask(client, "a", instructions="Be short.")
+    second = ask(client, "b", previous_response_id=first.id, instructions="Be long.")
+    third = ask(client, "c", previous_response_id=second.id)
+    said = [("user", "a"), ("assistant", "a"), ("user", "b"), ("assistant", "b"), ("user", "c")]
+    assert session.calls[1].messages[0] == HistoryMessage("system", "Be long.")
+    assert session.calls[2].messages == tuple(HistoryMessage(*pair) for pair in said)
+    assert third.previous_response_id == second.id
+    # One copy of each message in memory, whoever sent it.
+    assert session.calls[2].messages[0] is session.calls[1].messages[1]
+
+
+def test_a_previous_response_must_be_remembered_and_of_the_same_key(endpoint, client, monkeypatch):
+    unknown = r"previous_response_id: got '.*'; allowed: one of this key's last"
+    for previous in ("resp_1", ask(client, "a", store=False).id):
+        with pytest.raises(openai.BadRequestError, match=unknown) as caught:
+            ask(client, "b", previous_response_id=previous)
+        assert caught.value.param == "previous_response_id"
+    mine = ask(client, "mine").id
+    with opened(endpoint) as (_, access):
+        with openai.OpenAI(base_url=access.base_url, api_key=access.api_key) as other:
+            with pytest.raises(openai.BadRequestError, match=unknown):
+                ask(other, "b", previous_response_id=mine)
+    monkeypatch.setattr(responses, "REMEMBERED", 2)
+    ask(client, "x")
+    assert ask(client, "b", previous_response_id=mine).output_text == "b"
+    ask(client, "y")
+    with pytest.raises(openai.BadRequestError, match=unknown):
+        ask(client, "b", previous_response_id=mine)
+
+
+def test_a_limit_of_tokens_leaves_the_response_incomplete(client):
+    reply = ask(client, "abcdefgh", max_output_tokens=2)
+    assert (reply.output_text, reply.status) == ("abcdef", "incomplete")
+    assert reply.incomplete_details.reason == "max_output_tokens"
+
+
+def test_logprobs_stand_in_the_text_on_demand(client):
+    reply = ask(client, "abcd", include=["message.output_text.logprobs"])
+    tokens = [(t.token, t.logprob) for t in reply.output[0].content[0].logprobs]
+    assert tokens == [("abc", 0.0), ("d", -0.5)]
+
+
+@pytest.mark.parametrize("given", [CALLS, "Hello.", CALLS.partition("\n")[2], ""])
+def test_the_clients_own_accumulation_of_a_stream_is_the_reply(client, given):
+    with client.responses.stream(model="ours", input=given, tools=TOOLS) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    whole = ask(client, given, tools=TOOLS)
+    assert final.output_text == whole.output_text
+    parts = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(parts) == whole.output_text
+    calls = [item for item in whole.output if item.type == "function_call"]
+    streamed = [item for item in final.output if item.type == "function_call"]
+    assert [(call.name, call.arguments) for call in streamed] == [
+        (call.name, call.arguments) for call in calls
+    ]
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.id for item in done] == [item.id for item in final.output]
+    assert [event.output_index for event in events if event.type.endswith("item.added")] == list(
+        range(len(done))
+    )
+
+
+def test_a_stream_that_is_cut_ends_as_incomplete(client):
+    *_, last = ask(client, "abcdefgh", max_output_tokens=1, stream=True)
+    assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
+    assert last.response.output_text == "abc"
+
+
+def test_an_error_after_the_stream_has_begun_is_an_event(client):
+    *_, text, last = ask(client, "refuse late", stream=True)
+    assert (text.type, text.delta) == ("response.output_text.delta", "ab")
+    assert (last.type, last.code) == ("error", "max_turns")
+    with pytest.raises(openai.BadRequestError, match="3 turns are used up"):
+        ask(client, "refuse", stream=True)
+
+
+def test_the_asynchronous_client_streams(episode):
+    _, access = episode
+
+    async def talk():
+        async with openai.AsyncOpenAI(base_url=access.base_url, api_key=access.api_key) as client:
+            stream = await ask(client, "streamed", stream=True)
+            return [event.type async for event in stream], await ask(client, "whole")
+
+    types, reply = asyncio.run(talk())
+    assert (types[-1], reply.output_text) == ("response.completed", "whole")
+
+
+NO_EFFECT = {
+    "reasoning": {"summary": "auto"},
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+    "truncation": "disabled",
+    "tool_choice": "auto",
+    "store": False,
+    "metadata": {"a": "b"},
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "x",
+    "temperature": 0.8,
+}
+
+
+def test_what_the_run_does_anyway_and_what_has_no_effect_is_accepted(client, session):
+    assert ask(client, "x", **NO_EFFECT).output_text == "x"
+    assert session.params == []
+
+
+OTHERS = {
+    "temperature": {"temperature": 0.1},
+    "tool_choice": {"tool_choice": {"type": "function", "name": "find"}},
+    "text.format": {"text": {"format": {"type": "json_object"}}},
+    "reasoning.effort": {"reasoning": {"effort": "high"}},
+    "truncation": {"truncation": "auto"},
+    "background": {"background": True},
+    "conversation": {"conversation": "c"},
+}
+WRONG = {
+    "input": [],
+    "input[0].role": [{"role": "tool", "content": "x"}],
+    "input[0].type": [{"type": "reasoning", "summary": []}],
+    "input[0].content[0].type": [
+        {"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}
+    ],
+    "input[0].call_id": [{"type": "function_call_output", "output": "x"}],
+    "input[0].arguments": [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}
+    ],
+}
+
+
+@pytest.mark.parametrize("param", [*OTHERS, *WRONG])
+def test_what_is_refused_names_its_field(client, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, WRONG.get(param, "x"), **OTHERS.get(param, {}))
+    assert caught.value.param == param
