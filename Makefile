@@ -22,7 +22,7 @@ install = $(UV) pip install --quiet --python $(RUN) $(1) \
 	|| { echo "uv could not install this; trying pip."; \
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(1); }
 
-.PHONY: help setup lock test-torch test-tools test-models test-appworld test-libtpu quickstart bfcl test check lint docs clean
+.PHONY: help setup lock test-torch test-tools test-models test-appworld test-libtpu test-agents quickstart bfcl test check lint docs clean
 
 help:
 	@echo "make quickstart   train the bundled example policy and show its learning curve (about 5 minutes)"
@@ -46,9 +46,10 @@ $(VENV)/runtime: $(UV) requirements.lock requirements.txt pyproject.toml
 # What the tests need beside it; the parts fetch and unpack side by side.
 $(VENV)/development: requirements.lock requirements.txt pyproject.toml third_party/install.sh \
 		third_party/bfcl/setup.sh third_party/models/setup.sh third_party/appworld/setup.sh \
-		third_party/libtpu/setup.sh
+		third_party/libtpu/setup.sh third_party/agents/setup.sh third_party/agents/requirements.txt \
+		third_party/agents/verifiers/requirements.txt
 	@echo "Setting up $(VENV) and what the tests need ..."
-	@$(MAKE) --no-print-directory --jobs=5 test-tools test-models test-appworld test-libtpu
+	@$(MAKE) --no-print-directory --jobs=6 test-tools test-models test-appworld test-libtpu test-agents
 	@touch $@
 
 # By pip, which goes on where one of several places that may have this wheel is out of reach.
@@ -61,8 +62,8 @@ test-tools: $(VENV)/runtime test-torch
 	sh third_party/bfcl/setup.sh $(RUN)
 
 test-libtpu: $(VENV)/runtime
-test-models test-appworld: $(UV)
-test-models test-appworld test-libtpu: test-%:
+test-models test-appworld test-agents: $(UV)
+test-models test-appworld test-libtpu test-agents: test-%:
 	sh third_party/$*/setup.sh $(RUN)
 
 # Pins what requirements.txt allows, with hashes, for Python 3.11 and later on every system.
