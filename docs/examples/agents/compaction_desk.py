@@ -1,0 +1,49 @@
+"""The order desk, whose demonstrations show how a history is summarised and continued."""
+
+import json
+import random
+
+from docs.examples.agents.compaction import LONGEST, SUMMARISE, compacted
+from seeupo_jax.envs.base import Demonstration
+from seeupo_jax.envs.order_desk.demonstrator import play
+from seeupo_jax.envs.order_desk.desk import TOOLS, Case, find_task, opening
+from seeupo_jax.envs.order_desk.environment import OrderDesk
+
+STATUSES = ("processing", "shipped", "delivered")
+
+
+class CompactionDesk(OrderDesk):
+    def demonstrations(self, split, *, skill=0.4, episodes=4000, faithful=0.6):
+        """Two conversations an episode; a summary is right with the probability `faithful`."""
+        conversations = []
+        for index in range(episodes):
+            conversations += demonstrate(f"{split}/{index}", skill, faithful)
+        return conversations
+
+
+def demonstrate(task_id, skill, faithful):
+    task = find_task(task_id)
+    rng = random.Random(f"compaction/{task_id}/{skill}/{faithful}")
+    case, (_, request) = Case(task), opening(task)
+    history, finished = [request], []
+    for action in play(task, skill, rng):
+        if len(history) == LONGEST:
+            summary = summarise(history[-1]["content"], rng.random() < faithful, rng)
+            said = {"role": "assistant", "content": summary}
+            finished.append(Demonstration((*history, SUMMARISE, said), TOOLS))
+            history = [compacted(request, summary)]
+        result = case.step(action)
+        history += [{"role": "assistant", "content": action}, *result.observation]
+        if result.done:
+            break
+    return [*finished, Demonstration(tuple(history), TOOLS)]
+
+
+def summarise(answer, right, rng):
+    """The order, its status, and whether it was changed before; or something wrong about it."""
+    order = json.loads(answer)
+    if "status" not in order:
+        return "nothing"
+    if not right:
+        order |= {"status": rng.choice(STATUSES), "changed_before": rng.random() < 0.5}
+    return f"{order['order_id']} {order['status']}" + " changed" * order["changed_before"]
