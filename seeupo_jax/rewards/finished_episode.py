@@ -14,7 +14,9 @@ class FinishedEpisode:
     """A finished episode, a copy for each call.
 
     task_id, split: the task, and what it is of: `train`, or an evaluation's split.
-    messages: the whole conversation, in order; the policy's have the role `assistant`.
+    messages: the whole conversation, in order; the policy's have the role `assistant`. What an
+      agent's calls newly showed the policy stands before each; an assistant's message in it, which
+      the policy has not sampled so, has the key `history`.
     tools: those that the policy had.
     stop: done | max_turns | max_tokens | timeout (with env.timeout_as=zero_reward).
     turns: how many messages of the policy.
@@ -38,5 +40,5 @@ class FinishedEpisode:
     @property
     def answer(self) -> str:
         """The policy's last message; empty where it wrote none."""
-        own = (m["content"] for m in reversed(self.messages) if m["role"] == "assistant")
-        return next(own, "")
+        said = (m for m in reversed(self.messages) if m["role"] == "assistant")
+        return next((m["content"] for m in said if "history" not in m), "")

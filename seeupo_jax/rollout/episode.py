@@ -15,7 +15,7 @@ from seeupo_jax.policy.files.tokenizer import Conversation, Transcript
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.scorer import Scored
 from seeupo_jax.rollout.engine.sampling import task_number
-from seeupo_jax.types import Trajectory
+from seeupo_jax.types import Segment, Trajectory
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,16 @@ class Episode:
         """As `Trajectory.failed`."""
         return self.stop == "env_error" or (self.stop == "timeout" and not self.timeout_counts)
 
-    def on_result(self, outcome: Outcome, timeout_as: str) -> None:
-        """Takes what its environment answered to `reset`, `step` or `finish`; a failure ends it.
+    def segments(self) -> tuple[Segment, ...]:
+        """What was read and sampled so far."""
+        return self.transcript.segments()
 
-        With `timeout_as=zero_reward` an episode counts whose environment hung after an action: the
-        rewards before that turn stay, and its score is 0.
-        """
+    def on_result(self, outcome: Outcome, timeout_as: str) -> None:
+        """Takes what its environment answered to `reset`, `step` or `finish`; a failure ends it."""
         self.retries += outcome.retries
         result = outcome.result
         if isinstance(result, Failure):
-            self.fail(result.stop, result.reason)
-            if result.stop == "timeout" and timeout_as == "zero_reward" and self.rewards:
-                self.timeout_counts, self.score = True, 0.0
+            self.on_failure(result, timeout_as)
         elif self.stop is not None:  # of `finish`, whose reward is added to the last turn's
             paid, reward, self.score = result
             self._name({gate.OWN_REWARD: paid})
@@ -94,6 +92,16 @@ class Episode:
             self.messages += messages
         else:
             self._take_step(*result)
+
+    def on_failure(self, failure: Failure, timeout_as: str) -> None:
+        """Ends it by what its environment, or its agent, failed by.
+
+        With `timeout_as=zero_reward` an episode counts that hung after an action: the rewards
+        before that turn stay, and its score is 0.
+        """
+        self.fail(failure.stop, failure.reason)
+        if failure.stop == "timeout" and timeout_as == "zero_reward" and self.rewards:
+            self.timeout_counts, self.score = True, 0.0
 
     def on_scored(self, scored: Scored, reward: float) -> None:
         """Takes what the reward functions gave, and the weighted sum of it."""
@@ -146,7 +154,7 @@ class Episode:
         request = self.request
         own = {"score": self.score, "member": request.member, "retries": self.retries}
         return Trajectory(
-            segments=self.transcript.segments(),
+            segments=self.segments(),
             reward=self.earned,
             group=request.group,
             task_id=request.task_id,

@@ -129,7 +129,7 @@ function columns(rows, records) {
 function conversation(record) {
   let turn = 0;
   return record.messages.map((message) => {
-    const acts = message.role === "assistant";
+    const acts = message.role === "assistant" && !("history" in message);
     const weight = acts ? record.weights[turn] ?? null : null;
     const title = acts ? ` · turn ${++turn}${weight === null ? "" : ` · advantage × M ${number(weight, 3)}`}` : "";
     const kind = ["system", "user", "assistant", "tool"].includes(message.role) ? message.role : "other";

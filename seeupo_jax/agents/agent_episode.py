@@ -1,0 +1,192 @@
+"""An episode of an agent in the making: its calls, its turns, and what it came to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from seeupo_jax.agents.calls import (
+    Access,
+    AgentFailure,
+    AgentResult,
+    CallRefused,
+    Completion,
+    ModelCall,
+)
+from seeupo_jax.agents.lineages import Lineages, LineageTurn, ReadCall
+from seeupo_jax.agents.sampled_text import SampledText
+from seeupo_jax.envs.base import Message
+from seeupo_jax.envs.gate import OWN_REWARD, ProtocolError
+from seeupo_jax.envs.pool import Failure
+from seeupo_jax.rollout.episode import Episode
+from seeupo_jax.types import Segment
+
+AGENT_FAILURE = "agent_failure"  # of `info`: the cause, as `AgentFailure.cause`
+IGNORED = "ignored_sampling"  # of `info`: how many sampling parameters had no effect
+# How an agent ends that lets the error of a refused call through.
+_LET_THROUGH = ("exception", "exit")
+
+
+@dataclass(eq=False)
+class WaitingCall:
+    """A call whose client waits in an event loop; all methods may be called in any thread.
+
+    episode: the key of its episode.
+    """
+
+    episode: int
+    call: ModelCall
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Completion]
+    on_text: Callable[[str], None] | None
+
+    def give(self, text: str) -> None:
+        """Passes on a piece of the answer's text."""
+        if self.on_text is not None:
+            self._later(self._give, text)
+
+    def settle(self, outcome: Completion | CallRefused) -> None:
+        """Ends the wait."""
+        self._later(self._settle, outcome)
+
+    def _later(self, function: Callable[[Any], None], argument: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self.loop.call_soon_threadsafe(function, argument)
+
+    def _give(self, text: str) -> None:
+        if not self.answer.done() and self.on_text is not None:
+            self.on_text(text)
+
+    def _settle(self, outcome: Completion | CallRefused) -> None:
+        if self.answer.done():  # its client has vanished
+            return
+        if isinstance(outcome, CallRefused):
+            self.answer.set_exception(outcome)
+        else:
+            self.answer.set_result(outcome)
+
+
+@dataclass(eq=False)
+class OpenTurn:
+    """A call that was accepted. key: of its turn in the engine. submitted: it is there."""
+
+    waiting: WaitingCall
+    turn: LineageTurn
+    key: int
+    sampled: SampledText
+    submitted: bool = False
+
+
+@dataclass(eq=False)
+class AgentEpisode(Episode):
+    """A trajectory of an agent in the making.
+
+    open_turns: by their keys in the engine, in the order in which they were begun.
+    keys: in the engine, of each lineage.
+    limit: why the last call was refused, if it was: max_turns | max_tokens. unread: what was new
+      in the first such call after the last turn.
+    outcome: what the agent came to; None while it runs.
+    ignored: sampling parameters without effect, counted in the event loop.
+    """
+
+    lineages: Lineages | None = None
+    access: Access | None = None
+    stop_agent: Callable[[], None] = lambda: None
+    open_turns: dict[int, OpenTurn] = field(default_factory=dict)
+    keys: dict[int, int] = field(default_factory=dict)
+    limit: str | None = None
+    unread: tuple[Message, ...] = ()
+    outcome: AgentResult | Failure | None = None
+    ignored: Counter[str] = field(default_factory=Counter)
+    _thought_s: float = 0.0
+    _since: float = field(default_factory=time.monotonic)  # it has thought, unless a call is open
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the agent runs without an open call."""
+        return self.outcome is None and not self.open_turns
+
+    @property
+    def thought_s(self) -> float:
+        """Seconds that the agent has been without an open call since its last answer."""
+        return self._thought_s + (time.monotonic() - self._since if self.thinks else 0.0)
+
+    def add_turn(self, turn: OpenTurn) -> None:
+        """Takes an accepted call."""
+        self._thought_s, self.limit, self.unread = self.thought_s, None, ()
+        self.open_turns[turn.key] = turn
+
+    def refuse(self, limit: str, read: ReadCall) -> None:
+        """Says that a call was refused because of a limit of the episode."""
+        self.unread = read.new if self.limit is None else self.unread
+        self.limit = limit
+
+    def remove_turn(self, turn: OpenTurn, *, answered: bool) -> None:
+        """Drops a call that is not open any more; only an answer gives time for new thoughts."""
+        del self.open_turns[turn.key]
+        self._since = time.monotonic()
+        if answered:
+            self._thought_s = 0.0
+
+    def segments(self) -> tuple[Segment, ...]:
+        assert self.lineages is not None
+        return self.lineages.segments()
+
+    def conclude(
+        self, weigh: Callable[[Mapping[str, float], str, float], float], timeout_as: str
+    ) -> None:
+        """Ends it by its outcome; no turn is open.
+
+        Args:
+          weigh: as `RolloutWorker.weigh`. timeout_as: as in `config.env`.
+        """
+        outcome, lineages = self.outcome, self.lineages
+        assert outcome is not None and lineages is not None
+        self.messages = [*lineages.messages(), *self.unread]
+        self.tools = tuple(lineages.tools.values())
+        self.rewards = [0.0] * lineages.turns
+        if self.ignored:
+            self.info[IGNORED] = self.ignored.total()
+        if self.limit and isinstance(outcome, AgentFailure) and outcome.cause in _LET_THROUGH:
+            self.info["agent_error"] = outcome.reason
+            outcome = AgentResult(0.0)
+        if isinstance(outcome, AgentResult):
+            try:
+                return self._take(outcome, weigh)
+            except ProtocolError as error:
+                outcome = AgentFailure("env_error", str(error), cause="result")
+        self.on_failure(outcome, timeout_as)
+        if isinstance(outcome, AgentFailure):
+            self.info[AGENT_FAILURE] = outcome.cause
+
+    def _take(
+        self, result: AgentResult, weigh: Callable[[Mapping[str, float], str, float], float]
+    ) -> None:
+        turns = len(self.rewards)
+        given = list(result.turn_rewards)
+        if given and len(given) != turns:
+            raise ProtocolError(
+                f"the agent's result: turn_rewards: got {len(given)}; allowed: none, or one for"
+                f" each of its {turns} turns."
+            )
+        *earlier, last = given if given else [*[0.0] * (turns - 1), result.reward]
+        paid: list[float] = []
+        for own in (
+            *({OWN_REWARD: each} for each in earlier),
+            {OWN_REWARD: last, **result.rewards},
+        ):
+            paid.append(weigh(own, "the agent's result: reward", sum(paid)))
+        if turns:
+            self.rewards = paid
+        else:
+            self.turnless_reward = sum(paid)
+        self._name({OWN_REWARD: result.reward, **result.rewards})
+        score = result.reward if result.score is None else result.score
+        self.score = min(max(score, 0.0), 1.0)
+        self.info |= result.info
+        self.stop = "done" if self.limit is None else self.limit

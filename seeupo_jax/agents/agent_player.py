@@ -1,0 +1,333 @@
+"""Episodes of agents: between the event loop where their calls arrive and the engine's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from seeupo_jax.agents.agent_episode import AgentEpisode, OpenTurn, WaitingCall
+from seeupo_jax.agents.calls import (
+    Access,
+    AgentFailure,
+    AgentResult,
+    AgentTask,
+    CallRefused,
+    Completion,
+    HistoryMessage,
+    ModelCall,
+    Runner,
+    Session,
+)
+from seeupo_jax.agents.lineages import Lineages
+from seeupo_jax.agents.sampled_text import SampledText
+from seeupo_jax.agents.tool_format import ToolFormat
+from seeupo_jax.configuration.user_code import describe
+from seeupo_jax.envs.pool import Failure
+from seeupo_jax.rollout.engine.protocol import Action, Turn
+from seeupo_jax.rollout.engine.sampling import task_number
+from seeupo_jax.rollout.episode import Episode, Request
+from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
+
+
+@dataclass(frozen=True)
+class AgentHost:
+    """What runs agents, and how these reach the policy; a `Host`.
+
+    open_key, close_key: of the endpoint. All keys are closed when their episodes end.
+    timeout_s: seconds that an agent may be without an open call.
+    data: what a task is told besides, by task and split.
+    """
+
+    runner: Runner
+    open_key: Callable[[Session], Access]
+    close_key: Callable[[str], None]
+    tool_format: ToolFormat
+    timeout_s: float
+    data: Callable[[str, str], Any] = lambda task_id, split: None
+
+    def player(self, worker: RolloutWorker, options: CollectionOptions) -> AgentPlayer:
+        return AgentPlayer(self, worker, options)
+
+    def prefetch(
+        self,
+        worker: RolloutWorker,
+        requests: Sequence[Request],
+        options: CollectionOptions,
+        max_idle_s: float,
+    ) -> Prefetched | None:
+        """None: an agent would call at once."""
+        return None
+
+    def drain(self) -> None:
+        """Nothing is prefetched."""
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+class _Inbox:
+    """What other threads tell the one that drives the engine.
+
+    closed: nobody reads it any more.
+    """
+
+    def __init__(self) -> None:
+        self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.closed = False
+
+    def put(self, event: Callable[[], None]) -> None:
+        self._events.put(event)
+
+    def take(self, wait_s: float) -> None:
+        """Runs all events, after waiting at most so long for a first one."""
+        with contextlib.suppress(Empty):
+            self._events.get(timeout=wait_s)()
+            while True:
+                self._events.get_nowait()()
+
+
+class _AgentSession:
+    """A `Session`: one episode in the endpoint's event loop."""
+
+    def __init__(self, player: AgentPlayer, inbox: _Inbox, key: int, episode: AgentEpisode):
+        self._player, self._inbox, self._key, self._episode = player, inbox, key, episode
+
+    async def complete(
+        self, call: ModelCall, on_text: Callable[[str], None] | None = None
+    ) -> Completion:
+        loop = asyncio.get_running_loop()
+        waiting = WaitingCall(self._key, call, loop, loop.create_future(), on_text)
+        self._inbox.put(functools.partial(self._player.on_call, waiting))
+        if self._inbox.closed:  # asked after the call is in it, which is read when it closes
+            waiting.answer.cancel()
+            raise _over()
+        try:
+            return await waiting.answer
+        except asyncio.CancelledError:
+            self._inbox.put(functools.partial(self._player.on_vanished, waiting))
+            raise
+
+    def ignored(self, param: str) -> None:
+        self._episode.ignored[param] += 1
+
+
+def _over() -> CallRefused:
+    sentence = "The episode of this key is over; allowed: calls while its agent runs."
+    return CallRefused(sentence, status=410, code="episode_over")
+
+
+class AgentPlayer:
+    """A `Player` of agents' episodes; an answer is sent as soon as it is sampled.
+
+    Agents are started by the host's runner. Their calls, and what they come to, arrive in the
+    inbox, which only the thread reads that drives the engine.
+    """
+
+    def __init__(self, host: AgentHost, worker: RolloutWorker, options: CollectionOptions):
+        self._host, self._worker, self._options = host, worker, options
+        self._engine, self._rollout = worker.engine, worker.rollout
+        self._slots = list(range(worker.engine.concurrency))[::-1]  # free ones
+        self._open: dict[int, AgentEpisode] = {}
+        self._owner: dict[int, int] = {}  # whose a key of the engine's is
+        self._keys = itertools.count()
+        self._over: list[tuple[int, Episode]] = []
+        self._inbox = _Inbox()
+
+    @property
+    def room(self) -> int:
+        return len(self._slots)
+
+    @property
+    def beginning(self) -> bool:
+        return any(not each.keys for each in self._open.values())
+
+    @property
+    def stepping(self) -> int:
+        return sum(each.thinks for each in list(self._open.values()))
+
+    @property
+    def slowest(self) -> tuple[str, float] | None:
+        thinking = [each for each in list(self._open.values()) if each.thinks]
+        slowest = max(thinking, key=lambda each: each.thought_s, default=None)
+        return None if slowest is None else (slowest.request.task_id, slowest.thought_s)
+
+    def adopt(self, keys: Sequence[int], prefetched: Prefetched) -> None:
+        raise AssertionError("agents are never prefetched")
+
+    def open(self, key: int, request: Request) -> None:
+        lineages = Lineages(self._worker.tokenizer, self._host.tool_format.render)
+        episode = AgentEpisode(request, self._slots.pop(), lineages=lineages)
+        self._open[key] = episode
+        episode.access = self._host.open_key(_AgentSession(self, self._inbox, key, episode))
+        options, split = self._options, self._options.split
+        task = AgentTask(
+            task_id=request.task_id,
+            split=split,
+            data=self._host.data(request.task_id, split),
+            seed=options.seed,
+            episode_seed=request.episode_seed(seed=options.seed, iteration=options.iteration),
+            max_turns=self._rollout.max_turns,
+        )
+
+        def on_end(outcome: AgentResult | AgentFailure) -> None:
+            self._inbox.put(functools.partial(self._on_end, key, outcome))
+
+        episode.stop_agent = self._host.runner.start(task, episode.access, on_end)
+
+    def poll(self, wait_s: float) -> list[tuple[int, Episode]]:
+        self._take(wait_s)
+        while self._rollout.deterministic and self.stepping and not self._worker.stop():
+            self._take(STOP_POLL_S)
+        for key, episode in sorted(self._open.items(), key=lambda pair: pair[1].slot):
+            if episode.outcome is not None:
+                self._end(key, episode)
+                continue
+            for turn in episode.open_turns.values():
+                if not turn.submitted:
+                    self._submit(episode, turn)
+        over, self._over = self._over, []
+        return over
+
+    def act(self, action: Action) -> None:
+        """Answers the call that a sampled action is of."""
+        episode = self._open[self._owner[action.key]]
+        turn = episode.open_turns[action.key]
+        if action.failure:
+            episode.outcome = Failure("env_error", action.failure)
+            episode.stop_agent()
+            return self._drop(episode, turn)
+        call, context = turn.waiting.call, turn.turn.read.conversation.tokens
+        completion = turn.sampled.complete(
+            action,
+            self._host.tool_format.parse if call.tools else lambda text: (text, ()),
+            prompt_tokens=len(context),
+        )
+        answer = HistoryMessage("assistant", completion.content, completion.calls)
+        episode.lineages.act(turn.turn, action.tokens, action.logp, answer)
+        episode.remove_turn(turn, answered=True)
+        turn.waiting.settle(completion)
+
+    def close(self) -> None:
+        """Ends the agents that still run, and refuses calls that are open or come later."""
+        for episode in self._open.values():
+            episode.stop_agent()
+            self._host.close_key(episode.access.api_key)
+            for turn in episode.open_turns.values():
+                turn.waiting.settle(_over())
+        self._open.clear()
+        self._inbox.closed = True
+        self._inbox.take(0.0)
+
+    def on_call(self, waiting: WaitingCall) -> None:
+        """Accepts a call, or refuses it."""
+        episode = self._open.get(waiting.episode)
+        if episode is None or episode.outcome is not None:
+            return waiting.settle(_over())
+        try:
+            turn = self._begin(episode, waiting)
+        except CallRefused as refusal:
+            return waiting.settle(refusal)
+        episode.add_turn(turn)
+
+    def on_vanished(self, waiting: WaitingCall) -> None:
+        """Takes back a call whose client waits no more, unless its action is there."""
+        episode = self._open.get(waiting.episode)
+        turns = () if episode is None else episode.open_turns.values()
+        for turn in [turn for turn in turns if turn.waiting is waiting]:
+            self._cancel(episode, turn)
+
+    def _on_end(self, key: int, outcome: AgentResult | AgentFailure) -> None:
+        episode = self._open.get(key)
+        if episode is not None and episode.outcome is None:
+            episode.outcome = outcome
+
+    def _take(self, wait_s: float) -> None:
+        """Hears of calls and ends, and ends agents that are late."""
+        limit_s = self._host.timeout_s
+        left_s = (limit_s - each.thought_s for each in self._open.values() if each.thinks)
+        self._inbox.take(max(0.0, min(wait_s, *left_s, math.inf)))
+        for episode in self._open.values():
+            if episode.thinks and episode.thought_s >= limit_s:
+                reason = f"the agent was without an open call for {limit_s:g} s"
+                episode.outcome = AgentFailure("timeout", reason, cause="timeout")
+                episode.stop_agent()
+
+    def _begin(self, episode: AgentEpisode, waiting: WaitingCall) -> OpenTurn:
+        """A call's turn, if there may be one more."""
+        lineages, rollout = episode.lineages, self._rollout
+        try:
+            read = lineages.read(waiting.call)
+        except Exception as error:  # a chat template may raise anything
+            sentence = f"messages: the chat template refuses them: {describe(error)}"
+            raise CallRefused(sentence, code="invalid_messages", param="messages") from None
+        most = rollout.max_turns
+        # An agent whose clients give up again and again would otherwise never end.
+        for got, what in ((lineages.turns, "calls"), (lineages.cancelled, "calls taken back")):
+            if got >= most:
+                episode.refuse("max_turns", read)
+                sentence = f"{what}: got {got} before this one; allowed: rollout.max_turns={most}."
+                raise CallRefused(sentence, code="max_turns")
+        if not self._engine.fits(read.conversation.tokens):
+            episode.refuse("max_tokens", read)
+            raise CallRefused(
+                f"messages: got {len(read.conversation.tokens)} tokens; allowed: the maximum"
+                f" context length, rollout.max_context={rollout.max_context}, less an action's"
+                f" {rollout.max_action_tokens}.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        turn = lineages.begin(read)
+        if turn.lineage not in episode.keys:
+            key = episode.keys[turn.lineage] = next(self._keys)
+            self._owner[key] = waiting.episode
+        stop, streamed = waiting.call.stop, waiting.on_text is not None
+        sampled = SampledText(self._worker.tokenizer, stop, waiting.give if streamed else None)
+        return OpenTurn(waiting, turn, episode.keys[turn.lineage], sampled)
+
+    def _submit(self, episode: AgentEpisode, turn: OpenTurn) -> None:
+        request, call, sampled = episode.request, turn.waiting.call, turn.sampled
+        turn.submitted = True
+        self._engine.submit(
+            Turn(
+                turn.key,
+                turn.turn.read.conversation.tokens,
+                request.group,
+                task_number(request.task_id),
+                request.member,
+                turn.turn.number,
+                call.tools,
+                limit=call.max_tokens,
+                listen=sampled.listen if sampled.listens else None,
+            )
+        )
+
+    def _cancel(self, episode: AgentEpisode, turn: OpenTurn) -> None:
+        if turn.submitted:
+            self._engine.cancel(turn.key)
+        self._drop(episode, turn)
+
+    def _drop(self, episode: AgentEpisode, turn: OpenTurn) -> None:
+        """Forgets a turn that comes to nothing."""
+        episode.lineages.cancel(turn.turn)
+        episode.remove_turn(turn, answered=False)
+        turn.waiting.settle(_over())  # who has vanished does not hear it
+
+    def _end(self, key: int, episode: AgentEpisode) -> None:
+        """Ends an episode whose agent has come to something."""
+        for turn in list(episode.open_turns.values()):
+            self._cancel(episode, turn)
+        self._host.close_key(episode.access.api_key)
+        episode.conclude(self._worker.weigh, self._worker.env.timeout_as)
+        del self._open[key]
+        self._slots.append(episode.slot)
+        for lineage_key in episode.keys.values():
+            self._engine.release(lineage_key)
+            del self._owner[lineage_key]
+        self._over.append((key, episode))

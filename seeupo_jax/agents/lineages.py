@@ -1,0 +1,198 @@
+"""Which of an episode's calls continue one another: from histories as clients send them to tokens.
+
+A call whose messages begin with an earlier call's and our answer to it continues that turn token by
+token: what was sampled is never tokenised again. If nothing else has continued that turn yet, both
+lie in one lineage. All else, such as a branch, a rewritten or compacted history or a call of a
+sub-agent, begins a lineage of its own, in which what came before is context.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from seeupo_jax.agents.calls import HistoryMessage, ModelCall
+from seeupo_jax.envs.base import Message, Tool
+from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer, Transcript
+from seeupo_jax.types import Segment
+
+HISTORY = "history"  # a key of an assistant's message that was sent by the client, not sampled
+
+History = tuple[str, ...]  # of each message what makes it the same as another
+
+
+@dataclass(frozen=True)
+class ReadCall:
+    """A call as the model would read it.
+
+    call: it. before, tools: its messages and tools.
+    parent: the turn that it continues. new: its messages since then.
+    conversation: up to the action.
+    """
+
+    call: ModelCall
+    before: History
+    tools: str
+    parent: LineageTurn | None
+    new: tuple[Message, ...]
+    conversation: Conversation
+
+
+@dataclass(eq=False)
+class LineageTurn:
+    """A turn that was begun.
+
+    number: of turns in the order in which they were begun, cancelled ones included.
+    lineage: turns of one are sampled one after the other, each after all tokens of those before.
+    after: the history that continues it; None until it is answered.
+    """
+
+    read: ReadCall
+    number: int
+    lineage: int
+    after: History | None = None
+    action: Sequence[int] = ()
+    logp: Sequence[float] = ()
+
+
+class Lineages:
+    """The turns of one episode.
+
+    Args:
+      render: the text of an assistant's message with this content and these calls.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, render: Callable[[str, Sequence[ToolCall]], str]):
+        self._tokenizer, self._render = tokenizer, render
+        self._turns: list[LineageTurn] = []  # that are open or answered
+        self._tips: dict[int, LineageTurn] = {}  # the last turn of each lineage
+        self._begun = self._lineages = 0
+        self.tools: dict[str, Tool] = {}  # that were shown in any call, by name
+
+    @property
+    def turns(self) -> int:
+        """How many were begun and not cancelled."""
+        return len(self._turns)
+
+    @property
+    def cancelled(self) -> int:
+        """How many were."""
+        return self._begun - len(self._turns)
+
+    def read(self, call: ModelCall) -> ReadCall:
+        """What a call would continue, and as which tokens; nothing changes by it.
+
+        Raises:
+          ValueError: messages that the tokenizer refuses.
+        """
+        before, tools = tuple(map(_plain, call.messages)), _written(call.tools)
+        parent = self._continued(before, tools)
+        known = 0 if parent is None else len(parent.after)
+        new = tuple(map(self._message, call.messages[known:]))
+        plain = [{"role": each["role"], "content": each["content"]} for each in new]
+        if parent is None:
+            conversation = self._tokenizer.begin(plain, call.tools)
+        else:
+            conversation = parent.read.conversation.extend(parent.action, plain)
+        return ReadCall(call, before, tools, parent, new, conversation)
+
+    def begin(self, read: ReadCall) -> LineageTurn:
+        """The open turn of a call that was just read."""
+        parent = read.parent
+        if parent is not None and self._tips[parent.lineage] is parent:
+            lineage = parent.lineage
+        else:
+            lineage, self._lineages = self._lineages, self._lineages + 1
+        turn = LineageTurn(read, self._begun, lineage)
+        self._begun += 1
+        self._turns.append(turn)
+        self._tips[lineage] = turn
+        self.tools |= {tool["name"]: tool for tool in read.call.tools}
+        return turn
+
+    def act(
+        self,
+        turn: LineageTurn,
+        tokens: Sequence[int],
+        logp: Sequence[float],
+        answer: HistoryMessage,
+    ) -> None:
+        """Takes what was sampled in an open turn, and what the client was told of it."""
+        turn.action, turn.logp = tokens, logp
+        turn.after = (*turn.read.before, _plain(answer))
+
+    def cancel(self, turn: LineageTurn) -> None:
+        """Forgets an open turn; the turn that it continued can be continued once more."""
+        self._turns.remove(turn)
+        parent = turn.read.parent
+        if parent is not None and parent.lineage == turn.lineage:
+            self._tips[turn.lineage] = parent
+        else:
+            del self._tips[turn.lineage]
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Those of all lineages; turns that were answered have dense numbers, in their order."""
+        transcripts: dict[int, Transcript] = {}
+        for number, turn in enumerate(self._answered()):
+            transcript = transcripts.setdefault(turn.lineage, Transcript())
+            transcript.read(turn.read.conversation.tokens)
+            transcript.act(turn.action, number, turn.logp)
+        segments = (segment for each in transcripts.values() for segment in each.segments())
+        return tuple(segments) or Transcript().segments()
+
+    def messages(self) -> list[Message]:
+        """What each turn newly read, and its action; those that were answered, in their order."""
+        messages: list[Message] = []
+        for turn in self._answered():
+            said = {"role": "assistant", "content": self._tokenizer.text(turn.action)}
+            messages += [*turn.read.new, said]
+        return messages
+
+    def _answered(self) -> list[LineageTurn]:
+        return [turn for turn in self._turns if turn.after is not None]
+
+    def _continued(self, history: History, tools: str) -> LineageTurn | None:
+        """The turn that a history continues: the one with most messages, best a lineage's last."""
+
+        def fits(turn: LineageTurn) -> bool:
+            after = turn.after
+            same = after is not None and turn.read.tools == tools
+            return same and history[: len(after)] == after
+
+        def rank(turn: LineageTurn) -> tuple[int, bool, int]:
+            return len(turn.read.before), self._tips[turn.lineage] is turn, turn.number
+
+        return max(filter(fits, self._turns), key=rank, default=None)
+
+    def _message(self, message: HistoryMessage) -> Message:
+        """A message as the model reads it."""
+        content = message.content
+        if message.calls:
+            content = self._render(content, message.calls)
+        content.encode()  # JSON may hold half a character, which is a ValueError
+        mark = {HISTORY: "sent"} if message.role == "assistant" else {}
+        return {"role": message.role, "content": content, **mark}
+
+
+def _plain(message: HistoryMessage) -> str:
+    """What makes two messages the same: clients write white space and JSON anew."""
+    calls = [[call.name, call.arguments, call.positional] for call in message.calls]
+    return _written([message.role, message.content.strip(), calls])
+
+
+def _written(value: Any) -> str:
+    return json.dumps(_canonical(value), sort_keys=True)
+
+
+def _canonical(value: Any) -> Any:
+    """JSON in which 1 and 1.0 are the same, which not all languages tell apart."""
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

@@ -1,0 +1,582 @@
+"""Agents play as environments do: their calls are turns, and what they do wrong costs their own."""
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+import time
+
+import numpy as np
+import pytest
+import rollout_cases
+from flax import nnx
+from lineage_cases import HERMES, Agents, CharTokenizer, ask, assistant, refusal, say, user
+
+from seeupo_jax.agents.calls import AgentResult, CallRefused, HistoryMessage
+from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.envs.base import StepResult
+from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.parallel.stop_signal import Stopped
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.rewards.scorer import make_scorer
+from seeupo_jax.rollout.collect import Request, collect, group_requests
+from seeupo_jax.rollout.engine.cache_memory import plan_cache
+from seeupo_jax.rollout.engine.protocol import Action
+from seeupo_jax.rollout.engine.sampling import Sampling, task_number
+from seeupo_jax.rollout.engine.slots import SlotEngine
+from seeupo_jax.rollout.environment_player import EnvironmentHost
+from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
+from seeupo_jax.types import CONTEXT
+
+NUMBERS = CollectionOptions(seed=5, iteration=1, split="test")
+TOOL = {"name": "look", "description": "", "parameters": {}}
+
+
+class Telling:
+    """An engine that says what it is told to: `answer(turn)` gives an action's tokens.
+
+    A step gives a turn one token more; None is an action that fails.
+    """
+
+    concurrency, poll_interval_s, longest = 4, None, 400
+
+    def __init__(self, answer=lambda turn: say("ok"), step_s=0.0):
+        self._answer, self._step_s, self.turns, self.cancelled, self.released = (
+            answer,
+            step_s,
+            [],
+            [],
+            [],
+        )
+        self._open = {}
+
+    def begin(self, params, **numbers):
+        self._open = {}
+
+    def owns(self, group):
+        return True
+
+    def fits(self, context):
+        return len(context) < self.longest
+
+    def submit(self, turn):
+        assert turn.key not in self._open and turn.key not in self.released
+        self.turns.append(turn)
+        self._open[turn.key] = (turn, [])
+
+    def cancel(self, key):
+        self.cancelled.append(key)
+        self._open.pop(key)
+
+    def release(self, key):
+        assert key not in self._open
+        self.released.append(key)
+
+    @property
+    def busy(self):
+        return bool(self._open)
+
+    def step(self, unfinished, stop=False):
+        if stop:
+            raise Stopped
+        time.sleep(self._step_s)
+        actions = [action for key in list(self._open) for action in self._grow(key)]
+        return actions if unfinished or actions else None
+
+    def _grow(self, key):
+        turn, tokens = self._open[key]
+        whole = self._answer(turn)
+        if whole is None:
+            del self._open[key]
+            return [Action(key, [], [], failure="the grammar is broken")]
+        whole = whole[: turn.limit]
+        tokens.append(whole[len(tokens)])
+        kept = None if turn.listen is None else turn.listen(tokens)
+        if kept is None and len(tokens) < len(whole):
+            return []
+        del self._open[key]
+        tokens = tokens[:kept]
+        return [Action(key, tokens, [-1.0] * len(tokens))]
+
+    def usage(self):
+        return {}
+
+    def seconds(self):
+        return {}
+
+
+@contextlib.contextmanager
+def playing(agent, engine, *, max_turns=4, env=None, rewards=None, stop=lambda: False, **options):
+    """A worker whose episodes are an agent's, and the agents."""
+    agents = Agents(agent)
+    deterministic = options.pop("deterministic", False)
+    worker = RolloutWorker(
+        engine,
+        agents.host(**options),
+        CharTokenizer(),
+        schema.Env(**(env or {})),
+        schema.Rollout(max_turns=max_turns, max_context=400, deterministic=deterministic),
+        stop=stop,
+        **({} if rewards is None else {"rewards": rewards}),
+    )
+    try:
+        yield worker, agents
+    finally:
+        worker.host.close()
+
+
+def play(agent, requests=("task",), *, engine=None, **options):
+    """Trajectories of one group each."""
+    engine = Telling() if engine is None else engine
+    with playing(agent, engine, **options) as (worker, agents):
+        trajectories = collect(worker, None, group_requests(requests, 1), NUMBERS).trajectories
+        assert sorted(agents.closed) == sorted(agents.sessions) and not engine.busy
+        assert set(engine.released) == {turn.key for turn in engine.turns}
+        return trajectories
+
+
+def play_one(agent, **options):
+    (trajectory,) = play(agent, **options)
+    return trajectory
+
+
+def marks(trajectory):
+    """The turns of each segment, as they stand in it."""
+    return [
+        list(dict.fromkeys(turn for turn in segment.turn_L.tolist() if turn != CONTEXT))
+        for segment in trajectory.segments
+    ]
+
+
+async def talk(session, *words, **options):
+    """Says words one after the other in one conversation; the completions."""
+    messages, completions = [], []
+    for word in words:
+        messages.append(user(word))
+        completion = await session.complete(ask(*messages, **options))
+        messages.append(assistant(completion.content, *completion.calls))
+        completions.append(completion)
+    return completions
+
+
+def test_an_agents_calls_are_its_turns_and_its_reward_the_episodes():
+    told = []
+
+    async def agent(task, session):
+        told.append(task)
+        await talk(session, "a", "b", tools=(TOOL,))
+        return AgentResult(0.75, 0.5, info={"mood": "good"})
+
+    engine = Telling()
+    trajectory = play_one(agent, engine=engine, data=lambda task_id, split: [task_id, split])
+    (task,) = told
+    assert (task.task_id, task.split, task.data) == ("task", "test", ["task", "test"])
+    assert (task.seed, task.max_turns) == (5, 4)
+    assert task.episode_seed == Request("task", 0, 0).episode_seed(seed=5, iteration=1)
+    assert (trajectory.stop, trajectory.reward, trajectory.turn_rewards) == (
+        *("done", 0.75),
+        (0.0, 0.75),
+    )
+    assert {"mood": "good", "score": 0.5, "member": 0}.items() <= trajectory.info.items()
+    assert marks(trajectory) == [[0, 1]]
+    said = [("user", "a"), ("assistant", "ok"), ("user", "b"), ("assistant", "ok")]
+    assert [(m["role"], m["content"]) for m in trajectory.messages] == said
+    first, second = engine.turns
+    assert (first.turn, second.turn, first.key) == (0, 1, second.key)
+    assert (first.group, first.task, first.member) == (0, task_number("task"), 0)
+    assert first.tools == (TOOL,)
+    (segment,) = trajectory.segments
+    assert segment.tokens_L.tolist() == [*second.context, *say("ok")]
+
+
+def test_side_by_side_calls_are_segments_whose_turns_interleave():
+    async def agent(task, session):
+        async def side(word):
+            return (await talk(session, word, "more"))[-1]
+
+        await asyncio.gather(side("one"), side("two"))
+        return 1.0
+
+    trajectory = play_one(agent)
+    assert sorted(map(tuple, marks(trajectory))) in ([(0, 2), (1, 3)], [(0, 3), (1, 2)])
+    assert trajectory.turns == 4 and trajectory.turn_rewards == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_a_text_is_streamed_up_to_a_stop_string_and_never_by_half_a_character():
+    action, pieces = say("né STO, then STOP and more"), []
+
+    async def agent(task, session):
+        call = dataclasses.replace(ask("a"), stop=("STOP",))
+        completion = await session.complete(call, pieces.append)
+        assert completion.text == completion.content == "".join(pieces) == "né STO, then "
+        assert completion.finish == "stop" and len(completion.pieces) == len(completion.logp) == 18
+        call = dataclasses.replace(ask("b"), max_tokens=3)
+        completion = await session.complete(call)
+        assert (completion.text, completion.finish) == ("né", "length")
+        return 1.0
+
+    trajectory = play_one(agent, engine=Telling(lambda turn: action))
+    assert trajectory.stop == "done" and len(pieces) > 5
+    assert "n" in pieces and "é" in pieces and not {"S", "ST", "STO"} & set(pieces)
+    first, second = trajectory.segments
+    assert first.tokens_L[first.turn_L == 0].tolist() == list("né STO, then STOP".encode())
+    assert second.tokens_L[second.turn_L == 1].tolist() == list("né".encode())
+
+
+def test_calls_of_tools_are_read_where_there_are_tools_and_a_clients_rewriting_continues():
+    call = ToolCall("look", {"at": 1.0})
+    text = f"so {HERMES.render('', [call])}"
+
+    async def agent(task, session):
+        answer = await session.complete(ask("a", tools=(TOOL,)))
+        assert (answer.content, answer.calls, answer.finish) == ("so", (call,), "tool_calls")
+        back = HistoryMessage("assistant", " so", (ToolCall("look", {"at": 1}),))
+        await session.complete(ask("a", back, "b", tools=(TOOL,)))
+        answer = await session.complete(ask("a"))
+        assert (answer.content, answer.calls, answer.finish) == (text, (), "stop")
+        return 1.0
+
+    assert marks(play_one(agent, engine=Telling(lambda turn: say(text)))) == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize("lets_through", [False, True])
+def test_a_call_after_the_last_turn_is_refused_and_the_episode_counts(lets_through):
+    async def agent(task, session):
+        await talk(session, "a", "b")
+        for _ in range(2):
+            refused = await refusal(session, ask("c"))
+            assert (refused.status, refused.code) == (400, "max_turns")
+            assert "max_turns=2" in str(refused)
+        if lets_through:
+            raise refused
+        return 0.5
+
+    trajectory = play_one(agent, max_turns=2)
+    assert (trajectory.stop, trajectory.turns, trajectory.failed) == ("max_turns", 2, False)
+    assert trajectory.reward == trajectory.info["score"] == (0.0 if lets_through else 0.5)
+    assert "agent_failure" not in trajectory.info
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_a_history_that_is_too_long_is_refused_and_may_be_compacted(compacts):
+    async def agent(task, session):
+        (answer,) = await talk(session, "a")
+        refused = await refusal(session, ask("a", assistant(answer.content), "b" * 400))
+        assert (refused.status, refused.code) == (400, "context_length_exceeded")
+        if compacts:
+            await talk(session, "in short: a")
+        return 1.0
+
+    trajectory = play_one(agent)
+    assert trajectory.stop == ("done" if compacts else "max_tokens")
+    assert marks(trajectory) == ([[0], [1]] if compacts else [[0]])
+
+
+def test_messages_that_no_template_takes_are_refused_and_cost_no_turn():
+    async def agent(task, session):
+        for content in ("refuse me", "half \ud800"):
+            refused = await refusal(session, ask(content))
+            assert (refused.code, refused.param) == ("invalid_messages", "messages")
+        await talk(session, "a")
+        return 1.0
+
+    engine = Telling()
+    assert play_one(agent, engine=engine).turns == 1
+    assert [turn.turn for turn in engine.turns] == [0]
+
+
+def test_what_an_agent_does_wrong_costs_its_episode_alone():
+    async def agent(task, session):
+        await talk(session, "a")
+        if task.task_id == "raise":
+            raise KeyError("boom")
+        wrong = {"turns": {"turn_rewards": (0.5, 0.5)}, "sum": {"reward": 1e9}}
+        return AgentResult(**({"reward": 1.0} | wrong.get(task.task_id, {})))
+
+    tasks = ("good", "raise", "turns", "sum", "fine")
+    good, raised, turns, large, fine = play(agent, tasks, env={"max_reward": 100.0})
+    assert [t.failed for t in (good, raised, turns, large, fine)] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert (raised.stop, raised.info["agent_failure"]) == ("env_error", "exception")
+    assert raised.info["failure"] == "KeyError: 'boom'" and raised.turns == 1
+    assert turns.info["failure"] == (
+        "the agent's result: turn_rewards: got 2; allowed: none, or one for each of its 1 turns."
+    )
+    assert turns.info["agent_failure"] == large.info["agent_failure"] == "result"
+    assert "max_reward" in large.info["failure"]
+
+
+@pytest.mark.parametrize("timeout_as", ["failure", "zero_reward"])
+def test_an_agent_that_stops_calling_is_ended_and_the_engines_time_is_not_its_own(timeout_as):
+    ended = threading.Event()
+
+    async def agent(task, session):
+        await talk(session, "a", "b")  # each takes the engine longer than the agent may think
+        for _ in range(50):
+            with contextlib.suppress(CallRefused):
+                await session.complete(ask("refuse me"))  # is no sign of life
+            await asyncio.sleep(0.05)
+        ended.set()
+
+    engine = Telling(step_s=0.12)
+    began = time.monotonic()
+    trajectory = play_one(agent, engine=engine, timeout_s=0.3, env={"timeout_as": timeout_as})
+    assert time.monotonic() - began < 2.5 and not ended.is_set()
+    assert (trajectory.stop, trajectory.turns) == ("timeout", 2)
+    assert trajectory.failed == (timeout_as == "failure")
+    assert trajectory.info["agent_failure"] == "timeout" and "0.3 s" in trajectory.info["failure"]
+    assert trajectory.turn_rewards == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("where", ["sampling", "waiting"])
+def test_a_client_that_vanishes_leaves_no_turn(where):
+    engine = Telling(step_s=0.01)
+    long, engine._answer = say("x" * 300), lambda turn: long if turn.turn == 1 else say("ok")
+
+    async def agent(task, session):
+        (answer,) = await talk(session, "a")
+        heard = asyncio.Event()
+        again = ask("a", assistant(answer.content), "b")
+        call = session.complete(again, lambda piece: heard.set())
+        vanishing = asyncio.ensure_future(call)
+        if where == "sampling":
+            await heard.wait()
+        else:
+            await asyncio.sleep(0)
+        vanishing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await vanishing
+        await session.complete(again)
+        return 1.0
+
+    trajectory = play_one(agent, engine=engine)
+    assert marks(trajectory) == [[0, 1]] and trajectory.turn_rewards == (0.0, 1.0)
+    assert len(engine.cancelled) <= 1 and (where == "waiting" or engine.cancelled)
+    assert [turn.turn for turn in engine.turns][-1] == 2  # the third that was begun
+
+
+def test_an_agent_that_gives_up_all_its_calls_comes_to_an_end():
+    async def agent(task, session):
+        while True:
+            try:
+                await asyncio.wait_for(session.complete(ask("a")), 0.02)
+            except TimeoutError:
+                continue
+
+    engine = Telling(lambda turn: say("x" * 300), step_s=0.005)
+    trajectory = play_one(agent, engine=engine, max_turns=3)
+    assert (trajectory.stop, trajectory.turns, trajectory.reward) == ("max_turns", 0, 0.0)
+    assert len(engine.turns) <= 3
+
+
+def test_calls_that_are_open_when_an_agent_returns_are_taken_back():
+    refused = []
+
+    async def agent(task, session):
+        async def left():
+            refused.append(await refusal(session, ask("b")))
+
+        background = asyncio.ensure_future(left())
+        await talk(session, "a")
+        session.background = background  # an event loop holds tasks weakly
+        return 1.0
+
+    engine = Telling(lambda turn: say("x" * 300) if turn.context[1] == ord("b") else say("ok"))
+    trajectory = play_one(agent, engine=engine)
+    assert trajectory.turns == 1 and len(engine.cancelled) == 1
+    assert [(each.status, each.code) for each in refused] == [(410, "episode_over")]
+
+
+def test_calls_of_an_episode_that_is_over_are_refused_in_the_collection_and_after_it():
+    late = []
+
+    async def agent(task, session):
+        if task.task_id == "over":
+            late.append(session)
+            return 1.0
+        while not late:
+            await asyncio.sleep(0.01)
+        await talk(session, "a")
+        late.append((await refusal(late[0], ask("b"))).code)
+        return 1.0
+
+    with playing(agent, Telling()) as (worker, agents):
+        over, _ = collect(worker, None, group_requests(["over", "other"], 1), NUMBERS).trajectories
+        assert over.turns == 0 and over.turn_rewards == () and over.reward == 1.0
+        assert late[1:] == ["episode_over"]
+        after = agents.submit(refusal(late[0], ask("c"))).result(5)
+        assert (after.status, after.code) == (410, "episode_over")
+
+
+def test_an_action_that_fails_is_the_episodes_failure_and_ends_the_agent():
+    async def agent(task, session):
+        await talk(session, "a")
+        return 1.0
+
+    trajectory = play_one(agent, engine=Telling(lambda turn: None))
+    assert (trajectory.stop, trajectory.turns) == ("env_error", 0)
+    assert trajectory.info["failure"] == "the grammar is broken"
+    assert "agent_failure" not in trajectory.info
+
+
+def test_a_run_that_stops_ends_its_agents_and_refuses_their_calls():
+    codes, calls = [], threading.Semaphore(0)
+
+    async def agent(task, session):
+        calls.release()
+        try:
+            await talk(session, "a")
+        except CallRefused as refused:
+            codes.append(refused.code)
+            raise
+
+    engine = Telling(lambda turn: say("x" * 300), step_s=0.01)
+    stop = lambda: len(engine.turns) == 2  # noqa: E731
+    with playing(agent, engine, stop=stop) as (worker, agents):
+        with pytest.raises(Stopped):
+            collect(worker, None, group_requests(["one", "two"], 1), NUMBERS)
+        assert sorted(agents.closed) == sorted(agents.sessions) and agents.stopped == 2
+        after = agents.submit(refusal(agents.sessions["0"], ask("c"))).result(5)
+        assert after.code == "episode_over"
+
+
+def paid_by_length(episode):
+    return 0.1 * sum(len(m["content"]) for m in episode.messages) + 10 * len(episode.answer)
+
+
+def test_rewards_have_names_and_weights_and_functions_judge_finished_episodes():
+    async def agent(task, session):
+        await talk(session, "a", assistant("mine").content)
+        session.ignored("top_p")
+        session.ignored("seed")
+        return AgentResult(1.0, rewards={"style": 0.25}, turn_rewards=(0.75, 0.25))
+
+    config = from_dict({"rewards": [{"function": f"{__name__}:paid_by_length", "weight": 2.0}]})
+    scorer = make_scorer(config.rewards)
+    with contextlib.closing(scorer):
+        trajectory = play_one(agent, rewards=scorer)
+    # Texts: a, ok, mine, ok; the last answer has two characters.
+    judged = 0.1 * 9 + 10 * 2
+    assert trajectory.rewards == {
+        "env": 1.0,
+        "style": 0.25,
+        "paid_by_length": pytest.approx(judged),
+    }
+    assert trajectory.turn_rewards == (0.75, pytest.approx(0.25 + 0.25 + 2 * judged))
+    assert trajectory.info["ignored_sampling"] == 2 and trajectory.info["score"] == 1.0
+
+
+def test_more_agents_than_the_engine_holds_come_as_others_end():
+    running, most = [], []
+
+    async def agent(task, session):
+        running.append(task)
+        most.append(len(running))
+        await talk(session, "a", "b")
+        running.remove(task)
+        return float(task.task_id)
+
+    trajectories = play(agent, [str(number) for number in range(11)])
+    assert [t.reward for t in trajectories] == list(range(11))
+    assert max(most) <= Telling.concurrency
+
+
+# An environment, and an agent that plays it by hand: the same trajectories, to the last bit.
+
+SIZES = {"vocab_size": 29, "width": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8}
+
+
+class Numbers(rollout_cases.NumberTokenizer):
+    def token_bytes(self):
+        return [b"%d " % token for token in range(self.vocab_size)]
+
+
+class Desk:
+    """Ends after as many steps as its task says, and pays for each the number of its words."""
+
+    def reset(self, task_id, seed):
+        self._left, self._paid = int(task_id), 0.0
+        return ({"role": "user", "content": f"{task_id} 5 6 7"},), (TOOL | {"name": "17 18"},)
+
+    def step(self, text):
+        self._left -= 1
+        reward = float(len(text.split()))
+        self._paid += reward
+        done = not self._left
+        reply = () if done else ({"role": "tool", "content": f"{self._left} {len(text)}"},)
+        return StepResult(reply, reward, done)
+
+    def score(self):
+        return min(self._paid / 40, 1.0)
+
+    def close(self):
+        pass
+
+
+async def by_hand(task, session):
+    """The desk played by a loop of its own, which takes its time."""
+    rng = np.random.default_rng()  # it takes another while each time
+    desk, rewards = Desk(), []
+    messages, tools = desk.reset(task.task_id, task.seed)
+    history = [HistoryMessage(**message) for message in messages]
+    while True:
+        try:
+            answer = await session.complete(ask(*history, tools=tuple(tools)))
+        except CallRefused:
+            break
+        result = desk.step(answer.content)
+        rewards.append(result.reward)
+        if result.done:
+            break
+        history += [
+            assistant(f" {answer.content}"),
+            *(HistoryMessage(**m) for m in result.observation),
+        ]
+        await asyncio.sleep(float(rng.choice([0, 0.001, 0.01])))
+    return AgentResult(sum(rewards), desk.score(), turn_rewards=rewards)
+
+
+def test_an_agent_that_plays_an_environment_gives_its_trajectories_to_the_last_bit():
+    network, params = policy.split(Transformer(Architecture(**SIZES, mlp_width=24), nnx.Rngs(0)))
+    params = rollout_cases.stir(params)
+    settings = schema.Rollout(
+        **{"concurrency": 4, "page_size": 8, "max_action_tokens": 4, "max_context": 48},
+        **{"max_turns": 3, "deterministic": True},
+    )
+    sampling = Sampling(0.9, None, None, 4, Numbers.end_ids)
+    plan = plan_cache(network.arch, settings)
+    engine = SlotEngine(network, sampling, plan, group_size=2, steps=3, prefill_tokens=64, few=True)
+    requests = group_requests(["1", "3", "2", "9"], 3)
+    agents = Agents(by_hand)
+    hosts = [
+        EnvironmentHost(EnvPool(Desk, 4, workers=4, timeout_s=30.0)),
+        *(agents.host() for _ in range(2)),
+    ]
+    found = []
+    for host in hosts:
+        worker = RolloutWorker(engine, host, Numbers(), schema.Env(), settings)
+        found.append(collect(worker, params, requests, NUMBERS))
+    hosts[0].close()
+    agents.close()
+    wanted, *others = found
+    assert {t.stop for t in wanted.trajectories} == {"done", "max_turns"}
+    for collected in others:
+        assert collected.usage == wanted.usage
+        for got, same in zip(collected.trajectories, wanted.trajectories, strict=True):
+            assert (got.stop, got.turn_rewards, got.messages) == (
+                *(same.stop, same.turn_rewards),
+                same.messages,
+            )
+            assert (got.reward, got.info) == (same.reward, same.info)
+            for segment, other in zip(got.segments, same.segments, strict=True):
+                for part in ("tokens_L", "turn_L", "logp_L"):
+                    np.testing.assert_array_equal(getattr(segment, part), getattr(other, part))
