@@ -36,10 +36,10 @@ _LET_THROUGH = ("exception", "exit")
 class WaitingCall:
     """A call whose client waits in an event loop; all methods may be called in any thread.
 
-    episode: the key of its episode.
+    key: of its episode, or of itself where there are none.
     """
 
-    episode: int
+    key: int
     call: ModelCall
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Completion]

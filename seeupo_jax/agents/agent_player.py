@@ -227,7 +227,7 @@ class AgentPlayer:
 
     def on_call(self, waiting: WaitingCall) -> None:
         """Accepts a call, or refuses it."""
-        episode = self._open.get(waiting.episode)
+        episode = self._open.get(waiting.key)
         if episode is None or episode.outcome is not None:
             return waiting.settle(_over())
         try:
@@ -238,7 +238,7 @@ class AgentPlayer:
 
     def on_vanished(self, waiting: WaitingCall) -> None:
         """Takes back a call whose client waits no more, unless its action is there."""
-        episode = self._open.get(waiting.episode)
+        episode = self._open.get(waiting.key)
         turns = () if episode is None else episode.open_turns.values()
         for turn in [turn for turn in turns if turn.waiting is waiting]:
             self._cancel(episode, turn)
@@ -286,7 +286,7 @@ class AgentPlayer:
         turn = lineages.begin(read)
         if turn.lineage not in episode.keys:
             key = episode.keys[turn.lineage] = next(self._keys)
-            self._owner[key] = waiting.episode
+            self._owner[key] = waiting.key
         stop, streamed = waiting.call.stop, waiting.on_text is not None
         sampled = SampledText(self._worker.tokenizer, stop, waiting.give if streamed else None)
         return OpenTurn(waiting, turn, episode.keys[turn.lineage], sampled)

@@ -165,10 +165,14 @@ class Endpoint:
         """Forgets a key; calls that are under way are the session's to end."""
         del self._clients[key]
 
-    def close(self) -> None:
-        """Ends all calls and the thread."""
+    def close(self, *, cancel: bool = True) -> None:
+        """Ends the thread and all calls.
+
+        Args:
+          cancel: at once; otherwise their sessions have `CLOSE_S` seconds to end them.
+        """
         self._clients.clear()
-        for task in self._calls.copy():
+        for task in self._calls.copy() if cancel else ():
             task.get_loop().call_soon_threadsafe(task.cancel)
         if self._server is None or self._thread is None:
             return

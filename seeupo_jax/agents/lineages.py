@@ -88,7 +88,7 @@ class Lineages:
         Raises:
           ValueError: messages that the tokenizer refuses.
         """
-        before, tools = tuple(map(_plain, call.messages)), _written(call.tools)
+        before, tools = tuple(map(plain_text, call.messages)), canonical_json(call.tools)
         parent = self._continued(before, tools)
         known = 0 if parent is None else len(parent.after)
         new = tuple(map(self._message, call.messages[known:]))
@@ -122,7 +122,7 @@ class Lineages:
     ) -> None:
         """Takes what was sampled in an open turn, and what the client was told of it."""
         turn.action, turn.logp = tokens, logp
-        turn.after = (*turn.read.before, _plain(answer))
+        turn.after = (*turn.read.before, plain_text(answer))
 
     def cancel(self, turn: LineageTurn) -> None:
         """Forgets an open turn; the turn that it continued can be continued once more."""
@@ -169,21 +169,29 @@ class Lineages:
 
     def _message(self, message: HistoryMessage) -> Message:
         """A message as the model reads it."""
-        content = message.content
-        if message.calls:
-            content = self._render(content, message.calls)
-        content.encode()  # JSON may hold half a character, which is a ValueError
         mark = {HISTORY: "sent"} if message.role == "assistant" else {}
-        return {"role": message.role, "content": content, **mark}
+        return {**as_read(message, self._render), **mark}
 
 
-def _plain(message: HistoryMessage) -> str:
+def as_read(message: HistoryMessage, render: Callable[[str, Sequence[ToolCall]], str]) -> Message:
+    """A client's message as the model reads it.
+
+    Raises:
+      ValueError: half a character, which JSON may hold.
+    """
+    content = render(message.content, message.calls) if message.calls else message.content
+    content.encode()
+    return {"role": message.role, "content": content}
+
+
+def plain_text(message: HistoryMessage) -> str:
     """What makes two messages the same: clients write white space and JSON anew."""
     calls = [[call.name, call.arguments, call.positional] for call in message.calls]
-    return _written([message.role, message.content.strip(), calls])
+    return canonical_json([message.role, message.content.strip(), calls])
 
 
-def _written(value: Any) -> str:
+def canonical_json(value: Any) -> str:
+    """The same text for values that mean the same to JSON's readers."""
     return json.dumps(_canonical(value), sort_keys=True)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from seeupo_jax.agents.calls import HistoryMessage
+from seeupo_jax.agents.lineages import canonical_json, plain_text
 from seeupo_jax.envs.base import Tool
 from seeupo_jax.policy.files.tokenizer import Conversation
 
@@ -93,19 +93,9 @@ class Remembered:
 
 def _digests(messages: Sequence[HistoryMessage], tools: Sequence[Tool]) -> Iterator[bytes]:
     """Of the first 0, 1, 2, ... messages with these tools."""
-    digest = hashlib.sha256(_written(tools))
+    digest = hashlib.sha256(canonical_json(tools).encode())
     yield digest.digest()
     for message in messages:
-        digest.update(_written(_plain(message)))
+        # A line each, so that no two lists of messages read alike.
+        digest.update(b"\n" + plain_text(message).encode())
         yield digest.digest()
-
-
-def _plain(message: HistoryMessage) -> Any:
-    """What makes two messages the same: clients write white space and JSON anew."""
-    calls = [[call.name, call.arguments, call.positional] for call in message.calls]
-    return [message.role, message.content.strip(), calls]
-
-
-def _written(value: Any) -> bytes:
-    """A value on a line of its own, so that no two lists of values read alike."""
-    return json.dumps(value, sort_keys=True, default=list).encode() + b"\n"

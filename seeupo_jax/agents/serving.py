@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import itertools
 import logging
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+from seeupo_jax.agents.agent_episode import WaitingCall
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.lineages import as_read
 from seeupo_jax.agents.remembered import Answered, Remembered
 from seeupo_jax.agents.sampled_text import SampledText
 from seeupo_jax.agents.tool_format import ToolFormat
-from seeupo_jax.envs.base import Message
+from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer
 from seeupo_jax.rollout.engine.protocol import Action, Turn
@@ -30,45 +30,10 @@ REMEMBERED_TOKENS = 2**22
 _SHUTTING_DOWN = "The server is shutting down; ask again later, or another one."
 
 
-@dataclass(eq=False)
-class _Call:
-    """A call on its way through the engine; `key` is its turn's.
-
-    loop, answer: the endpoint's event loop, and what waits in it.
-    """
-
-    key: int
-    call: ModelCall
-    loop: asyncio.AbstractEventLoop
-    answer: asyncio.Future[Completion]
-    on_text: Callable[[str], None] | None
-
-    def give(self, text: str) -> None:
-        """Passes a piece of the answer's text to the event loop."""
-        assert self.on_text is not None
-        self._later(self.on_text, text)
-
-    def settle(self, outcome: Completion | CallRefused) -> None:
-        """Ends the wait."""
-        self._later(self._settle, outcome)
-
-    def _later(self, function: Callable[..., None], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the endpoint is closed: nobody waits
-            self.loop.call_soon_threadsafe(function, *arguments)
-
-    def _settle(self, outcome: Completion | CallRefused) -> None:
-        if self.answer.done():  # its client has vanished
-            return
-        if isinstance(outcome, CallRefused):
-            self.answer.set_exception(outcome)
-        else:
-            self.answer.set_result(outcome)
-
-
 class _Sampling(NamedTuple):
     """A call whose turn the engine has."""
 
-    call: _Call
+    call: WaitingCall
     conversation: Conversation
     group: int
     sampled: SampledText
@@ -110,7 +75,7 @@ class Serving:
     ) -> Completion:
         """As `Session.complete`."""
         loop = asyncio.get_running_loop()
-        waiting = _Call(next(self._keys), call, loop, loop.create_future(), on_text)
+        waiting = WaitingCall(next(self._keys), call, loop, loop.create_future(), on_text)
         self._inbox.put(functools.partial(self._begin, waiting))
         if self._over:  # asked after the call is in the inbox, which `run` empties at its end
             raise CallRefused(_SHUTTING_DOWN, status=503, code="shutting_down")
@@ -125,6 +90,11 @@ class Serving:
         self.counts[f"ignored {param}"] += 1
         if self.counts[f"ignored {param}"] == 1:
             _LOGGER.warning(f"warning: clients set {param!r}, which is ignored.")
+
+    @property
+    def waiting(self) -> int:
+        """Messages of clients that `run` has not taken yet."""
+        return self._inbox.qsize()
 
     def stop(self) -> None:
         """Lets `run` return; a signal's handler may call it."""
@@ -157,13 +127,14 @@ class Serving:
                 wanted()
             waits = False
 
-    def _begin(self, call: _Call) -> None:
+    def _begin(self, call: WaitingCall) -> None:
         if self._over:
             return self._refuse(call, _SHUTTING_DOWN, status=503, code="shutting_down")
         try:
             conversation, group = self._read(call.call)
         except Exception as error:  # a chat template may raise anything about what it cannot write
-            return self._refuse(call, f"messages: {error}", param="messages")
+            sentence = f"messages: the chat template refuses them: {describe(error)}"
+            return self._refuse(call, sentence, code="invalid_messages", param="messages")
         context = conversation.tokens
         room = self._max_context - len(context)
         if room < 1:
@@ -174,8 +145,8 @@ class Serving:
                 param="messages",
             )
         asked = self._max_action_tokens if call.call.max_tokens is None else call.call.max_tokens
-        on_text = None if call.on_text is None else call.give
-        sampled = SampledText(self._tokenizer, call.call.stop, on_text)
+        streamed = call.on_text is not None
+        sampled = SampledText(self._tokenizer, call.call.stop, call.give if streamed else None)
         self._open[call.key] = _Sampling(call, conversation, group, sampled)
         self._engine.submit(
             Turn(
@@ -194,11 +165,11 @@ class Serving:
     def _read(self, call: ModelCall) -> tuple[Conversation, int]:
         """A call's conversation, what was sampled of it untouched; and its group of the engine."""
         found = self._remembered.find(call.messages, call.tools)
+        new = call.messages if found is None else found.messages
+        messages = [as_read(each, self._format.render) for each in new]
         if found is not None:
-            answered, new = found
-            after = answered.conversation.extend(answered.action, [*map(self._write, new)])
-            return after, answered.group
-        messages = [*map(self._write, call.messages)]
+            answered = found.answered
+            return answered.conversation.extend(answered.action, messages), answered.group
         conversation = self._tokenizer.begin(messages, call.tools)
         # Those with the same tools and instructions, on each shard in turn.
         opening = [m.content for m in itertools.takewhile(_instructs, call.messages)]
@@ -206,12 +177,7 @@ class Serving:
         number = zlib.crc32(repr((call.tools, opening)).encode())
         return conversation, number * shards + next(self._conversations) % shards
 
-    def _write(self, message: HistoryMessage) -> Message:
-        """A message as the model reads it."""
-        text = self._format.render(message.content, message.calls)
-        return {"role": message.role, "content": text}
-
-    def _cancel(self, call: _Call) -> None:
+    def _cancel(self, call: WaitingCall) -> None:
         if self._open.pop(call.key, None) is not None:
             self._engine.cancel(call.key)
             self._engine.release(call.key)
@@ -231,7 +197,7 @@ class Serving:
         self.counts["answered"] += 1
         call.settle(done)
 
-    def _refuse(self, call: _Call, sentence: str, **fields: object) -> None:
+    def _refuse(self, call: WaitingCall, sentence: str, **fields: object) -> None:
         self.counts["refused"] += 1
         call.settle(CallRefused(sentence, **fields))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -30,6 +31,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.asked = False
         self.reason: str | None = None
+        self._wake: Callable[[], None] = lambda: None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -48,6 +50,13 @@ class StopRequest:
         if self.reason is None:
             self.reason = reason
         self.asked = True
+        self._wake()
+
+    def wakes(self, function: Callable[[], None]) -> None:
+        """Calls a function with every request, in a signal's handler too; at once after one."""
+        self._wake = function
+        if self.asked:
+            function()
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self.ask(signal.Signals(number).name)

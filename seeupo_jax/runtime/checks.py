@@ -50,6 +50,17 @@ def check_config(config: Config) -> None:
     _check_model(config, mesh)
 
 
+def check_sampling(config: Config) -> None:
+    """Finds what is wrong with a configuration whose policy answers, and no environment plays.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    mesh = make_mesh(config.mesh)
+    build.check_layout(config, mesh)
+    _check_model(config, mesh)
+
+
 def check_planned(config: Config) -> tuple[Config, list[str]]:
     """As `check_config`, for a run on another machine: what is missing on this one is listed.
 

@@ -38,10 +38,10 @@ def add_config_flags(flags: Flags) -> None:
     flags.overrides()
 
 
-def add_run_flags(flags: Flags) -> None:
+def add_run_flags(flags: Flags, *, required: bool = True) -> None:
     """Declares the flags of commands on a run: its configuration and its folder."""
     add_config_flags(flags)
-    flags.flag("workdir", "the folder of the run.", _folder, required=True)
+    flags.flag("workdir", "the folder of the run.", _folder, required=required)
 
 
 def _folder(value: str) -> Path:

@@ -94,7 +94,7 @@ def _export(config: Config, workdir: Path, step: str, folder: Path, part: str) -
     checkpoints = Checkpoints(
         find_directory(config.checkpoint, workdir), config.checkpoint.keep, log=_LOGGER.warning
     )
-    number = _find_step(checkpoints, step)
+    number = find_step(checkpoints, step)
     # Nothing is computed here, and the devices need not be those that trained.
     model = replace(config.model, attention="xla", remat="none")
     policy, example = _abstract_policy(replace(config, model=model), workdir)
@@ -119,8 +119,12 @@ def check_output(folder: Path) -> None:
     check_writable(folder.parent, "--output")
 
 
-def _find_step(checkpoints: Checkpoints, step: str) -> int | None:
-    """Which checkpoint is meant; None: the newest that is whole."""
+def find_step(checkpoints: Checkpoints, step: str) -> int | None:
+    """Which checkpoint `--step` means: latest, best, or a number; None: the newest that is whole.
+
+    Raises:
+      ValueError: another word, or a best one where none has a score.
+    """
     if step == "latest":
         return None
     if step.isdecimal():

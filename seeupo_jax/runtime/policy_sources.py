@@ -21,7 +21,7 @@ from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_isolation
-from seeupo_jax.runtime.policy_folder import saved_weights
+from seeupo_jax.runtime.policy_folder import find_step, saved_weights
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -85,19 +85,25 @@ def about_policy(config: Config, iteration: int, part: str | None) -> dict[str, 
 
 @contextlib.contextmanager
 def own_policy(
-    config: Config, workdir: Path, *, untrained: bool = False, weights: str | None = None
+    config: Config,
+    workdir: Path,
+    *,
+    untrained: bool = False,
+    weights: str | None = None,
+    step: str = "latest",
 ) -> Iterator[PolicySource]:
-    """The run's last checkpoint in our own engine; what it starts from, where that is meant.
+    """A run's checkpoint in our own engine; what it starts from, where that is meant.
 
     Args:
-      weights: as of `saved_weights`.
+      weights: as of `saved_weights`. step: as of `find_step`.
     """
     part = saved_weights(config, weights)
     made, params = build.load_policy(config, policy_folder(config, workdir))
     restored, iteration = None, 0
     if not untrained:
         files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
-        restored = files.restore({part: params}, partial=True)
+        number = find_step(files, step)
+        restored = files.restore({part: params}, step=number, partial=True)
     if restored is not None:
         iteration, state, _ = restored
         params = state[part]

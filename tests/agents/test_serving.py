@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import numpy as np
 import openai_cases
 import pytest
@@ -12,6 +14,8 @@ from flax import nnx
 from rollout_cases import NumberTokenizer, stir
 
 from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
+from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
+from seeupo_jax.agents.endpoint import Endpoint
 from seeupo_jax.agents.serving import Serving
 from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.configuration import schema
@@ -150,7 +154,7 @@ def test_an_answer_ends_where_the_context_does(serve):
     with pytest.raises(CallRefused, match=f"got {CONTEXT + 1} tokens; allowed: fewer") as refused:
         ask(serving, user(f"{long} 5 5 5"))
     assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
-    with pytest.raises(CallRefused, match="messages: invalid literal") as refused:
+    with pytest.raises(CallRefused, match="messages: .* invalid literal") as refused:
         ask(serving, user("no number"))
     assert (refused.value.status, refused.value.param) == (400, "messages")
     assert ask(serving, user("1 2")).text
@@ -195,3 +199,24 @@ def test_what_is_open_when_it_stops_is_refused_and_what_comes_later_too(serve):
         ask(serving, user("1 2"))
     assert {error.status for error in [*outcomes, late.value]} == {503}
     assert late.value.code == "shutting_down"
+
+
+def test_a_call_that_waits_when_the_server_stops_is_answered_503(made):
+    engine, params = made
+    engine.begin(params, seed=1, iteration=0, temperature=0.01)
+    limits = {"max_action_tokens": ACTION, "max_context": CONTEXT}
+    serving = Serving(engine, TOKENIZER, choose_format("hermes"), **limits)
+    endpoint = Endpoint(sampling=SamplingRules(1.0), model="x", tool_format="hermes")
+    endpoint.start()
+    access = endpoint.open_key(serving)
+    body = {"model": "x", "messages": [{"role": "user", "content": "1 2"}]}
+    with httpx.Client(headers={"x-api-key": access.api_key}, timeout=30) as http:
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(http.post, f"{access.base_url}/chat/completions", json=body)
+            while serving.waiting == 0:
+                time.sleep(0.01)
+            serving.stop()
+            serving.run()
+            endpoint.close(cancel=False)
+            reply = asked.result()
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "shutting_down")
