@@ -105,16 +105,17 @@ def test_what_ends_a_process_costs_its_episode_and_says_how():
 
 
 def test_a_call_that_is_late_ends_its_process_and_all_that_it_started(tmp_path):
-    hanging, healthy = play(wild(tmp_path), ["hang", "2"], timeout_s=1.5)
+    # A process takes seconds to begin where the machine is busy.
+    hanging, healthy = play(wild(tmp_path), ["hang", "2"], timeout_s=8)
     assert (hanging.stop, healthy.stop) == ("timeout", "done")
     child, grandchild = map(int, (tmp_path / "hangs").read_text().split())
     until(lambda: gone(child) and gone(grandchild))
 
 
 def test_no_thread_is_left_behind_by_an_environment_that_hangs(tmp_path):
-    pool = EnvPool(wild(tmp_path), 1, workers=1, timeout_s=1.0)
-    pool.submit(Call(0, lambda env: env.reset("hang", 0), fresh=True))
-    pool.drain()
+    begun = wild(tmp_path)()
+    begun.reset("hang", 0)  # without a time limit, since a process begins with it
+    pool = EnvPool(lambda: begun, 1, workers=1, timeout_s=1.0)
     (thread,) = pool._threads
     pool.submit(Call(0, lambda env: env.step("")))
     ((_, outcome),) = pool.poll(None)
