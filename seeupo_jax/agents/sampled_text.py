@@ -129,6 +129,13 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
     return piece.removeprefix(CONTROL).decode(errors="replace")
 
 
+@lru_cache(maxsize=1)
+def longest_token(tokenizer: Tokenizer) -> int | None:
+    """Bytes of the longest token's text; None where they are unknown."""
+    table = _token_bytes(tokenizer)
+    return None if table is None else max(map(len, table))
+
+
 @lru_cache(maxsize=1)  # a process samples with one tokenizer
 def _token_bytes(tokenizer: Tokenizer) -> list[bytes] | None:
     try:

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 import rollout_cases
@@ -274,6 +275,19 @@ def test_a_history_that_is_too_long_is_refused_and_may_be_compacted(compacts):
     trajectory = play_one(agent)
     assert trajectory.stop == ("done" if compacts else "max_tokens")
     assert marks(trajectory) == ([[0], [1]] if compacts else [[0]])
+
+
+def test_a_history_that_is_longer_by_far_is_refused_before_it_is_tokenised(monkeypatch):
+    async def agent(task, session):
+        await talk(session, "a")
+        with monkeypatch.context() as patched:
+            patched.delattr(CharTokenizer, "begin")
+            assert (await refusal(session, ask("b" * 100))).code == "invalid_messages"
+            refused = await refusal(session, ask("b" * 1000, "b" * 1000))
+        assert (refused.status, refused.code) == (400, "context_length_exceeded")
+        return 1.0
+
+    assert play_one(agent).stop == "max_tokens"
 
 
 def test_messages_that_no_template_takes_are_refused_and_cost_no_turn():
@@ -545,16 +559,28 @@ async def by_hand(task, session):
     return AgentResult(sum(rewards), desk.score(), turn_rewards=rewards)
 
 
-def test_an_agent_that_plays_an_environment_gives_its_trajectories_to_the_last_bit():
+SETTINGS = schema.Rollout(
+    concurrency=4,
+    page_size=8,
+    max_action_tokens=4,
+    max_context=48,
+    max_turns=3,
+    deterministic=True,
+)
+
+
+@pytest.fixture(scope="module")
+def sampler():
+    """A network, its parameters, and the engine that samples from it."""
     network, params = policy.split(Transformer(Architecture(**SIZES, mlp_width=24), nnx.Rngs(0)))
-    params = rollout_cases.stir(params)
-    settings = schema.Rollout(
-        **{"concurrency": 4, "page_size": 8, "max_action_tokens": 4, "max_context": 48},
-        **{"max_turns": 3, "deterministic": True},
-    )
-    sampling = Sampling(0.9, None, None, 4, Numbers.end_ids)
-    plan = plan_cache(network.arch, settings)
-    engine = SlotEngine(network, sampling, plan, group_size=2, steps=3, prefill_tokens=64, few=True)
+    sampling = Sampling(0.9, None, None, SETTINGS.max_action_tokens, Numbers.end_ids)
+    plan, options = plan_cache(network.arch, SETTINGS), {"prefill_tokens": 64, "few": True}
+    engine = SlotEngine(network, sampling, plan, group_size=2, steps=3, **options)
+    return network, rollout_cases.stir(params), engine
+
+
+def test_an_agent_that_plays_an_environment_gives_its_trajectories_to_the_last_bit(sampler):
+    _, params, engine = sampler
     requests = group_requests(["1", "3", "2", "9"], 3)
     agents = Agents(by_hand)
     hosts = [
@@ -563,7 +589,7 @@ def test_an_agent_that_plays_an_environment_gives_its_trajectories_to_the_last_b
     ]
     found = []
     for host in hosts:
-        worker = RolloutWorker(engine, host, Numbers(), schema.Env(), settings)
+        worker = RolloutWorker(engine, host, Numbers(), schema.Env(), SETTINGS)
         found.append(collect(worker, params, requests, NUMBERS))
     hosts[0].close()
     agents.close()
@@ -580,3 +606,58 @@ def test_an_agent_that_plays_an_environment_gives_its_trajectories_to_the_last_b
             for segment, other in zip(got.segments, same.segments, strict=True):
                 for part in ("tokens_L", "turn_L", "logp_L"):
                     np.testing.assert_array_equal(getattr(segment, part), getattr(other, part))
+
+
+async def restless(task, session):
+    """Goes on, branches, asks side by side, compacts, stops early and gives up, at random."""
+    rng = np.random.default_rng(task.episode_seed)
+    histories = [(user(f"{task.task_id} 5 6"),)]
+
+    async def ask_one(history):
+        options = {"stop": ("1",)} if rng.random() < 0.3 else {}
+        options |= {"max_tokens": 2} if rng.random() < 0.2 else {}
+        call = session.complete(ask(*history, **options), lambda piece: None)
+        if rng.random() < 0.25:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(call, float(rng.choice([0.001, 0.01])))
+            return
+        answer = await call
+        histories.append((*history, assistant(f"{answer.content} "), user(str(rng.integers(9)))))
+
+    with contextlib.suppress(CallRefused):
+        while True:
+            chosen = [histories[-1 if rng.random() < 0.7 else 0] for _ in range(rng.integers(1, 4))]
+            if rng.random() < 0.15:
+                chosen.append((user(f"8 {len(histories)}"),))
+            await asyncio.gather(*map(ask_one, chosen))
+    return float(rng.random())
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_whatever_agents_do_the_samplers_log_probabilities_are_the_networks(sampler, deterministic):
+    network, params, engine = sampler
+    agents, requests = Agents(restless), group_requests(["1", "2", "3", "4", "5"], 3)
+    settings = dataclasses.replace(SETTINGS, max_turns=9, deterministic=deterministic)
+    worker = RolloutWorker(engine, agents.host(timeout_s=20), Numbers(), schema.Env(), settings)
+    with contextlib.closing(worker.host):
+        trajectories = collect(worker, params, requests, NUMBERS).trajectories
+    assert [t.failed for t in trajectories] == [False] * 15
+    assert {t.stop for t in trajectories} <= {"max_turns", "max_tokens"}
+    segments = [segment for t in trajectories for segment in t.segments]
+    tokens_SL = np.zeros((len(segments), SETTINGS.max_context), np.int32)
+    for row, segment in enumerate(segments):
+        tokens_SL[row, : len(segment.tokens_L)] = segment.tokens_L
+    logits_SLV = jax.jit(lambda tokens: network.bind(params)(tokens))(tokens_SL) / 0.9
+    logp_SLV = np.asarray(jax.nn.log_softmax(logits_SLV, axis=-1))
+    for row, segment in enumerate(segments):
+        (where,) = np.nonzero(segment.turn_L != CONTEXT)
+        wanted = logp_SLV[row, where - 1, segment.tokens_L[where]]
+        np.testing.assert_allclose(segment.logp_L[where], wanted, atol=2e-5)
+    for trajectory in trajectories:
+        turns = [turn for own in marks(trajectory) for turn in own]
+        assert sorted(turns) == list(range(trajectory.turns)) and 0 < trajectory.turns <= 9
+        assert all(own == sorted(own) for own in marks(trajectory))
+    assert sum(len(t.segments) > 1 for t in trajectories) > 5
+    assert any(
+        own != list(range(own[0], own[0] + len(own))) for t in trajectories for own in marks(t)
+    )

@@ -248,7 +248,7 @@ class Shard:
         if alive:
             return []
         self._end(job)
-        return [Action(job.turn.key, job.tokens, job.logp)]
+        return [Action(job.turn.key, job.tokens, job.logp, cached=job.lease.cached)]
 
     def _end(self, job: Job) -> None:
         """Frees an action's slot; what it computed stays in the cache."""

@@ -41,12 +41,14 @@ class Action:
 
     logp: log-probability of each token under the distribution that it was drawn from.
     failure: why there is none; empty otherwise.
+    cached: tokens of the context that the engine had computed before.
     """
 
     key: int
     tokens: list[int]
     logp: list[float]
     failure: str = ""
+    cached: int = 0
 
 
 class Engine(Protocol):
