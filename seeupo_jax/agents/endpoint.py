@@ -31,6 +31,7 @@ try:
     from seeupo_jax.agents.dialects.request_body import parse_json
     from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
     from seeupo_jax.agents.event_stream import ClientGone, EventStream, ended, until_gone
+    from seeupo_jax.agents.http_protocol import StrictProtocol
 except ModuleNotFoundError as error:
     if error.name not in ("uvicorn", "starlette", "pydantic"):
         raise
@@ -121,17 +122,19 @@ class Endpoint:
         Raises:
           ValueError: the address cannot be had.
         """
+        if not 0 <= port < 65_536:
+            raise ValueError(f"endpoint: the port: got {port}; allowed: 0 to 65535.")
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listener = socket.create_server((host, port), family=family, backlog=2048)
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             raise ValueError(f"endpoint: {host}:{port} cannot be listened on: {error}.") from None
         name = f"[{host}]" if family == socket.AF_INET6 else host
         self.base_url = f"http://{name}:{listener.getsockname()[1]}/v1"
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self.app,
-                http="h11",
+                http=StrictProtocol,
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
@@ -156,8 +159,14 @@ class Endpoint:
     def open_key(
         self, session: Session, *, sampling: SamplingRules | None = None, key: str | None = None
     ) -> Access:
-        """Makes a key (or takes the given one) that reaches the session; from any thread."""
+        """Makes a key (or takes the given one) that reaches the session; from any thread.
+
+        Raises:
+          ValueError: the given key cannot be sent.
+        """
         key = secrets.token_urlsafe(32) if key is None else key
+        if not (key.isascii() and key.isprintable() and key.split() == [key]):
+            raise ValueError("the key: got one that is empty or has a space or an odd character.")
         self._clients[key] = _Client(session, self._sampling if sampling is None else sampling)
         return Access(self.base_url, key)
 

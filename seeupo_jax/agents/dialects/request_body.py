@@ -13,7 +13,7 @@ import pydantic
 from seeupo_jax.agents.calls import CallRefused
 
 MAX_DEPTH = 100  # of nested lists and objects
-MAX_VALUES = 200_000  # in lists and objects together; each may cost an error of a kilobyte
+MAX_VALUES = 100_000  # in lists and objects together; each may cost an error of a kilobyte
 NOTHING = (None, [], {})
 
 Read = TypeVar("Read", bound="Fields")

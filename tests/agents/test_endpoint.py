@@ -1,0 +1,104 @@
+"""An endpoint begins, hands out keys, and ends with all that waits for it."""
+
+import asyncio
+import socket
+import sys
+import threading
+
+import httpx
+import openai
+import pytest
+from agent_cases import RULES, ToldSession, make_endpoint, opened
+
+from seeupo_jax.agents.endpoint import Endpoint
+
+
+def ask(access, text, **options):
+    with openai.OpenAI(
+        base_url=access.base_url, api_key=access.api_key, max_retries=0, timeout=20
+    ) as client:
+        messages = [{"role": "user", "content": text}]
+        reply = client.chat.completions.create(model="m", messages=messages, **options)
+        return list(reply) if options.get("stream") else reply
+
+
+def wait_in_thread(access, errors, **options):
+    def wait():
+        try:
+            ask(access, "wait", **options)
+        except openai.APIError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_a_closed_endpoint_has_told_all_that_waited_and_left_its_address():
+    endpoint, errors = make_endpoint(), []
+    session = ToldSession()
+    access = endpoint.open_key(session)
+    threads = [wait_in_thread(access, errors, stream=stream) for stream in (False, True)]
+    for _ in threads:
+        assert session.waiting.acquire(timeout=5)
+    assert "endpoint" in {thread.name for thread in threading.enumerate()}
+    endpoint.close()
+    for thread in threads:
+        thread.join(timeout=5)
+    assert len(errors) == 2
+    assert all("the endpoint is closed" in error.message for error in errors)
+    assert "endpoint" not in {thread.name for thread in threading.enumerate()}
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(access.base_url)
+    endpoint.close()  # again, which changes nothing
+
+
+def test_an_endpoint_that_never_listened_serves_its_own_process_and_closes():
+    endpoint = Endpoint(sampling=RULES, model="ours", tool_format="hermes")
+    access = endpoint.open_key(ToldSession(), key="mine")
+    assert access.base_url.startswith("http://") and access.api_key == "mine"
+
+    async def talk():
+        transport = httpx.ASGITransport(endpoint.app)
+        async with httpx.AsyncClient(transport=transport, base_url=access.base_url) as http:
+            return await http.get("models", headers={"x-api-key": "mine"})
+
+    assert asyncio.run(talk()).json()["data"][0]["id"] == "ours"
+    endpoint.close()
+
+
+def test_an_address_that_cannot_be_had_is_refused():
+    endpoint = Endpoint(sampling=RULES, model="ours", tool_format="hermes")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"127.0.0.1:{port} cannot be listened on: .*in use"):
+            endpoint.start(port=port)
+    with pytest.raises(ValueError, match="192.0.2.1:0 cannot be listened on"):
+        endpoint.start("192.0.2.1")  # of documentation, nobody's
+    with pytest.raises(ValueError, match="the port: got 70000; allowed: 0 to 65535"):
+        endpoint.start(port=70_000)
+
+
+@pytest.mark.parametrize("key", ["", " ", "a b", "a\n", "é"])
+def test_a_key_that_cannot_be_sent_is_refused(key):
+    endpoint = Endpoint(sampling=RULES, model="ours", tool_format="hermes")
+    with pytest.raises(ValueError, match="the key: got one that"):
+        endpoint.open_key(ToldSession(), key=key)
+
+
+def test_what_a_session_samples_is_that_of_its_own_rules():
+    endpoint = make_endpoint()
+    greedy = type(RULES)(temperature=0.0, top_k=5)
+    with opened(endpoint) as (_, sampled), opened(endpoint, sampling=greedy) as (_, other):
+        assert ask(other, "x", temperature=0, top_p=1, extra_body={"top_k": 5})
+        for access, options in ((sampled, {"temperature": 0}), (other, {"top_p": 0.9})):
+            with pytest.raises(openai.BadRequestError, match="for the run decides"):
+                ask(access, "x", **options)
+    endpoint.close()
+
+
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "seeupo_jax.agents.endpoint")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(ValueError, match=r"need the uvicorn package: .*seeupo_jax\[agents\]"):
+        import seeupo_jax.agents.endpoint  # noqa: F401
