@@ -267,12 +267,19 @@ def test_polls_of_0_give_up_what_is_late_and_queue_the_retries_that_are_due(make
 
 
 def test_an_answer_that_is_there_when_the_pool_is_polled_is_not_late(make):
-    pool, answered = make(timeout_s=0.1), threading.Event()
-    pool.submit(Call(0, lambda env: time.sleep(0.2) or env.count()))
-    pool.submit(Call(1, lambda env: time.sleep(0.25) or answered.set()))
-    assert answered.wait(10)
-    time.sleep(0.05)
-    assert [outcome.result for _, outcome in pool.poll()] == [1, None]
+    pool, answered = make(timeout_s=0.1), threading.Barrier(3, timeout=60)
+
+    def count_late(env):
+        time.sleep(0.2)
+        answered.wait()
+        return env.count()
+
+    for slot in (0, 1):
+        pool.submit(Call(slot, count_late))
+    answered.wait()
+    while pool.oldest is not None:  # until none runs
+        time.sleep(0.01)
+    assert [outcome.result for _, outcome in pool.poll()] == [1, 1]
     assert pool.abandoned == 0
 
 
