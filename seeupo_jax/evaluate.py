@@ -259,6 +259,11 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             raise ValueError(
                 f"--bfcl_results: got env {config.env.name!r}; allowed: config.env.name=bfcl."
             )
+        if given.bfcl_results is not None and config.agent.given:
+            raise ValueError(
+                f"--bfcl_results: got the agent {config.agent.label!r}; allowed: none, whose"
+                " episodes are not the benchmark's."
+            )
         which = _Which(server, given.untrained, given.weights)
         _check(config, workdir, which)
         if given.explain:

@@ -3,8 +3,8 @@
 The learner reduces, the display shows and the report charts a metric as it is declared here;
 docs/metrics.md has a row for each, which says what it means. Capitals stand for something: `turn=T`
 a turn counted from 1, `turns=N` a number of turns, `LABEL=VALUE` a label of the task, `STOP` a stop
-reason, `TEXT` a text, `NAME` a reward, `CAUSE` a class of errors, `@K` episodes per task. Other
-splits have `eval_SPLIT/` for `eval/`.
+reason, `TEXT` a text, `NAME` a reward, `CAUSE` a class of errors or of failures, `@K` episodes per
+task. Other splits have `eval_SPLIT/` for `eval/`.
 """
 
 from __future__ import annotations
@@ -79,6 +79,10 @@ ROLLOUT = (
     Metric("rollout/timeouts", "trajectories", "count"),
     Metric("rollout/timeouts_counted", "trajectories", "count"),
     Metric("rollout/retries", "calls", "sum of trajectories"),
+    Metric("rollout/agent_failed/CAUSE", "trajectories", "count"),
+    Metric("rollout/ignored_sampling", "parameters", "sum of trajectories"),
+    Metric("rollout/refused_calls", "calls", "sum of trajectories"),
+    Metric("rollout/lineages_mean", "conversations", "mean of trajectories"),
     Metric("rollout/groups_dropped", "groups", "count"),
     Metric("rollout/no_signal_fraction", "share of groups", "mean of groups"),
     Metric("rollout/repeated_tasks", "groups", "count"),

@@ -24,10 +24,9 @@ from seeupo_jax.envs.base import Message
 from seeupo_jax.envs.gate import OWN_REWARD, ProtocolError
 from seeupo_jax.envs.pool import Failure
 from seeupo_jax.rollout.episode import Episode
+from seeupo_jax.rollout.episode_metrics import AGENT_FAILURE, IGNORED, LINEAGES, REFUSED
 from seeupo_jax.types import Segment
 
-AGENT_FAILURE = "agent_failure"  # of `info`: the cause, as `AgentFailure.cause`
-IGNORED = "ignored_sampling"  # of `info`: how many sampling parameters had no effect
 # How an agent ends that lets the error of a refused call through.
 _LET_THROUGH = ("exception", "exit")
 
@@ -89,7 +88,7 @@ class AgentEpisode(Episode):
     open_turns: by their keys in the engine, in the order in which they were begun.
     keys: in the engine, of each lineage.
     limit: why the last call was refused, if it was: max_turns | max_tokens. unread: what was new
-      in the first such call after the last turn.
+      in the first such call after the last turn. refused: how many such calls there were.
     outcome: what the agent came to; None while it runs.
     ignored: sampling parameters without effect, counted in the event loop.
     """
@@ -101,6 +100,7 @@ class AgentEpisode(Episode):
     keys: dict[int, int] = field(default_factory=dict)
     limit: str | None = None
     unread: tuple[Message, ...] = ()
+    refused: int = 0
     outcome: AgentResult | Failure | None = None
     ignored: Counter[str] = field(default_factory=Counter)
     _thought_s: float = 0.0
@@ -124,7 +124,7 @@ class AgentEpisode(Episode):
     def refuse(self, limit: str, read: ReadCall) -> None:
         """Says that a call was refused because of a limit of the episode."""
         self.unread = read.new if self.limit is None else self.unread
-        self.limit = limit
+        self.limit, self.refused = limit, self.refused + 1
 
     def remove_turn(self, turn: OpenTurn, *, answered: bool) -> None:
         """Drops a call that is not open any more; only an answer gives time for new thoughts."""
@@ -150,6 +150,7 @@ class AgentEpisode(Episode):
         self.messages = [*lineages.messages(), *self.unread]
         self.tools = tuple(lineages.tools.values())
         self.rewards = [0.0] * lineages.turns
+        self.info |= {LINEAGES: lineages.count, REFUSED: self.refused}
         if self.ignored:
             self.info[IGNORED] = self.ignored.total()
         if self.limit and isinstance(outcome, AgentFailure) and outcome.cause in _LET_THROUGH:

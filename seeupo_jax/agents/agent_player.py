@@ -42,17 +42,20 @@ _SLACK = 4  # how much longer a text may be than the one that is tokenised
 class AgentHost:
     """What runs agents, and how these reach the policy; a `Host`.
 
-    open_key, close_key: of the endpoint. All keys are closed when their episodes end.
+    open_key: of the endpoint, for a session and the temperature of its collection (None: that of
+      training). close_key: all keys are closed when their episodes end.
     timeout_s: seconds that an agent may be without an open call.
+    close_endpoint: ends it, when no agent runs any more.
     data: what a task is told besides, by task and split.
     """
 
     runner: Runner
-    open_key: Callable[[Session], Access]
+    open_key: Callable[[Session, float | None], Access]
     close_key: Callable[[str], None]
     tool_format: ToolFormat
     timeout_s: float
     data: Callable[[str, str], Any] = lambda task_id, split: None
+    close_endpoint: Callable[[], None] = lambda: None
 
     def player(self, worker: RolloutWorker, options: CollectionOptions) -> AgentPlayer:
         return AgentPlayer(self, worker, options)
@@ -71,7 +74,10 @@ class AgentHost:
         """Nothing is prefetched."""
 
     def close(self) -> None:
-        self.runner.close()
+        try:
+            self.runner.close()
+        finally:
+            self.close_endpoint()
 
 
 class _Inbox:
@@ -167,8 +173,9 @@ class AgentPlayer:
         lineages = Lineages(self._worker.tokenizer, self._host.tool_format.render)
         episode = AgentEpisode(request, self._slots.pop(), lineages=lineages)
         self._open[key] = episode
-        episode.access = self._host.open_key(_AgentSession(self, self._inbox, key, episode))
         options, split = self._options, self._options.split
+        session = _AgentSession(self, self._inbox, key, episode)
+        episode.access = self._host.open_key(session, options.temperature)
         task = AgentTask(
             task_id=request.task_id,
             split=split,

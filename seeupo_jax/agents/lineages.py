@@ -78,6 +78,11 @@ class Lineages:
         return len(self._turns)
 
     @property
+    def count(self) -> int:
+        """How many conversations side by side the turns make."""
+        return len({turn.lineage for turn in self._turns})
+
+    @property
     def cancelled(self) -> int:
         """How many were."""
         return self._begun - len(self._turns)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.configuration.agent_schema import check_agent
 from seeupo_jax.configuration.algorithm import check_ahead, check_choices
 from seeupo_jax.configuration.config_file import read_values
 from seeupo_jax.configuration.fields import assign, build, parse
@@ -79,6 +80,7 @@ def _check_together(config: Config) -> None:
     algorithm, rollout, model = config.algorithm, config.rollout, config.model
     check_choices(algorithm, max_turns=rollout.max_turns)
     check_rewards(config.rewards)
+    check_agent(config.agent)
     if rollout.max_action_tokens >= rollout.max_context:
         raise ValueError(
             f"config.rollout.max_action_tokens: got {rollout.max_action_tokens}; allowed: a number"

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.fields import above, at_least, build, checked, choice, within
 from seeupo_jax.configuration.model_schema import Chat, Lora, Mesh, Model, Offload
@@ -230,6 +231,7 @@ class Config:
     lora: Lora = Lora()
     chat: Chat = Chat()
     env: Env = Env()
+    agent: Agent = Agent()
     mesh: Mesh = Mesh()
     offload: Offload = Offload()
     algorithm: Algorithm = None  # type: ignore[assignment]  # default: the recipe's

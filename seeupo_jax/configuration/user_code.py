@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 NAMES = "1 to 64 letters, digits, underscores, dots and hyphens"  # what `is_name` allows
@@ -53,9 +56,11 @@ def describe(error: BaseException) -> str:
 
 
 def import_attribute(name: str, field: str, kind: str, fits: Callable[[Any], bool]) -> Any:
-    """What a user's `module:attribute` stands for.
+    """What a user's `module:attribute`, or `FILE.py:attribute`, stands for.
 
     Args:
+      name: a file's path is relative to the working directory; the file runs once in a process,
+        and finds modules beside it.
       field: the configuration field that names it, for errors.
       kind: what it has to be, in a word; `fits` checks it.
 
@@ -63,11 +68,8 @@ def import_attribute(name: str, field: str, kind: str, fits: Callable[[Any], boo
       ValueError: there is no such module or attribute, or the module fails; one sentence.
     """
     module_name, _, attribute = name.partition(":")
-    # `python -m` puts the working directory on the path, an installed command does not.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     try:
-        module = importlib.import_module(module_name)
+        module = _import(module_name)
     except (Exception, SystemExit) as error:  # this runs the module
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
@@ -84,3 +86,37 @@ def import_attribute(name: str, field: str, kind: str, fits: Callable[[Any], boo
             f" {', '.join(those) if those else 'none'}."
         )
     return value
+
+
+def attribute_beside(name: str, other: str) -> Any:
+    """Another attribute of the module of a `module:attribute` that imports; None: it has none."""
+    return getattr(_import(name.partition(":")[0]), other, None)
+
+
+def _import(module: str) -> ModuleType:
+    # `python -m` puts the working directory on the path, an installed command does not.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    if module.endswith(".py"):
+        return _import_file(Path(module).absolute())
+    return importlib.import_module(module)
+
+
+def _import_file(file: Path) -> ModuleType:
+    name = str(file)  # no module that is imported by its name has a slash in it
+    if name in sys.modules:
+        return sys.modules[name]
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None  # as of every name that ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses look themselves up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

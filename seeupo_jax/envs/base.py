@@ -61,6 +61,14 @@ class TransientError(Exception):
     """
 
 
+class Tasks(Protocol):
+    """What names the tasks: an environment, or what an agent's come from."""
+
+    def task_ids(self, split: str) -> Sequence[str]:
+        """As `Environment.task_ids`."""
+        ...
+
+
 class Environment(Protocol):
     """A simulated world that a policy acts on by writing messages.
 

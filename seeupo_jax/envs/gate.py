@@ -10,12 +10,12 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from seeupo_jax.configuration.user_code import NAMES, escaped, is_name, shown, text_of
-from seeupo_jax.envs.base import Environment, Message, StepResult, Tool
+from seeupo_jax.envs.base import Environment, Labelled, Message, StepResult, Tasks, Tool
 
 ROLES = ("system", "user", "assistant", "tool")
 OWN_REWARD = "env"  # what `StepResult.reward` is called among the rewards by name
@@ -74,7 +74,9 @@ def check_step(answer: Any, *, turn: int | None = None, max_reward: float = math
         raise _refuse("step()", answer, f"a StepResult({', '.join(_FIELDS)})")
     observation = _messages(answer.observation, "step() observation")
     reward = check_reward(answer.reward, "step() reward", max_reward=max_reward)
-    named = _named_rewards(getattr(answer, "rewards", {}), max_reward)
+    named = check_named_rewards(
+        getattr(answer, "rewards", {}), "step() rewards", max_reward=max_reward
+    )
     done = answer.done
     if not isinstance(done, bool | np.bool_ | int) or done not in (0, 1):
         raise _refuse("step() done", done, "True or False")
@@ -102,6 +104,21 @@ def check_reward(
     return reward
 
 
+def check_named_rewards(
+    value: Any, where: str, *, max_reward: float = math.inf
+) -> dict[str, float]:
+    """Rewards by name in `where`; see `check_reward`."""
+    if not isinstance(value, Mapping) or len(value) > _MOST_REWARDS:
+        raise _refuse(where, value, f"a dict of at most {_MOST_REWARDS} numbers by name")
+    for name in value:
+        if not is_name(name) or name == OWN_REWARD:
+            raise _refuse(where, name, f"{NAMES}, but not {OWN_REWARD!r}", "the name ")
+    return {
+        name: check_reward(each, f"{where}[{name!r}]", max_reward=max_reward)
+        for name, each in value.items()
+    }
+
+
 def has_finish(environment: Environment) -> bool:
     """Whether an environment has `finish`, for episodes that the trainer ends."""
     return callable(getattr(environment, "finish", None))
@@ -114,15 +131,15 @@ def check_last_reward(value: Any, *, max_reward: float = math.inf, earned: float
     return check_reward(value, "finish()", max_reward=max_reward, earned=earned)
 
 
-def check_score(value: Any) -> float:
+def check_score(value: Any, where: str = "score()") -> float:
     """What `score` returned."""
     score = _number(value)
     if score is None or not -_ROUNDING <= score <= 1 + _ROUNDING:
-        raise _refuse("score()", value, "a number from 0 to 1")
+        raise _refuse(where, value, "a number from 0 to 1")
     return min(max(score, 0.0), 1.0)
 
 
-def task_ids(environment: Environment, split: str) -> list[str]:
+def task_ids(environment: Tasks, split: str) -> list[str]:
     """The tasks of a split.
 
     Raises:
@@ -142,7 +159,7 @@ def task_ids(environment: Environment, split: str) -> list[str]:
     return [str(task) for task in tasks]
 
 
-def labels(environment: Environment, task_id: str) -> dict[str, str]:
+def labels(environment: Tasks, task_id: str) -> dict[str, str]:
     """A task's labels; empty where the environment has none.
 
     Raises:
@@ -152,7 +169,7 @@ def labels(environment: Environment, task_id: str) -> dict[str, str]:
     if not callable(getattr(environment, "labels", None)):
         return {}
     where = f"{type(environment).__name__}.labels({task_id!r})"
-    found = _ask(where, lambda: environment.labels(task_id))
+    found = _ask(where, lambda: cast(Labelled, environment).labels(task_id))
     if not isinstance(found, Mapping):
         raise ValueError(str(_refuse(where, found, "a dict of texts")))
     for label, value in found.items():
@@ -162,7 +179,7 @@ def labels(environment: Environment, task_id: str) -> dict[str, str]:
 
 
 def labels_of(
-    environment: Environment, tasks: Collection[str], warn: Callable[[str], None]
+    environment: Tasks, tasks: Collection[str], warn: Callable[[str], None]
 ) -> dict[str, dict[str, str]]:
     """The labels of several tasks; one whose labels fail has none, and `warn` gets a sentence."""
     found, wrong = {}, []
@@ -177,7 +194,7 @@ def labels_of(
     return found
 
 
-def check_tasks(environment: Environment, splits: Sequence[str], *, labelled: int) -> None:
+def check_tasks(environment: Tasks, splits: Sequence[str], *, labelled: int) -> None:
     """Whether all splits have tasks, and the first `labelled` of each split their labels.
 
     Raises:
@@ -258,19 +275,6 @@ def _tools(value: Any) -> tuple[Tool, ...]:
             f"{where}: got no JSON ({text_of(error)}); allowed: {allowed}."
         ) from None
     return tuple(value)
-
-
-def _named_rewards(value: Any, max_reward: float) -> dict[str, float]:
-    where = "step() rewards"
-    if not isinstance(value, Mapping) or len(value) > _MOST_REWARDS:
-        raise _refuse(where, value, f"a dict of at most {_MOST_REWARDS} numbers by name")
-    for name in value:
-        if not is_name(name) or name == OWN_REWARD:
-            raise _refuse(where, name, f"{NAMES}, but not {OWN_REWARD!r}", "the name ")
-    return {
-        name: check_reward(each, f"{where}[{name!r}]", max_reward=max_reward)
-        for name, each in value.items()
-    }
 
 
 def _info(value: Any, turn: int | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.planning.explain_parts import (
     bytes_of,
     cache_lines,
-    environment_lines,
+    episode_section,
     mesh_lines,
     model_lines,
     plan_run,
@@ -87,7 +87,7 @@ def explain_episodes(
         there = sum((task_id, member) in played for task_id in tasks for member in range(k))
         where = [f"{there} of {total} are in {path}; {total - there} are to be played"]
     return [
-        ("environment", environment_lines(config)),
+        episode_section(config),
         ("rewards", reward_lines(config)),
         ("tasks", [f"{split}: the first {len(tasks)} of {len(every)}"]),
         ("episodes", [f"{len(tasks)} tasks x k={k}: {total}; {drawn}", *where]),

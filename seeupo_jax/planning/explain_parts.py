@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import jax
 
-from seeupo_jax import envs
+from seeupo_jax.agents.agent_tasks import describe_tasks, find_tasks
 from seeupo_jax.configuration.flags import command_name
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
@@ -15,7 +15,7 @@ from seeupo_jax.envs.gate import OWN_REWARD
 from seeupo_jax.parallel.device_memory import in_units, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned, abstract_run
-from seeupo_jax.planning.explanation import grouped, listed
+from seeupo_jax.planning.explanation import Section, grouped, listed
 from seeupo_jax.planning.remat import SHARE, RematPlan, choose_remat, plan_remat
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.policy.network import ADAPTER
@@ -165,7 +165,41 @@ def program_lines(found: AbstractRun, iterations: int) -> list[str]:
     return lines
 
 
-def environment_lines(config: Config) -> list[str]:
+def episode_section(config: Config) -> Section:
+    """What would play the episodes."""
+    if config.agent.given:
+        return "agent", _agent_lines(config)
+    return "environment", _environment_lines(config)
+
+
+def _agent_lines(config: Config) -> list[str]:
+    agent, rollout = config.agent, config.rollout
+    at_once = rollout.concurrency
+    if at_once is None:
+        at_once = rollout.tasks * rollout.group_size
+    options = ", ".join(f"{name}={value!r}" for name, value in agent.options.items())
+    runs = "a function in an event loop of its own"
+    if agent.command is not None:
+        memory = "no limit" if agent.memory_mib is None else f"{agent.memory_mib:,} MiB"
+        output = "no limit" if agent.output_kib is None else f"{agent.output_kib:,} KiB"
+        runs = f"a process group for each episode; memory: {memory}, output: {output}"
+    processes = f" in each of {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    port = agent.port if agent.port else "a free port"
+    sampling = "ignored and counted" if agent.ignore_sampling else "refused"
+    return [
+        f"{agent.label}{f' ({options})' if options else ''}: {runs}",
+        f"tasks: {describe_tasks(config)}",
+        f"{at_once:,} at once, each of at most {rollout.max_turns} calls and"
+        f" {rollout.max_context:,} tokens; one without an open call for {agent.timeout_s:g} s is"
+        " ended",
+        f"the policy is served{processes} on {agent.host}, {port}, a key for each episode:"
+        " /v1/chat/completions, /v1/responses, /v1/messages; a request at most"
+        f" {agent.request_kib:,} KiB, tool calls as {agent.tool_format}, other sampling parameters"
+        f" {sampling}",
+    ]
+
+
+def _environment_lines(config: Config) -> list[str]:
     env = config.env
     options = ", ".join(f"{name}={value!r}" for name, value in env.options.items())
     where = ", a process for each environment" if env.isolation == "process" else ""
@@ -192,4 +226,4 @@ def reward_lines(config: Config) -> list[str]:
 
 
 def task_ids(config: Config, split: str) -> Sequence[str]:
-    return gate.task_ids(envs.make(config.env.name, **config.env.options), split)
+    return gate.task_ids(find_tasks(config), split)

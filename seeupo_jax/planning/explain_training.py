@@ -23,7 +23,7 @@ from seeupo_jax.parallel.device_memory import in_units
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned
 from seeupo_jax.planning.expected_time import time_lines
 from seeupo_jax.planning.explain_parts import (
-    environment_lines,
+    episode_section,
     memory_lines,
     mesh_lines,
     model_lines,
@@ -79,7 +79,7 @@ def explain_training(
         ("memory", memory_lines(found, remat, by_plan=config.model.remat == "auto")),
         ("programs", program_lines(found, config.iterations - begins.done)),
         *([("time", time_lines(found))] if planned is None and config.iterations else []),
-        ("environment", environment_lines(config)),
+        episode_section(config),
         ("rewards", reward_lines(config)),
         ("tasks", _tasks(config)),
         ("recipe", _recipe(config)),

@@ -15,6 +15,10 @@ from seeupo_jax.rollout.collection import REWARD_FAILURE
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
 
+# Of `info`, of agents: why one came to nothing, its sampling parameters without effect, its calls
+# that were refused, and its conversations side by side.
+AGENT_FAILURE, IGNORED = "agent_failure", "ignored_sampling"
+REFUSED, LINEAGES = "refused_calls", "lineages"
 _CAUSES = 5  # of failures that have a metric of their own
 _CAUSE = 80  # characters of it
 TRUNCATED = 0.1  # share of trajectories that the limit on context may stop without a warning
@@ -67,6 +71,7 @@ def rollout_metrics(
         **_by_kind(good, {} if labels is None else labels),
         **_causes(collected),
         **_by_name(collected, good),
+        **_of_agents(collected, good),
     }
 
 
@@ -89,6 +94,20 @@ def _by_name(collected: Collected, good: Sequence[Trajectory]) -> dict[str, floa
     if means or failed:
         failed["time/reward_s"] = collected.reward_s
     return means | failed
+
+
+def _of_agents(collected: Collected, good: Sequence[Trajectory]) -> dict[str, float]:
+    """Why agents came to nothing, and of their calls how many were refused or asked in vain."""
+    infos = [t.info for t in collected.sampled if LINEAGES in t.info]
+    if not infos:
+        return {}
+    causes = Counter(info[AGENT_FAILURE] for info in infos if AGENT_FAILURE in info)
+    lineages = [t.info[LINEAGES] for t in good]
+    return {f"rollout/agent_failed/{cause}": n for cause, n in sorted(causes.items())} | {
+        "rollout/ignored_sampling": sum(info.get(IGNORED, 0) for info in infos),
+        "rollout/refused_calls": sum(info[REFUSED] for info in infos),
+        "rollout/lineages_mean": float(np.mean(lineages)) if lineages else float("nan"),
+    }
 
 
 def unpaid_rewards(collected: Collected, rewards: Sequence[Reward]) -> str | None:

@@ -10,12 +10,13 @@ from typing import Any
 import jax
 
 from seeupo_jax import envs
+from seeupo_jax.agents.agent_tasks import find_tasks
+from seeupo_jax.configuration.agent_schema import without_places
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.reward import without_layout
-from seeupo_jax.configuration.schema import Config, Env
+from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import Demonstrator, gate
 from seeupo_jax.envs.base import Missing
-from seeupo_jax.envs.transport.isolated import check_isolated
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
@@ -28,6 +29,7 @@ from seeupo_jax.policy.lora import with_adapters
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries
+from seeupo_jax.runtime.episode_host import check_host
 from seeupo_jax.trajectories.json_lines import plain
 
 # Of config.rollout, what changes no number but its rounding: it may change when a run resumes.
@@ -45,7 +47,7 @@ def check_config(config: Config) -> None:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
     mesh = _check_fields(config)
-    _check_environment(config)
+    _check_episodes(config)
     build.check_layout(config, mesh)
     _check_model(config, mesh)
 
@@ -74,7 +76,7 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
     if given is not config:
         missing.append(f"the model's weights and tokenizer; its sizes are from {source}")
     try:
-        _check_environment(config)
+        _check_episodes(config)
     except Missing as error:
         missing.append(f"the environment's tasks: {error}")
     build.check_layout(given, mesh)
@@ -83,7 +85,7 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
 
 
 def _check_fields(config: Config) -> jax.sharding.Mesh:
-    """What needs neither the environment nor the model; the mesh."""
+    """What needs neither tasks nor the model; the mesh."""
     mesh = check_learner(config)
     check_trackers(config.telemetry.trackers)
     make_scorer(config.rewards).close()
@@ -115,25 +117,21 @@ def check_learner(config: Config) -> jax.sharding.Mesh:
     return mesh
 
 
-def _check_environment(config: Config) -> None:
-    """It has the tasks, their labels and the demonstrations that the run asks for."""
-    environment = envs.make(config.env.name, **config.env.options)
+def _check_episodes(config: Config) -> None:
+    """There are the tasks, their labels and the demonstrations that the run asks for, and what
+    plays the tasks can."""
+    check_host(config)
     splits = ["train", config.evaluation.split, *config.evaluation.extra_splits]
     if config.evaluation.select_on is not None:
         splits.append(config.evaluation.select_on)
-    gate.check_tasks(environment, splits, labelled=config.evaluation.tasks)
-    check_isolation(config.env)
-    if config.warm_start.stages and not isinstance(environment, Demonstrator):
+    gate.check_tasks(find_tasks(config), splits, labelled=config.evaluation.tasks)
+    if not config.warm_start.stages:
+        return
+    if not isinstance(envs.make(config.env.name, **config.env.options), Demonstrator):
         raise ValueError(
             f"config.warm_start.stages: got {len(config.warm_start.stages)}; allowed: none, since"
             f" env {config.env.name} has no demonstrations() and vocabulary()."
         )
-
-
-def check_isolation(env: Env) -> None:
-    """ValueError where the environment cannot be made in a process of its own, if it is to be."""
-    if env.isolation == "process":
-        check_isolated(env.name, env.options, memory_mib=env.memory_mib, timeout_s=env.timeout_s)
 
 
 def _check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = True) -> None:
@@ -162,8 +160,9 @@ def _check_tokenizer(config: Config, vocab_size: int) -> None:
 def made_by(config: Config) -> str:
     """Names the policies that a run samples with."""
     same = _same_fields(config)
-    if not same["rewards"]:  # stored rollouts of versions that had none stay usable
-        del same["rewards"]
+    for part, given in (("rewards", config.rewards), ("agent", config.agent.given)):
+        if not given:  # stored rollouts of versions that had none stay usable
+            del same[part]
     choices = [same, str(config.model), str(config.chat)]
     choices.append(config.algorithm.dynamic_sampling)
     return hashlib.sha256(json.dumps(plain(choices, finite=False)).encode()).hexdigest()
@@ -176,7 +175,7 @@ def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
       saved: the configuration that a checkpoint was made with.
 
     Raises:
-      ValueError: another seed, environment or rollout, or other rewards.
+      ValueError: another seed, environment, agent or rollout, or other rewards.
     """
     wanted, defaults = (plain(_same_fields(each), finite=False) for each in (config, Config()))
     for field, value in wanted.items():
@@ -198,4 +197,6 @@ def _same_fields(config: Config) -> dict[str, Any]:
     rollout = {name: v for name, v in values["rollout"].items() if name not in _LAYOUT}
     env = {name: value for name, value in values["env"].items() if name not in _PROCESSES}
     rewards = without_layout(values["rewards"])
-    return {"seed": values["seed"], "rollout": rollout, "env": env, "rewards": rewards}
+    agent = without_places(values["agent"])
+    same = {"seed": values["seed"], "rollout": rollout, "env": env, "rewards": rewards}
+    return same | {"agent": agent}

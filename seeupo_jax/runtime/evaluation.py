@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from seeupo_jax import envs
+from seeupo_jax.agents.agent_tasks import describe_tasks, find_tasks
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs import Environment, gate
+from seeupo_jax.envs import gate
+from seeupo_jax.envs.base import Tasks
 from seeupo_jax.metrics.statistics import evaluation_metrics, evaluation_prefix
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.rollout.collect import Request, collect, group_requests
@@ -53,9 +54,9 @@ def evaluate(
     Raises:
       Stopped: a process was asked to.
     """
-    environment = envs.make(config.env.name, **config.env.options)
-    task_ids = gate.task_ids(environment, split)[: config.evaluation.tasks]
-    labels = gate.labels_of(environment, task_ids, _LOGGER.warning)
+    source = find_tasks(config)
+    task_ids = gate.task_ids(source, split)[: config.evaluation.tasks]
+    labels = gate.labels_of(source, task_ids, _LOGGER.warning)
     played: dict[tuple[str, int], Episode] = {}
     for part in gather({} if file is None else file.played, Episode):
         played |= part
@@ -92,11 +93,11 @@ def _metrics(
     return evaluation_metrics(prefix, success, labels) | {f"{prefix}/timeouts": timeouts}
 
 
-def selection_split(config: Config, environment: Environment) -> str | None:
+def selection_split(config: Config, tasks: Tasks) -> str | None:
     """The split whose avg@k decides which checkpoints `checkpoint.keep_best` keeps.
 
-    Returns: `evaluation.select_on` where it is set; else `validation` where the environment has
-      such tasks, which no other split has; else `evaluation.split` itself, on which the best
+    Returns: `evaluation.select_on` where it is set; else `validation` where there are such
+      tasks, which no other split has; else `evaluation.split` itself, on which the best
       checkpoint's figure is then too good. None where `checkpoint.keep_best` is 0.
     """
     evaluation = config.evaluation
@@ -105,12 +106,12 @@ def selection_split(config: Config, environment: Environment) -> str | None:
     if evaluation.select_on is not None:
         return evaluation.select_on
     try:
-        own = set(gate.task_ids(environment, VALIDATION))
-    except ValueError:  # what an environment says of a split that it does not have
+        own = set(gate.task_ids(tasks, VALIDATION))
+    except ValueError:  # what is said of a split that there is not
         return evaluation.split
     # An environment that takes any name for one of its other splits has no validation tasks.
     splits = ("train", evaluation.split)
-    others = {task_id for split in splits for task_id in gate.task_ids(environment, split)}
+    others = {task_id for split in splits for task_id in gate.task_ids(tasks, split)}
     return VALIDATION if not own & others else evaluation.split
 
 
@@ -120,6 +121,7 @@ def selection_warning(config: Config, split: str | None) -> str | None:
         return None
     return (
         f"the best checkpoint is selected on the split {split!r} that is reported too, so its"
-        f" figure there is biased upwards: env {config.env.name} has no tasks named {VALIDATION!r},"
+        f" figure there is biased upwards: {describe_tasks(config)} has no tasks named"
+        f" {VALIDATION!r},"
         " and config.evaluation.select_on names no other split."
     )

@@ -15,15 +15,15 @@ from typing import Any
 
 import jax
 
+from seeupo_jax.configuration.agent_schema import without_places
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.reward import without_layout
 from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.metrics.statistics import Estimate, evaluation_table, read_estimates
 from seeupo_jax.rewards.scorer import make_scorer
-from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import RolloutWorker
-from seeupo_jax.runtime import build
+from seeupo_jax.runtime.episode_host import build_host
 from seeupo_jax.runtime.evaluation import evaluate
 from seeupo_jax.runtime.policy_sources import PolicySource
 from seeupo_jax.trajectories.episodes import Episode, EpisodeFile
@@ -62,12 +62,12 @@ def evaluate_policy(
         path = workdir / "evaluation" / episodes_name(settings)
         file = opened.enter_context(EpisodeFile(path, settings))
         rewards = opened.enter_context(contextlib.closing(make_scorer(config.rewards)))
-        host = EnvironmentHost(build.build_pool(config, source.engine.concurrency))
-        opened.enter_context(contextlib.closing(host))
         shown = jax.process_index() == 0  # beside the result, which is the standard output's
         progress = opened.enter_context(
             Progress(0, config.telemetry.display, stream=sys.stderr, shown=shown)
         )
+        host = build_host(config, source.engine, progress.log)
+        opened.enter_context(contextlib.closing(host))
         progress.phase(f"evaluation of {split}")
         worker = RolloutWorker(
             source.engine,
@@ -128,6 +128,8 @@ def evaluation_settings(
             values[f"config.env.{name}"] = vars(config.env)[name]
     if config.rewards:
         values["config.rewards"] = without_layout(to_dict(config)["rewards"])
+    if config.agent.given:
+        values["config.agent"] = without_places(to_dict(config)["agent"])
     return {"split": split, "k": k, "config.seed": config.seed, **values, **same}
 
 

@@ -78,14 +78,15 @@ def model_card(config: Config, workdir: str | Path, step: int, repo: str) -> str
     """
     split, k = config.evaluation.split, config.evaluation.k
     name = f"eval/avg@{k}"
+    played = config.agent.label if config.agent.given else config.env.name
     scored = [line for line in read_metrics(workdir) if line.get(name) is not None]
     scored = [line for line in scored if line["iteration"] <= step]
     results = None
     if scored:
         result = EvalResult(
             task_type="text-generation",
-            dataset_type=config.env.name,
-            dataset_name=config.env.name,
+            dataset_type=played,
+            dataset_name=played,
             dataset_split=split,
             metric_type=f"avg@{k}",
             metric_value=scored[-1][name],
@@ -107,7 +108,7 @@ def model_card(config: Config, workdir: str | Path, step: int, repo: str) -> str
         f"The policy after iteration {step} of a run of seeupo_jax: multi-turn reinforcement"
         f" learning with the recipe `{config.recipe}`"
         " ([SeeUPO](https://arxiv.org/abs/2602.06554)).\n",
-        f"## Evaluation\n\nOn the split `{split}` of `{config.env.name}`, {k} episodes per task,"
+        f"## Evaluation\n\nOn the split `{split}` of `{played}`, {k} episodes per task,"
         " with 95% intervals.\n",
         f"| iteration | avg@{k} | pass@{k} |\n|---|---|---|",
         *(figures if figures else ["| none was recorded | | |"]),
@@ -124,7 +125,8 @@ def _settings(config: Config, workdir: str | Path) -> dict[str, Any]:
     versions = manifest.get("versions", {})
     found = {
         "model": config.model.path,
-        "environment": config.env.name,
+        "environment": None if config.agent.given else config.env.name,
+        "agent": config.agent.label if config.agent.given else None,
         "iterations planned": config.iterations,
         "tasks x trajectories per iteration": f"{rollout.tasks} x {rollout.group_size}",
         "optimizer": f"{optimizer.name}, learning rate {optimizer.learning_rate:g}",

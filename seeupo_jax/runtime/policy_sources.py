@@ -20,7 +20,7 @@ from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import check_isolation
+from seeupo_jax.runtime.episode_host import check_host
 from seeupo_jax.runtime.policy_folder import find_step, saved_weights
 
 _LOGGER = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ def check_served(config: Config) -> None:
             f"config.rollout.grammar: got {config.rollout.grammar!r}; allowed with --server: none,"
             " since it is not sent to a server."
         )
-    check_isolation(config.env)
+    check_host(config)
 
 
 def policy_folder(config: Config, workdir: Path) -> str:

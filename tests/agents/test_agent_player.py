@@ -602,7 +602,8 @@ def test_an_agent_that_plays_an_environment_gives_its_trajectories_to_the_last_b
                 *(same.stop, same.turn_rewards),
                 same.messages,
             )
-            assert (got.reward, got.info) == (same.reward, same.info)
+            counts = {"lineages": 1, "refused_calls": int(same.stop == "max_turns")}
+            assert (got.reward, got.info) == (same.reward, same.info | counts)
             for segment, other in zip(got.segments, same.segments, strict=True):
                 for part in ("tokens_L", "turn_L", "logp_L"):
                     np.testing.assert_array_equal(getattr(segment, part), getattr(other, part))

@@ -87,7 +87,7 @@ class Agents:
     def host(self, *, timeout_s=30.0, **options):
         return AgentHost(self, self.open_key, self.closed.append, HERMES, timeout_s, **options)
 
-    def open_key(self, session):
+    def open_key(self, session, temperature):
         key = str(next(self._keys))
         self.sessions[key] = session
         return Access("http://nowhere/v1", key)

@@ -184,7 +184,7 @@ class Run:
         if parts.config.log_checksum:
             more["state/checksum"] = checksum(state.train)
         tasks = {t.task_id for t in collected.sampled}
-        labels = gate.labels_of(parts.environment, tasks, parts.progress.log)
+        labels = gate.labels_of(parts.tasks, tasks, parts.progress.log)
         values = parts.log.iteration(iteration, collected, stats, labels, more)
         parts.callbacks.iteration(iteration, values)
         parts.stagnation.check(iteration, collected, sweep_metrics)

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax import envs
+from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
-from seeupo_jax.envs import Environment, gate
+from seeupo_jax.envs import gate
+from seeupo_jax.envs.base import Tasks
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.engine.slots import SlotEngine
-from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import RolloutWorker
 from seeupo_jax.runtime import build
+from seeupo_jax.runtime.episode_host import build_host
 from seeupo_jax.runtime.evaluation import selection_split, selection_warning
 from seeupo_jax.runtime.training.callbacks import Callback, Callbacks, RunHandle
 from seeupo_jax.runtime.training.run_log import RunLog
@@ -34,7 +35,7 @@ class RunParts:
 
     ref_params: parameters of the reference policy.
     engine: the worker's.
-    environment: one that is asked for task ids and labels only.
+    tasks: what is asked for task ids and labels.
     selects_on: the split that checkpoints are selected on; None: none is selected.
     """
 
@@ -46,7 +47,7 @@ class RunParts:
     learner: Learner
     engine: SlotEngine
     worker: RolloutWorker
-    environment: Environment
+    tasks: Tasks
     selects_on: str | None
     source: TrajectorySource
     log: RunLog
@@ -81,7 +82,7 @@ def build_parts(
     engine = build.build_engine(config, policy)
     worker = RolloutWorker(
         engine,
-        EnvironmentHost(build.build_pool(config, engine.concurrency)),
+        build_host(config, engine, progress.log),
         policy.tokenizer,
         config.env,
         config.rollout,
@@ -89,9 +90,9 @@ def build_parts(
         stop=lambda: request.asked,
         watch=progress.watch,
     )
-    environment = envs.make(config.env.name, **config.env.options)
-    selects_on = selection_split(config, environment)
-    task_ids = gate.task_ids(environment, "train")
+    tasks = find_tasks(config)
+    selects_on = selection_split(config, tasks)
+    task_ids = gate.task_ids(tasks, "train")
     source = TrajectorySource(config, workdir, policy, worker, task_ids, progress.log)
     platform = policy.mesh.devices.flat[0].platform
     progress.log(
@@ -110,7 +111,7 @@ def build_parts(
         learner=learner,
         engine=engine,
         worker=worker,
-        environment=environment,
+        tasks=tasks,
         selects_on=selects_on,
         source=source,
         log=RunLog(config, workdir, progress, policy.tokenizer),

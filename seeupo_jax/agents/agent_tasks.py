@@ -1,0 +1,178 @@
+"""A run's tasks: from a file, from beside an agent's function, or from the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from seeupo_jax import envs
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.configuration.user_code import attribute_beside
+from seeupo_jax.envs import Environment, gate
+from seeupo_jax.envs.base import Tasks
+from seeupo_jax.trajectories.json_lines import read_object, short
+
+TRAIN = "train"  # the split of a line that names none
+_ALLOWED = "a JSON object with the text task_id, and perhaps the text split and the texts labels"
+
+
+class AgentTasks(Tasks, Protocol):
+    """Tasks by split; `envs.gate` asks it for ids and labels as it asks an environment."""
+
+    def labels(self, task_id: str) -> Mapping[str, str]:
+        """As `Labelled.labels`; empty where a task has none."""
+        ...
+
+    def data(self, task_id: str, split: str) -> Any:
+        """What an agent is told besides: `AgentTask.data`."""
+        ...
+
+
+def find_tasks(config: Config) -> AgentTasks:
+    """Those of `config.agent.tasks`, of `task_ids(split)` beside its function, or of `config.env`.
+
+    Raises:
+      ValueError: a file or an environment without such tasks; one sentence.
+    """
+    agent = config.agent
+    if agent.tasks is not None:
+        return read_tasks(Path(agent.tasks), "config.agent.tasks")
+    beside = None if agent.name is None else attribute_beside(agent.name, "task_ids")
+    if beside is not None:
+        labels = attribute_beside(str(agent.name), "labels")
+        return _TasksBeside(beside, (lambda task_id: {}) if labels is None else labels)
+    return _EnvironmentTasks(envs.make(config.env.name, **config.env.options))
+
+
+def describe_tasks(config: Config) -> str:
+    """Where `find_tasks` finds them, in words."""
+    agent = config.agent
+    if agent.tasks is not None:
+        return agent.tasks
+    if agent.name is not None and attribute_beside(agent.name, "task_ids") is not None:
+        return f"task_ids(split) beside {agent.name}"
+    return f"env {config.env.name}"
+
+
+@dataclass(frozen=True)
+class _EnvironmentTasks:
+    environment: Environment
+
+    def task_ids(self, split: str) -> Sequence[str]:
+        return gate.task_ids(self.environment, split)
+
+    def labels(self, task_id: str) -> Mapping[str, str]:
+        return gate.labels(self.environment, task_id)
+
+    def data(self, task_id: str, split: str) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class _TasksBeside:
+    """What stands beside the agent's function: `task_ids(split)` and perhaps `labels(task_id)`."""
+
+    task_ids: Callable[[str], Sequence[str]]
+    labels: Callable[[str], Mapping[str, str]]
+
+    def data(self, task_id: str, split: str) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A task of a file. data: its fields but for task_id, split and labels."""
+
+    labels: Mapping[str, str]
+    data: Mapping[str, Any]
+
+
+class _FileTasks:
+    def __init__(self, path: Path, lines: Mapping[str, Mapping[str, _Line]]):
+        self._path, self._lines = path, lines
+        self._labels = {
+            task_id: line.labels for of in lines.values() for task_id, line in of.items()
+        }
+
+    def task_ids(self, split: str) -> Sequence[str]:
+        if split not in self._lines:
+            raise ValueError(
+                f"config.agent.tasks: {self._path} has no task of the split {split!r}; it has"
+                f" {', '.join(self._lines)}."
+            )
+        return list(self._lines[split])
+
+    def labels(self, task_id: str) -> Mapping[str, str]:
+        return self._labels[task_id]
+
+    def data(self, task_id: str, split: str) -> Mapping[str, Any]:
+        return self._lines[split][task_id].data
+
+
+def read_tasks(path: Path, field: str) -> AgentTasks:
+    """The tasks of a JSONL file: a line each with `task_id`, and perhaps `split` and `labels`.
+
+    All other fields of a line are the task's data, a dict.
+
+    Args:
+      field: of the configuration, which names the file.
+
+    Raises:
+      ValueError: no such file, no task, or a line that is none; one sentence that names the line.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"{field}: got {str(path)!r}, which cannot be read ({error.strerror}); allowed: a JSONL"
+            " file of tasks."
+        ) from None
+    splits: dict[str, dict[str, _Line]] = {}
+    labels: dict[str, Mapping[str, str]] = {}  # by task, whatever its split
+    for number, line in enumerate(content.splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{field}: {path}, line {number}"
+        split, task_id, task = _read_line(line, where)
+        if task_id in splits.setdefault(split, {}):
+            raise ValueError(
+                f"{where}: got task_id {short(task_id)} once more in the split {split!r}; allowed:"
+                " each once in a split."
+            )
+        if labels.setdefault(task_id, task.labels) != task.labels:
+            raise ValueError(
+                f"{where}: got labels of task_id {short(task_id)} that differ from another split's;"
+                " allowed: the same, or another task_id."
+            )
+        splits[split][task_id] = task
+    if not splits:
+        raise ValueError(f"{field}: {path} has no task; allowed: at least one line, {_ALLOWED}.")
+    return _FileTasks(path, splits)
+
+
+def _read_line(line: bytes, where: str) -> tuple[str, str, _Line]:
+    """The split, the id and the rest of a task."""
+    fields = read_object(line, where, _ALLOWED)
+    task_id, split, labels = fields.pop("task_id", None), TRAIN, {}
+    _check_text(task_id, "task_id", where)
+    if "split" in fields:
+        split = fields.pop("split")
+        _check_text(split, "split", where)
+    if "labels" in fields:
+        labels = fields.pop("labels")
+        if not isinstance(labels, dict):
+            raise ValueError(f"{where}: got labels {short(labels)}; allowed: a dict of texts.")
+        for name, label in labels.items():
+            _check_text(name, "a label's name", where)
+            _check_text(label, f"labels[{name!r}]", where)
+    return split, task_id, _Line(labels, fields)
+
+
+def _check_text(value: Any, name: str, where: str) -> None:
+    """JSON can hold half of a character, which no file of ours can."""
+    half = isinstance(value, str) and value.encode(errors="replace").decode() != value
+    if not isinstance(value, str) or not value or half:
+        got = "no" if value is None else f"{short(value)} as"
+        raise ValueError(f"{where}: got {got} {name}; allowed: {_ALLOWED}.")

@@ -1,0 +1,36 @@
+"""The order desk, played by a loop of its own on the OpenAI SDK: an agent to train, and to copy."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from seeupo_jax.agents.calls import AgentResult, AgentTask
+from seeupo_jax.envs.order_desk.environment import OrderDesk
+from seeupo_jax.envs.tool_calls import render_hermes
+
+
+async def play(task: AgentTask, client: Any) -> AgentResult:
+    """Asks for tool calls until the case is closed; the desk carries them out and pays.
+
+    Args:
+      client: an `openai.AsyncOpenAI`.
+    """
+    desk, done, reward = OrderDesk(), False, 0.0
+    opening, functions = desk.reset(task.task_id, task.seed)
+    messages: list[Any] = list(opening)
+    tools: list[Any] = [{"type": "function", "function": each} for each in functions]
+    while not done:
+        completion = await client.chat.completions.create(
+            model="policy", messages=messages, tools=tools
+        )
+        answer = completion.choices[0].message
+        calls = [call.function for call in answer.tool_calls or ()]
+        text = answer.content or ""
+        text += "".join(render_hermes(each.name, **json.loads(each.arguments)) for each in calls)
+        step = desk.step(text)
+        done, reward = step.done, reward + step.reward
+        called = answer.tool_calls[0].id if calls else "none"
+        messages.append(answer)
+        messages += [{**each, "tool_call_id": called} for each in step.observation]
+    return AgentResult(reward, desk.score(), info=step.info)

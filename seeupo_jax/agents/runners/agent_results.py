@@ -1,0 +1,70 @@
+"""Checks of what an agent comes to, as `envs.gate` checks what an environment returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from seeupo_jax.agents.calls import AgentResult
+from seeupo_jax.envs import gate
+from seeupo_jax.envs.gate import ProtocolError
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(AgentResult))
+_WHERE = "the agent's result:"
+_RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # of a sum of turn_rewards
+
+
+def check_result(answer: Any, *, max_reward: float = math.inf) -> AgentResult:
+    """What an agent returned, or left in its file: a number, or AgentResult's fields.
+
+    Args:
+      max_reward: the largest magnitude of each of its rewards.
+
+    Raises:
+      ProtocolError: one sentence with what was got and what is allowed.
+    """
+    if isinstance(answer, Mapping):
+        answer = _of_fields(answer)
+    if not isinstance(answer, AgentResult):
+        answer = AgentResult(answer)
+    reward = gate.check_reward(answer.reward, f"{_WHERE} reward", max_reward=max_reward)
+    score = min(max(reward, 0.0), 1.0)
+    if answer.score is not None:
+        score = gate.check_score(answer.score, f"{_WHERE} score")
+    where = f"{_WHERE} rewards"
+    rewards = gate.check_named_rewards(answer.rewards, where, max_reward=max_reward)
+    turn_rewards = _check_turns(answer.turn_rewards, reward, max_reward)
+    if not isinstance(answer.info, Mapping):
+        raise ProtocolError(f"{_WHERE} info: got {_kind(answer.info)}; allowed: a dict.")
+    return AgentResult(reward, score, rewards, turn_rewards, gate.plain(answer.info))
+
+
+def _of_fields(fields: Mapping[Any, Any]) -> AgentResult:
+    unknown = [str(name) for name in fields if name not in _FIELDS]
+    if unknown or "reward" not in fields:
+        got = f"the field {unknown[0]}" if unknown else "no reward"
+        raise ProtocolError(f"{_WHERE} got {got}; allowed: reward, and {', '.join(_FIELDS[1:])}.")
+    return AgentResult(**fields)
+
+
+def _check_turns(value: Any, reward: float, max_reward: float) -> tuple[float, ...]:
+    where = f"{_WHERE} turn_rewards"
+    if not isinstance(value, list | tuple):
+        raise ProtocolError(f"{where}: got {_kind(value)}; allowed: a list of numbers, one a turn.")
+    turns = tuple(
+        gate.check_reward(each, f"{where}[{turn}]", max_reward=max_reward)
+        for turn, each in enumerate(value)
+    )
+    total = math.fsum(turns)
+    if turns and not math.isclose(total, reward, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
+        raise ProtocolError(
+            f"{where}: got a sum of {total:g}; allowed: the reward, {reward:g}, as their sum."
+        )
+    return turns
+
+
+def _kind(value: Any) -> str:
+    name = type(value).__name__
+    return f"a{'n' * (name[:1] in 'aeiou')} {name}"

@@ -1,0 +1,237 @@
+"""Agents that are command lines: a process group for each episode."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
+from seeupo_jax.agents.runners.agent_results import check_result
+from seeupo_jax.agents.runners.command_processes import RESULT, End
+from seeupo_jax.configuration.agent_schema import Agent
+from seeupo_jax.envs.gate import ProtocolError
+
+_KIB, _MIB = 2**10, 2**20
+_CLOSE_S = 10.0  # for all commands to be killed and their folders to be removed
+_SHOWN = 1000  # characters of output in a reason
+# What runtimes say when they get no memory: Python, the C library, C++, Node, Rust, Go.
+_NO_MEMORY = re.compile(
+    r"MemoryError|annot allocate memory|bad_alloc|out of memory|memory allocation of \d+ bytes",
+    re.IGNORECASE,
+)
+# Real credentials that an SDK would send instead of the episode's key.
+_REMOVED = ("ANTHROPIC_AUTH_TOKEN",)
+# `-c` with this process's path, so that both find the same modules.
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop());"
+    " from seeupo_jax.agents.runners.command_processes import main; main()"
+)
+
+OnEnd = Callable[[AgentResult | AgentFailure], None]
+
+
+def split_command(agent: Agent) -> list[str]:
+    """The words of `config.agent.command`; those that name a file here are made absolute.
+
+    An agent works in a folder of its own, where `node my_agent.js` would not find its file.
+
+    Raises:
+      ValueError: quotes that do not match, or no such program; one sentence.
+    """
+    command = str(agent.command)
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(
+            f"config.agent.command: got {command!r} ({error}); allowed: words as a shell has them."
+        ) from None
+    words = [str(Path(word).absolute()) if Path(word).is_file() else word for word in words]
+    if not words or shutil.which(words[0]) is None:
+        got = words[0] if words else command
+        raise ValueError(
+            f"config.agent.command: got the program {got!r}; allowed: one on the PATH, or an"
+            " executable file."
+        )
+    return words
+
+
+class CommandAgents:
+    """A `Runner` of a command line; a helper process starts it for each episode.
+
+    Args:
+      words: of the command.
+      model: what the endpoint calls the policy.
+      memory_mib, output_kib: as in `config.agent`.
+      max_reward: the largest magnitude of a reward.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        model: str,
+        memory_mib: int | None,
+        output_kib: int | None,
+        max_reward: float,
+    ):
+        self._model, self._max_reward = model, max_reward
+        self._memory_mib, self._output_kib = memory_mib, output_kib
+        self._first = {
+            "argv": list(words),
+            "memory_bytes": None if memory_mib is None else memory_mib * _MIB,
+            "output_bytes": None if output_kib is None else output_kib * _KIB,
+        }
+        self._keys = itertools.count()
+        self._lock = threading.Lock()
+        self._helper: _Helper | None = None
+
+    def start(self, task: AgentTask, access: Access, on_end: OnEnd) -> Callable[[], None]:
+        key, env = next(self._keys), environment_of(access, self._model)
+        request = {"env": env, "task": dataclasses.asdict(task)}
+        with self._lock:
+            if self._helper is None or not self._helper.start(key, request, on_end):
+                self._helper = _Helper(self._first, self._read_end)
+                self._helper.start(key, request, on_end)
+            helper = self._helper
+        return lambda: helper.stop(key)
+
+    def close(self) -> None:
+        with self._lock:
+            helper, self._helper = self._helper, None
+        if helper is not None:
+            helper.close()
+
+    def _read_end(self, end: End) -> AgentResult | AgentFailure:
+        """What an end means: of the result file, or else of the exit code."""
+        said = {"output": end.output[-_SHOWN:]} if end.output else {}
+        tail = f"; it printed: {said['output']}" if said else ""
+        if end.code is None:
+            return _failed("exit", f"it could not be started: {end.output}")
+        most = self._output_kib
+        if most is not None and end.printed > most * _KIB:
+            return _failed("output", f"it printed more than {most} KiB (config.agent.output_kib)")
+        if end.result is not None:
+            return self._read_result(end.result, said)
+        no_memory = self._memory_mib is not None and _NO_MEMORY.search(end.output)
+        if end.code != 0 and no_memory:
+            limit = f"{self._memory_mib} MiB (config.agent.memory_mib)"
+            return _failed("memory", f"it got no more memory than {limit}{tail}")
+        if end.code < 0:
+            name = signal.Signals(-end.code).name
+            return _failed("crash", f"it was ended by signal {-end.code} ({name}){tail}")
+        if end.code > 1:
+            return _failed("exit", f"it ended with exit code {end.code}{tail}")
+        reward = float(end.code == 0)
+        return AgentResult(reward, reward, info=said)
+
+    def _read_result(self, text: str, said: Mapping[str, Any]) -> AgentResult | AgentFailure:
+        try:
+            if len(text) > RESULT:
+                raise ProtocolError(f"the agent's result: got more than {RESULT} bytes.")
+            result = check_result(json.loads(text), max_reward=self._max_reward)
+        except (ValueError, RecursionError) as error:
+            return _failed("result", f"its result file is not JSON: {error}")
+        except ProtocolError as error:
+            return _failed("result", str(error))
+        return dataclasses.replace(result, info={**said, **result.info})
+
+
+def _failed(cause: str, reason: str) -> AgentFailure:
+    return AgentFailure("env_error", f"the agent's command: {reason}", cause)
+
+
+def environment_of(access: Access, model: str) -> dict[str, str]:
+    """The variables by which the SDKs find the policy; others are those of this process."""
+    host = urlsplit(access.base_url).hostname or ""
+    direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), host)))
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), os.getcwd())))
+    return {
+        "OPENAI_BASE_URL": access.base_url,
+        "OPENAI_API_BASE": access.base_url,
+        "OPENAI_API_KEY": access.api_key,
+        "OPENAI_MODEL": model,
+        "ANTHROPIC_BASE_URL": access.base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": access.api_key,
+        "NO_PROXY": direct,  # the endpoint is not behind the proxy that the machine may have
+        "no_proxy": direct,
+        "PYTHONPATH": path,  # `python -m my_agent` finds what is here, from its own folder
+    }
+
+
+class _Helper:
+    """The process that starts commands, and a thread that hears how they end."""
+
+    def __init__(self, first: Mapping[str, Any], read: Callable[[End], AgentResult | AgentFailure]):
+        self._read, self._waiting = read, dict[int, OnEnd]()
+        self._lock = threading.Lock()  # of what waits, and of writing
+        self._over = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if name not in _REMOVED},
+            start_new_session=True,  # Ctrl-C in a terminal is for the trainer only
+        )
+        self._write(first)
+        self._thread = threading.Thread(target=self._listen, name="agents", daemon=True)
+        self._thread.start()
+
+    def start(self, key: int, request: Mapping[str, Any], on_end: OnEnd) -> bool:
+        """Starts the command; False: the process is gone."""
+        with self._lock:
+            if not self._over:
+                self._waiting[key] = on_end
+                self._write({"start": key, **request})
+            return not self._over
+
+    def stop(self, key: int) -> None:
+        with self._lock:
+            if self._waiting.pop(key, None) is not None:
+                self._write({"stop": key})
+
+    def close(self) -> None:
+        """Ends the process, which ends what it started."""
+        with self._lock:
+            self._waiting.clear()
+        self._hang_up()
+        self._thread.join(_CLOSE_S)
+        self._process.kill()
+
+    def _hang_up(self) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def _write(self, request: Mapping[str, Any]) -> None:
+        # It is gone, as its end of the other pipe says, or it is being closed.
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _listen(self) -> None:
+        for line in self._process.stdout:
+            end = End(*json.loads(line))
+            with self._lock:
+                on_end = self._waiting.pop(end.key, None)
+            if on_end is not None:
+                on_end(self._read(end))
+        with self._lock:
+            self._over, waiting, self._waiting = True, self._waiting, {}
+        self._hang_up()
+        self._process.wait()
+        self._process.stdout.close()
+        for on_end in waiting.values():
+            on_end(_failed("crash", "the process that starts agents has ended"))

@@ -1,0 +1,222 @@
+"""The process that runs an agent's command line for each episode, and ends all that it started.
+
+It has one thread and little memory, so that starting a command takes a millisecond whatever the
+trainer holds; and since it hears that the trainer is gone, no command outlives it, however it went.
+Lines of JSON come in and go out. The first has `argv`, `memory_bytes` and `output_bytes`; later
+ones begin an episode (`start`, a key, with `env` and `task`) or end it (`stop`). An episode that is
+over is answered once, by an `End`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import selectors
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TAIL = 4096  # bytes of output that are kept
+RESULT_FILE, RESULT = "result.json", 2**20  # its name, and its bytes at most
+_PIECE = 2**16
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+
+class End(NamedTuple):
+    """How an agent ended.
+
+    code: its exit code, or minus the signal that ended it; None: it could not be started.
+    output: the end of what it printed, or why it could not be started.
+    printed: bytes; more than are allowed ended it.
+    result: what is in its result file; None: it left none.
+    """
+
+    key: int
+    code: int | None
+    output: str
+    printed: int
+    result: str | None
+
+
+@dataclass
+class _Agent:
+    key: int
+    process: subprocess.Popen[bytes]
+    folder: Path
+    tail: bytes = b""
+    printed: int = 0
+
+
+class _Processes:
+    def __init__(self, requests: int, answers: int):
+        self._requests, self._answers, self._id = requests, answers, os.getpid()
+        self._pending = b""  # the beginning of a line
+        self._first: dict[str, Any] = {}
+        self._agents: dict[int, _Agent] = {}  # by key
+        self._selector = selectors.DefaultSelector()
+        self._prctl = getattr(ctypes.CDLL(None), "prctl", None)  # another system has none
+
+    def serve(self) -> None:
+        """Until the trainer closes its end, or is gone."""
+        woken, wake = os.pipe()
+        for each in (woken, wake, self._requests):
+            os.set_blocking(each, False)
+        signal.set_wakeup_fd(wake)
+        # Functions, since a command would inherit SIG_IGN. The trainer decides about the others.
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        self._selector.register(self._requests, selectors.EVENT_READ, None)
+        self._selector.register(woken, selectors.EVENT_READ, None)
+        while True:
+            for ready, _ in self._selector.select():
+                if ready.data is not None:
+                    self._read_output(ready.data)
+                elif ready.fd == woken:
+                    os.read(woken, _PIECE)
+                elif not self._read_requests():
+                    return
+            for agent in [a for a in self._agents.values() if _has_ended(a.process)]:
+                self._end(agent)
+
+    def close(self) -> None:
+        """Kills what runs, and removes its folders."""
+        for agent in self._agents.values():
+            _kill(agent.process)
+            agent.process.wait()
+            shutil.rmtree(agent.folder, ignore_errors=True)
+
+    def _read_requests(self) -> bool:
+        """Does what is asked for; False: nothing will be any more."""
+        piece = os.read(self._requests, _PIECE)
+        *lines, self._pending = (self._pending + piece).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            if "start" in request:
+                self._start(request)
+            elif "stop" not in request:
+                self._first = request
+            elif request["stop"] in self._agents:
+                _kill(self._agents[request["stop"]].process)
+        return bool(piece)
+
+    def _start(self, request: dict[str, Any]) -> None:
+        key, folder = request["start"], None
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="seeupo-agent-"))
+            process = self._run(folder, request["task"], request["env"])
+        except (OSError, subprocess.SubprocessError) as error:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            return self._answer(End(key, None, str(error), 0, None))
+        agent = self._agents[key] = _Agent(key, process, folder)
+        os.set_blocking(process.stdout.fileno(), False)
+        self._selector.register(process.stdout, selectors.EVENT_READ, agent)
+
+    def _run(self, folder: Path, task: Any, env: dict[str, str]) -> subprocess.Popen[bytes]:
+        work, path = folder / "work", folder / "task.json"
+        work.mkdir()
+        path.write_text(json.dumps(task))
+        own = {"SEEUPO_TASK": str(path), "SEEUPO_RESULT": str(folder / RESULT_FILE)}
+        return subprocess.Popen(
+            self._first["argv"],
+            cwd=work,
+            env=os.environ | env | own,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=self._limit,  # safe: this process has one thread
+        )
+
+    def _limit(self) -> None:
+        """In the new process, before it becomes the command."""
+        memory = self._first["memory_bytes"]
+        if self._prctl is not None:
+            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != self._id:
+                os._exit(1)
+        if memory is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+    def _read_output(self, agent: _Agent) -> bool:
+        """Takes what it has printed; False: nothing more for now."""
+        try:
+            piece = os.read(agent.process.stdout.fileno(), _PIECE)
+        except BlockingIOError:
+            return False
+        if not piece:
+            self._selector.unregister(agent.process.stdout)
+            return False
+        agent.tail, agent.printed = (agent.tail + piece)[-TAIL:], agent.printed + len(piece)
+        most = self._first["output_bytes"]
+        if most is not None and agent.printed > most:
+            _kill(agent.process)
+        return True
+
+    def _end(self, agent: _Agent) -> None:
+        """Answers for an agent that is over: the rest of its group ends, its folder goes."""
+        process = agent.process
+        _kill(process)
+        while process.stdout in self._selector.get_map() and self._read_output(agent):
+            pass
+        if process.stdout in self._selector.get_map():  # held by one that has left the group
+            self._selector.unregister(process.stdout)
+        process.stdout.close()
+        result = _read_file(agent.folder / RESULT_FILE)
+        code = process.wait()
+        shutil.rmtree(agent.folder, ignore_errors=True)
+        del self._agents[agent.key]
+        output = agent.tail.decode(errors="replace")
+        self._answer(End(agent.key, code, output, agent.printed, result))
+
+    def _answer(self, end: End) -> None:
+        data = json.dumps(end).encode() + b"\n"
+        while data:
+            data = data[os.write(self._answers, data) :]
+
+
+def main() -> None:
+    """Serves its standard input and output, which commands do not get."""
+    requests, answers = os.dup(0), os.dup(1)
+    with open(os.devnull, "rb") as empty:
+        os.dup2(empty.fileno(), 0)
+    os.dup2(2, 1)
+    processes = _Processes(requests, answers)
+    try:
+        processes.serve()
+    except BrokenPipeError:
+        pass  # the trainer is gone
+    finally:
+        processes.close()
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Without reaping: its id stays taken, so that its group cannot be another one's yet."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills the process group, unless that is over already."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _read_file(path: Path) -> str | None:
+    """A file of an agent, which may be anything; at most one byte more than is allowed."""
+    try:
+        # Not a pipe, which would be waited for, nor what a link leads to.
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with os.fdopen(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            return None
+        return file.read(RESULT + 1).decode(errors="replace")

@@ -1,0 +1,288 @@
+"""Agents that are async functions: all of them run in one event loop, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
+from seeupo_jax.agents.runners.agent_results import check_result
+from seeupo_jax.configuration.agent_schema import Agent
+from seeupo_jax.configuration.user_code import import_attribute
+from seeupo_jax.envs.gate import ProtocolError, describe
+
+BLOCKED_S = 2.0  # for which the loop does not turn, after which a warning names the agent
+_LOOK_S = 0.5  # between looks at the loop
+_CLOSE_S = 2.0  # for agents to end when the run does
+
+_LOGGER = logging.getLogger(__name__)
+_TASK = AgentTask("", "train", None, 0, 0, 1)
+
+AgentFunction = Callable[[AgentTask, Any], Awaitable[Any]]
+OnEnd = Callable[[AgentResult | AgentFailure], None]
+
+
+def load_function(agent: Agent) -> AgentFunction:
+    """The function that `config.agent.name` and its options mean.
+
+    Raises:
+      ValueError: none that is async and takes (task, client); one sentence.
+    """
+    name = str(agent.name)
+    found = import_attribute(name, "config.agent.name", "function", callable)
+    either = (inspect.unwrap(found), found.__call__)  # of an object, its method
+    if isinstance(found, type) or not any(map(inspect.iscoroutinefunction, either)):
+        raise ValueError(
+            f"config.agent.name: {name} is no async function; allowed: async def"
+            " agent(task, client), in which synchronous code runs by asyncio.to_thread."
+        )
+    try:
+        inspect.signature(found).bind(_TASK, None, **agent.options)
+    except TypeError as error:
+        raise ValueError(
+            f"config.agent.name: {name}{inspect.signature(found)} cannot be called ({error});"
+            " allowed: what takes a task, a client, and the keywords of config.agent.options."
+        ) from None
+    return functools.partial(found, **agent.options)
+
+
+class FunctionAgents:
+    """A `Runner` of an async function; an agent that blocks the loop is warned of, with its line.
+
+    An agent's client is an `openai.AsyncOpenAI`, whose `base_url` and `api_key` are for other
+    packages. It waits for an answer as long as that takes and repeats no call: repeated, it would
+    be another turn.
+
+    Args:
+      name: of the function, for messages.
+      max_reward: the largest magnitude of a reward.
+    """
+
+    def __init__(self, name: str, function: AgentFunction, *, max_reward: float):
+        self._name, self._function, self._max_reward = name, function, max_reward
+        self._lock = threading.Lock()
+        self._loops: list[tuple[_Loop, Clients]] = []
+        open_clients()  # imports what it needs before the first episode
+
+    def start(self, task: AgentTask, access: Access, on_end: OnEnd) -> Callable[[], None]:
+        name = f"agent {self._name} on {task.task_id}"
+        loop, clients = self._free_loop()
+        return loop.run(name, lambda: self._play(task, clients.of(access)), on_end)
+
+    def close(self) -> None:
+        with self._lock:
+            loops, self._loops = self._loops, []
+        for loop, _ in loops:
+            loop.close()
+
+    def _free_loop(self) -> tuple[_Loop, Clients]:
+        """The latest loop; another one where an agent has blocked that for too long."""
+        with self._lock:
+            if not self._loops or self._loops[-1][0].blocked:
+                clients = open_clients()
+                self._loops.append((_Loop(clients.close), clients))
+            return self._loops[-1]
+
+    async def _play(self, task: AgentTask, opened: Any) -> AgentResult | AgentFailure:
+        try:
+            async with opened as client:
+                answer = await self._function(task, client)
+            return check_result(answer, max_reward=self._max_reward)
+        except ProtocolError as error:
+            return AgentFailure("env_error", str(error), "result")
+        except BaseException as error:  # even SystemExit ends this episode and no other
+            return AgentFailure("env_error", describe(error), "exception")
+
+
+class Clients(NamedTuple):
+    """Clients of one event loop, which share connections.
+
+    of: an episode's. close: closes all connections.
+    """
+
+    of: Callable[[Access], Any]
+    close: Callable[[], Coroutine[Any, Any, None]]
+
+
+def open_clients() -> Clients:
+    """Clients for an event loop; one that opens its own connections takes 35 ms to make, most of
+    them to read certificates that no loopback needs.
+
+    Raises:
+      ValueError: the OpenAI SDK is not installed.
+    """
+    try:
+        import httpx2  # of that SDK
+        import openai
+    except ImportError:
+        raise ValueError(
+            "config.agent.name: the package openai is missing; pip install seeupo_jax[agents]"
+        ) from None
+
+    class SharedTransport(httpx2.AsyncBaseTransport):
+        """Stays open when an episode's client closes."""
+
+        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+            return await connections.handle_async_request(request)
+
+    limits = httpx2.Limits(max_connections=None)  # else a call might wait for another
+    connections, shared = httpx2.AsyncHTTPTransport(verify=False, limits=limits), SharedTransport()
+
+    def make(access: Access) -> Any:
+        http = httpx2.AsyncClient(transport=shared, timeout=None, follow_redirects=True)
+        return openai.AsyncOpenAI(
+            base_url=access.base_url,
+            api_key=access.api_key,
+            max_retries=0,
+            timeout=None,
+            http_client=http,
+        )
+
+    return Clients(make, connections.aclose)
+
+
+class _Loop:
+    """An event loop in a thread of its own, and a thread that looks whether it turns.
+
+    Args:
+      close: is awaited when it ends.
+    """
+
+    def __init__(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._loop, self._close = asyncio.new_event_loop(), close
+        self._loop.set_default_executor(_Threads())
+        self._turned = time.monotonic()
+        self._closed = threading.Event()
+        # Daemons: an agent that blocks the loop must not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name="agents", daemon=True)
+        self._thread.start()
+        threading.Thread(target=self._look, name="agents-watch", daemon=True).start()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether no other agent has been able to go on for long."""
+        return time.monotonic() - self._turned > BLOCKED_S + 2 * _LOOK_S
+
+    def run(
+        self,
+        name: str,
+        play: Callable[[], Coroutine[Any, Any, AgentResult | AgentFailure]],
+        on_end: OnEnd,
+    ) -> Callable[[], None]:
+        """Runs an agent and hands on what it comes to; returns a function that ends it."""
+        task: asyncio.Task[None] | None = None
+        stopped = False
+
+        async def run() -> None:
+            result = await play()
+            if not (stopped or self._closed.is_set()):
+                on_end(result)
+
+        def begin() -> None:
+            nonlocal task
+            if not stopped:
+                task = self._loop.create_task(run(), name=name)
+
+        def cancel() -> None:
+            if task is not None:
+                task.cancel()
+
+        def stop() -> None:
+            nonlocal stopped
+            stopped = True
+            self._call(cancel)
+
+        self._call(begin)
+        return stop
+
+    def close(self) -> None:
+        """Cancels what still runs and ends the thread, unless an agent blocks it."""
+        self._closed.set()
+        self._call(self._loop.stop)
+        self._thread.join(_CLOSE_S)
+
+    def _call(self, function: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._loop.run_forever()
+            except BaseException as error:  # SystemExit of a task that an agent has begun
+                _LOGGER.warning("a task that an agent began raised %s", describe(error))
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=_CLOSE_S / 2))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(self._close())
+        self._loop.close()
+
+    def _look(self) -> None:
+        """Asks the loop to say that it turns, and says so where it does not."""
+        warned_s = BLOCKED_S
+        while not self._closed.wait(_LOOK_S):
+            asked = time.monotonic()
+            turned = threading.Event()
+            self._call(turned.set)
+            while not turned.wait(_LOOK_S) and not self._closed.is_set():
+                blocked_s = time.monotonic() - asked
+                if blocked_s > warned_s:
+                    self._warn(blocked_s)
+                    warned_s = 2 * blocked_s
+            self._turned, warned_s = time.monotonic(), BLOCKED_S
+
+    def _warn(self, seconds: float) -> None:
+        task = asyncio.current_task(self._loop)
+        name = "an agent" if task is None else task.get_name()
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        where = "" if frame is None else _place(traceback.extract_stack(frame))
+        _LOGGER.warning(
+            "%s has blocked the event loop for %.0f s%s, so that no other agent can go on; allowed:"
+            " await, and asyncio.to_thread for synchronous code",
+            name,
+            seconds,
+            where,
+        )
+
+
+def _place(stack: traceback.StackSummary) -> str:
+    """The innermost line that is neither of the standard library nor of a package."""
+    own = [each for each in stack if "/lib/python" not in each.filename]
+    last = own[-1] if own else stack[-1]
+    return f" at {last.filename}, line {last.lineno}"
+
+
+class _Threads(ThreadPoolExecutor):
+    """A daemon thread for each call of `asyncio.to_thread`.
+
+    Python's own pool has a few more threads than the machine has cores: with more agents than that
+    in synchronous code, those without a thread would wait for those whose calls wait for them. And
+    it keeps the process alive until every call has ended.
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        return future

@@ -1,0 +1,88 @@
+"""`config.agent`: an agent that brings its own loop, and how it is run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seeupo_jax.configuration.fields import above, at_least, checked, choice, within
+
+
+@dataclass(frozen=True)
+class Agent:
+    """An agent with a loop of its own; with no name and no command the environment plays."""
+
+    name: str | None = checked(
+        None, "module:function or FILE.py:function", lambda value: ":" in value.strip(":")
+    )
+    """An async function that takes (task, client) and returns a reward or an AgentResult."""
+    command: str | None = checked(None, "a command line", lambda value: bool(value.strip()))
+    """A command line without a shell, which is started once for each episode."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    """Keyword arguments of the function."""
+    tasks: str | None = None
+    """A JSONL file of tasks, each line with task_id and, where it is not train, split; none: those
+    of task_ids(split) beside the function, or else of config.env."""
+    tool_format: str = choice("hermes", "llama")
+    """How the policy writes tool calls: in <tool_call> tags, or as Llama 3's JSON objects."""
+    timeout_s: float = above(0, 300.0, most=1_000_000)
+    """Seconds that an agent may be without an open call before it is ended (timeout); the time that
+    the policy takes does not count."""
+    memory_mib: int | None = at_least(1, None)
+    """Address space of each process of a command; none: no limit."""
+    output_kib: int | None = at_least(1, 16_384)
+    """What a command may print, both streams together; with more it is ended; none: no limit."""
+    request_kib: int = at_least(1, 16_384)
+    """Size of a call's request at most."""
+    ignore_sampling: bool = False
+    """Ignore and count sampling parameters of calls that differ from the run's, instead of refusing
+    the call."""
+    host: str = "127.0.0.1"
+    """Address that the endpoint listens on; another than the loopback lets other machines call."""
+    port: int = within(0, 65_535, 0)
+    """Port of the endpoint, in each process its own; 0: a free one."""
+
+    @property
+    def given(self) -> bool:
+        """Whether an agent plays the episodes, and not the environment."""
+        return self.name is not None or self.command is not None
+
+    @property
+    def label(self) -> str:
+        """What the agent is called in logs and reports."""
+        return self.name if self.name is not None else str(self.command)
+
+
+def check_agent(agent: Agent) -> None:
+    """Checks fields that do not go together.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    if agent.name is not None and agent.command is not None:
+        raise ValueError(
+            f"config.agent.command: got {agent.command!r} beside config.agent.name={agent.name};"
+            " allowed: one of the two."
+        )
+    if agent.options and agent.name is None:
+        raise ValueError(
+            "config.agent.options: got options without config.agent.name; allowed: none."
+        )
+    if agent.tasks is not None and not agent.given:
+        raise ValueError(
+            f"config.agent.tasks: got {agent.tasks!r} without an agent; allowed: none, unless"
+            " config.agent.name or config.agent.command is given."
+        )
+    if agent.memory_mib is not None and agent.command is None:
+        raise ValueError(
+            f"config.agent.memory_mib: got {agent.memory_mib}; allowed: none, unless"
+            " config.agent.command is given."
+        )
+
+
+def without_places(agent: Mapping[str, Any]) -> dict[str, Any]:
+    """`config.agent` as `to_dict` has it, but for where it listens and what a process may use."""
+    places = ("host", "port", "memory_mib", "output_kib", "request_kib")
+    return {name: value for name, value in agent.items() if name not in places}

@@ -1,0 +1,91 @@
+"""What plays a run's episodes: environments, or an agent that calls the policy at an endpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from seeupo_jax.agents.agent_player import AgentHost
+from seeupo_jax.agents.agent_tasks import find_tasks
+from seeupo_jax.agents.calls import Access, Runner, Session
+from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
+from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
+from seeupo_jax.agents.tool_format import choose_format
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.envs.transport.isolated import check_isolated
+from seeupo_jax.rollout.engine.protocol import Engine
+from seeupo_jax.rollout.environment_player import EnvironmentHost
+from seeupo_jax.rollout.player import Host
+from seeupo_jax.runtime import build
+
+MODEL = "policy"  # what the endpoint calls it; agents may name any
+
+
+def check_host(config: Config) -> None:
+    """Whether what plays the episodes can be made.
+
+    Raises:
+      ValueError: an environment that cannot be made in a process of its own, an agent that cannot
+        be called or started, or a missing package; one sentence.
+    """
+    env, agent = config.env, config.agent
+    if agent.given:
+        from seeupo_jax.agents import endpoint  # noqa: F401  # says what package is missing
+
+        if agent.name is not None:
+            open_clients()
+        _ = load_function(agent) if agent.name is not None else split_command(agent)
+    elif env.isolation == "process":
+        check_isolated(env.name, env.options, memory_mib=env.memory_mib, timeout_s=env.timeout_s)
+
+
+def build_host(config: Config, engine: Engine, log: Callable[[str], None]) -> Host:
+    """Environments, one for each conversation of the engine; or a runner of agents and an endpoint.
+
+    Raises:
+      ValueError: the endpoint's address cannot be had.
+    """
+    agent, rollout = config.agent, config.rollout
+    if not agent.given:
+        return EnvironmentHost(build.build_pool(config, engine.concurrency))
+    from seeupo_jax.agents.endpoint import Endpoint, Limits, SamplingRules
+
+    rules = SamplingRules(rollout.temperature, rollout.top_p, rollout.top_k, agent.ignore_sampling)
+    endpoint = Endpoint(
+        sampling=rules,
+        model=MODEL,
+        tool_format=agent.tool_format,
+        limits=Limits(request_bytes=agent.request_kib * 2**10),
+    )
+
+    def open_key(session: Session, temperature: float | None) -> Access:
+        if temperature is None:
+            return endpoint.open_key(session)
+        own = dataclasses.replace(rules, temperature=temperature)
+        return endpoint.open_key(session, sampling=own)
+
+    endpoint.start(agent.host, agent.port)
+    log(f"agents call the policy at {endpoint.base_url}")
+    return AgentHost(
+        runner=build_runner(config),
+        open_key=open_key,
+        close_key=endpoint.close_key,
+        tool_format=choose_format(agent.tool_format),
+        timeout_s=agent.timeout_s,
+        data=find_tasks(config).data,
+        close_endpoint=endpoint.close,
+    )
+
+
+def build_runner(config: Config) -> Runner:
+    """What runs `config.agent`."""
+    agent, most = config.agent, config.env.max_reward
+    if agent.name is not None:
+        return FunctionAgents(agent.name, load_function(agent), max_reward=most)
+    return CommandAgents(
+        split_command(agent),
+        model=MODEL,
+        memory_mib=agent.memory_mib,
+        output_kib=agent.output_kib,
+        max_reward=most,
+    )

@@ -1,0 +1,228 @@
+"""A command line as an agent: what it is given, what it leaves, its limits, and its end."""
+
+import json
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
+from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
+from seeupo_jax.configuration.agent_schema import Agent
+
+TASK = AgentTask("t/0", "test", {"question": "ü?"}, seed=3, episode_seed=5, max_turns=4)
+ACCESS = Access("http://127.0.0.1:9/v1", "key-of-the-episode")
+LIMITS = {"memory_mib": None, "output_kib": 64, "max_reward": 10.0}
+
+
+def runner(command, **limits):
+    words = split_command(Agent(command=command))
+    return CommandAgents(words, model="policy", **(LIMITS | limits))
+
+
+@pytest.fixture(scope="module")
+def shell():
+    """A runner whose program is the episode's key."""
+    agents = runner("""sh -c 'eval "$OPENAI_API_KEY"'""")
+    yield agents
+    agents.close()
+
+
+def ends(agents, program=None, count=1):
+    """What `count` agents came to, which run at once."""
+    ended = queue.SimpleQueue()
+    access = ACCESS if program is None else Access(ACCESS.base_url, program)
+    for _ in range(count):
+        agents.start(TASK, access, ended.put)
+    found = [ended.get(timeout=20) for _ in range(count)]
+    return found[0] if count == 1 else found
+
+
+def test_it_is_given_the_variables_of_the_sdks_and_its_task(tmp_path):
+    left = tmp_path / "left.json"
+    program = tmp_path / "agent.py"
+    program.write_text(
+        "import json, os, sys\n"
+        "task = json.load(open(os.environ['SEEUPO_TASK']))\n"
+        "names = [n for n in os.environ if n.split('_')[0] in ('OPENAI', 'ANTHROPIC', 'NO')]\n"
+        "env = {name: os.environ[name] for name in names}\n"
+        "open('mine', 'w')\n"
+        f"json.dump([task, env, os.getcwd(), os.listdir()], open({str(left)!r}, 'w'))\n"
+        "result = {'reward': 2, 'turn_rewards': [0.5, 1.5], 'score': 0.25, 'info': {'a': 1}}\n"
+        "json.dump(result, open(os.environ['SEEUPO_RESULT'], 'w'))\n"
+        "sys.exit(7)\n"
+    )
+    agents = runner(f"{sys.executable} -IS {os.path.relpath(program)}")
+    assert ends(agents) == AgentResult(2.0, 0.25, {}, (0.5, 1.5), {"a": 1})
+    agents.close()
+    task, env, folder, files = json.loads(left.read_text())
+    assert task == {
+        "task_id": "t/0",
+        "split": "test",
+        "data": {"question": "ü?"},
+        "seed": 3,
+        "episode_seed": 5,
+        "max_turns": 4,
+    }
+    assert env == {
+        "OPENAI_BASE_URL": ACCESS.base_url,
+        "OPENAI_API_BASE": ACCESS.base_url,
+        "OPENAI_API_KEY": ACCESS.api_key,
+        "OPENAI_MODEL": "policy",
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:9",
+        "ANTHROPIC_API_KEY": ACCESS.api_key,
+        "NO_PROXY": env["NO_PROXY"],
+    }
+    assert env["NO_PROXY"].split(",")[-1] == "127.0.0.1"
+    assert files == ["mine"] and folder != os.getcwd() and not Path(folder).parent.exists()
+
+
+@pytest.mark.parametrize(
+    "program, result",
+    [
+        ("exit 0", AgentResult(1.0, 1.0, info={})),
+        ("echo out; echo err >&2; exit 1", AgentResult(0.0, 0.0, info={"output": "out\nerr\n"})),
+        ("echo -0.5 > $SEEUPO_RESULT", AgentResult(-0.5, 0.0, turn_rewards=())),
+        ("echo 3 > $SEEUPO_RESULT; kill -9 $$", AgentResult(3.0, 1.0, turn_rewards=())),
+    ],
+)
+def test_its_file_counts_or_else_its_exit_code(shell, program, result):
+    assert ends(shell, program) == result
+
+
+@pytest.mark.parametrize(
+    "program, cause, says",
+    [
+        ("echo so sad; exit 3", "exit", "exit code 3; it printed: so sad"),
+        ("kill -11 $$", "crash", "signal 11 (SIGSEGV)"),
+        ("echo nonsense > $SEEUPO_RESULT", "result", "is not JSON"),
+        ("echo 1e9 > $SEEUPO_RESULT", "result", "of magnitude at most 10"),
+        ("echo {} > $SEEUPO_RESULT", "result", "got no reward; allowed: reward, and score"),
+        ("head -c 2000000 /dev/zero > $SEEUPO_RESULT", "result", "more than 1048576 bytes"),
+        ("exec cat /dev/zero", "output", "printed more than 64 KiB"),
+    ],
+)
+def test_a_failure_has_its_cause_and_a_sentence(shell, program, cause, says):
+    failure = ends(shell, program)
+    assert isinstance(failure, AgentFailure) and (failure.stop, failure.cause) == (
+        "env_error",
+        cause,
+    )
+    assert says in failure.reason
+
+
+def test_a_result_file_that_is_a_pipe_or_a_link_is_none(shell):
+    assert ends(shell, "mkfifo $SEEUPO_RESULT; exit 0").reward == 1.0
+    assert ends(shell, "ln -s /etc/passwd $SEEUPO_RESULT; exit 1").reward == 0.0
+
+
+def test_many_run_at_once(shell):
+    began = time.monotonic()
+    assert ends(shell, "sleep 1", count=16) == [AgentResult(1.0, 1.0, info={})] * 16
+    assert time.monotonic() - began < 8  # one after the other: 16
+
+
+def test_memory_is_limited():
+    agents = runner(f"{sys.executable} -ISc {shlex.quote('x = bytearray(2**30)')}", memory_mib=256)
+    failure = ends(agents)
+    agents.close()
+    assert failure.cause == "memory" and "256 MiB (config.agent.memory_mib)" in failure.reason
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(happened):
+    until = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_the_whole_group_ends_and_its_folder_goes(shell, tmp_path):
+    """When the agent is over, or stopped; nobody is told of one that was stopped."""
+    said = tmp_path / "said"
+    begin = f"sleep 1000 & echo $! $$ > {said}.new; pwd >> {said}.new; mv {said}.new {said}; "
+
+    def read():
+        pids, folder = said.read_text().splitlines()
+        said.unlink()
+        return [*map(int, pids.split())], Path(folder)
+
+    assert ends(shell, begin).reward == 1.0
+    pids, folder = read()
+    wait_for(lambda: not any(map(alive, pids)) and not folder.exists())
+    ended = queue.SimpleQueue()
+    stop = shell.start(TASK, Access(ACCESS.base_url, begin + "wait"), ended.put)
+    wait_for(said.exists)
+    pids, folder = read()
+    assert all(map(alive, pids))
+    stop()
+    wait_for(lambda: not any(map(alive, pids)) and not folder.exists())
+    stop()
+    assert ends(shell, "exit 0").reward == 1.0 and ended.empty()
+
+
+TRAINER = """
+import queue, sys
+sys.path[:] = {path!r}
+from seeupo_jax.agents.calls import Access, AgentTask
+from seeupo_jax.agents.runners.command_agents import CommandAgents
+words = "sleep 1000 & echo $! $$ $PPID > {said}; pwd >> {said}; mv {said} {said}.done; sleep 1000"
+words = ["sh", "-c", words]
+agents = CommandAgents(words, model="m", memory_mib=None, output_kib=1, max_reward=1)
+agents.start(AgentTask("t", "train", None, 0, 0, 1), Access("http://x/v1", "k"), print)
+queue.SimpleQueue().get()
+"""
+
+
+@pytest.mark.parametrize("victim", ["trainer", "helper"])
+def test_none_outlives_the_trainer_or_what_started_it(tmp_path, victim):
+    program = TRAINER.format(path=sys.path, said=tmp_path / "said")
+    trainer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    wait_for((tmp_path / "said.done").exists)
+    numbers, folder = (tmp_path / "said.done").read_text().splitlines()
+    child, command, helper = map(int, numbers.split())
+    assert alive(child) and alive(command) and alive(helper)
+    if victim == "trainer":
+        trainer.kill()
+        wait_for(lambda: not (alive(child) or alive(command) or alive(helper)))
+        wait_for(lambda: not Path(folder).parent.exists())
+    else:
+        os.kill(helper, signal.SIGKILL)
+        assert "the process that starts agents has ended" in trainer.stdout.readline()
+        wait_for(lambda: not alive(command))
+        os.kill(child, signal.SIGKILL)
+    trainer.kill()
+    trainer.communicate()
+
+
+def test_after_the_helper_has_died_another_one_starts_agents():
+    agents = runner("sh -c 'kill -9 $PPID; sleep 10'")
+    assert ends(agents).cause == "crash"
+    assert "has ended" in ends(agents).reason
+    agents.close()
+
+
+@pytest.mark.parametrize(
+    "command, says",
+    [
+        ("no_such_program --flag", "got the program 'no_such_program'"),
+        ("sh -c 'echo", "No closing quotation"),
+        ("''", "got the program ''"),
+    ],
+)
+def test_a_command_that_cannot_run_is_refused(command, says):
+    with pytest.raises(ValueError, match="config.agent.command: got") as error:
+        split_command(Agent(command=command))
+    assert says in str(error.value) and str(error.value).endswith(".")
