@@ -22,7 +22,7 @@ from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.engine.sampling import task_number
 from seeupo_jax.rollout.player import CollectionOptions
 from seeupo_jax.runtime.build import build_pool
-from seeupo_jax.runtime.checks import check_isolation
+from seeupo_jax.runtime.episode_host import check_host
 
 
 def wild(folder=".", kind="Wild", **options):
@@ -237,7 +237,7 @@ def test_ctrl_c_is_the_trainers_to_hear(tmp_path):
 def test_what_cannot_be_made_in_a_process_is_one_sentence_beforehand(fields, told):
     chosen = loading.from_dict({"env": {"isolation": "process", **fields}})
     with pytest.raises(ValueError) as error:
-        check_isolation(chosen.env)
+        check_host(chosen)
     assert told in str(error.value) and len(str(error.value).splitlines()) == 1
 
 
