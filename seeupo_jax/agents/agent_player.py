@@ -277,7 +277,8 @@ class AgentPlayer:
         lineages, rollout = episode.lineages, self._rollout
         used_up = self._used_up(lineages)
         if used_up is not None and episode.limit == "max_turns":
-            raise used_up  # once more, for which nothing has to be read
+            episode.refuse("max_turns")  # once more, for which nothing has to be read
+            raise used_up
         self._check_size(episode, waiting.call)
         try:
             read = lineages.read(waiting.call)
@@ -285,10 +286,10 @@ class AgentPlayer:
             sentence = f"messages: the chat template refuses them: {describe(error)}"
             raise CallRefused(sentence, code="invalid_messages", param="messages") from None
         if used_up is not None:
-            episode.refuse("max_turns", read)
+            episode.refuse("max_turns", read.new)
             raise used_up
         if not self._engine.fits(read.conversation.tokens):
-            episode.refuse("max_tokens", read)
+            episode.refuse("max_tokens", read.new)
             raise CallRefused(
                 f"messages: got {len(read.conversation.tokens)} tokens; allowed: the maximum"
                 f" context length, rollout.max_context={rollout.max_context}, less an action's"
@@ -320,7 +321,7 @@ class AgentPlayer:
         size = sum(len(message.content) for message in call.messages)
         # A tokenizer may normalise a text to a shorter one.
         if longest is not None and size > _SLACK * longest * most:
-            episode.limit = "max_tokens"
+            episode.refuse("max_tokens")
             raise CallRefused(
                 f"messages: got {size} characters, which {most} tokens, the maximum context length"
                 " (rollout.max_context), cannot hold; allowed: fewer.",

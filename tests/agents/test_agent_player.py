@@ -258,6 +258,7 @@ def test_a_call_after_the_last_turn_is_refused_and_the_episode_counts(lets_throu
 
     trajectory = play_one(agent, max_turns=2)
     assert (trajectory.stop, trajectory.turns, trajectory.failed) == ("max_turns", 2, False)
+    assert trajectory.info["refused_calls"] == 2
     assert trajectory.reward == trajectory.info["score"] == (0.0 if lets_through else 0.5)
     assert "agent_failure" not in trajectory.info
 
@@ -287,7 +288,8 @@ def test_a_history_that_is_longer_by_far_is_refused_before_it_is_tokenised(monke
         assert (refused.status, refused.code) == (400, "context_length_exceeded")
         return 1.0
 
-    assert play_one(agent).stop == "max_tokens"
+    trajectory = play_one(agent)
+    assert (trajectory.stop, trajectory.info["refused_calls"]) == ("max_tokens", 1)
 
 
 def test_messages_that_no_template_takes_are_refused_and_cost_no_turn():
