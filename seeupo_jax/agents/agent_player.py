@@ -25,8 +25,8 @@ from seeupo_jax.agents.calls import (
     Runner,
     Session,
 )
-from seeupo_jax.agents.lineages import Lineages
-from seeupo_jax.agents.sampled_text import SampledText, longest_token
+from seeupo_jax.agents.lineages import Lineages, check_length
+from seeupo_jax.agents.sampled_text import SampledText
 from seeupo_jax.agents.tool_format import ToolFormat
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs.pool import Failure
@@ -34,8 +34,6 @@ from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import task_number
 from seeupo_jax.rollout.episode import Episode, Request
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
-
-_SLACK = 4  # how much longer a text may be than the one that is tokenised
 
 
 @dataclass(frozen=True)
@@ -94,13 +92,10 @@ class _Inbox:
         self._events.put(event)
 
     def take(self, wait_s: float) -> None:
-        """Runs all events, after waiting at most so long for a first one.
-
-        Those that come meanwhile are left for the next time: clients may not hold up the engine.
-        """
+        """Runs all events, after waiting at most so long for a first one."""
         with contextlib.suppress(Empty):
             self._events.get(timeout=wait_s)()
-            for _ in range(self._events.qsize()):
+            while True:
                 self._events.get_nowait()()
 
 
@@ -275,21 +270,25 @@ class AgentPlayer:
     def _begin(self, episode: AgentEpisode, waiting: WaitingCall) -> OpenTurn:
         """A call's turn, if there may be one more."""
         lineages, rollout = episode.lineages, self._rollout
-        used_up = self._used_up(lineages)
-        if used_up is not None and episode.limit == "max_turns":
-            episode.refuse("max_turns")  # once more, for which nothing has to be read
-            raise used_up
-        self._check_size(episode, waiting.call)
+        try:
+            check_length(waiting.call, self._worker.tokenizer, rollout.max_context)
+        except CallRefused:
+            episode.limit = "max_tokens"
+            raise
         try:
             read = lineages.read(waiting.call)
         except Exception as error:  # a chat template may raise anything
             sentence = f"messages: the chat template refuses them: {describe(error)}"
             raise CallRefused(sentence, code="invalid_messages", param="messages") from None
-        if used_up is not None:
-            episode.refuse("max_turns", read.new)
-            raise used_up
+        most = rollout.max_turns
+        # An agent whose clients give up again and again would otherwise never end.
+        for got, what in ((lineages.turns, "calls"), (lineages.cancelled, "calls taken back")):
+            if got >= most:
+                episode.refuse("max_turns", read)
+                sentence = f"{what}: got {got} before this one; allowed: rollout.max_turns={most}."
+                raise CallRefused(sentence, code="max_turns")
         if not self._engine.fits(read.conversation.tokens):
-            episode.refuse("max_tokens", read.new)
+            episode.refuse("max_tokens", read)
             raise CallRefused(
                 f"messages: got {len(read.conversation.tokens)} tokens; allowed: the maximum"
                 f" context length, rollout.max_context={rollout.max_context}, less an action's"
@@ -304,30 +303,6 @@ class AgentPlayer:
         stop, streamed = waiting.call.stop, waiting.on_text is not None
         sampled = SampledText(self._worker.tokenizer, stop, waiting.give if streamed else None)
         return OpenTurn(waiting, turn, episode.keys[turn.lineage], sampled)
-
-    def _used_up(self, lineages: Lineages) -> CallRefused | None:
-        """Why an episode may have no further turn, if so."""
-        most = self._rollout.max_turns
-        # An agent whose clients give up again and again would otherwise never end.
-        for got, what in ((lineages.turns, "calls"), (lineages.cancelled, "calls taken back")):
-            if got >= most:
-                sentence = f"{what}: got {got} before this one; allowed: rollout.max_turns={most}."
-                return CallRefused(sentence, code="max_turns")
-        return None
-
-    def _check_size(self, episode: AgentEpisode, call: ModelCall) -> None:
-        """Refuses what is too long by far before it is tokenised, which every episode waits for."""
-        longest, most = longest_token(self._worker.tokenizer), self._rollout.max_context
-        size = sum(len(message.content) for message in call.messages)
-        # A tokenizer may normalise a text to a shorter one.
-        if longest is not None and size > _SLACK * longest * most:
-            episode.refuse("max_tokens")
-            raise CallRefused(
-                f"messages: got {size} characters, which {most} tokens, the maximum context length"
-                " (rollout.max_context), cannot hold; allowed: fewer.",
-                code="context_length_exceeded",
-                param="messages",
-            )
 
     def _submit(self, episode: AgentEpisode, turn: OpenTurn) -> None:
         request, call, sampled = episode.request, turn.waiting.call, turn.sampled

@@ -6,7 +6,7 @@ import json
 import math
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn, TypeVar, cast
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import pydantic
 
@@ -60,8 +60,7 @@ def _read_float(text: str) -> float:
 
 
 def _check_tree(tree: Any) -> None:
-    todo: list[tuple[Path, Any]] = [((), [tree])]
-    values = 0
+    todo, values = [((), [tree])], 0
     while todo:
         path, node = todo.pop()
         values += len(node)
@@ -147,13 +146,11 @@ def _refuse_field(tree: Any, error: Any) -> NoReturn:
 def _path(tree: Any, loc: Path) -> Path:
     """Where an error is; names of alternatives, which pydantic puts between, are left out."""
     path: list[int | str] = []
-    node: Any = tree
     for part in loc:
-        if (isinstance(node, dict) and part in node) or (
-            isinstance(node, list) and isinstance(part, int)
-        ):
+        inside = isinstance(tree, dict) and part in tree
+        if inside or (isinstance(tree, list) and isinstance(part, int)):
+            tree = tree[part]
             path.append(part)
-            node = cast(Any, node)[part]
     return tuple(path)
 
 
