@@ -189,6 +189,16 @@ def test_the_desk_of_the_example_judges_as_the_environment_does():
     assert 0.2 < sum(scores) / len(scores) < 0.6
 
 
+def test_the_page_quotes_the_examples_as_they_are_tested():
+    page = (ROOT / "docs" / "agents.md").read_text()
+    quoted = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    listed = re.findall(r"^\|.*examples/agents/(\w+\.py)\)", page, re.MULTILINE)
+    assert len(set(listed)) == 8
+    for name in (*listed, "compaction.py"):
+        code = (EXAMPLES / name).read_text()
+        assert code in quoted and len(code.splitlines()) < 40, name
+
+
 def test_the_tasks_of_the_examples_are_those_of_the_test():
     lines = [json.loads(line) for line in (EXAMPLES / "prices.jsonl").read_text().splitlines()]
     assert {line["task_id"]: line["prices"] for line in lines}["train/1"] == PRICES
