@@ -55,9 +55,9 @@ def save_chat(folder: Path, chat: schema.Chat) -> None:
 def _signatures(tools: Sequence[Tool]) -> str:
     lines = []
     for tool in tools:
-        parameters = tool["parameters"]
-        required = parameters["required"]
-        names = (n if n in required else f"{n}=" for n in parameters["properties"])
+        parameters = tool.get("parameters", {})
+        required = parameters.get("required", ())
+        names = (n if n in required else f"{n}=" for n in parameters.get("properties", ()))
         lines.append(f"{tool['name']}({', '.join(names)})")
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.envs.order_desk.desk import TOOLS
 from seeupo_jax.envs.order_desk.environment import OrderDesk
-from seeupo_jax.policy.files.messages import ROLES
+from seeupo_jax.policy.files.messages import ROLES, list_tools
 from seeupo_jax.policy.files.sentence_pieces import load, train_tokenizer
 from seeupo_jax.policy.files.tokenizer import load_tokenizer
 
@@ -215,6 +215,11 @@ def test_options_of_templates_are_refused(chat, reason):
 def test_the_desks_own_tools_have_signatures():
     text = train(tools="signatures")
     assert "cancel_order(order_id)" in text.text(text.begin((), TOOLS).tokens)
+
+
+def test_a_tool_needs_no_schema_to_have_a_signature():
+    optional = {"name": "b", "parameters": {"properties": {"x": {}}}}
+    assert list_tools([{"name": "a"}, optional], "signatures") == "a()\nb(x=)"
 
 
 def test_training_again_gives_the_same_tokenizer(tmp_path):
