@@ -22,7 +22,7 @@ LEVELS = (
     ("runtime", "reports"),
     ("planning",),
     (
-        *("train", "evaluate", "update", "export", "report"),
+        *("train", "evaluate", "update", "export", "report", "serve"),
         *("aot", "bench", "compare", "lab", "telemetry"),
     ),
 )
@@ -34,7 +34,7 @@ MODULES = {
 }
 FILES = [pytest.param(file, id=module) for module, file in MODULES.items()]
 # The same role in several instruments, or in several environments.
-ROLES = {"__init__", "__main__", "environment", "update"}
+ROLES = {"__init__", "__main__", "environment", "serve", "update"}
 BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -99,7 +99,7 @@ def commands():
 
 def test_no_command_is_imported_by_another_module():
     found = commands()
-    assert {"train", "evaluate", "report", "export", "update", "bench.__main__"} <= found
+    assert {"train", "evaluate", "report", "export", "update", "serve", "bench.__main__"} <= found
     imported = {(module, other) for module in MODULES for other in own_imports(MODULES[module])}
     assert not [pair for pair in imported if pair[1] in found]
 

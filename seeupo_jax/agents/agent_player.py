@@ -25,8 +25,8 @@ from seeupo_jax.agents.calls import (
     Runner,
     Session,
 )
-from seeupo_jax.agents.lineages import Lineages
-from seeupo_jax.agents.sampled_text import SampledText, longest_token
+from seeupo_jax.agents.lineages import Lineages, check_length
+from seeupo_jax.agents.sampled_text import SampledText
 from seeupo_jax.agents.tool_format import ToolFormat
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs.pool import Failure
@@ -34,8 +34,6 @@ from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import task_number
 from seeupo_jax.rollout.episode import Episode, Request
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
-
-_SLACK = 4  # how much longer a text may be than the one that is tokenised
 
 
 @dataclass(frozen=True)
@@ -272,7 +270,11 @@ class AgentPlayer:
     def _begin(self, episode: AgentEpisode, waiting: WaitingCall) -> OpenTurn:
         """A call's turn, if there may be one more."""
         lineages, rollout = episode.lineages, self._rollout
-        self._check_size(episode, waiting.call)
+        try:
+            check_length(waiting.call, self._worker.tokenizer, rollout.max_context)
+        except CallRefused:
+            episode.limit = "max_tokens"
+            raise
         try:
             read = lineages.read(waiting.call)
         except Exception as error:  # a chat template may raise anything
@@ -301,20 +303,6 @@ class AgentPlayer:
         stop, streamed = waiting.call.stop, waiting.on_text is not None
         sampled = SampledText(self._worker.tokenizer, stop, waiting.give if streamed else None)
         return OpenTurn(waiting, turn, episode.keys[turn.lineage], sampled)
-
-    def _check_size(self, episode: AgentEpisode, call: ModelCall) -> None:
-        """Refuses what is too long by far before it is tokenised, which every episode waits for."""
-        longest, most = longest_token(self._worker.tokenizer), self._rollout.max_context
-        size = sum(len(message.content) for message in call.messages)
-        # A tokenizer may normalise a text to a shorter one.
-        if longest is not None and size > _SLACK * longest * most:
-            episode.limit = "max_tokens"
-            raise CallRefused(
-                f"messages: got {size} characters, which {most} tokens, the maximum context length"
-                " (rollout.max_context), cannot hold; allowed: fewer.",
-                code="context_length_exceeded",
-                param="messages",
-            )
 
     def _submit(self, episode: AgentEpisode, turn: OpenTurn) -> None:
         request, call, sampled = episode.request, turn.waiting.call, turn.sampled

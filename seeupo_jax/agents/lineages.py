@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.agents.calls import HistoryMessage, ModelCall
+from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
+from seeupo_jax.agents.sampled_text import longest_token
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer, Transcript
 from seeupo_jax.types import Segment
 
+_SLACK = 4  # a tokenizer may normalise a text to a shorter one
 HISTORY = "history"  # a key of an assistant's message that was sent by the client, not sampled
 
 History = tuple[str, ...]  # of each message what makes it the same as another
@@ -176,6 +178,23 @@ class Lineages:
         """A message as the model reads it."""
         mark = {HISTORY: "sent"} if message.role == "assistant" else {}
         return {**as_read(message, self._render), **mark}
+
+
+def check_length(call: ModelCall, tokenizer: Tokenizer, max_context: int) -> None:
+    """Refuses what is too long by far before it is tokenised, which all others wait for.
+
+    Raises:
+      CallRefused: no text of so many characters fits into the context.
+    """
+    longest = longest_token(tokenizer)
+    size = sum(len(message.content) for message in call.messages)
+    if longest is not None and size > _SLACK * longest * max_context:
+        raise CallRefused(
+            f"messages: got {size} characters, which {max_context} tokens, the maximum context"
+            " length (rollout.max_context), cannot hold; allowed: fewer.",
+            code="context_length_exceeded",
+            param="messages",
+        )
 
 
 def as_read(message: HistoryMessage, render: Callable[[str, Sequence[ToolCall]], str]) -> Message:

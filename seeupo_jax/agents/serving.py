@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from seeupo_jax.agents.agent_episode import WaitingCall
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
-from seeupo_jax.agents.lineages import as_read
+from seeupo_jax.agents.lineages import as_read, check_length
 from seeupo_jax.agents.remembered import Answered, Remembered
 from seeupo_jax.agents.sampled_text import SampledText
 from seeupo_jax.agents.tool_format import ToolFormat
@@ -131,7 +131,11 @@ class Serving:
         if self._over:
             return self._refuse(call, _SHUTTING_DOWN, status=503, code="shutting_down")
         try:
+            check_length(call.call, self._tokenizer, self._max_context)
             conversation, group = self._read(call.call)
+        except CallRefused as refusal:
+            self.counts["refused"] += 1
+            return call.settle(refusal)
         except Exception as error:  # a chat template may raise anything about what it cannot write
             sentence = f"messages: the chat template refuses them: {describe(error)}"
             return self._refuse(call, sentence, code="invalid_messages", param="messages")
@@ -190,7 +194,10 @@ class Serving:
             return self._refuse(call, action.failure, status=500, code="sampling_failed")
         # Without tools a text is a text, whatever it looks like.
         read = self._format.parse if call.call.tools else _as_content
-        done = sampled.complete(action, read, prompt_tokens=len(conversation.tokens))
+        prompt_tokens = len(conversation.tokens)
+        done = sampled.complete(
+            action, read, prompt_tokens=prompt_tokens, cached_tokens=action.cached
+        )
         answer = HistoryMessage("assistant", done.content, done.calls)
         answered = Answered(conversation, action.tokens, group)
         self._remembered.add(action.key, [*call.call.messages, answer], call.call.tools, answered)

@@ -114,7 +114,7 @@ def test_what_was_sampled_is_not_tokenised_again(serve):
     context = [*context, *cut, *TOKENIZER.observation([{"role": "user", "content": "9"}])]
     again = ask(serving, user("5 6"), assistant(f" {first.content}\n"), user("9"))
     assert again.content == TOKENIZER.text(greedy(context))
-    assert again.prompt_tokens == len(context)
+    assert (again.prompt_tokens, again.cached_tokens) == (len(context), len(cut) + 4)
     branch = ask(serving, user("5 6"), assistant(first.content), user("9 9"))
     assert branch.prompt_tokens == len(context) + 1
 
@@ -154,6 +154,8 @@ def test_an_answer_ends_where_the_context_does(serve):
     with pytest.raises(CallRefused, match=f"got {CONTEXT + 1} tokens; allowed: fewer") as refused:
         ask(serving, user(f"{long} 5 5 5"))
     assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
+    with pytest.raises(CallRefused, match="got 9999 characters, which 40 tokens, the maximum"):
+        ask(serving, user("5" * 9999))
     with pytest.raises(CallRefused, match="messages: .* invalid literal") as refused:
         ask(serving, user("no number"))
     assert (refused.value.status, refused.value.param) == (400, "messages")

@@ -1,0 +1,1 @@
+"""What the endpoint costs agents, and how it serves beside `transformers`."""

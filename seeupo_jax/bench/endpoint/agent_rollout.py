@@ -1,0 +1,172 @@
+"""What an agent's loop and the endpoint cost a rollout: the order desk, with and without them.
+
+The same episodes with the same random numbers, once played by the environment in this process and
+once by the agent of configs/agent_order_desk.py, which calls the policy over HTTP; in turn, by one
+engine. Once with the policy that ships with the package, and once with a larger random one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+
+from seeupo_jax import envs
+from seeupo_jax.bench import comparison, machine
+from seeupo_jax.bench.inputs import architecture
+from seeupo_jax.bench.settings import writable_file
+from seeupo_jax.configuration.agent_schema import Agent
+from seeupo_jax.configuration.flags import Flags, whole
+from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.planning.flops import parameters
+from seeupo_jax.policy import save_pretrained
+from seeupo_jax.policy.files.weights import read_tokenizer
+from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.rollout.collect import Collected, collect, group_requests
+from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
+from seeupo_jax.runtime import build
+from seeupo_jax.runtime.cli import prepare_xla
+from seeupo_jax.runtime.episode_host import build_host
+
+CONFIG, BUNDLED = "package:agent_order_desk", "package:order_desk"
+AGENT, ENVIRONMENT = "agent at the endpoint", "environment"
+TARGET = 1.15  # of the rollout's time, at most
+
+
+def add_flags(parser: Flags) -> None:
+    """What is played, and by which policies."""
+    parser.flag("model", "size of the random policy: nano, tiny, 135m", default="tiny")
+    parser.flag("tasks", "groups of episodes", whole(1), default=16)
+    parser.flag("group_size", "episodes of a group", whole(2), default=8)
+    parser.flag("repeats", "rounds", whole(1), default=5)
+    parser.flag("seed", "of weights and episodes", whole(0), default=0)
+    parser.switch("deterministic", "the engine waits until all agents call; default: it does not.")
+    parser.flag("json", "also write the figures to this file", writable_file)
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Measures, prints and returns the figures.
+
+    Raises:
+      ValueError: a wrong setting; both sides did not sample the same.
+    """
+    prepare_xla()
+    device = machine.only_device()
+    with tempfile.TemporaryDirectory() as folder:
+        larger = _write_random(given, Path(folder) / "model", machine.fast_dtype(device))
+        policies = {"the bundled policy": BUNDLED, f"random, {given.model}": larger}
+        measured = {name: _measure(given, path) for name, path in policies.items()}
+    figures = {
+        "benchmark": "agents",
+        "episodes": given.tasks * given.group_size,
+        "deterministic": given.deterministic,
+        "target": TARGET,
+        "machine": machine.describe(device),
+        "policies": measured,
+    }
+    print(f"{figures['episodes']} episodes of the order desk, {figures['machine']['device']}")
+    for name, found in measured.items():
+        _print(name, found)
+    if given.json is not None:
+        given.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return figures
+
+
+def _print(name: str, found: dict[str, Any]) -> None:
+    sides = found["contenders"]
+    print(
+        f"{name} ({found['parameters'] / 1e6:.1f}M parameters): {found['ratio']:.2f}x"
+        f" ({found['ratio_least']:.2f} to {found['ratio_most']:.2f} by rounds) the rollout's time,"
+        f" target at most {TARGET}: {AGENT} {sides[AGENT]['median_s']:.3f} s, {ENVIRONMENT}"
+        f" {sides[ENVIRONMENT]['median_s']:.3f} s, {sides[AGENT]['turns']} turns,"
+        f" {sides[AGENT]['sampled']} tokens"
+    )
+
+
+def _write_random(given: argparse.Namespace, folder: Path, dtype: str) -> str:
+    """A random policy in a folder, with the bundled one's tokenizer."""
+    arch, tokenizer = architecture(given.model, dtype), read_tokenizer(BUNDLED)
+    save_pretrained(Transformer(arch, nnx.Rngs(given.seed)), folder, tokenizer, dtype=dtype)
+    return str(folder)
+
+
+def _measure(given: argparse.Namespace, path: str) -> dict[str, Any]:
+    """Rounds of one policy."""
+    fields = {
+        "model.path": path,
+        "rollout.tasks": given.tasks,
+        "rollout.group_size": given.group_size,
+        "rollout.deterministic": given.deterministic,
+        "env.options": {},
+    }
+    config = load_config(CONFIG, [f"{name}={value}" for name, value in fields.items()])
+    made, trained = build.load_policy(config, path)
+    with jax.set_mesh(made.mesh), contextlib.ExitStack() as stack:
+        params, engine = made.merged(trained), build.build_engine(config, made)
+        engine.compile(params)
+        workers = stack.enter_context(_workers(config, engine, made.tokenizer))
+        environment = envs.make(config.env.name, **config.env.options)
+        tasks = environment.task_ids("train")[: given.tasks]
+        requests = group_requests(tasks, given.group_size)
+        last: dict[str, Collected] = {}
+
+        def plays(name: str) -> Callable[[int], float]:
+            def play(number: int) -> float:
+                options = CollectionOptions(seed=given.seed, iteration=number)
+                last[name] = collect(workers[name], params, requests, options)
+                return last[name].wall_s
+
+            return play
+
+        contenders = {name: plays(name) for name in workers}
+        for play in contenders.values():
+            play(given.repeats)  # warm
+        _check_same(last, exact=given.deterministic)
+        timings = comparison.alternate(contenders, given.repeats)
+    return {
+        "parameters": parameters(made.network.arch),
+        **comparison.ratio(timings[AGENT], timings[ENVIRONMENT]),
+        "contenders": {
+            name: timing.as_json()
+            | {
+                "sampled": last[name].sampled_tokens,
+                "turns": sum(trajectory.turns for trajectory in last[name].trajectories),
+            }
+            for name, timing in timings.items()
+        },
+    }
+
+
+@contextlib.contextmanager
+def _workers(config: Config, engine: Any, tokenizer: Any) -> Iterator[dict[str, RolloutWorker]]:
+    """The two sides, which share an engine."""
+    alone = dataclasses.replace(config, agent=Agent())
+    with contextlib.ExitStack() as stack:
+        workers = {}
+        for name, each in ((AGENT, config), (ENVIRONMENT, alone)):
+            host = build_host(each, engine, lambda line: None)
+            stack.callback(host.close)
+            workers[name] = RolloutWorker(engine, host, tokenizer, config.env, config.rollout)
+        yield workers
+
+
+def _check_same(last: dict[str, Collected], *, exact: bool) -> None:
+    """Raises ValueError where an agent failed, or the sides did not play the same episodes."""
+    tokens = {
+        name: [[s.tokens_L.tolist() for s in t.segments] for t in each.trajectories]
+        for name, each in last.items()
+    }
+    failed = [t.info for each in last.values() for t in each.trajectories if t.failed]
+    if failed:
+        raise ValueError(f"bench: {len(failed)} episodes failed, the first with {failed[0]}.")
+    if exact and tokens[AGENT] != tokens[ENVIRONMENT]:
+        raise ValueError("bench: the agent's episodes are not the environment's.")

@@ -1,0 +1,251 @@
+"""Serves a policy to clients of OpenAI's and Anthropic's APIs, until SIGTERM or Ctrl-C.
+
+python -m seeupo_jax.serve --config=FILE.py [--config.FIELD=VALUE ...]
+    [--workdir=DIR [--step=latest|best|N] [--weights=ema|trained] | --model=FOLDER]
+    [--host=127.0.0.1] [--port=8000] [--temperature=T] [--ignore_sampling]
+
+The policy is a checkpoint of the run in DIR, a model folder's, or the one that the configuration
+starts from. Of the configuration `model`, `lora`, `chat`, `mesh`, `rollout` and `agent.tool_format`
+say how it answers: with at most rollout.max_action_tokens, in conversations of at most
+rollout.max_context tokens, to rollout.concurrency calls at once. The key is SEEUPO_API_KEY of the
+environment, or one that is made and printed. See docs/serving.md.
+"""
+
+# Types of jax's own functions are partly unknown.
+# pyright: strict, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import ipaddress
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from seeupo_jax.agents.calls import Access
+from seeupo_jax.agents.serving import Serving
+from seeupo_jax.agents.tool_format import choose_format
+from seeupo_jax.configuration.flags import Flags, Wrong, whole
+from seeupo_jax.configuration.schema import Config, WarmStart
+from seeupo_jax.errors import sentence_errors
+from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
+from seeupo_jax.rollout.engine.slots import SlotEngine
+from seeupo_jax.runtime.checks import check_sampling
+from seeupo_jax.runtime.cli import add_run_flags, log_to_stderr, prepare_xla, read_config
+from seeupo_jax.runtime.policy_folder import WEIGHTS, saved_weights
+from seeupo_jax.runtime.policy_sources import PolicySource, check_trained, own_policy
+
+if TYPE_CHECKING:
+    from seeupo_jax.agents.endpoint import Endpoint
+
+_LOGGER = logging.getLogger(__name__)
+KEY_VARIABLE = "SEEUPO_API_KEY"
+
+
+def _temperature(value: str) -> float:
+    """0, or what `config.rollout.temperature` may be."""
+    with contextlib.suppress(ValueError):
+        if (number := float(value)) == 0 or 0.01 <= number <= 100:
+            return number
+    raise Wrong(value, "0, which takes the likeliest token, or a number from 0.01 to 100")
+
+
+def _flags() -> Flags:
+    flags = Flags("serve", __doc__)
+    add_run_flags(flags, required=False)
+    flags.flag("step", "which checkpoint of the run: latest (default), best, or its number.")
+    flags.flag("weights", WEIGHTS)
+    flags.flag("model", "a model folder or GGUF file, instead of a run.")
+    flags.flag("host", "where to listen; others than a loopback address let other machines call.",
+               default="127.0.0.1")  # fmt: skip
+    flags.flag("port", "where to listen; 0 is a free one.", whole(0, 65_535), default=8000)
+    flags.flag("temperature", "of sampling; 0: the likeliest token; default: the configuration's.",
+               _temperature)  # fmt: skip
+    flags.switch("ignore_sampling", "ignore what requests say of sampling; default: refuse other"
+                 " values than those that hold.", default=None)  # fmt: skip
+    return flags
+
+
+class _Source(NamedTuple):
+    """Which policy is meant. workdir: of a run; None: what the configuration starts from."""
+
+    workdir: Path | None
+    step: str
+    weights: str | None
+
+
+def _choose(config: Config, given: argparse.Namespace) -> tuple[Config, _Source]:
+    """The configuration as it is to be served, and where its policy is.
+
+    Raises:
+      ValueError: flags that do not go together, or no policy.
+    """
+    for name in ("step", "weights"):
+        if getattr(given, name) is not None and given.workdir is None:
+            got = getattr(given, name)
+            raise ValueError(f"--{name}: got {got!r}; allowed: with --workdir=DIR.")
+    if given.model is not None and given.workdir is not None:
+        raise ValueError(f"--model: got {given.model!r} beside --workdir; allowed: one of the two.")
+    if given.model is not None:
+        model = dataclasses.replace(config.model, path=given.model)
+        config = dataclasses.replace(config, model=model, warm_start=WarmStart())
+    if given.workdir is None and (config.warm_start.stages or config.model.path is None):
+        raise ValueError(
+            "--workdir: got none; allowed: the folder of a run, or --model=FOLDER, since the"
+            " configuration makes its policy from nothing."
+        )
+    rollout, agent = config.rollout, config.agent
+    if given.temperature == 0:
+        rollout = dataclasses.replace(rollout, top_k=1, temperature=1.0)
+    elif given.temperature is not None:
+        rollout = dataclasses.replace(rollout, temperature=given.temperature)
+    if given.ignore_sampling is not None:
+        agent = dataclasses.replace(agent, ignore_sampling=given.ignore_sampling)
+    config = dataclasses.replace(config, rollout=rollout, agent=agent)
+    step = "latest" if given.step is None else given.step
+    return config, _Source(given.workdir, step, given.weights)
+
+
+def _check(config: Config, source: _Source, host: str, port: int) -> None:
+    """ValueError where there is nothing to serve or no address, before anything is loaded."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise ValueError(
+            f"--port: got {port} at {host}, which cannot be had ({error.strerror}); allowed:"
+            " a free one of this machine, or 0."
+        ) from None
+    if not os.environ.get(KEY_VARIABLE, "unset").strip():
+        raise ValueError(f"{KEY_VARIABLE}: got an empty key; allowed: a key, or no variable.")
+    if source.workdir is not None:
+        saved_weights(config, source.weights)
+        check_trained(config, source.workdir)
+    check_sampling(config)
+
+
+def _begin(config: Config, source: PolicySource, stop: StopRequest) -> Serving:
+    """A policy in an engine that is compiled and has begun.
+
+    Raises:
+      StoppedCompiling: the command was asked to stop meanwhile.
+    """
+
+    def between() -> None:
+        if stop.asked:
+            raise StoppedCompiling
+
+    engine, rollout = source.engine, config.rollout
+    assert isinstance(engine, SlotEngine)
+    assert isinstance(engine, SlotEngine)
+    engine.compile(source.params, between)
+    engine.begin(source.params, seed=config.seed, iteration=0)
+    return Serving(
+        engine,
+        source.tokenizer,
+        choose_format(config.agent.tool_format),
+        max_action_tokens=rollout.max_action_tokens,
+        max_context=rollout.max_context,
+    )
+
+
+def _make_endpoint(config: Config, name: str) -> Endpoint:
+    """What will listen; `name`: the model's, for clients.
+
+    Raises:
+      ValueError: the extra `agents` is not installed.
+    """
+    from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
+    from seeupo_jax.agents.endpoint import Endpoint, Limits
+
+    rollout, agent = config.rollout, config.agent
+    if rollout.top_k == 1:
+        rules = SamplingRules(0.0, ignore=agent.ignore_sampling)
+    else:
+        rules = SamplingRules(
+            rollout.temperature, rollout.top_p, rollout.top_k, agent.ignore_sampling
+        )
+    return Endpoint(
+        sampling=rules,
+        model=name,
+        tool_format=agent.tool_format,
+        limits=Limits(request_bytes=agent.request_kib * 1024),
+    )
+
+
+def _announce(config: Config, about: str, access: Access, engine: SlotEngine) -> None:
+    """Says that clients may call, what, and within which limits."""
+    rollout, agent = config.rollout, config.agent
+    sampling = "greedy" if rollout.top_k == 1 else f"temperature {rollout.temperature:g}"
+    print(f"Serving {about} at {access.base_url}")
+    print(
+        f"{rollout.max_context} tokens of context, {rollout.max_action_tokens} of them an answer at"
+        f" most; {engine.concurrency} calls at once, others wait; {sampling}; tool calls:"
+        f" {agent.tool_format}"
+    )
+    made = f"Key: {access.api_key} (made for this server; {KEY_VARIABLE} sets one)"
+    print(f"Key: as in {KEY_VARIABLE}" if KEY_VARIABLE in os.environ else made, flush=True)
+
+
+def _answer(config: Config, source: _Source, host: str, port: int) -> None:
+    """Loads the policy, and answers until a signal comes."""
+    place = source.workdir if source.workdir is not None else Path(str(config.model.path))
+    name = place.name.removeprefix("package:")
+    endpoint = _make_endpoint(config, name)
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
+        policy = stack.enter_context(
+            own_policy(
+                config,
+                Path() if source.workdir is None else source.workdir,
+                untrained=source.workdir is None,
+                weights=source.weights,
+                step=source.step,
+            )
+        )
+        serving = _begin(config, policy, stop)
+        endpoint.start(host, port)
+        stack.callback(endpoint.close)
+        access = endpoint.open_key(serving, key=os.environ.get(KEY_VARIABLE))
+        number = "" if source.workdir is None else f", checkpoint {policy.iteration}"
+        _announce(config, f"{place}{number} as {name!r}", access, policy.engine)
+        stop.wakes(serving.stop)
+        serving.run()
+        endpoint.close(cancel=False)  # its last answers are on their way
+        counts = ", ".join(f"{count} {name}" for name, count in serving.counts.items())
+        print(f"Stopped by {stop.reason}; calls: {counts or 'none'}.")
+
+
+def main(arguments: Sequence[str] = sys.argv) -> None:
+    """The command."""
+    with sentence_errors():
+        given = _flags().read(arguments[1:])
+    log_to_stderr()
+    with sentence_errors(), contextlib.suppress(StoppedCompiling):
+        config, source = _choose(read_config(given), given)
+        prepare_xla()
+        _check(config, source, given.host, given.port)
+        if not _is_loopback(given.host):
+            _LOGGER.warning(
+                f"warning: --host={given.host}: whoever reaches this machine and has the key is"
+                " answered, and what they send and get is not encrypted."
+            )
+        _answer(config, source, given.host, given.port)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether an address or a name is for this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""What `bench serving` measures with: clients that stream, fresh prompts, and generate."""
+
+import argparse
+import asyncio
+import json
+
+import httpx
+import pytest
+from agent_cases import ToldSession
+from flax import nnx
+
+from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
+from seeupo_jax.agents.endpoint import Endpoint
+from seeupo_jax.bench import __main__ as bench
+from seeupo_jax.bench.endpoint import generate_server, load_client
+from seeupo_jax.bench.endpoint.served_requests import _Prompts
+from seeupo_jax.bench.inputs import architecture
+from seeupo_jax.policy import save_pretrained
+from seeupo_jax.policy.files.weights import read_tokenizer
+from seeupo_jax.policy.transformer import Transformer
+
+TOKENIZER = read_tokenizer("package:order_desk")
+
+
+def test_clients_ask_every_prompt_once_and_count_what_was_sampled():
+    endpoint, session = Endpoint(sampling=SamplingRules(1.0), model="x", tool_format="hermes"), None
+    endpoint.start()
+    try:
+        session = ToldSession()
+        access = endpoint.open_key(session)
+        prompts = ["one", "two and", "three and more"]
+        done = asyncio.run(
+            load_client.ask(access.base_url, access.api_key, "x", 2, prompts, max_tokens=3)
+        )
+        wrong = load_client.ask(access.base_url, "wrong", "x", 1, prompts, max_tokens=3)
+        with pytest.raises(RuntimeError, match="401"):
+            asyncio.run(wrong)
+    finally:
+        endpoint.close()
+    asked = sorted(call.messages[-1].content for call in session.calls)
+    assert asked == sorted(prompts) and {call.max_tokens for call in session.calls} == {3}
+    assert sorted(one["tokens"] for one in done["requests"]) == [1, 3, 3]
+    assert all(0 < one["first_s"] < done["seconds"] for one in done["requests"])
+
+
+def test_no_prompt_comes_twice_and_none_is_longer_than_was_planned():
+    prompts = _Prompts(argparse.Namespace(seed=0, words=8, answer=4), TOKENIZER)
+    taken = prompts.take(200)
+    assert len(set(taken)) == 200
+    lengths = [len(TOKENIZER.begin([{"role": "user", "content": p}], ()).tokens) for p in taken]
+    assert max(lengths) + 4 <= prompts.longest
+
+
+def test_generate_streams_every_token_and_counts_them(tmp_path):
+    arch = architecture("nano", "float32")
+    save_pretrained(Transformer(arch, nnx.Rngs(0)), tmp_path, TOKENIZER)
+    app = generate_server.build(str(tmp_path), "float32")
+    body = {"messages": [{"role": "user", "content": "order"}], "max_tokens": 12}
+
+    async def ask():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x/v1") as http:
+            return (await http.post("/chat/completions", json=body)).text
+
+    *events, done = [line.removeprefix("data: ") for line in asyncio.run(ask()).split("\n\n")[:-1]]
+    *texts, usage = map(json.loads, events)
+    assert done == "[DONE]" and 1 <= usage["usage"]["completion_tokens"] <= 12
+    pieces = [event["choices"][0]["delta"]["content"] for event in texts]
+    assert 1 <= len(pieces) <= usage["usage"]["completion_tokens"] and all(pieces)
+
+
+@pytest.mark.parametrize("flag", ["--clients=0", "--clients=1,x", "--answer=0"])
+def test_a_wrong_setting_is_one_sentence(flag, capsys):
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["bench", "serving", flag])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {flag.partition('=')[0]}: got ") and error.count("\n") == 1

@@ -1,0 +1,166 @@
+"""The command as its user runs it: a policy behind an address, until a signal."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import openai
+import openai_cases
+import optax
+import pytest
+from places import CONFIGS
+from process_cases import environment
+
+from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.metrics.checksum import checksum
+from seeupo_jax.policy import from_pretrained
+from seeupo_jax.policy.network import split
+from seeupo_jax.runtime import build
+from seeupo_jax.runtime.policy_sources import own_policy
+from seeupo_jax.serve import KEY_VARIABLE, main
+from seeupo_jax.types import TrainState
+
+QUICKSTART, BASE = f"--config={CONFIGS / 'quickstart.py'}", "package:order_desk"
+SMALL = ("--config.rollout.tasks=1", "--config.rollout.group_size=2")
+LENGTH = 128  # tokens of a conversation in that configuration
+ASKED = [{"role": "user", "content": "Hello. My order is 123456. When will it come?"}]
+
+
+@pytest.fixture(scope="module")
+def served():
+    """A greedy server in a process of its own, and the lines that it printed when it was ready."""
+    own = {name: value for name, value in environment().items() if name != KEY_VARIABLE}
+    line = [QUICKSTART, f"--model={BASE}", "--port=0", "--temperature=0", *SMALL]
+    command = [sys.executable, "-m", "seeupo_jax.serve", *line]
+    process = subprocess.Popen(
+        command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process, [process.stdout.readline() for _ in range(3)]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    _, lines = served
+    url, key = re.search(r"http://\S+", lines[0])[0], re.search(r"Key: (\S+)", lines[2])[1]
+    with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as made:
+        yield made
+
+
+def test_it_says_when_it_is_ready_where_what_and_within_which_limits(served):
+    _, (what, limits, key) = served
+    assert re.fullmatch(
+        r"Serving package:order_desk as 'order_desk' at http://127\.0\.0\.1:\d+/v1\n", what
+    )
+    assert limits == (
+        "128 tokens of context, 16 of them an answer at most; 2 calls at once, others wait; greedy;"
+        " tool calls: hermes\n"
+    )
+    assert re.fullmatch(rf"Key: \S{{43}} \(made for this server; {KEY_VARIABLE} sets one\)\n", key)
+
+
+def test_the_answer_is_the_policys_likeliest(client):
+    done = client.chat.completions.create(model="order_desk", messages=ASKED, temperature=0)
+    model, tokenizer = from_pretrained(BASE, dtype="float32")
+    logits_LV = openai_cases.logits_of(*split(model), LENGTH)
+    context, sampled = list(tokenizer.begin(ASKED, ()).tokens), []
+    while len(sampled) < 16 and not set(sampled) & set(tokenizer.end_ids):
+        sampled.append(int(np.argmax(logits_LV([*context, *sampled])[-1])))
+    assert done.choices[0].message.content == tokenizer.text(sampled)
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (len(context), len(sampled))
+
+
+def test_the_model_is_listed_and_a_wrong_key_refused(client):
+    assert [model.id for model in client.models.list()] == ["order_desk"]
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="wrong").chat.completions.create(
+            model="order_desk", messages=ASKED
+        )
+
+
+def test_another_sampling_than_the_servers_is_refused(client):
+    with pytest.raises(openai.BadRequestError, match="temperature: got 1.0; allowed: 0.0"):
+        client.chat.completions.create(model="order_desk", messages=ASKED, temperature=1.0)
+
+
+def test_a_conversation_that_is_too_long_is_refused(client):
+    long = [{"role": "user", "content": "order " * LENGTH}]
+    with pytest.raises(openai.BadRequestError, match=r"messages: got \d+ tokens; allowed: fewer"):
+        client.chat.completions.create(model="order_desk", messages=long)
+
+
+def test_a_signal_ends_it_cleanly(served, client):
+    process, _ = served
+    client.chat.completions.create(model="order_desk", messages=ASKED)
+    process.send_signal(signal.SIGTERM)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert re.fullmatch(r"Stopped by SIGTERM; calls: .*\d+ answered.*\.\n", out)
+    with pytest.raises(openai.APIConnectionError):
+        client.models.list()
+
+
+@pytest.mark.parametrize("step, wanted", [("latest", 2), ("best", 1), ("1", 1)])
+def test_the_checkpoint_that_is_meant_is_served(tmp_path, step, wanted):
+    config = from_dict({"model": {"path": BASE}})
+    made, params = build.load_policy(config, BASE)
+    checkpoints, saved = Checkpoints(tmp_path / "checkpoints", keep=2), {}
+    for number, score in ((1, 0.9), (2, 0.5)):
+        params = jax.tree.map(lambda leaf: leaf + 0.25, params)
+        state = TrainState(params, optax.adam(1e-3).init(params), jnp.int32(0), jnp.int32(0))
+        checkpoints.save(number, state, {}, score)
+        saved[number] = checksum(made.merged(params))
+    checkpoints.close()
+    with own_policy(config, tmp_path, step=step) as source:
+        assert source.iteration == wanted and checksum(source.params) == saved[wanted]
+
+
+def refusal(capsys, *arguments):
+    """The sentence with which the command ends."""
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *arguments])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+REFUSED = {
+    "--temperature: got '-1'; allowed: 0, which takes the likeliest": ["--temperature=-1"],
+    "--temperature: got '0.001'; allowed: 0, which": ["--temperature=0.001"],
+    "--step: got 'best'; allowed: with --workdir": ["--step=best"],
+    "--weights: got 'ema'; allowed: with --workdir": ["--weights=ema"],
+    "--model: got 'x' beside --workdir; allowed: one of the two": ["--model=x", "--workdir=runs"],
+    "--workdir: got .*, which is not there; allowed: the folder": ["--workdir=no_such"],
+    "--port: got 8000 at 203.0.113.7, which cannot be had": ["--host=203.0.113.7"],
+    "model path: got 'no_such'; allowed: a folder": ["--model=no_such", "--port=0"],
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_a_mistake_is_one_sentence_before_anything_is_loaded(capsys, sentence):
+    error = refusal(capsys, QUICKSTART, *REFUSED[sentence])
+    assert re.match(f"error: {sentence}", error)
+    assert error.count("\n") == 1
+
+
+def test_a_configuration_without_a_model_needs_one(capsys):
+    error = refusal(capsys, f"--config={CONFIGS / 'order_desk_warm_start.py'}")
+    assert error.startswith("error: --workdir: got none; allowed: the folder of a run, or --model")
+
+
+def test_a_port_that_is_taken_and_an_empty_key_are_refused(capsys, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"--port: got {port} at 127.0.0.1" in refusal(capsys, QUICKSTART, f"--port={port}")
+    monkeypatch.setitem(os.environ, KEY_VARIABLE, " ")
+    error = refusal(capsys, QUICKSTART, "--port=0")
+    assert error.startswith(f"error: {KEY_VARIABLE}: got an empty key")
