@@ -162,12 +162,13 @@ def _causes(collected: Collected) -> dict[str, float]:
 
 
 def most_frequent_failure(collected: Collected) -> str | None:
-    """Why environments failed, in a sentence; None where none did."""
+    """Why environments or agents failed, in a sentence; None where none did."""
     reasons = Counter(t.info["failure"] for t in collected.sampled if t.failed)
     if not reasons:
         return None
     (reason, times), total = reasons.most_common(1)[0], sum(reasons.values())
-    return f"{total} environments failed, {times} of them so: {textwrap.shorten(reason, 200)}"
+    who = "agents" if any(LINEAGES in t.info for t in collected.sampled) else "environments"
+    return f"{total} {who} failed, {times} of them so: {textwrap.shorten(reason, 200)}"
 
 
 def truncation(collected: Collected, max_context: int) -> str | None:

@@ -7,14 +7,16 @@ import pytest
 from rollout_cases import NumberTokenizer, Saying
 
 from seeupo_jax.agents.agent_tasks import find_tasks
-from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.configuration.reward import Reward
 from seeupo_jax.envs import gate
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.collect import collect, group_requests
-from seeupo_jax.rollout.episode_metrics import rollout_metrics
+from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_metrics
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
+from seeupo_jax.runtime.checks import check_same_run, made_by
 from seeupo_jax.runtime.episode_host import build_host, check_host
+from seeupo_jax.runtime.evaluation_run import evaluation_settings
 
 AGENT = """
 import asyncio
@@ -42,7 +44,7 @@ async def play(task, client, *, longest):
 """
 
 
-def played(agent, *, rewards=(), **env):
+def played(agent, *, rewards=(), temperature=None, **env):
     """The trajectories of its tasks, by task, and the metrics of all of them."""
     rollout = {"max_turns": 3, "max_action_tokens": 4, "max_context": 40}
     config = from_dict({"agent": agent, "rollout": rollout, "env": env})
@@ -55,10 +57,13 @@ def played(agent, *, rewards=(), **env):
     )
     requests = group_requests(gate.task_ids(find_tasks(config), "train"), 1)
     try:
-        collected = collect(worker, None, requests, CollectionOptions(seed=3, iteration=1))
+        options = CollectionOptions(seed=3, iteration=1, temperature=temperature)
+        collected = collect(worker, None, requests, options)
     finally:
         host.close()
         scorer.close()
+    failed = any(t.failed for t in collected.trajectories)
+    assert ("agents failed, " in str(most_frequent_failure(collected))) == failed
     return {t.task_id: t for t in collected.trajectories}, rollout_metrics(collected)
 
 
@@ -118,8 +123,11 @@ def test_causes_calls_and_what_was_ignored_are_counted(function):
 def test_a_parameter_that_would_change_the_sampling_is_refused(tmp_path):
     file = tmp_path / "agent.py"
     file.write_text(AGENT.replace('["fine",', '["asks"] + 0 * ["fine",'))
-    found, _ = played({"name": f"{file}:play", "options": {"longest": 1}})
+    agent = {"name": f"{file}:play", "options": {"longest": 1}}
+    found, _ = played(agent)
     assert "temperature: got 0.5; allowed: 1.0" in found["asks"].info["failure"]
+    found, _ = played(agent, temperature=0.5)  # of an evaluation
+    assert "seed: got 3; allowed: no value" in found["asks"].info["failure"]
 
 
 PROGRAM = """
@@ -166,3 +174,20 @@ def test_an_endpoint_that_cannot_listen_is_said_in_a_sentence():
     config = from_dict({"agent": {"command": "sh", "host": "192.0.2.1"}})
     with pytest.raises(ValueError, match="endpoint: 192.0.2.1:0 cannot be listened on"):
         build_host(config, Saying(), print)
+
+
+def test_a_run_resumes_and_an_evaluation_goes_on_with_the_same_agent_wherever_it_listens():
+    plain, first, second = ({}, {"command": "sh a"}, {"command": "sh b"})
+    saved = to_dict(from_dict({"agent": first}))
+    check_same_run(from_dict({"agent": first | {"port": 80, "memory_mib": 9}}), saved)
+    older = to_dict(from_dict({}))
+    del older["agent"]  # of a version that had none
+    check_same_run(from_dict({}), older)
+    for agent, other in ((second, saved), (plain, saved), (first, older)):
+        with pytest.raises(ValueError, match="^config.agent: got .*Choose a new workdir"):
+            check_same_run(from_dict({"agent": agent}), other)
+    a, b, c = (made_by(from_dict({"agent": agent})) for agent in (plain, first, second))
+    assert len({a, b, c}) == 3 and made_by(from_dict({"agent": {"port": 5}})) == a
+    told = [evaluation_settings(from_dict({"agent": x}), "test", 1, {}) for x in (plain, first)]
+    assert "config.agent" not in told[0] and told[1]["config.agent"]["command"] == "sh a"
+    assert not {"host", "port", "output_kib"} & told[1]["config.agent"].keys()

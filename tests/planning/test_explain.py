@@ -15,6 +15,7 @@ import run_cases as cases
 from places import ROOT, TINY
 from process_cases import PYTHONPATH
 
+from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import Progress
@@ -25,7 +26,7 @@ from seeupo_jax.parallel.compiling import WORKERS
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.planning.abstract_run import Planned
-from seeupo_jax.planning.explain_parts import plan_run, reward_lines
+from seeupo_jax.planning.explain_parts import episode_section, plan_run, reward_lines
 from seeupo_jax.planning.explain_training import explain_training
 from seeupo_jax.planning.explanation import listed, print_explanation
 from seeupo_jax.runtime import build
@@ -443,3 +444,32 @@ def test_less_memory_than_a_run_needs_is_told_for_planned_devices(tmp_path):
     ):
         explain_training(config, tmp_path, Planned(24 * 2**20))
     explain_training(config, tmp_path, Planned(64 * 2**20))
+
+
+def test_an_agent_is_told_with_its_limits_and_where_the_policy_is_served(tmp_path):
+    function = load_config(ROOT / "configs" / "agent_order_desk.py")
+    assert episode_section(function) == (
+        "agent",
+        [
+            "seeupo_jax.agents.order_desk_agent:play: a function in an event loop of its own",
+            "tasks: env order_desk",
+            "128 at once, each of at most 6 calls and 128 tokens; one without an open call for"
+            " 300 s is ended",
+            "the policy is served on 127.0.0.1, a free port, a key for each episode:"
+            " /v1/chat/completions, /v1/responses, /v1/messages; a request at most 16,384 KiB,"
+            " tool calls as hermes, other sampling parameters refused",
+        ],
+    )
+    tasks = tmp_path / "tasks.jsonl"
+    fields = {"command": "node agent.js", "tasks": str(tasks), "port": 8000, "memory_mib": 2000}
+    command = load_config(
+        dataclasses.replace(function, agent=Agent(**fields, ignore_sampling=True)),
+        ["rollout.concurrency=7"],
+    )
+    _, (runs, source, at_once, served) = episode_section(command)
+    assert runs == (
+        "node agent.js: a process group for each episode; memory: 2,000 MiB, output: 16,384 KiB"
+    )
+    assert source == f"tasks: {tasks}" and at_once.startswith("7 at once, ")
+    assert "on 127.0.0.1, 8000, " in served and served.endswith("ignored and counted")
+    assert episode_section(load_config(QUICKSTART))[0] == "environment"

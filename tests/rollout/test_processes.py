@@ -8,8 +8,9 @@ from process_cases import run_processes
 
 
 def collect(folder, processes, devices):
-    """What each process has: the trajectories of three collections, of which one is in rounds, and
-    the actions of its own turns in a fourth one, in which some turns are cancelled.
+    """What each process has: the trajectories of four collections, of which one is in rounds and
+    one played by agents, and the actions of its own turns in a fifth one, in which some turns are
+    cancelled.
     """
     return run_processes("rollout_process.py", processes, devices, folder, read=pickle.loads)
 
@@ -47,7 +48,10 @@ def test_several_processes_give_the_trajectories_of_one(alone, tmp_path, process
 
 
 def test_the_collections_of_the_test_are_no_trivial_ones(alone):
-    first, second, rounds, uncancelled = alone
+    first, second, rounds, agents, uncancelled = alone
+    assert {t.stop for t in agents} == {"done", "max_turns", "env_error"}
+    assert [t.turns for t in agents[::3]] == [4, 2, 3, 4, 2, 4, 1, 3]
+    assert {t.info.get("agent_failure") for t in agents} == {None, "exception"}
     stops = [t.stop for t in first]
     assert {"done", "max_turns", "env_error"} == set(stops)
     assert len({t.segments[0].tokens_L.tobytes() for t in (*first, *second)}) >= 40

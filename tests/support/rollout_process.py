@@ -12,8 +12,10 @@ import jax
 import numpy as np
 import rollout_cases
 from flax import nnx
+from places import SUPPORT
 
 from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.parallel.mesh import (
@@ -30,8 +32,10 @@ from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.rollout.engine.slots import SlotEngine
-from seeupo_jax.rollout.player import CollectionOptions
+from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
 from seeupo_jax.rollout.resample import resample
+from seeupo_jax.runtime.episode_host import build_host
+from seeupo_jax.types import Trajectory
 
 RANK, COUNT, PORT = map(int, sys.argv[1:4])
 SIZES = {"vocab_size": 30, "width": 16, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8}
@@ -83,6 +87,19 @@ def uncancelled(engine: SlotEngine, params: Any) -> dict[int, Any]:
     raise AssertionError
 
 
+def of_agents(engine: SlotEngine, params: Any) -> Sequence[Trajectory]:
+    """What agents play, at an endpoint of each process."""
+    config = from_dict({"agent": {"name": f"{SUPPORT / 'slow_agent.py'}:play"}})
+    host = build_host(config, engine, print)
+    rollout = schema.Rollout(max_turns=4)
+    worker = RolloutWorker(engine, host, rollout_cases.NumberTokenizer(), config.env, rollout)
+    options = CollectionOptions(seed=1, iteration=12)
+    try:
+        return collect(worker, params, group_requests(TASKS, 3), options).trajectories
+    finally:
+        host.close()
+
+
 def main() -> None:
     if COUNT > 1:
         jax.distributed.initialize(f"localhost:{PORT}", COUNT, RANK)
@@ -118,6 +135,7 @@ def main() -> None:
         collected = [
             *(sample(number, TASKS).trajectories for number in (0, 1)),
             resample(sample, TASKS, iter(OTHERS), rounds=3).sampled,
+            of_agents(engine, params),
             uncancelled(engine, params),
         ]
         pool.close()
