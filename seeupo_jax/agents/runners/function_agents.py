@@ -21,8 +21,7 @@ from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.user_code import import_attribute
 from seeupo_jax.envs.gate import ProtocolError, describe
 
-BLOCKED_S = 2.0  # for which the loop does not turn, after which a warning names the agent
-_LOOK_S = 0.5  # between looks at the loop
+BLOCKED_S = 2.0  # in one step of an agent, after which a warning names it
 _CLOSE_S = 2.0  # for agents to end when the run does
 
 _LOGGER = logging.getLogger(__name__)
@@ -66,10 +65,19 @@ class FunctionAgents:
     Args:
       name: of the function, for messages.
       max_reward: the largest magnitude of a reward.
+      blocked_s: for which an agent may keep the loop from turning, unwarned.
     """
 
-    def __init__(self, name: str, function: AgentFunction, *, max_reward: float):
-        self._name, self._function, self._max_reward = name, function, max_reward
+    def __init__(
+        self,
+        name: str,
+        function: AgentFunction,
+        *,
+        max_reward: float,
+        blocked_s: float = BLOCKED_S,
+    ):
+        self._name, self._function = name, function
+        self._max_reward, self._blocked_s = max_reward, blocked_s
         self._lock = threading.Lock()
         self._loops: list[tuple[_Loop, Clients]] = []
         open_clients()  # imports what it needs before the first episode
@@ -90,7 +98,7 @@ class FunctionAgents:
         with self._lock:
             if not self._loops or self._loops[-1][0].blocked:
                 clients = open_clients()
-                self._loops.append((_Loop(clients.close), clients))
+                self._loops.append((_Loop(clients.close, self._blocked_s), clients))
             return self._loops[-1]
 
     async def _play(self, task: AgentTask, opened: Any) -> AgentResult | AgentFailure:
@@ -156,12 +164,13 @@ class _Loop:
 
     Args:
       close: is awaited when it ends.
+      limit_s: for which one task may keep it from turning.
     """
 
-    def __init__(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, close: Callable[[], Coroutine[Any, Any, None]], limit_s: float) -> None:
         self._loop, self._close = asyncio.new_event_loop(), close
         self._loop.set_default_executor(_Threads())
-        self._turned = time.monotonic()
+        self._limit_s, self._blocked_s = limit_s, 0.0
         self._closed = threading.Event()
         # Daemons: an agent that blocks the loop must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="agents", daemon=True)
@@ -171,7 +180,7 @@ class _Loop:
     @property
     def blocked(self) -> bool:
         """Whether no other agent has been able to go on for long."""
-        return time.monotonic() - self._turned > BLOCKED_S + 2 * _LOOK_S
+        return self._blocked_s > 1.5 * self._limit_s
 
     def run(
         self,
@@ -231,21 +240,23 @@ class _Loop:
         self._loop.close()
 
     def _look(self) -> None:
-        """Asks the loop to say that it turns, and says so where it does not."""
-        warned_s = BLOCKED_S
-        while not self._closed.wait(_LOOK_S):
-            asked = time.monotonic()
-            turned = threading.Event()
+        """Asks the loop to say that it turns; where one task keeps it from that, says so."""
+        look_s = self._limit_s / 4
+        while not self._closed.wait(look_s):
+            turned, warned_s = threading.Event(), self._limit_s
+            task, since = None, time.monotonic()
             self._call(turned.set)
-            while not turned.wait(_LOOK_S) and not self._closed.is_set():
-                blocked_s = time.monotonic() - asked
-                if blocked_s > warned_s:
-                    self._warn(blocked_s)
-                    warned_s = 2 * blocked_s
-            self._turned, warned_s = time.monotonic(), BLOCKED_S
+            while not turned.wait(look_s) and not self._closed.is_set():
+                current, now = asyncio.current_task(self._loop), time.monotonic()
+                if current is None or current is not task:  # many have work to do: it is busy
+                    task, since = current, now
+                self._blocked_s = now - since
+                if self._blocked_s > warned_s:
+                    self._warn(task, self._blocked_s)
+                    warned_s = 2 * self._blocked_s
+            self._blocked_s = 0.0
 
-    def _warn(self, seconds: float) -> None:
-        task = asyncio.current_task(self._loop)
+    def _warn(self, task: asyncio.Task[Any] | None, seconds: float) -> None:
         name = "an agent" if task is None else task.get_name()
         frame = sys._current_frames().get(self._thread.ident or 0)
         where = "" if frame is None else _place(traceback.extract_stack(frame))

@@ -146,8 +146,8 @@ def test_more_agents_than_cores_run_synchronous_code_at_once(agents):
 
 
 def test_one_that_blocks_the_loop_is_named_and_the_next_run_in_another(caplog):
-    agents, ended = FunctionAgents("module:play", play, max_reward=10.0), queue.SimpleQueue()
-    released = threading.Event()
+    agents = FunctionAgents("module:play", play, max_reward=10.0, blocked_s=0.4)
+    ended, released = queue.SimpleQueue(), threading.Event()
 
     async def act(task, client):
         return released.wait(30)
@@ -160,11 +160,22 @@ def test_one_that_blocks_the_loop_is_named_and_the_next_run_in_another(caplog):
     line = act.__code__.co_firstlineno + 1
     assert warning.startswith("agent module:play on t/0 has blocked the event loop for ")
     assert f" s at {__file__}, line {line}, so that no other agent can go on" in warning
-    time.sleep(1.5)
+    time.sleep(0.5)
     assert end(agents, lambda *_: give(1)).reward == 1.0 and ended.empty()
     released.set()
     assert ended.get(timeout=20).reward == 1.0
     agents.close()
+
+
+def test_many_that_each_work_for_a_while_are_no_block(caplog):
+    agents = FunctionAgents("module:play", play, max_reward=10.0, blocked_s=0.4)
+    ended = queue.SimpleQueue()
+    for _ in range(20):
+        begin(agents, lambda *_: give(time.sleep(0.08)), ended)
+    for _ in range(20):
+        ended.get(timeout=20)
+    agents.close()
+    assert "blocked" not in caplog.text
 
 
 def loaded(tmp_path, source, **options):
