@@ -143,7 +143,6 @@ def _begin(config: Config, source: PolicySource, stop: StopRequest) -> Serving:
 
     engine, rollout = source.engine, config.rollout
     assert isinstance(engine, SlotEngine)
-    assert isinstance(engine, SlotEngine)
     engine.compile(source.params, between)
     engine.begin(source.params, seed=config.seed, iteration=0)
     return Serving(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -15,6 +14,7 @@ from seeupo_jax.agents.dialects.exchange import (
     Event,
     call_id,
     make_tool,
+    reply_id,
     write_arguments,
 )
 from seeupo_jax.agents.dialects.request_body import (
@@ -131,7 +131,7 @@ class MessagesExchange:
         self.call = _read_call(request, shows_tools=choice != "none")
         self.stream = bool(request.stream)
         self._caller = caller
-        self._id = f"msg_{secrets.token_hex(12)}"
+        self._id = f"msg_{reply_id()}"
         self._begun = False  # a block of text
 
     def reply(self, completion: Completion) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -15,6 +14,7 @@ from seeupo_jax.agents.dialects.exchange import (
     call_id,
     make_tool,
     openai_error,
+    reply_id,
     token_logprobs,
     write_arguments,
 )
@@ -138,7 +138,7 @@ class ChatExchange:
         self._usage = bool(options and options.include_usage)
         self._caller = caller
         self._head = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "id": f"chatcmpl-{reply_id()}",
             "created": int(time.time()),
             "model": caller.model,
         }

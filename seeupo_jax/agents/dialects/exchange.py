@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +13,7 @@ from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.envs.base import Tool
 
 Event = Mapping[str, Any] | str
+_NUMBERS = random.Random()  # not the one that agents may seed
 DEFAULT_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -85,6 +87,11 @@ def make_tool(name: str, description: str | None, parameters: dict[str, Any] | N
     """A tool as environments write it, so that the prompt is the same whatever the dialect."""
     schema = DEFAULT_PARAMETERS if parameters is None else parameters
     return {"name": name, "description": description or "", "parameters": schema}
+
+
+def reply_id() -> str:
+    """Of a reply; no secret: the system's random numbers cost a call that others wait for."""
+    return f"{_NUMBERS.getrandbits(96):024x}"
 
 
 def call_id(caller: Caller, index: int) -> str:

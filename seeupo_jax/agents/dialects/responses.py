@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -17,6 +16,7 @@ from seeupo_jax.agents.dialects.exchange import (
     call_id,
     make_tool,
     openai_error,
+    reply_id,
     token_logprobs,
     write_arguments,
 )
@@ -178,7 +178,7 @@ class ResponsesExchange:
         self.call = _read_call(request, self._history)
         self.stream = bool(request.stream)
         self._logprobs = "message.output_text.logprobs" in (request.include or ())
-        self._id = secrets.token_hex(12)
+        self._id = reply_id()
         self._created = int(time.time())
         self._sent = 0  # events
         self._text = ""  # sent of the message

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
 from seeupo_jax.agents.runners.agent_results import check_result
@@ -79,26 +79,26 @@ class FunctionAgents:
         self._name, self._function = name, function
         self._max_reward, self._blocked_s = max_reward, blocked_s
         self._lock = threading.Lock()
-        self._loops: list[tuple[_Loop, Clients]] = []
-        open_clients()  # imports what it needs before the first episode
+        self._loops: list[_Loop] = []
+        self._open_client = open_clients()
 
     def start(self, task: AgentTask, access: Access, on_end: OnEnd) -> Callable[[], None]:
         name = f"agent {self._name} on {task.task_id}"
-        loop, clients = self._free_loop()
-        return loop.run(name, lambda: self._play(task, clients.of(access)), on_end)
+        return self._free_loop().run(
+            name, lambda: self._play(task, self._open_client(access)), on_end
+        )
 
     def close(self) -> None:
         with self._lock:
             loops, self._loops = self._loops, []
-        for loop, _ in loops:
+        for loop in loops:
             loop.close()
 
-    def _free_loop(self) -> tuple[_Loop, Clients]:
+    def _free_loop(self) -> _Loop:
         """The latest loop; another one where an agent has blocked that for too long."""
         with self._lock:
-            if not self._loops or self._loops[-1][0].blocked:
-                clients = open_clients()
-                self._loops.append((_Loop(clients.close, self._blocked_s), clients))
+            if not self._loops or self._loops[-1].blocked:
+                self._loops.append(_Loop(self._blocked_s))
             return self._loops[-1]
 
     async def _play(self, task: AgentTask, opened: Any) -> AgentResult | AgentFailure:
@@ -112,19 +112,11 @@ class FunctionAgents:
             return AgentFailure("env_error", describe(error), "exception")
 
 
-class Clients(NamedTuple):
-    """Clients of one event loop, which share connections.
+def open_clients() -> Callable[[Access], Any]:
+    """What makes an episode's client, an `openai.AsyncOpenAI`.
 
-    of: an episode's. close: closes all connections.
-    """
-
-    of: Callable[[Access], Any]
-    close: Callable[[], Coroutine[Any, Any, None]]
-
-
-def open_clients() -> Clients:
-    """Clients for an event loop; one that opens its own connections takes 35 ms to make, most of
-    them to read certificates that no loopback needs.
+    Each has connections of its own, since a pool looks at all of its connections at every call;
+    made without certificates, which no loopback needs, that takes 0.2 ms and not 35.
 
     Raises:
       ValueError: the OpenAI SDK is not installed.
@@ -137,17 +129,11 @@ def open_clients() -> Clients:
             "config.agent.name: the package openai is missing; pip install seeupo_jax[agents]"
         ) from None
 
-    class SharedTransport(httpx2.AsyncBaseTransport):
-        """Stays open when an episode's client closes."""
-
-        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-            return await connections.handle_async_request(request)
-
     limits = httpx2.Limits(max_connections=None)  # else a call might wait for another
-    connections, shared = httpx2.AsyncHTTPTransport(verify=False, limits=limits), SharedTransport()
 
     def make(access: Access) -> Any:
-        http = httpx2.AsyncClient(transport=shared, timeout=None, follow_redirects=True)
+        connections = httpx2.AsyncHTTPTransport(verify=False, limits=limits)
+        http = httpx2.AsyncClient(transport=connections, timeout=None, follow_redirects=True)
         return openai.AsyncOpenAI(
             base_url=access.base_url,
             api_key=access.api_key,
@@ -156,19 +142,18 @@ def open_clients() -> Clients:
             http_client=http,
         )
 
-    return Clients(make, connections.aclose)
+    return make
 
 
 class _Loop:
     """An event loop in a thread of its own, and a thread that looks whether it turns.
 
     Args:
-      close: is awaited when it ends.
       limit_s: for which one task may keep it from turning.
     """
 
-    def __init__(self, close: Callable[[], Coroutine[Any, Any, None]], limit_s: float) -> None:
-        self._loop, self._close = asyncio.new_event_loop(), close
+    def __init__(self, limit_s: float) -> None:
+        self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(_Threads())
         self._limit_s, self._blocked_s = limit_s, 0.0
         self._closed = threading.Event()
@@ -236,7 +221,6 @@ class _Loop:
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks, timeout=_CLOSE_S / 2))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.run_until_complete(self._close())
         self._loop.close()
 
     def _look(self) -> None:
