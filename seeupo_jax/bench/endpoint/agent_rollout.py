@@ -11,7 +11,9 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -86,10 +88,14 @@ def _print(name: str, found: dict[str, Any]) -> None:
     print(
         f"{name} ({found['parameters'] / 1e6:.1f}M parameters): {found['ratio']:.2f}x"
         f" ({found['ratio_least']:.2f} to {found['ratio_most']:.2f} by rounds) the rollout's time,"
-        f" target at most {TARGET}: {AGENT} {sides[AGENT]['median_s']:.3f} s, {ENVIRONMENT}"
-        f" {sides[ENVIRONMENT]['median_s']:.3f} s, {sides[AGENT]['turns']} turns,"
+        f" target at most {TARGET}: {AGENT} {_seconds(sides[AGENT])}, {ENVIRONMENT}"
+        f" {_seconds(sides[ENVIRONMENT])}, {sides[AGENT]['turns']} turns,"
         f" {sides[AGENT]['sampled']} tokens"
     )
+
+
+def _seconds(side: dict[str, Any]) -> str:
+    return f"{side['median_s']:.3f} s ({side['cpu_s']:.3f} s of CPU)"
 
 
 def _write_random(given: argparse.Namespace, folder: Path, dtype: str) -> str:
@@ -118,11 +124,14 @@ def _measure(given: argparse.Namespace, path: str) -> dict[str, Any]:
         tasks = environment.task_ids("train")[: given.tasks]
         requests = group_requests(tasks, given.group_size)
         last: dict[str, Collected] = {}
+        spent: dict[str, list[float]] = {name: [] for name in workers}
 
         def plays(name: str) -> Callable[[int], float]:
             def play(number: int) -> float:
                 options = CollectionOptions(seed=given.seed, iteration=number)
+                began = time.process_time()
                 last[name] = collect(workers[name], params, requests, options)
+                spent[name].append(time.process_time() - began)
                 return last[name].wall_s
 
             return play
@@ -138,6 +147,7 @@ def _measure(given: argparse.Namespace, path: str) -> dict[str, Any]:
         "contenders": {
             name: timing.as_json()
             | {
+                "cpu_s": statistics.median(spent[name][1:]),  # without the first, which warms up
                 "sampled": last[name].sampled_tokens,
                 "turns": sum(trajectory.turns for trajectory in last[name].trajectories),
             }
