@@ -153,9 +153,10 @@ def task_ids(environment: Tasks, split: str) -> list[str]:
     tasks = _ask(where, lambda: list(found))
     if not tasks:
         raise ValueError(f"{where}: got no task; allowed: at least one.")
-    for task in tasks:
-        if not isinstance(task, str) or not _encodes(task):
-            raise ValueError(str(_refuse(where, task, "a list of texts", "a task ")))
+    texts = [task for task in tasks if isinstance(task, str)]
+    if len(texts) < len(tasks) or not _encodes("".join(texts)):
+        wrong = next(task for task in tasks if not isinstance(task, str) or not _encodes(task))
+        raise ValueError(str(_refuse(where, wrong, "a list of texts", "a task ")))
     return [str(task) for task in tasks]
 
 

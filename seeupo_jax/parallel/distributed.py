@@ -35,11 +35,11 @@ def own_row_shards(mesh: jax.sharding.Mesh) -> list[int]:
     return sorted(shard for shard, (owner,) in owners.items() if owner == jax.process_index())
 
 
-def to_global(x: np.ndarray, where: NamedSharding | None) -> jax.Array:
-    """A global array out of each process's own part; None: this process's only device."""
+def to_global(tree: Any, where: NamedSharding | None) -> Any:
+    """Global arrays out of each process's own parts; None: this process's only device."""
     if where is None or jax.process_count() == 1:
-        return jax.device_put(x, where)
-    return jax.make_array_from_process_local_data(where, x)
+        return jax.device_put(tree, where)
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(where, x), tree)
 
 
 def place(x: Any, where: NamedSharding) -> jax.Array:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _LANES = (0x9E3779B9, 0x85EBCA77)  # any two numbers: a sum of hashes for each
+_FEW = 2**20  # elements, of which NumPy adds up the hashes in 20 ms
 
 
 def fingerprint(tree: Any) -> str:
@@ -22,7 +25,7 @@ def fingerprint(tree: Any) -> str:
       64 hexadecimal digits.
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    sums = jax.device_get([_sums(leaf) for _, leaf in leaves])
+    sums = jax.device_get([_sums_of(leaf) for _, leaf in leaves])
     digest = hashlib.sha256()
     for (path, leaf), own in zip(leaves, sums, strict=True):
         name = jax.tree_util.keystr(path)
@@ -30,23 +33,52 @@ def fingerprint(tree: Any) -> str:
     return digest.hexdigest()
 
 
+def _sums_of(x: jax.Array) -> Sequence[Any]:
+    """By NumPy where that is quicker than to compile a program for a shape."""
+    on_host = x.is_fully_addressable and all(d.platform == "cpu" for d in x.devices())
+    return host_sums(np.asarray(x)) if on_host and x.size <= _FEW else device_sums(x)
+
+
+def host_sums(x: np.ndarray) -> Sequence[np.uint32]:
+    """What `device_sums` gives."""
+    # With an axis more, since NumPy warns of what overflows in scalars.
+    bits = np.array(x, order="C")[..., None].view(f"uint{min(_width(x), 32)}")
+    return _sums(bits.astype(np.uint32), x.ndim + (_width(x) > 32), np)
+
+
 @jax.jit
-def _sums(x: jax.Array) -> tuple[jax.Array, ...]:
+def device_sums(x: jax.Array) -> Sequence[jax.Array]:
     """The sum of all elements' hashes, once for each lane: uint32."""
-    width = 8 * x.dtype.itemsize
-    bits = jax.lax.bitcast_convert_type(x, f"uint{min(width, 32)}").astype(jnp.uint32)
-    place = jnp.zeros(bits.shape, jnp.uint32)
-    for axis in range(bits.ndim):
-        place = mix(place + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) + jnp.uint32(1))
-    hashes = (mix(mix(bits ^ jnp.uint32(lane)) + place) for lane in _LANES)
-    return tuple(jnp.sum(each, dtype=jnp.uint32) for each in hashes)
+    bits = jax.lax.bitcast_convert_type(x, f"uint{min(_width(x), 32)}").astype(jnp.uint32)
+    return _sums(bits, bits.ndim, jnp)
 
 
-def mix(x: jax.Array) -> jax.Array:
+def _width(x: Any) -> int:
+    """Bits of an element."""
+    return 8 * x.dtype.itemsize
+
+
+def _sums(bits: Any, axes: int, xp: Any) -> Sequence[Any]:
+    """See `device_sums`.
+
+    Args:
+      axes: how many of the first ones tell where an element stands.
+      xp: numpy or jax.numpy.
+    """
+    place = xp.zeros(bits.shape, np.uint32)
+    for axis in range(axes):
+        along = [-1 if other == axis else 1 for other in range(bits.ndim)]
+        index = xp.arange(1, bits.shape[axis] + 1, dtype=np.uint32).reshape(along)
+        place = mix(place + index)
+    hashes = (mix(mix(bits ^ np.uint32(lane)) + place) for lane in _LANES)
+    return tuple(xp.sum(each, dtype=np.uint32) for each in hashes)
+
+
+def mix(x: Any) -> Any:
     """A bijection of uint32 in which every bit changes half of the others.
 
     MurmurHash3's finalizer (Appleby, public domain).
     """
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

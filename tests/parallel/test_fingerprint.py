@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from seeupo_jax.configuration.schema import Mesh
-from seeupo_jax.parallel.fingerprint import fingerprint, mix
+from seeupo_jax.parallel.fingerprint import device_sums, fingerprint, host_sums, mix
 from seeupo_jax.parallel.mesh import make_mesh, sharding
 
 
@@ -31,6 +31,16 @@ def test_every_bit_of_every_element_counts(dtype):
         changed[place] ^= bits.dtype.type(1) << bits.dtype.type(bit)
         found.add(fingerprint({"x": jax.lax.bitcast_convert_type(changed, x.dtype)}))
     assert len(found) == 5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "float64"])
+@pytest.mark.parametrize("shape", [(), (7,), (8, 16), (3, 5, 2), (0, 4)])
+def test_the_host_adds_up_what_devices_do(shape, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        x = numbers(shape, dtype)
+        assert x.dtype == dtype
+        wanted = [int(each) for each in device_sums(x)]
+    assert [int(each) for each in host_sums(np.asarray(x))] == wanted
 
 
 def test_order_shape_name_and_type_count():

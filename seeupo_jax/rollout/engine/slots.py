@@ -309,8 +309,8 @@ class SlotEngine:
 
     def _join_shards(self, parts: Sequence[Any]) -> Any:
         """Trees of arrays, one a shard of this process, as one tree of global arrays."""
-        join = lambda *leaves: to_global(np.concatenate(leaves), self._where("rows"))  # noqa: E731
-        return jax.tree.map(join, *parts)
+        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        return to_global(joined, self._where("rows"))
 
     def _global_shapes(self, part: Any) -> Any:
         """What `_join_shards` gives where every shard has such a part, as shape structs."""
