@@ -5,10 +5,10 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 
 import jax
+import loaded_python
 import numpy as np
 import pytest
 import run_cases as cases
@@ -373,12 +373,12 @@ for file in sys.argv[1:]:
 def test_a_shipped_14b_run_is_told_without_its_devices_model_and_benchmark(tmp_path):
     files = sorted((ROOT / "configs").glob("qwen*_14b_*.py"))
     assert len(files) == 4
-    ended = subprocess.run(
-        [sys.executable, "-c", PLANNED, *map(str, files)],
-        cwd=tmp_path,
+    (tmp_path / "planned.py").write_text(PLANNED)
+    (tmp_path / "here").mkdir()
+    ended = loaded_python.run(
+        [sys.executable, tmp_path / "planned.py", *files],
+        cwd=tmp_path / "here",
         env=os.environ | {"PYTHONPATH": PYTHONPATH, "XLA_FLAGS": ""},
-        capture_output=True,
-        text=True,
         timeout=300,
     )
     assert ended.returncode == 0, ended.stderr
@@ -397,7 +397,7 @@ def test_a_shipped_14b_run_is_told_without_its_devices_model_and_benchmark(tmp_p
         assert "this machine has not: the environment's tasks: " in said and bench in said
         assert "tasks not known here; " in said
         assert said.rstrip().endswith("Nothing was run and nothing written.")
-    assert not list(tmp_path.iterdir())
+    assert not list((tmp_path / "here").iterdir())
 
 
 @pytest.mark.parametrize(

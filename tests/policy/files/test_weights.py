@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
-import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
+import loaded_python
 import numpy as np
 import pytest
+from process_cases import environment
 from safetensors.numpy import load_file, save_file
 from twin_policy import network_of, numpy_weights
 
@@ -338,9 +339,10 @@ def test_loading_holds_little_more_than_the_model_itself(tmp_path):
         save_pretrained(model, tmp_path / dtype, TOKENIZER, dtype=dtype)
     # Memory that the first load leaves for reuse could hide a copy of the smaller type only.
     paths = [str(tmp_path / name) for name in ("small", "bfloat16", "float32")]
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, *paths], capture_output=True, text=True, check=True
-    )
+    (tmp_path / "measure.py").write_text(MEASURE)
+    command = [sys.executable, tmp_path / "measure.py", *paths]
+    done = loaded_python.run(command, env=environment())
+    assert done.returncode == 0, done.stderr
     largest = large.vocab_size * large.width * 4 / 2**20  # MiB, as a parameter
     extra = [float(line) for line in done.stdout.split()]
     # Nor a second copy of it in the file's type.
