@@ -1,7 +1,9 @@
 """Settings of every test: CPU with eight devices, and no silent rank promotion."""
 
+import ctypes
 import gc
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -54,6 +56,12 @@ LONGEST = (
 )
 MAPS = Path("/proc/self/maps")  # Linux's list of a process's memory maps; it allows 65,530 of them
 MANY = 20_000
+PAGES = Path("/proc/self/statm")  # how many pages a process has: in all, and in memory
+LARGE = 1_500 * 2**20  # bytes that a worker holds between files before it forgets programs
+
+# Tracing makes objects by the million and hardly any garbage: by Python's own thresholds looking
+# for it takes a tenth of the tests' time.
+gc.set_threshold(50_000, 10, 10)
 
 
 def pytest_collection_modifyitems(items):
@@ -85,10 +93,30 @@ def cache_as_before():
         compilation_cache.reset_cache()  # else the folder of before stays in use
 
 
+def in_memory() -> int:
+    """Bytes of this process."""
+    return int(PAGES.read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.fixture(scope="session")
+def limits() -> dict[str, int]:
+    """What `few_programs` goes by."""
+    return {"maps": MANY, "bytes": LARGE}
+
+
 @pytest.fixture(autouse=True, scope="module")
-def few_programs():
-    """Forgets compiled programs where there are many: out of maps for more, XLA crashes."""
+def few_programs(limits):
+    """Forgets compiled programs where there are many, or where they fill the memory.
+
+    Out of maps for more, XLA crashes.
+    """
     yield
-    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MANY:
+    if not MAPS.exists():
+        return
+    large = in_memory() > limits["bytes"]
+    if large or MAPS.read_bytes().count(b"\n") > limits["maps"]:
         jax.clear_caches()
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+    if large:  # what is left is not worth another try before it has grown
+        limits["bytes"] = max(limits["bytes"], in_memory() + 2**29)

@@ -6,8 +6,10 @@ import re
 
 import nbformat
 import pytest
+from loaded_python import WITHOUT_TORCH
 from nbclient import NotebookClient
 from places import ROOT
+from process_cases import QUICK_XLA
 
 import seeupo_jax
 
@@ -20,10 +22,10 @@ def played(tmp_path_factory):
     """The notebook after all of its cells were executed by a kernel, and where."""
     place = tmp_path_factory.mktemp("notebook")
     book = nbformat.read(NOTEBOOK, as_version=4)
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([WITHOUT_TORCH, str(ROOT), os.environ.get("PYTHONPATH", "")])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", path)
-        patch.setenv("XLA_FLAGS", "")  # one device
+        patch.setenv("XLA_FLAGS", QUICK_XLA)  # one device
         client = NotebookClient(book, timeout=500, resources={"metadata": {"path": str(place)}})
         client.execute()
     return book, place

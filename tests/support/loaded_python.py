@@ -139,6 +139,7 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
         del sys.modules[f"seeupo_jax.{command}"]
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 10, 10)  # as in conftest.py, and why
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # JAX warns of each fork: of threads that do not run yet
         return _fork_on_request(connection)

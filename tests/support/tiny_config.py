@@ -25,6 +25,7 @@ def get_config() -> ConfigDict:
         "group_size": 4,
         "max_action_tokens": 16,
         "max_context": 128,
+        "prefill_tokens": 128,
         "deterministic": True,
     }
     config.batching = {"buckets": (64, 128)}
