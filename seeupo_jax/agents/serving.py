@@ -6,6 +6,7 @@ import asyncio
 import functools
 import itertools
 import logging
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from seeupo_jax.rollout.engine.slots import SlotEngine
 _LOGGER = logging.getLogger(__name__)
 # Tokens of all conversations that are remembered: about 100 MB of Python's lists and texts.
 REMEMBERED_TOKENS = 2**22
+_SHOWN, _NAMES = 80, 64  # characters of a field's name, and fields, that are counted by name
 _SHUTTING_DOWN = "The server is shutting down; ask again later, or another one."
 
 
@@ -86,10 +88,14 @@ class Serving:
             raise
 
     def ignored(self, param: str) -> None:
-        """As `Session.ignored`; warns once for each."""
-        self.counts[f"ignored {param}"] += 1
-        if self.counts[f"ignored {param}"] == 1:
-            _LOGGER.warning(f"warning: clients set {param!r}, which is ignored.")
+        """As `Session.ignored`; warns once of each field, of whichever element of a list."""
+        name = re.sub(r"\[\d+\]", "[]", param)
+        name = f"ignored {name[:_SHOWN]!r}"
+        if name not in self.counts and len(self.counts) >= _NAMES:
+            name = "ignored otherwise"
+        self.counts[name] += 1
+        if self.counts[name] == 1:
+            _LOGGER.warning(f"warning: clients set fields without effect here: {name}.")
 
     @property
     def waiting(self) -> int:

@@ -222,3 +222,19 @@ def test_a_call_that_waits_when_the_server_stops_is_answered_503(made):
             endpoint.close(cancel=False)
             reply = asked.result()
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "shutting_down")
+
+
+def test_fields_without_effect_are_counted_by_name_and_their_names_are_bounded(made, caplog):
+    serving = Serving(
+        made[0], TOKENIZER, choose_format("hermes"), max_action_tokens=1, max_context=2
+    )
+    for number in range(3):
+        serving.ignored(f"tools[{number}].function.response")
+    assert serving.counts == {"ignored 'tools[].function.response'": 3}
+    assert [record.getMessage() for record in caplog.records] == [
+        "warning: clients set fields without effect here: ignored 'tools[].function.response'."
+    ]
+    for number in range(1000):
+        serving.ignored(f"x{number}" + "x" * 1000)
+    assert len(serving.counts) == 65 and serving.counts["ignored otherwise"] == 1000 - 63
+    assert max(map(len, serving.counts)) < 100
