@@ -58,6 +58,7 @@ MAPS = Path("/proc/self/maps")  # Linux's list of a process's memory maps; it al
 MANY = 20_000
 PAGES = Path("/proc/self/statm")  # how many pages a process has: in all, and in memory
 LARGE = 1_500 * 2**20  # bytes that a worker holds between files before it forgets programs
+LARGEST = 9 * 2**28  # whatever is left: a file's own programs come on top
 
 # Tracing makes objects by the million and hardly any garbage: by Python's own thresholds looking
 # for it takes a tenth of the tests' time.
@@ -99,13 +100,13 @@ def in_memory() -> int:
 
 
 @pytest.fixture(scope="session")
-def limits() -> dict[str, int]:
+def bounds_of_workers() -> dict[str, int]:
     """What `few_programs` goes by."""
     return {"maps": MANY, "bytes": LARGE}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def few_programs(limits):
+def few_programs(bounds_of_workers):
     """Forgets compiled programs where there are many, or where they fill the memory.
 
     Out of maps for more, XLA crashes.
@@ -113,10 +114,10 @@ def few_programs(limits):
     yield
     if not MAPS.exists():
         return
-    large = in_memory() > limits["bytes"]
-    if large or MAPS.read_bytes().count(b"\n") > limits["maps"]:
+    large = in_memory() > bounds_of_workers["bytes"]
+    if large or MAPS.read_bytes().count(b"\n") > bounds_of_workers["maps"]:
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
     if large:  # what is left is not worth another try before it has grown
-        limits["bytes"] = max(limits["bytes"], in_memory() + 2**29)
+        bounds_of_workers["bytes"] = min(LARGEST, in_memory() + 2**29)
