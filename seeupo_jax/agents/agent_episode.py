@@ -18,7 +18,7 @@ from seeupo_jax.agents.calls import (
     Completion,
     ModelCall,
 )
-from seeupo_jax.agents.lineages import Lineages, LineageTurn, ReadCall
+from seeupo_jax.agents.lineages import Lineages, LineageTurn
 from seeupo_jax.agents.sampled_text import SampledText
 from seeupo_jax.envs.base import Message
 from seeupo_jax.envs.gate import OWN_REWARD, ProtocolError
@@ -121,9 +121,9 @@ class AgentEpisode(Episode):
         self._thought_s, self.limit, self.unread = self.thought_s, None, ()
         self.open_turns[turn.key] = turn
 
-    def refuse(self, limit: str, read: ReadCall) -> None:
-        """Says that a call was refused because of a limit of the episode."""
-        self.unread = read.new if self.limit is None else self.unread
+    def refuse(self, limit: str, new: tuple[Message, ...] = ()) -> None:
+        """Says that a call was refused because of a limit of the episode; `new`: what it showed."""
+        self.unread = new if self.limit is None else self.unread
         self.limit, self.refused = limit, self.refused + 1
 
     def remove_turn(self, turn: OpenTurn, *, answered: bool) -> None:

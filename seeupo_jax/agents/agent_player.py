@@ -92,10 +92,13 @@ class _Inbox:
         self._events.put(event)
 
     def take(self, wait_s: float) -> None:
-        """Runs all events, after waiting at most so long for a first one."""
+        """Runs all events, after waiting at most so long for a first one.
+
+        Those that come meanwhile are left for the next time: clients may not hold up the engine.
+        """
         with contextlib.suppress(Empty):
             self._events.get(timeout=wait_s)()
-            while True:
+            for _ in range(self._events.qsize()):
                 self._events.get_nowait()()
 
 
@@ -270,25 +273,25 @@ class AgentPlayer:
     def _begin(self, episode: AgentEpisode, waiting: WaitingCall) -> OpenTurn:
         """A call's turn, if there may be one more."""
         lineages, rollout = episode.lineages, self._rollout
+        used_up = self._used_up(lineages)
+        if used_up is not None and episode.limit == "max_turns":
+            episode.refuse("max_turns")  # once more, for which nothing has to be read
+            raise used_up
         try:
             check_length(waiting.call, self._worker.tokenizer, rollout.max_context)
         except CallRefused:
-            episode.limit = "max_tokens"
+            episode.refuse("max_tokens")
             raise
         try:
             read = lineages.read(waiting.call)
         except Exception as error:  # a chat template may raise anything
             sentence = f"messages: the chat template refuses them: {describe(error)}"
             raise CallRefused(sentence, code="invalid_messages", param="messages") from None
-        most = rollout.max_turns
-        # An agent whose clients give up again and again would otherwise never end.
-        for got, what in ((lineages.turns, "calls"), (lineages.cancelled, "calls taken back")):
-            if got >= most:
-                episode.refuse("max_turns", read)
-                sentence = f"{what}: got {got} before this one; allowed: rollout.max_turns={most}."
-                raise CallRefused(sentence, code="max_turns")
+        if used_up is not None:
+            episode.refuse("max_turns", read.new)
+            raise used_up
         if not self._engine.fits(read.conversation.tokens):
-            episode.refuse("max_tokens", read)
+            episode.refuse("max_tokens", read.new)
             raise CallRefused(
                 f"messages: got {len(read.conversation.tokens)} tokens; allowed: the maximum"
                 f" context length, rollout.max_context={rollout.max_context}, less an action's"
@@ -303,6 +306,16 @@ class AgentPlayer:
         stop, streamed = waiting.call.stop, waiting.on_text is not None
         sampled = SampledText(self._worker.tokenizer, stop, waiting.give if streamed else None)
         return OpenTurn(waiting, turn, episode.keys[turn.lineage], sampled)
+
+    def _used_up(self, lineages: Lineages) -> CallRefused | None:
+        """Why an episode may have no further turn, if so."""
+        most = self._rollout.max_turns
+        # An agent whose clients give up again and again would otherwise never end.
+        for got, what in ((lineages.turns, "calls"), (lineages.cancelled, "calls taken back")):
+            if got >= most:
+                sentence = f"{what}: got {got} before this one; allowed: rollout.max_turns={most}."
+                return CallRefused(sentence, code="max_turns")
+        return None
 
     def _submit(self, episode: AgentEpisode, turn: OpenTurn) -> None:
         request, call, sampled = episode.request, turn.waiting.call, turn.sampled

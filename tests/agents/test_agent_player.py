@@ -258,6 +258,7 @@ def test_a_call_after_the_last_turn_is_refused_and_the_episode_counts(lets_throu
 
     trajectory = play_one(agent, max_turns=2)
     assert (trajectory.stop, trajectory.turns, trajectory.failed) == ("max_turns", 2, False)
+    assert trajectory.info["refused_calls"] == 2
     assert trajectory.reward == trajectory.info["score"] == (0.0 if lets_through else 0.5)
     assert "agent_failure" not in trajectory.info
 
@@ -287,7 +288,8 @@ def test_a_history_that_is_longer_by_far_is_refused_before_it_is_tokenised(monke
         assert (refused.status, refused.code) == (400, "context_length_exceeded")
         return 1.0
 
-    assert play_one(agent).stop == "max_tokens"
+    trajectory = play_one(agent)
+    assert (trajectory.stop, trajectory.info["refused_calls"]) == ("max_tokens", 1)
 
 
 def test_messages_that_no_template_takes_are_refused_and_cost_no_turn():
@@ -335,19 +337,18 @@ def test_an_agent_that_stops_calling_is_ended_and_the_engines_time_is_not_its_ow
 
     async def agent(task, session):
         await talk(session, "a", "b")  # each takes the engine longer than the agent may think
-        for _ in range(50):
+        for _ in range(300):
             with contextlib.suppress(CallRefused):
                 await session.complete(ask("refuse me"))  # is no sign of life
             await asyncio.sleep(0.05)
         ended.set()
 
-    engine = Telling(step_s=0.12)
-    began = time.monotonic()
-    trajectory = play_one(agent, engine=engine, timeout_s=0.3, env={"timeout_as": timeout_as})
-    assert time.monotonic() - began < 2.5 and not ended.is_set()
+    engine = Telling(step_s=0.3)  # for each of three tokens
+    trajectory = play_one(agent, engine=engine, timeout_s=0.8, env={"timeout_as": timeout_as})
+    assert not ended.is_set()
     assert (trajectory.stop, trajectory.turns) == ("timeout", 2)
     assert trajectory.failed == (timeout_as == "failure")
-    assert trajectory.info["agent_failure"] == "timeout" and "0.3 s" in trajectory.info["failure"]
+    assert trajectory.info["agent_failure"] == "timeout" and "0.8 s" in trajectory.info["failure"]
     assert trajectory.turn_rewards == (0.0, 0.0)
 
 

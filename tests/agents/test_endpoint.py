@@ -9,7 +9,9 @@ import httpx
 import openai
 import pytest
 from agent_cases import RULES, ToldSession, make_endpoint, opened
+from places import ROOT
 
+from seeupo_jax.agents.dialects import anthropic_messages, chat_completions, responses
 from seeupo_jax.agents.endpoint import Endpoint
 
 
@@ -102,3 +104,19 @@ def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ValueError, match=r"need the uvicorn package: .*seeupo_jax\[agents\]"):
         import seeupo_jax.agents.endpoint  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    "request_kind",
+    [
+        chat_completions.ChatRequest,
+        responses.ResponsesRequest,
+        anthropic_messages.MessagesRequest,
+    ],
+)
+def test_the_page_names_every_field(request_kind):
+    page = (ROOT / "docs" / "endpoint.md").read_text()
+    missing = [
+        n for n in request_kind.model_fields if f"`{n}`" not in page and f"`{n}." not in page
+    ]
+    assert missing == []

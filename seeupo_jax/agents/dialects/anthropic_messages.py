@@ -93,7 +93,9 @@ class _Tool(_Cached):
     eager_input_streaming: bool | None = None
 
 
-class _Request(_Cached):
+class MessagesRequest(_Cached):
+    """A request for a message."""
+
     model: str
     messages: list[_Message]
     max_tokens: Count
@@ -123,7 +125,7 @@ class MessagesExchange:
     """A request for a message, and its answer."""
 
     def __init__(self, tree: Any, caller: Caller):
-        request, unknown = read_fields(_Request, tree, ignore=caller.rules.ignore)
+        request, unknown = read_fields(MessagesRequest, tree, ignore=caller.rules.ignore)
         fields = {name: getattr(request, name) for name in _SAMPLING}
         choice = (request.tool_choice or {}).get("type")
         fields["tool_choice.type"] = choice
@@ -202,7 +204,7 @@ def write_error(refusal: CallRefused) -> dict[str, Any]:
     return {"type": "error", "error": error | named}
 
 
-def _read_call(request: _Request, *, shows_tools: bool) -> ModelCall:
+def _read_call(request: MessagesRequest, *, shows_tools: bool) -> ModelCall:
     if not request.messages:
         refuse("messages", "messages: got none; allowed: at least one.")
     if request.messages[-1].role == "assistant":

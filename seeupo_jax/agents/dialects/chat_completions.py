@@ -77,7 +77,9 @@ class _StreamOptions(Fields):
     include_obfuscation: bool | None = None
 
 
-class _Request(Fields):
+class ChatRequest(Fields):
+    """A request for a chat completion."""
+
     model: str
     messages: list[_Message]
     tools: list[_Tool] | None = None
@@ -128,7 +130,7 @@ class ChatExchange:
     """A request for a chat completion, and its answer."""
 
     def __init__(self, tree: Any, caller: Caller):
-        request, unknown = read_fields(_Request, tree, ignore=caller.rules.ignore)
+        request, unknown = read_fields(ChatRequest, tree, ignore=caller.rules.ignore)
         fields = {name: getattr(request, name) for name in _SAMPLING}
         caller.ignored += unknown + caller.rules.asks_otherwise(fields)
         self.call = _read_call(request)
@@ -204,7 +206,7 @@ class ChatExchange:
         ]
 
 
-def _read_call(request: _Request) -> ModelCall:
+def _read_call(request: ChatRequest) -> ModelCall:
     if not request.messages:
         refuse("messages", "messages: got none; allowed: at least one.")
     limits = {request.max_tokens, request.max_completion_tokens} - {None}

@@ -6,7 +6,7 @@ import json
 import math
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 import pydantic
 
@@ -60,7 +60,8 @@ def _read_float(text: str) -> float:
 
 
 def _check_tree(tree: Any) -> None:
-    todo, values = [((), [tree])], 0
+    todo: list[tuple[Path, Any]] = [((), [tree])]
+    values = 0
     while todo:
         path, node = todo.pop()
         values += len(node)
@@ -146,11 +147,13 @@ def _refuse_field(tree: Any, error: Any) -> NoReturn:
 def _path(tree: Any, loc: Path) -> Path:
     """Where an error is; names of alternatives, which pydantic puts between, are left out."""
     path: list[int | str] = []
+    node: Any = tree
     for part in loc:
-        inside = isinstance(tree, dict) and part in tree
-        if inside or (isinstance(tree, list) and isinstance(part, int)):
-            tree = tree[part]
+        if (isinstance(node, dict) and part in node) or (
+            isinstance(node, list) and isinstance(part, int)
+        ):
             path.append(part)
+            node = cast(Any, node)[part]
     return tuple(path)
 
 

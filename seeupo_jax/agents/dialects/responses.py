@@ -116,7 +116,9 @@ class _StreamOptions(Fields):
     include_obfuscation: bool | None = None
 
 
-class _Request(Fields):
+class ResponsesRequest(Fields):
+    """A request for a response."""
+
     model: str
     input: Annotated[
         list[_Item],
@@ -164,7 +166,7 @@ class ResponsesExchange:
     """A request for a response, and its answer."""
 
     def __init__(self, tree: Any, caller: Caller):
-        self._request, unknown = read_fields(_Request, tree, ignore=caller.rules.ignore)
+        self._request, unknown = read_fields(ResponsesRequest, tree, ignore=caller.rules.ignore)
         request = self._request
         fields = {name: getattr(request, name) for name in _SAMPLING}
         if request.text:
@@ -305,7 +307,7 @@ class ResponsesExchange:
         responses[f"resp_{self._id}"] = (*self._history, said)
 
 
-def _read_history(request: _Request, caller: Caller) -> tuple[HistoryMessage, ...]:
+def _read_history(request: ResponsesRequest, caller: Caller) -> tuple[HistoryMessage, ...]:
     """The conversation without the instructions, which hold for one response."""
     previous = request.previous_response_id
     if previous is not None and previous not in caller.responses:
@@ -357,7 +359,7 @@ def _join(parts: Sequence[_Part]) -> str:
     return "\n".join(part.text for part in parts)
 
 
-def _read_call(request: _Request, history: tuple[HistoryMessage, ...]) -> ModelCall:
+def _read_call(request: ResponsesRequest, history: tuple[HistoryMessage, ...]) -> ModelCall:
     if not history:
         refuse("input", "input: got no items; allowed: at least one.")
     head = () if request.instructions is None else (HistoryMessage("system", request.instructions),)
