@@ -26,7 +26,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from seeupo_jax.agents.calls import Access
 from seeupo_jax.agents.serving import Serving
@@ -38,11 +38,9 @@ from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime.checks import check_sampling
 from seeupo_jax.runtime.cli import add_run_flags, log_to_stderr, prepare_xla, read_config
+from seeupo_jax.runtime.episode_host import make_endpoint
 from seeupo_jax.runtime.policy_folder import WEIGHTS, saved_weights
 from seeupo_jax.runtime.policy_sources import PolicySource, check_trained, own_policy
-
-if TYPE_CHECKING:
-    from seeupo_jax.agents.endpoint import Endpoint
 
 _LOGGER = logging.getLogger(__name__)
 KEY_VARIABLE = "SEEUPO_API_KEY"
@@ -154,30 +152,6 @@ def _begin(config: Config, source: PolicySource, stop: StopRequest) -> Serving:
     )
 
 
-def _make_endpoint(config: Config, name: str) -> Endpoint:
-    """What will listen; `name`: the model's, for clients.
-
-    Raises:
-      ValueError: the extra `agents` is not installed.
-    """
-    from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
-    from seeupo_jax.agents.endpoint import Endpoint, Limits
-
-    rollout, agent = config.rollout, config.agent
-    if rollout.top_k == 1:
-        rules = SamplingRules(0.0, ignore=agent.ignore_sampling)
-    else:
-        rules = SamplingRules(
-            rollout.temperature, rollout.top_p, rollout.top_k, agent.ignore_sampling
-        )
-    return Endpoint(
-        sampling=rules,
-        model=name,
-        tool_format=agent.tool_format,
-        limits=Limits(request_bytes=agent.request_kib * 1024),
-    )
-
-
 def _announce(config: Config, about: str, access: Access, engine: SlotEngine) -> None:
     """Says that clients may call, what, and within which limits."""
     rollout, agent = config.rollout, config.agent
@@ -196,7 +170,7 @@ def _answer(config: Config, source: _Source, host: str, port: int) -> None:
     """Loads the policy, and answers until a signal comes."""
     place = source.workdir if source.workdir is not None else Path(str(config.model.path))
     name = place.name.removeprefix("package:")
-    endpoint = _make_endpoint(config, name)
+    endpoint = make_endpoint(config, name)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         policy = stack.enter_context(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from seeupo_jax.agents.agent_player import AgentHost
 from seeupo_jax.agents.agent_tasks import find_tasks
@@ -17,6 +17,10 @@ from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import Host
 from seeupo_jax.runtime import build
+
+if TYPE_CHECKING:
+    from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
+    from seeupo_jax.agents.endpoint import Endpoint
 
 MODEL = "policy"  # what the endpoint calls it; agents may name any
 
@@ -45,24 +49,13 @@ def build_host(config: Config, engine: Engine, log: Callable[[str], None]) -> Ho
     Raises:
       ValueError: the endpoint's address cannot be had.
     """
-    agent, rollout = config.agent, config.rollout
+    agent = config.agent
     if not agent.given:
         return EnvironmentHost(build.build_pool(config, engine.concurrency))
-    from seeupo_jax.agents.endpoint import Endpoint, Limits, SamplingRules
-
-    rules = SamplingRules(rollout.temperature, rollout.top_p, rollout.top_k, agent.ignore_sampling)
-    endpoint = Endpoint(
-        sampling=rules,
-        model=MODEL,
-        tool_format=agent.tool_format,
-        limits=Limits(request_bytes=agent.request_kib * 2**10),
-    )
+    endpoint = make_endpoint(config, MODEL)
 
     def open_key(session: Session, temperature: float | None) -> Access:
-        if temperature is None:
-            return endpoint.open_key(session)
-        own = dataclasses.replace(rules, temperature=temperature)
-        return endpoint.open_key(session, sampling=own)
+        return endpoint.open_key(session, sampling=_sampling_rules(config, temperature))
 
     endpoint.start(agent.host, agent.port)
     log(f"agents call the policy at {endpoint.base_url}")
@@ -75,6 +68,37 @@ def build_host(config: Config, engine: Engine, log: Callable[[str], None]) -> Ho
         data=find_tasks(config).data,
         close_endpoint=endpoint.close,
     )
+
+
+def make_endpoint(config: Config, model: str) -> Endpoint:
+    """An endpoint that does not listen yet; `model`: the served name.
+
+    Raises:
+      ValueError: the extra `agents` is not installed.
+    """
+    from seeupo_jax.agents.endpoint import Endpoint, Limits
+
+    agent = config.agent
+    return Endpoint(
+        sampling=_sampling_rules(config),
+        model=model,
+        tool_format=agent.tool_format,
+        limits=Limits(request_bytes=agent.request_kib * 2**10),
+    )
+
+
+def _sampling_rules(config: Config, temperature: float | None = None) -> SamplingRules:
+    """How the policy is sampled; `temperature`: None is that of training.
+
+    With top_k=1 the likeliest token is taken, which clients ask for by temperature 0.
+    """
+    from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
+
+    rollout, ignore = config.rollout, config.agent.ignore_sampling
+    if rollout.top_k == 1:
+        return SamplingRules(0.0, ignore=ignore)
+    temperature = rollout.temperature if temperature is None else temperature
+    return SamplingRules(temperature, rollout.top_p, rollout.top_k, ignore)
 
 
 def build_runner(config: Config) -> Runner:
