@@ -5,29 +5,11 @@ import dataclasses
 
 import anthropic
 import pytest
-from agent_cases import CALLS, FOUND, PARAMETERS, RULES, TOOL, make_endpoint, opened
+from agent_cases import CALLS, FOUND, PARAMETERS, RULES, TOOL, opened
 
 from seeupo_jax.agents.calls import Access, HistoryMessage
 
 TOOLS = [{"name": "find", "description": "Finds.", "input_schema": PARAMETERS}]
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    endpoint = make_endpoint()
-    yield endpoint
-    endpoint.close()
-
-
-@pytest.fixture
-def episode(endpoint):
-    with opened(endpoint) as episode:
-        yield episode
-
-
-@pytest.fixture
-def session(episode):
-    return episode[0]
 
 
 def address(access):

@@ -7,30 +7,12 @@ import json
 import httpx
 import openai
 import pytest
-from agent_cases import CALLS, FOUND, RULES, TOOL, make_endpoint, opened
+from agent_cases import CALLS, FOUND, RULES, TOOL, opened
 
 from seeupo_jax.agents.calls import HistoryMessage
 from seeupo_jax.envs.tool_calls import render_hermes
 
 TOOLS = [{"type": "function", "function": TOOL | {"strict": True}}]
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    endpoint = make_endpoint()
-    yield endpoint
-    endpoint.close()
-
-
-@pytest.fixture
-def episode(endpoint):
-    with opened(endpoint) as episode:
-        yield episode
-
-
-@pytest.fixture
-def session(episode):
-    return episode[0]
 
 
 @pytest.fixture

@@ -4,30 +4,12 @@ import asyncio
 
 import openai
 import pytest
-from agent_cases import CALLS, FOUND, RULES, TOOL, make_endpoint, opened
+from agent_cases import CALLS, FOUND, RULES, TOOL, opened
 
 from seeupo_jax.agents.calls import HistoryMessage
 from seeupo_jax.agents.dialects import responses
 
 TOOLS = [{"type": "function", "strict": True, **TOOL}]
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    endpoint = make_endpoint()
-    yield endpoint
-    endpoint.close()
-
-
-@pytest.fixture
-def episode(endpoint):
-    with opened(endpoint) as episode:
-        yield episode
-
-
-@pytest.fixture
-def session(episode):
-    return episode[0]
 
 
 @pytest.fixture
