@@ -14,8 +14,8 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.lab.laboratory import Settings, experiment
 from seeupo_jax.lab.problems import PROBLEMS
-from seeupo_jax.learner.advantages import credit_programs
 from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.credit.advantages import credit_programs
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.configuration.agent_schema import check_agent
-from seeupo_jax.configuration.algorithm import check_ahead, check_choices
+from seeupo_jax.configuration.algorithm_rules import check_ahead, check_choices
 from seeupo_jax.configuration.config_file import read_values
 from seeupo_jax.configuration.fields import assign, build, parse
 from seeupo_jax.configuration.reward import check_rewards

@@ -205,7 +205,7 @@ class Telemetry:
 class Config:
     """A whole run.
 
-    `recipe`, of `configuration/recipes.py` or a user's `module:attribute`, gives the fields that
+    `recipe`, of `configuration/recipes/` or a user's `module:attribute`, gives the fields that
     `algorithm` does not set. An `Algorithm` object must agree with it, since it does not tell which
     of its fields were set.
 

@@ -1,4 +1,4 @@
-"""The advantages of the laboratory's trajectories, as in `learner/advantages.py`."""
+"""The advantages of the laboratory's trajectories, as in `learner/credit/advantages.py`."""
 
 from __future__ import annotations
 

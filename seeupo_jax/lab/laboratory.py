@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from seeupo_jax.configuration.algorithm import Algorithm, check_choices
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.algorithm_rules import check_choices
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.configuration.fields import above, at_least, build, checked, parse
 from seeupo_jax.configuration.recipes import RECIPES

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.learner.advantages import compile_credit
 from seeupo_jax.learner.batching import Rows, empty_batch, empty_layout
+from seeupo_jax.learner.credit.advantages import compile_credit
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.parallel.compiling import compile_all

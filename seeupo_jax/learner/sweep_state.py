@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.learner.advantages import assign_credit
 from seeupo_jax.learner.batching import (
     ActionSpan,
     Layout,
@@ -19,6 +18,7 @@ from seeupo_jax.learner.batching import (
     lay_out,
     turn_batch,
 )
+from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.types import TrainState, Trajectory, TurnBatch, learnable
 

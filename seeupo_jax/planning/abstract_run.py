@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.advantages import credit_programs
+from seeupo_jax.learner.credit.advantages import credit_programs
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.programs import COPY_FACTORS, distinct_programs, sweep_programs

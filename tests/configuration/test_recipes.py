@@ -6,7 +6,8 @@ import re
 import pytest
 
 from seeupo_jax.configuration import recipes
-from seeupo_jax.configuration.algorithm import Algorithm, check_choices
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.algorithm_rules import check_choices
 from seeupo_jax.configuration.recipes import RECIPES
 
 NAMES = pytest.mark.parametrize("name", RECIPES)

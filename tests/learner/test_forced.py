@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.learner.advantages import assign_credit
 from seeupo_jax.learner.batching import Rows
+from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.types import CONTEXT, Segment, Trajectory
 
 

@@ -13,8 +13,8 @@ from numpy_credit import token_advantages
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import entry_names, find_entry
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.learner.advantages import assign_credit
 from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.types import Trajectory, learnable
 
 # One length, and room for all of a trajectory's actions: one program a recipe at the most.

@@ -20,7 +20,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.evaluate import main as evaluate
-from seeupo_jax.learner.advantages import compile_credit, credit_programs
+from seeupo_jax.learner.credit.advantages import compile_credit, credit_programs
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.compiling import WORKERS
 from seeupo_jax.parallel.mesh import make_mesh

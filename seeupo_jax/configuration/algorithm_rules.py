@@ -1,0 +1,166 @@
+"""Which options of an algorithm go together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
+from seeupo_jax.configuration.entry_points import entries_with, find_entry
+
+
+def check_choices(algorithm: Algorithm, *, max_turns: int) -> None:
+    """Checks that the options go together.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    _check_order(algorithm, max_turns)
+    for rule in _RULES:
+        name = vars(algorithm)[rule.beside]
+        entry = find_entry(rule.beside, name)
+        if rule.fits(algorithm, entry):
+            continue
+        names = entries_with(rule.beside, rule.concerns)
+        if ":" in name and rule.concerns(entry):
+            names.append(f"{rule.beside}={name}")
+        raise ValueError(
+            f"config.algorithm.{rule.field}: got {vars(algorithm)[rule.field]!r} with"
+            f" {rule.beside}={name}; allowed: {rule.allowed.format(' and '.join(names))}."
+        )
+    fields = vars(algorithm)
+    options = find_entry("advantage", algorithm.advantage).options
+    if unknown := [name for name in options.values() if name not in fields]:
+        raise ValueError(
+            f"config.algorithm.advantage: {algorithm.advantage} has the option {unknown[0]!r};"
+            f" allowed: fields of config.algorithm, which are {', '.join(fields)}."
+        )
+
+
+class _Rule(NamedTuple):
+    """A field's condition on the estimator or the objective.
+
+    beside: `advantage` or `objective`. concerns: entries that `allowed` names at {}.
+    """
+
+    field: str
+    beside: str
+    concerns: Callable[[Any], bool]
+    allowed: str
+    fits: Callable[[Algorithm, Any], bool]
+
+
+def _takes_penalty(estimator: Any) -> bool:
+    """Whether kl_in=reward reaches all the rewards that it reads."""
+    rewards = {name for name in estimator.needs if name.startswith("reward")}
+    return bool(rewards) and "reward_NK" not in rewards
+
+
+_RULES = (
+    _Rule(
+        "critic",
+        "advantage",
+        lambda estimator: "value_NL" in estimator.needs,
+        "none unless {}, which reads it",
+        lambda own, estimator: (own.critic != "none") == ("value_NL" in estimator.needs),
+    ),
+    _Rule(
+        "scale",
+        "advantage",
+        lambda estimator: not estimator.reads("scale"),
+        "batch or none with {}, which divide by no group's deviation",
+        lambda own, estimator: own.scale != "group" or estimator.reads("scale"),
+    ),
+    _Rule(
+        "baseline",
+        "advantage",
+        lambda estimator: estimator.reads("baseline"),
+        "mean unless {}, and no batch with scale=group",
+        lambda own, estimator: (
+            (own.baseline == "mean" or estimator.reads("baseline"))
+            and (own.baseline, own.scale) != ("batch", "group")
+        ),
+    ),
+    _Rule(
+        "kl_in",
+        "advantage",
+        lambda estimator: not _takes_penalty(estimator),
+        "loss with {}",
+        lambda own, estimator: own.kl_in == "loss" or _takes_penalty(estimator),
+    ),
+    _Rule(
+        "clip_dual",
+        "objective",
+        lambda objective: "clip_dual" in objective.bounds,
+        "none unless {}, whose loss it bounds",
+        lambda own, objective: own.clip_dual is None or "clip_dual" in objective.bounds,
+    ),
+    _Rule(
+        "inner_epochs",
+        "objective",
+        lambda objective: not objective.has_ratio,
+        "1 with {}, which has no ratio to correct for the steps before",
+        lambda own, objective: own.inner_epochs == 1 or objective.has_ratio,
+    ),
+)
+
+
+def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
+    """Checks that ratios can correct for trajectories that the previous policy sampled.
+
+    The sampler's log-probability is then the old policy's. It must be of the whole softmax, as the
+    trainer's is: else a ratio is not 1 where no parameter has changed.
+
+    Args:
+      drawn: top_k, top_p and grammar of config.rollout.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    needed = {
+        "algorithm.old_policy": (algorithm.old_policy, algorithm.old_policy == "iteration"),
+        "algorithm.tis_clip": (algorithm.tis_clip, algorithm.tis_clip is None),
+        "algorithm.objective": (
+            algorithm.objective,
+            find_entry("objective", algorithm.objective).has_ratio,
+        ),
+        **{
+            f"rollout.{name}": (value, value is None or (name, value) == ("top_p", 1))
+            for name, value in drawn.items()
+        },
+    }
+    for name, (value, fits) in needed.items():
+        if not fits:
+            ratios = entries_with("objective", lambda objective: objective.has_ratio)
+            allowed = {
+                "algorithm.old_policy": "iteration",
+                "algorithm.objective": " or ".join(each.partition("=")[2] for each in ratios),
+            }
+            raise ValueError(
+                f"config.rollout_ahead: got 1 with {name}={value!r}; allowed: 0 unless it is"
+                f" {allowed.get(name, 'none')}, since what is sampled ahead is corrected by ratios"
+                " of whole softmaxes to the policy that sampled."
+            )
+
+
+def _check_order(algorithm: Algorithm, turns: int) -> None:
+    if algorithm.order == "custom" and sorted(algorithm.custom_order) != list(range(turns)):
+        raise ValueError(
+            f"config.algorithm.custom_order: got {algorithm.custom_order}; allowed for"
+            f" order=custom: every turn from 0 to {turns - 1} once (rollout.max_turns={turns})."
+        )
+    if algorithm.order != "custom" and algorithm.custom_order:
+        raise ValueError(
+            f"config.algorithm.custom_order: got {algorithm.custom_order} with"
+            f" order={algorithm.order}; allowed: () unless order=custom."
+        )
+    if algorithm.order == "custom" and algorithm.turns_per_update != 1:
+        raise ValueError(
+            f"config.algorithm.turns_per_update: got {algorithm.turns_per_update} with"
+            " order=custom; allowed: 1."
+        )
+    if algorithm.refresh == "fused" and not fused_refresh_applies(algorithm):
+        raise ValueError(
+            "config.algorithm.refresh: got 'fused'; allowed with order=reverse, weight=on,"
+            " inner_epochs=1 and minibatches_per_turn=1 only: use 'auto' or 'separate'."
+        )

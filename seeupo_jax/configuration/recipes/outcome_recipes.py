@@ -1,0 +1,115 @@
+"""Algorithms that credit a whole trajectory, or tokens with what is still to come."""
+
+from __future__ import annotations
+
+from seeupo_jax.configuration.recipes.seeupo_recipes import Choices, one_action
+
+
+def grpo() -> Choices:
+    """Max 1/N Σ_i 1/|o_i| Σ_j min(s_ij A_i, clip(s_ij) A_i) - β KL_ij, a ratio per token.
+
+    A_i = (r_i - the group's mean) / the group's standard deviation.
+    DeepSeekMath, arXiv:2402.03300, Eq. 3 and §4.1.2.
+    """
+    return one_action() | {"ratio": "token", "scale": "group"}
+
+
+def dr_grpo() -> Choices:
+    """GRPO without its two biases: A_i = r_i - the group's mean, Σ_j divided by a constant, no KL.
+
+    The constant is the length that a trajectory's actions may have at most.
+    Understanding R1-Zero-Like Training, arXiv:2503.20783, §3.2.
+    """
+    return one_action() | {
+        "ratio": "token",
+        "scale": "none",
+        "loss_mean": "constant",
+        "kl_coef": 0.0,
+    }
+
+
+def gspo() -> Choices:
+    """Max 1/N Σ_i min(s_i A_i, clip(s_i) A_i) - β KL, s_i = (π(o_i) / π_old(o_i))^(1/|o_i|).
+
+    A_i as in GRPO. Its authors clip to [1 - 3e-4, 1 + 4e-4], for updates of large models.
+    GSPO, arXiv:2507.18071, Eq. 5 to 7.
+    """
+    return one_action() | {"ratio": "geometric", "scale": "group"}
+
+
+def rloo() -> Choices:
+    """Max 1/N Σ_i A_i log π(o_i), A_i = R_i - the mean R of the group's other trajectories.
+
+    R_i = r_i - β log(π_old(o_i) / π_ref(o_i)).
+    Back to Basics, arXiv:2402.14740, §3.3.
+    """
+    return reinforce() | {"baseline": "leave_one_out", "scale": "none", "kl_in": "reward"}
+
+
+def reinforce() -> Choices:
+    """Max 1/N Σ_i A_i log π(o_i) - β KL, with SeeUPO's advantage.
+
+    Williams 1992, "Simple statistical gradient-following algorithms"; GRAE: arXiv:2602.06554 §4.2.
+    """
+    return one_action() | {"objective": "logp", "ratio": "product"}
+
+
+def reinforce_plus_plus() -> Choices:
+    """Max the mean over all tokens of min(s_ij A_ij, clip(s_ij) A_ij), without groups or critic.
+
+    A_ij = r_i - β Σ_(j' >= j) log(π_old / π_ref)_ij', standardised over all tokens of the batch.
+    REINFORCE++, arXiv:2501.03262, §3; as written with discount=1, the default.
+    """
+    return one_action() | {
+        "advantage": "returns",
+        "advantage_clip": None,
+        "ratio": "token",
+        "kl_in": "reward",
+        "loss_mean": "token",
+    }
+
+
+def ppo() -> Choices:
+    """Max the mean over tokens of min(s_ij A_ij, clip(s_ij) A_ij) - c/2 (V_ij - R_ij)^2 - β KL.
+
+    A_ij: generalized advantage estimation over action tokens only, standardised over the batch;
+    R_ij = A_ij + V_ij before that. No entropy bonus. The value's error is clipped too, as in its
+    authors' code. Schulman et al., arXiv:1707.06347, Eq. 7 and 9; GAE: arXiv:1506.02438.
+    """
+    return one_action() | {
+        "advantage": "gae",
+        "advantage_clip": None,
+        "critic": "head",
+        "ratio": "token",
+        "loss_mean": "token",
+    }
+
+
+def dapo() -> Choices:
+    """GRPO with a wider clip above, the mean over all tokens, and no groups of equal rewards.
+
+    Such groups are replaced by others of new tasks, for at most so many rounds. No KL. Here the
+    mean is over a step's tokens, in the paper over a task's; its overlong shaping of the reward is
+    left to the environment. DAPO, arXiv:2503.14476, Eq. 8 to 12.
+    """
+    return grpo() | {
+        "loss_mean": "token",
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+        "kl_coef": 0.0,
+        "dynamic_sampling": 4,
+    }
+
+
+def cispo() -> Choices:
+    """Max the mean over all tokens of stop_gradient(min(s_ij, 1 + ε)) A_ij log π_ij, A as in GRPO.
+
+    MiniMax-M1, arXiv:2506.13585, Eq. 4 and 5: no bound below, no KL. ε = 4 is not from the paper.
+    """
+    return grpo() | {
+        "objective": "cispo",
+        "loss_mean": "token",
+        "clip_low": None,
+        "clip_high": 4.0,
+        "kl_coef": 0.0,
+    }

@@ -1,0 +1,37 @@
+"""Algorithms that credit each turn."""
+
+from __future__ import annotations
+
+from seeupo_jax.configuration.recipes.seeupo_recipes import Choices, one_action
+
+
+def gigpo() -> Choices:
+    """Max the mean over all tokens of min(s_ij A_it, clip(s_ij) A_it) - β KL_ij, a ratio per token.
+
+    A_it, which the tokens j of turn t share, is the episode's advantage plus the turn's among those
+    from its state, either over its group's standard deviation. GiGPO, arXiv:2505.10978, Eq. 8 and
+    9. Numbers, and the mean over tokens where Eq. 9 has one over turns, as its authors train
+    ALFWorld: langfengQ/verl-agent, examples/gigpo_trainer/run_alfworld.sh, and their
+    verl/trainer/config/ppo_trainer.yaml. Their learning rate is 1e-6.
+    """
+    return one_action() | {
+        "advantage": "gigpo",
+        "scale": "group",
+        "discount": 0.95,
+        "step_coef": 1.0,
+        "ratio": "token",
+        "loss_mean": "token",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_coef": 0.01,
+    }
+
+
+def hgpo() -> Choices:
+    """GiGPO's objective with A_it averaged over groups of turns that share more and more past.
+
+    Groups of 0 to 2 turns before the state, the deeper ones weighing more, no part of the episode.
+    HGPO, arXiv:2602.22817, Eq. 3 to 7. Numbers as its authors train ALFWorld: langfengQ/verl-agent,
+    recipe/hgpo/run_qwen2.5_1.5b_alfworld_train.sh (K = 2; they also report K = 4).
+    """
+    return gigpo() | {"advantage": "hgpo", "history": 2, "history_power": 1.0}

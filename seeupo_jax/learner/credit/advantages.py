@@ -1,0 +1,75 @@
+"""What every sampled token is credited with: from trajectories to advantages of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.entry_points import find_entry
+from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.credit.credit_arrays import CreditArrays
+from seeupo_jax.learner.credit.sampled_tokens import Ragged
+from seeupo_jax.types import CONTEXT, Segment, Trajectory
+
+
+def assign_credit(
+    algorithm: Algorithm,
+    shapes: Shapes,
+    rows: Rows,
+    trajectories: Sequence[Trajectory],
+    per_token: Mapping[str, Ragged],
+) -> dict[str, Ragged]:
+    """The advantage of every token, by `algorithm.advantage`; its value at context says nothing.
+
+    Args:
+      per_token: `old_logp` and `ref_logp`, and with a critic `value`.
+
+    Returns: `advantage` and, with a critic, `returns`: what the value is to be.
+    """
+    estimator, choices = find_entry("advantage", algorithm.advantage), vars(algorithm)
+    batch = CreditArrays(algorithm, shapes, rows, trajectories, per_token)
+    arrays = {name: getattr(batch, name) for name in estimator.inputs(choices)}
+    found = estimator.credit(arrays, choices)
+    credit = {"advantage": _OF_TOKENS[estimator.level](batch, np.asarray(found.advantage))}
+    if found.returns is not None:
+        credit["returns"] = batch.time.unpad(found.returns)
+    return credit
+
+
+def compile_credit(algorithm: Algorithm, shapes: Shapes, trajectories: int) -> None:
+    """Compiles what crediting so many trajectories runs, by crediting as many of one token."""
+    zeros_L = np.zeros(2, np.float32)
+    segment = Segment(np.zeros(2, np.int32), np.array([CONTEXT, 0], np.int32), zeros_L)
+    alike = [Trajectory((segment,), 0.0, 0)] * trajectories
+    rows = Rows.of(alike, grouped=algorithm.grouped)
+    per_token = {name: [zeros_L] * len(rows.tokens) for name in ("old_logp", "ref_logp", "value")}
+    assign_credit(algorithm, shapes, rows, alike, per_token)
+
+
+def credit_programs(algorithm: Algorithm) -> list[str]:
+    """Names of what `compile_credit` compiles."""
+    return find_entry("advantage", algorithm.advantage).programs(vars(algorithm))
+
+
+def _from_trajectories(batch: CreditArrays, advantage_N: np.ndarray) -> Ragged:
+    pairs = zip(batch.rows.turn, advantage_N[batch.rows.trajectory_S], strict=True)
+    return [np.full(len(turn_L), own, np.float32) for turn_L, own in pairs]
+
+
+def _from_turns(batch: CreditArrays, advantage_NK: np.ndarray) -> Ragged:
+    pairs = zip(batch.rows.trajectory_S, batch.rows.turn, strict=True)
+    return [advantage_NK[owner][turn_L] for owner, turn_L in pairs]
+
+
+def _from_tokens(batch: CreditArrays, advantage_NL: np.ndarray) -> Ragged:
+    return batch.time.unpad(advantage_NL)
+
+
+# Level of an estimator -> from its advantages to those of every token.
+_OF_TOKENS: dict[str, Callable[[CreditArrays, np.ndarray], Ragged]] = {
+    "trajectory": _from_trajectories,
+    "turn": _from_turns,
+    "token": _from_tokens,
+}

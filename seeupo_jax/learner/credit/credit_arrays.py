@@ -1,0 +1,99 @@
+"""What an estimator may ask for, from trajectories and what is known of their tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.credit.sampled_tokens import Ragged, SampledTokens
+from seeupo_jax.trajectories.states import turn_states
+from seeupo_jax.types import CONTEXT, Trajectory, learnable, rewards_of
+
+
+class CreditArrays:
+    """What an estimator may ask for, by the names of `algorithms/estimators`; made when asked."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        shapes: Shapes,
+        rows: Rows,
+        trajectories: Sequence[Trajectory],
+        per_token: Mapping[str, Ragged],
+    ):
+        self.rows = rows
+        self._trajectories, self._per_token, self._shapes = trajectories, per_token, shapes
+        self._kl_coef = algorithm.kl_coef if algorithm.kl_in == "reward" else None
+        self.group_N = np.array([t.group for t in trajectories], np.int32)
+        self.valid_N = learnable(trajectories, grouped=algorithm.grouped)
+
+    @property
+    def reward_N(self) -> np.ndarray:
+        reward_N = np.array([t.reward for t in self._trajectories], np.float32)
+        if self._kl_coef is not None:
+            rows = zip(self.rows.trajectory_S, self.rows.turn, self._kl(), strict=True)
+            for owner, turn_L, kl_L in rows:
+                reward_N[owner] -= self._kl_coef * kl_L[turn_L >= 0].sum()
+        return np.where(self.valid_N, reward_N, np.float32(0))
+
+    @property
+    def reward_NK(self) -> np.ndarray:
+        reward_NK = np.zeros(self.mask_NK.shape, np.float32)
+        for row in np.flatnonzero(self.valid_N):
+            rewards = rewards_of(self._trajectories[row])
+            reward_NK[row, : len(rewards)] = rewards
+        return reward_NK
+
+    @property
+    def state_NK(self) -> np.ndarray:
+        state_NK = turn_states(self._trajectories)
+        missing = self.mask_NK.shape[1] - state_NK.shape[1]
+        return np.pad(state_NK, ((0, 0), (0, missing)), constant_values=-1)
+
+    @functools.cached_property
+    def mask_NK(self) -> np.ndarray:
+        turns_N = np.array([t.turns for t in self._trajectories], np.int32)
+        # One program, whatever turns there are.
+        turns = max(self._shapes.turns, int(turns_N.max(initial=0)))
+        return (np.arange(turns) < turns_N[:, None]) & self.valid_N[:, None]
+
+    @functools.cached_property
+    def time(self) -> SampledTokens:
+        return SampledTokens(self.rows, self._shapes.lengths[-1])
+
+    @property
+    def reward_NL(self) -> np.ndarray:
+        reward_NL = self.time.rewards(self._trajectories)
+        if self._kl_coef is not None:
+            reward_NL -= self._kl_coef * self.time.pad(self._kl())
+        return reward_NL
+
+    @property
+    def turn_NL(self) -> np.ndarray:
+        turn_NL = self.time.pad(self.rows.turn).astype(np.int32)
+        return np.where(self.mask_NL, turn_NL, CONTEXT)
+
+    @property
+    def mask_NL(self) -> np.ndarray:
+        return self.time.mask_NL
+
+    @property
+    def value_NL(self) -> np.ndarray:
+        return self.time.pad(self._per_token["value"])
+
+    @property
+    def old_logp_NL(self) -> np.ndarray:
+        return self.time.pad(self._per_token["old_logp"])
+
+    @property
+    def ref_logp_NL(self) -> np.ndarray:
+        return self.time.pad(self._per_token["ref_logp"])
+
+    def _kl(self) -> Ragged:
+        """log(old / reference) of every token; it says nothing at context."""
+        pairs = zip(self._per_token["old_logp"], self._per_token["ref_logp"], strict=True)
+        return [old_L - ref_L for old_L, ref_L in pairs]
