@@ -25,7 +25,7 @@ def total() -> None:
         )
     every = multihost_utils.process_allgather(jax.numpy.ones(jax.local_device_count()))
     print(f"devices {jax.local_device_count()} of {jax.device_count()}, sum {int(every.sum())}")
-    print(f"workdir {FLAGS['workdir']}", end="", flush=True)  # no end of line
+    print(f"workdir {FLAGS['workdir']};", end="", flush=True)  # no end of line
 
 
 def fail() -> None:
