@@ -1,5 +1,6 @@
 """One sweep on stored trajectories: it is the sweep, and its JSON says what each step did."""
 
+import dataclasses
 import functools
 import json
 import sys
@@ -117,6 +118,10 @@ def test_weights_and_steps_are_the_twins(model, stored, tmp_path, name):
     advantage_N = np.array(done["advantages"], float)
     assert np.isnan(advantage_N).tolist() == (~LEARNED).tolist()
     close(advantage_N[LEARNED], wanted.advantage_N[LEARNED])
+    for own, t, advantage in zip(
+        done["turn_advantages"], cases.ragged(), done["advantages"], strict=True
+    ):
+        assert own == (None if t.failed else [advantage] * t.turns)
     # The metrics are the steps' means, over actions where it is actions that are counted.
     metrics, rows = done["metrics"], Rows.of(cases.ragged())
     assert metrics["sweep/steps"] == len(wanted.steps)
@@ -217,6 +222,36 @@ def test_what_differs_between_turns_is_told_of_the_turns_of_a_step():
     # The fourth has no such turn, and the fifth failed.
     assert means_N.tolist()[:4] == [10, 10, 10, 0] and np.isnan(means_N[4])
     assert stored_update._means(rows, advantage, [2, 1]).tolist()[5:] == [7.5 + 5, 15, 15]
+
+
+def test_turns_have_the_means_of_their_tokens_and_none_without_any():
+    trajectories = cases.ragged()
+    # Tokens of probability 1 were forced: the fourth one's only turn, and the last turn of others.
+    for number, turn in ((3, 0), (5, 2)):
+        (own,) = trajectories[number].segments
+        own.logp_L[own.turn_L == turn] = 0.0
+    rows = Rows.of(trajectories, truncated=True)
+    advantage = [100.0 * turn_L + np.arange(len(turn_L)) % 2 for turn_L in rows.turn]
+    first, second, third, fourth, failed, sixth, *_ = stored_update._turn_means(
+        rows, advantage, trajectories
+    )
+    assert first == pytest.approx([1 / 3, 101.0, 200.5, 300.5])
+    assert second == pytest.approx([1.0, 100.5])
+    assert third == pytest.approx([0.5, 100.5, 200.5, 300 + 1 / 3])  # of two segments
+    assert (fourth, failed, sixth[2]) == ([None], None, None) and len(sixth) == 3
+
+
+def test_turn_rewards_reach_what_reads_rewards_of_turns(small, tmp_path):
+    pair = [
+        cases.Trajectory((cases.segment(np.random.default_rng(i), (0, 3, 2), (1, 2, 1)),), 1.0, 0)
+        for i in range(2)
+    ]
+    given = [dataclasses.replace(pair[0], turn_rewards=(3.0, 0.0)), pair[1]]
+    file = files.write(tmp_path / "stored.jsonl", given)
+    _, done = run(small[0], file, tmp_path, "recipe=reinforce_plus_plus", "algorithm.scale=none")
+    # To go: 3 and 0 of the turns; 1 and 1 of the second, whose reward is its last turn's.
+    np.testing.assert_allclose(done["turn_advantages"], [[3, 0], [1, 1]], atol=1e-6)
+    np.testing.assert_allclose(done["advantages"], [2, 1], atol=1e-6)
 
 
 def config_of(model, *choices):

@@ -36,8 +36,9 @@ def update(
 
     Returns: the parameters after it, and plain values for JSON: `steps` in the order in which they
       were taken (each with its turns, loss, kl, grad_norm, clip_fraction, and the weight M of every
-      trajectory), `advantages` of the trajectories, and `metrics`. A trajectory that is left out
-      has None; where advantages differ between tokens, it is their mean over those concerned.
+      trajectory), `advantages` of the trajectories, `turn_advantages` of their turns, and
+      `metrics`. A trajectory that is left out has None, as has a turn without any token to learn
+      from; where advantages differ between tokens, it is their mean over those concerned.
     """
     optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
     state = build.new_state(config, policy, optimizer, params)
@@ -51,6 +52,7 @@ def update(
     return swept.train.params, {
         "steps": [_plain_step(rows, step) for step in swept.steps],
         "advantages": plain(_means(rows, swept.steps[0].advantage, every)),
+        "turn_advantages": _turn_means(rows, swept.steps[0].advantage, trajectories),
         "metrics": {name: plain(value) for name, value in swept.metrics.items()},
     }
 
@@ -81,6 +83,23 @@ def _means(rows: Rows, advantage: Sequence[np.ndarray], turns: Sequence[int]) ->
         total_N = np.bincount(owner[mask], value[mask], minlength=rows.trajectories)
         mean_N = np.where(count_N > 0, total_N / np.maximum(count_N, 1), mean_N)
     return mean_N.astype(np.float32)
+
+
+def _turn_means(
+    rows: Rows, advantage: Sequence[np.ndarray], trajectories: Sequence[Trajectory]
+) -> list[list[float | None] | None]:
+    """Mean advantage of each turn's tokens, a list a trajectory; None for those left out."""
+    owner = np.repeat(rows.trajectory_S, [len(tokens) for tokens in rows.tokens])
+    turn, value = np.concatenate(rows.turn), np.concatenate(advantage).astype(np.float64)
+    turns_N, acted = [t.turns for t in trajectories], turn != CONTEXT
+    sum_NK, count_NK = np.zeros((2, len(turns_N), max(turns_N)))
+    np.add.at(sum_NK, (owner[acted], turn[acted]), value[acted])
+    np.add.at(count_NK, (owner[acted], turn[acted]), 1)
+    mean_NK = np.where(count_NK > 0, sum_NK / np.maximum(count_NK, 1), np.nan).astype(np.float32)
+    return [
+        plain(mean_K[:turns]) if row in rows.trajectory_S else None
+        for row, (turns, mean_K) in enumerate(zip(turns_N, mean_NK, strict=True))
+    ]
 
 
 def fit(config: Config, trajectories: Sequence[Trajectory]) -> Config:

@@ -6,7 +6,8 @@ A line has
   reward  a number;
   group   a whole number: trajectories of one group started from the same state;
   logp    optional, of each token: what the sampler recorded, 0 at context;
-  stop    optional: done, max_turns, max_tokens, or env_error and timeout of one that failed.
+  stop    optional: done, max_turns, max_tokens, or env_error and timeout of one that failed;
+  turn_rewards  optional, a number a turn; without it all of `reward` came with the last turn.
 Where a context was rewritten, `tokens`, `turn` and `logp` are lists of lists, one a segment.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +24,13 @@ import numpy as np
 from seeupo_jax.trajectories.json_lines import read_object, short
 from seeupo_jax.types import CONTEXT, Segment, Trajectory, learnable
 
-REQUIRED, OPTIONAL = ("tokens", "turn", "reward", "group"), ("logp", "stop")
+REQUIRED = ("tokens", "turn", "reward", "group")
+OPTIONAL = ("logp", "stop", "turn_rewards")
 STOPS = ("done", "max_turns", "max_tokens", "env_error", "timeout")
 _INT32 = 2**31
 _LARGEST = 1e38  # about what float32 holds
 _ROUNDING = 0.01  # a sampler's log-probability of what is certain may come out above 0
+_SUM = 1e-6  # rewards of turns add up to one that is no further from their sum
 
 
 class _Kind(NamedTuple):
@@ -50,6 +54,7 @@ _KINDS = {
     "turn": _Kind(_whole(CONTEXT), "-1 at context, or the turn's index"),
     "logp": _Kind(_number(_ROUNDING), "log-probabilities, finite numbers <= 0", np.float32),
     "reward": _Kind(_number(_LARGEST), "a finite number"),
+    "turn_rewards": _Kind(_number(_LARGEST), "finite numbers, one for each turn"),
     "group": _Kind(_whole(-_INT32), "a whole number"),
     "stop": _Kind(lambda value: value in STOPS, ", ".join(STOPS)),
 }
@@ -66,7 +71,8 @@ def read_trajectories(
     Where a line has no `logp`, that of its sampled tokens is NaN.
 
     Args:
-      log: takes a sentence on fields that were not read.
+      log: takes a sentence on fields that were not read, and one on lines whose `turn_rewards` do
+        not add up to `reward`.
       grouped: as for `learnable`.
 
     Raises:
@@ -87,6 +93,13 @@ def read_trajectories(
             trajectories.append(_trajectory(values, where))
     if unread:
         log(f"{path}: fields that are not read: {', '.join(sorted(unread))}.")
+    given = [t for t in trajectories if t.turn_rewards]
+    apart = sum(not math.isclose(sum(t.turn_rewards), t.reward, abs_tol=_SUM) for t in given)
+    if apart:
+        log(
+            f"{path}: turn_rewards do not add up to reward in {apart} of {len(given)} lines that"
+            " have them: estimators of trajectories read reward, others turn_rewards."
+        )
     _check_together(trajectories, path, grouped)
     return trajectories
 
@@ -110,11 +123,14 @@ def check_trajectories(
       ValueError: one sentence with the line, what was got and what is allowed.
     """
     for trajectory in trajectories:
-        if abs(trajectory.reward) > max_reward:
-            allowed = f"a number of magnitude at most {max_reward:g} (config.env.max_reward)"
-            raise ValueError(
-                f"{trajectory.task_id}: reward: got {trajectory.reward:g}; allowed: {allowed}."
-            )
+        rewards = {"reward": (trajectory.reward,), "turn_rewards": trajectory.turn_rewards}
+        for name, values in rewards.items():
+            largest = max(values, key=abs, default=0.0)
+            if abs(largest) > max_reward:
+                allowed = f"a number of magnitude at most {max_reward:g} (config.env.max_reward)"
+                raise ValueError(
+                    f"{trajectory.task_id}: {name}: got {largest:g}; allowed: {allowed}."
+                )
         for segment in trajectory.segments:
             where, highest = trajectory.task_id, segment.tokens_L.max(initial=0)
             if highest >= vocab_size:
@@ -146,13 +162,27 @@ def _trajectory(values: Mapping[str, Any], where: str) -> Trajectory:
     for name, lists in {"turn": turn, "logp": logp}.items():
         _check_lengths(name, lists, tokens, where)
     _check_turns(turn, where)
-    return Trajectory(
+    trajectory = Trajectory(
         tuple(Segment(*arrays) for arrays in zip(tokens, turn, logp, strict=True)),
         float(values["reward"]),
         values["group"],
         task_id=where,
         stop=stop,
     )
+    if "turn_rewards" not in values:
+        return trajectory
+    turn_rewards = _turn_rewards(values["turn_rewards"], trajectory.turns, where)
+    return replace(trajectory, turn_rewards=turn_rewards)
+
+
+def _turn_rewards(value: Any, turns: int, where: str) -> tuple[float, ...]:
+    if not isinstance(value, list) or len(value) != turns:
+        got = f"{len(value)} numbers" if isinstance(value, list) else short(value)
+        allowed = f"a list of a number for each turn, {turns}"
+        raise ValueError(f"{where}: turn_rewards: got {got}; allowed: {allowed}.")
+    for reward in value:
+        _check("turn_rewards", reward, where)
+    return tuple(map(float, value))
 
 
 def _check(name: str, value: Any, where: str) -> None:

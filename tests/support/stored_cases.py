@@ -20,6 +20,8 @@ def to_line(trajectory: Trajectory, *, logp: bool = True) -> dict[str, Any]:
 
     line = {"tokens": each("tokens_L"), "turn": each("turn_L"), "logp": each("logp_L")}
     line |= {"reward": trajectory.reward, "group": trajectory.group, "stop": trajectory.stop}
+    if trajectory.turn_rewards:
+        line["turn_rewards"] = list(trajectory.turn_rewards)
     return line if logp else {name: value for name, value in line.items() if name != "logp"}
 
 

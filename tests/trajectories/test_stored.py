@@ -1,5 +1,6 @@
 """Files of trajectories: what is read is what was written, and what is wrong is named."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import stored_cases as files
 
 from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
+from seeupo_jax.types import rewards_of
 
 LINE = {"tokens": [5, 6, 7, 8, 9], "turn": [-1, 0, 0, -1, 1], "reward": 0.5, "group": 3}
 LOGP = [0, -0.5, -1.0, 0.0, -2]
@@ -24,11 +26,20 @@ def read(tmp_path, *lines):
 
 def test_what_is_read_is_what_was_written(tmp_path):
     wanted = cases.ragged()  # one failed, two of two segments
+    wanted[5] = dataclasses.replace(wanted[5], turn_rewards=(0.5, 0.0, -1.0))
     file = files.write(tmp_path / "file.jsonl", wanted)
     found = read_trajectories(file)
     assert len(found) == len(wanted)
     for number, (mine, theirs) in enumerate(zip(found, wanted, strict=True), start=1):
-        for name in ("reward", "group", "stop", "failed", "turns", "policy_version"):
+        for name in (
+            "reward",
+            "group",
+            "stop",
+            "failed",
+            "turns",
+            "turn_rewards",
+            "policy_version",
+        ):
             assert getattr(mine, name) == getattr(theirs, name)
         assert mine.task_id == f"{file}:{number}"
         for segment, other in zip(mine.segments, theirs.segments, strict=True):
@@ -50,6 +61,17 @@ def test_empty_lines_and_further_fields_are_passed_over(tmp_path):
     found = read_trajectories(file, log=logged.append)
     assert [t.task_id for t in found] == [f"{file}:1", f"{file}:3"]
     assert logged == [f"{file}: fields that are not read: note."]
+
+
+def test_turn_rewards_that_do_not_add_up_to_the_reward_are_kept_and_said(tmp_path):
+    file, logged = tmp_path / "file.jsonl", []
+    lines = [LINE | {"turn_rewards": rewards} for rewards in ([0.1, 0.4], [1, 0], [0.5, 0.5])]
+    file.write_text("\n".join(map(json.dumps, [*lines, LINE])))
+    found = read_trajectories(file, log=logged.append)
+    assert [t.turn_rewards for t in found] == [(0.1, 0.4), (1.0, 0.0), (0.5, 0.5), ()]
+    assert [rewards_of(t) for t in found[2:]] == [[0.5, 0.5], [0.0, 0.5]]
+    (said,) = logged
+    assert said.startswith(f"{file}: turn_rewards do not add up to reward in 2 of 3 lines")
 
 
 def test_a_trajectory_without_a_turn_or_a_token_is_one(tmp_path):
@@ -92,6 +114,12 @@ WRONG = {
     "word": (LINE | {"reward": "1"}, "reward: got 1; allowed: a finite number"),
     "name": (LINE | {"group": "a"}, "group: got a; allowed: a whole number"),
     "half": (LINE | {"group": 0.5}, "group: got 0.5; allowed: a whole number"),
+    "turns": (
+        LINE | {"turn_rewards": [1, 0, 0]},
+        "turn_rewards: got 3 numbers; allowed: .* for each turn, 2",
+    ),
+    "no list": (LINE | {"turn_rewards": 0.5}, "turn_rewards: got 0.5; allowed: a list of a num"),
+    "not finite": (LINE | {"turn_rewards": [0, np.inf]}, "turn_rewards: got inf; .* finite num"),
     "stop": (LINE | {"stop": "crashed"}, "stop: got crashed; allowed: done, max_turns, max_tok"),
     "stops": (LINE | {"stop": ["done"]}, r"stop: got \['done'\]; allowed: done"),
 }
@@ -135,12 +163,13 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
             {"max_reward": 0.4},
             r"reward: got 0.5; allowed: .* at most 0.4 \(config.env.max_reward\)",
         ),
+        ({"max_reward": 0.8}, "turn_rewards: got -0.9; allowed: .* at most 0.8"),
         ({"recorded": True}, "logp: got none; allowed: .* which config.algorithm.tis_clip reads"),
     ],
 )
 def test_what_does_not_go_with_the_model_is_named(tmp_path, limits, said):
     whole = {"tokens": [1] * 4, "turn": [-1, 0, 0, 0], "logp": LOGP[:4], "reward": -0.4}
-    trajectories = read(tmp_path, LINE | whole, LINE)
+    trajectories = read(tmp_path, LINE | whole, LINE | {"turn_rewards": [0.7, -0.9]})
     fitting = {"vocab_size": 10, "max_positions": 5}
     check_trajectories(trajectories, **fitting)
     with pytest.raises(ValueError, match=f"file.jsonl:2: {said}"):
