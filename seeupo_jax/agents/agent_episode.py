@@ -20,8 +20,8 @@ from seeupo_jax.agents.calls import (
 )
 from seeupo_jax.agents.lineages import Lineages, LineageTurn
 from seeupo_jax.agents.sampled_text import SampledText
-from seeupo_jax.envs.base import Message
-from seeupo_jax.envs.gate import OWN_REWARD, ProtocolError
+from seeupo_jax.envs.base import Message, Pay
+from seeupo_jax.envs.gate import OWN_REWARD, ProtocolError, check_named_rewards
 from seeupo_jax.envs.pool import Failure
 from seeupo_jax.rollout.episode import Episode
 from seeupo_jax.rollout.episode_metrics import AGENT_FAILURE, IGNORED, LINEAGES, REFUSED
@@ -139,7 +139,9 @@ class AgentEpisode(Episode):
         return self.lineages.segments()
 
     def conclude(
-        self, weigh: Callable[[Mapping[str, float], str, float], float], timeout_as: str
+        self,
+        weigh: Callable[[Mapping[str, Pay], str, float], list[float]],
+        timeout_as: str,
     ) -> None:
         """Ends it by its outcome; no turn is open.
 
@@ -167,7 +169,7 @@ class AgentEpisode(Episode):
             self.info[AGENT_FAILURE] = outcome.cause
 
     def _take(
-        self, result: AgentResult, weigh: Callable[[Mapping[str, float], str, float], float]
+        self, result: AgentResult, weigh: Callable[[Mapping[str, Pay], str, float], list[float]]
     ) -> None:
         turns = len(self.rewards)
         given = list(result.turn_rewards)
@@ -176,18 +178,15 @@ class AgentEpisode(Episode):
                 f"the agent's result: turn_rewards: got {len(given)}; allowed: none, or one for"
                 f" each of its {turns} turns."
             )
-        *earlier, last = given if given else [*[0.0] * (turns - 1), result.reward]
-        paid: list[float] = []
-        for own in (
-            *({OWN_REWARD: each} for each in earlier),
-            {OWN_REWARD: last, **result.rewards},
-        ):
-            paid.append(weigh(own, "the agent's result: reward", sum(paid)))
+        where = "the agent's result: rewards"
+        named = check_named_rewards(result.rewards, where, turns=turns)
+        own = given if given else [*[0.0] * (turns - 1), result.reward]
+        paid = weigh({OWN_REWARD: own, **named}, "the agent's result: reward", 0.0)
         if turns:
             self.rewards = paid
         else:
             self.turnless_reward = sum(paid)
-        self._name({OWN_REWARD: result.reward, **result.rewards})
+        self._name({OWN_REWARD: result.reward, **named})
         score = result.reward if result.score is None else result.score
         self.score = min(max(score, 0.0), 1.0)
         self.info |= result.info

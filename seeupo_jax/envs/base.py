@@ -13,6 +13,9 @@ Message = dict[str, str]
 # {"name": str, "description": str, "parameters": {"type": "object", "properties": {...}}}.
 Tool = dict[str, Any]
 
+# A reward for one step or turn, or one number for each step or turn of the episode so far.
+Pay = float | Sequence[float]
+
 
 class Missing(ValueError):
     """What an environment needs is not on this machine: files, a benchmark, a server's program."""
@@ -35,14 +38,15 @@ class StepResult:
       The entry `states`, a list of texts, names the state before each step so far, for
       advantages per turn (`trajectories.states`).
     rewards: further shares of the episode's reward, by name; `config.rewards` weighs each, by
-      default with 1, and each is logged.
+      default with 1, and each is logged. A number is paid for this step; a list, a number for each
+      step so far, adds to what they were paid, for what a later step decides about earlier ones.
     """
 
     observation: tuple[Message, ...]
     reward: float
     done: bool
     info: dict[str, Any] = field(default_factory=dict[str, Any])
-    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    rewards: Mapping[str, Pay] = field(default_factory=dict[str, Pay])
 
 
 @dataclass(frozen=True)

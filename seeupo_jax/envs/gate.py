@@ -75,7 +75,10 @@ def check_step(answer: Any, *, turn: int | None = None, max_reward: float = math
     observation = _messages(answer.observation, "step() observation")
     reward = check_reward(answer.reward, "step() reward", max_reward=max_reward)
     named = check_named_rewards(
-        getattr(answer, "rewards", {}), "step() rewards", max_reward=max_reward
+        getattr(answer, "rewards", {}),
+        "step() rewards",
+        turns=None if turn is None else turn + 1,
+        max_reward=max_reward,
     )
     done = answer.done
     if not isinstance(done, bool | np.bool_ | int) or done not in (0, 1):
@@ -104,17 +107,38 @@ def check_reward(
     return reward
 
 
+def check_pay(
+    value: Any, where: str, *, turns: int | None, max_reward: float = math.inf
+) -> float | tuple[float, ...]:
+    """A reward in `where`, or a list of rewards, one for each turn; see `check_reward`.
+
+    Args:
+      turns: of the episode so far; None: unknown.
+    """
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        value = value.tolist()
+    if not isinstance(value, list | tuple):
+        return check_reward(value, where, max_reward=max_reward)
+    if turns is not None and len(value) != turns:
+        allowed = f"a number, or a list of {turns}, one for each turn so far"
+        raise ProtocolError(f"{where}: got a list of {len(value)}; allowed: {allowed}.")
+    return tuple(
+        check_reward(each, f"{where}[{turn}]", max_reward=max_reward)
+        for turn, each in enumerate(value)
+    )
+
+
 def check_named_rewards(
-    value: Any, where: str, *, max_reward: float = math.inf
-) -> dict[str, float]:
-    """Rewards by name in `where`; see `check_reward`."""
+    value: Any, where: str, *, turns: int | None = None, max_reward: float = math.inf
+) -> dict[str, float | tuple[float, ...]]:
+    """Rewards by name in `where`; see `check_pay`."""
     if not isinstance(value, Mapping) or len(value) > _MOST_REWARDS:
         raise _refuse(where, value, f"a dict of at most {_MOST_REWARDS} numbers by name")
     for name in value:
         if not is_name(name) or name == OWN_REWARD:
             raise _refuse(where, name, f"{NAMES}, but not {OWN_REWARD!r}", "the name ")
     return {
-        name: check_reward(each, f"{where}[{name!r}]", max_reward=max_reward)
+        name: check_pay(each, f"{where}[{name!r}]", turns=turns, max_reward=max_reward)
         for name, each in value.items()
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from seeupo_jax.configuration.reward import Reward
 from seeupo_jax.configuration.user_code import describe, import_attribute, text_of
+from seeupo_jax.envs.base import Pay
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 
 _EPISODE = FinishedEpisode("", "train", (), (), "done", 0, 0.0, {}, 0.0, {})
@@ -20,7 +21,8 @@ _EPISODE = FinishedEpisode("", "train", (), (), "done", 0, 0.0, {}, 0.0, {})
 class RewardFunction:
     """A function of the user's; `close` it.
 
-    call: takes a finished episode; returns a number, or what can be awaited for one.
+    call: takes a finished episode; returns a number or one for each turn, or what can be awaited
+      for that.
     concurrency, timeout_s: see `Reward`.
     """
 
@@ -39,6 +41,19 @@ def weighted_sum(rewards: Mapping[str, float], weights: Mapping[str, float]) -> 
     """
     weighted = [weights.get(name, 1.0) * reward for name, reward in rewards.items()]
     return functools.reduce(operator.add, weighted)  # sum() would make 0 of -0
+
+
+def by_turn(rewards: Mapping[str, Pay]) -> list[dict[str, float]]:
+    """Rewards by name of each of the last turns: those with lists are of all, a number of the last.
+
+    There is at least one; before a first turn, it is what is paid without one.
+    """
+    lists = [pay for pay in rewards.values() if isinstance(pay, Sequence)]
+    turns: list[dict[str, float]] = [{} for _ in range(max([1, *map(len, lists)]))]
+    for name, pay in rewards.items():
+        for turn, reward in enumerate(reversed(pay if isinstance(pay, Sequence) else [pay])):
+            turns[-1 - turn][name] = reward
+    return turns
 
 
 def load_functions(rewards: Sequence[Reward]) -> tuple[RewardFunction, ...]:

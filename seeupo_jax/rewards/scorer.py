@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from seeupo_jax.configuration.reward import Reward
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs import gate
+from seeupo_jax.envs.base import Pay
 from seeupo_jax.envs.pool import Call, EnvPool, Failure
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.reward_functions import RewardFunction, load_functions
@@ -37,7 +38,7 @@ class RewardFailure(NamedTuple):
 class Scored:
     """What the functions said of an episode: rewards by name, or the first failure."""
 
-    rewards: dict[str, float] = field(default_factory=dict)
+    rewards: dict[str, Pay] = field(default_factory=dict)
     failure: RewardFailure | None = None
 
 
@@ -62,6 +63,7 @@ class Scorer:
         self._loop = _EventLoop()
         self._calls = [_Calls(function, self._loop) for function in functions]
         self._answers: dict[int, dict[str, Any]] = {}  # by key, of each function that answered
+        self._turns: dict[int, int] = {}  # by key, of its episode
 
     @property
     def functions(self) -> int:
@@ -75,7 +77,7 @@ class Scorer:
 
     def submit(self, key: int, episode: FinishedEpisode) -> None:
         """Lets every function judge an episode, and returns at once."""
-        self._answers[key] = {}
+        self._answers[key], self._turns[key] = {}, episode.turns
         for calls in self._calls:
             calls.submit(key, episode)
 
@@ -103,14 +105,14 @@ class Scorer:
         self._loop.close()
 
     def _scored(self, key: int, max_reward: float) -> Scored:
-        answers, scored = self._answers.pop(key), Scored()
+        answers, turns, scored = self._answers.pop(key), self._turns.pop(key), Scored()
         for calls in self._calls:  # in the configuration's order
             answer = answers[calls.name]
             try:
                 if not isinstance(answer, _Raised):
                     where = f"reward {calls.name}"
-                    reward = gate.check_reward(answer, where, max_reward=max_reward)
-                    scored.rewards[calls.name] = reward
+                    pay = gate.check_pay(answer, where, turns=turns, max_reward=max_reward)
+                    scored.rewards[calls.name] = pay
                     continue
             except gate.ProtocolError as error:
                 answer = _Raised("invalid", str(error))

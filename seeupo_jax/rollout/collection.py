@@ -126,8 +126,8 @@ class Collection:
         failure = scored.failure
         if failure is None:
             try:
-                reward = self._worker.weigh(scored.rewards, "rewards by weight", episode.earned)
-                return episode.on_scored(scored, reward)
+                paid = self._worker.weigh(scored.rewards, "rewards by weight", episode.earned)
+                return episode.on_scored(scored, paid)
             except gate.ProtocolError as error:
                 failure = RewardFailure("sum", "invalid", str(error))
         episode.fail("env_error", failure.reason)

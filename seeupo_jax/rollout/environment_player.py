@@ -140,10 +140,10 @@ class EnvironmentPlayer:
         def extend(env: Environment, answer: Any) -> Any:
             step = gate.check_step(answer, turn=turn, max_reward=max_reward)
             named = {gate.OWN_REWARD: step.reward, **step.rewards}
-            reward = worker.weigh(named, "step() reward", earned)
+            paid = worker.weigh(named, "step() reward", earned)
             score = gate.check_score(env.score())
             after = None if step.done else conversation.extend(action.tokens, step.observation)
-            return step, reward, score, after
+            return step, paid, score, after
 
         self._pool.submit(Call(episode.slot, lambda env: env.step(text), extend))
 
@@ -163,9 +163,9 @@ class EnvironmentPlayer:
         stop, earned, worker = episode.stop, episode.earned, self._worker
 
         def settle(env: Environment, answer: Any) -> Any:
-            paid = gate.check_last_reward(answer, max_reward=worker.env.max_reward)
-            reward = worker.weigh({gate.OWN_REWARD: paid}, "finish()", earned)
-            return paid, reward, gate.check_score(env.score())
+            own = gate.check_last_reward(answer, max_reward=worker.env.max_reward)
+            paid = worker.weigh({gate.OWN_REWARD: own}, "finish()", earned)
+            return own, paid, gate.check_score(env.score())
 
         self._pool.submit(Call(episode.slot, lambda env: env.finish(stop), settle))
 

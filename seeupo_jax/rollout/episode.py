@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Message, StepResult, Tool
+from seeupo_jax.envs.base import Message, Pay, StepResult, Tool
 from seeupo_jax.envs.pool import Failure, Outcome
 from seeupo_jax.policy.files.tokenizer import Conversation, Transcript
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
@@ -84,9 +84,9 @@ class Episode:
         if isinstance(result, Failure):
             self.on_failure(result, timeout_as)
         elif self.stop is not None:  # of `finish`, whose reward is added to the last turn's
-            paid, reward, self.score = result
-            self._name({gate.OWN_REWARD: paid})
-            self._add(reward)
+            own, paid, self.score = result
+            self._name({gate.OWN_REWARD: own})
+            self._add(paid)
         elif self.conversation is None:  # of `reset`
             messages, self.tools, self.conversation, self.has_finish = result
             self.messages += messages
@@ -103,10 +103,10 @@ class Episode:
         if failure.stop == "timeout" and timeout_as == "zero_reward" and self.rewards:
             self.timeout_counts, self.score = True, 0.0
 
-    def on_scored(self, scored: Scored, reward: float) -> None:
-        """Takes what the reward functions gave, and the weighted sum of it."""
+    def on_scored(self, scored: Scored, paid: Sequence[float]) -> None:
+        """Takes what the reward functions gave, and the weighted sums of it for the last turns."""
         self._name(scored.rewards)
-        self._add(reward)
+        self._add(paid)
 
     def view(self, split: str) -> FinishedEpisode:
         """What reward functions are given."""
@@ -124,21 +124,29 @@ class Episode:
             info=self.info,
         )
 
-    def _name(self, rewards: Mapping[str, float]) -> None:
-        for name, reward in rewards.items():
-            self.named[name] = self.named.get(name, 0.0) + reward
+    def _name(self, rewards: Mapping[str, Pay]) -> None:
+        for name, pay in rewards.items():
+            total = sum(pay) if isinstance(pay, Sequence) else pay
+            self.named[name] = self.named.get(name, 0.0) + total
 
-    def _add(self, reward: float) -> None:
-        """Adds to the last turn's reward."""
-        if self.rewards:
-            self.rewards[-1] += reward
-        else:
-            self.turnless_reward += reward
+    def _add(self, paid: Sequence[float]) -> None:
+        """Adds to the rewards of the last turns."""
+        if not self.rewards:
+            self.turnless_reward += sum(paid)
+            return
+        for turn, reward in enumerate(paid, self.turn - len(paid)):
+            self.rewards[turn] += reward
 
     def _take_step(
-        self, step: StepResult, reward: float, score: float, conversation: Conversation | None
+        self,
+        step: StepResult,
+        paid: Sequence[float],
+        score: float,
+        conversation: Conversation | None,
     ) -> None:
-        self.rewards[-1] = reward
+        *earlier, self.rewards[-1] = paid
+        for turn, reward in enumerate(earlier):
+            self.rewards[turn] += reward
         self._name({gate.OWN_REWARD: step.reward, **step.rewards})
         self.score, self.conversation = score, conversation
         self.messages += step.observation

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs import gate
+from seeupo_jax.envs.base import Pay
 from seeupo_jax.policy.files.tokenizer import Tokenizer
-from seeupo_jax.rewards.reward_functions import weighted_sum
+from seeupo_jax.rewards.reward_functions import by_turn, weighted_sum
 from seeupo_jax.rewards.scorer import Scorer
 from seeupo_jax.rollout.engine.protocol import Action, Engine
 from seeupo_jax.rollout.episode import Episode, Request
@@ -41,14 +42,24 @@ class RolloutWorker:
     stop: Callable[[], bool] = lambda: False
     watch: Watch = field(default_factory=Watch)
 
-    def weigh(self, rewards: Mapping[str, float], where: str, earned: float) -> float:
-        """The weighted sum of rewards by name, which an episode gets besides what it earned.
+    def weigh(self, rewards: Mapping[str, Pay], where: str, earned: float) -> list[float]:
+        """The weighted sums of rewards by name, which an episode gets besides what it earned.
+
+        Returns:
+          A reward for each of the last turns, at least one; see `by_turn`.
 
         Raises:
-          ProtocolError: the sum is no reward; `where` says whose.
+          ProtocolError: a sum is no reward; `where` says whose.
         """
-        total = weighted_sum(rewards, self.rewards.weights)
-        return gate.check_reward(total, where, max_reward=self.env.max_reward, earned=earned)
+        paid: list[float] = []
+        for own in by_turn(rewards):
+            total = weighted_sum(own, self.rewards.weights) if own else 0.0
+            paid.append(
+                gate.check_reward(
+                    total, where, max_reward=self.env.max_reward, earned=sum(paid, earned)
+                )
+            )
+        return paid
 
 
 @dataclass(frozen=True)

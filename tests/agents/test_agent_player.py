@@ -492,6 +492,16 @@ def test_rewards_have_names_and_weights_and_functions_judge_finished_episodes():
     assert trajectory.info["ignored_sampling"] == 2 and trajectory.info["score"] == 1.0
 
 
+def test_a_named_reward_of_an_agent_may_be_a_number_for_each_turn():
+    async def agent(task, session):
+        await talk(session, "a", assistant("mine").content)
+        return AgentResult(1.0, rewards={"style": [0.5] * (3 if task.task_id == "long" else 2)})
+
+    trajectory = play_one(agent)
+    assert trajectory.turn_rewards == (0.5, 1.5) and trajectory.reward == 2.0
+    assert trajectory.rewards == {"env": 1.0, "style": 1.0}
+
+
 def test_more_agents_than_the_engine_holds_come_as_others_end():
     running, most = [], []
 

@@ -53,6 +53,28 @@ def test_what_an_environment_names_counts_once_without_a_configuration():
     assert trajectory.turn_rewards == (0.75, 0.75) and trajectory.reward == 1.5
 
 
+def test_a_function_that_returns_a_number_for_each_turn_pays_them():
+    rewards = [own("rising", weight=0.1), own("one", weight=2.0)]
+    found = collected(rewards, make=reward_cases.Plain, tasks=["good"])
+    (trajectory,) = found.trajectories
+    assert trajectory.rewards == {"env": 0.5, "rising": 0.5, "one": 1.0}
+    np.testing.assert_allclose(trajectory.turn_rewards, [0.25, 0.25 + 0.05 + 2], rtol=1e-12)
+    assert trajectory.reward == sum(trajectory.turn_rewards)
+
+
+@pytest.mark.parametrize("where", ["here", "isolated"])
+def test_a_step_may_change_what_earlier_ones_were_paid(where):
+    make = reward_cases.Correcting
+    if where == "isolated":
+        make = lambda turns: Isolated("reward_cases:Correcting", {"turns": turns})  # noqa: E731
+    (trajectory,) = collected(
+        [{"name": "form", "weight": 2.0}], make=make, tasks=["good"]
+    ).trajectories
+    # 0.5 for the first step, which the second takes back.
+    assert trajectory.turn_rewards == (0.25, 0.25 + 2 * 0.25)
+    assert trajectory.rewards == {"env": 0.5, "form": 0.25} and trajectory.reward == 1.0
+
+
 def test_without_names_a_trajectory_is_what_it_was():
     found = collected([], make=reward_cases.Plain, tasks=["good"])
     assert found.trajectories[0].rewards == {} and found.trajectories[0].reward == 0.5
@@ -82,6 +104,11 @@ def test_an_episode_without_a_turn_is_paid_too():
         ("quits", "SystemExit", "reward quits: SystemExit: 3"),
         ("infinite", "invalid", "reward infinite: got inf (float); allowed: a finite number of"),
         ("words", "invalid", "reward words: got '1.0' (str); allowed: a finite number of"),
+        (
+            "one_too_few",
+            "invalid",
+            "reward one_too_few: got a list of 1; allowed: a number, or a list",
+        ),
         ("huge", "invalid", "reward huge: got 2000000.0 (float); allowed: a finite number of"),
     ],
 )
@@ -90,7 +117,9 @@ def test_a_function_that_fails_costs_its_episode_and_is_counted(name, cause, rea
     tasks = ["bad"] if name == "blocks" else ["good", "bad"]
     found = collected([own(name, timeout_s=0.3)], tasks=tasks)
     *good, bad = found.trajectories
-    assert all((t.stop, t.rewards[name]) == ("done", 1.0) for t in good)
+    assert all(
+        (t.stop, t.rewards[name]) == ("done", 2.0 if name == "one_too_few" else 1.0) for t in good
+    )
     assert bad.stop == "env_error" and bad.failed
     assert bad.info["failure"].startswith(reason)
     metrics = rollout_metrics(found)

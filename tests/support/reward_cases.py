@@ -25,6 +25,15 @@ async def patient(episode, *, factor=1.0):
     return factor * episode.turns
 
 
+def rising(episode):
+    """A reward for each turn."""
+    return [0.5 * turn for turn in range(episode.turns)]
+
+
+def one_too_few(episode):
+    return [1.0] * (episode.turns - (episode.task_id == "bad"))
+
+
 def broken(episode):
     if episode.task_id == "bad":
         raise KeyError("no such field")
@@ -127,6 +136,17 @@ class Paying:
 
     def close(self):
         pass
+
+
+class Correcting(Paying):
+    """The same, but `form` pays 0.5 first, then 0.25, and takes back what the step before got."""
+
+    def step(self, text):
+        result = super().step(text)
+        form = [*[0.0] * (self._step - 1), 0.5]
+        if self._step > 1:
+            form[-2:] = -0.5, 0.25
+        return StepResult(result.observation, 0.25, result.done, {}, {"form": form})
 
 
 class Plain(Paying):

@@ -19,9 +19,11 @@ from seeupo_jax.envs.bfcl.benchmark_files import (
 )
 from seeupo_jax.envs.bfcl.formats import FORMATS, to_tool
 from seeupo_jax.envs.bfcl.simulated_apis import Task, Verdict, World
+from seeupo_jax.envs.call_matching import MatchingReward
 from seeupo_jax.envs.episode_rewards import REWARDS, EpisodeReward
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError
 
+TURN_REWARDS = {"matching_hard": "hard", "matching_soft": "soft"}
 CLOSING = "Done."  # how the oracle ends a user's turn
 
 
@@ -41,6 +43,10 @@ class Bfcl:
       `official`: `score()`, so nothing before the end. `fraction`: the share of user turns passed.
       `shaped`: 1 + 0.5·share when all passed (1.5), 0.5·share otherwise; but −1 once a message
       repeats itself or holds a control token (`is_degenerate`), whatever follows.
+    turn_reward: what each message earns besides, as the reward `matching`, one of `TURN_REWARDS`
+      or None for nothing: the mean over its calls of what they get when the calls of a user turn
+      are matched with its reference calls (`envs.call_matching`). It is paid with the calls; later
+      calls of the user turn change what earlier ones get. `score()` stays the verdict.
     max_calls: messages of the policy in an episode; the last of them ends it.
     max_calls_per_user_turn: messages with calls in one user turn; one more ends the episode.
     max_observation_chars: longer answers of a tool are cut, for the policy only; None: never.
@@ -56,11 +62,14 @@ class Bfcl:
     max_calls_per_user_turn: int = 20
     max_observation_chars: int | None = None
     compact: bool = True
+    turn_reward: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("bfcl category", self.category, CATEGORIES)
         check_choice("bfcl format", self.format, FORMATS)
         check_choice("bfcl reward", self.reward, REWARDS)
+        if self.turn_reward is not None:
+            check_choice("bfcl turn_reward", self.turn_reward, TURN_REWARDS)
         _check_bound("max_calls", self.max_calls)
         _check_bound("max_calls_per_user_turn", self.max_calls_per_user_turn)
         if self.max_observation_chars is not None:
@@ -175,6 +184,9 @@ class _Episode:
         self._user_turns = self._calls = self._calls_in_user_turn = self._observations_cut = 0
         self._done = False
         self._reward = EpisodeReward(options.reward)
+        kind = options.turn_reward
+        self._matching = None if kind is None else MatchingReward((), TURN_REWARDS[kind])
+        self._begin_matching()
 
     def step(self, text: str) -> StepResult:
         if self._done:
@@ -186,7 +198,9 @@ class _Episode:
             calls, bad_call = FORMATS[self._options.format].parse(text), False
         except ToolCallError as error:
             observation, bad_call = (self._answer(json.dumps({"error": str(error)})),), True
+            rewards = self._match(())
         else:
+            rewards = self._match(calls)
             observation = self._run(calls) if calls else self._end_user_turn()
         ended = self._user_turns == len(self._task.questions)
         self._done = ended or self._out_of_calls()
@@ -199,7 +213,8 @@ class _Episode:
             "bad_call": bad_call,
             "out_of_calls": self._done and not ended,
         }
-        return StepResult(observation, self._reward.pay(self._verdict.share), self._done, info)
+        paid = self._reward.pay(self._verdict.share)
+        return StepResult(observation, paid, self._done, info, rewards)
 
     def score(self) -> float:
         return float(self._verdict.valid)
@@ -216,7 +231,20 @@ class _Episode:
         self._user_turns += 1
         if self._user_turns == len(self._task.questions):
             return ()
+        self._begin_matching()
         return _begin_user_turn(self._task, self._user_turns, self._options)
+
+    def _begin_matching(self) -> None:
+        """Lets the calls of the user turn that begins be matched with its reference calls."""
+        if self._matching is not None:
+            sources = self._task.reference[self._user_turns]
+            self._matching.begin([self._world.read(source) for source in sources])
+
+    def _match(self, calls: Sequence[ToolCall]) -> dict[str, Sequence[float]]:
+        """The named reward of a message with these calls."""
+        if self._matching is None:
+            return {}
+        return {"matching": self._matching.pay([*map(self._world.name_arguments, calls)])}
 
     def _out_of_calls(self) -> bool:
         options = self._options

@@ -102,6 +102,13 @@ class World:
         (call,) = parse_python(f"[{source}]")
         return ToolCall(call.name, self._name_arguments(call))
 
+    def name_arguments(self, call: ToolCall) -> ToolCall:
+        """A call with every argument by its name; as it is where no tool takes it so."""
+        try:
+            return ToolCall(call.name, self._name_arguments(call))
+        except (KeyError, TypeError):
+            return call
+
     def _run(self, call: ToolCall) -> str:
         if call.name not in self._methods:
             raise NameError(f"name '{call.name}' is not defined")

@@ -1,7 +1,11 @@
 """What an episode earns by each reward."""
 
+import itertools
+
+import numpy as np
 import pytest
 
+from seeupo_jax.envs.bfcl.benchmark_files import CATEGORIES, load_tasks
 from seeupo_jax.envs.bfcl.environment import CLOSING, Bfcl
 from seeupo_jax.envs.episode_rewards import REWARDS
 
@@ -61,3 +65,63 @@ def test_no_reward_is_above_its_largest_value():
         "shaped": 1.5,
         "fraction": 1,
     }
+
+
+def matched(env, task_id, actions):
+    """The reward `matching` of each message, the others' sum, and the score."""
+    env.reset(task_id, seed=0)
+    by_turn, own = np.zeros(0), 0.0
+    for action in actions:
+        result = env.step(action)
+        by_turn = np.append(by_turn, 0.0) + result.rewards["matching"]
+        own += result.reward
+    return by_turn, own, env.score()
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+@pytest.mark.parametrize("form", ["hermes", "python"])
+def test_reference_calls_match_themselves(category, form):
+    env = Bfcl(category, form, max_calls=100, turn_reward="matching_hard")
+    for task_id in itertools.islice(load_tasks(category), 0, 200, 40):
+        turns = [turn for turn in env.oracle(task_id, "one")]
+        actions = [action for turn in turns for action in turn]
+        by_turn, own, score = matched(env, task_id, actions)
+        np.testing.assert_allclose(by_turn, [action != CLOSING for action in actions], atol=1e-12)
+        assert own == score == 1
+        # Nothing of one user turn's calls matches the next one's: all come one user turn late.
+        late = [action for turn in [(CLOSING,), *turns[:-1]] for action in turn]
+        by_turn, own, score = matched(env, task_id, late)
+        assert by_turn.sum() < len(actions) - len(turns) and own == score == 0
+
+
+def test_the_soft_matching_of_a_user_turn_sums_to_its_plan():
+    env = Bfcl(max_calls=60, turn_reward="matching_soft")
+    turns = [*env.oracle(TASK, "one")]
+    by_turn, _, score = matched(env, TASK, [action for turn in turns for action in turn])
+    start = 0
+    for messages in turns:
+        calls, size = len(messages) - 1, len(messages)
+        own = by_turn[start : start + size]
+        assert own[-1] == 0 and 0.9 / calls < own[0] <= 1 / calls + 1e-9
+        assert 0.9 < own.sum() <= 1 + 1e-9
+        start += size
+    assert score == 1
+
+
+def test_a_later_call_takes_the_reference_call_from_a_worse_one():
+    env = Bfcl(max_calls=60, turn_reward="matching_hard")
+    first = next(env.oracle(TASK, "one"))[0]  # cd(folder="document")
+    env.reset(TASK, seed=0)
+    worse = env.step(first.replace("document", "elsewhere"))
+    assert worse.rewards == {"matching": [2 / 3]} and worse.reward == 0
+    unread = env.step("<tool_call>")
+    assert unread.info["bad_call"] and unread.rewards == {"matching": [0, 0]}
+    assert env.step(first).rewards == {"matching": [-2 / 3, 0, 1]}
+
+
+def test_the_turn_reward_is_off_by_default_and_named_wrongly_refused():
+    env = Bfcl()
+    env.reset(TASK, seed=0)
+    assert env.step(CLOSING).rewards == {}
+    with pytest.raises(ValueError, match="bfcl turn_reward: got 'hard'; allowed: matching_hard, m"):
+        Bfcl(turn_reward="hard")

@@ -1,0 +1,62 @@
+"""A reward per turn from reference calls: `seeupo_jax.rewards.matched_calls:MatchedCalls`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from seeupo_jax.configuration.user_code import shown
+from seeupo_jax.envs.base import check_choice
+from seeupo_jax.envs.call_matching import MATCHINGS, matching_rewards
+from seeupo_jax.envs.tool_calls import PARSERS, ToolCall, ToolCallError
+from seeupo_jax.rewards.finished_episode import FinishedEpisode
+
+
+class MatchedCalls:
+    """Matches the calls of an episode with the reference calls of its task (MatchTIR).
+
+    Args:
+      matching: one of `MATCHINGS`.
+      format: how the policy writes calls, one of `PARSERS`. A message that cannot be read holds no
+        call.
+      field: of `info`, where the environment puts the reference: a list of
+        {"name": str, "arguments": {...}}.
+    """
+
+    def __init__(
+        self, *, matching: str = "hard", format: str = "hermes", field: str = "reference_calls"
+    ):
+        check_choice("matching", matching, MATCHINGS)
+        check_choice("format", format, PARSERS)
+        self._matching, self._parse, self._field = matching, PARSERS[format], field
+
+    def __call__(self, episode: FinishedEpisode) -> list[float]:
+        """The reward of each turn, in [0, 1].
+
+        Raises:
+          ValueError: the environment gave no reference calls.
+        """
+        own = (m for m in episode.messages if m["role"] == "assistant" and "history" not in m)
+        turns = [self._calls(message["content"]) for message in own]
+        return matching_rewards(turns, self._reference(episode.info), self._matching)
+
+    def _calls(self, text: str) -> tuple[ToolCall, ...]:
+        try:
+            return self._parse(text)
+        except ToolCallError:
+            return ()
+
+    def _reference(self, info: Mapping[str, Any]) -> list[ToolCall]:
+        found = info.get(self._field)
+        if not isinstance(found, list) or not all(map(_is_call, found)):
+            raise ValueError(
+                f"info[{self._field!r}]: got {shown(found)}; allowed: a list of reference calls,"
+                ' each {"name": text, "arguments": dict}.'
+            )
+        return [ToolCall(call["name"], call["arguments"]) for call in found]
+
+
+def _is_call(value: Any) -> bool:
+    if not isinstance(value, Mapping) or value.keys() != {"name", "arguments"}:
+        return False
+    return isinstance(value["name"], str) and isinstance(value["arguments"], Mapping)
