@@ -66,7 +66,6 @@ class WaitingCall:
             return
         if isinstance(outcome, CallRefused):
             self.answer.set_exception(outcome)
-            self.answer.exception()  # seen, also where its client vanishes before it is told
         else:
             self.answer.set_result(outcome)
 

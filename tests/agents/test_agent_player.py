@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import gc
 import threading
 import time
 
@@ -14,7 +13,6 @@ import rollout_cases
 from flax import nnx
 from lineage_cases import HERMES, Agents, CharTokenizer, ask, assistant, refusal, say, user
 
-from seeupo_jax.agents.agent_episode import WaitingCall
 from seeupo_jax.agents.calls import AgentResult, CallRefused, HistoryMessage
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.loading import from_dict
@@ -675,23 +673,3 @@ def test_whatever_agents_do_the_samplers_log_probabilities_are_the_networks(samp
     assert any(
         own != list(range(own[0], own[0] + len(own))) for t in trajectories for own in marks(t)
     )
-
-
-def test_a_refusal_that_comes_as_its_client_vanishes_is_no_news_for_the_log(caplog):
-    async def refused_and_gone():
-        loop = asyncio.get_running_loop()
-        waiting = WaitingCall(0, ask(user("hello")), loop, loop.create_future(), None)
-
-        async def wait():
-            await waiting.answer
-
-        task = asyncio.create_task(wait())
-        await asyncio.sleep(0)
-        waiting.settle(CallRefused("too late"))
-        loop.call_soon(task.cancel)  # after it is refused, before it hears of that
-        await asyncio.wait({task})
-        assert task.cancelled()
-
-    asyncio.run(refused_and_gone())
-    gc.collect()
-    assert caplog.records == []

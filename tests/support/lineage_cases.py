@@ -112,6 +112,15 @@ class Agents:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self):
+        """Ends what still runs: what a stopped loop forgets is logged in a later test."""
+
+        async def end():
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self.submit(end()).result(timeout=10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
