@@ -153,6 +153,7 @@ class TurnBatch(NamedTuple):
     start_logp_PA, sampler_logp_PA: float32, log-probabilities under the parameters that sampled, by
       the trainer's pass and as the sampler recorded them; with `tis_clip`.
     action_PA: int32, which of the span's actions it belongs to; with order=parallel.
+    drift_sign_PA: float32, 1, -1 or 0, times log s the penalty; with covariance=kl.
     value_PA, returns_PA: float32, the critic's estimate when the sweep began, and what it is to be;
       with a critic.
     """
@@ -176,6 +177,7 @@ class TurnBatch(NamedTuple):
     action_PA: jax.Array | None = None
     value_PA: jax.Array | None = None
     returns_PA: jax.Array | None = None
+    drift_sign_PA: jax.Array | None = None
 
 
 class CriticState(NamedTuple):

@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import numpy_covariance
 import numpy_credit as credit
 import numpy_model as model
 import numpy_twin as twin
@@ -298,6 +299,17 @@ def test_segments_of_a_trajectory_do_not_change_what_it_weighs(ratio):
     assert max(np.abs(gradient).max() for gradient in step.gradients.values()) > 0
 
 
+def test_the_gradients_of_the_entropy_bonus_and_of_drift_match_finite_differences():
+    options = dataclasses.replace(OPTIONS, ratio="token", entropy_coef=0.7, temperature=0.8)
+    weights, rest = step_arguments(options)
+    drift = [np.arange(len(old_A)) % 2 for old_A in rest[1]]
+    loss, grads = twin.turn_loss(weights, *rest, options, drift)
+    assert_gradients_match(lambda w: twin.turn_loss(w, *rest, options, drift)[0], weights, grads)
+    for without in ({"entropy_coef": 0.0}, {"covariance_kl": 0.0}):
+        other = dataclasses.replace(options, **without)
+        assert abs(loss - twin.turn_loss(weights, *rest, other, drift)[0]) > 1e-3
+
+
 @pytest.mark.parametrize("ratio", ["geometric", "product"])
 def test_the_gradients_of_an_action_in_two_segments_match_finite_differences(ratio):
     options = dataclasses.replace(OPTIONS, ratio=ratio, clip_low=None, clip_high=None)
@@ -412,11 +424,11 @@ def test_adam_and_the_norm_bound_by_hand():
 
 def test_the_twin_imports_numpy_and_nothing_of_the_package():
     names = set()
-    for module in (model, credit, twin):
+    for module in (model, credit, numpy_covariance, twin):
         for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             if isinstance(node, ast.ImportFrom):
                 names.add(node.module)
-    own = {"numpy_credit", "numpy_model"}
+    own = {"numpy_covariance", "numpy_credit", "numpy_model"}
     assert names == {"__future__", "collections.abc", "dataclasses", "numpy", "typing"} | own

@@ -31,6 +31,13 @@ class LossOptions:
     """Coefficient of the KL penalty to the reference policy; 0: none."""
     kl_in: str = choice("loss", "reward")
     """Whether the KL penalty is a term of the loss or taken from the reward."""
+    entropy_coef: float = within(0, 100, 0.0)
+    """Coefficient of the entropy bonus, a mean over an action's tokens; 0: none."""
+    covariance: str = choice("none", "clip", "kl")
+    """At tokens whose log-probability and advantage vary most together: no gradient (clip), or a
+    penalty on their change since they were sampled (kl)."""
+    covariance_kl: float = above(0, 1.0, most=1000)
+    """covariance=kl: coefficient of the penalty."""
     tis_clip: float | None = above(0, None, most=1000)
     """Weigh surrogates by trainer / sampler probability, at most this; none: no weights."""
 
@@ -85,6 +92,12 @@ class Algorithm(LossOptions):
     """Whether the next turn's ratio is computed in the step's program or in one of its own."""
     dynamic_sampling: int = within(0, 127, 0)
     """Rounds of new tasks that may replace zero-advantage groups."""
+    covariance_share: float = above(0, 2e-4, most=1)
+    """Share of a step's action tokens that covariance limits, rounded down, but at least one."""
+    covariance_low: float = within(-1e6, 1e6, 1.0)
+    """covariance=clip: tokens whose covariance is above it."""
+    covariance_high: float = within(-1e6, 1e6, 5.0)
+    """covariance=clip: and below it."""
 
     @property
     def loss(self) -> LossOptions:

@@ -9,13 +9,17 @@ from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
 from seeupo_jax.configuration.entry_points import entries_with, find_entry
 
 
-def check_choices(algorithm: Algorithm, *, max_turns: int) -> None:
+def check_choices(algorithm: Algorithm, *, max_turns: int, ahead: bool = False) -> None:
     """Checks that the options go together.
+
+    Args:
+      ahead: whether the policy before samples (config.rollout_ahead).
 
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
     _check_order(algorithm, max_turns)
+    _check_covariance(algorithm, max_turns, ahead)
     for rule in _RULES:
         name = vars(algorithm)[rule.beside]
         entry = find_entry(rule.beside, name)
@@ -141,6 +145,36 @@ def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
                 f" {allowed.get(name, 'none')}, since what is sampled ahead is corrected by ratios"
                 " of whole softmaxes to the policy that sampled."
             )
+
+
+def _check_covariance(algorithm: Algorithm, turns: int, ahead: bool) -> None:
+    if algorithm.covariance == "none":
+        return
+    for name, allowed in (
+        ("ratio", "token"),  # of a whole action there is one log-probability, and no such token
+        ("objective", "clipped"),
+        ("old_policy", "iteration"),
+    ):
+        if (got := vars(algorithm)[name]) != allowed:
+            raise ValueError(
+                f"config.algorithm.covariance: got {algorithm.covariance!r} with {name}={got};"
+                f" allowed: none unless {name}={allowed}, since it limits the ratios of single"
+                " tokens to the policy that sampled them."
+            )
+    parallel = algorithm.order == "parallel"
+    steps = 1 if parallel else -(-turns // algorithm.span(turns))
+    steps *= algorithm.inner_epochs * algorithm.minibatches_per_turn
+    if algorithm.covariance == "kl" and steps == 1 and not ahead:
+        raise ValueError(
+            "config.algorithm.covariance: got 'kl' with one optimizer step an iteration; allowed:"
+            " none or clip, unless inner_epochs or minibatches_per_turn is above 1, since the"
+            " penalty has no gradient before a step has changed the policy."
+        )
+    if algorithm.covariance == "clip" and algorithm.covariance_low >= algorithm.covariance_high:
+        raise ValueError(
+            f"config.algorithm.covariance_low: got {algorithm.covariance_low:g}; allowed: a number"
+            f" < covariance_high={algorithm.covariance_high:g}."
+        )
 
 
 def _check_order(algorithm: Algorithm, turns: int) -> None:

@@ -78,7 +78,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 def _check_together(config: Config) -> None:
     """Checks that involve several fields."""
     algorithm, rollout, model = config.algorithm, config.rollout, config.model
-    check_choices(algorithm, max_turns=rollout.max_turns)
+    check_choices(algorithm, max_turns=rollout.max_turns, ahead=bool(config.rollout_ahead))
     check_rewards(config.rewards)
     check_agent(config.agent)
     if rollout.max_action_tokens >= rollout.max_context:

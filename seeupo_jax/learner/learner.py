@@ -170,6 +170,8 @@ class Learner:
             names.append("action")
         if self.critic is not None:
             names += ["value", "returns"]
+        if self.algorithm.covariance == "kl":
+            names.append("drift_sign")
         return tuple(names)
 
     @property

@@ -25,6 +25,7 @@ from seeupo_jax.learner.batching import (
     lay_out,
     turn_batch,
 )
+from seeupo_jax.learner.credit.covariance import limit_tokens
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.learner.sweep_control import Pace, SweepStopped, resume_sweep
@@ -119,18 +120,23 @@ def update_turn(
     Args:
       current: its arrays on the device are donated.
       last: whether no step follows that would be weighted.
-      seed: of minibatches.
+      seed: of minibatches, and of tokens that are drawn at random.
     """
     spans = action_spans(current.data.rows, turns)
     if spans and learner.fused:
-        current = _fused_turn(learner, current, turns, spans)
+        current = _fused_turn(learner, current, turns, spans, seed=seed)
     elif spans:
         current = _separate_turn(learner, current, turns, spans, last=last, seed=seed)
     return current._replace(done=current.done + 1)
 
 
 def _fused_turn(
-    learner: Learner, current: SweepState, turns: tuple[int, ...], spans: list[ActionSpan]
+    learner: Learner,
+    current: SweepState,
+    turns: tuple[int, ...],
+    spans: list[ActionSpan],
+    *,
+    seed: Sequence[int],
 ) -> SweepState:
     """One program: Eq. 8 of the step before, then Eq. 6 of these turns."""
     rows, by_turn = current.data.rows, learner.algorithm.old_policy == "turn"
@@ -146,7 +152,7 @@ def _fused_turn(
         current = current.fetch_pending()
         longest = lay_out(rows, remaining, learner.shapes, learner.shapes.lengths[-1:])
         current = _refresh(learner, current, longest)
-    current, batch = _step_batch(learner, current, layout)
+    current, batch, counted = _step_batch(learner, current, layout, seed)
     train, cumulative_ratio_N, logp_PA, metrics = learner.turn_step(
         current.train,
         batch,
@@ -154,7 +160,7 @@ def _fused_turn(
         current.cumulative_ratio_N,
         _denominator(learner, current, spans, spans),
     )
-    current = current.after_step(turns, train, cumulative_ratio_N, metrics)
+    current = current.after_step(turns, train, cumulative_ratio_N, {**metrics, **counted})
     return current._replace(pending_logp=(spans, logp_PA) if by_turn else None, refresh_next=spans)
 
 
@@ -177,7 +183,7 @@ def _separate_turn(
     for _ in range(algorithm.inner_epochs):
         for part in _minibatches(rows, spans, algorithm.minibatches_per_turn, rng):
             part_layout = layout if part is spans else lay_out(rows, part, learner.shapes)
-            current, batch = _step_batch(learner, current, part_layout)
+            current, batch, counted = _step_batch(learner, current, part_layout, seed)
             train, cumulative_ratio_N, _, metrics = learner.turn_step(
                 current.train,
                 batch,
@@ -185,7 +191,7 @@ def _separate_turn(
                 current.cumulative_ratio_N,
                 _denominator(learner, current, spans, part),
             )
-            current = current.after_step(turns, train, cumulative_ratio_N, metrics)
+            current = current.after_step(turns, train, cumulative_ratio_N, {**metrics, **counted})
     return _refresh(learner, current, layout) if algorithm.weighs and not last else current
 
 
@@ -197,9 +203,9 @@ def _refresh(learner: Learner, current: SweepState, layout: Layout) -> SweepStat
 
 
 def _step_batch(
-    learner: Learner, current: SweepState, layout: Layout
-) -> tuple[SweepState, TurnBatch]:
-    """What a step computes and updates.
+    learner: Learner, current: SweepState, layout: Layout, seed: Sequence[int]
+) -> tuple[SweepState, TurnBatch, Mapping[str, float]]:
+    """What a step computes and updates, and what that counts for its metrics.
 
     Where an action's tokens lie in several spans, its ratio is needed before the gradient: by a
     pass of its own, unless no step has moved the policy yet.
@@ -207,12 +213,25 @@ def _step_batch(
     reads = "logp" in current.per_token and learner.loss_config.reads_action_ratio
     parts = _parts_of_actions(current, layout.spans) if reads and current.steps else []
     if parts:
-        rows, shapes = current.data.rows, learner.shapes
-        parts_layout = lay_out(rows, parts, shapes, shapes.long)
-        batch = turn_batch(rows, parts_layout, shapes, {}, action=shapes.longest)
-        logp_PA, _ = score(learner, current.train.params, batch)
-        current = current.with_logp("logp", parts, logp_PA)
-    return current.batch(learner, layout)
+        current = current.with_logp("logp", parts, _logp_now(learner, current, parts))
+    current, batch = current.batch(learner, layout)
+    algorithm = learner.algorithm
+    if algorithm.covariance == "none":
+        return current, batch, {}
+    logp_PA = _logp_now(learner, current, layout.spans)[:, : batch.mask_PA.shape[1]]
+    rng = np.random.default_rng((*seed, len(current.steps)))
+    return current, *limit_tokens(algorithm, batch, logp_PA, rng)
+
+
+def _logp_now(learner: Learner, current: SweepState, spans: Sequence[ActionSpan]) -> np.ndarray:
+    """Log-probabilities [P, A] of spans' tokens, by a pass unless no step has moved the policy."""
+    rows, shapes = current.data.rows, learner.shapes
+    layout = lay_out(rows, spans, shapes, shapes.long)
+    known = {} if current.steps else {"logp": current.data.initial["trainer_logp"]}
+    batch = turn_batch(rows, layout, shapes, known, action=shapes.longest)
+    if known:
+        return np.asarray(batch.logp_PA)
+    return np.asarray(score(learner, current.train.params, batch)[0])
 
 
 def _parts_of_actions(current: SweepState, spans: Sequence[ActionSpan]) -> list[ActionSpan]:

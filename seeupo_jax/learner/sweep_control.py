@@ -131,5 +131,5 @@ def stopped_arrays(learner: Learner, state: Any, trajectories: Sequence[Trajecto
 
 def _stored(learner: Learner) -> list[str]:
     """What of every token a sweep that was stopped cannot find out again."""
-    found_again = ("logp", "sampler_logp", "action")
+    found_again = ("logp", "sampler_logp", "action", "drift_sign")
     return [*(name for name in learner.per_token if name not in found_again), *INITIAL]

@@ -213,6 +213,8 @@ def derived_per_token(
         per_token["logp"] = initial["trainer_logp"]
     if "sampler_logp" in learner.per_token:
         per_token["sampler_logp"] = rows.logp
+    if "drift_sign" in learner.per_token:  # each step says which
+        per_token["drift_sign"] = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
     if "action" in learner.per_token:
         if rows.turns > learner.shapes.turns:
             raise ValueError(

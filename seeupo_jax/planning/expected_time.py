@@ -64,8 +64,10 @@ def iteration_flops(found: AbstractRun) -> float:
         return -(-found.trajectories * tokens // length)
 
     sampled = Pass(found.trajectories, context, head=context // 2)
-    scored = Pass(rows(context), length, head=length, trees=shapes.share)
-    passes = 2 if config.algorithm.kl_coef else 1
+    scored = [context] * (2 if config.algorithm.kl_coef else 1)
+    if config.algorithm.covariance != "none":  # again wherever a step has moved the policy
+        scored += step_ends(config)[1:]
+    scores = (Pass(rows(end), length, head=length, trees=shapes.share) for end in scored)
     steps = (
         flops.turn_step_flops(
             arch,
@@ -79,7 +81,7 @@ def iteration_flops(found: AbstractRun) -> float:
         )
         for end in step_ends(config)
     )
-    forward = flops.forward_flops(arch, sampled) + passes * flops.forward_flops(arch, scored)
+    forward = sum(flops.forward_flops(arch, each) for each in (sampled, *scores))
     return forward + sum(steps)
 
 

@@ -18,6 +18,12 @@ from seeupo_jax.configuration.loading import from_dict, load_config
         ("clip_dual", {"objective": "cispo", "clip_dual": 3.0}),
         ("clip_dual", {"objective": "logp", "clip_dual": 3.0}),
         ("inner_epochs", {"objective": "logp", "inner_epochs": 2}),
+        ("covariance", {"covariance": "clip"}),  # ratios are of whole actions
+        ("covariance", {"covariance": "kl", "ratio": "token", "objective": "cispo"}),
+        ("covariance", {"covariance": "kl", "ratio": "token", "old_policy": "turn"}),
+        ("covariance", {"covariance": "kl", "ratio": "token", "turns_per_update": None}),
+        ("covariance", {"covariance": "kl", "ratio": "token", "order": "parallel"}),
+        ("covariance_low", {"covariance": "clip", "ratio": "token", "covariance_high": 1.0}),
         ("turns_per_update", {"order": "custom", "custom_order": (0, 1), "turns_per_update": None}),
         ("refresh", {"refresh": "fused", "weight": "off"}),
         ("refresh", {"refresh": "fused", "turns_per_update": None}),
@@ -27,6 +33,13 @@ def test_choices_that_do_not_go_together_are_refused_by_name(field, choices):
     values = {"algorithm": choices, "rollout": {"max_turns": 2}}
     with pytest.raises(ValueError, match=rf"^config\.algorithm\.{field}: got .*; allowed"):
         from_dict(values)
+
+
+def test_a_penalty_on_changes_needs_a_step_before_it_or_a_sampler_behind():
+    choices = {"covariance": "kl", "inner_epochs": 2}
+    assert from_dict({"recipe": "grpo", "algorithm": choices}).algorithm.covariance == "kl"
+    one = {"recipe": "grpo", "algorithm": choices | {"inner_epochs": 1}}
+    assert from_dict(one | {"rollout_ahead": 1}).algorithm.covariance == "kl"
 
 
 def test_what_has_ratios_may_be_sampled_ahead_and_stepped_on_twice():

@@ -36,6 +36,9 @@ LOUD = {"kl_coef": 0.1}
 TWICE = {"inner_epochs": 2}
 # Beside the policy, of no weight in the loss; its values begin at 0. More of it: test_critic.py.
 SILENT_CRITIC = {"critic": "model", "value_coef": 1e-12}
+KL_COV = {"covariance": "kl", "covariance_share": 0.2, "covariance_kl": 0.5}
+# All within the bounds, so that it does not matter which are drawn.
+CLIP_COV = {"covariance": "clip", "covariance_share": 1.0, "covariance_low": 0.05}
 CREDITS = {
     "gigpo": {"advantage": "gigpo", "step_coef": 0.7, "discount": 0.9},
     "hgpo": {"advantage": "hgpo", "scale": "group", "history_power": 1.5, "discount": 0.9},
@@ -114,11 +117,21 @@ def test_credit_per_turn_or_token_feeds_any_update(name, advantage):
         ("parallel", {"tis_clip": 1.1, "loss_mean": "token"}, ALL, {}),
         ("grpo", TWICE | {"clip_dual": 1.01}, ALL, {}),
         ("parallel", {"turns_per_update": 3}, ALL, {"actions": [(1, 2, 3), (0,)]}),
+        ("seeupo", {"entropy_coef": 0.3}, REVERSE, {}),
+        ("grpo", TWICE | {"entropy_coef": 0.3, "loss_mean": "token"}, ALL, {}),
+        ("grpo", TWICE | KL_COV, ALL, {}),
+        ("seeupo", KL_COV | {"ratio": "token"}, REVERSE, {}),
+        ("dapo", TWICE | CLIP_COV, ALL, {}),
     ],
-    ids=["cispo", "batch baseline", "importance", "dual clip", "long actions"],
+    ids=["cispo", "batch baseline", "importance", "dual clip", "long actions", "entropy per turn"]
+    + ["entropy", "KL-Cov", "KL-Cov per turn", "Clip-Cov"],
 )
 def test_choices_that_no_recipe_makes_are_the_twins(name, choices, order, rest):
-    assert_equal_to_the_twin(learner(name, **LOUD, **choices), 12, order, **rest)
+    made = learner(name, **LOUD, **choices)
+    observed, _ = assert_equal_to_the_twin(made, 12, order, **rest)
+    assert (observed.metrics.get("sweep/entropy", 0) > 0) == (made.algorithm.entropy_coef > 0)
+    limited = observed.metrics.get("sweep/covariance_tokens", 0)
+    assert (limited > len(observed.updates)) == (made.algorithm.covariance != "none")
 
 
 @pytest.mark.parametrize("name", ["dapo", "gspo"])

@@ -82,7 +82,7 @@ def test_log_probabilities_and_entropies_are_the_twins(temperature):
             acted_L = segment.turn_L != CONTEXT
             given = weights, segment.tokens_L, cases.NUMPY_ARCH, temperature
             logp_L, _ = model.token_logps(*given)
-            entropy_L = model.token_entropies(*given)
+            entropy_L, _ = model.token_entropies(*given)
             for got_L, wanted_L in (
                 (stats.logp[number], logp_L),
                 (stats.entropy[number], entropy_L),

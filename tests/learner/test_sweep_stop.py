@@ -21,6 +21,13 @@ CASES = {
     "separate, old_policy=turn": {"inner_epochs": 2, "old_policy": "turn"},
     "fused, tis_clip, old_policy=turn": {"tis_clip": 1.1, "old_policy": "turn"},
     "order=random": {"order": "random"},
+    "Clip-Cov": {
+        "ratio": "token",
+        "covariance": "clip",
+        "covariance_low": -1.0,
+        "covariance_share": 0.2,
+    },
+    "KL-Cov": {"ratio": "token", "covariance": "kl", "covariance_share": 0.2},
 }
 
 

@@ -243,8 +243,25 @@ def test_entropy_is_the_same_on_a_mesh_that_cuts_the_vocabulary():
     with jax.set_mesh(mesh):
         rows = jax.device_put((tokens_RL, position_RA), sharding(mesh, ("rows",)))
         got = both(network, placed, *rows)
+        slope = jax.jit(jax.grad(total_entropy, argnums=1), static_argnums=0)
+        slope = slope(network, placed, *rows)
     for mine, other in zip(got, wanted, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=2e-5)
+    expected = jax.grad(entropy_of_all_logits, argnums=1)(network, params, tokens_RL, position_RA)
+    for mine, other in zip(jax.tree.leaves(slope), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
+    assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected)) > 0.1
+
+
+def total_entropy(network, params, tokens_RL, position_RA):
+    return both(network, params, tokens_RL, position_RA)[2].sum()
+
+
+def entropy_of_all_logits(network, params, tokens_RL, position_RA):
+    """The same from logits that are held at once, by JAX's own derivative."""
+    logp_RLV = jax.nn.log_softmax(network.bind(params)(tokens_RL) / 0.7)
+    entropy_RL = -(jnp.exp(logp_RLV) * logp_RLV).sum(-1)
+    return jnp.take_along_axis(entropy_RL, position_RA - 1, axis=1).sum()
 
 
 def test_entropy_changes_no_bit_of_the_log_probabilities():

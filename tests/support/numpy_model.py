@@ -112,12 +112,22 @@ def token_logps(
 
 def token_entropies(
     weights: Weights, tokens_L: Sequence[int], arch: Architecture, temperature: float
-) -> np.ndarray:
+) -> tuple[np.ndarray, Callable[[np.ndarray, Weights], None]]:
     """Entropy in nats of what each token is drawn from, [L]; the first is drawn from nothing: 0."""
-    logits_LV, _ = forward(weights, tokens_L, arch)
+    logits_LV, logits_back = forward(weights, tokens_L, arch)
     scaled_LV = np.exp(logits_LV / temperature)
     share_LV = scaled_LV / scaled_LV.sum(-1, keepdims=True)
-    return np.concatenate([[0.0], -(share_LV * np.log(share_LV)).sum(-1)[:-1]])
+    entropy_L = -(share_LV * np.log(share_LV)).sum(-1)
+
+    def backward(dentropy_L: np.ndarray, grads: Weights) -> None:
+        dlogits_LV = np.zeros_like(logits_LV)
+        for j in range(1, len(tokens_L)):
+            share_V = share_LV[j - 1]
+            slope_V = -share_V * (np.log(share_V) + entropy_L[j - 1])
+            dlogits_LV[j - 1] = slope_V * dentropy_L[j] / temperature
+        logits_back(dlogits_LV, grads)
+
+    return np.concatenate([[0.0], entropy_L[:-1]]), backward
 
 
 def _add(grads: Weights, name: str, value: np.ndarray) -> None:

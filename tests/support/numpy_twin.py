@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy_covariance import limited
 from numpy_credit import grouped, learnable, token_advantages
-from numpy_model import Architecture, Weights, token_logps
+from numpy_model import Architecture, Weights, token_entropies, token_logps
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,12 @@ class Options:
     kl_coef: float = 0.002
     kl_in: str = "loss"
     tis_clip: float | None = None
+    entropy_coef: float = 0.0
+    covariance: str = "none"
+    covariance_kl: float = 1.0
+    covariance_share: float = 2e-4
+    covariance_low: float = 1.0
+    covariance_high: float = 5.0
     inner_epochs: int = 1
     temperature: float = 1.0
     optimizer: str = "sgd"
@@ -174,8 +181,16 @@ def sweep(
         for part in everyone if options.minibatches is None else options.minibatches[number]:
             kept = [k for k, act in enumerate(acts) if act[0].trajectory in part]
             share = shares(acts, kept, valid, options)
-            picked = ([x[k] for k in kept] for x in (acts, old, ref, weight))
-            loss, grads = turn_loss(current, *picked, share, arch, options)
+            picked = [[x[k] for k in kept] for x in (acts, old, ref, weight)]
+            drift = None
+            if options.covariance != "none":
+                now = action_logps(current, picked[0], arch, options)
+                own = [
+                    joined(credit[piece.trajectory][piece.place][piece.position_A] for piece in act)
+                    for act in picked[0]
+                ]
+                picked[3], drift = limited(now, picked[1], own, picked[3], options)
+            loss, grads = turn_loss(current, *picked, share, arch, options, drift)
             current = optimizer.step(current, grads)
             losses.append((loss, grads))
         before_N, cumulative_ratio_N = cumulative_ratio_N, cumulative_ratio_N.copy()
@@ -213,6 +228,7 @@ def turn_loss(
     share: Sequence[float],
     arch: Architecture,
     options: Options,
+    drift: Sequence[np.ndarray] | None = None,
 ) -> tuple[float, Weights]:
     """The negative objective of one step, and its gradients.
 
@@ -220,13 +236,20 @@ def turn_loss(
       old, ref: per action, log-probabilities [A] under the old and the reference policy.
       weight: per action, M of each token [A].
       share: per action, what its objective counts in the mean.
+      drift: per action, 1 at tokens with a penalty on |log s| [A]; None: nowhere.
     """
     loss, grads = 0.0, {}
-    for action, old_A, ref_A, weight_A, part in zip(actions, old, ref, weight, share, strict=True):
+    drift = [np.zeros(len(old_A)) for old_A in old] if drift is None else drift
+    columns = zip(actions, old, ref, weight, share, drift, strict=True)
+    for action, old_A, ref_A, weight_A, part, drift_A in columns:
         passes = [token_logps(weights, p.tokens_L, arch, options.temperature) for p in action]
         pairs = list(zip(action, passes, strict=True))
         logp_A = joined(logp_L[piece.position_A] for piece, (logp_L, _) in pairs)
         value, slope_A = piece_objective(logp_A, old_A, ref_A, weight_A, options)
+        penalty = options.covariance_kl * drift_A / len(old_A)
+        value -= penalty @ np.abs(logp_A - old_A)
+        slope_A = slope_A - penalty * np.sign(logp_A - old_A)
+        value += _entropy_bonus(weights, action, part, grads, arch, options)
         loss -= value * part
         ends = np.cumsum([len(piece.position_A) for piece in action])[:-1]
         for (piece, (logp_L, backward)), own_A in zip(pairs, np.split(slope_A, ends), strict=True):
@@ -234,6 +257,25 @@ def turn_loss(
             dlogp_L[piece.position_A] = -own_A * part
             backward(dlogp_L, grads)
     return loss, grads
+
+
+def _entropy_bonus(
+    weights: Weights,
+    action: Action,
+    part: float,
+    grads: Weights,
+    arch: Architecture,
+    options: Options,
+) -> float:
+    """An action's entropy bonus; its gradient, times what the action counts, goes to `grads`."""
+    count, total = sum(len(piece.position_A) for piece in action), 0.0
+    for piece in action if options.entropy_coef else ():
+        entropy_L, backward = token_entropies(weights, piece.tokens_L, arch, options.temperature)
+        slope_L = np.zeros_like(entropy_L)
+        slope_L[piece.position_A] = -options.entropy_coef * part / count
+        backward(slope_L, grads)
+        total += entropy_L[piece.position_A].sum()
+    return options.entropy_coef * total / count
 
 
 def shares(

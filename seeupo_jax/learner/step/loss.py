@@ -46,9 +46,10 @@ def turn_loss(
     Returns: the loss's sum, and (logp_PA, refreshed cumulative_ratio_N, sums for metrics).
     """
     params = policy.join(trained[0], frozen)
-    logp_RX, hidden_RXD, keys = row_logp(network, params, row, config.temperature)
+    options, entropy = config.options, config.options.entropy_coef > 0
+    found = row_logp(network, params, row, config.temperature, entropy=entropy)
     if continued is not None:
-        past = (keys, Tree(row.depth_MRL, row.end_MRL))
+        past = (found.keys, Tree(row.depth_MRL, row.end_MRL))
         cumulative_ratio_N = refresh_spans(
             params, network, config, continued, index, past, cumulative_ratio_N
         )
@@ -56,7 +57,7 @@ def turn_loss(
         jnp.minimum(row.trajectory_P, cumulative_ratio_N.shape[0] - 1)
     ]
     of_own = functools.partial(of_spans, slot_PA=row.slot_PA, mask_PA=row.mask_PA)
-    logp_PA = of_own(logp_RX)
+    logp_PA = of_own(found.logp_RX)
     mask_PJA = by_action(row, config.actions)
     count_PJ = mask_PJA.sum(axis=2)
     total = lambda x_PA: (x_PA[:, None, :] * mask_PJA).sum(axis=2)  # noqa: E731
@@ -68,9 +69,15 @@ def turn_loss(
     part_PJ = (count_PJ > 0) * (1 if split is None else split.part)
     kl_PJ = mean(kl_estimate(logp_PA, row.ref_logp_PA, mask=row.mask_PA))
     # An action's terms are means over its tokens.
-    size_PJ = part_PJ if config.options.loss_mean == "action" else count_PJ
+    size_PJ = part_PJ if options.loss_mean == "action" else count_PJ
     counted = lambda x_PJ: jnp.sum(part_PJ * x_PJ)  # noqa: E731
-    loss = -jnp.sum(size_PJ * (term_PJ - config.kl_coef * kl_PJ))
+    gain_PJ = term_PJ - config.kl_coef * kl_PJ
+    if row.drift_sign_PA is not None:  # |log s| of some tokens
+        gain_PJ -= options.covariance_kl * mean(row.drift_sign_PA * (logp_PA - row.old_logp_PA))
+    if found.entropy_RX is not None:
+        shares["entropy"] = mean(of_own(found.entropy_RX))
+        gain_PJ += options.entropy_coef * shares["entropy"]
+    loss = -jnp.sum(size_PJ * gain_PJ)
     weight_PA = jnp.where(row.mask_PA > 0, row.advantage_PA * cumulative_ratio_P[:, None], 0.0)
     sums = {
         "actions": part_PJ.sum(dtype=jnp.float32),
@@ -80,7 +87,7 @@ def turn_loss(
         **{name: counted(share_PJ) for name, share_PJ in shares.items()},
     }
     if critic is not None:
-        value_PA = of_own(row_value(network, critic, params, trained[1], row, hidden_RXD))
+        value_PA = of_own(row_value(network, critic, params, trained[1], row, found.hidden_RXD))
         error_PJ, clipped_PJ = map(mean, span_loss(critic, value_PA, row))
         loss += critic.coef * jnp.sum(size_PJ * error_PJ)
         sums |= {"value_loss": counted(error_PJ), "value_clipped": counted(clipped_PJ)}

@@ -35,7 +35,9 @@ class LossConfig:
     def sums(self) -> tuple[str, ...]:
         """What a step counts for its metrics, beside the loss."""
         names = ("actions", "clipped", "kl", "weight_max")
-        return names if self.options.tis_clip is None else (*names, "tis_weight", "tis_truncated")
+        if self.options.tis_clip is not None:
+            names = (*names, "tis_weight", "tis_truncated")
+        return (*names, "entropy") if self.options.entropy_coef else names
 
     @property
     def reads_action_ratio(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,14 +58,33 @@ def row_hidden(
     return policy.hidden(network, params, row.tokens_MRL, tree=tree)
 
 
+class RowLogp(NamedTuple):
+    """log π of what one microbatch predicts, and the entropy of what it is drawn from (nats).
+
+    entropy_RX: None where it was not asked for. hidden_RXD: what predicts.
+    keys: keys and values of the pass.
+    """
+
+    logp_RX: jax.Array
+    entropy_RX: jax.Array | None
+    hidden_RXD: jax.Array
+    keys: list[KeyValues]
+
+
 def row_logp(
-    network: Network, params: Any, row: TurnBatch, temperature: float
-) -> tuple[jax.Array, jax.Array, list[KeyValues]]:
-    """log π of what one microbatch predicts, [R, X]; what predicts it; keys and values."""
+    network: Network, params: Any, row: TurnBatch, temperature: float, *, entropy: bool = False
+) -> RowLogp:
+    """Of one microbatch; see `RowLogp`."""
     hidden_RLD, keys = row_hidden(network, params, row)
-    predicted = (row.parent_MRX, row.target_MRX)
-    logp_RX, hidden_RXD = logp_at(network, params, hidden_RLD, *predicted, temperature)
-    return logp_RX, hidden_RXD, list(keys)
+    if not entropy:
+        predicted = (row.parent_MRX, row.target_MRX)
+        logp_RX, hidden_RXD = logp_at(network, params, hidden_RLD, *predicted, temperature)
+        return RowLogp(logp_RX, None, hidden_RXD, list(keys))
+    hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
+    found = policy.token_logp_and_entropy(
+        network, params, hidden_RXD, row.target_MRX, temperature=temperature
+    )
+    return RowLogp(*found, hidden_RXD, list(keys))
 
 
 def logp_at(

@@ -17,9 +17,8 @@ from seeupo_jax.learner.step.critic import Critic, row_value
 from seeupo_jax.learner.step.loss import turn_loss
 from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.learner.step.refresh import refreshed
-from seeupo_jax.learner.step.rows import microbatch, of_spans, row_hidden, row_logp
+from seeupo_jax.learner.step.rows import microbatch, of_spans, row_logp
 from seeupo_jax.metric_table import MAXIMA
-from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.network import Network
 from seeupo_jax.types import TrainState, TurnBatch
 
@@ -36,11 +35,8 @@ def score_and_entropy(
     """`score`, and the entropy in nats of what each action token was drawn from; both [P, A]."""
 
     def of_row(row: TurnBatch) -> tuple[jax.Array, jax.Array]:
-        hidden_RLD, _ = row_hidden(network, params, row)
-        hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
-        return policy.token_logp_and_entropy(
-            network, params, hidden_RXD, row.target_MRX, temperature=temperature
-        )
+        found = row_logp(network, params, row, temperature, entropy=True)
+        return found.logp_RX, found.entropy_RX
 
     with jax.named_scope("sweep/score"):
         return _of_actions(batch, of_row, arrays=2)
