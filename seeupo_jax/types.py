@@ -156,6 +156,7 @@ class TurnBatch(NamedTuple):
     drift_sign_PA: float32, 1, -1 or 0, times log s the penalty; with covariance=kl.
     value_PA, returns_PA: float32, the critic's estimate when the sweep began, and what it is to be;
       with a critic.
+    slope_PA: float32, derivative of a scorer's loss by what it says of the token.
     """
 
     tokens_MRL: jax.Array
@@ -178,10 +179,11 @@ class TurnBatch(NamedTuple):
     value_PA: jax.Array | None = None
     returns_PA: jax.Array | None = None
     drift_sign_PA: jax.Array | None = None
+    slope_PA: jax.Array | None = None
 
 
 class CriticState(NamedTuple):
-    """A value function's parameters, and the optax state of what steps them."""
+    """Parameters of a value function or a scorer, and the optax state of what steps them."""
 
     params: Any
     opt_state: Any
@@ -196,6 +198,7 @@ class TrainState(NamedTuple):
     skipped: int32 scalar, steps skipped because a gradient was not finite.
     critic: the value function; None, which has no leaves, where there is none.
     ema: float32, the moving average of `params` over the iterations; None where there is none.
+    scorer: the model that scores turns, stepped once an iteration; None where there is none.
     """
 
     params: Any
@@ -204,3 +207,4 @@ class TrainState(NamedTuple):
     skipped: jax.Array
     critic: CriticState | None = None
     ema: Any = None
+    scorer: CriticState | None = None

@@ -215,6 +215,23 @@ def test_a_critic_starts_anew_and_its_advantages_are_means(small, stored, tmp_pa
     np.testing.assert_allclose(stats, np.array(wanted)[LEARNED], rtol=1e-5, atol=1e-6)
 
 
+def test_a_process_reward_model_starts_as_the_policy_and_credits_no_turn_yet(
+    small, stored, tmp_path
+):
+    _, done = run(small[0], stored, tmp_path, "recipe=istar", "algorithm.success_above=0.2")
+    metrics = done["metrics"]
+    assert metrics["sweep/pairs"] == 4 and metrics["sweep/pair_accuracy"] == 0.5
+    np.testing.assert_allclose(metrics["sweep/pair_loss"], np.log(2), rtol=1e-6)
+    assert metrics["sweep/scorer_grad_norm"] > 0
+    reward = np.array([t.reward for t in cases.ragged()])
+    group = np.array([t.group for t in cases.ragged()])
+    wanted = np.full(len(reward), np.nan)
+    for i in np.flatnonzero(LEARNED):
+        own = reward[(group == group[i]) & LEARNED]
+        wanted[i] = (reward[i] - own.mean()) / (own.std(ddof=1) + 1e-6)
+    np.testing.assert_allclose(np.array(done["advantages"], float), wanted, rtol=1e-5)
+
+
 def test_what_differs_between_turns_is_told_of_the_turns_of_a_step():
     rows = Rows.of(cases.ragged())
     advantage = [10.0 * turn_L for turn_L in rows.turn]

@@ -27,6 +27,7 @@ KINDS = (
     "sweep/turn",
     "sweep/score",
     "sweep/value",
+    "sweep/scorer",
     "sweep/refresh",
     "rollout/reshard",
     "rollout/prefill",
@@ -179,10 +180,13 @@ def _sweep(setup: Setup) -> Iterator[Program]:
         passes, update = 2 * passes, 2 * update
 
     trunk = () if critic == "model" else ("parameters",)  # a model has its own
+    state = ("parameters", "optimizer", "critic", "average", "scorer")
     read = {
-        "sweep/turn": ("parameters", "optimizer", "frozen", "critic", "average"),
+        "sweep/turn": (*state, "frozen"),
         "sweep/reference": ("reference", "frozen"),
         "sweep/value": (*trunk, "frozen", "critic"),
+        "sweep/scores": ("scorer", "frozen"),
+        "sweep/scorer": (*state, "frozen"),
     }
     for program in sweep_programs(setup.learner, setup.trajectories):
         kind, _, size = program.name.partition(" ")
@@ -195,13 +199,16 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             parts, hbm_bytes = ("parameters", "average"), 3 * setup.parts["parameters"]
             yield Program(program.name, mesh, lower, parts, (), Work(), 1, hbm_bytes)
             continue
-        step, length, trips = kind == "sweep/turn", int(size), shapes.microbatches(int(size))
+        length, trips = int(size), shapes.microbatches(int(size))
         # Logits of every token, of none, or of an action's.
-        logits = {"sweep/score": length, "sweep/reference": length, "sweep/value": 0}
+        logits = dict.fromkeys(("sweep/score", "sweep/reference", "sweep/scores"), length)
+        logits["sweep/value"] = 0
         rows, head = shapes.rows * trips, logits.get(kind, shapes.action)
-        if step:
-            done = (step_flops(setup, length, computed=computed) for computed in (False, True))
+        steps, hbm_bytes = {"sweep/turn": step_flops, "sweep/scorer": scorer_flops}, once * trips
+        if kind in steps:
+            done = (steps[kind](setup, length, computed=computed) for computed in (False, True))
             work = Work(*done, rows * length)
+            hbm_bytes = hbm_bytes * passes + update
         else:
             work = Work.of(arch, Pass(rows, length, head=head, trees=shapes.share))
         yield Program(
@@ -212,7 +219,7 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             makes=(),
             work=work,
             trips=trips,
-            hbm_bytes=once * trips * passes + update if step else once * trips,
+            hbm_bytes=hbm_bytes,
             row_length=length,
         )
 
@@ -269,6 +276,15 @@ def step_flops(setup: Setup, length: int, *, computed: bool) -> float:
         refresh=shapes.lengths[0] if setup.learner.fused else 0,
         critic=setup.config.algorithm.critic,
         computed=computed,
+    )
+
+
+def scorer_flops(setup: Setup, length: int, *, computed: bool) -> float:
+    """FLOPs of the scorer's step, on all action tokens, likewise."""
+    shapes = setup.learner.shapes
+    rows = shapes.rows * shapes.microbatches(length)
+    return flops.turn_step_flops(
+        setup.arch, rows, length, length, trees=shapes.share, computed=computed
     )
 
 

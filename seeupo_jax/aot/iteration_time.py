@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from seeupo_jax.aot import roofline
 from seeupo_jax.aot.aot_programs import Program, Setup, step_flops
 from seeupo_jax.aot.measure import Figures
-from seeupo_jax.planning.expected_time import step_ends
+from seeupo_jax.planning.expected_time import scoring_passes, step_ends
 
 NEEDED = ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode")
 
@@ -66,8 +66,9 @@ def estimate_iteration(
         "rollout/reshard": 1.0,
         "rollout/prefill": context / programs["rollout/prefill"].work.tokens,
         "rollout/decode": drawn / programs["rollout/decode"].work.tokens,
-        "sweep/score": 2.0 if setup.config.algorithm.kl_coef else 1.0,
+        "sweep/score": float(scoring_passes(setup.config)),
         "sweep/value": 1.0,
+        "sweep/scorer": 1.0,
     }
     parts = [
         Part(kind, times, times * line.step_s, times * line.serial_s)

@@ -65,13 +65,21 @@ class Algorithm(LossOptions):
     discount: float = within(0, 1, 1.0)
     """Discount per turn (gigpo, hgpo) or per token (returns, gae)."""
     step_coef: float = within(0, 1000, 1.0)
-    """gigpo: weight of the turn's advantage beside the episode's."""
+    """gigpo, istar: weight of the turn's advantage beside the episode's."""
     history: int = at_least(0, 2)
     """hgpo: turns before a state that its deepest group shares."""
     history_power: float = within(0, 10, 1.0)
     """hgpo: how much more deeper groups count; 0: not."""
     gae_lambda: float = within(0, 1, 0.95)
     """Decay of generalised advantage estimation (gae)."""
+    implicit_coef: float = above(0, 0.05, most=1000)
+    """istar: a turn's implicit reward is it times log(scorer / old policy) of its tokens."""
+    success_above: float = within(-1e6, 1e6, 0.0)
+    """istar: trajectories of a larger reward succeeded; each is paired with its group's others."""
+    pair_score: str = choice("mean", "sum")
+    """istar: what a pair compares: the mean or the sum of a trajectory's implicit rewards."""
+    scorer_learning_rate: float | None = above(0, None, most=100)
+    """Learning rate of the model that scores turns (istar); none: the policy's."""
     old_policy: str = choice("iteration", "turn")
     """Denominator of ratios: the policy that sampled, or the one before the turn's step."""
     pool_mean: str = choice("all", "active")
@@ -115,6 +123,12 @@ class Algorithm(LossOptions):
         estimator = find_entry("advantage", self.advantage)
         of_all = self.baseline == "batch" and estimator.reads("baseline")
         return "group_N" in estimator.needs and not of_all
+
+    @property
+    def scorer(self) -> str | None:
+        """Kind of the model beside the policy that scores turns; None: the estimator needs none."""
+        needs = find_entry("advantage", self.advantage).needs
+        return "policy" if "implicit_NK" in needs else None
 
     @property
     def merges(self) -> bool:

@@ -69,6 +69,13 @@ _RULES = (
         lambda own, estimator: (own.critic != "none") == ("value_NL" in estimator.needs),
     ),
     _Rule(
+        "scorer_learning_rate",
+        "advantage",
+        lambda estimator: "implicit_NK" in estimator.needs,
+        "none unless {}, whose model beside the policy it steps",
+        lambda own, estimator: own.scorer_learning_rate is None or own.scorer is not None,
+    ),
+    _Rule(
         "scale",
         "advantage",
         lambda estimator: not estimator.reads("scale"),

@@ -12,8 +12,15 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.lab.lab_trajectories import Batch
 
-# What estimators may need but the laboratory lacks: see `lab_sweep` on KL and the old policy.
-LACKING = ("old_logp_NL", "ref_logp_NL")
+# What estimators may need but the laboratory lacks, and why: see `lab_sweep` on KL and the old
+# policy.
+_NO_PENALTY = "the laboratory has no penalty"
+_NO_SCORER = "the laboratory has no model beside the policy but a critic"
+LACKING = {
+    "old_logp_NL": _NO_PENALTY,
+    "ref_logp_NL": _NO_PENALTY,
+    "implicit_NK": _NO_SCORER,
+}
 _FLAT = 1e-6  # as in `group_relative_advantage`
 
 

@@ -53,6 +53,10 @@ _WITHOUT_MEANING = (
     "covariance_low",
     "covariance_high",
     "critic_learning_rate",
+    "scorer_learning_rate",
+    "implicit_coef",
+    "success_above",
+    "pair_score",
     "minibatches_per_turn",
     "refresh",
     "dynamic_sampling",
@@ -137,7 +141,7 @@ def _check_needs(algorithm: Algorithm) -> None:
     if lacking := [name for name in needs if name in LACKING]:
         raise ValueError(
             f"--recipes: got advantage={algorithm.advantage}, which needs {lacking[0]}; allowed: an"
-            " estimator without it, since the laboratory has no penalty."
+            f" estimator without it, since {LACKING[lacking[0]]}."
         )
 
 

@@ -19,6 +19,7 @@ from seeupo_jax.learner.state_layout import average, on_device
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.learner.step.critic import Critic, make_critic
 from seeupo_jax.learner.step.loss_config import LossConfig
+from seeupo_jax.learner.step.turn_scorer import Scorer, make_scorer, scorer_step
 from seeupo_jax.parallel import distributed
 from seeupo_jax.policy.network import Network, join
 from seeupo_jax.types import TrainState, TurnBatch
@@ -34,8 +35,9 @@ def _as_it_is(name: str, program: Program) -> Program:
 class Learner:
     """What a sweep needs and does not change.
 
-    critic_optimizer: of the value function, where there is one; None: the policy's.
-    schedule: what the learning rates of both are in an iteration; None: as the state has them.
+    critic_optimizer, scorer_optimizer: of the value function and of the model that scores turns,
+      where there is one; None: the policy's.
+    schedule: what the learning rates of all are in an iteration; None: as the state has them.
     truncated: whether actions are drawn from less than the policy's whole softmax; see `Rows.of`.
     entropy: whether the pass that begins a sweep also finds the entropy of every action token.
     ema: decay of the average of the parameters in the state; None: it has none.
@@ -44,7 +46,7 @@ class Learner:
     layout: shardings of the TrainState, and `replicated` one of small arrays. Every program returns
     what it was given in the same layout, so that no program is compiled twice. None: one device.
     through: gives what is called for a program of a name (`turn_step`, `refresh`, `score`, `value`,
-    `score_and_entropy`, `average`): instruments watch or replace programs by it.
+    `score_and_entropy`, `scorer_step`, `average`): instruments watch or replace programs by it.
     """
 
     network: Network
@@ -56,6 +58,7 @@ class Learner:
     truncated: bool = False
     entropy: bool = False
     critic_optimizer: optax.GradientTransformation | None = None
+    scorer_optimizer: optax.GradientTransformation | None = None
     schedule: Schedule | None = None
     ema: float | None = None
     frozen: Any = field(default_factory=dict)
@@ -122,6 +125,14 @@ class Learner:
         return self.through("value", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
+    def scorer_step(self) -> Program:
+        """`turn_scorer.scorer_step` from the state on, which is donated; see there."""
+        step = functools.partial(scorer_step, self.network, self.scorer, self.layout)
+        out = (self.layout, self.replicated)
+        jitted = jax.jit(step, donate_argnums=1, out_shardings=out)
+        return self.through("scorer_step", functools.partial(jitted, self.frozen))
+
+    @functools.cached_property
     def average(self) -> Program:
         """`state_layout.average` of the parameters and their average; nothing is donated."""
         out = None if self.layout is None else self.layout.ema
@@ -134,6 +145,12 @@ class Learner:
         own = self.critic_optimizer
         optimizer = self.optimizer if own is None else own
         return make_critic(self.algorithm, self.network.arch.width, optimizer)
+
+    @functools.cached_property
+    def scorer(self) -> Scorer | None:
+        """The model that scores turns; None: the estimator needs none."""
+        own = self.scorer_optimizer
+        return make_scorer(self.algorithm, self.optimizer if own is None else own, self.temperature)
 
     def at_iteration(self, state: TrainState, iteration: int) -> TrainState:
         """The state with the learning rates of an iteration (1, 2, ...)."""

@@ -15,6 +15,7 @@ from seeupo_jax.learner.batching import Rows, empty_batch, empty_layout
 from seeupo_jax.learner.credit.advantages import compile_credit
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.refresh_batch import refresh_batch
+from seeupo_jax.learner.step.turn_step import StepResult
 from seeupo_jax.parallel.compiling import compile_all
 from seeupo_jax.types import TrainState
 
@@ -100,13 +101,15 @@ def compile_programs(
         out = program.function(*jax.tree.map(fill, program.arguments(state, ref_params)))
         if program.returns_state:
             state = out[0]
-            jnp.copy(out[1])  # as a sweep keeps the factors of every step
+        if isinstance(out, StepResult):
+            jnp.copy(out.cumulative_ratio_N)  # as a sweep keeps the factors of every step
     return state
 
 
 def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
-    """Of the whole trajectories, under the old and the reference policy, and by the critic."""
-    batch = empty_batch(rows, learner.shapes, length=length, action=learner.shapes.longest)
+    """Of the whole trajectories, by the policies, the critic and the scorer; the scorer's step."""
+    size = {"length": length, "action": learner.shapes.longest}
+    batch = empty_batch(rows, learner.shapes, **size)
     yield _call(f"sweep/score {length}", learner.begin, lambda state, _: (state.params, batch))
     yield _call(f"sweep/reference {length}", learner.begin, lambda _, params: (params, batch))
     if learner.critic is not None:
@@ -114,6 +117,19 @@ def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progr
             f"sweep/value {length}",
             learner.value,
             lambda state, _: (state.params, state.critic.params, batch),
+        )
+    if learner.scorer is not None:
+        yield _call(
+            f"sweep/scores {length}",
+            learner.begin,
+            lambda state, _: (state.scorer.params["trunk"], batch),
+        )
+        sloped = empty_batch(rows, learner.shapes, ("slope",), **size)
+        yield _call(
+            f"sweep/scorer {length}",
+            learner.scorer_step,
+            lambda state, _: (state, sloped),
+            returns_state=True,
         )
 
 

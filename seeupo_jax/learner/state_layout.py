@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from seeupo_jax.configuration.schema import Offload
-from seeupo_jax.learner.step.critic import HEAD_AXES, Critic
+from seeupo_jax.learner.step.critic import HEAD_AXES
 from seeupo_jax.parallel.mesh import param_shardings, sharding
 from seeupo_jax.types import CriticState, TrainState
 
 HOST = "pinned_host"  # the host's memory that devices copy from and to on their own
+
+
+class Beside(Protocol):
+    """A model beside the policy: a value function, or one that scores turns."""
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation: ...
+
+    def trunk(self, tree: Any) -> Any: ...
+
+    def init(self, params: Any) -> CriticState: ...
 
 
 def state_layout(
@@ -23,8 +34,9 @@ def state_layout(
     optimizer: optax.GradientTransformation,
     params: Any,
     offload: Offload,
-    critic: Critic | None = None,
+    critic: Beside | None = None,
     ema: bool = False,
+    scorer: Beside | None = None,
 ) -> TrainState:
     """Shardings of the training state between steps.
 
@@ -34,26 +46,34 @@ def state_layout(
 
     Args:
       params: tree of arrays or shape structs with shardings.
-      critic: the value function, whose own transformer lies as the policy does.
+      critic, scorer: the value function and the model that scores turns, whose own transformers lie
+        as the policy does.
       ema: whether there is an average.
     """
     replicated, placed = sharding(mesh, ()), jax.tree.map(lambda leaf: leaf.sharding, params)
     opt_state = _moments(optimizer, params, offload, replicated)
-    critic_state = None if critic is None else _critic_layout(mesh, critic, params, offload)
+    besides = (
+        None if model is None else _layout_beside(mesh, model, params, offload)
+        for model in (critic, scorer)
+    )
+    critic_state, scorer_state = besides
     average = jax.tree.map(lambda leaf: _waiting(leaf, offload), params) if ema else None
-    return TrainState(placed, opt_state, replicated, replicated, critic_state, average)
+    return TrainState(
+        placed, opt_state, replicated, replicated, critic_state, average, scorer_state
+    )
 
 
-def _critic_layout(
-    mesh: jax.sharding.Mesh, critic: Critic, params: Any, offload: Offload
+def _layout_beside(
+    mesh: jax.sharding.Mesh, model: Beside, params: Any, offload: Offload
 ) -> CriticState:
-    """Shardings of a value function's state."""
-    shapes = jax.eval_shape(critic.init, params).params
-    head = param_shardings(mesh, HEAD_AXES, shapes["head"])
-    trunk = jax.tree.map(lambda leaf: leaf.sharding, critic.trunk(params))
+    """Shardings of the state of a model beside the policy."""
+    shapes = jax.eval_shape(model.init, params).params
+    axes = {name: HEAD_AXES[name] for name in shapes["head"]}
+    head = param_shardings(mesh, axes, shapes["head"])
+    trunk = jax.tree.map(lambda leaf: leaf.sharding, model.trunk(params))
     placed = {"head": head, "trunk": trunk}
     structs = jax.tree.map(_struct, shapes, placed)
-    return CriticState(placed, _moments(critic.optimizer, structs, offload, sharding(mesh, ())))
+    return CriticState(placed, _moments(model.optimizer, structs, offload, sharding(mesh, ())))
 
 
 def _moments(
@@ -88,10 +108,11 @@ def make_state(
     optimizer: optax.GradientTransformation,
     params: Any,
     layout: TrainState,
-    critic: Critic | None = None,
+    critic: Beside | None = None,
+    scorer: Beside | None = None,
 ) -> TrainState:
     """The state before the first step, made where it lies, with a copy of the parameters in it."""
-    fresh = _fresh(optimizer, critic, layout)
+    fresh = _fresh(optimizer, critic, layout, scorer)
     return jax.jit(fresh, out_shardings=layout)(params)
 
 
@@ -99,15 +120,19 @@ def abstract_state(
     optimizer: optax.GradientTransformation,
     params: Any,
     layout: TrainState,
-    critic: Critic | None = None,
+    critic: Beside | None = None,
+    scorer: Beside | None = None,
 ) -> TrainState:
     """Shapes and shardings of what `make_state` makes; no device is asked for anything."""
-    shapes = jax.eval_shape(_fresh(optimizer, critic, layout), params)
+    shapes = jax.eval_shape(_fresh(optimizer, critic, layout, scorer), params)
     return jax.tree.map(_struct, shapes, layout)
 
 
 def _fresh(
-    optimizer: optax.GradientTransformation, critic: Critic | None, layout: TrainState
+    optimizer: optax.GradientTransformation,
+    critic: Beside | None,
+    layout: TrainState,
+    scorer: Beside | None,
 ) -> Callable[[Any], TrainState]:
     """From parameters to the state before the first step; an average begins as they are."""
 
@@ -115,9 +140,11 @@ def _fresh(
         zero = jnp.zeros((), jnp.int32)
         # Copied: the state is donated, and its parameters may be the reference policy's too.
         copied = jax.tree.map(jnp.copy, params)
-        critic_state = None if critic is None else critic.init(params)
+        besides = (None if model is None else model.init(params) for model in (critic, scorer))
+        critic_state, scorer_state = besides
         ema = None if layout.ema is None else jax.tree.map(_wide, params)
-        return TrainState(copied, optimizer.init(params), zero, zero, critic_state, ema)
+        opt_state = optimizer.init(params)
+        return TrainState(copied, opt_state, zero, zero, critic_state, ema, scorer_state)
 
     return fresh
 

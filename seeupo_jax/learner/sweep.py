@@ -87,12 +87,12 @@ def sweep(
     forced = {"sweep/forced_fraction": forced_fraction(rows)} if learner.truncated else {}
     if not order:
         return SweepResult(train, {"sweep/turns": 0} | forced, [None] * len(trajectories), ())
+    train = learner.at_iteration(train, iteration)
     if resume is None:
         version = iteration - 1
         current = begin_sweep(learner, train, ref_params, rows, trajectories, version=version)
     else:
         current = resume_sweep(learner, train, rows, trajectories, order, *resume)
-    current = current._replace(train=learner.at_iteration(current.train, iteration))
     pace = Pace(len(order), stop, on_step)
     for turns in order[current.done :]:
         if not pace.ready(current):

@@ -19,6 +19,8 @@ from seeupo_jax.learner.batching import (
     turn_batch,
 )
 from seeupo_jax.learner.credit.advantages import assign_credit
+from seeupo_jax.learner.credit.credit_arrays import CreditArrays
+from seeupo_jax.learner.credit.turn_scores import scorer_loss
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.types import TrainState, Trajectory, TurnBatch, learnable
 
@@ -184,13 +186,44 @@ def begin_sweep(
         per_token["value"] = ragged(learner.value(train.params, train.critic.params, batch))
     if "start_logp" in learner.per_token:
         per_token["start_logp"] = old_logp
+    scores: dict[str, Sequence[np.ndarray]] = {}
+    if learner.scorer is not None:
+        scored = score(learner, train.scorer.params["trunk"], batch)
+        scores = {"scorer_logp": ragged(scored[0])}
+        train, told = _train_scorer(learner, train, rows, trajectories, layout, per_token | scores)
+        metrics |= told
     per_token |= derived_per_token(learner, rows, initial)
-    per_token |= assign_credit(learner.algorithm, learner.shapes, rows, trajectories, per_token)
+    per_token |= assign_credit(
+        learner.algorithm, learner.shapes, rows, trajectories, per_token | scores
+    )
     if train.critic is not None:
         metrics["sweep/explained_variance"] = _explained_variance(rows, per_token)
     data = SweepData(rows, count_valid(learner, trajectories), initial, metrics)
     ones_N = learner.replicate(np.ones(rows.trajectories, np.float32))
     return SweepState(data, train, ones_N, per_token)
+
+
+def _train_scorer(
+    learner: Learner,
+    train: TrainState,
+    rows: Rows,
+    trajectories: Sequence[Trajectory],
+    layout: Layout,
+    per_token: PerToken,
+) -> tuple[TrainState, dict[str, float]]:
+    """The scorer's step on an iteration's trajectories, and metrics; `train` is donated.
+
+    What it said of them before this step is what they are credited with.
+    """
+    shapes, algorithm = learner.shapes, learner.algorithm
+    arrays = CreditArrays(algorithm, shapes, rows, trajectories, per_token)
+    loss = scorer_loss(algorithm, arrays, rows, trajectories)
+    if loss.slope is None:
+        return train, loss.metrics
+    batch = turn_batch(rows, layout, shapes, {"slope": loss.slope}, action=shapes.longest)
+    train, told = learner.scorer_step(train, batch)
+    numbers = {f"sweep/{name}": float(x) for name, x in jax.device_get(told).items()}
+    return train, loss.metrics | numbers
 
 
 def count_valid(learner: Learner, trajectories: Sequence[Trajectory]) -> int:

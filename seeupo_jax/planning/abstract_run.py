@@ -105,6 +105,7 @@ def abstract_run(
         "frozen": device_bytes(policy.frozen),
         "critic": device_bytes(state.critic),
         "average": device_bytes(state.ema),
+        "scorer": device_bytes(state.scorer),
         CACHE: engine.plan.bytes,
         SAMPLER: engine.plan.policy_bytes,
     }

@@ -23,6 +23,8 @@ _COMPILING = {
     "sweep/reference": (1.8, 0.17),
     "sweep/value": (1.8, 0.17),
     "sweep/old": (1.8, 0.17),
+    "sweep/scores": (1.8, 0.17),
+    "sweep/scorer": (6.7, 0.75),
     "sweep/refresh": (2.2, 0.2),
     "sweep/turn": (6.7, 0.75),
 }
@@ -64,11 +66,11 @@ def iteration_flops(found: AbstractRun) -> float:
         return -(-found.trajectories * tokens // length)
 
     sampled = Pass(found.trajectories, context, head=context // 2)
-    scored = [context] * (2 if config.algorithm.kl_coef else 1)
+    scored = [context] * scoring_passes(config)
     if config.algorithm.covariance != "none":  # again wherever a step has moved the policy
         scored += step_ends(config)[1:]
     scores = (Pass(rows(end), length, head=length, trees=shapes.share) for end in scored)
-    steps = (
+    steps = [
         flops.turn_step_flops(
             arch,
             rows(end),
@@ -80,9 +82,17 @@ def iteration_flops(found: AbstractRun) -> float:
             computed=True,
         )
         for end in step_ends(config)
-    )
+    ]
+    if config.algorithm.scorer is not None:
+        whole = (rows(context), length, length)
+        steps.append(flops.turn_step_flops(arch, *whole, trees=shapes.share, computed=True))
     forward = sum(flops.forward_flops(arch, each) for each in (sampled, *scores))
     return forward + sum(steps)
+
+
+def scoring_passes(config: Config) -> int:
+    """Passes over whole trajectories: by the old and the reference policy, and by a scorer."""
+    return 1 + (config.algorithm.kl_coef > 0) + (config.algorithm.scorer is not None)
 
 
 def time_lines(found: AbstractRun) -> list[str]:

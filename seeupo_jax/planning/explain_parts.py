@@ -109,6 +109,7 @@ def memory_lines(found: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list
         "frozen": "parameters that do not train",
         "critic": "critic and its optimizer",
         "average": "average of the parameters",
+        "scorer": "model that scores turns and its optimizer",
     }
     sizes = {label: found.parts[name] for name, label in names.items() if name in found.parts}
     sizes["gradients, two copies at most"] = remat.standing - sum(sizes.values())

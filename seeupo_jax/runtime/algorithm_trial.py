@@ -131,6 +131,7 @@ def _tiny_batch() -> dict[str, jax.Array]:
         "reward_NK": reward_NK,
         "state_NK": np.where(turns < turns_N[:, None], turns, -1),
         "mask_NK": mask_NK,
+        "implicit_NK": np.where(mask_NK, np.linspace(-0.2, 0.1, 12).reshape(4, 3), 0),
         "reward_NL": np.stack([np.zeros_like(reward_NK), reward_NK], axis=2).reshape(4, 6),
         "turn_NL": np.where(mask_NL, np.repeat(turns, 2), -1),
         "mask_NL": mask_NL,

@@ -23,6 +23,7 @@ from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.state_layout import abstract_state, make_state, state_layout, to_pinned_host
 from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
+from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
 from seeupo_jax.parallel.device_memory import free_memory
 from seeupo_jax.parallel.distributed import place
 from seeupo_jax.parallel.mesh import (
@@ -329,12 +330,14 @@ def new_state(
 
     Parameters that are shape structs (of `abstract_policy`) make a state of shape structs.
     """
-    stepped_by = critic_optimizer(config, total_steps=total_steps(config))
-    critic = make_critic(config.algorithm, policy.network.arch.width, stepped_by)
+    steps, width = total_steps(config), policy.network.arch.width
+    critic = make_critic(config.algorithm, width, critic_optimizer(config, total_steps=steps))
+    scored_by = scorer_optimizer(config, total_steps=steps)
+    scorer = make_scorer(config.algorithm, scored_by, config.rollout.temperature)
     ema = config.optimizer.ema is not None
-    layout = state_layout(policy.mesh, optimizer, params, config.offload, critic, ema)
+    layout = state_layout(policy.mesh, optimizer, params, config.offload, critic, ema, scorer)
     is_struct = isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
-    return (abstract_state if is_struct else make_state)(optimizer, params, layout, critic)
+    return (abstract_state if is_struct else make_state)(optimizer, params, layout, critic, scorer)
 
 
 def place_reference(config: Config, params: Any) -> Any:
@@ -380,6 +383,7 @@ def build_learner(
         truncated=config.rollout.truncated,
         entropy=config.telemetry.entropy,
         critic_optimizer=critic_optimizer(config, total_steps=total_steps(config)),
+        scorer_optimizer=scorer_optimizer(config, total_steps=total_steps(config)),
         schedule=Schedule(config.optimizer, config.iterations),
         ema=config.optimizer.ema,
         frozen=policy.frozen,

@@ -90,6 +90,22 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "kl_in": "loss",
             },
         ),
+        # reward_model.model.beta_train and optim.lr, actor.use_kl_loss, and the clips of verl
+        (
+            "istar",
+            {
+                "advantage": "istar",
+                "scale": "group",
+                "step_coef": 1.0,
+                "implicit_coef": 0.05,
+                "scorer_learning_rate": 1e-6,
+                "kl_coef": 0.0,
+                "ratio": "token",
+                "loss_mean": "token",
+                "clip_low": 0.2,
+                "clip_high": 0.2,
+            },
+        ),
         # env.history_length, hgpo.length_weight_alpha
         ("hgpo", {"advantage": "hgpo", "history": 2, "history_power": 1.0, "discount": 0.95}),
     ],

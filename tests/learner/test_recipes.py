@@ -163,7 +163,7 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     trajectories, rng = batch(6), np.random.default_rng(0)
     rows = Rows.of(trajectories, grouped=algorithm.grouped)
     draw = lambda size: rng.normal(size=size).astype(np.float32)  # noqa: E731
-    names = ("old_logp", "ref_logp", "value")
+    names = ("old_logp", "ref_logp", "value", "scorer_logp")
     per_token = {name: [draw(len(turn_L)) for turn_L in rows.turn] for name in names}
     credit = assign_credit(algorithm, SHAPES, rows, trajectories, per_token)
 
@@ -172,6 +172,8 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     assert (9 in rows.trajectory_S) == (not algorithm.grouped) and 10 not in rows.trajectory_S
     pairs = zip(spans, per_token["old_logp"], per_token["ref_logp"], strict=True)
     penalty = [0.1 * penalised * (old_L - ref_L)[span.position_A] for span, old_L, ref_L in pairs]
+    pairs = zip(spans, per_token["scorer_logp"], per_token["old_logp"], strict=True)
+    odds = [(own_L - old_L)[span.position_A] for span, own_L, old_L in pairs]
     left = iter(per_token["value"])
     kept = learnable(trajectories, grouped=algorithm.grouped)
     values = [
@@ -181,7 +183,7 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
 
     def advantages(**other):
         options = twin.Options([], **both | other)
-        nested = token_advantages(trajectories, spans, penalty, options, values)
+        nested = token_advantages(trajectories, spans, penalty, options, values, odds)
         return [nested[span.trajectory][span.place] for span in spans]
 
     wanted, raw = advantages(), advantages(scale="none")

@@ -220,6 +220,7 @@ def test_as_many_programs_are_compiled_as_were_told(begin, model, overrides):
         {"advantage": "returns"},
         {"advantage": "returns", "scale": "none"},
         {"advantage": "gae", "critic": "head"},
+        {"advantage": "istar"},
     ],
 )
 def test_crediting_compiles_what_is_named(model, choices):

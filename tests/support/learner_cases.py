@@ -231,6 +231,8 @@ def observe(
     state = new_state(learner.optimizer) if state is None else state
     if learner.critic is not None and state.critic is None:
         state = state._replace(critic=learner.critic.init(state.params))
+    if learner.scorer is not None and state.scorer is None:
+        state = state._replace(scorer=learner.scorer.init(state.params))
     ref_params = jax.device_put(policy()[1]) if ref_params is None else ref_params
     updates, real, advantage = [], sweep_module.update_turn, []
 
@@ -257,6 +259,7 @@ def twin_sweep(
     order: Sequence[Sequence[int]],
     *,
     ref_params: Any = None,
+    scorer: model.Weights | None = None,
     **rest: Any,
 ) -> twin.Sweep:
     """The same sweep by the NumPy twin, with the learner's choices.
@@ -274,6 +277,7 @@ def twin_sweep(
         options,
         NUMPY_ARCH,
         ref_weights=None if ref_params is None else weights_of(ref_params),
+        scorer=scorer,
     )
 
 
@@ -283,15 +287,19 @@ def assert_equal_to_the_twin(
     order: Sequence[Sequence[int]] | None,
     *,
     ref_params: Any = None,
+    state: TrainState | None = None,
     **rest: Any,
 ) -> tuple[Observed, twin.Sweep]:
     """Advantages, losses, gradients and factors of every step, final parameters: agree to 1e-5.
 
     Args:
       order: the turns of each step; None: whatever the sweep drew.
+      state: to begin from, with the parameters of `policy`; None: a fresh one.
       rest: further fields of the twin's options.
     """
-    observed = observe(learner, trajectories, ref_params=ref_params)
+    if state is not None and state.scorer is not None:
+        rest["scorer"] = weights_of(host(state.scorer.params["trunk"]))
+    observed = observe(learner, trajectories, state=state, ref_params=ref_params)
     order = [update.turns for update in observed.updates] if order is None else order
     assert [update.turns for update in observed.updates] == order
     wanted = twin_sweep(learner, trajectories, order, ref_params=ref_params, **rest)

@@ -18,6 +18,7 @@ class Token:
     """A sampled token: its turn, its segment among its trajectory's, where it stands there.
 
     penalty: what the reward of sampling it is less. value: the critic's, of the state before it.
+    odds: log-probability by the scorer less that of the old policy.
     """
 
     turn: int
@@ -25,6 +26,7 @@ class Token:
     position: int
     penalty: float = field(default=0.0, compare=False)
     value: float = field(default=0.0, compare=False)
+    odds: float = field(default=0.0, compare=False)
 
 
 def grouped(options: Any) -> bool:
@@ -137,6 +139,7 @@ def token_advantages(
     penalty: Sequence[np.ndarray],
     options: Any,
     values: Sequence[Sequence[np.ndarray]] | None = None,
+    odds: Sequence[np.ndarray] | None = None,
 ) -> list[list[np.ndarray]]:
     """Per trajectory and segment, the advantage of each token [L], 0 at context.
 
@@ -144,13 +147,15 @@ def token_advantages(
       pieces: every sampled token of what is learned from, a piece a segment.
       penalty: per piece, what of these tokens [A] the reward is less by.
       values: per trajectory and segment, the critic's value of each token [L], for gae.
+      odds: per piece, log(scorer / old policy) of these tokens [A], for istar; None: all 0.
     """
     tokens: list[list[Token]] = [[] for _ in trajectories]
-    for piece, penalty_A in zip(pieces, penalty, strict=True):
-        for position, less in zip(piece.position_A, penalty_A, strict=True):
+    for number, (piece, penalty_A) in enumerate(zip(pieces, penalty, strict=True)):
+        for j, (position, less) in enumerate(zip(piece.position_A, penalty_A, strict=True)):
             turn, place = int(piece.segment.turn_L[position]), piece.place
             value = 0.0 if values is None else values[piece.trajectory][place][position]
-            tokens[piece.trajectory].append(Token(turn, place, position, less, value))
+            own = 0.0 if odds is None else odds[number][j]
+            tokens[piece.trajectory].append(Token(turn, place, position, less, value, own))
     estimate = ESTIMATORS[options.advantage]
     credit = [[np.zeros(len(s.tokens_L)) for s in t.segments] for t in trajectories]
     in_order = [sorted(own) for own in tokens]  # of turns: segments need not be
@@ -275,7 +280,39 @@ def hgpo(rewards: Any, groups: Any, states: Any, options: Any) -> list[np.ndarra
     return _scaled(result, options)
 
 
+def implicit_rewards(trajectory: Any, tokens: Sequence[Token], coef: float) -> np.ndarray:
+    """Of each turn, the coefficient times what the scorer finds its tokens likelier by: [K]."""
+    reward_K = np.zeros(len(turn_rewards(trajectory)))
+    for token in tokens:
+        reward_K[token.turn] += coef * token.odds
+    return reward_K
+
+
+def istar_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """iStar, arXiv:2509.19199: the episode's advantage plus the turn's among its group's turns."""
+    each = "none" if options.scale == "batch" else options.scale
+    part = {"baseline": "mean", "scale": each, "clip": None}
+    kept, groups = learnable(trajectories), [t.group for t in trajectories]
+    pairs = [*zip(trajectories, tokens, strict=True)]
+    totals = [t.reward - sum(token.penalty for token in own) for t, own in pairs]
+    episode_N = group_relative_advantages(totals, groups, kept, **part)
+    implicit = [implicit_rewards(t, own, options.implicit_coef) for t, own in pairs]
+    turns = [(i, k) for i, own in enumerate(implicit) if kept[i] for k in range(len(own))]
+    turn_M = group_relative_advantages(
+        [implicit[i][k] for i, k in turns],
+        [groups[i] for i, _ in turns],
+        [True] * len(turns),
+        **part,
+    )
+    sums = [np.full(len(own) if kept[i] else 0, episode_N[i]) for i, own in enumerate(implicit)]
+    for (i, k), turn in zip(turns, turn_M, strict=True):
+        sums[i][k] += options.step_coef * turn
+    scaled = _scaled(sums, options)
+    return [np.array([scaled[i][x.turn] for x in own]) for i, own in enumerate(tokens)]
+
+
 ESTIMATORS = {
+    "istar": istar_credit,
     "grae": group_credit,
     "returns": returns_credit,
     "gae": gae_credit,

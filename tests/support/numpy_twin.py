@@ -61,6 +61,9 @@ class Options:
     history: int = 2
     history_power: float = 1.0
     gae_lambda: float = 0.95
+    implicit_coef: float = 0.05
+    success_above: float = 0.0
+    pair_score: str = "mean"
     objective: str = "clipped"
     ratio: str = "geometric"
     old_policy: str = "iteration"
@@ -142,6 +145,7 @@ def sweep(
     *,
     ref_weights: Weights | None = None,
     values: Sequence[Sequence[np.ndarray]] | None = None,
+    scorer: Weights | None = None,
 ) -> Sweep:
     """One iteration: advantages, then a step per entry of `options.order`, then new weights.
 
@@ -149,6 +153,7 @@ def sweep(
       weights: the parameters that sampled; not changed.
       ref_weights: of the reference policy; None: `weights`.
       values: per trajectory and segment, the critic's value of each token [L], for gae.
+      scorer: weights of the implicit process reward model, for istar; None: `weights`.
     """
     start, reference = (
         {name: np.asarray(value, np.float64) for name, value in w.items()}
@@ -160,7 +165,8 @@ def sweep(
     if options.kl_in == "reward":
         logps = (piece_logps(w, whole, arch, options) for w in (start, reference))
         penalty = [options.kl_coef * (old - ref) for old, ref in zip(*logps, strict=True)]
-    credit = token_advantages(trajectories, whole, penalty, options, values)
+    odds = None if scorer is None else token_odds(start, scorer, whole, arch, options)
+    credit = token_advantages(trajectories, whole, penalty, options, values, odds)
     cumulative_ratio_N = np.ones(len(trajectories))
     current, optimizer, steps = start, Optimizer(options), []
     for number, turns in enumerate(options.order):
@@ -201,6 +207,66 @@ def sweep(
             after_N = cumulative_ratio_N if step == len(losses) else before_N
             steps.append(Step(tuple(turns), loss, grads, after_N))
     return Sweep(credit, steps, current)
+
+
+def token_odds(
+    old: Weights, scorer: Weights, pieces: Sequence[Piece], arch: Architecture, options: Options
+) -> list[np.ndarray]:
+    """Per piece, log-probabilities [A] of its tokens by the scorer less those of the old policy."""
+    logps = [piece_logps(w, pieces, arch, options) for w in (scorer, old)]
+    return [own_A - old_A for own_A, old_A in zip(*logps, strict=True)]
+
+
+@dataclass(frozen=True)
+class ScorerStep:
+    """The step of an implicit process reward model; the loss and accuracy are from before it."""
+
+    loss: float
+    accuracy: float
+    pairs: int
+    gradients: Weights
+    weights: Weights
+
+
+def scorer_step(
+    weights: Weights,
+    scorer: Weights,
+    trajectories: Sequence[Trajectory],
+    options: Options,
+    arch: Architecture,
+) -> ScorerStep:
+    """One step on -log sigmoid(v_i - v_j) over pairs of a success i and a failure j of a group.
+
+    Args:
+      weights: of the old policy.
+    """
+    pieces = step_pieces(trajectories, range(100))
+    odds = token_odds(weights, scorer, pieces, arch, options)
+    score, share = {}, {}
+    for piece, odds_A in zip(pieces, odds, strict=True):
+        turns = 1 + max(max(s.turn_L) for s in trajectories[piece.trajectory].segments)
+        share[piece.trajectory] = 1.0 if options.pair_score == "sum" else 1.0 / turns
+        own = options.implicit_coef * share[piece.trajectory] * odds_A.sum()
+        score[piece.trajectory] = score.get(piece.trajectory, 0.0) + own
+    won = {i: trajectories[i].reward > options.success_above for i in score}
+    same = lambda i, j: trajectories[i].group == trajectories[j].group  # noqa: E731
+    pairs = [(i, j) for i in score for j in score if won[i] and not won[j] and same(i, j)]
+    loss, right, slope = 0.0, 0.0, dict.fromkeys(score, 0.0)
+    for i, j in pairs:
+        gap = score[i] - score[j]
+        loss += np.log1p(np.exp(-gap)) / len(pairs)
+        right += (0.5 if gap == 0 else float(gap > 0)) / len(pairs)
+        pull = -1 / (1 + np.exp(gap)) / len(pairs)
+        slope[i] += pull
+        slope[j] -= pull
+    grads: Weights = {}
+    for piece in pieces:
+        logp_L, backward = token_logps(scorer, piece.tokens_L, arch, options.temperature)
+        dlogp_L = np.zeros_like(logp_L)
+        each = options.implicit_coef * share[piece.trajectory] * slope[piece.trajectory]
+        dlogp_L[piece.position_A] = each
+        backward(dlogp_L, grads)
+    return ScorerStep(loss, right, len(pairs), grads, Optimizer(options).step(scorer, grads))
 
 
 def _refresh(

@@ -27,6 +27,7 @@ ARRAYS = {
     "reward_NK": "float32, of each turn",
     "state_NK": "int32, equal for turns that began from one state; negative: no such turn",
     "mask_NK": "bool, whether there is such a turn",
+    "implicit_NK": "float32, of each turn: `implicit_coef` x log(scorer / old) of its tokens",
     "reward_NL": "float32, of each turn at its last token",
     "turn_NL": "int32, the token's turn; -1 outside the mask",
     "mask_NL": "bool, whether there is such a token",

@@ -30,7 +30,7 @@ from seeupo_jax.configuration.recipes.seeupo_recipes import (
     seeupo_random,
     seeupo_unweighted,
 )
-from seeupo_jax.configuration.recipes.turn_recipes import gigpo, hgpo
+from seeupo_jax.configuration.recipes.turn_recipes import gigpo, hgpo, istar
 
 _TABLE: tuple[Callable[[], Choices], ...] = (
     seeupo,
@@ -51,6 +51,7 @@ _TABLE: tuple[Callable[[], Choices], ...] = (
     cispo,
     gigpo,
     hgpo,
+    istar,
 )
 
 # Recipe -> the fields of `config.algorithm` that it sets.

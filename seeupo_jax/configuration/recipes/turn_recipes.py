@@ -35,3 +35,29 @@ def hgpo() -> Choices:
     recipe/hgpo/run_qwen2.5_1.5b_alfworld_train.sh (K = 2; they also report K = 4).
     """
     return gigpo() | {"advantage": "hgpo", "history": 2, "history_power": 1.0}
+
+
+def istar() -> Choices:
+    """Max the mean over all tokens of min(s_ij A_it, clip(s_ij) A_it), a ratio per token, no KL.
+
+    A_it is the episode's advantage plus that of the turn's implicit reward among its group's turns,
+    either over its group's standard deviation; r_it = β Σ_j log π_φ / π_old of the turn's tokens.
+    π_φ begins as the policy and minimises -log σ(v_i - v_l) over all pairs of a success i and a
+    failure l of a group, v the mean of a trajectory's r_it. iStar, arXiv:2509.19199. Numbers as its
+    authors train WebShop and Sokoban: Tongyi-ConvAI/Qwen-Character, CharacterRL-iStar,
+    examples/istar_trainer. Their policy's learning rate is 5e-7, half of the other's.
+    """
+    return one_action() | {
+        "advantage": "istar",
+        "scale": "group",
+        "step_coef": 1.0,
+        "implicit_coef": 0.05,
+        "pair_score": "mean",
+        "success_above": 0.0,
+        "scorer_learning_rate": 1e-6,
+        "ratio": "token",
+        "loss_mean": "token",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_coef": 0.0,
+    }

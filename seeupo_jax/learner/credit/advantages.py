@@ -11,6 +11,7 @@ from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
+from seeupo_jax.learner.credit.turn_scores import scorer_loss
 from seeupo_jax.types import CONTEXT, Segment, Trajectory
 
 
@@ -24,7 +25,7 @@ def assign_credit(
     """The advantage of every token, by `algorithm.advantage`; its value at context says nothing.
 
     Args:
-      per_token: `old_logp` and `ref_logp`, and with a critic `value`.
+      per_token: `old_logp` and `ref_logp`, with a critic `value`, and with a scorer `scorer_logp`.
 
     Returns: `advantage` and, with a critic, `returns`: what the value is to be.
     """
@@ -44,13 +45,18 @@ def compile_credit(algorithm: Algorithm, shapes: Shapes, trajectories: int) -> N
     segment = Segment(np.zeros(2, np.int32), np.array([CONTEXT, 0], np.int32), zeros_L)
     alike = [Trajectory((segment,), 0.0, 0)] * trajectories
     rows = Rows.of(alike, grouped=algorithm.grouped)
-    per_token = {name: [zeros_L] * len(rows.tokens) for name in ("old_logp", "ref_logp", "value")}
+    names = ("old_logp", "ref_logp", "value", "scorer_logp")
+    per_token = {name: [zeros_L] * len(rows.tokens) for name in names}
+    if algorithm.scorer is not None:
+        arrays = CreditArrays(algorithm, shapes, rows, alike, per_token)
+        scorer_loss(algorithm, arrays, rows, alike)
     assign_credit(algorithm, shapes, rows, alike, per_token)
 
 
 def credit_programs(algorithm: Algorithm) -> list[str]:
     """Names of what `compile_credit` compiles."""
-    return find_entry("advantage", algorithm.advantage).programs(vars(algorithm))
+    names = find_entry("advantage", algorithm.advantage).programs(vars(algorithm))
+    return names if algorithm.scorer is None else ["pair_preference", *names]
 
 
 def _from_trajectories(batch: CreditArrays, advantage_N: np.ndarray) -> Ragged:

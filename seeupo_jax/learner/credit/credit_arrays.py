@@ -28,6 +28,7 @@ class CreditArrays:
         self.rows = rows
         self._trajectories, self._per_token, self._shapes = trajectories, per_token, shapes
         self._kl_coef = algorithm.kl_coef if algorithm.kl_in == "reward" else None
+        self._implicit_coef = algorithm.implicit_coef
         self.group_N = np.array([t.group for t in trajectories], np.int32)
         self.valid_N = learnable(trajectories, grouped=algorithm.grouped)
 
@@ -60,6 +61,16 @@ class CreditArrays:
         # One program, whatever turns there are.
         turns = max(self._shapes.turns, int(turns_N.max(initial=0)))
         return (np.arange(turns) < turns_N[:, None]) & self.valid_N[:, None]
+
+    @functools.cached_property
+    def implicit_NK(self) -> np.ndarray:
+        ratio_NK = np.zeros(self.mask_NK.shape)
+        logps = zip(self._per_token["scorer_logp"], self._per_token["old_logp"], strict=True)
+        rows = zip(self.rows.trajectory_S, self.rows.turn, logps, strict=True)
+        for owner, turn_L, (own_L, old_L) in rows:
+            acted_L = turn_L != CONTEXT
+            np.add.at(ratio_NK[owner], turn_L[acted_L], (own_L - old_L)[acted_L])
+        return np.float32(self._implicit_coef * ratio_NK)
 
     @functools.cached_property
     def time(self) -> SampledTokens:

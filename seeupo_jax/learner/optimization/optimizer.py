@@ -19,7 +19,7 @@ from seeupo_jax.configuration.user_code import import_attribute
 from seeupo_jax.learner.optimization.muon import muon_options
 from seeupo_jax.learner.optimization.parameter_groups import REST, labels
 from seeupo_jax.learner.optimization.schedule import by_iteration, step_warmup
-from seeupo_jax.types import TrainState
+from seeupo_jax.types import CriticState, TrainState
 
 
 def make_optimizer(config: Optimizer, *, total_steps: int) -> optax.GradientTransformation:
@@ -159,6 +159,19 @@ def apply_update(
     # A branch updates donated buffers in place; a select on every leaf copies most of them.
     state = jax.lax.cond(finite, applied, skipped, state)
     return state, norms | {"update_skipped": 1.0 - finite.astype(jnp.float32)}
+
+
+def step_if_finite(
+    optimizer: optax.GradientTransformation, grads: Any, state: CriticState
+) -> tuple[CriticState, jax.Array, jax.Array]:
+    """A model beside the policy after one step, or as it was when a gradient is not finite.
+
+    Returns: its state; the global norm before clipping; 1.0 where the step was skipped.
+    """
+    norm = _norm(grads)
+    finite = jnp.isfinite(norm)
+    state = jax.lax.cond(finite, lambda: _stepped(optimizer, grads, state), lambda: state)
+    return state, norm, 1.0 - finite.astype(jnp.float32)
 
 
 def _norm(grads: Any) -> jax.Array:

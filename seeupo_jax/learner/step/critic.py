@@ -56,8 +56,7 @@ class Critic:
           params: those of the policy's parameters that train; `model` begins with a copy of them.
         """
         head = {"kernel": jnp.zeros(self.width), "bias": jnp.zeros(1)}
-        critic_params = {"head": head, "trunk": jax.tree.map(jnp.copy, self.trunk(params))}
-        return CriticState(critic_params, self.optimizer.init(critic_params))
+        return fresh_state(self.optimizer, head, self.trunk(params))
 
 
 # The policy's output table is of no use to values.
@@ -67,11 +66,24 @@ _TRUNKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def fresh_state(optimizer: optax.GradientTransformation, head: Any, trunk: Any) -> CriticState:
+    """The state before the first step, with a copy of the trunk."""
+    params = {"head": head, "trunk": jax.tree.map(jnp.copy, trunk)}
+    return CriticState(params, optimizer.init(params))
+
+
 def critic_optimizer(config: Config, *, total_steps: int) -> optax.GradientTransformation:
     """What steps the value function: the configured optimizer, at the critic's learning rate."""
+    rate = config.algorithm.critic_learning_rate
+    return optimizer_beside(config, rate, total_steps=total_steps)
+
+
+def optimizer_beside(
+    config: Config, rate: float | None, *, total_steps: int
+) -> optax.GradientTransformation:
+    """The configured optimizer for a model beside the policy; no learning rate: the policy's."""
     # Groups and the average are of the policy's parameters.
     options = dataclasses.replace(config.optimizer, groups=(), ema=None)
-    rate = config.algorithm.critic_learning_rate
     if rate is not None:
         options = dataclasses.replace(options, learning_rate=rate)
     return make_optimizer(options, total_steps=total_steps)

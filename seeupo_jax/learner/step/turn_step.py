@@ -158,9 +158,11 @@ def _apply(
     any_rows: jax.Array,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Steps the policy and the critic; nothing where the batch has no rows."""
-    ema, opt_state = state.ema, on_device(state.opt_state)
-    # The average waits for the iteration's end, maybe in the host's memory: it goes by the branch.
-    state = state._replace(opt_state=opt_state, critic=on_device(state.critic), ema=None)
+    aside, opt_state = {"ema": state.ema, "scorer": state.scorer}, on_device(state.opt_state)
+    # These wait for the iteration's end, maybe in the host's memory: they go by the branch.
+    state = state._replace(
+        opt_state=opt_state, critic=on_device(state.critic), ema=None, scorer=None
+    )
     others = () if critic is None else (critic.optimizer, grads[1])
     norms = ("grad_norm",) if critic is None else ("grad_norm", "critic_grad_norm")
     state, metrics = jax.lax.cond(
@@ -168,7 +170,7 @@ def _apply(
         lambda: apply_update(optimizer, grads[0], state, *others),
         lambda: (state, {name: jnp.zeros(()) for name in (*norms, "update_skipped")}),
     )
-    return state._replace(ema=ema), metrics
+    return state._replace(**aside), metrics
 
 
 def _trained(state: TrainState) -> tuple[Any, Any]:

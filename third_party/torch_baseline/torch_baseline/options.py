@@ -153,6 +153,10 @@ UNREAD = (
     "value_coef",
     "value_clip",
     "critic_learning_rate",
+    "implicit_coef",
+    "success_above",
+    "pair_score",
+    "scorer_learning_rate",
     "refresh",
     "dynamic_sampling",
 )

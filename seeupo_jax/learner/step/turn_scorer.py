@@ -1,0 +1,114 @@
+"""The model that scores turns, beside the policy, and its step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.optimization.optimizer import step_if_finite
+from seeupo_jax.learner.state_layout import on_device
+from seeupo_jax.learner.step.critic import fresh_state, optimizer_beside
+from seeupo_jax.learner.step.rows import microbatch, of_spans, row_logp
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.network import Network
+from seeupo_jax.types import CriticState, TrainState, TurnBatch
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """What is fixed about the model that scores turns; hashable, part of its step's program.
+
+    kind: `policy` is a copy of the policy that is trained apart: its log-probabilities of action
+      tokens score (an implicit process reward model). With adapters it has adapters of its own.
+    optimizer: has a state of its own and clips the scorer's gradient by its own norm.
+    temperature: of its log-probabilities, as of the policy's.
+    """
+
+    kind: str
+    optimizer: optax.GradientTransformation
+    temperature: float
+
+    def trunk(self, tree: Any) -> Any:
+        """What it has for itself of a tree like the policy's parameters."""
+        return tree
+
+    def init(self, params: Any) -> CriticState:
+        """Its state before the first step: the policy itself. For use inside `jax.jit`.
+
+        Args:
+          params: those of the policy's parameters that train.
+        """
+        return fresh_state(self.optimizer, {}, self.trunk(params))
+
+
+def scorer_optimizer(config: Config, *, total_steps: int) -> optax.GradientTransformation | None:
+    """What steps the scorer: the configured optimizer, at its learning rate; None without one."""
+    if config.algorithm.scorer is None:
+        return None
+    rate = config.algorithm.scorer_learning_rate
+    return optimizer_beside(config, rate, total_steps=total_steps)
+
+
+def make_scorer(
+    algorithm: Algorithm, optimizer: optax.GradientTransformation | None, temperature: float
+) -> Scorer | None:
+    """The scorer that an algorithm's estimator needs; None: it needs none."""
+    if algorithm.scorer is None or optimizer is None:
+        return None
+    return Scorer(algorithm.scorer, optimizer, temperature)
+
+
+def scorer_step(
+    network: Network,
+    scorer: Scorer,
+    layout: TrainState | None,
+    frozen: Any,
+    state: TrainState,
+    batch: TurnBatch,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One optimizer step of the scorer on a loss whose slope by every token's score is known.
+
+    The loss compares whole trajectories, whose tokens may lie in several microbatches. Its slopes
+    are of the scores by these very parameters, so the gradient is exact.
+
+    Args:
+      layout: shardings of the state: gradients lie as the parameters do. None: one device.
+      frozen: the policy's parameters that no step changes.
+      batch: with `slope_PA`; without rows no step is taken.
+
+    Returns: the state, and float32 scalars: the gradient's norm before clipping, and whether the
+      step was skipped because that is not finite.
+    """
+    held = state.scorer
+
+    def loss(trained: Any, row: TurnBatch) -> jax.Array:
+        params = policy.join(trained["trunk"], frozen)
+        logp_RX, *_ = row_logp(network, params, row, scorer.temperature)
+        return jnp.sum(row.slope_PA * of_spans(logp_RX, row.slot_PA, row.mask_PA))
+
+    def place(grads: Any) -> Any:
+        if layout is None:
+            return grads
+        return jax.lax.with_sharding_constraint(grads, layout.scorer.params)
+
+    def body(index: jax.Array, grads: Any) -> Any:
+        new = jax.grad(loss)(held.params, microbatch(batch, index))
+        return jax.tree.map(jnp.add, grads, place(new))
+
+    with jax.named_scope("sweep/scorer"):
+        zeros = place(jax.tree.map(jnp.zeros_like, held.params))
+        grads = jax.lax.fori_loop(0, batch.microbatches, body, zeros)
+        held = held._replace(opt_state=on_device(held.opt_state))
+        held, norm, skipped = jax.lax.cond(
+            batch.microbatches > 0,
+            lambda: step_if_finite(scorer.optimizer, grads, held),
+            lambda: (held, jnp.zeros(()), jnp.zeros(())),
+        )
+    metrics = {"scorer_grad_norm": norm, "scorer_skipped": skipped}
+    return state._replace(scorer=held), metrics

@@ -1,0 +1,201 @@
+"""The model that scores turns: what it is trained on, what it leaves alone, and where it lies."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import learner_cases as cases
+import numpy as np
+import numpy_twin as twin
+import pytest
+
+from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.programs import compile_programs
+from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
+from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
+from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
+from seeupo_jax.metrics.compilation import Compilations
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
+from seeupo_jax.types import CriticState
+
+SHAPES = Shapes((32,), action=16, rows=4, trajectories=12, turns=4)
+NETWORK, PARAMS = cases.policy()
+TRAJECTORIES = cases.ragged()
+ROWS = Rows.of(TRAJECTORIES)
+RATE = 0.12
+REVERSE = [(3,), (2,), (1,), (0,)]
+# So much that a step of the scorer shows, and that a turn's credit is not the episode's.
+LOUD = {"implicit_coef": 2.0, "success_above": 0.2, "kl_coef": 0.1}
+ORDERS = {"istar": [(0, 1, 2, 3)], "seeupo": REVERSE}
+_LEARNERS = {}
+
+
+def learner(name, **choices):
+    """A learner that credits by a scorer; equal programs are shared."""
+    algorithm = schema.Algorithm(**RECIPES[name] | {"advantage": "istar"} | LOUD | choices)
+    made = Learner(NETWORK, cases.recording(rate=RATE), algorithm, SHAPES, temperature=1.0, seed=5)
+    first = _LEARNERS.setdefault((made.loss_config, made.scorer), made)
+    others = [other for other in _LEARNERS.values() if other.scorer == made.scorer]
+    programs = {"turn_step": first.turn_step, "refresh": first.refresh}
+    return cases.with_programs(made, scorer_step=others[0].scorer_step, **programs)
+
+
+def state_of(made):
+    """A state whose scorer is not the policy."""
+    state = cases.new_state(made.optimizer)
+    trunk = jax.tree.map(jnp.array, cases.jittered(PARAMS, 0.1))
+    params = {"head": {}, "trunk": trunk}
+    return state._replace(scorer=CriticState(params, made.scorer.optimizer.init(params)))
+
+
+def wanted_step(made, before):
+    """The twin's step of the scorer."""
+    fields = {field.name for field in dataclasses.fields(twin.Options)} - {"order"}
+    choices = {name: x for name, x in vars(made.algorithm).items() if name in fields}
+    options = twin.Options([], learning_rate=RATE, **choices)
+    policy, scorer = cases.weights_of(PARAMS), cases.weights_of(before.scorer.params["trunk"])
+    return twin.scorer_step(policy, scorer, TRAJECTORIES, options, cases.NUMPY_ARCH)
+
+
+@pytest.mark.parametrize("name, score", [("istar", "mean"), ("seeupo", "sum")])
+def test_a_sweep_and_its_scorers_step_are_the_twins(name, score):
+    """Of failed, one-turn and rewritten trajectories; credited by the scorer before its step."""
+    made = learner(name, pair_score=score)
+    before = cases.host(state_of(made))
+    observed, wanted = cases.assert_equal_to_the_twin(
+        made, TRAJECTORIES, ORDERS[name], state=state_of(made), learning_rate=RATE
+    )
+    per_turn = wanted.credit[0][0][TRAJECTORIES[0].segments[0].turn_L >= 0]
+    assert len({*per_turn}) == 4
+    step, metrics = wanted_step(made, before), observed.metrics
+    assert metrics["sweep/pairs"] == step.pairs == 4
+    assert metrics["sweep/scorer_skipped"] == 0
+    np.testing.assert_allclose(metrics["sweep/pair_loss"], step.loss, rtol=1e-5)
+    np.testing.assert_allclose(metrics["sweep/pair_accuracy"], step.accuracy, rtol=1e-6)
+    norm = np.sqrt(sum((g**2).sum() for g in step.gradients.values()))
+    np.testing.assert_allclose(metrics["sweep/scorer_grad_norm"], norm, rtol=1e-4)
+    after = cases.weights_of(observed.state.scorer.params["trunk"])
+    start = cases.weights_of(before.scorer.params["trunk"])
+    for weight, value in step.weights.items():
+        np.testing.assert_allclose(after[weight], value, rtol=1e-5, atol=1e-5, err_msg=weight)
+    assert max(np.abs(after[weight] - start[weight]).max() for weight in start) > 1e-3
+
+
+def test_a_new_scorer_is_the_policy_and_credits_turns_with_their_episode():
+    made = learner("istar")
+    observed = cases.observe(made, TRAJECTORIES)
+    assert observed.metrics["sweep/pair_accuracy"] == 0.5
+    np.testing.assert_allclose(observed.metrics["sweep/pair_loss"], np.log(2), rtol=1e-6)
+    reward = np.array([TRAJECTORIES[i].reward for i in (3, 5)])  # of group 1; the fifth failed
+    wanted = (reward - reward.mean()) / (reward.std(ddof=1) + 1e-6)
+    for segment, value in ((4, wanted[0]), (5, wanted[1])):
+        acted_L = ROWS.turn[segment] >= 0
+        np.testing.assert_allclose(observed.advantage[segment][acted_L], value, rtol=1e-5)
+
+
+def test_without_a_pair_the_scorer_takes_no_step():
+    made = learner("istar", success_above=100.0)
+    before = cases.host(state_of(made).scorer)
+    observed = cases.observe(made, TRAJECTORIES, state=state_of(made))
+    cases.assert_trees_equal(observed.state.scorer, before)
+    assert observed.metrics["sweep/pairs"] == 0
+    assert not {"sweep/pair_loss", "sweep/scorer_grad_norm"} & set(observed.metrics)
+
+
+def batch_of(made, value):
+    """Every action token, each with this slope, which is infinite for some tests."""
+    spans = all_actions(ROWS)
+    layout = lay_out(ROWS, spans, made.shapes, made.shapes.long)
+    slope = [np.full(len(turn_L), value, np.float32) for turn_L in ROWS.turn]
+    return turn_batch(ROWS, layout, made.shapes, {"slope": slope}, action=made.shapes.longest)
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_scorer_as_it_was():
+    made = learner("istar")
+    before = cases.host(state_of(made))
+    state, told = made.scorer_step(state_of(made), batch_of(made, np.inf))
+    assert told["scorer_skipped"] == 1 and not np.isfinite(told["scorer_grad_norm"])
+    cases.assert_trees_equal(cases.host(state), before)
+
+
+@pytest.mark.parametrize("turns", [0, 2])
+def test_a_stopped_sweep_goes_on_from_files_to_the_same_bits(tmp_path, turns):
+    made = learner("seeupo", pair_score="sum")
+
+    def swept(state, **rest):
+        return sweep(made, state, PARAMS, TRAJECTORIES, iteration=3, **rest)
+
+    wanted, metrics, *_ = swept(state_of(made))
+    wanted, asked = cases.host(wanted), iter([False] * turns)
+    with pytest.raises(SweepStopped) as stopped:
+        swept(state_of(made), stop=lambda: next(asked, True))
+    files = Checkpoints(tmp_path, 1)
+    files.save(3, stopped.value.arrays, json.loads(json.dumps(stopped.value.notes)))
+    _, arrays, notes = files.restore(stopped_arrays(made, state_of(made), TRAJECTORIES))
+    files.close()
+    arrays = cases.reread(arrays)
+    state, again, *_ = swept(arrays["state"], resume=(arrays, notes))
+    cases.assert_trees_equal(cases.host(state), wanted)
+    assert again == metrics
+
+
+def test_on_a_mesh_it_lies_as_the_policy_and_its_moments_wait_on_the_host():
+    made = learner("istar")
+    mesh = make_mesh(schema.Mesh(data=1, fsdp=2, tensor=2), jax.devices()[:4])
+    params = jax.device_put(PARAMS, param_shardings(mesh, NETWORK.logical_axes(), PARAMS))
+    offload = schema.Offload(optimizer=True)
+    layout = state_layout(mesh, made.optimizer, params, offload, scorer=made.scorer)
+    state = make_state(made.optimizer, params, layout, scorer=made.scorer)
+    said = abstract_state(made.optimizer, params, layout, scorer=made.scorer)
+    assert jax.tree.map(lambda x: x.sharding, said) == jax.tree.map(lambda x: x.sharding, state)
+    cases.assert_trees_equal(cases.host(state.scorer.params["trunk"]), PARAMS)
+    where = lambda tree: jax.tree.map(lambda x: x.sharding, tree)  # noqa: E731
+    assert where(state.scorer.params["trunk"]) == where(state.params)
+    kinds = {x.sharding.memory_kind for x in jax.tree.leaves(state.scorer.opt_state) if x.ndim}
+    assert kinds == {HOST}
+
+    alone = cases.new_state(made.optimizer)
+    alone = alone._replace(scorer=made.scorer.init(alone.params))
+    batch = batch_of(made, 0.01)
+    wanted, told = made.scorer_step(alone, batch)
+    spread = cases.unshared(made, layout=layout, replicated=sharding(mesh, ()))
+    with jax.set_mesh(mesh):
+        state, again = spread.scorer_step(state, batch)
+    assert where(state) == layout
+    cases.assert_trees_close(cases.host(state), cases.host(wanted), 1e-5)
+    np.testing.assert_allclose(again["scorer_grad_norm"], told["scorer_grad_norm"], rtol=1e-5)
+    assert told["scorer_grad_norm"] > 0
+
+
+def test_programs_compiled_ahead_are_all_that_a_sweep_needs():
+    made = cases.unshared(learner("istar"))  # nothing compiled yet
+    before = cases.host(state_of(made))
+    state = compile_programs(made, state_of(made), PARAMS, trajectories=8)
+    cases.assert_trees_equal(cases.host(state), before)
+    compilations = Compilations()
+    state, *_ = sweep(made, state, PARAMS, TRAJECTORIES, iteration=1)
+    compilations.close()
+    assert compilations.programs == 0 and state.step == 1
+
+
+def test_without_a_scorer_a_state_has_no_leaf_more():
+    assert make_scorer(schema.Algorithm(), cases.recording(), 1.0) is None
+    assert scorer_optimizer(schema.Config(), total_steps=4) is None
+    state = cases.new_state(cases.recording())
+    assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(tuple(state)[:4]))
+
+
+def test_the_scorers_learning_rate_is_its_own_or_the_policys():
+    fields = schema.Optimizer(name="sgd", learning_rate=0.5, max_grad_norm=None)
+    for rate, wanted in ((None, 0.5), (0.25, 0.25)):
+        algorithm = schema.Algorithm(advantage="istar", scorer_learning_rate=rate)
+        whole = schema.Config(optimizer=fields, algorithm=algorithm)
+        optimizer = scorer_optimizer(whole, total_steps=4)
+        updates, _ = optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))
+        np.testing.assert_allclose(updates, -wanted)
