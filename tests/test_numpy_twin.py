@@ -117,6 +117,20 @@ def test_the_gradients_of_a_step_match_finite_differences(ratio, bounds):
         assert loss > twin.turn_loss(weights, *rest, opened)[0] + 1e-3
 
 
+def test_the_gradients_of_a_scorers_step_match_finite_differences():
+    options = dataclasses.replace(OPTIONS, implicit_coef=0.7, success_above=0.2)
+    scorer = small_weights(5)
+
+    def step(weights):
+        return twin.scorer_step(small_weights(), weights, TRAJECTORIES, options, ARCH)
+
+    found = step(scorer)
+    assert found.pairs == 2 and found.loss > 0.1
+    assert_gradients_match(lambda weights: step(weights).loss, scorer, found.gradients)
+    moved = {name: value - 0.5 * found.gradients[name] for name, value in scorer.items()}
+    assert_same_weights(found.weights, moved)
+
+
 @pytest.mark.parametrize("ratio", ["geometric", "product", "token"])
 def test_the_gradients_of_the_log_probability_match_finite_differences(ratio):
     options = dataclasses.replace(OPTIONS, ratio=ratio, objective="logp", kl_in="reward")

@@ -78,8 +78,8 @@ class Algorithm(LossOptions):
     """istar: trajectories of a larger reward succeeded; each is paired with its group's others."""
     pair_score: str = choice("mean", "sum")
     """istar: what a pair compares: the mean or the sum of a trajectory's implicit rewards."""
-    scorer_learning_rate: float | None = above(0, None, most=100)
-    """Learning rate of the model that scores turns (istar); none: the policy's."""
+    scorer_rate: float = above(0, 1.0, most=1000)
+    """Learning rate of the model that scores turns (istar), in units of the policy's."""
     old_policy: str = choice("iteration", "turn")
     """Denominator of ratios: the policy that sampled, or the one before the turn's step."""
     pool_mean: str = choice("all", "active")

@@ -69,11 +69,11 @@ _RULES = (
         lambda own, estimator: (own.critic != "none") == ("value_NL" in estimator.needs),
     ),
     _Rule(
-        "scorer_learning_rate",
+        "scorer_rate",
         "advantage",
         lambda estimator: "implicit_NK" in estimator.needs,
-        "none unless {}, whose model beside the policy it steps",
-        lambda own, estimator: own.scorer_learning_rate is None or own.scorer is not None,
+        "1 unless {}, whose model beside the policy it steps",
+        lambda own, estimator: own.scorer_rate == 1 or own.scorer is not None,
     ),
     _Rule(
         "scale",

@@ -53,7 +53,7 @@ _WITHOUT_MEANING = (
     "covariance_low",
     "covariance_high",
     "critic_learning_rate",
-    "scorer_learning_rate",
+    "scorer_rate",
     "implicit_coef",
     "success_above",
     "pair_score",

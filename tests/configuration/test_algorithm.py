@@ -11,7 +11,7 @@ from seeupo_jax.configuration.loading import from_dict, load_config
     [
         ("critic", {"advantage": "gae"}),
         ("critic", {"critic": "head"}),
-        ("scorer_learning_rate", {"scorer_learning_rate": 1e-6}),
+        ("scorer_rate", {"scorer_rate": 2.0}),
         ("scale", {"advantage": "returns", "scale": "group"}),
         ("baseline", {"advantage": "gigpo", "baseline": "leave_one_out"}),
         ("baseline", {"baseline": "batch", "scale": "group"}),

@@ -98,7 +98,7 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "scale": "group",
                 "step_coef": 1.0,
                 "implicit_coef": 0.05,
-                "scorer_learning_rate": 1e-6,
+                "scorer_rate": 2.0,
                 "kl_coef": 0.0,
                 "ratio": "token",
                 "loss_mean": "token",

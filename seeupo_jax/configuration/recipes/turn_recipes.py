@@ -45,7 +45,7 @@ def istar() -> Choices:
     π_φ begins as the policy and minimises -log σ(v_i - v_l) over all pairs of a success i and a
     failure l of a group, v the mean of a trajectory's r_it. iStar, arXiv:2509.19199. Numbers as its
     authors train WebShop and Sokoban: Tongyi-ConvAI/Qwen-Character, CharacterRL-iStar,
-    examples/istar_trainer. Their policy's learning rate is 5e-7, half of the other's.
+    examples/istar_trainer. Their policy's learning rate is 5e-7, the other's 1e-6.
     """
     return one_action() | {
         "advantage": "istar",
@@ -54,7 +54,7 @@ def istar() -> Choices:
         "implicit_coef": 0.05,
         "pair_score": "mean",
         "success_above": 0.0,
-        "scorer_learning_rate": 1e-6,
+        "scorer_rate": 2.0,
         "ratio": "token",
         "loss_mean": "token",
         "clip_low": 0.2,

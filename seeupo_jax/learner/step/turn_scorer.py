@@ -51,7 +51,7 @@ def scorer_optimizer(config: Config, *, total_steps: int) -> optax.GradientTrans
     """What steps the scorer: the configured optimizer, at its learning rate; None without one."""
     if config.algorithm.scorer is None:
         return None
-    rate = config.algorithm.scorer_learning_rate
+    rate = config.algorithm.scorer_rate * config.optimizer.learning_rate
     return optimizer_beside(config, rate, total_steps=total_steps)
 
 

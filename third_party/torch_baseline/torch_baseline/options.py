@@ -156,7 +156,7 @@ UNREAD = (
     "implicit_coef",
     "success_above",
     "pair_score",
-    "scorer_learning_rate",
+    "scorer_rate",
     "refresh",
     "dynamic_sampling",
 )
