@@ -75,6 +75,11 @@ class Trajectory:
         return 1 + max((int(s.turn_L.max(initial=CONTEXT)) for s in self.segments), default=CONTEXT)
 
     @property
+    def truncated(self) -> bool:
+        """It was cut: by the number of turns or the end of the context, not by the environment."""
+        return self.stop in ("max_turns", "max_tokens")
+
+    @property
     def failed(self) -> bool:
         """The environment failed: left out of every statistic and of every update."""
         return self.stop == "env_error" or (self.stop == "timeout" and not self.timeout_counts)

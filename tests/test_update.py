@@ -332,6 +332,22 @@ def test_what_is_wrong_is_told_before_the_model_is_loaded(
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.json").exists()
 
 
+def test_cut_trajectories_are_masked_where_others_are_left(small, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    group = [cases.Trajectory((cases.segment(rng, (0, 4, 2)),), float(i), 0) for i in range(3)]
+    cut = [dataclasses.replace(t, stop="max_turns") for t in group]
+    file = files.write(tmp_path / "stored.jsonl", [*group[:2], cut[2]])
+    _, done = run(small[0], file, tmp_path, "algorithm.truncated=mask", "algorithm.scale=none")
+    assert done["advantages"] == of(done, "weights")[0][:2] + [1.0] == [-1.0, 0.0, 1.0]
+    assert of(done, "weights")[0][2] is None
+    assert "1 of 3 trajectories were cut and are masked" in capsys.readouterr().err
+    file = files.write(tmp_path / "stored.jsonl", cut)
+    with pytest.raises(SystemExit) as ended:
+        run(small[0], file, tmp_path / "again", "algorithm.truncated=mask")
+    assert ended.value.code == 2
+    assert "config.algorithm.truncated: got 'mask' with" in capsys.readouterr().err
+
+
 def test_tokens_and_lengths_that_the_model_has_not_are_told(model, tmp_path, capsys):
     rng = np.random.default_rng(0)
     pair = [cases.Trajectory((cases.segment(rng, (0, 4, 2)),), float(i), 0) for i in range(2)]

@@ -100,6 +100,16 @@ class Algorithm(LossOptions):
     """Whether the next turn's ratio is computed in the step's program or in one of its own."""
     dynamic_sampling: int = within(0, 127, 0)
     """Rounds of new tasks that may replace zero-advantage groups."""
+    truncated: str = choice("keep", "mask")
+    """Episodes that max_turns or the context's end cut; mask: in the statistics of their group, and
+    in no update."""
+    overlong_length: int | None = at_least(1, None)
+    """Sampled tokens of an episode from which on the whole overlong_penalty is taken from its
+    reward; none: nothing is."""
+    overlong_buffer: int | None = at_least(1, None)
+    """Tokens below overlong_length over which the penalty grows; none: a fifth of it."""
+    overlong_penalty: float = above(0, 1.0, most=1e6)
+    """The largest penalty."""
     covariance_share: float = above(0, 2e-4, most=1)
     """Share of a step's action tokens that covariance limits, rounded down, but at least one."""
     covariance_low: float = within(-1e6, 1e6, 1.0)

@@ -20,6 +20,7 @@ def check_choices(algorithm: Algorithm, *, max_turns: int, ahead: bool = False) 
     """
     _check_order(algorithm, max_turns)
     _check_covariance(algorithm, max_turns, ahead)
+    _check_overlong(algorithm)
     for rule in _RULES:
         name = vars(algorithm)[rule.beside]
         entry = find_entry(rule.beside, name)
@@ -60,7 +61,19 @@ def _takes_penalty(estimator: Any) -> bool:
     return bool(rewards) and "reward_NK" not in rewards
 
 
+def _reads_rewards(estimator: Any) -> bool:
+    """Whether it reads the sum of an episode's rewards, and not only rewards by name."""
+    return bool({"reward_N", "reward_NK", "reward_NL"} & {*estimator.needs})
+
+
 _RULES = (
+    _Rule(
+        "overlong_length",
+        "advantage",
+        lambda estimator: not _reads_rewards(estimator),
+        "none with {}, which the penalty does not reach",
+        lambda own, estimator: own.overlong_length is None or _reads_rewards(estimator),
+    ),
     _Rule(
         "critic",
         "advantage",
@@ -181,6 +194,16 @@ def _check_covariance(algorithm: Algorithm, turns: int, ahead: bool) -> None:
         raise ValueError(
             f"config.algorithm.covariance_low: got {algorithm.covariance_low:g}; allowed: a number"
             f" < covariance_high={algorithm.covariance_high:g}."
+        )
+
+
+def _check_overlong(algorithm: Algorithm) -> None:
+    length, buffer = algorithm.overlong_length, algorithm.overlong_buffer
+    if buffer is not None and (length is None or buffer > length):
+        allowed = "none without overlong_length" if length is None else f"at most {length}"
+        raise ValueError(
+            f"config.algorithm.overlong_buffer: got {buffer} with overlong_length={length};"
+            f" allowed: {allowed}."
         )
 
 

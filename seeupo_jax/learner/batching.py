@@ -30,10 +30,16 @@ class Rows:
     trajectories: int  # N, those left out included
     turns: int  # K, of the longest trajectory
     forced: int = 0  # sampled tokens that count as context
+    masked_S: np.ndarray | None = None  # of what no update is made; None: of all
 
     @classmethod
     def of(
-        cls, trajectories: Sequence[Trajectory], *, grouped: bool = True, truncated: bool = False
+        cls,
+        trajectories: Sequence[Trajectory],
+        *,
+        grouped: bool = True,
+        truncated: bool = False,
+        mask_truncated: bool = False,
     ) -> Rows:
         """Segments of the trajectories that an update learns from.
 
@@ -41,6 +47,7 @@ class Rows:
           grouped: as for `learnable`.
           truncated: whether actions were drawn from less than the policy's whole softmax. Tokens of
             probability 1 were then forced: the policy had no choice, and learns nothing from them.
+          mask_truncated: whether no update is made of trajectories that were cut.
         """
         kept = np.flatnonzero(learnable(trajectories, grouped=grouped))
         pairs = [(i, segment) for i in kept for segment in trajectories[i].segments]
@@ -63,7 +70,22 @@ class Rows:
             len(trajectories),
             1 + max((int(turn_L.max(initial=CONTEXT)) for turn_L in turn), default=CONTEXT),
             int(sum(np.sum(forced_L) for forced_L in forced)),
+            np.array([trajectories[i].truncated for i, _ in pairs], bool)
+            if mask_truncated
+            else None,
         )
+
+    @property
+    def updated_S(self) -> np.ndarray:
+        """Of what updates are made: bool [S]."""
+        whole_S = np.ones(len(self.tokens), bool)
+        return whole_S if self.masked_S is None else ~self.masked_S
+
+    @property
+    def updated_turns(self) -> int:
+        """K of the longest trajectory of which an update is made."""
+        updated = (turn_L for turn_L, kept in zip(self.turn, self.updated_S, strict=True) if kept)
+        return 1 + max((int(turn_L.max(initial=CONTEXT)) for turn_L in updated), default=CONTEXT)
 
 
 def forced_fraction(rows: Rows) -> float:
@@ -86,7 +108,12 @@ class ActionSpan:
 
 
 def action_spans(rows: Rows, turns: Sequence[int]) -> list[ActionSpan]:
-    """The segments that have any of these turns; a trajectory without one is nowhere."""
+    """The segments that an update of these turns has; a trajectory without one is nowhere."""
+    updated_S = rows.updated_S
+    return [span for span in _spans(rows, turns) if updated_S[span.segment]]
+
+
+def _spans(rows: Rows, turns: Sequence[int]) -> list[ActionSpan]:
     spans = []
     for segment, turn_L in enumerate(rows.turn):
         position_A = np.flatnonzero(np.isin(turn_L, turns))
@@ -97,7 +124,7 @@ def action_spans(rows: Rows, turns: Sequence[int]) -> list[ActionSpan]:
 
 def all_actions(rows: Rows) -> list[ActionSpan]:
     """Every sampled token of every row: what one pass for old and reference policies needs."""
-    return action_spans(rows, range(rows.turns))
+    return _spans(rows, range(rows.turns))
 
 
 def row_lengths(longest: int, *, block: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import optax
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.algorithm import fused_refresh_applies
-from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.optimization.schedule import Schedule, at_share
 from seeupo_jax.learner.state_layout import average, on_device
 from seeupo_jax.learner.step import turn_step
@@ -22,7 +22,7 @@ from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.learner.step.turn_scorer import Scorer, make_scorer, scorer_step
 from seeupo_jax.parallel import distributed
 from seeupo_jax.policy.network import Network, join
-from seeupo_jax.types import TrainState, TurnBatch
+from seeupo_jax.types import TrainState, Trajectory, TurnBatch
 
 Program = functools.partial[Any]  # jitted, with the parameters that no step changes
 
@@ -157,6 +157,15 @@ class Learner:
         if self.schedule is None:
             return state
         return at_share(state, self.schedule.share(iteration), self.replicate)
+
+    def rows(self, trajectories: Sequence[Trajectory]) -> Rows:
+        """The segments of those that it learns from."""
+        return Rows.of(
+            trajectories,
+            grouped=self.algorithm.grouped,
+            truncated=self.truncated,
+            mask_truncated=self.algorithm.truncated == "mask",
+        )
 
     def replicate(self, x_N: Any) -> jax.Array:
         """A small array, the same in all processes, on every device."""

@@ -21,15 +21,20 @@ from seeupo_jax.learner.batching import (
     Layout,
     Rows,
     action_spans,
-    forced_fraction,
     lay_out,
     turn_batch,
 )
 from seeupo_jax.learner.credit.covariance import limit_tokens
+from seeupo_jax.learner.credit.overlong import with_overlong_penalties
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.learner.sweep_control import Pace, SweepStopped, resume_sweep
-from seeupo_jax.learner.sweep_metrics import step_weights, sweep_metrics, trajectory_stats
+from seeupo_jax.learner.sweep_metrics import (
+    left_out,
+    step_weights,
+    sweep_metrics,
+    trajectory_stats,
+)
 from seeupo_jax.learner.sweep_state import Step, SweepState, begin_sweep, score
 from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.types import TrainState, Trajectory, TrajectoryStats, TurnBatch
@@ -76,17 +81,18 @@ def sweep(
       SweepStopped: as asked.
     """
     algorithm, seed = learner.algorithm, (learner.seed, iteration)
-    rows = Rows.of(trajectories, grouped=algorithm.grouped, truncated=learner.truncated)
+    trajectories, shaped = with_overlong_penalties(algorithm, trajectories)
+    rows = learner.rows(trajectories)
     order = update_order(
-        rows.turns,
+        rows.updated_turns,
         algorithm.order,
         turns_per_update=algorithm.turns_per_update,
         custom_order=algorithm.custom_order,
         seed=seed,
     )
-    forced = {"sweep/forced_fraction": forced_fraction(rows)} if learner.truncated else {}
+    shaped |= left_out(learner, rows)
     if not order:
-        return SweepResult(train, {"sweep/turns": 0} | forced, [None] * len(trajectories), ())
+        return SweepResult(train, {"sweep/turns": 0} | shaped, [None] * len(trajectories), ())
     train = learner.at_iteration(train, iteration)
     if resume is None:
         version = iteration - 1
@@ -100,7 +106,7 @@ def sweep(
         last = turns == order[-1]
         current = update_turn(learner, current, turns, last=last, seed=(*seed, *turns))
     weights = step_weights(current)
-    metrics = sweep_metrics(learner, current, weights, iteration, len(order)) | forced
+    metrics = sweep_metrics(learner, current, weights, iteration, len(order)) | shaped
     train = current.train
     if learner.ema is not None:
         train = train._replace(ema=learner.average(train.params, train.ema))

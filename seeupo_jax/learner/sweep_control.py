@@ -118,8 +118,7 @@ def resume_sweep(
 
 def stopped_arrays(learner: Learner, state: Any, trajectories: Sequence[Trajectory]) -> Any:
     """What `SweepStopped.arrays` look like, to load them; `state` may be shapes."""
-    grouped = learner.algorithm.grouped
-    rows = Rows.of(trajectories, grouped=grouped, truncated=learner.truncated)
+    rows = learner.rows(trajectories)
 
     def shape(size: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size,), np.float32, sharding=learner.replicated)

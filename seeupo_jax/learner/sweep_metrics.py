@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from seeupo_jax.learner.batching import Rows, forced_fraction
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.sweep_state import Step, SweepState
 from seeupo_jax.metric_table import OF_TURNS, STEPS
@@ -47,6 +48,15 @@ def sweep_metrics(
     return {**current.data.initial_metrics, **metrics}
 
 
+def left_out(learner: Learner, rows: Rows) -> dict[str, float]:
+    """Metrics of the tokens and the trajectories of which no update is made."""
+    metrics = {"sweep/forced_fraction": forced_fraction(rows)} if learner.truncated else {}
+    if rows.masked_S is not None:
+        masked = len(np.unique(rows.trajectory_S[rows.masked_S]))
+        metrics["sweep/masked_trajectories"] = masked
+    return metrics
+
+
 def trajectory_stats(current: SweepState, weights: Weights) -> list[TrajectoryStats | None]:
     """Of every trajectory, in order; None of those that the sweep left out."""
     rows, initial = current.data.rows, current.data.initial
@@ -81,6 +91,7 @@ def step_weights(current: SweepState) -> Weights:
     for step, ratio_N in reversed([*zip(current.steps, ratios, strict=True)]):
         ratio_NK[:, list(step.turns)] = np.asarray(ratio_N)[:, None]
     ratio_NK[count_NK == 0] = np.nan
+    ratio_NK[rows.trajectory_S[~rows.updated_S]] = np.nan
     return Weights(total_NK / np.maximum(count_NK, 1) * ratio_NK, largest_NK * abs(ratio_NK))
 
 

@@ -256,7 +256,7 @@ def derived_per_token(
             )
         span = learner.algorithm.span(learner.shapes.turns)
         # Counted from the last turn, as the steps of the other orders are.
-        per_token["action"] = [(rows.turns - 1 - turn_L) // span for turn_L in rows.turn]
+        per_token["action"] = [(rows.updated_turns - 1 - turn_L) // span for turn_L in rows.turn]
     return per_token
 
 

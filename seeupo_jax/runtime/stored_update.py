@@ -46,8 +46,7 @@ def update(
     reference = build.place_reference(config, params)
     with jax.set_mesh(policy.mesh):
         swept = sweep(learner, state, reference, trajectories, iteration=ITERATION)
-    grouped = config.algorithm.grouped
-    rows = Rows.of(trajectories, grouped=grouped, truncated=learner.truncated)
+    rows = learner.rows(trajectories)
     every = range(rows.turns)
     return swept.train.params, {
         "steps": [_plain_step(rows, step) for step in swept.steps],
@@ -60,6 +59,7 @@ def update(
 def _plain_step(rows: Rows, step: Step) -> dict[str, Any]:
     found = {name: float(value) for name, value in jax.device_get(step.metrics).items()}
     advantage_N = _means(rows, step.advantage, step.turns)
+    advantage_N[rows.trajectory_S[~rows.updated_S]] = np.nan
     return {
         "turns": list(step.turns),
         "loss": plain(found["loss"]),
@@ -162,7 +162,7 @@ def prepare(
         log("config.optimizer.ema does not count: what is written are the weights after the sweep.")
         config = replace(config, optimizer=replace(config.optimizer, ema=None))
     arch = inspect(config.model.path)
-    grouped = config.algorithm.grouped
+    algorithm, grouped = config.algorithm, config.algorithm.grouped
     trajectories = read_trajectories(path, log=log, grouped=grouped)
     check_trajectories(
         trajectories,
@@ -173,7 +173,16 @@ def prepare(
     )
     config = fit(config, trajectories)
     build.check_layout(config, check_learner(config))
-    left_out = int(np.sum(~learnable(trajectories, grouped=grouped)))
+    learned_N = learnable(trajectories, grouped=grouped)
+    cut_N = np.array([t.truncated for t in trajectories], bool) & learned_N
+    if algorithm.truncated == "mask" and cut_N.any():
+        if (cut_N == learned_N).all():
+            raise ValueError(
+                "config.algorithm.truncated: got 'mask' with trajectories that were all cut"
+                " (stop max_turns or max_tokens); allowed: keep."
+            )
+        log(f"{int(cut_N.sum())} of {len(trajectories)} trajectories were cut and are masked.")
+    left_out = int(np.sum(~learned_N))
     if left_out:
         why = "they failed, or all the others of their group did" if grouped else "they failed"
         log(f"{left_out} of {len(trajectories)} trajectories are left out: {why}.")

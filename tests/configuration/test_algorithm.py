@@ -25,6 +25,8 @@ from seeupo_jax.configuration.loading import from_dict, load_config
         ("covariance", {"covariance": "kl", "ratio": "token", "turns_per_update": None}),
         ("covariance", {"covariance": "kl", "ratio": "token", "order": "parallel"}),
         ("covariance_low", {"covariance": "clip", "ratio": "token", "covariance_high": 1.0}),
+        ("overlong_buffer", {"overlong_buffer": 5}),
+        ("overlong_buffer", {"overlong_length": 4, "overlong_buffer": 5}),
         ("turns_per_update", {"order": "custom", "custom_order": (0, 1), "turns_per_update": None}),
         ("refresh", {"refresh": "fused", "weight": "off"}),
         ("refresh", {"refresh": "fused", "turns_per_update": None}),

@@ -32,6 +32,7 @@ class Trajectory:
     reward: float
     group: int
     failed: bool = False
+    stop: str = "done"  # max_turns or max_tokens: cut
     turn_rewards: Sequence[float] = ()  # of each turn; empty: `reward` is the last turn's
     # "states": the one that each turn began from; needed by gigpo and hgpo
     info: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -78,6 +79,7 @@ class Options:
     kl_in: str = "loss"
     tis_clip: float | None = None
     entropy_coef: float = 0.0
+    truncated: str = "keep"
     covariance: str = "none"
     covariance_kl: float = 1.0
     covariance_share: float = 2e-4
@@ -170,7 +172,12 @@ def sweep(
     cumulative_ratio_N = np.ones(len(trajectories))
     current, optimizer, steps = start, Optimizer(options), []
     for number, turns in enumerate(options.order):
-        acts = step_actions(trajectories, turns, options.actions, grouped=compared)
+        acts = [
+            act
+            for act in step_actions(trajectories, turns, options.actions, grouped=compared)
+            if options.truncated == "keep"
+            or trajectories[act[0].trajectory].stop not in ("max_turns", "max_tokens")
+        ]
         if not acts:
             continue
         old = action_logps(current if options.old_policy == "turn" else start, acts, arch, options)

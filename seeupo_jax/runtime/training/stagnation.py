@@ -64,7 +64,9 @@ class Stagnation:
 def _why_idle(metrics: Mapping[str, float]) -> str | None:
     """Why no reward moved a parameter in a sweep; None where one did."""
     if not metrics["sweep/turns"]:
-        return "no turn was sampled"
+        masked = metrics.get("sweep/masked_trajectories")
+        cut = "every episode was cut, of which algorithm.truncated=mask makes no update"
+        return cut if masked else "no turn was sampled"
     steps, skipped = int(metrics["sweep/steps"]), int(metrics["sweep/updates_skipped"])
     if steps == skipped:
         return f"all {steps} optimizer steps were skipped, since their gradients were not finite"

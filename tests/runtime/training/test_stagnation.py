@@ -20,6 +20,7 @@ IDLE = {
     "all 3 optimizer steps were skipped": {"sweep/updates_skipped": 3, "sweep/updates": 0},
     "the gradient was 0 in all 3 optimizer steps": {"sweep/updates": 0},
     "no turn was sampled": {"sweep/turns": 0},
+    "every episode was cut": {"sweep/turns": 0, "sweep/masked_trajectories": 4},
 }
 
 
