@@ -159,6 +159,8 @@ class TurnBatch(NamedTuple):
       the trainer's pass and as the sampler recorded them; with `tis_clip`.
     action_PA: int32, which of the span's actions it belongs to; with order=parallel.
     drift_sign_PA: float32, 1, -1 or 0, times log s the penalty; with covariance=kl.
+    clip_scale_PA: float32, what the clip range of its turn is multiplied by; with an estimator that
+      adapts it.
     value_PA, returns_PA: float32, the critic's estimate when the sweep began, and what it is to be;
       with a critic.
     slope_PA: float32, derivative of a scorer's loss by what it says of the token.
@@ -185,6 +187,7 @@ class TurnBatch(NamedTuple):
     returns_PA: jax.Array | None = None
     drift_sign_PA: jax.Array | None = None
     slope_PA: jax.Array | None = None
+    clip_scale_PA: jax.Array | None = None
 
 
 class CriticState(NamedTuple):

@@ -174,6 +174,41 @@ def test_a_group_without_a_spread_is_left_out_of_the_weights():
     close(credit.hgpo([rewards[0], []], [0, 0], [states[0], []], options), [[0, 0], []])
 
 
+def test_a2tgpo_by_hand():
+    """Gains at index 0 are 2, 4 and 0, at index 1 only 5; the last turns have none."""
+    trajectories = [
+        trajectory([-1, 0, 1, 2, 2], 3.0, turn_rewards=[2.0, 5.0, 9.0]),
+        trajectory([-1, 0, 1], 1.0, turn_rewards=[4.0, 9.0]),
+        trajectory([-1, 0, -1, 1], 2.0),
+        trajectory([-1, 0, 1], 9.0, failed=True, turn_rewards=[90.0, 9.0]),
+        trajectory([-1, 0, 1], 9.0, group=1, turn_rewards=[90.0, 9.0]),
+    ]
+    choices = {"advantage": "a2tgpo", "step_coef": 0.5, "discount": 0.5}
+    own = [segments[0] for segments in credited(trajectories, **choices)]
+    root = 2**0.5
+    close(own[0], [0, 0.5 * (0 + 0.5 * 0) / root + 1, 1, 1, 1])
+    close(own[1], [0, 0.5 * 2 - 1, -1])
+    close(own[2], [0, 0.5 * -2 + 0, 0, 0])
+    close(own[3], np.zeros(3))
+    close(own[4], np.zeros(3))
+    by_group = credited(trajectories, **choices, scale="group")
+    unit = (2 / 3) ** 0.5  # the deviation of 3, 1 and 2, and half that of the gains
+    wanted = [0, 0.5 / unit - 1 / unit, -1 / unit]
+    np.testing.assert_allclose(by_group[1][0], wanted, rtol=1e-5)
+    penalised = credited(trajectories, [0.0] * 4 + [1.5, 1.5] + [0.0] * 2, **choices)
+    np.testing.assert_allclose(penalised[1][0][2], -3, rtol=1e-6)
+
+    options = dataclasses.replace(OPTIONS, advantage="a2tgpo", clip_adaptation=0.2)
+    scales = credit.clip_scales(trajectories, options)
+    tilt = 0.2 * (2 / (1 + np.exp(-1 / unit)) - 1)
+    for scale_K, wanted_K in zip(
+        scales, [[1, 1, 1], [1 + tilt, 1], [1 - tilt, 1], [1, 1], [1, 1]], strict=True
+    ):
+        np.testing.assert_allclose(scale_K, wanted_K, rtol=1e-5)
+    (flat_K, *_) = credit.clip_scales(trajectories, OPTIONS)
+    np.testing.assert_array_equal(flat_K, 1.0)
+
+
 @pytest.mark.parametrize("advantage", ["gigpo", "hgpo"])
 def test_all_tokens_of_a_turn_have_its_advantage(advantage):
     trajectories = [

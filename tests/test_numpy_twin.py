@@ -172,6 +172,27 @@ def test_an_actions_advantage_is_the_mean_over_its_tokens_unless_ratios_are_per_
         np.testing.assert_allclose(value, wanted, rtol=1e-12)
 
 
+@pytest.mark.parametrize("objective", ["clipped", "cispo"])
+@pytest.mark.parametrize("ratio", ["geometric", "token"])
+def test_the_scale_of_an_actions_clip_range(ratio, objective):
+    """Of each token, or for one ratio an action the mean of its tokens."""
+    options = dataclasses.replace(OPTIONS, ratio=ratio, objective=objective)
+    weights, (actions, old, ref, weight, *rest) = step_arguments(options)
+    scale = [np.linspace(0.5, 1.0, len(old_A)) for old_A in old]
+    result = twin.turn_loss(weights, actions, old, ref, weight, *rest, options, scale=scale)
+    if ratio == "geometric":
+        level = [np.full(len(x_A), x_A.mean()) for x_A in scale]
+        same = twin.turn_loss(weights, actions, old, ref, weight, *rest, options, scale=level)
+        np.testing.assert_allclose(result[0], same[0], rtol=1e-12)
+    narrow = dataclasses.replace(options, clip_low=0.1, clip_high=0.1)
+    half = [np.full(len(x_A), 0.5) for x_A in scale]
+    other = twin.turn_loss(weights, actions, old, ref, weight, *rest, options, scale=half)
+    wanted = twin.turn_loss(weights, actions, old, ref, weight, *rest, narrow)
+    np.testing.assert_allclose(other[0], wanted[0], rtol=1e-12)
+    assert_same_weights(other[1], wanted[1])
+    assert abs(other[0] - result[0]) > 1e-4
+
+
 def test_what_an_action_counts_in_each_mean():
     """Turn 1 has actions of 2, 1 and 2 tokens in three of four trajectories."""
     actions = twin.step_actions(TRAJECTORIES, [1])

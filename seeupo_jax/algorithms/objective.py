@@ -22,6 +22,7 @@ def action_objective(
     clip_high: float | None,
     clip_dual: float | None = None,
     importance: jax.Array | None = None,
+    clip_scale_NL: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """An action's term of the objective, to maximise, and how much of it is clipped.
 
@@ -37,6 +38,8 @@ def action_objective(
         the tokens of log pi, `product` its sum, `token` a term a token.
       clip_low, clip_high, clip_dual: as for `clipped_surrogate`.
       importance: multiplies each term; [N], or [N, L] for `token`. None: 1.
+      clip_scale_NL: [N, L], of every token, multiplies clip_low and clip_high; where the ratio is
+        one number an action, so is this: the mean over its tokens. None: 1.
 
     Returns:
       float32 [N], and float32 [N], the share of the action whose clipped ratio counted. Terms of
@@ -57,6 +60,10 @@ def action_objective(
         arrays["ratio"] = turn_ratio(logp_NL, old_logp_NL, mask_NL, level=ratio)
     if "logp" in objective.needs:
         arrays["logp"] = action_logp(logp_NL, mask_NL, level=ratio)
+    if clip_scale_NL is not None:
+        scale = jnp.where(mask_NL > 0, clip_scale_NL, 1.0)
+        scale = scale if ratio == "token" else average(scale)
+        clip_low, clip_high = (x if x is None else x * scale for x in (clip_low, clip_high))
     bounds = {"clip_low": clip_low, "clip_high": clip_high, "clip_dual": clip_dual}
     term, clipped = objective.function(
         **{name: arrays[name] for name in objective.needs},

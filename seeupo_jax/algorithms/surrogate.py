@@ -89,8 +89,8 @@ def clipped_surrogate(
     ratio_N: jax.Array,
     weight_N: jax.Array,
     *,
-    clip_low: float | None,
-    clip_high: float | None,
+    clip_low: float | jax.Array | None,
+    clip_high: float | jax.Array | None,
     clip_dual: float | None = None,
 ) -> jax.Array:
     """The lesser of ratio x weight and clipped ratio x weight, to maximise (Eq. 6).
@@ -98,8 +98,8 @@ def clipped_surrogate(
     Args:
       ratio_N: [N], or any shape; the gradient flows through it alone.
       weight_N: M of the trajectory, in a shape that broadcasts to the ratio's; held constant.
-      clip_low, clip_high: the ratio counts within [1 - clip_low, 1 + clip_high]; None: unbounded
-        on that side.
+      clip_low, clip_high: the ratio counts within [1 - clip_low, 1 + clip_high], numbers or arrays
+        that broadcast to the ratio's shape; None: unbounded on that side.
       clip_dual: > 1; where the weight is negative the result is at least clip_dual x weight, with
         no gradient beyond, however large the ratio (dual-clip PPO, arXiv:1912.09729; verl's
         `clip_ratio_c`). None: there it falls with the ratio without a bound.

@@ -63,9 +63,11 @@ class Algorithm(LossOptions):
     advantage_clip: float | None = above(0, 3.0)
     """Bound on advantages that are standardised over the batch; none: no bound."""
     discount: float = within(0, 1, 1.0)
-    """Discount per turn (gigpo, hgpo) or per token (returns, gae)."""
+    """Discount per turn (gigpo, hgpo, a2tgpo) or per token (returns, gae)."""
     step_coef: float = within(0, 1000, 1.0)
-    """gigpo, istar: weight of the turn's advantage beside the episode's."""
+    """gigpo, istar, a2tgpo: weight of the turn's advantage beside the episode's."""
+    clip_adaptation: float = within(0, 1, 0.3)
+    """a2tgpo: the share by which a turn's gain widens or narrows its clip range at most."""
     history: int = at_least(0, 2)
     """hgpo: turns before a state that its deepest group shares."""
     history_power: float = within(0, 10, 1.0)
@@ -139,6 +141,14 @@ class Algorithm(LossOptions):
         """Kind of the model beside the policy that scores turns; None: the estimator needs none."""
         needs = find_entry("advantage", self.advantage).needs
         return "policy" if "implicit_NK" in needs else None
+
+    @property
+    def adapts_clip(self) -> bool:
+        """Whether the estimator scales a clip range that the objective reads."""
+        bounds = ("clip_low", "clip_high")
+        read = find_entry("objective", self.objective).bounds
+        bounded = any(name in read and vars(self)[name] is not None for name in bounds)
+        return bounded and find_entry("advantage", self.advantage).adapts_clip
 
     @property
     def merges(self) -> bool:

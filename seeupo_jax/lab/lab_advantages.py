@@ -25,10 +25,15 @@ _FLAT = 1e-6  # as in `group_relative_advantage`
 
 
 class Credit(NamedTuple):
-    """`return_NK`, what a critic's values are to be, is 0 where there is no critic."""
+    """What the laboratory's turns are credited with.
+
+    return_NK: what a critic's values are to be; 0 where there is no critic.
+    clip_scale_NK: what clip ranges are multiplied by; None: by nothing.
+    """
 
     advantage_NK: jax.Array
     return_NK: jax.Array
+    clip_scale_NK: jax.Array | None = None
 
 
 def sampled_credit(
@@ -49,6 +54,7 @@ def sampled_credit(
         "group_N": jnp.arange(shape_N[0]) // group_size,
         "valid_N": jnp.ones(shape_N, bool),
         "reward_NK": reward_NK,
+        "gain_NK": reward_NK.at[:, -1].set(jnp.nan),
         "state_NK": batch.context_NK,
         "mask_NK": jnp.ones(shape_NK, bool),
         "reward_NL": reward_NK,
@@ -56,10 +62,11 @@ def sampled_credit(
         "mask_NL": jnp.ones(shape_NK, bool),
         "value_NL": value_NK,
     }
-    advantage, returns = estimator.credit(arrays, choices)
+    advantage, returns, clip_scale = estimator.credit(arrays, choices)
     if estimator.level == "trajectory":
         return _same_in_all_turns(advantage, batch)
-    return Credit(advantage, jnp.zeros_like(advantage) if returns is None else returns)
+    returns = jnp.zeros_like(advantage) if returns is None else returns
+    return Credit(advantage, returns, clip_scale if algorithm.adapts_clip else None)
 
 
 def expected_credit(algorithm: Algorithm, batch: Batch) -> Credit:

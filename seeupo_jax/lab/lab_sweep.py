@@ -37,12 +37,16 @@ class Learned(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Turns and the inputs of their updates: [N, K], or [N, U, L] of the turns of one step."""
+    """Turns and the inputs of their updates: [N, K], or [N, U, L] of the turns of one step.
+
+    clip_scale: None where clip ranges are not scaled.
+    """
 
     context: jax.Array
     action: jax.Array
     advantage: jax.Array
     returns: jax.Array
+    clip_scale: jax.Array | None
     old_logp: jax.Array
     old_value: jax.Array
 
@@ -129,6 +133,7 @@ def _step(
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
             clip_dual=algorithm.clip_dual,
+            clip_scale_NL=rows.clip_scale,
         )
         if params.value_C is not None:
             term_NU -= algorithm.value_coef * _value_loss(algorithm, params, rows, mask_NUL)

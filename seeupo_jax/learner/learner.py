@@ -198,6 +198,8 @@ class Learner:
             names += ["value", "returns"]
         if self.algorithm.covariance == "kl":
             names.append("drift_sign")
+        if self.algorithm.adapts_clip:
+            names.append("clip_scale")
         return tuple(names)
 
     @property

@@ -48,14 +48,17 @@ def try_estimator(name: str, estimator: Estimator, choices: Mapping[str, Any]) -
     wanted = {"advantages": mask.shape}
     if "value_NL" in estimator.needs:
         wanted["returns"] = arrays["mask_NL"].shape
+    if estimator.adapts_clip:
+        wanted["clip scales"] = arrays["mask_NK"].shape
     needed = {key: arrays[key] for key in estimator.inputs(choices)}
 
     def credit(arrays: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(x for x in estimator.credit(arrays, choices) if x is not None)
 
     results = _tried(name, wanted, credit, needed)
-    masks = (mask, arrays["mask_NL"])
-    finite = [np.isfinite(x)[own].all() for x, own in zip(results, masks, strict=False)]
+    masks = {"advantages": mask, "returns": arrays["mask_NL"], "clip scales": arrays["mask_NK"]}
+    pairs = zip(wanted, results, strict=True)
+    finite = [np.isfinite(x)[masks[what]].all() for what, x in pairs]
     if not all(finite):
         what = list(wanted)[finite.index(False)]
         raise ValueError(f"{name} makes {what} of finite rewards that are not finite numbers.")
@@ -129,6 +132,7 @@ def _tiny_batch() -> dict[str, jax.Array]:
         "group_N": np.array([0, 0, 1, 1]),
         "valid_N": valid_N,
         "reward_NK": reward_NK,
+        "gain_NK": np.where(mask_NK & (turns < turns_N[:, None] - 1), reward_NK, np.nan),
         "state_NK": np.where(turns < turns_N[:, None], turns, -1),
         "mask_NK": mask_NK,
         "implicit_NK": np.where(mask_NK, np.linspace(-0.2, 0.1, 12).reshape(4, 3), 0),

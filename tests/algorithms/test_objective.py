@@ -74,6 +74,31 @@ def row_twin(logp_A, old_logp_A, advantage_A, factor, weigh, objective, ratio, c
     return (term * weigh).mean(), clipped.double().mean()
 
 
+@pytest.mark.parametrize(
+    "objective, ratio", [("clipped", "geometric"), ("clipped", "token"), ("cispo", "product")]
+)
+def test_a_clip_scale_multiplies_the_bounds_of_its_token_or_of_its_action(objective, ratio):
+    *arrays, factor_N = given = ragged(3)
+    mask_NL = arrays[2]
+    scale_NL = np.random.default_rng(5).uniform(0.2, 1.0, mask_NL.shape)
+    terms = partial(action_objective, objective=objective, ratio=ratio)
+    bounds = {"clip_low": 0.02, "clip_high": 0.03}
+    found = terms(*given, **bounds, clip_scale_NL=np.where(mask_NL, scale_NL, np.nan))
+    for n in range(1, ROWS):  # each action by itself, and for `token` each token
+        place = np.flatnonzero(mask_NL[n])
+        each = []
+        for part in place[:, None] if ratio == "token" else [place]:
+            alone = (*(x[n : n + 1, part] for x in arrays), factor_N[n : n + 1])
+            scale = scale_NL[n, part].mean()
+            each.append(terms(*alone, **{name: b * scale for name, b in bounds.items()}))
+        wanted = np.mean(np.array(each)[:, :, 0], axis=0)
+        np.testing.assert_allclose([x[n] for x in found], wanted, rtol=1e-5, atol=1e-6)
+    assert np.asarray(found[1]).any()
+    unbounded = {"clip_low": None, "clip_high": None}
+    without = terms(*given, **unbounded, clip_scale_NL=scale_NL)
+    np.testing.assert_array_equal(without, terms(*given, **unbounded))
+
+
 def twin(arrays, weigh, objective, ratio, clips):
     """Terms [N], shares [N] and the gradient [N, L] of the sum of the terms."""
     logp_NL, old_logp_NL, mask_NL, advantage_NL, factor_N = arrays

@@ -116,6 +116,20 @@ def test_the_backbones_are_what_their_papers_say(name, expected):
     assert algorithm["turns_per_update"] is None and algorithm["weight"] == "off"
 
 
+def test_a2tgpo_is_all_turns_in_one_step_with_the_published_numbers():
+    assert differing("a2tgpo", "parallel") == {
+        "advantage": "a2tgpo",
+        "scale": "group",
+        "step_coef": 0.3,
+        "loss_mean": "token",
+        "clip_low": 3e-3,
+        "clip_high": 4e-3,
+        "kl_coef": 0.0,
+    }
+    algorithm = Algorithm(**RECIPES["a2tgpo"])
+    assert (algorithm.discount, algorithm.clip_adaptation, algorithm.ratio) == (1, 0.3, "geometric")
+
+
 def test_hgpo_is_gigpo_with_another_credit():
     assert differing("hgpo", "gigpo") == {"advantage": "hgpo"}
 

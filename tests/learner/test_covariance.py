@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.learner.credit.covariance import drawn, largest, limit_tokens, token_covariance
+from seeupo_jax.learner.credit.covariance import (
+    drawn,
+    largest,
+    limit_tokens,
+    ratio_is_clipped,
+    token_covariance,
+)
 from seeupo_jax.types import TurnBatch
 
 SPANS, LENGTH = 5, 9
@@ -121,3 +127,11 @@ def test_a_step_without_tokens_limits_nothing():
         result, counted = limit_tokens(Algorithm(**options), made, old_PA, rng)
         assert counted == {"covariance": 0.0, "covariance_tokens": 0.0}
         assert result.drift_sign_PA is None or not result.drift_sign_PA.any()
+
+
+def test_a_turns_clip_range_says_which_of_its_tokens_are_clipped():
+    difference_PA, advantage_PA = np.log([[1.15, 1.15], [0.85, 0.85]]), np.array([[1.0], [-1.0]])
+    options, scale_PA = Algorithm(clip_low=0.2, clip_high=0.2), np.array([[1.0, 0.5]])
+    clipped = ratio_is_clipped(difference_PA, advantage_PA, options, scale_PA)
+    np.testing.assert_array_equal(clipped, [[False, True], [False, True]])
+    assert not ratio_is_clipped(difference_PA, advantage_PA, options).any()

@@ -40,6 +40,7 @@ KL_COV = {"covariance": "kl", "covariance_share": 0.2, "covariance_kl": 0.5}
 # All within the bounds, so that it does not matter which are drawn.
 CLIP_COV = {"covariance": "clip", "covariance_share": 1.0, "covariance_low": 0.05}
 CREDITS = {
+    "a2tgpo": {"advantage": "a2tgpo", "scale": "group", "clip_adaptation": 0.9, "discount": 0.9},
     "gigpo": {"advantage": "gigpo", "step_coef": 0.7, "discount": 0.9},
     "hgpo": {"advantage": "hgpo", "scale": "group", "history_power": 1.5, "discount": 0.9},
     "returns": {"advantage": "returns", "discount": 0.9},
@@ -122,9 +123,12 @@ def test_credit_per_turn_or_token_feeds_any_update(name, advantage):
         ("grpo", TWICE | KL_COV, ALL, {}),
         ("seeupo", KL_COV | {"ratio": "token"}, REVERSE, {}),
         ("dapo", TWICE | CLIP_COV, ALL, {}),
+        ("gspo", TWICE | {"advantage": "a2tgpo", "clip_adaptation": 0.9}, ALL, {}),
+        ("cispo", TWICE | {"advantage": "a2tgpo", "clip_low": 0.1, "clip_high": 0.1}, ALL, {}),
     ],
     ids=["cispo", "batch baseline", "importance", "dual clip", "long actions", "entropy per turn"]
-    + ["entropy", "KL-Cov", "KL-Cov per turn", "Clip-Cov"],
+    + ["entropy", "KL-Cov", "KL-Cov per turn", "Clip-Cov"]
+    + ["a clip range an action", "a clip range a token"],
 )
 def test_choices_that_no_recipe_makes_are_the_twins(name, choices, order, rest):
     made = learner(name, **LOUD, **choices)

@@ -311,7 +311,70 @@ def istar_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list
     return [np.array([scaled[i][x.turn] for x in own]) for i, own in enumerate(tokens)]
 
 
+def gain_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """A²TGPO: the outcome's advantage, plus the scaled gains from each turn on over sqrt(count).
+
+    arXiv:2605.06200; the gain of a turn is its reward, and the last turn has none.
+    """
+    gains, outcomes = _turn_gains(trajectories), []
+    for trajectory, own in zip(trajectories, tokens, strict=True):
+        outcomes.append([trajectory.reward - sum(x.penalty for x in own)])
+    kept = learnable(trajectories)
+    outcomes = [outcome if keep else [] for outcome, keep in zip(outcomes, kept, strict=True)]
+    groups = [t.group for t in trajectories]
+    scaled_gains, scaled_outcomes = (
+        _at_their_index(values, groups, options.scale == "group") for values in (gains, outcomes)
+    )
+    advantages = []
+    for z_K, outcome, trajectory in zip(scaled_gains, scaled_outcomes, trajectories, strict=True):
+        turns = len(turn_rewards(trajectory)) if outcome else 0
+        own = []
+        for k in range(turns):
+            later = [options.discount ** (j - k) * z_K[j] for j in range(k, len(z_K))]
+            ahead = sum(later) / np.sqrt(len(later)) if later else 0.0
+            own.append(options.step_coef * ahead + outcome[0])
+        advantages.append(np.array(own))
+    advantages = _scaled(advantages, options)
+    pairs = zip(advantages, tokens, strict=True)
+    return [np.array([advantage_K[x.turn] for x in own]) for advantage_K, own in pairs]
+
+
+def clip_scales(trajectories: Sequence[Any], options: Any) -> list[np.ndarray]:
+    """Per trajectory, what the clip range of each turn is multiplied by, [K]."""
+    turns = [len(turn_rewards(t)) for t in trajectories]
+    scales = [np.ones(count) for count in turns]
+    if options.advantage == "a2tgpo":
+        groups = [t.group for t in trajectories]
+        for i, z_K in enumerate(_at_their_index(_turn_gains(trajectories), groups, True)):
+            for k, z in enumerate(z_K):
+                scales[i][k] += options.clip_adaptation * (2 / (1 + np.exp(-z)) - 1)
+    return scales
+
+
+def _turn_gains(trajectories: Sequence[Any]) -> list[list[float]]:
+    """Of each turn but the last; none of what is left out."""
+    kept = learnable(trajectories)
+    return [
+        turn_rewards(t)[:-1] if keep else [] for t, keep in zip(trajectories, kept, strict=True)
+    ]
+
+
+def _at_their_index(values: Any, groups: Any, scaled: bool) -> list[list[float]]:
+    """Numbers less the mean of those at their index in their group, maybe over their deviation."""
+    result = []
+    for i, own in enumerate(values):
+        row = []
+        for k, value in enumerate(own):
+            alike = (other for other, g in zip(values, groups, strict=True) if g == groups[i])
+            peers = [other[k] for other in alike if k < len(other)]
+            deviation = np.std(peers) + 1e-6 if scaled and len(peers) > 1 else 1.0
+            row.append((value - np.mean(peers)) / deviation)
+        result.append(row)
+    return result
+
+
 ESTIMATORS = {
+    "a2tgpo": gain_credit,
     "istar": istar_credit,
     "grae": group_credit,
     "returns": returns_credit,

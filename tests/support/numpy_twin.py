@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy_covariance import limited
-from numpy_credit import grouped, learnable, token_advantages
+from numpy_credit import clip_scales, grouped, learnable, token_advantages
 from numpy_model import Architecture, Weights, token_entropies, token_logps
 
 
@@ -59,6 +59,7 @@ class Options:
     advantage_clip: float | None = 3.0
     discount: float = 1.0
     step_coef: float = 1.0
+    clip_adaptation: float = 0.3
     history: int = 2
     history_power: float = 1.0
     gae_lambda: float = 0.95
@@ -169,6 +170,7 @@ def sweep(
         penalty = [options.kl_coef * (old - ref) for old, ref in zip(*logps, strict=True)]
     odds = None if scorer is None else token_odds(start, scorer, whole, arch, options)
     credit = token_advantages(trajectories, whole, penalty, options, values, odds)
+    clips = clip_scales(trajectories, options)
     cumulative_ratio_N = np.ones(len(trajectories))
     current, optimizer, steps = start, Optimizer(options), []
     for number, turns in enumerate(options.order):
@@ -189,12 +191,16 @@ def sweep(
             * joined(credit[piece.trajectory][piece.place][piece.position_A] for piece in act)
             for act, importance_A in zip(acts, importance, strict=True)
         ]
+        scale = [
+            joined(clips[p.trajectory][np.asarray(p.segment.turn_L)[p.position_A]] for p in act)
+            for act in acts
+        ]
         valid, losses = sum(learnable(trajectories, compared)), []
         everyone = [range(len(trajectories))] * options.inner_epochs
         for part in everyone if options.minibatches is None else options.minibatches[number]:
             kept = [k for k, act in enumerate(acts) if act[0].trajectory in part]
             share = shares(acts, kept, valid, options)
-            picked = [[x[k] for k in kept] for x in (acts, old, ref, weight)]
+            *picked, bounds = [[x[k] for k in kept] for x in (acts, old, ref, weight, scale)]
             drift = None
             if options.covariance != "none":
                 now = action_logps(current, picked[0], arch, options)
@@ -203,7 +209,7 @@ def sweep(
                     for act in picked[0]
                 ]
                 picked[3], drift = limited(now, picked[1], own, picked[3], options)
-            loss, grads = turn_loss(current, *picked, share, arch, options, drift)
+            loss, grads = turn_loss(current, *picked, share, arch, options, drift, bounds)
             current = optimizer.step(current, grads)
             losses.append((loss, grads))
         before_N, cumulative_ratio_N = cumulative_ratio_N, cumulative_ratio_N.copy()
@@ -302,6 +308,7 @@ def turn_loss(
     arch: Architecture,
     options: Options,
     drift: Sequence[np.ndarray] | None = None,
+    scale: Sequence[np.ndarray] | None = None,
 ) -> tuple[float, Weights]:
     """The negative objective of one step, and its gradients.
 
@@ -310,15 +317,17 @@ def turn_loss(
       weight: per action, M of each token [A].
       share: per action, what its objective counts in the mean.
       drift: per action, 1 at tokens with a penalty on |log s| [A]; None: nowhere.
+      scale: per action, of each token's clip range [A]; None: 1.
     """
     loss, grads = 0.0, {}
     drift = [np.zeros(len(old_A)) for old_A in old] if drift is None else drift
-    columns = zip(actions, old, ref, weight, share, drift, strict=True)
-    for action, old_A, ref_A, weight_A, part, drift_A in columns:
+    scale = [np.ones(len(old_A)) for old_A in old] if scale is None else scale
+    columns = zip(actions, old, ref, weight, share, drift, scale, strict=True)
+    for action, old_A, ref_A, weight_A, part, drift_A, scale_A in columns:
         passes = [token_logps(weights, p.tokens_L, arch, options.temperature) for p in action]
         pairs = list(zip(action, passes, strict=True))
         logp_A = joined(logp_L[piece.position_A] for piece, (logp_L, _) in pairs)
-        value, slope_A = piece_objective(logp_A, old_A, ref_A, weight_A, options)
+        value, slope_A = piece_objective(logp_A, old_A, ref_A, weight_A, options, scale_A)
         penalty = options.covariance_kl * drift_A / len(old_A)
         value -= penalty @ np.abs(logp_A - old_A)
         slope_A = slope_A - penalty * np.sign(logp_A - old_A)
@@ -462,16 +471,22 @@ def piece_logps(
 
 
 def piece_objective(
-    logp_A: np.ndarray, old_A: np.ndarray, ref_A: np.ndarray, weight_A: np.ndarray, options: Options
+    logp_A: np.ndarray,
+    old_A: np.ndarray,
+    ref_A: np.ndarray,
+    weight_A: np.ndarray,
+    options: Options,
+    scale_A: np.ndarray | float = 1.0,
 ) -> tuple[float, np.ndarray]:
     """One action's objective, to maximise, and its derivative by each token's log-probability.
 
     Args:
       weight_A: M of each token, or one for all of them. Unless ratios are per token, the action's
         is their mean.
+      scale_A: of the clip range; likewise.
     """
     count = len(logp_A)
-    weight_A = np.broadcast_to(weight_A, count)
+    weight_A, scale_A = (np.broadcast_to(x, count) for x in (weight_A, scale_A))
     value, slope_A = 0.0, np.zeros(count)
     if options.kl_in == "loss":
         to_ref_A = np.clip(ref_A - logp_A, -20, 20)  # the bounds are verl's
@@ -480,25 +495,28 @@ def piece_objective(
         slope_A -= options.kl_coef * np.where(k3_A > 10, 0, 1 - np.exp(to_ref_A)) / count
     if options.ratio == "token":
         for j in range(count):
-            term, slope = _term(logp_A[j], logp_A[j] - old_A[j], weight_A[j], options)
+            term, slope = _term(logp_A[j], logp_A[j] - old_A[j], weight_A[j], options, scale_A[j])
             value += term / count
             slope_A[j] += slope / count
         return value, slope_A
     each = {"geometric": 1 / count, "product": 1.0}[options.ratio]
     logp, difference = (x_A.sum() * each for x_A in (logp_A, logp_A - old_A))
-    term, slope = _term(logp, difference, weight_A.mean(), options)
+    term, slope = _term(logp, difference, weight_A.mean(), options, scale_A.mean())
     return value + term, slope_A + slope * each
 
 
-def _term(logp: float, difference: float, weight: float, options: Options) -> tuple[float, float]:
+def _term(
+    logp: float, difference: float, weight: float, options: Options, scale: float
+) -> tuple[float, float]:
     """What is maximised of a token or an action, and its derivative by log pi.
 
     Args:
       difference: log pi - log of the old policy, at the level of the ratio, as `logp`.
+      scale: of the clip range.
     """
     ratio = np.exp(difference)
-    low = -np.inf if options.clip_low is None else 1 - options.clip_low
-    high = np.inf if options.clip_high is None else 1 + options.clip_high
+    low = -np.inf if options.clip_low is None else 1 - scale * options.clip_low
+    high = np.inf if options.clip_high is None else 1 + scale * options.clip_high
     bounded = min(max(ratio, low), high)
     if options.objective == "logp":
         return weight * logp, weight

@@ -25,6 +25,7 @@ ARRAYS = {
     "group_N": "int32, equal for the trajectories of one task",
     "valid_N": "bool, False: left out of every statistic",
     "reward_NK": "float32, of each turn",
+    "gain_NK": "float32, information that each turn gained, or its reward; NaN: none, as the last",
     "state_NK": "int32, equal for turns that began from one state; negative: no such turn",
     "mask_NK": "bool, whether there is such a turn",
     "implicit_NK": "float32, of each turn: `implicit_coef` x log(scorer / old) of its tokens",
@@ -38,10 +39,16 @@ ARRAYS = {
 
 
 class Credit(NamedTuple):
-    """Advantages, in the shape of their level; with a critic what its values are to be, [N, L]."""
+    """What a batch is credited with.
+
+    advantage: in the shape of the estimator's level.
+    returns: with a critic, what its values are to be, [N, L].
+    clip_scale: what each turn's clip range is multiplied by, [N, K]; None: by nothing.
+    """
 
     advantage: jax.Array
     returns: jax.Array | None = None
+    clip_scale: jax.Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,19 +56,22 @@ class Estimator:
     """A formula, and all that others have to know of it.
 
     function: pure, of arrays and keyword options, to float32 advantages in the shape of the level;
-      with `value_NL` among what it needs to a pair of them and of the returns, [N, L].
+      with `value_NL` among what it needs to a pair of them and of the returns, [N, L]; or to a
+      `Credit`.
     level: of one advantage; a key of `LEVELS`.
     needs: names of `ARRAYS`, passed by keyword. With `group_N` a reward counts only beside those of
       its group (unless the function reads a baseline that is `batch`).
     options: keyword of the function -> the field of `config.algorithm` that it is, with that
       field's bounds. A function without the field `scale` is not to scale: with scale=batch its
       advantages are standardised over the batch.
+    adapts_clip: whether it returns a `Credit` with a clip scale.
     """
 
     function: Callable[..., Any]
     level: str
     needs: tuple[str, ...]
     options: Mapping[str, str] = field(default_factory=dict)
+    adapts_clip: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -99,11 +109,11 @@ class Estimator:
         needed = {name: arrays[name] for name in self.needs}
         options = {keyword: choices[name] for keyword, name in self.options.items()}
         result = self._program(**needed, **options)
-        advantage, returns = result if isinstance(result, tuple) else (result, None)
+        found = Credit(*result) if isinstance(result, tuple) else Credit(result)
         if self._standardizes(choices):
-            mask = arrays[LEVELS[self.level]]
-            advantage = standardize(advantage, mask, clip=choices["advantage_clip"])
-        return Credit(advantage, returns)
+            mask, clip = arrays[LEVELS[self.level]], choices["advantage_clip"]
+            found = found._replace(advantage=standardize(found.advantage, mask, clip=clip))
+        return found
 
     def _standardizes(self, choices: Mapping[str, Any]) -> bool:
         return choices["scale"] == "batch" and not self.reads("scale")

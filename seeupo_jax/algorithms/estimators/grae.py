@@ -44,8 +44,9 @@ def group_relative_advantage(
         baseline for every task).
       scale: `none`; `batch`, subtract the batch's mean and divide by its standard deviation
         (n - 1), or only subtract where that is at most 1e-6; `group`, divide by the standard
-        deviation (n - 1) of the group's rewards plus 1e-6 (GRPO; it breaks SeeUPO's guarantee).
-        Not with baseline `batch`, where equal rewards would be divided by a deviation of 0.
+        deviation (n - 1) of the group's rewards plus 1e-6 (GRPO; it breaks SeeUPO's guarantee);
+        `population`, the same with the deviation of n. Neither of these with baseline `batch`,
+        where equal rewards would be divided by a deviation of 0.
       clip: bound > 0 on the magnitude after `batch` scaling, None for no bound; the other scales
         never clip.
       valid_N: bool [N]; False leaves a trajectory out of every statistic. None: all are valid.
@@ -56,15 +57,15 @@ def group_relative_advantage(
       `batch`, for those that are alone in their group.
 
     Raises:
-      ValueError: an unknown baseline or scale, scale `group` with baseline `batch`, arrays that are
-        not [N], a clip that is not > 0.
+      ValueError: an unknown baseline or scale, a group's scale with baseline `batch`, arrays that
+        are not [N], a clip that is not > 0.
     """
     if baseline not in _BASELINES:
         raise ValueError(f"baseline: got {baseline!r}; allowed: {', '.join(_BASELINES)}.")
     if scale not in _SCALES:
         raise ValueError(f"scale: got {scale!r}; allowed: {', '.join(_SCALES)}.")
-    if baseline == "batch" and scale == "group":
-        raise ValueError("scale: got 'group' with baseline='batch'; allowed: none, batch.")
+    if baseline == "batch" and scale in ("group", "population"):
+        raise ValueError(f"scale: got {scale!r} with baseline='batch'; allowed: none, batch.")
     if clip is not None and not clip > 0:
         raise ValueError(f"clip: got {clip!r}; allowed: a number > 0, or None.")
     reward_N = jnp.asarray(reward_N, jnp.float32)
@@ -139,15 +140,20 @@ def _by_batch(advantage_N, reward_N, valid_N, groups, clip):
     return scaled_N if clip is None else jnp.clip(scaled_N, -clip, clip)
 
 
-def _by_group(advantage_N, reward_N, valid_N, groups, clip):
+def _by_group(advantage_N, reward_N, valid_N, groups, clip, *, less=1):
     deviation_N = jnp.where(valid_N, reward_N - _mean(reward_N, groups), 0.0)
     square_N = _group_sum(deviation_N**2, groups.index_N)
-    std_N = jnp.sqrt(square_N / jnp.maximum(groups.size_N - 1, 1))
+    std_N = jnp.sqrt(square_N / jnp.maximum(groups.size_N - less, 1))
     return advantage_N / (std_N + 1e-6 / groups.unit_N)
 
 
 _BASELINES = {"mean": _mean, "leave_one_out": _leave_one_out, "batch": _mean}
-_SCALES = {"none": _unscaled, "batch": _by_batch, "group": _by_group}
+_SCALES = {
+    "none": _unscaled,
+    "batch": _by_batch,
+    "group": _by_group,
+    "population": functools.partial(_by_group, less=0),
+}
 
 ESTIMATOR = Estimator(
     group_relative_advantage,

@@ -12,8 +12,8 @@ def cispo(
     ratio: jax.Array,
     logp: jax.Array,
     weight: jax.Array,
-    clip_low: float | None,
-    clip_high: float | None,
+    clip_low: float | jax.Array | None,
+    clip_high: float | jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """clip(s) W log pi with the ratio held constant (arXiv:2506.13585, Eq. 4).
 

@@ -12,8 +12,8 @@ from seeupo_jax.algorithms.surrogate import clipped_surrogate
 def clipped(
     ratio: jax.Array,
     weight: jax.Array,
-    clip_low: float | None,
-    clip_high: float | None,
+    clip_low: float | jax.Array | None,
+    clip_high: float | jax.Array | None,
     clip_dual: float | None,
 ) -> tuple[jax.Array, jax.Array]:
     """min(s W, clip(s) W) (arXiv:1707.06347, Eq. 7; SeeUPO's Eq. 6, arXiv:2602.06554).

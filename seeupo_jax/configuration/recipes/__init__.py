@@ -30,7 +30,7 @@ from seeupo_jax.configuration.recipes.seeupo_recipes import (
     seeupo_random,
     seeupo_unweighted,
 )
-from seeupo_jax.configuration.recipes.turn_recipes import gigpo, hgpo, istar
+from seeupo_jax.configuration.recipes.turn_recipes import a2tgpo, gigpo, hgpo, istar
 
 _TABLE: tuple[Callable[[], Choices], ...] = (
     seeupo,
@@ -52,6 +52,7 @@ _TABLE: tuple[Callable[[], Choices], ...] = (
     gigpo,
     hgpo,
     istar,
+    a2tgpo,
 )
 
 # Recipe -> the fields of `config.algorithm` that it sets.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seeupo_jax.configuration.recipes.seeupo_recipes import Choices, one_action
+from seeupo_jax.configuration.recipes.seeupo_recipes import Choices, one_action, parallel
 
 
 def gigpo() -> Choices:
@@ -59,5 +59,27 @@ def istar() -> Choices:
         "loss_mean": "token",
         "clip_low": 0.2,
         "clip_high": 0.2,
+        "kl_coef": 0.0,
+    }
+
+
+def a2tgpo() -> Choices:
+    """Max the mean over all tokens of min(s_it A_it, clip_it(s_it) A_it), a ratio per turn.
+
+    A_it = α D_it / √n_it + O_i: the gains from turn t on, each over the deviation of those at its
+    index in the group, and the outcome's advantage. clip_it is to 1 - c_it ε_low and 1 + c_it
+    ε_high, and the turn's gain sets c_it. A²TGPO, arXiv:2605.06200, with its published numbers
+    (γ = 1, α = β = 0.3, no KL); the mean over tokens is the default of verl, which its authors use.
+    Their groups have 16 trajectories, their learning rate is 1e-6.
+    """
+    return parallel() | {
+        "advantage": "a2tgpo",
+        "scale": "group",
+        "discount": 1.0,
+        "step_coef": 0.3,
+        "clip_adaptation": 0.3,
+        "loss_mean": "token",
+        "clip_low": 3e-3,
+        "clip_high": 4e-3,
         "kl_coef": 0.0,
     }

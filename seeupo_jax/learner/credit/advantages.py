@@ -27,7 +27,8 @@ def assign_credit(
     Args:
       per_token: `old_logp` and `ref_logp`, with a critic `value`, and with a scorer `scorer_logp`.
 
-    Returns: `advantage` and, with a critic, `returns`: what the value is to be.
+    Returns: `advantage`; with a critic `returns`, what the value is to be; and `clip_scale` of the
+      token's turn, where the estimator adapts a clip range that there is.
     """
     estimator, choices = find_entry("advantage", algorithm.advantage), vars(algorithm)
     batch = CreditArrays(algorithm, shapes, rows, trajectories, per_token)
@@ -36,6 +37,8 @@ def assign_credit(
     credit = {"advantage": _OF_TOKENS[estimator.level](batch, np.asarray(found.advantage))}
     if found.returns is not None:
         credit["returns"] = batch.time.unpad(found.returns)
+    if algorithm.adapts_clip:
+        credit["clip_scale"] = _from_turns(batch, np.asarray(found.clip_scale))
     return credit
 
 

@@ -47,15 +47,19 @@ def drawn(
 
 
 def ratio_is_clipped(
-    difference_PA: np.ndarray, advantage_PA: np.ndarray, options: Algorithm
+    difference_PA: np.ndarray,
+    advantage_PA: np.ndarray,
+    options: Algorithm,
+    scale_PA: np.ndarray | None = None,
 ) -> np.ndarray:
     """Where min(s A, clip(s) A) is the clipped one, which has no gradient: bool [P, A].
 
     Args:
-      difference_PA: log s.
+      difference_PA: log s. scale_PA: of the clip range; None: 1.
     """
-    low = 0.0 if options.clip_low is None else 1 - options.clip_low
-    high = np.inf if options.clip_high is None else 1 + options.clip_high
+    scale = 1.0 if scale_PA is None else scale_PA
+    low = 0.0 if options.clip_low is None else 1 - scale * options.clip_low
+    high = np.inf if options.clip_high is None else 1 + scale * options.clip_high
     ratio_PA = np.exp(difference_PA)
     return np.where(advantage_PA > 0, ratio_PA > high, (advantage_PA < 0) & (ratio_PA < low))
 
@@ -93,7 +97,7 @@ def limit_tokens(
         batch = batch._replace(drift_sign_PA=sign_PA)
     else:
         within = {"low": options.covariance_low, "high": options.covariance_high}
-        clipped = ratio_is_clipped(difference_PA, advantage_PA, options)
+        clipped = ratio_is_clipped(difference_PA, advantage_PA, options, batch.clip_scale_PA)
         chosen = drawn(np.where(clipped, -np.inf, covariance_PA), count, **within, rng=rng)
         batch = batch._replace(advantage_PA=np.where(chosen, np.float32(0), advantage_PA))
     return Limited(batch, counted | {"covariance_tokens": float(chosen.sum())})

@@ -50,6 +50,11 @@ class CreditArrays:
         return reward_NK
 
     @property
+    def gain_NK(self) -> np.ndarray:
+        last_NK = np.cumsum(self.mask_NK[:, ::-1], axis=1)[:, ::-1] == 1
+        return np.where(self.mask_NK & ~last_NK, self.reward_NK, np.float32(np.nan))
+
+    @property
     def state_NK(self) -> np.ndarray:
         state_NK = turn_states(self._trajectories)
         missing = self.mask_NK.shape[1] - state_NK.shape[1]

@@ -28,6 +28,7 @@ class SplitActions(NamedTuple):
     advantage.
     ratio: log(π / π_old) under the parameters that the step begins from; None: not needed.
     importance: log(π_start / π_sampler); None without tis_clip.
+    clip_scale: of the clip range; None: it is not scaled.
     """
 
     part: jax.Array
@@ -35,6 +36,7 @@ class SplitActions(NamedTuple):
     advantage: jax.Array
     ratio: jax.Array | None
     importance: jax.Array | None
+    clip_scale: jax.Array | None
 
     def pair(
         self,
@@ -82,10 +84,13 @@ def split_actions(config: LossConfig, batch: TurnBatch, trajectories: int) -> Sp
         # Not by subtraction alone: infinity less itself is not a number.
         return jnp.where(count_PJ < tokens_PJ, difference_PJ, 0.0)
 
-    ratio = importance = None
+    ratio = importance = clip_scale = None
     if config.reads_action_ratio:
         ratio = behind(batch.logp_PA - batch.old_logp_PA)
     if config.options.tis_clip is not None:
         importance = behind(batch.start_logp_PA - batch.sampler_logp_PA)
+    if batch.clip_scale_PA is not None:
+        clip_scale = behind(batch.clip_scale_PA)
     part_PJ, times_PJ = count_PJ / tokens_PJ, tokens_PJ / jnp.maximum(count_PJ, 1)
-    return SplitActions(part_PJ, times_PJ, behind(batch.advantage_PA), ratio, importance)
+    advantage = behind(batch.advantage_PA)
+    return SplitActions(part_PJ, times_PJ, advantage, ratio, importance, clip_scale)

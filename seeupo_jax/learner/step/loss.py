@@ -109,10 +109,13 @@ def _action_terms(
     importance, shares = _importance(config, row, mask_PJA, split)
     logps_PJA = logp_PA[:, None, :], old_logp_PA[:, None, :]
     advantage = row.advantage_PA[:, None, :]
+    clip_scale = None if row.clip_scale_PA is None else row.clip_scale_PA[:, None, :]
     if split is not None:
         logps_PJA = split.pair(*logps_PJA, split.ratio, options.ratio)
         if options.ratio != "token":
             advantage += split.advantage[..., None]
+            if split.clip_scale is not None:
+                clip_scale += split.clip_scale[..., None]
     term_PJ, clipped_PJ = action_objective(
         *logps_PJA,
         mask_PJA,
@@ -124,6 +127,7 @@ def _action_terms(
         clip_high=options.clip_high,
         clip_dual=options.clip_dual,
         importance=importance,
+        clip_scale_NL=clip_scale,
     )
     return term_PJ, clipped_PJ, shares
 
