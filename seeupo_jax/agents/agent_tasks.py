@@ -11,7 +11,7 @@ from seeupo_jax import envs
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import attribute_beside
 from seeupo_jax.envs import Environment, gate
-from seeupo_jax.envs.base import Tasks
+from seeupo_jax.envs.base import Tasks, TaskShare
 from seeupo_jax.trajectories.json_lines import read_object, short
 
 TRAIN = "train"  # the split of a line that names none
@@ -62,6 +62,9 @@ class _EnvironmentTasks:
 
     def task_ids(self, split: str) -> Sequence[str]:
         return gate.task_ids(self.environment, split)
+
+    def task_shares(self, split: str) -> Sequence[TaskShare]:
+        return gate.task_shares(self.environment, split)
 
     def labels(self, task_id: str) -> Mapping[str, str]:
         return gate.labels(self.environment, task_id)

@@ -25,6 +25,7 @@ ENVIRONMENTS = {
     "remote": "seeupo_jax.envs.transport.remote:Remote",
     "gymnasium_text": "seeupo_jax.envs.gymnasium_text:GymnasiumText",
     "openenv": "seeupo_jax.envs.openenv:OpenEnv",
+    "mixture": "seeupo_jax.envs.mixture:make_mixture",
     "textworld_express": "seeupo_jax.envs.textworld_express:TextWorldExpress",
 }
 _METHODS = ("task_ids", "reset", "step", "score", "close")

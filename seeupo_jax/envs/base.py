@@ -16,6 +16,8 @@ Tool = dict[str, Any]
 # A reward for one step or turn, or one number for each step or turn of the episode so far.
 Pay = float | Sequence[float]
 
+ENVIRONMENT = "env"  # the label of a task that says of which environment of a `mixture` it is
+
 
 class Missing(ValueError):
     """What an environment needs is not on this machine: files, a benchmark, a server's program."""
@@ -131,4 +133,22 @@ class Labelled(Protocol):
 
     def labels(self, task_id: str) -> Mapping[str, str]:
         """A task's kind in each respect, such as {"category": "refunds", "steps": "3"}."""
+        ...
+
+
+@dataclass(frozen=True)
+class TaskShare:
+    """A part of a split's tasks. weight: how much of training is of it, relative to the others."""
+
+    name: str
+    weight: float
+    task_ids: Sequence[str]
+
+
+@runtime_checkable
+class Shared(Protocol):
+    """An environment whose tasks are in parts, which training draws from by their weights."""
+
+    def task_shares(self, split: str) -> Sequence[TaskShare]:
+        """The parts: together all tasks of the split, each in one of them."""
         ...

@@ -15,7 +15,16 @@ from typing import Any, cast
 import numpy as np
 
 from seeupo_jax.configuration.user_code import NAMES, escaped, is_name, shown, text_of
-from seeupo_jax.envs.base import Environment, Labelled, Message, StepResult, Tasks, Tool
+from seeupo_jax.envs.base import (
+    Environment,
+    Labelled,
+    Message,
+    Shared,
+    StepResult,
+    Tasks,
+    TaskShare,
+    Tool,
+)
 
 ROLES = ("system", "user", "assistant", "tool")
 OWN_REWARD = "env"  # what `StepResult.reward` is called among the rewards by name
@@ -182,6 +191,26 @@ def task_ids(environment: Tasks, split: str) -> list[str]:
         wrong = next(task for task in tasks if not isinstance(task, str) or not _encodes(task))
         raise ValueError(str(_refuse(where, wrong, "a list of texts", "a task ")))
     return [str(task) for task in tasks]
+
+
+def task_shares(environment: Tasks, split: str) -> list[TaskShare]:
+    """The parts of a split's tasks with their weights; one of all where it has none.
+
+    Raises:
+      ValueError: one sentence: as `task_ids`, or parts that are not the split's tasks.
+    """
+    every = task_ids(environment, split)
+    if not callable(getattr(environment, "task_shares", None)):
+        return [TaskShare("", 1.0, every)]
+    where = f"{type(environment).__name__}.task_shares({split!r})"
+    found = list(_ask(where, lambda: cast(Shared, environment).task_shares(split)))
+    if sorted(task for share in found for task in share.task_ids) != sorted(every):
+        raise ValueError(f"{where}: got other tasks than task_ids({split!r}); allowed: the same.")
+    for share in found:
+        if not share.task_ids or not 0 < share.weight < math.inf:
+            got = f"{share.name!r} with {len(share.task_ids)} tasks and weight {share.weight}"
+            raise ValueError(f"{where}: got {got}; allowed: at least one task, a weight > 0.")
+    return found
 
 
 def labels(environment: Tasks, task_id: str) -> dict[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -12,6 +13,7 @@ from seeupo_jax.configuration.flags import command_name
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.gate import OWN_REWARD
+from seeupo_jax.envs.mixture import read_parts
 from seeupo_jax.parallel.device_memory import in_units, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned, abstract_run
@@ -19,6 +21,7 @@ from seeupo_jax.planning.explanation import Section, grouped, listed
 from seeupo_jax.planning.remat import SHARE, RematPlan, choose_remat, plan_remat
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.policy.network import ADAPTER
+from seeupo_jax.rollout.tasks import repeats, share_counts
 from seeupo_jax.runtime.build import ARCHITECTURES, SMALL, few_shapes
 
 
@@ -201,13 +204,23 @@ def _agent_lines(config: Config) -> list[str]:
 
 
 def _environment_lines(config: Config) -> list[str]:
-    env = config.env
-    options = ", ".join(f"{name}={value!r}" for name, value in env.options.items())
+    env, mixed = config.env, config.env.name == "mixture"
     where = ", a process for each environment" if env.isolation == "process" else ""
+    named = env.name if mixed else _with_options(env.name, env.options)
+    parts = read_parts(env.options.get("environments")) if mixed else {}
     return [
-        f"{env.name}{f' ({options})' if options else ''}; {env.workers} threads{where}, a call at"
-        f" most {env.timeout_s:g} s, {env.retries} retries"
+        f"{named}; {env.workers} threads{where}, a call at most {env.timeout_s:g} s,"
+        f" {env.retries} retries",
+        *(
+            f"{label}, weight {part.weight:g}: {_with_options(part.name, part.options)}"
+            for label, part in parts.items()
+        ),
     ]
+
+
+def _with_options(name: str, options: Mapping[str, Any]) -> str:
+    listed = ", ".join(f"{option}={value!r}" for option, value in options.items())
+    return f"{name} ({listed})" if listed else name
 
 
 def reward_lines(config: Config) -> list[str]:
@@ -228,3 +241,15 @@ def reward_lines(config: Config) -> list[str]:
 
 def task_ids(config: Config, split: str) -> Sequence[str]:
     return gate.task_ids(find_tasks(config), split)
+
+
+def share_lines(config: Config) -> list[str]:
+    """What of each iteration is of which part of the training tasks, where they have parts."""
+    shares = gate.task_shares(find_tasks(config), "train")
+    if len(shares) == 1:
+        return repeats(shares, config.rollout.tasks)
+    counts = zip(share_counts(shares, config.rollout.tasks), shares, strict=True)
+    listed = ", ".join(
+        f"{own} of {each.name} ({len(each.task_ids):,} tasks)" for own, each in counts
+    )
+    return [f"groups of every iteration: {listed}", *repeats(shares, config.rollout.tasks)]

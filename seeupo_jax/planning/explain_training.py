@@ -30,11 +30,11 @@ from seeupo_jax.planning.explain_parts import (
     plan_run,
     program_lines,
     reward_lines,
+    share_lines,
     task_ids,
 )
 from seeupo_jax.planning.explanation import Section, choices, listed
 from seeupo_jax.policy.network import trainable
-from seeupo_jax.rollout.tasks import too_few
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_same_run
 
@@ -115,7 +115,7 @@ def _start(found: AbstractRun, workdir: Path) -> _Start:
 def _tasks(config: Config) -> list[str]:
     evaluation, lines = config.evaluation, []
     try:
-        trains_on = task_ids(config, "train")
+        shares = share_lines(config)
     except Missing:
         return [f"not known here; {evaluation.tasks} of {evaluation.split} are tested"]
     for split in dict.fromkeys(("train", evaluation.split, *evaluation.extra_splits)):
@@ -124,8 +124,7 @@ def _tasks(config: Config) -> list[str]:
         if split != evaluation.split:
             tested = f"{tested} before and after" if split in evaluation.extra_splits else ""
         lines.append(f"{split}: {count:,}{tested}")
-    repeats = too_few(len(trains_on), config.rollout.tasks)
-    return lines if repeats is None else [*lines, repeats]
+    return [*lines, *shares]
 
 
 def _recipe(config: Config) -> list[str]:

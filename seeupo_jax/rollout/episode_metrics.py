@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from seeupo_jax.configuration.reward import Reward
+from seeupo_jax.envs.base import ENVIRONMENT
 from seeupo_jax.envs.gate import OWN_REWARD
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.collection import REWARD_FAILURE
@@ -138,20 +139,25 @@ def _lengths(good: Sequence[Trajectory]) -> dict[str, float]:
 def _by_kind(
     good: Sequence[Trajectory], labels: Mapping[str, Mapping[str, str]]
 ) -> dict[str, float]:
-    """Success by number of turns, and by each label of the tasks."""
+    """Success by number of turns and by each label of the tasks, and the rewards of each
+    environment of a mixture."""
     kinds: dict[str, list[bool]] = {}
+    paid: dict[str, list[float]] = {}
     for trajectory in good:
         own = [f"turns={trajectory.turns}"]
         own += [f"{label}={v}" for label, v in labels.get(trajectory.task_id, {}).items()]
         for kind in own:
             kinds.setdefault(kind, []).append(trajectory.info["score"] >= 1)
+            if kind.startswith(f"{ENVIRONMENT}="):
+                paid.setdefault(kind, []).append(trajectory.reward)
     counts = {
         f"rollout/trajectories/{kind}": len(won)
         for kind, won in kinds.items()
-        if kind.startswith("turns=")
+        if kind.startswith(("turns=", f"{ENVIRONMENT}="))
     }
     rates = {f"rollout/success_rate/{kind}": float(np.mean(won)) for kind, won in kinds.items()}
-    return dict(sorted(rates.items())) | dict(sorted(counts.items()))
+    means = {f"rollout/reward_mean/{kind}": float(np.mean(paid[kind])) for kind in sorted(paid)}
+    return dict(sorted(rates.items())) | dict(sorted(counts.items())) | means
 
 
 def _causes(collected: Collected) -> dict[str, float]:

@@ -5,9 +5,81 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import grain
 import numpy as np
+
+from seeupo_jax.envs.base import TaskShare
+
+
+class TaskDraw(Protocol):
+    """Which tasks each iteration samples."""
+
+    def of(self, iteration: int) -> list[str]:
+        """The iteration's tasks; iterations count from 1."""
+        ...
+
+    def others(self, iteration: int) -> Iterator[str]:
+        """Tasks to replace some of the iteration's."""
+        ...
+
+
+def draw_tasks(shares: Sequence[TaskShare], *, count: int, seed: int) -> TaskDraw:
+    """How `count` tasks an iteration are drawn from parts with weights.
+
+    Raises:
+      ValueError: as `share_counts`.
+    """
+    if len(shares) == 1:
+        return TrainingTasks(shares[0].task_ids, count=count, seed=seed)
+    return SharedTasks(shares, count=count, seed=seed)
+
+
+def share_counts(shares: Sequence[TaskShare], count: int) -> list[int]:
+    """How many of an iteration's tasks are of each part: as its weight says, to the nearest.
+
+    Raises:
+      ValueError: a part gets none.
+    """
+    total = sum(share.weight for share in shares)
+    exact = [count * share.weight / total for share in shares]
+    counts = [int(each) for each in exact]
+    by_rest = sorted(range(len(shares)), key=lambda part: counts[part] - exact[part])
+    for part in by_rest[: count - sum(counts)]:
+        counts[part] += 1
+    if 0 in counts:
+        weights = ", ".join(f"{share.name}={share.weight:g}" for share in shares)
+        raise ValueError(
+            f"config.rollout.tasks: got {count}, of which none is of {shares[counts.index(0)].name}"
+            f" with the weights {weights}; allowed: so many that every environment has one in every"
+            " iteration."
+        )
+    return counts
+
+
+class SharedTasks:
+    """Tasks of several parts: so many of each in every iteration, in turn.
+
+    Each part has epochs of its own; see `TrainingTasks`.
+    """
+
+    def __init__(self, shares: Sequence[TaskShare], *, count: int, seed: int):
+        counts = share_counts(shares, count)
+        self._parts = [
+            TrainingTasks(share.task_ids, count=own, seed=seed)
+            for share, own in zip(shares, counts, strict=True)
+        ]
+        places = [((i + 0.5) / own, part) for part, own in enumerate(counts) for i in range(own)]
+        self._order = [part for _, part in sorted(places)]
+
+    def of(self, iteration: int) -> list[str]:
+        drawn = [iter(part.of(iteration)) for part in self._parts]
+        return [next(drawn[part]) for part in self._order]
+
+    def others(self, iteration: int) -> Iterator[str]:
+        others = [part.others(iteration) for part in self._parts]
+        return (next(others[part]) for part in itertools.cycle(self._order))
 
 
 class TrainingTasks:
@@ -79,6 +151,24 @@ class TrainingTasks:
         fresh = (i for i in range(reached, size) if self._shuffled(begin + i) not in taken)
         pairs = [(offset, next(fresh, offset)) for offset in repeated]
         return dict(pairs) | {other: offset for offset, other in pairs}
+
+
+def repeats(shares: Sequence[TaskShare], count: int) -> list[str]:
+    """Sentences on parts of which an iteration must repeat tasks.
+
+    Args:
+      count: the tasks that an iteration takes.
+    """
+    if len(shares) == 1:
+        note = too_few(len(shares[0].task_ids), count)
+        return [] if note is None else [note]
+    counts = zip(shares, share_counts(shares, count), strict=True)
+    return [
+        f"an iteration has {own} groups of {share.name}, and there are {len(share.task_ids)}"
+        " training tasks of it: it repeats some (rollout/repeated_tasks)."
+        for share, own in counts
+        if own > len(share.task_ids)
+    ]
 
 
 def too_few(tasks: int, count: int) -> str | None:

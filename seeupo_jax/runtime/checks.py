@@ -27,6 +27,7 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.policy.lora import with_adapters
 from seeupo_jax.rewards.scorer import make_scorer
+from seeupo_jax.rollout.tasks import share_counts
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries
 from seeupo_jax.runtime.episode_host import check_host
@@ -124,7 +125,9 @@ def _check_episodes(config: Config) -> None:
     splits = ["train", config.evaluation.split, *config.evaluation.extra_splits]
     if config.evaluation.select_on is not None:
         splits.append(config.evaluation.select_on)
-    gate.check_tasks(find_tasks(config), splits, labelled=config.evaluation.tasks)
+    tasks = find_tasks(config)
+    gate.check_tasks(tasks, splits, labelled=config.evaluation.tasks)
+    share_counts(gate.task_shares(tasks, "train"), config.rollout.tasks)
     if not config.warm_start.stages:
         return
     if not isinstance(envs.make(config.env.name, **config.env.options), Demonstrator):

@@ -85,7 +85,7 @@ def settings_on_the_page():
 
 
 def test_every_environment_with_options_is_shown():
-    assert len(settings_on_the_page()) == 3
+    assert len(settings_on_the_page()) == 4
 
 
 def test_the_wrapper_on_the_page_pays_its_bonus_whoever_ends_the_episode():
@@ -108,7 +108,7 @@ def test_the_options_shown_make_an_environment(block):
     config = types.SimpleNamespace(env=types.SimpleNamespace())
     exec(block, {"config": config})
     env = envs.make(config.env.name, **config.env.options)
-    assert env.task_ids("train")[0] == "train/0"
+    assert env.task_ids("train")[0].removeprefix("order_desk:") == "train/0"
     env.close()
 
 

@@ -92,8 +92,8 @@ def build_parts(
     )
     tasks = find_tasks(config)
     selects_on = selection_split(config, tasks)
-    task_ids = gate.task_ids(tasks, "train")
-    source = TrajectorySource(config, workdir, policy, worker, task_ids, progress.log)
+    shares = gate.task_shares(tasks, "train")
+    source = TrajectorySource(config, workdir, policy, worker, shares, progress.log)
     platform = policy.mesh.devices.flat[0].platform
     progress.log(
         f"attention: {policy.network.arch.attention}"

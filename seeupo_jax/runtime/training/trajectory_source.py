@@ -14,13 +14,14 @@ from etils import epath
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.envs.base import TaskShare
 from seeupo_jax.parallel.fingerprint import fingerprint
 from seeupo_jax.rollout.collect import Collected, collect, group_requests, prefetch
 from seeupo_jax.rollout.engine.sampling import truncation_note
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.rollout_store import RolloutStore
-from seeupo_jax.rollout.tasks import TrainingTasks, too_few
+from seeupo_jax.rollout.tasks import draw_tasks, repeats
 from seeupo_jax.runtime.build import Policy
 from seeupo_jax.runtime.checks import made_by
 
@@ -60,7 +61,7 @@ class TrajectorySource:
     Args:
       worker: its environments are used by nothing else while `of` runs, nor
         prefetched for the next iteration where an evaluation needs them.
-      task_ids: of the training split.
+      shares: the tasks of the training split.
     """
 
     def __init__(
@@ -69,15 +70,15 @@ class TrajectorySource:
         workdir: Path,
         policy: Policy,
         worker: RolloutWorker,
-        task_ids: Sequence[str],
+        shares: Sequence[TaskShare],
         log: Callable[[str], None],
     ):
         self._config, self._policy, self._worker, self._log = config, policy, worker, log
         drawn = {name: vars(config.rollout)[name] for name in ("top_k", "top_p", "grammar")}
-        for note in (too_few(len(task_ids), config.rollout.tasks), truncation_note(**drawn)):
+        for note in (*repeats(shares, config.rollout.tasks), truncation_note(**drawn)):
             if note is not None:
                 log(note)
-        self._tasks = TrainingTasks(task_ids, count=config.rollout.tasks, seed=config.seed)
+        self._tasks = draw_tasks(shares, count=config.rollout.tasks, seed=config.seed)
         self._store = RolloutStore(workdir / "rollouts", log=log)
         self._made_by = made_by(config)
         self._sampler = ThreadPoolExecutor(1, thread_name_prefix="rollout")

@@ -1,0 +1,216 @@
+"""`mixture`: several environments in one run, each with its weight."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from seeupo_jax import envs
+from seeupo_jax.configuration.user_code import NAMES, is_name, shown
+from seeupo_jax.envs import Environment, gate
+from seeupo_jax.envs.base import (
+    ENVIRONMENT,
+    Demonstration,
+    Demonstrator,
+    Message,
+    StepResult,
+    TaskShare,
+    Tool,
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the environments.
+
+    name, options: as in `config.env`.
+    weight: its share of the groups that training samples, relative to the others'.
+    label: what its tasks and metrics are called; None: the name, without a module.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    weight: float = 1.0
+    label: str | None = None
+
+
+class Mixture:
+    """Each task is of one of the environments: it is `LABEL:TASK`, with that one's messages, tools,
+    rewards and score, and the label `env=LABEL` beside its own.
+
+    Every split has all environments' tasks of that name, so that the first ones hold each
+    environment's in proportion to its weight.
+
+    Args:
+      parts, made: the environments by label.
+    """
+
+    def __init__(self, parts: Mapping[str, Part], made: Mapping[str, Environment]):
+        self._parts, self._made = parts, made
+        self._playing: Environment | None = None
+
+    def task_shares(self, split: str) -> list[TaskShare]:
+        """The tasks of each environment, with its weight."""
+        return [
+            TaskShare(
+                label,
+                part.weight,
+                [f"{label}:{task_id}" for task_id in gate.task_ids(self._made[label], split)],
+            )
+            for label, part in self._parts.items()
+        ]
+
+    def task_ids(self, split: str) -> list[str]:
+        shares = self.task_shares(split)
+        sizes = [len(share.task_ids) for share in shares]
+        order = _interleaved(sizes, [share.weight for share in shares])
+        return [shares[part].task_ids[index] for part, index in order]
+
+    def reset(
+        self, task_id: str, seed: int, episode_seed: int | None = None
+    ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+        environment, own = self._find(task_id)
+        self._playing = environment
+        return gate.reset(environment, own, seed, episode_seed)
+
+    def step(self, text: str) -> StepResult:
+        return self._running().step(text)
+
+    def score(self) -> float:
+        return self._running().score()
+
+    @property
+    def finish(self) -> Callable[[str], float | None] | None:
+        """What is called when the trainer ends the episode, where its environment has that."""
+        return getattr(self._running(), "finish", None)
+
+    def close(self) -> None:
+        for environment in self._made.values():
+            environment.close()
+
+    def labels(self, task_id: str) -> dict[str, str]:
+        environment, own = self._find(task_id)
+        label = task_id.partition(":")[0]
+        return {ENVIRONMENT: label} | gate.labels(environment, own) | {ENVIRONMENT: label}
+
+    def _find(self, task_id: str) -> tuple[Environment, str]:
+        """A task's environment, and what it calls the task."""
+        label, colon, own = task_id.partition(":")
+        if not colon or label not in self._made:
+            allowed = ", ".join(f"{name}:TASK" for name in self._made)
+            raise ValueError(f"mixture task: got {shown(task_id)}; allowed: {allowed}.")
+        return self._made[label], own
+
+    def _running(self) -> Environment:
+        if self._playing is None:
+            raise ValueError("mixture: reset() must come before step() and score().")
+        return self._playing
+
+
+class DemonstratingMixture(Mixture):
+    """A mixture of environments that all have demonstrations."""
+
+    def demonstrations(self, split: str, **options: Any) -> Sequence[Demonstration]:
+        """All environments' demonstrations, evenly interleaved.
+
+        Args:
+          options: by label, those of an environment's own `demonstrations`.
+        """
+        if unknown := [label for label in options if label not in self._made]:
+            raise ValueError(
+                f"mixture demonstrations: got options for {unknown[0]!r}; allowed:"
+                f" {', '.join(self._made)}, each with a dict of options."
+            )
+        found = [
+            made.demonstrations(split, **options.get(label, {}))
+            for label, made in self._made.items()
+            if isinstance(made, Demonstrator)
+        ]
+        return _Interleaved(found)
+
+    def vocabulary(self) -> Sequence[str]:
+        """All environments' words."""
+        makers = [made for made in self._made.values() if isinstance(made, Demonstrator)]
+        return tuple(dict.fromkeys(word for made in makers for word in made.vocabulary()))
+
+
+class _Interleaved(Sequence[Demonstration]):
+    def __init__(self, parts: Sequence[Sequence[Demonstration]]):
+        sizes = [len(part) for part in parts]
+        self._parts, self._order = parts, _interleaved(sizes, sizes)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: int) -> Demonstration:
+        part, own = self._order[index]
+        return self._parts[part][own]
+
+
+def make_mixture(environments: Sequence[Mapping[str, Any]]) -> Mixture:
+    """A mixture, which has demonstrations where all of its environments have them.
+
+    Args:
+      environments: at least one; each a dict with the fields of `Part`.
+
+    Raises:
+      ValueError: one of them cannot be made, or two have one label.
+    """
+    parts = read_parts(environments)
+    made = {label: envs.make(part.name, **part.options) for label, part in parts.items()}
+    shown_how = all(isinstance(each, Demonstrator) for each in made.values())
+    return (DemonstratingMixture if shown_how else Mixture)(parts, made)
+
+
+def _interleaved(sizes: Sequence[int], weights: Sequence[float]) -> list[tuple[int, int]]:
+    """Pairs of a part and an index in it: any first few hold the parts in proportion to weights."""
+    every = itertools.chain.from_iterable(
+        (((index + 0.5) / weight, part, index) for index in range(size))
+        for part, (size, weight) in enumerate(zip(sizes, weights, strict=True))
+        if size
+    )
+    return [(part, index) for _, part, index in sorted(every)]
+
+
+def read_parts(environments: Any) -> dict[str, Part]:
+    """The environments by label; ValueError: see `make_mixture`."""
+    where = "env.options.environments"
+    if not isinstance(environments, list | tuple) or not environments:
+        allowed = 'a list of dicts, such as [{"name": "order_desk", "weight": 2.0}]'
+        raise ValueError(f"{where}: got {shown(environments)}; allowed: {allowed}.")
+    parts: dict[str, Part] = {}
+    for number, each in enumerate(environments):
+        label, part = _read_part(each, f"{where}[{number}]")
+        if label in parts:
+            raise ValueError(
+                f"{where}[{number}].label: got {label!r}, which an earlier one has; allowed: a"
+                " label of its own."
+            )
+        parts[label] = part
+    return parts
+
+
+def _read_part(fields: Any, where: str) -> tuple[str, Part]:
+    """A part and its label."""
+    names = [each.name for each in dataclasses.fields(Part)]
+    if not isinstance(fields, Mapping) or "name" not in fields or not fields.keys() <= set(names):
+        raise ValueError(
+            f"{where}: got {shown(fields)}; allowed: a dict with name, and perhaps"
+            f" {', '.join(names[1:])}."
+        )
+    part = Part(**fields)
+    if not isinstance(part.name, str):
+        raise ValueError(f"{where}.name: got {shown(part.name)}; allowed: a text.")
+    if not isinstance(part.options, Mapping):
+        raise ValueError(f"{where}.options: got {shown(part.options)}; allowed: a dict.")
+    number = isinstance(part.weight, int | float) and not isinstance(part.weight, bool)
+    if not number or not 0 < part.weight < math.inf:
+        raise ValueError(f"{where}.weight: got {shown(part.weight)}; allowed: a number > 0.")
+    label = part.name.rpartition(":")[2] if part.label is None else part.label
+    if not is_name(label):
+        raise ValueError(f"{where}.label: got {shown(label)}; allowed: {NAMES}.")
+    return label, part
