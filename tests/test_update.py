@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from seeupo_jax import update
 from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.parallel.mesh import make_mesh
@@ -230,6 +231,52 @@ def test_a_process_reward_model_starts_as_the_policy_and_credits_no_turn_yet(
         own = reward[(group == group[i]) & LEARNED]
         wanted[i] = (reward[i] - own.mean()) / (own.std(ddof=1) + 1e-6)
     np.testing.assert_allclose(np.array(done["advantages"], float), wanted, rtol=1e-5)
+
+
+REWARDS = [{"env": 0.1 * i**2, "late": float(i % 3)} for i in range(8)]
+LATE = "rewards=[{'name': 'late', 'weight': 0.5}]"
+
+
+@pytest.fixture
+def with_rewards(tmp_path):
+    """`cases.ragged` with rewards by name."""
+    pairs = zip(cases.ragged(), REWARDS, strict=True)
+    lines = [json.dumps(files.to_line(t) | {"rewards": named}) for t, named in pairs]
+    file = tmp_path / "with_rewards.jsonl"
+    file.write_text("\n".join(lines))
+    return file
+
+
+@pytest.mark.parametrize("recipe", ["gdpo", "dvao"])
+def test_named_rewards_weigh_what_the_configuration_says(model, with_rewards, tmp_path, recipe):
+    _, done = run(model, with_rewards, tmp_path, f"recipe={recipe}", LATE)
+    pairs = zip(cases.ragged(), REWARDS, strict=True)
+    named = [dataclasses.replace(t, rewards=own) for t, own in pairs]
+    made = cases.learner(reward_weights={"late": 0.5}, **RECIPES[recipe])
+    wanted = cases.twin_sweep(made, named, []).advantage_N
+    advantage_N = np.array(done["advantages"], float)
+    np.testing.assert_allclose(advantage_N[LEARNED], wanted[LEARNED], rtol=1e-5, atol=1e-6)
+    shares = [done["metrics"][f"sweep/reward_share/{name}"] for name in ("env", "late")]
+    assert min(shares) > 0 and sum(shares) == pytest.approx(1)
+
+
+def test_weights_make_the_reward_of_estimators_that_read_one(model, with_rewards, stored):
+    logged = []
+
+    def rewards_of(file, *choices):
+        config = config_of(model, *choices)
+        return [t.reward for t in stored_update.prepare(config, str(file), logged.append)[1]]
+
+    as_it_stands = [t.reward for t in cases.ragged()]
+    assert rewards_of(with_rewards) == as_it_stands
+    assert rewards_of(with_rewards, LATE) == [r["env"] + 0.5 * r["late"] for r in REWARDS]
+    assert not [sentence for sentence in logged if "config.rewards" in sentence]
+    assert rewards_of(stored, LATE) == as_it_stands
+    assert "config.rewards does not count: no trajectory has `rewards`." in logged
+    other = LATE.replace("late", "early")
+    said = r"config.rewards\[0\].name: got early, which no trajectory has; allowed: env, late\."
+    with pytest.raises(ValueError, match=said):
+        rewards_of(with_rewards, other)
 
 
 def test_what_differs_between_turns_is_told_of_the_turns_of_a_step():

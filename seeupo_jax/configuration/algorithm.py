@@ -151,6 +151,11 @@ class Algorithm(LossOptions):
         return bounded and find_entry("advantage", self.advantage).adapts_clip
 
     @property
+    def by_name(self) -> bool:
+        """Whether each named reward is read by itself, instead of their weighted sum."""
+        return "rewards_NQ" in find_entry("advantage", self.advantage).needs
+
+    @property
     def merges(self) -> bool:
         """Whether an action may have several turns, which may lie in several segments."""
         return self.turns_per_update != 1

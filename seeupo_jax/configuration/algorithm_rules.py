@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
 from seeupo_jax.configuration.entry_points import entries_with, find_entry
+from seeupo_jax.configuration.reward import Reward
 
 
 def check_choices(algorithm: Algorithm, *, max_turns: int, ahead: bool = False) -> None:
@@ -58,7 +59,7 @@ class _Rule(NamedTuple):
 def _takes_penalty(estimator: Any) -> bool:
     """Whether kl_in=reward reaches all the rewards that it reads."""
     rewards = {name for name in estimator.needs if name.startswith("reward")}
-    return bool(rewards) and "reward_NK" not in rewards
+    return bool(rewards) and rewards <= {"reward_N", "reward_NL"}
 
 
 def _reads_rewards(estimator: Any) -> bool:
@@ -92,7 +93,7 @@ _RULES = (
         "scale",
         "advantage",
         lambda estimator: not estimator.reads("scale"),
-        "batch or none with {}, which divide by no group's deviation",
+        "batch or none with {}, which have no such choice",
         lambda own, estimator: own.scale != "group" or estimator.reads("scale"),
     ),
     _Rule(
@@ -205,6 +206,22 @@ def _check_overlong(algorithm: Algorithm) -> None:
             f"config.algorithm.overlong_buffer: got {buffer} with overlong_length={length};"
             f" allowed: {allowed}."
         )
+
+
+def check_weights(algorithm: Algorithm, rewards: Sequence[Reward]) -> None:
+    """Checks that the weights of `config.rewards` are such as the estimator has a meaning for.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    if find_entry("advantage", algorithm.advantage).signed_weights:
+        return
+    for number, reward in enumerate(rewards):
+        if reward.weight < 0:
+            raise ValueError(
+                f"config.rewards[{number}].weight: got {reward.weight:g} of {reward.label} with"
+                f" advantage={algorithm.advantage}; allowed: a number >= 0."
+            )
 
 
 def _check_order(algorithm: Algorithm, turns: int) -> None:

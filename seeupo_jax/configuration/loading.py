@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.configuration.agent_schema import check_agent
-from seeupo_jax.configuration.algorithm_rules import check_ahead, check_choices
+from seeupo_jax.configuration.algorithm_rules import check_ahead, check_choices, check_weights
 from seeupo_jax.configuration.config_file import read_values
 from seeupo_jax.configuration.fields import assign, build, parse
 from seeupo_jax.configuration.reward import check_rewards
@@ -80,6 +80,7 @@ def _check_together(config: Config) -> None:
     algorithm, rollout, model = config.algorithm, config.rollout, config.model
     check_choices(algorithm, max_turns=rollout.max_turns, ahead=bool(config.rollout_ahead))
     check_rewards(config.rewards)
+    check_weights(algorithm, config.rewards)
     check_agent(config.agent)
     if rollout.max_action_tokens >= rollout.max_context:
         raise ValueError(

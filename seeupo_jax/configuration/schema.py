@@ -19,7 +19,7 @@ from seeupo_jax.configuration.fields import above, at_least, build, checked, cho
 from seeupo_jax.configuration.model_schema import Chat, Lora, Mesh, Model, Offload
 from seeupo_jax.configuration.optimizer_schema import Optimizer
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.configuration.reward import Reward
+from seeupo_jax.configuration.reward import Reward, reward_weights
 from seeupo_jax.configuration.user_code import describe, import_attribute, shown
 
 
@@ -253,6 +253,11 @@ class Config:
         elif self._made_of != self.recipe:
             _check_agrees(self.recipe, recipe, self.algorithm, self._made_of)
         object.__setattr__(self, "_made_of", self.recipe)
+
+    @property
+    def compared_weights(self) -> dict[str, float] | None:
+        """What named rewards weigh that are compared each by itself; None: their sum is."""
+        return reward_weights(self.rewards) if self.algorithm.by_name else None
 
 
 def recipe_fields(recipe: str) -> dict[str, Any]:

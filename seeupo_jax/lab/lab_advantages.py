@@ -39,7 +39,7 @@ class Credit(NamedTuple):
 def sampled_credit(
     algorithm: Algorithm, batch: Batch, value_NK: jax.Array, *, group_size: int
 ) -> Credit:
-    """The advantages by `algorithm.advantage`; the reward comes with the last turn.
+    """The advantages by `algorithm.advantage`; the one reward comes with the last turn.
 
     Args:
       value_NK: the critic's value of each context; 0 without a critic.
@@ -53,6 +53,8 @@ def sampled_credit(
         "reward_N": batch.reward_N,
         "group_N": jnp.arange(shape_N[0]) // group_size,
         "valid_N": jnp.ones(shape_N, bool),
+        "rewards_NQ": batch.reward_N[:, None],
+        "reward_weight_Q": jnp.ones(1),
         "reward_NK": reward_NK,
         "gain_NK": reward_NK.at[:, -1].set(jnp.nan),
         "state_NK": batch.context_NK,
@@ -62,11 +64,11 @@ def sampled_credit(
         "mask_NL": jnp.ones(shape_NK, bool),
         "value_NL": value_NK,
     }
-    advantage, returns, clip_scale = estimator.credit(arrays, choices)
+    found = estimator.credit(arrays, choices)
     if estimator.level == "trajectory":
-        return _same_in_all_turns(advantage, batch)
-    returns = jnp.zeros_like(advantage) if returns is None else returns
-    return Credit(advantage, returns, clip_scale if algorithm.adapts_clip else None)
+        return _same_in_all_turns(found.advantage, batch)
+    returns = jnp.zeros_like(found.advantage) if found.returns is None else found.returns
+    return Credit(found.advantage, returns, found.clip_scale if algorithm.adapts_clip else None)
 
 
 def expected_credit(algorithm: Algorithm, batch: Batch) -> Credit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ class Learner:
     truncated: whether actions are drawn from less than the policy's whole softmax; see `Rows.of`.
     entropy: whether the pass that begins a sweep also finds the entropy of every action token.
     ema: decay of the average of the parameters in the state; None: it has none.
+    reward_weights: what named rewards weigh; one that is not among them weighs 1.
     frozen: parameters that no step changes: all but the adapters, where there are any, and frozen
       groups.
     layout: shardings of the TrainState, and `replicated` one of small arrays. Every program returns
@@ -61,6 +62,7 @@ class Learner:
     scorer_optimizer: optax.GradientTransformation | None = None
     schedule: Schedule | None = None
     ema: float | None = None
+    reward_weights: Mapping[str, float] = field(default_factory=dict)
     frozen: Any = field(default_factory=dict)
     layout: TrainState | None = None
     replicated: jax.sharding.Sharding | None = None

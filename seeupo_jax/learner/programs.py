@@ -17,6 +17,7 @@ from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.learner.step.turn_step import StepResult
 from seeupo_jax.parallel.compiling import compile_all
+from seeupo_jax.trajectories.rewards_by_name import OWN_REWARD
 from seeupo_jax.types import TrainState
 
 
@@ -86,7 +87,8 @@ def compile_programs(
 
     Returns: the state, which was donated and comes back bit for bit.
     """
-    compile_credit(learner.algorithm, learner.shapes, trajectories)
+    names = [OWN_REWARD, *learner.reward_weights]
+    compile_credit(learner.algorithm, learner.shapes, trajectories, names)
     between()
 
     programs = [*sweep_programs(learner, trajectories)]

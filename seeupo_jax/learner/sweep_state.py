@@ -18,7 +18,7 @@ from seeupo_jax.learner.batching import (
     lay_out,
     turn_batch,
 )
-from seeupo_jax.learner.credit.advantages import assign_credit
+from seeupo_jax.learner.credit.advantages import credit_tokens
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.turn_scores import scorer_loss
 from seeupo_jax.learner.learner import Learner
@@ -193,9 +193,12 @@ def begin_sweep(
         train, told = _train_scorer(learner, train, rows, trajectories, layout, per_token | scores)
         metrics |= told
     per_token |= derived_per_token(learner, rows, initial)
-    per_token |= assign_credit(
-        learner.algorithm, learner.shapes, rows, trajectories, per_token | scores
-    )
+    algorithm, weights = learner.algorithm, learner.reward_weights
+    known = per_token | scores
+    arrays = CreditArrays(algorithm, learner.shapes, rows, trajectories, known, weights)
+    credit, shares = credit_tokens(algorithm, arrays)
+    per_token |= credit
+    metrics |= shares
     if train.critic is not None:
         metrics["sweep/explained_variance"] = _explained_variance(rows, per_token)
     data = SweepData(rows, count_valid(learner, trajectories), initial, metrics)

@@ -236,6 +236,8 @@ def reward_lines(config: Config) -> list[str]:
             made_by = f"{reward.function}, {limits}"
         others.append(f"{reward.weight:g} x {reward.label}: {made_by}")
     paid = f"{own:g} x {OWN_REWARD}: what the environment pays"
+    if config.rewards and config.algorithm.by_name:
+        others.append(f"advantage={config.algorithm.advantage} compares each of them by itself")
     return [paid, *others] if config.rewards else []
 
 

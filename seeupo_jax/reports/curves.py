@@ -17,7 +17,7 @@ from seeupo_jax.reports.run_data import Recorded, natural
 from seeupo_jax.reports.sections import Measures, Section, metric, of_run, overlay
 
 _SUCCESS = "rollout/success_rate"
-_NAMED = "rollout/reward/"
+_ALL = (0.0, 1.0)  # of a share
 _WINDOW = 5  # the first and the last fifth of the iterations are compared
 
 
@@ -28,12 +28,14 @@ def curves_section(runs: Sequence[Recorded]) -> Section:
     passed = {name: _evaluated(name) for name in names if " pass@" in name}
     success: Measures = {"training rollouts": _rollouts, **average}
     rewards: Measures = {"reward": metric("rollout/reward_mean")}
-    named = list(dict.fromkeys(name for run in runs for name, _ in run.keyed(_NAMED)))
-    by_name: Measures = {name: metric(_NAMED + name) for name in named}
-    several_rewards = {
-        "Rewards by name": overlay("Rewards by name", runs, by_name, y="mean reward, unweighted")
-    }
-    unit = {"y": "success rate", "domain": (0.0, 1.0)}
+    named: dict[str, list[Chart | None]] = {}
+    for title, prefix, axis in (
+        ("Rewards by name", "rollout/reward/", {"y": "mean reward, unweighted"}),
+        ("Share of the gradient by reward", "sweep/reward_share/", {"y": "share", "domain": _ALL}),
+    ):
+        if measures := _by_name(runs, prefix):
+            named[title] = overlay(title, runs, measures, **axis)
+    unit = {"y": "success rate", "domain": _ALL}
     several = "At least one of k episodes succeeds"
     return Section(
         "curves",
@@ -44,9 +46,15 @@ def curves_section(runs: Sequence[Recorded]) -> Section:
             "Success": overlay("Success", runs, success, **unit),
             several: overlay(several, runs, passed, **unit),
             "Reward": overlay("Reward of training rollouts", runs, rewards, y="mean reward"),
-            **(several_rewards if named else {}),
+            **named,
         },
     )
+
+
+def _by_name(runs: Sequence[Recorded], prefix: str) -> Measures:
+    """A metric of each named reward of any of the runs."""
+    names = dict.fromkeys(name for run in runs for name, _ in run.keyed(prefix))
+    return {name: metric(prefix + name) for name in names}
 
 
 def kinds_section(runs: Sequence[Recorded]) -> Section:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from seeupo_jax.configuration.reward import Reward
+from seeupo_jax.configuration.reward import Reward, reward_weights
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Pay
@@ -127,7 +127,7 @@ def make_scorer(rewards: Sequence[Reward]) -> Scorer:
     Raises:
       ValueError: as `load_functions`.
     """
-    return Scorer(load_functions(rewards), {each.label: each.weight for each in rewards})
+    return Scorer(load_functions(rewards), reward_weights(rewards))
 
 
 class _Seat:

@@ -10,10 +10,10 @@ import numpy as np
 
 from seeupo_jax.configuration.reward import Reward
 from seeupo_jax.envs.base import ENVIRONMENT
-from seeupo_jax.envs.gate import OWN_REWARD
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.collection import REWARD_FAILURE
 from seeupo_jax.rollout.resample import groups_of, has_signal
+from seeupo_jax.trajectories.rewards_by_name import named_rewards
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
 
 # Of `info`, of agents: why one came to nothing, its sampling parameters without effect, its calls
@@ -30,12 +30,14 @@ def rollout_metrics(
     labels: Mapping[str, Mapping[str, str]] | None = None,
     *,
     grouped: bool = True,
+    weights: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """What a collection says about the policy and about the sampler.
 
     Args:
       labels: by task; None: there are none.
       grouped: as for `learnable`.
+      weights: as for `has_signal`.
     """
     good = [t for t in collected.sampled if not t.failed]
     stops = [t.stop for t in collected.sampled]
@@ -43,7 +45,7 @@ def rollout_metrics(
     groups = groups_of(trajectories)
     trained = np.flatnonzero(learnable(trajectories, grouped=grouped))
     kept = {trajectories[i].group for i in trained}
-    idle = sum(not has_signal(group) for group in groups.values())
+    idle = sum(not has_signal(group, weights) for group in groups.values())
     mean = lambda values: float(np.mean(values)) if good else float("nan")  # noqa: E731
     counts = {f"rollout/stop_{name}": stops.count(name) for name in sorted(set(stops))}
     usage = {f"rollout/{name}": count for name, count in collected.usage.items()}
@@ -76,20 +78,11 @@ def rollout_metrics(
     }
 
 
-def named_rewards(trajectories: Sequence[Trajectory]) -> dict[str, np.ndarray]:
-    """Rewards by name, float64 [N], before their weights; empty where none has a name.
-
-    One that a trajectory was not given is 0 there.
-    """
-    names = dict.fromkeys(name for t in trajectories for name in t.rewards)
-    # Without names all of a reward is the environment's own.
-    given = [t.rewards if t.rewards else {OWN_REWARD: t.reward} for t in trajectories]
-    return {name: np.array([g.get(name, 0.0) for g in given], np.float64) for name in names}
-
-
 def _by_name(collected: Collected, good: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean of each named reward, how many episodes lack one for what cause, and the wait."""
-    means = {f"rollout/reward/{k}": float(v.mean()) for k, v in named_rewards(good).items()}
+    """Of each named reward; how many episodes lack one, for what cause; and the wait."""
+    named = named_rewards(good)
+    means = {f"rollout/reward/{name}": float(each_N.mean()) for name, each_N in named.items()}
+    means |= {f"rollout/reward_std/{name}": float(each_N.std()) for name, each_N in named.items()}
     causes = (t.info[REWARD_FAILURE] for t in collected.sampled if REWARD_FAILURE in t.info)
     failed = {f"rollout/reward_failed/{cause}": n for cause, n in sorted(Counter(causes).items())}
     if means or failed:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.trajectories.rewards_by_name import named_rewards
 from seeupo_jax.types import Trajectory, learnable
 
 _ITERATIONS = 2**24  # 128 rounds of so many stay below the numbers of `evaluate`
@@ -36,10 +37,18 @@ def groups_of(trajectories: Sequence[Trajectory]) -> dict[int, list[Trajectory]]
     return groups
 
 
-def has_signal(group: Sequence[Trajectory]) -> bool:
-    """Whether those of a group's rewards that an update learns from differ."""
-    kept = np.flatnonzero(learnable(group))
-    return len({group[i].reward for i in kept}) > 1
+def has_signal(group: Sequence[Trajectory], weights: Mapping[str, float] | None = None) -> bool:
+    """Whether those of a group's rewards that an update learns from differ.
+
+    Args:
+      weights: of named rewards, each of which is compared by itself, as of
+        `Config.compared_weights`; None: their sum is.
+    """
+    kept = [group[i] for i in np.flatnonzero(learnable(group))]
+    named = {} if weights is None else named_rewards(kept)
+    if not named:
+        return len({trajectory.reward for trajectory in kept}) > 1
+    return any(weights.get(name, 1.0) and np.ptp(each_N) > 0 for name, each_N in named.items())
 
 
 def resample(
@@ -48,6 +57,7 @@ def resample(
     others: Iterator[str],
     *,
     rounds: int,
+    weights: Mapping[str, float] | None = None,
 ) -> Collected:
     """Samples tasks, and in up to so many rounds more others for zero-advantage groups.
 
@@ -56,6 +66,7 @@ def resample(
 
     Args:
       sample: samples a group of each task, numbered from 0, given the round's number.
+      weights: as for `has_signal`.
 
     Returns: one group per task. The counts are those of all rounds.
     """
@@ -63,16 +74,16 @@ def resample(
     groups = groups_of(collected[0].trajectories)
     left_out: list[Trajectory] = []
     for number in range(1, rounds + 1):
-        idle = [place for place, group in groups.items() if not has_signal(group)]
+        idle = [place for place, group in groups.items() if not has_signal(group, weights)]
         if not idle:
             break
         collected.append(sample(number, [*itertools.islice(others, len(idle))]))
         fresh = groups_of(collected[-1].trajectories).values()
-        found = [group for group in fresh if has_signal(group)]
+        found = [group for group in fresh if has_signal(group, weights)]
         for place, group in zip(idle, found, strict=False):
             left_out += groups[place]
             groups[place] = [replace(trajectory, group=place) for trajectory in group]
-        left_out += [t for group in fresh if not has_signal(group) for t in group]
+        left_out += [t for group in fresh if not has_signal(group, weights) for t in group]
     return _together(collected, groups, left_out)
 
 

@@ -53,7 +53,8 @@ def try_estimator(name: str, estimator: Estimator, choices: Mapping[str, Any]) -
     needed = {key: arrays[key] for key in estimator.inputs(choices)}
 
     def credit(arrays: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(x for x in estimator.credit(arrays, choices) if x is not None)
+        found = estimator.credit(arrays, choices)._replace(part_NQ=None)  # for metrics alone
+        return tuple(x for x in found if x is not None)
 
     results = _tried(name, wanted, credit, needed)
     masks = {"advantages": mask, "returns": arrays["mask_NL"], "clip scales": arrays["mask_NK"]}
@@ -133,6 +134,8 @@ def _tiny_batch() -> dict[str, jax.Array]:
         "valid_N": valid_N,
         "reward_NK": reward_NK,
         "gain_NK": np.where(mask_NK & (turns < turns_N[:, None] - 1), reward_NK, np.nan),
+        "rewards_NQ": np.stack([reward_NK.sum(axis=1), turns_N * valid_N], axis=1),
+        "reward_weight_Q": np.array([1.0, 0.5]),
         "state_NK": np.where(turns < turns_N[:, None], turns, -1),
         "mask_NK": mask_NK,
         "implicit_NK": np.where(mask_NK, np.linspace(-0.2, 0.1, 12).reshape(4, 3), 0),

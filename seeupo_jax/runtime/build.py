@@ -13,6 +13,7 @@ from flax import nnx
 
 import seeupo_jax
 from seeupo_jax import envs
+from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import Environment
 from seeupo_jax.envs.pool import EnvPool
@@ -386,6 +387,7 @@ def build_learner(
         scorer_optimizer=scorer_optimizer(config, total_steps=total_steps(config)),
         schedule=Schedule(config.optimizer, config.iterations),
         ema=config.optimizer.ema,
+        reward_weights=reward_weights(config.rewards),
         frozen=policy.frozen,
         layout=jax.tree.map(lambda leaf: leaf.sharding, state),
         replicated=sharding(policy.mesh, ()),

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.schema import Config, Rollout
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
@@ -16,9 +17,11 @@ from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
 from seeupo_jax.parallel.mesh import make_mesh, row_shards
 from seeupo_jax.policy.files.weights import inspect
+from seeupo_jax.rewards.reward_functions import weighted_sum
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_learner
 from seeupo_jax.trajectories.json_lines import plain
+from seeupo_jax.trajectories.rewards_by_name import named_rewards
 from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
 
@@ -164,6 +167,7 @@ def prepare(
     arch = inspect(config.model.path)
     algorithm, grouped = config.algorithm, config.algorithm.grouped
     trajectories = read_trajectories(path, log=log, grouped=grouped)
+    trajectories = _weigh(config, trajectories, log)
     check_trajectories(
         trajectories,
         vocab_size=arch.vocab_size,
@@ -187,3 +191,30 @@ def prepare(
         why = "they failed, or all the others of their group did" if grouped else "they failed"
         log(f"{left_out} of {len(trajectories)} trajectories are left out: {why}.")
     return config, trajectories
+
+
+def _weigh(
+    config: Config, trajectories: list[Trajectory], log: Callable[[str], None]
+) -> list[Trajectory]:
+    """Trajectories whose `reward` is the sum of their named rewards by `config.rewards`, if given.
+
+    Raises:
+      ValueError: a weight of a name that no trajectory has.
+    """
+    names = [*named_rewards([t for t in trajectories if not t.failed])]
+    if not config.rewards:
+        return trajectories
+    if not names:
+        log("config.rewards does not count: no trajectory has `rewards`.")
+        return trajectories
+    for number, reward in enumerate(config.rewards):
+        if reward.label not in names:
+            raise ValueError(
+                f"config.rewards[{number}].name: got {reward.label}, which no trajectory has;"
+                f" allowed: {', '.join(names)}."
+            )
+    weights = reward_weights(config.rewards)
+    return [
+        replace(t, reward=weighted_sum(t.rewards, weights)) if t.rewards else t
+        for t in trajectories
+    ]

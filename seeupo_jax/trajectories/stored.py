@@ -7,7 +7,8 @@ A line has
   group   a whole number: trajectories of one group started from the same state;
   logp    optional, of each token: what the sampler recorded, 0 at context;
   stop    optional: done, max_turns, max_tokens, or env_error and timeout of one that failed;
-  turn_rewards  optional, a number a turn; without it all of `reward` came with the last turn.
+  turn_rewards  optional, a number a turn; without it all of `reward` came with the last turn;
+  rewards       optional, numbers by name: the same names in every line that did not fail.
 Where a context was rewritten, `tokens`, `turn` and `logp` are lists of lists, one a segment.
 """
 
@@ -21,11 +22,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from seeupo_jax.configuration.user_code import NAMES, is_name
 from seeupo_jax.trajectories.json_lines import read_object, short
 from seeupo_jax.types import CONTEXT, Segment, Trajectory, learnable
 
 REQUIRED = ("tokens", "turn", "reward", "group")
-OPTIONAL = ("logp", "stop", "turn_rewards")
+OPTIONAL = ("logp", "rewards", "stop", "turn_rewards")
 STOPS = ("done", "max_turns", "max_tokens", "env_error", "timeout")
 _INT32 = 2**31
 _LARGEST = 1e38  # about what float32 holds
@@ -124,6 +126,7 @@ def check_trajectories(
     """
     for trajectory in trajectories:
         rewards = {"reward": (trajectory.reward,), "turn_rewards": trajectory.turn_rewards}
+        rewards |= {f"rewards[{name}]": (number,) for name, number in trajectory.rewards.items()}
         for name, values in rewards.items():
             largest = max(values, key=abs, default=0.0)
             if abs(largest) > max_reward:
@@ -168,6 +171,7 @@ def _trajectory(values: Mapping[str, Any], where: str) -> Trajectory:
         values["group"],
         task_id=where,
         stop=stop,
+        rewards=_rewards(values.get("rewards", {}), where),
     )
     if "turn_rewards" not in values:
         return trajectory
@@ -189,6 +193,20 @@ def _check(name: str, value: Any, where: str) -> None:
     kind = _KINDS[name]
     if not kind.check(value):
         raise ValueError(f"{where}: {name}: got {short(value)}; allowed: {kind.allowed}.")
+
+
+def _rewards(value: Any, where: str) -> dict[str, float]:
+    """Numbers by name."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: rewards: got {short(value)}; allowed: numbers by name.")
+    for name, number in value.items():
+        if not is_name(name):
+            raise ValueError(f"{where}: rewards: got the name {short(name)}; allowed: {NAMES}.")
+        kind = _KINDS["reward"]
+        if not kind.check(number):
+            got = short(number)
+            raise ValueError(f"{where}: rewards[{name}]: got {got}; allowed: {kind.allowed}.")
+    return {name: float(number) for name, number in value.items()}
 
 
 def _lists(name: str, value: Any, where: str) -> list[np.ndarray]:
@@ -244,9 +262,23 @@ def _check_turns(turn: Sequence[np.ndarray], where: str) -> None:
         )
 
 
+def _check_names(trajectories: Sequence[Trajectory]) -> None:
+    """Lines that did not fail have the same names."""
+    names = {name for t in trajectories if not t.failed for name in t.rewards}
+    for trajectory in trajectories:
+        missing = sorted(names - trajectory.rewards.keys())
+        if missing and not trajectory.failed:
+            has = ", ".join(trajectory.rewards) or "none"
+            raise ValueError(
+                f"{trajectory.task_id}: rewards: got {short(has)} without {missing[0]}, which"
+                " another line has; allowed: the same names in every line that did not fail."
+            )
+
+
 def _check_together(trajectories: Sequence[Trajectory], path: str | Path, grouped: bool) -> None:
     if not trajectories:
         raise ValueError(f"{path}: got no line; allowed: a JSON object for each trajectory.")
+    _check_names(trajectories)
     learnable_N = learnable(trajectories, grouped=grouped)
     if not learnable_N.any() and not grouped:
         raise ValueError(f"{path}: got failed trajectories only; allowed: at least one other.")

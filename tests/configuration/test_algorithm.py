@@ -16,6 +16,9 @@ from seeupo_jax.configuration.loading import from_dict, load_config
         ("baseline", {"advantage": "gigpo", "baseline": "leave_one_out"}),
         ("baseline", {"baseline": "batch", "scale": "group"}),
         ("kl_in", {"advantage": "hgpo", "kl_in": "reward"}),
+        ("kl_in", {"advantage": "gdpo", "kl_in": "reward"}),
+        ("scale", {"advantage": "dvao", "scale": "group"}),
+        ("baseline", {"advantage": "gdpo", "baseline": "leave_one_out"}),
         ("clip_dual", {"objective": "cispo", "clip_dual": 3.0}),
         ("clip_dual", {"objective": "logp", "clip_dual": 3.0}),
         ("inner_epochs", {"objective": "logp", "inner_epochs": 2}),
@@ -43,6 +46,20 @@ def test_a_penalty_on_changes_needs_a_step_before_it_or_a_sampler_behind():
     assert from_dict({"recipe": "grpo", "algorithm": choices}).algorithm.covariance == "kl"
     one = {"recipe": "grpo", "algorithm": choices | {"inner_epochs": 1}}
     assert from_dict(one | {"rollout_ahead": 1}).algorithm.covariance == "kl"
+
+
+def test_rewards_weigh_at_least_0_where_their_deviations_are_added_up():
+    rewards = [{"name": "env", "weight": 0.0}, {"name": "late", "weight": -0.5}]
+    said = (
+        r"^config\.rewards\[1\]\.weight: got -0.5 of late with advantage=dvao; allowed: .* >= 0\.$"
+    )
+    with pytest.raises(ValueError, match=said):
+        from_dict({"recipe": "dvao", "rewards": rewards})
+    assert from_dict({"recipe": "gdpo", "rewards": rewards}).compared_weights == {
+        "env": 0.0,
+        "late": -0.5,
+    }
+    assert from_dict({"rewards": rewards}).compared_weights is None
 
 
 def test_what_has_ratios_may_be_sampled_ahead_and_stepped_on_twice():

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from seeupo_jax.configuration.entry_points import entry_names
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 
+ESTIMATORS = entry_names("advantage")
 OWN = """
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.objectives import Objective
@@ -97,7 +99,10 @@ def test_names_of_ones_own_stay_texts_and_are_what_they_declare():
         ),
         ({"advantage": "own_broken:X"}, "'own_broken:X' cannot be imported: ModuleNotFoundError"),
         ({"advantage": "own_failing:X"}, "'own_failing:X' cannot be imported: SystemExit: 3."),
-        ({"advantage": "grea"}, "advantage: got 'grea'; allowed: one of a2tgpo, "),
+        (
+            {"advantage": "grea"},
+            f"advantage: got 'grea'; allowed: one of {', '.join(ESTIMATORS)}, or",
+        ),
         ({"objective": "ppo"}, "got 'ppo'; allowed: one of cispo, clipped, logp, or module:attrib"),
     ],
 )

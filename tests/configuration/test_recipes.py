@@ -108,6 +108,21 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
         ),
         # env.history_length, hgpo.length_weight_alpha
         ("hgpo", {"advantage": "hgpo", "history": 2, "history_power": 1.0, "discount": 0.95}),
+        # actor.use_kl_loss=False of NVlabs/GDPO, and its verl's defaults
+        (
+            "gdpo",
+            {
+                "advantage": "gdpo",
+                "scale": "batch",
+                "advantage_clip": None,
+                "kl_coef": 0.0,
+                "loss_mean": "token",
+                "ratio": "token",
+                "clip_low": 0.2,
+                "clip_high": 0.2,
+            },
+        ),
+        ("dvao", {"advantage": "dvao", "scale": "none", "ratio": "token"}),
     ],
 )
 def test_the_backbones_are_what_their_papers_say(name, expected):

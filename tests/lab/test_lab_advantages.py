@@ -72,6 +72,14 @@ def test_turns_are_compared_with_those_from_the_same_context():
     np.testing.assert_allclose(advantage_NK[:4, 1], [-0.5, 0.5, -1.75, 1.75], rtol=1e-5)
 
 
+def test_the_one_reward_is_all_that_estimators_of_several_rewards_combine():
+    centred_N = (REWARD_N - REWARD_N.mean())[:, None] * np.ones(2)
+    dvao_NK = credit_of(Algorithm(**RECIPES["dvao"])).advantage_NK
+    np.testing.assert_allclose(dvao_NK, centred_N / REWARD_N.std(), rtol=1e-5)
+    gdpo_NK = credit_of(Algorithm(**RECIPES["gdpo"])).advantage_NK
+    np.testing.assert_allclose(gdpo_NK, centred_N / REWARD_N.std(ddof=1), rtol=1e-5)
+
+
 def test_a_critic_that_is_right_leaves_what_the_turn_itself_changed():
     # The uniform policy's values: 1.375 at the start, 0.5 and 2.25 after the first action.
     value_NK = jnp.stack([jnp.full(16, 1.375), jnp.array([0.5, 2.25])[ACTION_NK[:, 0]]], axis=1)

@@ -39,11 +39,14 @@ SILENT_CRITIC = {"critic": "model", "value_coef": 1e-12}
 KL_COV = {"covariance": "kl", "covariance_share": 0.2, "covariance_kl": 0.5}
 # All within the bounds, so that it does not matter which are drawn.
 CLIP_COV = {"covariance": "clip", "covariance_share": 1.0, "covariance_low": 0.05}
+REWARD_WEIGHTS = {"form": 0.4, "late": 2.0}  # of those that `batch` names
 CREDITS = {
     "a2tgpo": {"advantage": "a2tgpo", "scale": "group", "clip_adaptation": 0.9, "discount": 0.9},
     "gigpo": {"advantage": "gigpo", "step_coef": 0.7, "discount": 0.9},
     "hgpo": {"advantage": "hgpo", "scale": "group", "history_power": 1.5, "discount": 0.9},
     "returns": {"advantage": "returns", "discount": 0.9},
+    "gdpo": {"advantage": "gdpo"},
+    "dvao": {"advantage": "dvao"},
 }
 
 
@@ -51,7 +54,8 @@ CREDITS = {
 def batch(seed):
     """Eleven trajectories; beside those of `ragged` one that skips a turn and one left alone.
 
-    All name the states that their turns began from, every other one the rewards of its turns.
+    All name the states that their turns began from and some rewards, every other one the rewards of
+    its turns.
     """
     rng = np.random.default_rng(seed)
     part = functools.partial(cases.segment, rng)
@@ -67,10 +71,19 @@ def batch(seed):
 def _with_turns(index, trajectory, rng):
     names = [str(name) for name in rng.choice(["left", "right"], trajectory.turns)]
     rewards = tuple(float(reward) for reward in rng.normal(size=trajectory.turns))
-    named = dataclasses.replace(trajectory, info={"states": names})
+    named = dataclasses.replace(
+        trajectory, info={"states": names}, rewards=_rewards(index, trajectory)
+    )
     if index % 2:
         return named
     return dataclasses.replace(named, turn_rewards=rewards, reward=sum(rewards))
+
+
+def _rewards(index, trajectory):
+    """Of each name another deviation: `late` is equal in a group, every third has no `form`."""
+    rng = np.random.default_rng((7, index))
+    found = {"env": float(rng.normal()), "late": 0.1 + trajectory.group}
+    return found if index % 3 == 2 else found | {"form": float(5 * rng.random())}
 
 
 @functools.cache
@@ -81,7 +94,8 @@ def reference():
 
 def learner(name, **choices):
     optimizer = cases.recording(rate=RATE)
-    return cases.learner(shapes=SHAPES, optimizer=optimizer, **RECIPES[name] | choices)
+    fixed = {"shapes": SHAPES, "optimizer": optimizer, "reward_weights": REWARD_WEIGHTS}
+    return cases.learner(**fixed, **RECIPES[name] | choices)
 
 
 def assert_equal_to_the_twin(made, seed, order, **rest):
@@ -103,11 +117,12 @@ def test_a_recipes_sweep_is_the_twins(name):
 
 @pytest.mark.parametrize("advantage", sorted(CREDITS))
 @pytest.mark.parametrize("name", ["seeupo", "parallel"])
-def test_credit_per_turn_or_token_feeds_any_update(name, advantage):
+def test_any_credit_feeds_any_update(name, advantage):
     made = learner(name, **LOUD, **CREDITS[advantage])
     _, wanted = assert_equal_to_the_twin(made, 11, ORDERS.get(name, ALL))
     (first_L,) = wanted.credit[0]
-    assert len({*first_L}) > 2  # not one number a trajectory
+    single = find_entry("advantage", advantage).level == "trajectory"
+    assert (len({*first_L}) > 2) == (not single)  # and 0 at context
 
 
 @pytest.mark.parametrize(
@@ -160,7 +175,7 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     needs = find_entry("advantage", name).needs
     both = {"advantage": name, "scale": scale, "discount": 0.97, "advantage_clip": None}
     both |= {"step_coef": 0.7, "history": 1, "history_power": 1.5, "gae_lambda": 0.9}
-    penalised = "reward_NK" not in needs
+    penalised = not {"reward_NK", "rewards_NQ"} & set(needs)
     choices = {"kl_in": "reward" if penalised else "loss", "kl_coef": 0.1}
     choices["critic"] = "head" if "value_NL" in needs else "none"
     algorithm = Algorithm(**both, **choices)
@@ -169,7 +184,8 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     draw = lambda size: rng.normal(size=size).astype(np.float32)  # noqa: E731
     names = ("old_logp", "ref_logp", "value", "scorer_logp")
     per_token = {name: [draw(len(turn_L)) for turn_L in rows.turn] for name in names}
-    credit = assign_credit(algorithm, SHAPES, rows, trajectories, per_token)
+    weights = {"reward_weights": REWARD_WEIGHTS}
+    credit = assign_credit(algorithm, SHAPES, rows, trajectories, per_token, **weights)
 
     # One a segment, as rows are; without groups the last one left of its own is learned from too.
     spans = twin.step_pieces(trajectories, ALL[0], grouped=algorithm.grouped)
@@ -186,7 +202,7 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     ]
 
     def advantages(**other):
-        options = twin.Options([], **both | other)
+        options = twin.Options([], **both | weights | other)
         nested = token_advantages(trajectories, spans, penalty, options, values, odds)
         return [nested[span.trajectory][span.place] for span in spans]
 

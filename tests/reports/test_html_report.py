@@ -56,14 +56,19 @@ def test_a_runs_success_is_in_one_chart_and_several_runs_lie_over_each_other(run
 
 def test_rewards_by_name_have_a_chart_where_there_are_any(tmp_path):
     lines = [{"iteration": i, "rollout/reward/env": 0.5, "rollout/reward/short": i} for i in (1, 2)]
+    lines[1] |= {"sweep/reward_share/env": 0.25, "sweep/reward_share/short": 0.75}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (chart,) = curves_section(load_runs([tmp_path])).wanted["Rewards by name"]
+    wanted = curves_section(load_runs([tmp_path])).wanted
+    (shares,) = wanted["Share of the gradient by reward"]
+    assert [(r["series"], r["value"]) for r in values(shares)] == [("env", 0.25), ("short", 0.75)]
+    (chart,) = wanted["Rewards by name"]
     assert [(r["series"], r["value"]) for r in values(chart)] == [
         *(("env", 0.5), ("env", 0.5)),
         *(("short", 1), ("short", 2)),
     ]
     report_cases.write_run(tmp_path / "other", iterations=2)
-    assert "Rewards by name" not in curves_section(load_runs([tmp_path / "other"])).wanted
+    others = curves_section(load_runs([tmp_path / "other"])).wanted
+    assert not {"Rewards by name", "Share of the gradient by reward"} & others.keys()
 
 
 def test_intervals_of_rollouts_are_as_wide_as_those_of_as_many_coins_as_tasks(runs):

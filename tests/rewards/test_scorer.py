@@ -132,6 +132,9 @@ def test_metrics_are_means_whose_weighted_sum_is_the_reward():
     metrics = rollout_metrics(found)
     named = {k.rpartition("/")[2]: v for k, v in metrics.items() if "rollout/reward/" in k}
     assert named == {"env": 0.5, "form": 1.0, "length": 1.0}
+    each = {name: [t.rewards[name] for t in found.trajectories] for name in named}
+    for name, rewards in each.items():
+        assert metrics[f"rollout/reward_std/{name}"] == pytest.approx(np.std(rewards))
     np.testing.assert_allclose(metrics["rollout/reward_mean"], 0.5 + 0.1 + 0.5, rtol=1e-12)
     assert 0 <= metrics["time/reward_s"] <= found.wall_s and not undeclared(metrics)
 

@@ -73,6 +73,18 @@ def test_a_group_has_a_signal_if_rewards_of_those_that_count_differ(kind):
     assert has_signal(group) == (kind in "st")
 
 
+def test_rewards_that_are_compared_by_name_are_a_signal_where_one_that_weighs_differs():
+    group = [trajectory("e", 4, 1.0) for _ in range(3)]
+    named = [{"env": 1.0, "late": 0.0}, {"env": 0.0, "late": 1.0}, {"env": 1.0}]
+    group = [dataclasses.replace(t, rewards=own) for t, own in zip(group, named, strict=True)]
+    assert not has_signal(group)  # their sums are equal
+    assert has_signal(group, {}) and has_signal(group, {"env": 0.0})
+    assert not has_signal(group, {"env": 0.0, "late": 0.0})
+    assert not has_signal(group[:1], {})
+    unnamed = [dataclasses.replace(t, rewards={}, reward=i) for i, t in enumerate(group)]
+    assert has_signal(unnamed, {}) and not has_signal([unnamed[0]] * 2, {})
+
+
 def test_without_more_rounds_a_collection_is_what_was_sampled():
     sample, collected = played("e0 s0 f0", "", rounds=0)
     assert sample.asked == [(0, ["e0", "s0", "f0"])]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -76,12 +76,20 @@ def _kept_gradients() -> optax.GradientTransformation:
 
 
 def learner(
-    *, shapes: Shapes = SHAPES, optimizer: Any = None, temperature: float = 1.0, **choices: Any
+    *,
+    shapes: Shapes = SHAPES,
+    optimizer: Any = None,
+    temperature: float = 1.0,
+    reward_weights: Mapping[str, float] | None = None,
+    **choices: Any,
 ) -> Learner:
     """A learner with these choices of the algorithm; those with equal programs share them."""
     settings = recording() if optimizer is None else optimizer
     algorithm = schema.Algorithm(**choices)
-    made = Learner(policy()[0], settings, algorithm, shapes, temperature, seed=5)
+    weights = {} if reward_weights is None else reward_weights
+    made = Learner(
+        policy()[0], settings, algorithm, shapes, temperature, seed=5, reward_weights=weights
+    )
     first = _LEARNERS.setdefault((made.loss_config, made.critic, settings), made)
     shared = {"turn_step": first.turn_step, "refresh": first.refresh, "value": first.value}
     return with_programs(made, **shared)
@@ -269,6 +277,7 @@ def twin_sweep(
     """
     known = {field.name for field in dataclasses.fields(twin.Options)} - {"order"}
     choices = {name: value for name, value in vars(learner.algorithm).items() if name in known}
+    choices |= {"reward_weights": learner.reward_weights}
     choices |= {"learning_rate": RATE, "longest": learner.shapes.action} | rest
     options = twin.Options(order, temperature=learner.temperature, **choices)
     return twin.sweep(

@@ -373,6 +373,50 @@ def _at_their_index(values: Any, groups: Any, scaled: bool) -> list[list[float]]
     return result
 
 
+def named_rewards(trajectories: Sequence[Any]) -> dict[str, list[float]]:
+    """Each named reward of all trajectories, 0 where one lacks it; `env` where none has any."""
+    names = {name for t in trajectories for name in t.rewards}
+    if not names:
+        return {"env": [t.reward for t in trajectories]}
+    each = [dict(t.rewards) or {"env": t.reward} for t in trajectories]
+    return {name: [own.get(name, 0.0) for own in each] for name in names}
+
+
+def gdpo_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """GDPO: every reward over its group's deviation, then their weighted sum over the batch."""
+    groups, valid = [t.group for t in trajectories], np.array(learnable(trajectories))
+    total_N = np.zeros(len(trajectories))
+    for name, rewards in named_rewards(trajectories).items():
+        kept = {"baseline": "mean", "scale": "group", "clip": None}
+        own_N = group_relative_advantages(rewards, groups, valid, **kept)
+        total_N += options.reward_weights.get(name, 1.0) * own_N
+    return _of_trajectories(total_N, valid, tokens, options)
+
+
+def dvao_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """DVAO: the weighted sum of centred rewards over that of their population deviations."""
+    groups, valid = [t.group for t in trajectories], np.array(learnable(trajectories))
+    total_N = np.zeros(len(trajectories))
+    for i in np.flatnonzero(valid):
+        members = [j for j in np.flatnonzero(valid) if groups[j] == groups[i]]
+        above = below = 0.0
+        for name, rewards in named_rewards(trajectories).items():
+            weight, own = options.reward_weights.get(name, 1.0), np.array(rewards)[members]
+            above += weight * (rewards[i] - own.mean())
+            below += weight * (np.std(own) if np.ptp(own) else 0.0)
+        total_N[i] = above / below if below > 1e-6 else 0.0
+    return _of_trajectories(total_N, valid, tokens, options)
+
+
+def _of_trajectories(
+    advantage_N: np.ndarray, valid: np.ndarray, tokens: Any, options: Any
+) -> list[np.ndarray]:
+    """The advantage of each token [J], of which trajectories have one; scaled as one batch."""
+    scaled_N = np.zeros(len(advantage_N))
+    scaled_N[valid] = _scaled([advantage_N[valid]], options)[0]
+    return [np.full(len(own), scaled_N[i]) for i, own in enumerate(tokens)]
+
+
 ESTIMATORS = {
     "a2tgpo": gain_credit,
     "istar": istar_credit,
@@ -381,6 +425,8 @@ ESTIMATORS = {
     "gae": gae_credit,
     "gigpo": turn_credit,
     "hgpo": turn_credit,
+    "gdpo": gdpo_credit,
+    "dvao": dvao_credit,
 }
 
 

@@ -36,6 +36,7 @@ class Trajectory:
     turn_rewards: Sequence[float] = ()  # of each turn; empty: `reward` is the last turn's
     # "states": the one that each turn began from; needed by gigpo and hgpo
     info: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rewards: Mapping[str, float] = field(default_factory=dict)  # by name; needed by gdpo and dvao
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Options:
     implicit_coef: float = 0.05
     success_above: float = 0.0
     pair_score: str = "mean"
+    reward_weights: Mapping[str, float] = field(default_factory=dict)  # a name without one: 1
     objective: str = "clipped"
     ratio: str = "geometric"
     old_policy: str = "iteration"

@@ -121,6 +121,15 @@ WRONG = {
     "no list": (LINE | {"turn_rewards": 0.5}, "turn_rewards: got 0.5; allowed: a list of a num"),
     "not finite": (LINE | {"turn_rewards": [0, np.inf]}, "turn_rewards: got inf; .* finite num"),
     "stop": (LINE | {"stop": "crashed"}, "stop: got crashed; allowed: done, max_turns, max_tok"),
+    "rewards": (LINE | {"rewards": [1.0]}, r"rewards: got \[1.0\]; allowed: numbers by name"),
+    "reward name": (
+        LINE | {"rewards": {"a b": 1.0}},
+        "rewards: got the name a b; allowed: 1 to 64",
+    ),
+    "reward nan": (
+        LINE | {"rewards": {"late": float("nan")}},
+        r"rewards\[late\]: got nan; allowed: a finite number",
+    ),
     "stops": (LINE | {"stop": ["done"]}, r"stop: got \['done'\]; allowed: done"),
 }
 
@@ -149,6 +158,17 @@ def test_a_file_that_teaches_nothing_is_named(tmp_path, lines, said):
         read(tmp_path, *lines)
 
 
+def test_lines_that_did_not_fail_have_the_same_rewards(tmp_path):
+    both, one = {"env": 1, "late": 0.5}, {"env": 0.25}
+    failed = LINE | {"stop": "timeout"}
+    found = read(tmp_path, LINE | {"rewards": both}, LINE | {"rewards": both}, failed)
+    assert [t.rewards for t in found] == [both, both, {}]
+    for own, got in ((one, "env"), ({}, "none")):
+        said = f"file.jsonl:2: rewards: got {got} without (late|env), which another line has; allo"
+        with pytest.raises(ValueError, match=said):
+            read(tmp_path, LINE | {"rewards": both}, LINE | {"rewards": own})
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="--trajectories: got .* [(]No such file .*; allowed: a"):
         read_trajectories(tmp_path / "file.jsonl")
@@ -164,12 +184,15 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
             r"reward: got 0.5; allowed: .* at most 0.4 \(config.env.max_reward\)",
         ),
         ({"max_reward": 0.8}, "turn_rewards: got -0.9; allowed: .* at most 0.8"),
+        ({"max_reward": 0.95}, r"rewards\[late\]: got 7; allowed: .* at most 0.95"),
         ({"recorded": True}, "logp: got none; allowed: .* which config.algorithm.tis_clip reads"),
     ],
 )
 def test_what_does_not_go_with_the_model_is_named(tmp_path, limits, said):
     whole = {"tokens": [1] * 4, "turn": [-1, 0, 0, 0], "logp": LOGP[:4], "reward": -0.4}
-    trajectories = read(tmp_path, LINE | whole, LINE | {"turn_rewards": [0.7, -0.9]})
+    turns = {"turn_rewards": [0.7, -0.9]}
+    named = [{"rewards": {"late": reward}} for reward in (0.5, 7)]
+    trajectories = read(tmp_path, LINE | whole | named[0], LINE | turns | named[1])
     fitting = {"vocab_size": 10, "max_positions": 5}
     check_trajectories(trajectories, **fitting)
     with pytest.raises(ValueError, match=f"file.jsonl:2: {said}"):

@@ -29,6 +29,8 @@ ARRAYS = {
     "state_NK": "int32, equal for turns that began from one state; negative: no such turn",
     "mask_NK": "bool, whether there is such a turn",
     "implicit_NK": "float32, of each turn: `implicit_coef` x log(scorer / old) of its tokens",
+    "rewards_NQ": "float32, of the trajectory, each named reward before its weight",
+    "reward_weight_Q": "float32, the weight of each named reward",
     "reward_NL": "float32, of each turn at its last token",
     "turn_NL": "int32, the token's turn; -1 outside the mask",
     "mask_NL": "bool, whether there is such a token",
@@ -44,11 +46,14 @@ class Credit(NamedTuple):
     advantage: in the shape of the estimator's level.
     returns: with a critic, what its values are to be, [N, L].
     clip_scale: what each turn's clip range is multiplied by, [N, K]; None: by nothing.
+    part_NQ: what each named reward adds to a trajectory's advantage, before that is standardised
+      over the batch; None: unknown.
     """
 
     advantage: jax.Array
     returns: jax.Array | None = None
     clip_scale: jax.Array | None = None
+    part_NQ: jax.Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +70,7 @@ class Estimator:
       field's bounds. A function without the field `scale` is not to scale: with scale=batch its
       advantages are standardised over the batch.
     adapts_clip: whether it returns a `Credit` with a clip scale.
+    signed_weights: whether a named reward may weigh less than 0.
     """
 
     function: Callable[..., Any]
@@ -72,6 +78,7 @@ class Estimator:
     needs: tuple[str, ...]
     options: Mapping[str, str] = field(default_factory=dict)
     adapts_clip: bool = False
+    signed_weights: bool = True
 
     def __post_init__(self) -> None:
         if not callable(self.function):

@@ -13,6 +13,8 @@ from seeupo_jax.configuration.recipes.outcome_recipes import (
     cispo,
     dapo,
     dr_grpo,
+    dvao,
+    gdpo,
     grpo,
     gspo,
     ppo,
@@ -53,6 +55,8 @@ _TABLE: tuple[Callable[[], Choices], ...] = (
     hgpo,
     istar,
     a2tgpo,
+    gdpo,
+    dvao,
 )
 
 # Recipe -> the fields of `config.algorithm` that it sets.

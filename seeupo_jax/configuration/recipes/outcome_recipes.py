@@ -113,3 +113,34 @@ def cispo() -> Choices:
         "clip_high": 4.0,
         "kl_coef": 0.0,
     }
+
+
+def gdpo() -> Choices:
+    """GRPO's objective, mean over all tokens, with every named reward normalised by itself; no KL.
+
+    A_i = Σ_q w_q (r_iq - the group's mean) / (the group's standard deviation + 1e-6), standardised
+    over the batch. Weights: config.rewards; without named rewards the one reward is the only one.
+    GDPO, arXiv:2601.05242, Eq. 4 to 6; `normalize_then_sum` in TRL. Numbers as its authors train
+    tool calls: NVlabs/GDPO, verl-GDPO/train_gdpo.sh. Their learning rate is 1e-6, with groups of 4
+    and 4 minibatches of an iteration's 512 tasks.
+    """
+    return one_action() | {
+        "advantage": "gdpo",
+        "scale": "batch",
+        "advantage_clip": None,
+        "ratio": "token",
+        "loss_mean": "token",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_coef": 0.0,
+    }
+
+
+def dvao() -> Choices:
+    """GRPO's objective with A_i = Σ_q b_q (r_iq - the group's mean) / Σ_q b_q σ_q of the group.
+
+    Weights b >= 0: config.rewards; without named rewards the one reward is the only one. DVAO,
+    arXiv:2605.25604, which replaces GRPO's advantage and nothing else; its clip range and KL
+    coefficient are the configuration's.
+    """
+    return grpo() | {"advantage": "dvao", "scale": "none"}

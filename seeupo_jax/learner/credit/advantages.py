@@ -10,6 +10,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
+from seeupo_jax.learner.credit.reward_shares import reward_shares
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
 from seeupo_jax.learner.credit.turn_scores import scorer_loss
 from seeupo_jax.types import CONTEXT, Segment, Trajectory
@@ -21,17 +22,26 @@ def assign_credit(
     rows: Rows,
     trajectories: Sequence[Trajectory],
     per_token: Mapping[str, Ragged],
+    reward_weights: Mapping[str, float] | None = None,
 ) -> dict[str, Ragged]:
     """The advantage of every token, by `algorithm.advantage`; its value at context says nothing.
 
     Args:
       per_token: `old_logp` and `ref_logp`, with a critic `value`, and with a scorer `scorer_logp`.
+      reward_weights: what named rewards weigh; one that is not among them weighs 1.
 
     Returns: `advantage`; with a critic `returns`, what the value is to be; and `clip_scale` of the
       token's turn, where the estimator adapts a clip range that there is.
     """
+    batch = CreditArrays(algorithm, shapes, rows, trajectories, per_token, reward_weights)
+    return credit_tokens(algorithm, batch)[0]
+
+
+def credit_tokens(
+    algorithm: Algorithm, batch: CreditArrays
+) -> tuple[dict[str, Ragged], dict[str, float]]:
+    """As `assign_credit`; and each named reward's share of the gradient, by metrics' names."""
     estimator, choices = find_entry("advantage", algorithm.advantage), vars(algorithm)
-    batch = CreditArrays(algorithm, shapes, rows, trajectories, per_token)
     arrays = {name: getattr(batch, name) for name in estimator.inputs(choices)}
     found = estimator.credit(arrays, choices)
     credit = {"advantage": _OF_TOKENS[estimator.level](batch, np.asarray(found.advantage))}
@@ -39,17 +49,23 @@ def assign_credit(
         credit["returns"] = batch.time.unpad(found.returns)
     if algorithm.adapts_clip:
         credit["clip_scale"] = _from_turns(batch, np.asarray(found.clip_scale))
-    return credit
+    return credit, reward_shares(batch, found.part_NQ, grouped=algorithm.grouped)
 
 
-def compile_credit(algorithm: Algorithm, shapes: Shapes, trajectories: int) -> None:
-    """Compiles what crediting so many trajectories runs, by crediting as many of one token."""
+def compile_credit(
+    algorithm: Algorithm, shapes: Shapes, trajectories: int, names: Sequence[str] = ()
+) -> None:
+    """Compiles what crediting so many trajectories runs, by crediting as many of one token.
+
+    Args:
+      names: of rewards that trajectories will have.
+    """
     zeros_L = np.zeros(2, np.float32)
     segment = Segment(np.zeros(2, np.int32), np.array([CONTEXT, 0], np.int32), zeros_L)
-    alike = [Trajectory((segment,), 0.0, 0)] * trajectories
+    alike = [Trajectory((segment,), 0.0, 0, rewards=dict.fromkeys(names, 0.0))] * trajectories
     rows = Rows.of(alike, grouped=algorithm.grouped)
-    names = ("old_logp", "ref_logp", "value", "scorer_logp")
-    per_token = {name: [zeros_L] * len(rows.tokens) for name in names}
+    known = ("old_logp", "ref_logp", "value", "scorer_logp")
+    per_token = {name: [zeros_L] * len(rows.tokens) for name in known}
     if algorithm.scorer is not None:
         arrays = CreditArrays(algorithm, shapes, rows, alike, per_token)
         scorer_loss(algorithm, arrays, rows, alike)

@@ -10,8 +10,11 @@ import numpy as np
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.credit.sampled_tokens import Ragged, SampledTokens
+from seeupo_jax.trajectories.rewards_by_name import named_rewards
 from seeupo_jax.trajectories.states import turn_states
 from seeupo_jax.types import CONTEXT, Trajectory, learnable, rewards_of
+
+_REWARDS = 4  # named rewards are padded to a multiple of it: one program, whatever names there are
 
 
 class CreditArrays:
@@ -24,9 +27,11 @@ class CreditArrays:
         rows: Rows,
         trajectories: Sequence[Trajectory],
         per_token: Mapping[str, Ragged],
+        reward_weights: Mapping[str, float] | None = None,
     ):
         self.rows = rows
         self._trajectories, self._per_token, self._shapes = trajectories, per_token, shapes
+        self._weights = {} if reward_weights is None else reward_weights
         self._kl_coef = algorithm.kl_coef if algorithm.kl_in == "reward" else None
         self._implicit_coef = algorithm.implicit_coef
         self.group_N = np.array([t.group for t in trajectories], np.int32)
@@ -40,6 +45,23 @@ class CreditArrays:
             for owner, turn_L, kl_L in rows:
                 reward_N[owner] -= self._kl_coef * kl_L[turn_L >= 0].sum()
         return np.where(self.valid_N, reward_N, np.float32(0))
+
+    @property
+    def rewards_NQ(self) -> np.ndarray:
+        alone = [np.array([t.reward for t in self._trajectories])]
+        named_NQ = np.stack([*self.named.values()] if self.named else alone, axis=1)
+        rewards_NQ = np.where(self.valid_N[:, None], named_NQ, 0.0).astype(np.float32)
+        return np.pad(rewards_NQ, ((0, 0), (0, -rewards_NQ.shape[1] % _REWARDS)))
+
+    @property
+    def reward_weight_Q(self) -> np.ndarray:
+        weights = [self._weights.get(name, 1.0) for name in self.named] if self.named else [1.0]
+        return np.float32(weights + [0.0] * (-len(weights) % _REWARDS))
+
+    @functools.cached_property
+    def named(self) -> dict[str, np.ndarray]:
+        """Rewards by name, float64 [N], before their weights; empty where none has a name."""
+        return named_rewards(self._trajectories, self._weights)
 
     @property
     def reward_NK(self) -> np.ndarray:

@@ -128,8 +128,9 @@ class RunLog:
           stats: of each trajectory. labels: of the tasks. more: metrics.
         """
         spent, self.spent = self.spent, Counter()
-        grouped = self._config.algorithm.grouped
-        values = rollout_metrics(collected, labels, grouped=grouped) | dict(more) | spent
+        grouped, weights = self._config.algorithm.grouped, self._config.compared_weights
+        values = rollout_metrics(collected, labels, grouped=grouped, weights=weights)
+        values |= dict(more) | spent
         if "sweep/tokens" in values:
             values["sweep/tokens_per_second"] = values["sweep/tokens"] / spent["time/sweep_s"]
         if self._writes:

@@ -235,4 +235,10 @@ class TrajectorySource:
 
         tasks, others = self._tasks.of(iteration), self._tasks.others(iteration)
         with jax.set_mesh(self._policy.mesh):  # of this thread
-            return resample(sample, tasks, others, rounds=config.algorithm.dynamic_sampling)
+            return resample(
+                sample,
+                tasks,
+                others,
+                rounds=config.algorithm.dynamic_sampling,
+                weights=config.compared_weights,
+            )

@@ -1,0 +1,29 @@
+"""The named rewards of trajectories, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from seeupo_jax.envs.gate import OWN_REWARD as OWN_REWARD
+from seeupo_jax.types import Trajectory
+
+
+def named_rewards(
+    trajectories: Sequence[Trajectory], first: Iterable[str] = ()
+) -> dict[str, np.ndarray]:
+    """Rewards by name, float64 [N], before their weights; empty where none has a name.
+
+    One that a trajectory was not given is 0 there.
+
+    Args:
+      first: names that come first, where trajectories have them; then `env`, then the others by the
+        alphabet: the order of the trajectories does not matter.
+    """
+    found = {name for t in trajectories for name in t.rewards}
+    # Without names all of a reward is the environment's own.
+    given = [t.rewards if t.rewards else {OWN_REWARD: t.reward} for t in trajectories]
+    names = [name for name in dict.fromkeys((*first, OWN_REWARD)) if name in found]
+    names += sorted(found.difference(names))
+    return {name: np.array([g.get(name, 0.0) for g in given], np.float64) for name in names}
