@@ -217,6 +217,7 @@ def test_as_many_programs_are_compiled_as_were_told(begin, model, overrides):
         {},
         {"advantage": "gigpo"},
         {"advantage": "hgpo"},
+        {"advantage": "gdpo"},
         {"advantage": "returns"},
         {"advantage": "returns", "scale": "none"},
         {"advantage": "gae", "critic": "head"},

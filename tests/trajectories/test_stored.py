@@ -191,7 +191,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 def test_what_does_not_go_with_the_model_is_named(tmp_path, limits, said):
     whole = {"tokens": [1] * 4, "turn": [-1, 0, 0, 0], "logp": LOGP[:4], "reward": -0.4}
     turns = {"turn_rewards": [0.7, -0.9]}
-    named = [{"rewards": {"late": reward}} for reward in (0.5, 7)]
+    named = [{"rewards": {"late": reward}} for reward in (0.1, 7)]
     trajectories = read(tmp_path, LINE | whole | named[0], LINE | turns | named[1])
     fitting = {"vocab_size": 10, "max_positions": 5}
     check_trajectories(trajectories, **fitting)
