@@ -15,9 +15,6 @@ import seeupo_jax
 from seeupo_jax import envs
 from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs import Environment
-from seeupo_jax.envs.pool import EnvPool
-from seeupo_jax.envs.transport.isolated import Isolated
 from seeupo_jax.learner.batching import Shapes, row_lengths
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
@@ -207,25 +204,6 @@ def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, A
     network, params = policy.split(Transformer(arch, nnx.Rngs(config.seed)))
     made = Policy(network, tokenizer, mesh)
     return made, made.place(params)
-
-
-def build_pool(config: Config, size: int) -> EnvPool:
-    """`size` environments, a conversation each; in processes of their own they begin when used."""
-    env = config.env
-
-    def make() -> Environment:
-        if env.isolation == "process":
-            return Isolated(env.name, env.options, memory_mib=env.memory_mib)
-        return envs.make(env.name, **env.options)
-
-    return EnvPool(
-        make,
-        size,
-        workers=env.workers,
-        timeout_s=env.timeout_s,
-        retries=env.retries,
-        retry_wait_s=env.retry_wait_s,
-    )
 
 
 def build_engine(

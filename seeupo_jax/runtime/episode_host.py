@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from seeupo_jax import envs
 from seeupo_jax.agents.agent_player import AgentHost
 from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.agents.calls import Access, Runner, Session
@@ -12,11 +13,12 @@ from seeupo_jax.agents.runners.command_agents import CommandAgents, split_comman
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
 from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs.transport.isolated import check_isolated
+from seeupo_jax.envs import Environment
+from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.envs.transport.isolated import Isolated, check_isolated
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import Host
-from seeupo_jax.runtime import build
 
 if TYPE_CHECKING:
     from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
@@ -43,6 +45,25 @@ def check_host(config: Config) -> None:
         check_isolated(env.name, env.options, memory_mib=env.memory_mib, timeout_s=env.timeout_s)
 
 
+def build_pool(config: Config, size: int) -> EnvPool:
+    """`size` environments, a conversation each; in processes of their own they begin when used."""
+    env = config.env
+
+    def make() -> Environment:
+        if env.isolation == "process":
+            return Isolated(env.name, env.options, memory_mib=env.memory_mib)
+        return envs.make(env.name, **env.options)
+
+    return EnvPool(
+        make,
+        size,
+        workers=env.workers,
+        timeout_s=env.timeout_s,
+        retries=env.retries,
+        retry_wait_s=env.retry_wait_s,
+    )
+
+
 def build_host(config: Config, engine: Engine, log: Callable[[str], None]) -> Host:
     """Environments, one for each conversation of the engine; or a runner of agents and an endpoint.
 
@@ -51,7 +72,7 @@ def build_host(config: Config, engine: Engine, log: Callable[[str], None]) -> Ho
     """
     agent = config.agent
     if not agent.given:
-        return EnvironmentHost(build.build_pool(config, engine.concurrency))
+        return EnvironmentHost(build_pool(config, engine.concurrency))
     endpoint = make_endpoint(config, MODEL)
 
     def open_key(session: Session, temperature: float | None) -> Access:

@@ -21,8 +21,7 @@ from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.engine.sampling import task_number
 from seeupo_jax.rollout.player import CollectionOptions
-from seeupo_jax.runtime.build import build_pool
-from seeupo_jax.runtime.episode_host import check_host
+from seeupo_jax.runtime.episode_host import build_pool, check_host
 
 
 def wild(folder=".", kind="Wild", **options):
