@@ -348,6 +348,7 @@ def test_lengths_are_the_files(model, tmp_path):
 WRONG = {
     # What is asked for -> what is said. None of it needs the weights.
     "algorithm.tis_clip=2.0": "logp: got none; allowed: a number for each token, which config.algo",
+    "recipe=a_grae": "reward: got -0.7; allowed with advantage=a_grae: a number from 0 to 1",
     "algorithm.clip=1": "config.algorithm.clip: no such field",
     "optimizer.name=adamww": "optimizer.name",
     "rollout.max_turns=2": "config.rollout.max_turns: got 2; allowed with order=custom: at least",

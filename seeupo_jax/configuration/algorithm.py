@@ -63,7 +63,10 @@ class Algorithm(LossOptions):
     advantage_clip: float | None = above(0, 3.0)
     """Bound on advantages that are standardised over the batch; none: no bound."""
     discount: float = within(0, 1, 1.0)
-    """Discount per turn (gigpo, hgpo, a2tgpo) or per token (returns, gae)."""
+    """Discount per turn (gigpo, hgpo, a2tgpo, matchtir) or per token (returns, gae)."""
+    anchor: str = choice("state", "turn", "task")
+    """gigpo, hgpo: a turn is compared with those of its task from the same state, with the same
+    index, or with all."""
     step_coef: float = within(0, 1000, 1.0)
     """gigpo, istar, a2tgpo: weight of the turn's advantage beside the episode's."""
     clip_adaptation: float = within(0, 1, 0.3)
@@ -82,6 +85,14 @@ class Algorithm(LossOptions):
     """istar: what a pair compares: the mean or the sum of a trajectory's implicit rewards."""
     scorer_rate: float = above(0, 1.0, most=1000)
     """Learning rate of the model that scores turns (istar), in units of the policy's."""
+    bootstrap_truncated: bool = False
+    """gae: the value after an episode that max_turns or max_tokens cut is its last one, not 0."""
+    a_grae_alpha: float = above(0, 1.0, most=1)
+    """a_grae: advantages above 0 count less while the mean reward is below it."""
+    canon_metric: str = choice("turns", "tokens", "entropy")
+    """canon: what a group's trajectories are divided by: turns, sampled tokens, their entropy."""
+    canon_mu: float = within(0, 1, 0.5)
+    """canon: weight of the comparison with the other half; 0.5 is the group's mean as baseline."""
     old_policy: str = choice("iteration", "turn")
     """Denominator of ratios: the policy that sampled, or the one before the turn's step."""
     pool_mean: str = choice("all", "active")
@@ -154,6 +165,12 @@ class Algorithm(LossOptions):
     def by_name(self) -> bool:
         """Whether each named reward is read by itself, instead of their weighted sum."""
         return "rewards_NQ" in find_entry("advantage", self.advantage).needs
+
+    @property
+    def reads_entropy(self) -> bool:
+        """Whether advantages depend on the entropy of sampled tokens."""
+        needs = find_entry("advantage", self.advantage).needs
+        return "metric_N" in needs and self.canon_metric == "entropy"
 
     @property
     def merges(self) -> bool:

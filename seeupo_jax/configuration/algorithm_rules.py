@@ -57,9 +57,10 @@ class _Rule(NamedTuple):
 
 
 def _takes_penalty(estimator: Any) -> bool:
-    """Whether kl_in=reward reaches all the rewards that it reads."""
+    """Whether kl_in=reward reaches all rewards that it reads, and leaves them in their range."""
     rewards = {name for name in estimator.needs if name.startswith("reward")}
-    return bool(rewards) and rewards <= {"reward_N", "reward_NL"}
+    reached = bool(rewards) and rewards <= {"reward_N", "reward_NL"}
+    return reached and estimator.reward_range is None
 
 
 def _reads_rewards(estimator: Any) -> bool:
@@ -104,6 +105,22 @@ _RULES = (
         lambda own, estimator: (
             (own.baseline == "mean" or estimator.reads("baseline"))
             and (own.baseline, own.scale) != ("batch", "group")
+        ),
+    ),
+    _Rule(
+        "anchor",
+        "advantage",
+        lambda estimator: "state_NK" in estimator.needs,
+        "state unless {}, which compare turns with others of their anchor",
+        lambda own, estimator: own.anchor == "state" or "state_NK" in estimator.needs,
+    ),
+    _Rule(
+        "bootstrap_truncated",
+        "advantage",
+        lambda estimator: estimator.reads("bootstrap_truncated"),
+        "False unless {}, which has values to go on with",
+        lambda own, estimator: (
+            not own.bootstrap_truncated or estimator.reads("bootstrap_truncated")
         ),
     ),
     _Rule(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -32,7 +33,13 @@ from seeupo_jax.configuration.fields import allowed_values, build, parse
 from seeupo_jax.configuration.flags import Flags, path
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.lab import lab_report
-from seeupo_jax.lab.laboratory import Result, Settings, compile_experiment, experiment
+from seeupo_jax.lab.laboratory import (
+    Result,
+    Settings,
+    check_rewards,
+    compile_experiment,
+    experiment,
+)
 from seeupo_jax.lab.problems import PROBLEMS, Problem, load_problem
 
 _RECIPES = "seeupo,seeupo_forward,seeupo_random,seeupo_unweighted,seeupo_group_std,grpo,gspo"
@@ -79,6 +86,8 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         for recipe in recipes:
             settings.algorithm(recipe)
         problems = _problems(given)
+        for problem, recipe in itertools.product(problems, recipes):
+            check_rewards(problem, recipe, settings)
         if given.plot is not None:
             lab_report.check_output("--plot", given.plot, lab_report.PLOT_SUFFIXES)
         if given.json is not None:

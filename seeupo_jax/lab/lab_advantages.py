@@ -37,18 +37,27 @@ class Credit(NamedTuple):
 
 
 def sampled_credit(
-    algorithm: Algorithm, batch: Batch, value_NK: jax.Array, *, group_size: int
+    algorithm: Algorithm,
+    batch: Batch,
+    value_NK: jax.Array,
+    entropy_NK: jax.Array | None = None,
+    *,
+    group_size: int,
 ) -> Credit:
     """The advantages by `algorithm.advantage`; the one reward comes with the last turn.
 
     Args:
       value_NK: the critic's value of each context; 0 without a critic.
+      entropy_NK: of the policy in each context; None where `algorithm.reads_entropy` is False.
       group_size: trajectories of a group, which stand together.
     """
     estimator, choices = find_entry("advantage", algorithm.advantage), vars(algorithm)
     shape_N, shape_NK = batch.reward_N.shape, batch.context_NK.shape
     # Every turn is one token, and the reward comes with the last.
     reward_NK = jnp.zeros(shape_NK).at[:, -1].set(batch.reward_N)
+    turn_NK = jnp.broadcast_to(jnp.arange(shape_NK[1]), shape_NK)
+    anchors = {"state": batch.context_NK, "turn": turn_NK, "task": jnp.zeros_like(turn_NK)}
+    turns_N = jnp.full(shape_N, shape_NK[1], jnp.float32)
     arrays = {
         "reward_N": batch.reward_N,
         "group_N": jnp.arange(shape_N[0]) // group_size,
@@ -57,12 +66,14 @@ def sampled_credit(
         "reward_weight_Q": jnp.ones(1),
         "reward_NK": reward_NK,
         "gain_NK": reward_NK.at[:, -1].set(jnp.nan),
-        "state_NK": batch.context_NK,
+        "state_NK": anchors[algorithm.anchor],
         "mask_NK": jnp.ones(shape_NK, bool),
         "reward_NL": reward_NK,
-        "turn_NL": jnp.broadcast_to(jnp.arange(shape_NK[1]), shape_NK),
+        "turn_NL": turn_NK,
         "mask_NL": jnp.ones(shape_NK, bool),
         "value_NL": value_NK,
+        "truncated_N": jnp.zeros(shape_N, bool),
+        "metric_N": turns_N if entropy_NK is None else jnp.mean(entropy_NK, axis=1),
     }
     found = estimator.credit(arrays, choices)
     if estimator.level == "trajectory":

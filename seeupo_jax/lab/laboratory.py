@@ -27,6 +27,7 @@ from seeupo_jax.lab.policies import (
     POLICIES,
     Policy,
     all_probabilities,
+    entropy,
     exact_value,
     first_context,
 )
@@ -147,6 +148,29 @@ def _check_needs(algorithm: Algorithm) -> None:
             f"--recipes: got advantage={algorithm.advantage}, which needs {lacking[0]}; allowed: an"
             f" estimator without it, since {LACKING[lacking[0]]}."
         )
+    if "metric_N" in needs and not algorithm.reads_entropy:
+        raise ValueError(
+            f"--recipes: got canon_metric={algorithm.canon_metric}; allowed: entropy, since all"
+            " trajectories of the laboratory have as many turns and tokens."
+        )
+
+
+def check_rewards(problem: Problem, recipe: str, settings: Settings) -> None:
+    """Whether a recipe's estimator is for the rewards of a problem.
+
+    Raises:
+      ValueError: one sentence with what was got and what is allowed.
+    """
+    advantage = settings.algorithm(recipe).advantage
+    allowed = find_entry("advantage", advantage).reward_range
+    paid = problem.mean / problem.probability
+    least = min(paid.min(), 0.0) if np.any(problem.probability < 1) else paid.min()
+    if allowed is not None and not (allowed[0] <= least and paid.max() <= allowed[1]):
+        raise ValueError(
+            f"--recipes: got {recipe!r} on {problem.name}, whose rewards are from {least:g} to"
+            f" {paid.max():g}; allowed with advantage={advantage}: from {allowed[0]:g} to"
+            f" {allowed[1]:g}."
+        )
 
 
 def _change(text: str) -> tuple[str, Any]:
@@ -204,6 +228,7 @@ def experiment(problem: Problem, recipe: str, settings: Settings) -> Result:
     Args:
       recipe: as for `Settings.algorithm`.
     """
+    check_rewards(problem, recipe, settings)
     run = compile_experiment(problem.mean.shape, recipe, settings)
     arrays = (np.asarray(x, np.float32) for x in (problem.mean, problem.probability))
     regret_SI = run(*arrays, np.arange(settings.seeds, dtype=np.int32))
@@ -285,5 +310,9 @@ def iteration(
         count = settings.groups * settings.group_size
         batch = sampled_batch(policy, params.policy, mean, probability, key, trajectories=count)
         value_NK = values_of(params, batch.context_NK)
-        credit = sampled_credit(algorithm, batch, value_NK, group_size=settings.group_size)
+        reads = algorithm.reads_entropy
+        entropy_NK = entropy(policy, params.policy, batch.context_NK) if reads else None
+        credit = sampled_credit(
+            algorithm, batch, value_NK, entropy_NK, group_size=settings.group_size
+        )
     return sweep(policy, optimizer, algorithm, state, batch, credit, key)

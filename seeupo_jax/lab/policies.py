@@ -93,6 +93,12 @@ def log_probability(
     return jnp.sum(jnp.where(jax.nn.one_hot(action, logp.shape[-1]) > 0, logp, 0.0), axis=-1)
 
 
+def entropy(policy: Policy, params: Any, context: jax.Array) -> jax.Array:
+    """Entropy (nats) of the policy in contexts, in their shape."""
+    logp = jax.nn.log_softmax(policy.logits(params, context))
+    return -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+
+
 def all_probabilities(policy: Policy, params: Any, turns: int, actions: int) -> jax.Array:
     """Probability of each action in each context, [C, A]."""
     contexts = jnp.arange(first_context(turns, actions))

@@ -39,7 +39,8 @@ class Learner:
       where there is one; None: the policy's.
     schedule: what the learning rates of all are in an iteration; None: as the state has them.
     truncated: whether actions are drawn from less than the policy's whole softmax; see `Rows.of`.
-    entropy: whether the pass that begins a sweep also finds the entropy of every action token.
+    entropy: whether the pass that begins a sweep also finds the entropy of every action token; it
+      does so anyway where the algorithm reads it.
     ema: decay of the average of the parameters in the state; None: it has none.
     reward_weights: what named rewards weigh; one that is not among them weighs 1.
     frozen: parameters that no step changes: all but the adapters, where there are any, and frozen
@@ -113,7 +114,12 @@ class Learner:
     @property
     def begin(self) -> Program:
         """What scores the old and the reference policy when a sweep begins."""
-        return self.score_and_entropy if self.entropy else self.score
+        return self.score_and_entropy if self.finds_entropy else self.score
+
+    @property
+    def finds_entropy(self) -> bool:
+        """Whether `begin` also finds the entropy of every action token."""
+        return self.entropy or self.algorithm.reads_entropy
 
     @functools.cached_property
     def value(self) -> Program:

@@ -176,7 +176,7 @@ def begin_sweep(
     if learner.algorithm.kl_coef:
         ref_logp = ragged(score(learner, ref_params, batch)[0])
     metrics = _sampler_trainer_gap(rows, old_logp)
-    if learner.entropy:
+    if learner.finds_entropy:
         metrics["rollout/entropy"] = float(np.nanmean(np.concatenate(initial["entropy"])))
     per_token: dict[str, Sequence[np.ndarray]] = {
         "old_logp": _behaviour_logp(rows, old_logp, trajectories, version),
@@ -186,10 +186,10 @@ def begin_sweep(
         per_token["value"] = ragged(learner.value(train.params, train.critic.params, batch))
     if "start_logp" in learner.per_token:
         per_token["start_logp"] = old_logp
-    scores: dict[str, Sequence[np.ndarray]] = {}
+    scores: dict[str, Sequence[np.ndarray]] = {"entropy": initial["entropy"]}
     if learner.scorer is not None:
         scored = score(learner, train.scorer.params["trunk"], batch)
-        scores = {"scorer_logp": ragged(scored[0])}
+        scores["scorer_logp"] = ragged(scored[0])
         train, told = _train_scorer(learner, train, rows, trajectories, layout, per_token | scores)
         metrics |= told
     per_token |= derived_per_token(learner, rows, initial)
@@ -237,7 +237,7 @@ def count_valid(learner: Learner, trajectories: Sequence[Trajectory]) -> int:
 def score(learner: Learner, params: Any, batch: TurnBatch) -> tuple[Any, Any]:
     """Log-probability and entropy [P, A] of every action token; the entropy NaN where not asked."""
     scored = learner.begin(params, batch)
-    return scored if learner.entropy else (scored, np.full(batch.mask_PA.shape, np.nan))
+    return scored if learner.finds_entropy else (scored, np.full(batch.mask_PA.shape, np.nan))
 
 
 def derived_per_token(

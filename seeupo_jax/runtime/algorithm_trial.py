@@ -145,6 +145,8 @@ def _tiny_batch() -> dict[str, jax.Array]:
         "value_NL": np.where(mask_NL, 0.5, 0),
         "old_logp_NL": logp_NL,
         "ref_logp_NL": 1.5 * logp_NL,
+        "truncated_N": np.array([True, False, False, False]),
+        "metric_N": turns_N * 1.0,
     }
     kinds = {"f": jnp.float32, "i": jnp.int32, "b": jnp.bool_}
     return {name: jnp.asarray(x, kinds[x.dtype.kind]) for name, x in arrays.items()}

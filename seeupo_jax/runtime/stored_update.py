@@ -12,6 +12,7 @@ import numpy as np
 from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.schema import Config, Rollout
 from seeupo_jax.learner.batching import Rows
+from seeupo_jax.learner.credit.advantages import check_rewards
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
@@ -175,6 +176,7 @@ def prepare(
         max_reward=config.env.max_reward,
         recorded=config.algorithm.tis_clip is not None,
     )
+    check_rewards(config.algorithm, trajectories)
     config = fit(config, trajectories)
     build.check_layout(config, check_learner(config))
     learned_N = learnable(trajectories, grouped=grouped)

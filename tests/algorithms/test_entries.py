@@ -28,7 +28,10 @@ def estimator_row(name):
     """Its line of the page."""
     entry = find_entry("advantage", name)
     options = (f"`{own}`: {FIELDS[own].metadata['check'][1]}" for own in entry.options.values())
-    return f"| `{name}` | {entry.level} | {listed(entry.needs)} | {'; '.join(options)} |"
+    needs = listed(entry.needs)
+    for array, choice in entry.asked.items():
+        needs += f"; `{array}` with `{choice}`"
+    return f"| `{name}` | {entry.level} | {needs} | {'; '.join(options)} |"
 
 
 def objective_row(name):
@@ -41,7 +44,10 @@ def objective_row(name):
 @ESTIMATORS
 def test_an_estimator_is_a_row_of_the_page_and_does_what_it_declares(name):
     assert f"\n{estimator_row(name)}\n" in PAGE
-    try_estimator(name, find_entry("advantage", name), vars(Algorithm()))
+    entry = find_entry("advantage", name)
+    for asked in (False, True):
+        choices = vars(Algorithm()) | dict.fromkeys(entry.asked.values(), asked)
+        try_estimator(name, entry, choices)
 
 
 @OBJECTIVES
@@ -111,6 +117,10 @@ def test_a_new_file_is_all_that_a_new_name_needs(field, folder, text, tmp_path):
         (lambda: estimators.Estimator(abs, "turn", ("reward",)), "needs: got .*reward_N, group_N"),
         (lambda: estimators.Estimator(abs, "turn", "reward_N"), "needs: got 'reward_N'; allowed"),
         (lambda: estimators.Estimator(3, "turn", ()), "function: got 3; allowed: a function"),
+        (
+            lambda: estimators.Estimator(abs, "turn", (), asked={"cut_N": "bootstrap_truncated"}),
+            "asked: got .*cut_N",
+        ),
         (lambda: objectives.Objective(abs, ("advantage",)), "needs: got .*ratio, logp, weight"),
         (lambda: objectives.Objective(abs, ("ratio",), ("clip",)), "bounds: got .*clip_low, clip_"),
     ],

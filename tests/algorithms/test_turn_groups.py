@@ -8,6 +8,7 @@ import pytest
 
 from seeupo_jax.algorithms.estimators.gigpo import gigpo_advantage
 from seeupo_jax.algorithms.estimators.hgpo import hgpo_advantage
+from seeupo_jax.algorithms.estimators.matchtir import matchtir_advantage
 
 SCALES = ("group", "none", "batch")
 ROWS, COLUMNS = 15, 6  # of every batch here, so that little is compiled
@@ -30,10 +31,17 @@ def padded(estimator, reward_NK, group_N, state_NK, valid_N=None, **options):
     return np.asarray(result[:rows, :columns])
 
 
+def of_indices(reward_NK, group_N, state_NK, **options):
+    """MatchTIR's, which reads of states only whether there is such a turn."""
+    return matchtir_advantage(reward_NK, group_N, state_NK >= 0, **options)
+
+
 gigpo, hgpo = partial(padded, gigpo_advantage), partial(padded, hgpo_advantage)
+matchtir = partial(padded, of_indices)
 ESTIMATORS = {
     "gigpo": partial(gigpo, discount=0.9, step_coef=0.7),
     "hgpo": partial(hgpo, discount=0.9, history=2, power=1.5),
+    "matchtir": partial(matchtir, discount=0.9),
 }
 BOTH = pytest.mark.parametrize("estimator", ESTIMATORS.values(), ids=ESTIMATORS.keys())
 
@@ -90,6 +98,15 @@ def gigpo_twin(reward_NK, group_N, state_NK, valid_N, scale):
     return table(joint, state_NK.shape, scale, 1.5)
 
 
+def matchtir_twin(reward_NK, group_N, state_NK, valid_N, scale):
+    value = returns(reward_NK, state_NK, 0.9)
+    turn = relative(value, {(n, t): (group_N[n], t) for n, t in value if valid_N[n]}, scale)
+    tasks = {n: group_N[n] for n in np.flatnonzero(valid_N)}
+    whole = relative(dict(enumerate(reward_NK.sum(axis=1))), tasks, scale)
+    half = {(n, t): (whole[n] + own) / 2 for (n, t), own in turn.items()}
+    return table(half, state_NK.shape, scale, 1.5)
+
+
 def hgpo_twin(reward_NK, group_N, state_NK, valid_N, scale):
     value = returns(reward_NK, state_NK, 0.9)
     turns = [(n, t) for n, t in value if valid_N[n]]
@@ -121,6 +138,24 @@ def test_group_scale_divides_both_parts_by_the_deviation_of_their_own_group():
     episode_N = (np.array([10, 0, 1]) - 11 / 3) / np.std([10, 0, 1], ddof=1)
     step_NK = np.array([[0, -1], [0, 0], [0, 1]]) * 0.5**0.5
     np.testing.assert_allclose(result, episode_N[:, None] + step_NK, atol=1e-5)
+
+
+def test_a_turn_alone_at_its_index_has_no_advantage_of_its_own():
+    # Totals 7 and 2, to go 3, 4 and 1.5, 1: +-2^-0.5 each. Only the first has a third turn, whose
+    # reward to go, 4, the authors' code has in the place of 0.
+    reward_NK = np.array([[1.0, 2.0, 4.0], [1.0, 1.0, 9.0]])
+    state_NK = np.array([[0, 0, 0], [0, 0, -1]])
+    result = matchtir(reward_NK, np.array([3, 3]), state_NK, discount=0.5)
+    unit = 0.5**0.5
+    np.testing.assert_allclose(result, [[unit, unit, unit / 2], [-unit, -unit, 0]], rtol=1e-5)
+
+
+def test_matchtir_is_half_of_gigpo_with_the_index_as_state():
+    reward_NK, group_N, state_NK, valid_N = ragged(3)
+    index_NK = np.where(state_NK >= 0, np.arange(6), -1)
+    of = {"discount": 0.9, "scale": "group", "valid_N": valid_N}
+    twice = 2 * matchtir(reward_NK, group_N, state_NK, **of)
+    np.testing.assert_array_equal(twice, gigpo(reward_NK, group_N, index_NK, **of))
 
 
 def test_turns_of_one_trajectory_that_return_to_a_state_are_compared():
@@ -186,7 +221,7 @@ def test_a_history_longer_than_the_trajectories_adds_nothing():
 @EVERY
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_ragged_tasks_agree_with_plain_loops(name, scale):
-    loops = {"gigpo": gigpo_twin, "hgpo": hgpo_twin}[name]
+    loops = {"gigpo": gigpo_twin, "hgpo": hgpo_twin, "matchtir": matchtir_twin}[name]
     for seed in range(4):
         reward_NK, group_N, state_NK, valid_N = ragged(seed)
         expected = loops(reward_NK, group_N, state_NK, valid_N, scale)

@@ -58,6 +58,26 @@ def test_observation_tokens_are_skipped(discount, lam):
         assert not results[0][n, ~mask_L].any() and not results[1][n, ~mask_L].any()
 
 
+def test_a_cut_episode_goes_on_with_its_last_value():
+    value_NL, reward_NL, mask_NL = ragged(0)
+    truncated_N = np.array([True, True, False, True, False, True])
+    choices = {"discount": 0.9, "lam": 0.5}
+    results = generalized_advantage(value_NL, reward_NL, mask_NL, truncated_N, **choices)
+    for n, mask_L in enumerate(mask_NL):
+        value_A, reward_A = value_NL[n, mask_L], reward_NL[n, mask_L].copy()
+        if truncated_N[n] and mask_L.any():
+            reward_A[-1] += 0.9 * value_A[-1]  # as if the rest had been paid with the last token
+        expected_A = gae_twin(value_A, reward_A, 0.9, 0.5)
+        np.testing.assert_allclose(results[0][n, mask_L], expected_A, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            results[1][n, mask_L], expected_A + value_A, rtol=1e-4, atol=1e-5
+        )
+    plain = generalized_advantage(value_NL, reward_NL, mask_NL, **choices)
+    nobody = generalized_advantage(value_NL, reward_NL, mask_NL, np.zeros(6, bool), **choices)
+    np.testing.assert_array_equal(nobody, plain)
+    assert not np.allclose(results[0][1], plain[0][1])
+
+
 def test_with_lambda_one_the_value_is_a_baseline_of_the_reward_to_go():
     value_NL, reward_NL, mask_NL = ragged(1)
     _, return_NL = generalized_advantage(value_NL, reward_NL, mask_NL, discount=0.9, lam=1.0)

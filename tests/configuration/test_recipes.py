@@ -123,6 +123,49 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
             },
         ),
         ("dvao", {"advantage": "dvao", "scale": "none", "ratio": "token"}),
+        # Scripts/run.sh and ppo_trainer.yaml of quchangle1/MatchTIR: loss_agg_mode=
+        # seq-mean-token-mean, kl_loss_coef, clip_ratio; lam of its core_algos.py
+        (
+            "matchtir",
+            {
+                "advantage": "matchtir",
+                "discount": 0.9,
+                "scale": "group",
+                "ratio": "token",
+                "loss_mean": "action",
+                "clip_low": 0.2,
+                "clip_high": 0.2,
+                "kl_coef": 0.001,
+                "kl_in": "loss",
+            },
+        ),
+        # run_qwen2.5-math-7b-grpo-agrae.sh of Yu7-code/A-GRAE, alpha of its core_algos.py
+        (
+            "a_grae",
+            {
+                "advantage": "a_grae",
+                "a_grae_alpha": 1.0,
+                "scale": "group",
+                "ratio": "token",
+                "loss_mean": "token",
+                "kl_coef": 0.0,
+            },
+        ),
+        # scripts/setups.sh of biuboomc/CANON: _lambda, clip_high, dr_entropy_token_budget
+        (
+            "canon",
+            {
+                "advantage": "canon",
+                "canon_metric": "entropy",
+                "canon_mu": 1.0,
+                "scale": "none",
+                "ratio": "token",
+                "loss_mean": "constant",
+                "clip_low": 0.2,
+                "clip_high": 0.28,
+                "kl_coef": 0.0,
+            },
+        ),
     ],
 )
 def test_the_backbones_are_what_their_papers_say(name, expected):

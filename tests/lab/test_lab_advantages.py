@@ -80,6 +80,26 @@ def test_the_one_reward_is_all_that_estimators_of_several_rewards_combine():
     np.testing.assert_allclose(gdpo_NK, centred_N / REWARD_N.std(ddof=1), rtol=1e-5)
 
 
+@pytest.mark.parametrize("anchor", ["turn", "task"])
+def test_turns_are_compared_with_those_of_their_anchor(anchor):
+    algorithm = Algorithm(advantage="hgpo", scale="none", history=0, anchor=anchor)
+    advantage_NK = credit_of(algorithm).advantage_NK
+    # To go it is the reward from either turn.
+    np.testing.assert_allclose(
+        advantage_NK, np.stack([REWARD_N - REWARD_N.mean()] * 2, axis=1), rtol=1e-5
+    )
+
+
+def test_halves_are_of_the_mean_entropy_of_a_trajectorys_contexts():
+    algorithm = Algorithm(advantage="canon", scale="none", canon_metric="entropy", canon_mu=1.0)
+    batch = batch_of(ACTION_NK, REWARD_N)
+    entropy_NK = jnp.stack([jnp.ones(16), jnp.array([0.9, 0.1])[ACTION_NK[:, 0]]], axis=1)
+    credit = sampled_credit(algorithm, batch, 0 * entropy_NK, entropy_NK, group_size=8)
+    # After action 1 it is less: that half's mean is 2.25, the other's 0.5.
+    wanted_N = [0 - 2.25, 1 - 2.25, 0.5 - 0.5, 4 - 0.5]
+    np.testing.assert_allclose(credit.advantage_NK[:4, 0], wanted_N, rtol=1e-5, atol=1e-6)
+
+
 def test_a_critic_that_is_right_leaves_what_the_turn_itself_changed():
     # The uniform policy's values: 1.375 at the start, 0.5 and 2.25 after the first action.
     value_NK = jnp.stack([jnp.full(16, 1.375), jnp.array([0.5, 2.25])[ACTION_NK[:, 0]]], axis=1)

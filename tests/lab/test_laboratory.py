@@ -10,7 +10,7 @@ import pytest
 
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.lab.laboratory import Result, Settings, experiment, regrets
-from seeupo_jax.lab.problems import Problem
+from seeupo_jax.lab.problems import PROBLEMS, Problem
 
 RNG = np.random.default_rng(2)
 PROBLEM = Problem("small", RNG.uniform(0, 1, (2, 2, 2)), RNG.uniform(0.2, 1, (2, 2, 2)))
@@ -97,6 +97,7 @@ def test_a_recipes_choices_can_be_changed():
             "istar",
             "which needs implicit_NK; allowed: an estimator without it, since the laboratory",
         ),
+        ("canon:canon_metric=tokens", "--recipes: got canon_metric=tokens; allowed: entropy,"),
     ],
 )
 def test_what_is_no_recipe_is_told(recipe, said):
@@ -117,3 +118,14 @@ def test_what_is_no_optimizer_is_told(name, said):
     with pytest.raises(ValueError) as error:
         Settings(optimizer=name).make_optimizer()
     assert str(error.value).startswith(said)
+
+
+def test_an_estimator_is_not_run_on_rewards_that_it_is_not_for():
+    with pytest.raises(ValueError) as caught:
+        experiment(PROBLEMS["lottery"](), "a_grae", SMALL)
+    assert str(caught.value) == (
+        "--recipes: got 'a_grae' on lottery, whose rewards are from 0 to 8; allowed with"
+        " advantage=a_grae: from 0 to 1."
+    )
+    value_SI = experiment(PROBLEMS["random"](), "a_grae", SMALL).value_SI
+    assert np.all(value_SI[:, -1] > value_SI[:, 0])

@@ -10,6 +10,7 @@ import pytest
 from seeupo_jax.lab.policies import (
     POLICIES,
     all_probabilities,
+    entropy,
     exact_value,
     first_context,
     log_probability,
@@ -79,3 +80,12 @@ def test_the_network_starts_differently_for_each_key():
 
 def test_contexts_of_a_turn_begin_after_those_of_all_turns_before():
     assert [first_context(turn, 3) for turn in range(4)] == [0, 1, 4, 13]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_entropy_of_a_context_is_that_of_its_probabilities(name):
+    policy, params = started(name)
+    probability_CA = np.asarray(all_probabilities(policy, params, TURNS, ACTIONS), np.float64)
+    wanted_C = -(probability_CA * np.log(probability_CA)).sum(axis=1)
+    found_C = entropy(policy, params, jnp.arange(len(wanted_C)))
+    np.testing.assert_allclose(found_C, wanted_C, rtol=1e-4)

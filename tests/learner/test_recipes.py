@@ -48,6 +48,13 @@ CREDITS = {
     "gdpo": {"advantage": "gdpo"},
     "dvao": {"advantage": "dvao"},
 }
+# Those of turns and trajectories whose presets are one action, under SeeUPO's order.
+REVERSED = {
+    "matchtir": {"advantage": "matchtir", "scale": "group", "discount": 0.9},
+    "a_grae": {"advantage": "a_grae", "a_grae_alpha": 0.8},
+    "canon": {"advantage": "canon", "canon_metric": "tokens", "canon_mu": 0.8},
+    "gigpo by turn": {"advantage": "gigpo", "anchor": "turn", "discount": 0.9},
+}
 
 
 @functools.cache
@@ -74,6 +81,8 @@ def _with_turns(index, trajectory, rng):
     named = dataclasses.replace(
         trajectory, info={"states": names}, rewards=_rewards(index, trajectory)
     )
+    if not trajectory.failed:
+        named = dataclasses.replace(named, stop=("done", "max_turns", "max_tokens")[index % 3])
     if index % 2:
         return named
     return dataclasses.replace(named, turn_rewards=rewards, reward=sum(rewards))
@@ -84,6 +93,17 @@ def _rewards(index, trajectory):
     rng = np.random.default_rng((7, index))
     found = {"env": float(rng.normal()), "late": 0.1 + trajectory.group}
     return found if index % 3 == 2 else found | {"form": float(5 * rng.random())}
+
+
+def batch_for(advantage, seed):
+    """`batch`, with rewards that the estimator is for."""
+    if find_entry("advantage", advantage).reward_range is None:
+        return batch(seed)
+    bounded = lambda reward: float(np.clip(0.5 + reward / 2, 0.1, 1.0))  # noqa: E731
+    return tuple(
+        dataclasses.replace(t, reward=t.reward if t.failed else bounded(t.reward), turn_rewards=())
+        for t in batch(seed)
+    )
 
 
 @functools.cache
@@ -101,7 +121,8 @@ def learner(name, **choices):
 def assert_equal_to_the_twin(made, seed, order, **rest):
     rest |= {"learning_rate": RATE}
     rest = {"actions": EACH if made.algorithm.order == "parallel" else None} | rest
-    return cases.assert_equal_to_the_twin(made, batch(seed), order, ref_params=reference(), **rest)
+    trajectories = batch_for(made.algorithm.advantage, seed)
+    return cases.assert_equal_to_the_twin(made, trajectories, order, ref_params=reference(), **rest)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -123,6 +144,14 @@ def test_any_credit_feeds_any_update(name, advantage):
     (first_L,) = wanted.credit[0]
     single = find_entry("advantage", advantage).level == "trajectory"
     assert (len({*first_L}) > 2) == (not single)  # and 0 at context
+
+
+@pytest.mark.parametrize("name", REVERSED)
+def test_credit_of_one_action_feeds_seeupo(name):
+    observed, wanted = assert_equal_to_the_twin(learner("seeupo", **REVERSED[name]), 11, REVERSE)
+    assert len({*np.concatenate(wanted.credit[0])}) > (1 if "turn" not in name else 2)
+    factors_N = observed.updates[-1].cumulative_ratio_N
+    assert np.abs(factors_N - 1).max() > 0.01  # M is not the advantage
 
 
 @pytest.mark.parametrize(
@@ -175,14 +204,17 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     needs = find_entry("advantage", name).needs
     both = {"advantage": name, "scale": scale, "discount": 0.97, "advantage_clip": None}
     both |= {"step_coef": 0.7, "history": 1, "history_power": 1.5, "gae_lambda": 0.9}
-    penalised = not {"reward_NK", "rewards_NQ"} & set(needs)
+    both |= {"a_grae_alpha": 0.9, "canon_metric": "entropy", "canon_mu": 0.7}
+    both["bootstrap_truncated"] = name == "gae"
+    entry = find_entry("advantage", name)
+    penalised = not {"reward_NK", "rewards_NQ"} & set(needs) and entry.reward_range is None
     choices = {"kl_in": "reward" if penalised else "loss", "kl_coef": 0.1}
     choices["critic"] = "head" if "value_NL" in needs else "none"
     algorithm = Algorithm(**both, **choices)
-    trajectories, rng = batch(6), np.random.default_rng(0)
+    trajectories, rng = batch_for(name, 6), np.random.default_rng(0)
     rows = Rows.of(trajectories, grouped=algorithm.grouped)
     draw = lambda size: rng.normal(size=size).astype(np.float32)  # noqa: E731
-    names = ("old_logp", "ref_logp", "value", "scorer_logp")
+    names = ("old_logp", "ref_logp", "value", "scorer_logp", "entropy")
     per_token = {name: [draw(len(turn_L)) for turn_L in rows.turn] for name in names}
     weights = {"reward_weights": REWARD_WEIGHTS}
     credit = assign_credit(algorithm, SHAPES, rows, trajectories, per_token, **weights)
@@ -194,16 +226,21 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     penalty = [0.1 * penalised * (old_L - ref_L)[span.position_A] for span, old_L, ref_L in pairs]
     pairs = zip(spans, per_token["scorer_logp"], per_token["old_logp"], strict=True)
     odds = [(own_L - old_L)[span.position_A] for span, own_L, old_L in pairs]
-    left = iter(per_token["value"])
     kept = learnable(trajectories, grouped=algorithm.grouped)
-    values = [
-        [next(left) for _ in t.segments] if keep else []
-        for t, keep in zip(trajectories, kept, strict=True)
-    ]
+
+    def nested_as_trajectories(name):
+        left = iter(per_token[name])
+        return [
+            [next(left) for _ in t.segments] if keep else []
+            for t, keep in zip(trajectories, kept, strict=True)
+        ]
+
+    values, entropies = (nested_as_trajectories(name) for name in ("value", "entropy"))
 
     def advantages(**other):
         options = twin.Options([], **both | weights | other)
-        nested = token_advantages(trajectories, spans, penalty, options, values, odds)
+        known = values, odds, entropies
+        nested = token_advantages(trajectories, spans, penalty, options, *known)
         return [nested[span.trajectory][span.place] for span in spans]
 
     wanted, raw = advantages(), advantages(scale="none")

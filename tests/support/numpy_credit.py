@@ -19,6 +19,7 @@ class Token:
 
     penalty: what the reward of sampling it is less. value: the critic's, of the state before it.
     odds: log-probability by the scorer less that of the old policy.
+    entropy: of what it was drawn from.
     """
 
     turn: int
@@ -27,6 +28,7 @@ class Token:
     penalty: float = field(default=0.0, compare=False)
     value: float = field(default=0.0, compare=False)
     odds: float = field(default=0.0, compare=False)
+    entropy: float = field(default=0.0, compare=False)
 
 
 def grouped(options: Any) -> bool:
@@ -108,10 +110,14 @@ def rewards_to_go(reward_J: np.ndarray, discount: float) -> np.ndarray:
 
 
 def generalized_advantages(
-    reward_J: np.ndarray, value_J: np.ndarray, *, discount: float, trace: float
+    reward_J: np.ndarray, value_J: np.ndarray, *, discount: float, trace: float, after: float = 0.0
 ) -> np.ndarray:
-    """Sums of (discount x trace)^l x the temporal differences from each token on."""
-    next_J = np.append(value_J[1:], 0.0)[: len(value_J)]
+    """Sums of (discount x trace)^l x the temporal differences from each token on.
+
+    Args:
+      after: the value of what comes after the last token.
+    """
+    next_J = np.append(value_J[1:], after)[: len(value_J)]
     return rewards_to_go(reward_J + discount * next_J - value_J, discount * trace)
 
 
@@ -140,6 +146,7 @@ def token_advantages(
     options: Any,
     values: Sequence[Sequence[np.ndarray]] | None = None,
     odds: Sequence[np.ndarray] | None = None,
+    entropies: Sequence[Sequence[np.ndarray]] | None = None,
 ) -> list[list[np.ndarray]]:
     """Per trajectory and segment, the advantage of each token [L], 0 at context.
 
@@ -148,14 +155,19 @@ def token_advantages(
       penalty: per piece, what of these tokens [A] the reward is less by.
       values: per trajectory and segment, the critic's value of each token [L], for gae.
       odds: per piece, log(scorer / old policy) of these tokens [A], for istar; None: all 0.
+      entropies: as the values, the entropy of what each token was drawn from, for canon.
     """
     tokens: list[list[Token]] = [[] for _ in trajectories]
     for number, (piece, penalty_A) in enumerate(zip(pieces, penalty, strict=True)):
         for j, (position, less) in enumerate(zip(piece.position_A, penalty_A, strict=True)):
             turn, place = int(piece.segment.turn_L[position]), piece.place
-            value = 0.0 if values is None else values[piece.trajectory][place][position]
+            value, entropy = (
+                0.0 if numbers is None else numbers[piece.trajectory][place][position]
+                for numbers in (values, entropies)
+            )
             own = 0.0 if odds is None else odds[number][j]
-            tokens[piece.trajectory].append(Token(turn, place, position, less, value, own))
+            token = Token(turn, place, position, less, value, own, entropy)
+            tokens[piece.trajectory].append(token)
     estimate = ESTIMATORS[options.advantage]
     credit = [[np.zeros(len(s.tokens_L)) for s in t.segments] for t in trajectories]
     in_order = [sorted(own) for own in tokens]  # of turns: segments need not be
@@ -201,20 +213,88 @@ def gae_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[n
             np.array([token.value for token in own]),
             discount=options.discount,
             trace=options.gae_lambda,
+            after=own[-1].value if own and options.bootstrap_truncated and cut(t) else 0.0,
         )
         for t, own in zip(trajectories, tokens, strict=True)
     ]
     return all_standardized(advantages, scale=options.scale, clip=options.advantage_clip)
 
 
+def cut(trajectory: Any) -> bool:
+    """Whether a limit ended it."""
+    return trajectory.stop in ("max_turns", "max_tokens")
+
+
+def asymmetric_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """A-GRAE: GRAE's advantage times what the group's and the batch's mean rewards say."""
+    kept = learnable(trajectories)
+    groups = [t.group for t in trajectories]
+    members: dict[int, list[float]] = {}
+    for i in np.flatnonzero(kept):
+        members.setdefault(groups[i], []).append(trajectories[i].reward)
+    success = np.mean([np.mean(rewards) for rewards in members.values()])
+    advantage_N = group_relative_advantages(
+        [t.reward for t in trajectories],
+        groups,
+        kept,
+        baseline="mean",
+        scale=options.scale,
+        clip=options.advantage_clip,
+    )
+    for i, group in enumerate(groups):
+        if kept[i]:
+            root = np.mean(members[group]) ** 0.5
+            easy, hard = 0.5 / (1 - root + 1e-6), 0.5 / (root + 1e-6)
+            advantage_N[i] *= (1 - success) * easy + success * hard
+            if advantage_N[i] > 0:
+                advantage_N[i] *= min(1, success / options.a_grae_alpha)
+    return [np.full(len(own), advantage_N[i]) for i, own in enumerate(tokens)]
+
+
+def conditional_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """CANON: the reward less the other half's mean, and less that of its own half."""
+    metrics = {
+        "turns": lambda own: len({token.turn for token in own}),
+        "tokens": len,
+        "entropy": lambda own: np.mean([token.entropy for token in own]),
+    }
+    kept, mu = np.flatnonzero(learnable(trajectories)), options.canon_mu
+    rewards = [
+        t.reward - sum(x.penalty for x in own) for t, own in zip(trajectories, tokens, strict=True)
+    ]
+    values = {}
+    for group in {trajectories[i].group for i in kept}:
+        members = [i for i in kept if trajectories[i].group == group]
+        by_metric = sorted(members, key=lambda i: metrics[options.canon_metric](tokens[i]))
+        halves = by_metric[: len(members) // 2], by_metric[len(members) // 2 :]
+        for half, other in (halves, halves[::-1]):
+            own_mean, other_mean = (np.mean([rewards[i] for i in each]) for each in (half, other))
+            for i in half:
+                values[i] = mu * (rewards[i] - other_mean) + (1 - mu) * (rewards[i] - own_mean)
+    scaled = all_standardized(
+        [np.array([values[i] for i in kept])], scale=options.scale, clip=options.advantage_clip
+    )[0]
+    advantages = dict(zip(kept, scaled, strict=True))
+    return [np.full(len(own), advantages.get(i, 0.0)) for i, own in enumerate(tokens)]
+
+
 def turn_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
-    """GiGPO or HGPO: one number a turn, which all its tokens have."""
+    """GiGPO, HGPO or MatchTIR: one number a turn, which all its tokens have."""
     kept = learnable(trajectories)
     rewards = [turn_rewards(t) if keep else [] for t, keep in zip(trajectories, kept, strict=True)]
-    advantages = {"gigpo": gigpo, "hgpo": hgpo}[options.advantage](
+    anchors = {
+        "state": lambda t, count: t.info["states"],
+        "turn": lambda t, count: [f"turn {k}" for k in range(count)],
+        "task": lambda t, count: ["alike"] * count,
+    }
+    anchor = "turn" if options.advantage == "matchtir" else options.anchor
+    advantages = {"gigpo": gigpo, "hgpo": hgpo, "matchtir": matchtir}[options.advantage](
         rewards,
         [t.group for t in trajectories],
-        [t.info["states"] if keep else [] for t, keep in zip(trajectories, kept, strict=True)],
+        [
+            anchors[anchor](t, len(own)) if own else []
+            for t, own in zip(trajectories, rewards, strict=True)
+        ],
         options,
     )
     pairs = zip(advantages, tokens, strict=True)
@@ -245,6 +325,34 @@ def gigpo(rewards: Any, groups: Any, states: Any, options: Any) -> list[np.ndarr
     for (i, k), step in zip(turns, step_M, strict=True):
         sums[i][k] += options.step_coef * step
     return _scaled(sums, options)
+
+
+def matchtir(rewards: Any, groups: Any, indices: Any, options: Any) -> list[np.ndarray]:
+    """Half of the trajectory's z-score and of its turn's among the group's turns of that index.
+
+    arXiv:2601.10712; the scores' deviation is that of n - 1, plus 1e-6; a score alone is 0.
+    """
+
+    def score(value: float, likes: Sequence[float]) -> float:
+        if len(likes) == 1:
+            return 0.0
+        deviation = np.std(likes, ddof=1) + 1e-6 if options.scale == "group" else 1.0
+        return (value - np.mean(likes)) / deviation
+
+    to_go = [rewards_to_go(np.array(reward_K), options.discount) for reward_K in rewards]
+    result = []
+    for i, group in enumerate(groups):
+        members = [j for j, other in enumerate(groups) if other == group and len(rewards[j])]
+        own = score(sum(rewards[i]), [sum(rewards[j]) for j in members]) if rewards[i] else 0.0
+        result.append(
+            np.array(
+                [
+                    (own + score(value, [to_go[j][k] for j in members if len(to_go[j]) > k])) / 2
+                    for k, value in enumerate(to_go[i])
+                ]
+            )
+        )
+    return _scaled(result, options)
 
 
 def hgpo(rewards: Any, groups: Any, states: Any, options: Any) -> list[np.ndarray]:
@@ -427,6 +535,9 @@ ESTIMATORS = {
     "hgpo": turn_credit,
     "gdpo": gdpo_credit,
     "dvao": dvao_credit,
+    "matchtir": turn_credit,
+    "a_grae": asymmetric_credit,
+    "canon": conditional_credit,
 }
 
 

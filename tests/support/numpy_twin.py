@@ -59,6 +59,7 @@ class Options:
     scale: str = "batch"
     advantage_clip: float | None = 3.0
     discount: float = 1.0
+    anchor: str = "state"
     step_coef: float = 1.0
     clip_adaptation: float = 0.3
     history: int = 2
@@ -68,6 +69,10 @@ class Options:
     success_above: float = 0.0
     pair_score: str = "mean"
     reward_weights: Mapping[str, float] = field(default_factory=dict)  # a name without one: 1
+    bootstrap_truncated: bool = False
+    a_grae_alpha: float = 1.0
+    canon_metric: str = "turns"
+    canon_mu: float = 0.5
     objective: str = "clipped"
     ratio: str = "geometric"
     old_policy: str = "iteration"
@@ -171,8 +176,14 @@ def sweep(
         logps = (piece_logps(w, whole, arch, options) for w in (start, reference))
         penalty = [options.kl_coef * (old - ref) for old, ref in zip(*logps, strict=True)]
     odds = None if scorer is None else token_odds(start, scorer, whole, arch, options)
-    credit = token_advantages(trajectories, whole, penalty, options, values, odds)
     clips = clip_scales(trajectories, options)
+    entropies = None
+    if options.advantage == "canon":
+        entropies = [
+            [token_entropies(start, s.tokens_L, arch, options.temperature)[0] for s in t.segments]
+            for t in trajectories
+        ]
+    credit = token_advantages(trajectories, whole, penalty, options, values, odds, entropies)
     cumulative_ratio_N = np.ones(len(trajectories))
     current, optimizer, steps = start, Optimizer(options), []
     for number, turns in enumerate(options.order):

@@ -37,6 +37,8 @@ ARRAYS = {
     "value_NL": "float32, the critic's, before the token",
     "old_logp_NL": "float32, log-probability under the old policy, nats",
     "ref_logp_NL": "float32, log-probability under the reference policy, nats",
+    "truncated_N": "bool, whether a limit of turns or tokens ended it (`max_turns`, `max_tokens`)",
+    "metric_N": "float32, what `canon_metric` names: turns, sampled tokens or their mean entropy",
 }
 
 
@@ -71,6 +73,8 @@ class Estimator:
       advantages are standardised over the batch.
     adapts_clip: whether it returns a `Credit` with a clip scale.
     signed_weights: whether a named reward may weigh less than 0.
+    asked: name of `ARRAYS` -> the field of `config.algorithm` that is True where it is needed too.
+    reward_range: the least and the largest reward that the formula is for; None: any.
     """
 
     function: Callable[..., Any]
@@ -79,21 +83,22 @@ class Estimator:
     options: Mapping[str, str] = field(default_factory=dict)
     adapts_clip: bool = False
     signed_weights: bool = True
+    asked: Mapping[str, str] = field(default_factory=dict)
+    reward_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise ValueError(f"Estimator.function: got {self.function!r}; allowed: a function.")
         if self.level not in LEVELS:
             raise ValueError(f"Estimator.level: got {self.level!r}; allowed: {', '.join(LEVELS)}.")
-        unknown = [name for name in self.needs if name not in ARRAYS]
-        if unknown or isinstance(self.needs, str):
-            raise ValueError(
-                f"Estimator.needs: got {self.needs!r}; allowed: a tuple of {', '.join(ARRAYS)}."
-            )
+        for name, arrays in (("needs", self.needs), ("asked", tuple(self.asked))):
+            if isinstance(arrays, str) or not set(arrays) <= set(ARRAYS):
+                allowed = f"a tuple of {', '.join(ARRAYS)}"
+                raise ValueError(f"Estimator.{name}: got {arrays!r}; allowed: {allowed}.")
 
     def reads(self, choice: str) -> bool:
         """Whether a field of `config.algorithm` is among its options."""
-        return choice in self.options.values()
+        return choice in {*self.options.values(), *self.asked.values()}
 
     def programs(self, choices: Mapping[str, Any]) -> list[str]:
         """Names of what `credit` runs."""
@@ -102,9 +107,9 @@ class Estimator:
 
     def inputs(self, choices: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of the arrays that `credit` reads."""
-        mask = LEVELS[self.level]
-        more = self._standardizes(choices) and mask not in self.needs
-        return (*self.needs, mask) if more else self.needs
+        mask, needs = LEVELS[self.level], self._needed(choices)
+        more = self._standardizes(choices) and mask not in needs
+        return (*needs, mask) if more else needs
 
     def credit(self, arrays: Mapping[str, Any], choices: Mapping[str, Any]) -> Credit:
         """The advantages of a batch.
@@ -113,7 +118,7 @@ class Estimator:
           arrays: `inputs` by name; see `ARRAYS`.
           choices: fields of `config.algorithm` by name.
         """
-        needed = {name: arrays[name] for name in self.needs}
+        needed = {name: arrays[name] for name in self._needed(choices)}
         options = {keyword: choices[name] for keyword, name in self.options.items()}
         result = self._program(**needed, **options)
         found = Credit(*result) if isinstance(result, tuple) else Credit(result)
@@ -121,6 +126,9 @@ class Estimator:
             mask, clip = arrays[LEVELS[self.level]], choices["advantage_clip"]
             found = found._replace(advantage=standardize(found.advantage, mask, clip=clip))
         return found
+
+    def _needed(self, choices: Mapping[str, Any]) -> tuple[str, ...]:
+        return (*self.needs, *(name for name, choice in self.asked.items() if choices[choice]))
 
     def _standardizes(self, choices: Mapping[str, Any]) -> bool:
         return choices["scale"] == "batch" and not self.reads("scale")

@@ -14,6 +14,7 @@ def generalized_advantage(
     value_NL: jax.Array,
     reward_NL: jax.Array,
     mask_NL: jax.Array,
+    truncated_N: jax.Array | None = None,
     *,
     discount: float = 1.0,
     lam: float = 0.95,
@@ -22,12 +23,14 @@ def generalized_advantage(
 
     With l+ the trajectory's next action token after l, however many observation tokens lie between:
     A_l = (r_l + discount V_l+ - V_l) + discount lam A_l+, where both are 0 after the last, because
-    episodes end.
+    episodes end. Where a limit cut one, V_l+ after its last token is that token's own V_l, since
+    nothing has valued what would have followed (EGAE of T-PPO, arXiv:2506.15050).
 
     Args:
       value_NL: [N, L], the value function before each token, reward units.
       reward_NL: [N, L], reward of each token.
       mask_NL: [N, L], nonzero at action tokens; nothing outside is read, and may be NaN.
+      truncated_N: bool [N], whether a limit cut the episode; None: the value after any last is 0.
       discount: in [0, 1], a token.
       lam: in [0, 1]; 0 trusts the value function after one token, 1 not at all.
 
@@ -47,10 +50,19 @@ def generalized_advantage(
         return (kept, jnp.where(mask_N, advantage_N, later_advantage_N)), advantage_N
 
     tokens = (value_NL.T, masked(reward_NL, mask_NL).T, mask_NL.T)
-    after_N = jnp.zeros_like(value_NL[:, 0])
-    _, advantage_LN = jax.lax.scan(earlier, (after_N, after_N), tokens, reverse=True)
+    zero_N = jnp.zeros_like(value_NL[:, 0])
+    after_N = (
+        zero_N if truncated_N is None else jnp.where(truncated_N, _last(value_NL, mask_NL), 0.0)
+    )
+    _, advantage_LN = jax.lax.scan(earlier, (after_N, zero_N), tokens, reverse=True)
     advantage_NL = masked(advantage_LN.T, mask_NL)
     return advantage_NL, advantage_NL + value_NL
+
+
+def _last(value_NL: jax.Array, mask_NL: jax.Array) -> jax.Array:
+    """The number at each row's last masked token, [N]; 0 without one."""
+    later_NL = jnp.cumsum(mask_NL[:, ::-1], axis=1)[:, ::-1]  # this one and those after it
+    return jnp.where(mask_NL & (later_NL == 1), value_NL, 0.0).sum(axis=1)
 
 
 ESTIMATOR = Estimator(
@@ -58,4 +70,5 @@ ESTIMATOR = Estimator(
     "token",
     ("value_NL", "reward_NL", "mask_NL"),
     {"discount": "discount", "lam": "gae_lambda"},
+    asked={"truncated_N": "bootstrap_truncated"},
 )

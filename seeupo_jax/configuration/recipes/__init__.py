@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from seeupo_jax.configuration.recipes.outcome_recipes import (
+    a_grae,
+    canon,
     cispo,
     dapo,
     dr_grpo,
@@ -32,7 +34,7 @@ from seeupo_jax.configuration.recipes.seeupo_recipes import (
     seeupo_random,
     seeupo_unweighted,
 )
-from seeupo_jax.configuration.recipes.turn_recipes import a2tgpo, gigpo, hgpo, istar
+from seeupo_jax.configuration.recipes.turn_recipes import a2tgpo, gigpo, hgpo, istar, matchtir
 
 _TABLE: tuple[Callable[[], Choices], ...] = (
     seeupo,
@@ -51,12 +53,15 @@ _TABLE: tuple[Callable[[], Choices], ...] = (
     ppo,
     dapo,
     cispo,
+    a_grae,
+    canon,
     gigpo,
     hgpo,
     istar,
     a2tgpo,
     gdpo,
     dvao,
+    matchtir,
 )
 
 # Recipe -> the fields of `config.algorithm` that it sets.

@@ -101,6 +101,40 @@ def dapo() -> Choices:
     }
 
 
+def a_grae() -> Choices:
+    """Max the mean over all tokens of min(s_ij A_i, clip(s_ij) A_i), A_i GRPO's times two factors.
+
+    The first shifts weight from easy to hard tasks as the mean reward, in [0, 1], rises; the second
+    is below 1 where A_i > 0 and the mean reward below alpha. A-GRAE, arXiv:2602.05548. Numbers as
+    its authors train on MATH: Yu7-code/A-GRAE, run_qwen2.5-math-7b-grpo-agrae.sh, no KL; alpha = 1,
+    in others of their experiments 0.5. Their learning rate is 1e-6, their groups have 8.
+    """
+    return grpo() | {
+        "advantage": "a_grae",
+        "a_grae_alpha": 1.0,
+        "loss_mean": "token",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_coef": 0.0,
+    }
+
+
+def canon() -> Choices:
+    """Dr. GRPO with A_i = r_i - the mean r of the half of its group with more, or less, entropy.
+
+    The half that i is not in (mu = 1). CANON, arXiv:2509.23962, Eq. 5. Numbers as in its authors'
+    biuboomc/CANON, scripts/setups.sh; they also use the length as metric, mu = 0 and schedules of
+    mu. Their learning rate is 1e-6, their groups have 16.
+    """
+    return dr_grpo() | {
+        "advantage": "canon",
+        "canon_metric": "entropy",
+        "canon_mu": 1.0,
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+    }
+
+
 def cispo() -> Choices:
     """Max the mean over all tokens of stop_gradient(min(s_ij, 1 + ε)) A_ij log π_ij, A as in GRPO.
 

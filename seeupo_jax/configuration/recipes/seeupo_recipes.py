@@ -21,6 +21,8 @@ def seeupo() -> Choices:
         "advantage": "grae",
         "baseline": "mean",
         "scale": "batch",
+        "anchor": "state",
+        "bootstrap_truncated": False,
         "objective": "clipped",
         "ratio": "geometric",
         "loss_mean": "action",

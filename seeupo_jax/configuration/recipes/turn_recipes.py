@@ -83,3 +83,22 @@ def a2tgpo() -> Choices:
         "clip_high": 4e-3,
         "kl_coef": 0.0,
     }
+
+
+def matchtir() -> Choices:
+    """GRPO's objective with A_it = half of the trajectory's advantage and of the turn's.
+
+    The latter among the turns of the same index, either over its group's standard deviation.
+    MatchTIR, arXiv:2601.10712. Numbers as its authors train: quchangle1/MatchTIR, Scripts/run.sh,
+    and their verl/trainer/config/ppo_trainer.yaml; without their entropy bonus of 0.001. Their
+    learning rate is 1e-6, their groups have 16.
+    """
+    return one_action() | {
+        "advantage": "matchtir",
+        "scale": "group",
+        "discount": 0.9,
+        "ratio": "token",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_coef": 0.001,
+    }

@@ -13,7 +13,7 @@ from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.reward_shares import reward_shares
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
 from seeupo_jax.learner.credit.turn_scores import scorer_loss
-from seeupo_jax.types import CONTEXT, Segment, Trajectory
+from seeupo_jax.types import CONTEXT, Segment, Trajectory, learnable
 
 
 def assign_credit(
@@ -27,11 +27,15 @@ def assign_credit(
     """The advantage of every token, by `algorithm.advantage`; its value at context says nothing.
 
     Args:
-      per_token: `old_logp` and `ref_logp`, with a critic `value`, and with a scorer `scorer_logp`.
+      per_token: `old_logp` and `ref_logp`, with a critic `value`, with a scorer `scorer_logp`, and
+        `entropy` where `algorithm.reads_entropy`.
       reward_weights: what named rewards weigh; one that is not among them weighs 1.
 
     Returns: `advantage`; with a critic `returns`, what the value is to be; and `clip_scale` of the
       token's turn, where the estimator adapts a clip range that there is.
+
+    Raises:
+      ValueError: a reward outside the range that the estimator is for.
     """
     batch = CreditArrays(algorithm, shapes, rows, trajectories, per_token, reward_weights)
     return credit_tokens(algorithm, batch)[0]
@@ -42,6 +46,7 @@ def credit_tokens(
 ) -> tuple[dict[str, Ragged], dict[str, float]]:
     """As `assign_credit`; and each named reward's share of the gradient, by metrics' names."""
     estimator, choices = find_entry("advantage", algorithm.advantage), vars(algorithm)
+    check_rewards(algorithm, batch.trajectories)
     arrays = {name: getattr(batch, name) for name in estimator.inputs(choices)}
     found = estimator.credit(arrays, choices)
     credit = {"advantage": _OF_TOKENS[estimator.level](batch, np.asarray(found.advantage))}
@@ -50,6 +55,25 @@ def credit_tokens(
     if algorithm.adapts_clip:
         credit["clip_scale"] = _from_turns(batch, np.asarray(found.clip_scale))
     return credit, reward_shares(batch, found.part_NQ, grouped=algorithm.grouped)
+
+
+def check_rewards(algorithm: Algorithm, trajectories: Sequence[Trajectory]) -> None:
+    """Whether what is learned from has rewards that the estimator is for.
+
+    Raises:
+      ValueError: one sentence with the trajectory's task, what was got and what is allowed.
+    """
+    allowed = find_entry("advantage", algorithm.advantage).reward_range
+    if allowed is None:
+        return
+    low, high = allowed
+    kept_N = learnable(trajectories, grouped=algorithm.grouped)
+    for trajectory, kept in zip(trajectories, kept_N, strict=True):
+        if kept and not low <= trajectory.reward <= high:
+            raise ValueError(
+                f"{trajectory.task_id}: reward: got {trajectory.reward:g}; allowed with"
+                f" advantage={algorithm.advantage}: a number from {low:g} to {high:g}."
+            )
 
 
 def compile_credit(
@@ -64,7 +88,7 @@ def compile_credit(
     segment = Segment(np.zeros(2, np.int32), np.array([CONTEXT, 0], np.int32), zeros_L)
     alike = [Trajectory((segment,), 0.0, 0, rewards=dict.fromkeys(names, 0.0))] * trajectories
     rows = Rows.of(alike, grouped=algorithm.grouped)
-    known = ("old_logp", "ref_logp", "value", "scorer_logp")
+    known = ("old_logp", "ref_logp", "value", "scorer_logp", "entropy")
     per_token = {name: [zeros_L] * len(rows.tokens) for name in known}
     if algorithm.scorer is not None:
         arrays = CreditArrays(algorithm, shapes, rows, alike, per_token)

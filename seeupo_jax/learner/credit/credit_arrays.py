@@ -30,16 +30,17 @@ class CreditArrays:
         reward_weights: Mapping[str, float] | None = None,
     ):
         self.rows = rows
-        self._trajectories, self._per_token, self._shapes = trajectories, per_token, shapes
+        self.trajectories, self._per_token, self._shapes = trajectories, per_token, shapes
         self._weights = {} if reward_weights is None else reward_weights
         self._kl_coef = algorithm.kl_coef if algorithm.kl_in == "reward" else None
         self._implicit_coef = algorithm.implicit_coef
+        self._anchor, self._metric = algorithm.anchor, algorithm.canon_metric
         self.group_N = np.array([t.group for t in trajectories], np.int32)
         self.valid_N = learnable(trajectories, grouped=algorithm.grouped)
 
     @property
     def reward_N(self) -> np.ndarray:
-        reward_N = np.array([t.reward for t in self._trajectories], np.float32)
+        reward_N = np.array([t.reward for t in self.trajectories], np.float32)
         if self._kl_coef is not None:
             rows = zip(self.rows.trajectory_S, self.rows.turn, self._kl(), strict=True)
             for owner, turn_L, kl_L in rows:
@@ -48,7 +49,7 @@ class CreditArrays:
 
     @property
     def rewards_NQ(self) -> np.ndarray:
-        alone = [np.array([t.reward for t in self._trajectories])]
+        alone = [np.array([t.reward for t in self.trajectories])]
         named_NQ = np.stack([*self.named.values()] if self.named else alone, axis=1)
         rewards_NQ = np.where(self.valid_N[:, None], named_NQ, 0.0).astype(np.float32)
         return np.pad(rewards_NQ, ((0, 0), (0, -rewards_NQ.shape[1] % _REWARDS)))
@@ -61,13 +62,13 @@ class CreditArrays:
     @functools.cached_property
     def named(self) -> dict[str, np.ndarray]:
         """Rewards by name, float64 [N], before their weights; empty where none has a name."""
-        return named_rewards(self._trajectories, self._weights)
+        return named_rewards(self.trajectories, self._weights)
 
     @property
     def reward_NK(self) -> np.ndarray:
         reward_NK = np.zeros(self.mask_NK.shape, np.float32)
         for row in np.flatnonzero(self.valid_N):
-            rewards = rewards_of(self._trajectories[row])
+            rewards = rewards_of(self.trajectories[row])
             reward_NK[row, : len(rewards)] = rewards
         return reward_NK
 
@@ -78,13 +79,16 @@ class CreditArrays:
 
     @property
     def state_NK(self) -> np.ndarray:
-        state_NK = turn_states(self._trajectories)
-        missing = self.mask_NK.shape[1] - state_NK.shape[1]
-        return np.pad(state_NK, ((0, 0), (0, missing)), constant_values=-1)
+        if self._anchor == "state":
+            state_NK = turn_states(self.trajectories)
+            missing = self.mask_NK.shape[1] - state_NK.shape[1]
+            return np.pad(state_NK, ((0, 0), (0, missing)), constant_values=-1)
+        turn_K = np.arange(self.mask_NK.shape[1], dtype=np.int32)
+        return np.where(self.mask_NK, turn_K if self._anchor == "turn" else np.int32(0), -1)
 
     @functools.cached_property
     def mask_NK(self) -> np.ndarray:
-        turns_N = np.array([t.turns for t in self._trajectories], np.int32)
+        turns_N = np.array([t.turns for t in self.trajectories], np.int32)
         # One program, whatever turns there are.
         turns = max(self._shapes.turns, int(turns_N.max(initial=0)))
         return (np.arange(turns) < turns_N[:, None]) & self.valid_N[:, None]
@@ -105,10 +109,23 @@ class CreditArrays:
 
     @property
     def reward_NL(self) -> np.ndarray:
-        reward_NL = self.time.rewards(self._trajectories)
+        reward_NL = self.time.rewards(self.trajectories)
         if self._kl_coef is not None:
             reward_NL -= self._kl_coef * self.time.pad(self._kl())
         return reward_NL
+
+    @property
+    def truncated_N(self) -> np.ndarray:
+        return self.valid_N & np.array([t.truncated for t in self.trajectories], bool)
+
+    @property
+    def metric_N(self) -> np.ndarray:
+        if self._metric == "turns":
+            return self.mask_NK.sum(axis=1, dtype=np.float32)
+        tokens_N = self.mask_NL.sum(axis=1, dtype=np.float32)
+        if self._metric == "tokens":
+            return tokens_N
+        return self.time.pad(self._per_token["entropy"]).sum(axis=1) / np.maximum(tokens_N, 1)
 
     @property
     def turn_NL(self) -> np.ndarray:

@@ -1,0 +1,74 @@
+"""What estimators may ask for: anchors, metrics and limits of ragged trajectories."""
+
+import dataclasses
+
+import learner_cases as cases
+import numpy as np
+import pytest
+
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.credit.advantages import assign_credit
+from seeupo_jax.learner.credit.credit_arrays import CreditArrays
+
+SHAPES = Shapes((32,), action=16, rows=4, trajectories=9, turns=5)
+TURNS = [4, 2, 4, 1, 0, 3, 3, 3]  # the fifth failed
+
+
+def arrays(**choices):
+    algorithm, trajectories = Algorithm(**choices), cases.ragged()
+    trajectories[2] = dataclasses.replace(trajectories[2], stop="max_turns")
+    trajectories[4] = dataclasses.replace(trajectories[4], info={"states": ["a"]})
+    trajectories[5] = dataclasses.replace(trajectories[5], stop="max_tokens")
+    rows = Rows.of(trajectories)
+    # The entropy of a token is its turn plus a tenth of its place.
+    entropy = [np.where(t >= 0, t + 0.1 * np.arange(len(t)), np.nan) for t in rows.turn]
+    return CreditArrays(algorithm, SHAPES, rows, trajectories, {"entropy": entropy})
+
+
+@pytest.mark.parametrize("anchor", ["turn", "task"])
+def test_turns_of_an_index_or_of_a_task_have_one_anchor(anchor):
+    batch = arrays(advantage="gigpo", anchor=anchor)
+    for own_K, turns in zip(batch.state_NK, TURNS, strict=True):
+        there = list(range(turns)) if anchor == "turn" else [0] * turns
+        assert own_K.tolist() == there + [-1] * (5 - turns)
+    assert batch.state_NK.dtype == np.int32
+
+
+def test_states_are_the_anchors_unless_it_is_said():
+    state_NK = arrays(advantage="gigpo").state_NK
+    assert len(np.unique(state_NK)) > 10 and (state_NK >= 0).sum(axis=1).tolist() == TURNS
+
+
+def test_a_trajectory_that_a_limit_ended_is_truncated():
+    assert np.flatnonzero(arrays().truncated_N).tolist() == [2, 5]
+
+
+def test_metrics_are_of_turns_tokens_and_their_entropy():
+    def metric_N(name):
+        return arrays(advantage="canon", canon_metric=name).metric_N
+
+    assert metric_N("turns").tolist() == TURNS
+    assert metric_N("tokens").tolist() == [10, 3, 11, 4, 0, 6, 7, 7]
+    # The second: tokens at 5, 9 and 10 of turns 0, 1 and 1. The third has two segments.
+    entropy_N = metric_N("entropy")
+    assert entropy_N[1] == pytest.approx((0.5 + 1.9 + 2.0) / 3)
+    first, second = [4, 5, 7, 8, 9, 10], [6, 7, 10, 11, 12]
+    wanted = 2 * 0 + 4 * 1 + 2 * 2 + 3 * 3 + 0.1 * sum(first + second)
+    assert entropy_N[2] == pytest.approx(wanted / 11)
+    assert entropy_N[4] == 0 and entropy_N.dtype == np.float32
+
+
+def test_rewards_that_an_estimator_is_not_for_are_refused_by_task():
+    algorithm = Algorithm(advantage="a_grae")
+    trajectories = cases.ragged()  # the failed one paid 7, the fourth -0.7
+    trajectories[3] = dataclasses.replace(trajectories[3], task_id="desk-4")
+    rows = Rows.of(trajectories)
+    with pytest.raises(ValueError) as caught:
+        assign_credit(algorithm, SHAPES, rows, trajectories, {})
+    assert str(caught.value) == (
+        "desk-4: reward: got -0.7; allowed with advantage=a_grae: a number from 0 to 1."
+    )
+    trajectories[3] = dataclasses.replace(trajectories[3], reward=0.0)
+    credit = assign_credit(algorithm, SHAPES, rows, trajectories, {})
+    assert np.isfinite(np.concatenate(credit["advantage"])).all()
