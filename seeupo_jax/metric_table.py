@@ -104,6 +104,13 @@ ROLLOUT = (
     Metric("rollout/rounds", "rounds", "count"),
     Metric("rollout/policy_lag", "sweeps", "max of trajectories"),
 )
+# Where tasks are drawn by their success so far; before the iteration's own trajectories count.
+CURRICULUM = (
+    Metric("curriculum/known_tasks", "tasks", "count"),
+    Metric("curriculum/new_fraction", "share of tasks", "mean of tasks"),
+    Metric("curriculum/weight_mean", "weight", "mean of tasks"),
+    Metric("curriculum/success_rate", "success rate", "mean of tasks"),
+)
 # Counts of the engine are summed over its shards, rounds and processes.
 TOKENS = (
     Metric("rollout/action_tokens", "tokens", "sum of trajectories"),
@@ -155,7 +162,7 @@ OTHER = (Metric("telemetry/shards_removed", "files", "count since the start"),)
 
 METRICS = {
     metric.name: metric
-    for part in (ROLLOUT, TOKENS, STEPS, SWEEP, TIMES, EVALUATION, OTHER)
+    for part in (ROLLOUT, CURRICULUM, TOKENS, STEPS, SWEEP, TIMES, EVALUATION, OTHER)
     for metric in part
 }
 

@@ -12,7 +12,7 @@ from seeupo_jax.configuration.algorithm_rules import check_ahead, check_choices,
 from seeupo_jax.configuration.config_file import read_values
 from seeupo_jax.configuration.fields import assign, build, parse
 from seeupo_jax.configuration.reward import check_rewards
-from seeupo_jax.configuration.schema import Config, recipe_fields
+from seeupo_jax.configuration.schema import Config, Curriculum, recipe_fields
 
 
 def load_config(source: Config | str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -108,6 +108,7 @@ def _check_together(config: Config) -> None:
             f"config.model.kv_heads: got {model.kv_heads}; allowed: a divisor of"
             f" heads={model.heads}."
         )
+    _check_curriculum(config.curriculum)
     if config.rollout_ahead:
         drawn = {name: vars(rollout)[name] for name in ("top_k", "top_p", "grammar")}
         check_ahead(algorithm, drawn)
@@ -117,4 +118,20 @@ def _check_together(config: Config) -> None:
         raise ValueError(
             f"config.batching.buckets: got {buckets}; allowed: rising lengths > 0, the last at"
             f" least rollout.max_context={rollout.max_context}."
+        )
+
+
+def _check_curriculum(curriculum: Curriculum) -> None:
+    reads = {"none": ("by",), "variance": ("by", "floor", "memory")}
+    for name, value in vars(curriculum).items():
+        unread = name not in reads.get(curriculum.by, vars(curriculum))
+        if unread and value != vars(Curriculum())[name]:
+            raise ValueError(
+                f"config.curriculum.{name}: got {value} with by={curriculum.by!r}, which does not"
+                f" read it; allowed: {vars(Curriculum())[name]}, or another config.curriculum.by."
+            )
+    if curriculum.low > curriculum.high:
+        raise ValueError(
+            f"config.curriculum.low: got {curriculum.low}; allowed: a number <="
+            f" high={curriculum.high}."
         )

@@ -99,6 +99,23 @@ class Rollout:
 
 
 @dataclass(frozen=True)
+class Curriculum:
+    """Which training tasks are drawn, by their success so far."""
+
+    by: str = choice("none", "variance", "band")
+    """Weight of a task of success rate p: none, all in turn, in epochs; variance, 4p(1-p); band, 1
+    where low <= p <= high, else 0. A task that was never drawn has weight 1."""
+    floor: float = within(0.001, 1, 0.1)
+    """The least weight."""
+    memory: float = within(0, 1, 0.5)
+    """Weight of a task's earlier trajectories in p each time that it is drawn again."""
+    low: float = within(0, 1, 0.2)
+    """Lower end of the band."""
+    high: float = within(0, 1, 0.8)
+    """Upper end of the band."""
+
+
+@dataclass(frozen=True)
 class Batching:
     """Shapes of the sweep's programs."""
 
@@ -237,6 +254,7 @@ class Config:
     algorithm: Algorithm = None  # type: ignore[assignment]  # default: the recipe's
     optimizer: Optimizer = Optimizer()
     rollout: Rollout = Rollout()
+    curriculum: Curriculum = Curriculum()
     batching: Batching = Batching()
     warm_start: WarmStart = WarmStart()
     evaluation: Evaluation = Evaluation()

@@ -247,11 +247,28 @@ def task_ids(config: Config, split: str) -> Sequence[str]:
 
 def share_lines(config: Config) -> list[str]:
     """What of each iteration is of which part of the training tasks, where they have parts."""
-    shares = gate.task_shares(find_tasks(config), "train")
+    shares, count = gate.task_shares(find_tasks(config), "train"), config.rollout.tasks
+    lines = [*_curriculum_lines(config), *repeats(shares, count)]
     if len(shares) == 1:
-        return repeats(shares, config.rollout.tasks)
-    counts = zip(share_counts(shares, config.rollout.tasks), shares, strict=True)
+        return lines
+    counts = zip(share_counts(shares, count), shares, strict=True)
     listed = ", ".join(
         f"{own} of {each.name} ({len(each.task_ids):,} tasks)" for own, each in counts
     )
-    return [f"groups of every iteration: {listed}", *repeats(shares, config.rollout.tasks)]
+    return [f"groups of every iteration: {listed}", *lines]
+
+
+def _curriculum_lines(config: Config) -> list[str]:
+    """How tasks are drawn where it is not in epochs."""
+    options = config.curriculum
+    weights = {
+        "none": "",
+        "variance": "4p(1-p)",
+        "band": f"1 where {options.low:g} <= p <= {options.high:g}",
+    }
+    if options.by == "none":
+        return []
+    return [
+        f"drawn by success: a task's weight is {weights[options.by]}, at least {options.floor:g}"
+        f" and 1 for a new one; p is its success rate, with memory {options.memory:g}"
+    ]

@@ -11,6 +11,7 @@ import grain
 import numpy as np
 
 from seeupo_jax.envs.base import TaskShare
+from seeupo_jax.rollout.curriculum import TaskSuccess, WeightedTasks
 
 
 class TaskDraw(Protocol):
@@ -25,15 +26,26 @@ class TaskDraw(Protocol):
         ...
 
 
-def draw_tasks(shares: Sequence[TaskShare], *, count: int, seed: int) -> TaskDraw:
+def draw_tasks(
+    shares: Sequence[TaskShare], *, count: int, seed: int, success: TaskSuccess | None = None
+) -> TaskDraw:
     """How `count` tasks an iteration are drawn from parts with weights.
+
+    Args:
+      success: what the tasks of a part are drawn by; None: they are drawn in turn, in epochs.
 
     Raises:
       ValueError: as `share_counts`.
     """
-    if len(shares) == 1:
-        return TrainingTasks(shares[0].task_ids, count=count, seed=seed)
-    return SharedTasks(shares, count=count, seed=seed)
+    parts: list[TaskDraw] = []
+    counts = share_counts(shares, count)
+    for part, (share, own) in enumerate(zip(shares, counts, strict=True)):
+        if success is None:
+            parts.append(TrainingTasks(share.task_ids, count=own, seed=seed))
+            continue
+        weight = success.weight
+        parts.append(WeightedTasks(share.task_ids, count=own, seed=(seed, part), weight=weight))
+    return parts[0] if len(parts) == 1 else SharedTasks(parts, counts)
 
 
 def share_counts(shares: Sequence[TaskShare], count: int) -> list[int]:
@@ -61,15 +73,12 @@ def share_counts(shares: Sequence[TaskShare], count: int) -> list[int]:
 class SharedTasks:
     """Tasks of several parts: so many of each in every iteration, in turn.
 
-    Each part has epochs of its own; see `TrainingTasks`.
+    Args:
+      parts: draw those of each part. counts: how many each draws.
     """
 
-    def __init__(self, shares: Sequence[TaskShare], *, count: int, seed: int):
-        counts = share_counts(shares, count)
-        self._parts = [
-            TrainingTasks(share.task_ids, count=own, seed=seed)
-            for share, own in zip(shares, counts, strict=True)
-        ]
+    def __init__(self, parts: Sequence[TaskDraw], counts: Sequence[int]):
+        self._parts = parts
         places = [((i + 0.5) / own, part) for part, own in enumerate(counts) for i in range(own)]
         self._order = [part for _, part in sorted(places)]
 

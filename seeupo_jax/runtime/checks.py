@@ -163,7 +163,12 @@ def _check_tokenizer(config: Config, vocab_size: int) -> None:
 def made_by(config: Config) -> str:
     """Names the policies that a run samples with."""
     same = _same_fields(config)
-    for part, given in (("rewards", config.rewards), ("agent", config.agent.given)):
+    drawn = config.curriculum.by != "none"
+    for part, given in (
+        ("rewards", config.rewards),
+        ("agent", config.agent.given),
+        ("curriculum", drawn),
+    ):
         if not given:  # stored rollouts of versions that had none stay usable
             del same[part]
     choices = [same, str(config.model), str(config.chat)]
@@ -178,7 +183,7 @@ def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
       saved: the configuration that a checkpoint was made with.
 
     Raises:
-      ValueError: another seed, environment, agent or rollout, or other rewards.
+      ValueError: another seed, environment, agent, rollout or curriculum, or other rewards.
     """
     wanted, defaults = (plain(_same_fields(each), finite=False) for each in (config, Config()))
     for field, value in wanted.items():
@@ -202,4 +207,4 @@ def _same_fields(config: Config) -> dict[str, Any]:
     rewards = without_layout(values["rewards"])
     agent = without_places(values["agent"])
     same = {"seed": values["seed"], "rollout": rollout, "env": env, "rewards": rewards}
-    return same | {"agent": agent}
+    return same | {"agent": agent, "curriculum": values["curriculum"]}

@@ -13,7 +13,7 @@ from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Demonstrator, StepResult, TaskShare
 from seeupo_jax.envs.transport.isolated import Isolated
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
-from seeupo_jax.rollout.tasks import SharedTasks, TrainingTasks, draw_tasks, repeats, share_counts
+from seeupo_jax.rollout.tasks import TrainingTasks, draw_tasks, repeats, share_counts
 
 DESK = {"name": "order_desk", "weight": 3.0}
 
@@ -117,7 +117,7 @@ def test_every_iteration_has_so_many_groups_of_each():
     for epoch in range(6):
         assert sorted(of_a[10 * epoch : 10 * epoch + 10]) == sorted(SHARES[0].task_ids)
     assert [task[0] for task in played[0]] == [*"aabaaaba"]  # so that no process has all of one
-    assert SharedTasks(SHARES, count=8, seed=1).of(7) == played[6]
+    assert draw_tasks(SHARES, count=8, seed=1).of(7) == played[6]
     assert draw_tasks(SHARES, count=8, seed=2).of(1) != played[0]
     others = [*itertools.islice(tasks.others(3), 4)]
     assert [task[0] for task in others] == [*"aaba"] and not set(others) & set(played[2])

@@ -178,7 +178,7 @@ class Run:
           NotLearning: it is one too many that moved no parameter.
         """
         parts, iteration = self.parts, state.done
-        more: dict[str, Any] = dict(sweep_metrics)
+        more: dict[str, Any] = dict(sweep_metrics) | parts.source.drawn
         versions = [t.policy_version for t in collected.trajectories]
         more["rollout/policy_lag"] = iteration - 1 - min(versions)
         if parts.config.log_checksum:

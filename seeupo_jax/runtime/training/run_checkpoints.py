@@ -66,7 +66,7 @@ class RunCheckpoints:
         if restored is None:
             return None
         done, train, notes = restored
-        self._resume_from(notes)
+        self._resume_from(done, notes)
         self._print_remat(notes)
         self._print_selection(notes)
         self._parts.progress.log(f"resuming after iteration {done}")
@@ -94,7 +94,7 @@ class RunCheckpoints:
         if restored is None:
             return state
         _, arrays, notes = restored
-        self._resume_from(notes)
+        self._resume_from(iteration - 1, notes)
         self._parts.progress.log(f"resuming in the sweep of iteration {iteration}")
         stopped_sweep = StoppedSweep(arrays, notes["sweep"], stored)
         return RunState(iteration - 1, arrays["state"], evaluated=True, stopped_sweep=stopped_sweep)
@@ -165,8 +165,9 @@ class RunCheckpoints:
 
     def _notes(self, state: RunState) -> dict[str, Any]:
         """What every checkpoint says of its run."""
-        parts = self._parts
-        return {
+        parts, success = self._parts, self._parts.source.success
+        drawn_by = {} if success is None else {"task_success": success.state(state.done)}
+        return drawn_by | {
             "config": to_dict(parts.config),
             "random": {"seed": parts.config.seed, "iteration": state.done},
             "remat": parts.policy.network.arch.remat,
@@ -175,14 +176,17 @@ class RunCheckpoints:
             "selected_on": parts.selects_on,
         }
 
-    def _resume_from(self, notes: Mapping[str, Any]) -> None:
-        """Takes a checkpoint's notes.
+    def _resume_from(self, done: int, notes: Mapping[str, Any]) -> None:
+        """Takes a checkpoint's notes; it was made after iteration `done`, or in the next one.
 
         Raises:
           ValueError: they are of another run.
         """
         check_same_run(self._parts.config, notes["config"])
         self._parts.stagnation.idle = notes.get("idle_iterations", 0)
+        success = self._parts.source.success
+        if success is not None:
+            success.restore(done, notes["task_success"])
 
     def _print_selection(self, notes: Mapping[str, Any]) -> None:
         """Warns where checkpoints so far were selected on another split than from now on."""

@@ -17,6 +17,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.base import TaskShare
 from seeupo_jax.parallel.fingerprint import fingerprint
 from seeupo_jax.rollout.collect import Collected, collect, group_requests, prefetch
+from seeupo_jax.rollout.curriculum import TaskSuccess
 from seeupo_jax.rollout.engine.sampling import truncation_note
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.resample import collection_number, resample
@@ -62,6 +63,10 @@ class TrajectorySource:
       worker: its environments are used by nothing else while `of` runs, nor
         prefetched for the next iteration where an evaluation needs them.
       shares: the tasks of the training split.
+
+    Attributes:
+      success: of each task; None without a curriculum.
+      drawn: metrics of the latest iteration's tasks; empty without a curriculum.
     """
 
     def __init__(
@@ -78,7 +83,12 @@ class TrajectorySource:
         for note in (*repeats(shares, config.rollout.tasks), truncation_note(**drawn)):
             if note is not None:
                 log(note)
-        self._tasks = draw_tasks(shares, count=config.rollout.tasks, seed=config.seed)
+        by_success = config.curriculum.by != "none"
+        self.success = TaskSuccess(config.curriculum) if by_success else None
+        self.drawn: dict[str, float] = {}
+        self._tasks = draw_tasks(
+            shares, count=config.rollout.tasks, seed=config.seed, success=self.success
+        )
         self._store = RolloutStore(workdir / "rollouts", log=log)
         self._made_by = made_by(config)
         self._sampler = ThreadPoolExecutor(1, thread_name_prefix="rollout")
@@ -120,6 +130,9 @@ class TrajectorySource:
             collected, stored, self.origin = stopped.collected, True, stopped.origin
         else:
             collected, stored = self._next(iteration, params)
+        if self.success is not None:  # before the next iteration's tasks are drawn
+            self.drawn = self.success.metrics(collected.sampled)
+            self.success.observe(iteration, collected.sampled)
         if stored and self._prefetched is not None:  # begun for what need not be sampled
             self._prefetched = None
             self._worker.host.drain()

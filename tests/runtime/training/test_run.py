@@ -266,6 +266,38 @@ def test_what_was_sampled_ahead_is_of_its_own_iteration_also_beside_stored_ones(
         assert_same_trajectories(collected.sampled, same.sampled)
 
 
+CURRICULUM = ("curriculum.by=variance", "algorithm.dynamic_sampling=1", "checkpoint.every=2")
+
+
+def drawn_with_a_checkpoint(run, state):
+    """The trajectories of three iterations, after the second of which a checkpoint is saved."""
+    brought = [run.rollout(iteration, state) for iteration in (1, 2)]
+    run.checkpoints.save(state._replace(done=2))
+    brought.append(run.rollout(3, state))
+    run.checkpoints.wait()
+    return brought, run.parts.source
+
+
+def test_a_resumed_run_draws_the_same_tasks_by_their_success(begin, tmp_path):
+    with begin("drawn", *CURRICULUM) as (run, state):
+        wanted, source = drawn_with_a_checkpoint(run, state)
+        saved = source.success.state(2)
+        assert source.drawn["curriculum/known_tasks"] == len(saved) > 4
+    notes = read_manifest(epath.Path(tmp_path / "drawn" / "checkpoints" / "2"))["extra"]
+    assert notes["task_success"] == saved
+    (tmp_path / "drawn" / "rollouts" / "3.rollouts").unlink()
+    with begin("drawn", *CURRICULUM) as (run, state):
+        assert state.done == 2
+        assert_same_trajectories(run.rollout(3, state).sampled, wanted[2].sampled)
+        assert run.parts.source.success.state(3) == source.success.state(3)
+    with begin("anew", *CURRICULUM, "rollout_ahead=1") as (run, state):
+        got, _ = drawn_with_a_checkpoint(run, state)
+    for collected, same in zip(got, wanted, strict=True):
+        assert_same_trajectories(collected.sampled, same.sampled)
+    with pytest.raises(ValueError, match="config.curriculum: got"), begin("drawn"):
+        pass
+
+
 def began(run):
     """Environments that have been asked to begin, and nobody has heard of yet."""
     return run.parts.worker.host.pool.open
