@@ -181,11 +181,12 @@ def _sweep(setup: Setup) -> Iterator[Program]:
 
     trunk = () if critic == "model" else ("parameters",)  # a model has its own
     state = ("parameters", "optimizer", "critic", "average", "scorer")
+    read_too = ("parameters",) if setup.config.algorithm.scorer == "head" else ()
     read = {
         "sweep/turn": (*state, "frozen"),
         "sweep/reference": ("reference", "frozen"),
         "sweep/value": (*trunk, "frozen", "critic"),
-        "sweep/scores": ("scorer", "frozen"),
+        "sweep/scores": (*read_too, "frozen", "scorer"),
         "sweep/scorer": (*state, "frozen"),
     }
     for program in sweep_programs(setup.learner, setup.trajectories):
@@ -201,8 +202,9 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             continue
         length, trips = int(size), shapes.microbatches(int(size))
         # Logits of every token, of none, or of an action's.
-        logits = dict.fromkeys(("sweep/score", "sweep/reference", "sweep/scores"), length)
-        logits["sweep/value"] = 0
+        of_tokens = length if setup.config.algorithm.scorer == "policy" else 0
+        logits = dict.fromkeys(("sweep/score", "sweep/reference"), length)
+        logits |= {"sweep/value": 0, "sweep/scores": of_tokens}
         rows, head = shapes.rows * trips, logits.get(kind, shapes.action)
         steps, hbm_bytes = {"sweep/turn": step_flops, "sweep/scorer": scorer_flops}, once * trips
         if kind in steps:
@@ -283,8 +285,9 @@ def scorer_flops(setup: Setup, length: int, *, computed: bool) -> float:
     """FLOPs of the scorer's step, on all action tokens, likewise."""
     shapes = setup.learner.shapes
     rows = shapes.rows * shapes.microbatches(length)
-    return flops.turn_step_flops(
-        setup.arch, rows, length, length, trees=shapes.share, computed=computed
+    kind = setup.config.algorithm.scorer
+    return flops.scorer_step_flops(
+        setup.arch, kind, rows, length, trees=shapes.share, computed=computed
     )
 
 

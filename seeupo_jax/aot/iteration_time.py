@@ -68,7 +68,7 @@ def estimate_iteration(
         "rollout/decode": drawn / programs["rollout/decode"].work.tokens,
         "sweep/score": float(scoring_passes(setup.config)),
         "sweep/value": 1.0,
-        "sweep/scorer": 1.0,
+        "sweep/scorer": float(setup.config.algorithm.scorer_epochs),
     }
     parts = [
         Part(kind, times, times * line.step_s, times * line.serial_s)

@@ -83,6 +83,10 @@ class Algorithm(LossOptions):
     """istar: trajectories of a larger reward succeeded; each is paired with its group's others."""
     pair_score: str = choice("mean", "sum")
     """istar: what a pair compares: the mean or the sum of a trajectory's implicit rewards."""
+    progress_coef: float = within(0, 1000, 1.0)
+    """spa: weight of what a turn contributed to the reward, as the progress estimator says."""
+    grounding_coef: float = within(0, 1000, 0.5)
+    """spa: weight of whether the environment could execute the turn's action."""
     scorer_rate: float = above(0, 1.0, most=1000)
     """Learning rate of the model that scores turns (istar), in units of the policy's."""
     bootstrap_truncated: bool = False
@@ -93,12 +97,16 @@ class Algorithm(LossOptions):
     """canon: what a group's trajectories are divided by: turns, sampled tokens, their entropy."""
     canon_mu: float = within(0, 1, 0.5)
     """canon: weight of the comparison with the other half; 0.5 is the group's mean as baseline."""
+    """Learning rate of the model that scores turns (istar, spa), in units of the policy's."""
+    scorer_epochs: int = within(1, 1000, 1)
+    """Optimizer steps of the model that scores turns (istar, spa) in an iteration."""
     old_policy: str = choice("iteration", "turn")
     """Denominator of ratios: the policy that sampled, or the one before the turn's step."""
     pool_mean: str = choice("all", "active")
     """A step's sum is divided by all trajectories, or by those that have the turn."""
     critic: str = choice("none", "head", "model")
-    """The value function, which only advantage=gae reads: a head on the policy, or a model."""
+    """The value function, which advantage=gae and spa read: a head on the policy, or a model. The
+    progress estimator of spa is of the same kind."""
     value_coef: float = above(0, 0.5, most=1000)
     """Coefficient of the value function's loss."""
     value_clip: float | None = above(0, 0.2)
@@ -151,7 +159,10 @@ class Algorithm(LossOptions):
     def scorer(self) -> str | None:
         """Kind of the model beside the policy that scores turns; None: the estimator needs none."""
         needs = find_entry("advantage", self.advantage).needs
-        return "policy" if "implicit_NK" in needs else None
+        if "implicit_NK" in needs:
+            return "policy"
+        own = "head" if self.critic == "none" else self.critic
+        return own if "progress_NL" in needs else None
 
     @property
     def adapts_clip(self) -> bool:

@@ -86,9 +86,16 @@ _RULES = (
     _Rule(
         "scorer_rate",
         "advantage",
-        lambda estimator: "implicit_NK" in estimator.needs,
+        lambda estimator: estimator.scored,
         "1 unless {}, whose model beside the policy it steps",
-        lambda own, estimator: own.scorer_rate == 1 or own.scorer is not None,
+        lambda own, estimator: own.scorer_rate == 1 or estimator.scored,
+    ),
+    _Rule(
+        "scorer_epochs",
+        "advantage",
+        lambda estimator: estimator.scored,
+        "1 unless {}, whose model beside the policy it steps",
+        lambda own, estimator: own.scorer_epochs == 1 or estimator.scored,
     ),
     _Rule(
         "scale",

@@ -28,7 +28,11 @@ from seeupo_jax.envs.base import (
 
 ROLES = ("system", "user", "assistant", "tool")
 OWN_REWARD = "env"  # what `StepResult.reward` is called among the rewards by name
-STATES = "states"  # of `info`: where an environment names the states itself
+# Lists of `info` that training reads, by name: the type of what they hold of each step so far.
+_OF_STEPS = {
+    "states": (str, "texts"),  # the environment's own names of its states
+    "executed": (bool, "booleans"),  # whether it could execute the step's action
+}
 _FIELDS = ("observation", "reward", "done", "info")
 _MOST_REWARDS = 64  # by name, of a step
 _SHOWN = 60  # characters of a refused value
@@ -335,16 +339,18 @@ def _info(value: Any, turn: int | None) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise _refuse("step() info", value, "a dict")
     info = plain(value)
-    if STATES in info and turn is not None:
-        _check_states(info[STATES], turn)
+    if turn is not None:
+        for name, (kind, words) in _OF_STEPS.items():
+            if name in info:
+                _check_of_steps(name, info[name], kind, words, turn + 1)
     return info
 
 
-def _check_states(states: Any, turn: int) -> None:
-    named = isinstance(states, list) and all(isinstance(state, str) for state in states)
-    if not named or len(states) != turn + 1:
-        allowed = f"a list of {turn + 1} texts, one for each step so far"
-        raise _refuse(f'step() info["{STATES}"]', states, allowed)
+def _check_of_steps(name: str, given: Any, kind: type, words: str, steps: int) -> None:
+    listed = isinstance(given, list) and all(isinstance(one, kind) for one in given)
+    if not listed or len(given) != steps:
+        allowed = f"a list of {steps} {words}, one for each step so far"
+        raise _refuse(f'step() info["{name}"]', given, allowed)
 
 
 def _number(value: Any) -> float | None:

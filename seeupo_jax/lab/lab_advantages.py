@@ -20,6 +20,8 @@ LACKING = {
     "old_logp_NL": _NO_PENALTY,
     "ref_logp_NL": _NO_PENALTY,
     "implicit_NK": _NO_SCORER,
+    "progress_NL": _NO_SCORER,
+    "executed_NL": "every action of the laboratory is executed",
 }
 _FLAT = 1e-6  # as in `group_relative_advantage`
 

@@ -236,6 +236,7 @@ def turn_batch(
     per_token: Mapping[str, Sequence[np.ndarray]],
     *,
     action: int,
+    behind: bool = False,
 ) -> TurnBatch:
     """Pads spans into a TurnBatch of host arrays.
 
@@ -243,6 +244,8 @@ def turn_batch(
       per_token: fields of every token, by the names of `TurnBatch` without their axes; one
         array a segment, aligned with its tokens.
       action: A of the batch; no span has more.
+      behind: whether what is asked of a token is read from its own hidden state instead of from
+        that which predicts it.
     """
     L, R, forest, spans = layout.length, shapes.rows, layout.forest, layout.spans
     M, P = shapes.microbatches(L, len(forest.tokens)), shapes.spans(len(spans))
@@ -260,7 +263,7 @@ def turn_batch(
         slot[place, :size] = predicted.slots(
             int(forest.row_S[place]),
             index_L[span.position_A],
-            index_L[span.position_A - 1],
+            index_L[span.position_A if behind else span.position_A - 1],
             rows.tokens[span.segment][span.position_A],
         )
         mask[place, :size] = 1
@@ -278,6 +281,14 @@ def turn_batch(
         segment_MRL=segment,
         **{f"{name}_PA": array for name, array in padded.items()},
     )
+
+
+def scatter(
+    numbers: Sequence[np.ndarray], spans: Sequence[ActionSpan], scored_PA: np.ndarray
+) -> None:
+    """Writes what a batch's program found of action tokens to their segments' tokens."""
+    for span, scored_A in zip(spans, scored_PA, strict=False):
+        numbers[span.segment][span.position_A] = scored_A[: span.position_A.size]
 
 
 class Predicted:

@@ -123,8 +123,8 @@ class Learner:
 
     @functools.cached_property
     def value(self) -> Program:
-        """`update.value` from the trained parameters on, with a critic; see there."""
-        critic = self.critic
+        """`update.value` from the trained parameters on, with a critic or its like; see there."""
+        critic = self.scorer if self.critic is None else self.critic
 
         def value(frozen: Any, params: Any, own: Any, batch: TurnBatch) -> jax.Array:
             return turn_step.value(self.network, critic, join(params, frozen), own, batch)
@@ -158,7 +158,8 @@ class Learner:
     def scorer(self) -> Scorer | None:
         """The model that scores turns; None: the estimator needs none."""
         own = self.scorer_optimizer
-        return make_scorer(self.algorithm, self.optimizer if own is None else own, self.temperature)
+        optimizer, width = self.optimizer if own is None else own, self.network.arch.width
+        return make_scorer(self.algorithm, width, optimizer, self.temperature)
 
     def at_iteration(self, state: TrainState, iteration: int) -> TrainState:
         """The state with the learning rates of an iteration (1, 2, ...)."""

@@ -18,7 +18,7 @@ from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.learner.step.turn_step import StepResult
 from seeupo_jax.parallel.compiling import compile_all
 from seeupo_jax.trajectories.rewards_by_name import OWN_REWARD
-from seeupo_jax.types import TrainState
+from seeupo_jax.types import TrainState, TurnBatch
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,7 @@ def compile_programs(
 
 def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
     """Of the whole trajectories, by the policies, the critic and the scorer; the scorer's step."""
-    size = {"length": length, "action": learner.shapes.longest}
-    batch = empty_batch(rows, learner.shapes, **size)
+    batch = empty_batch(rows, learner.shapes, length=length, action=learner.shapes.longest)
     yield _call(f"sweep/score {length}", learner.begin, lambda state, _: (state.params, batch))
     yield _call(f"sweep/reference {length}", learner.begin, lambda _, params: (params, batch))
     if learner.critic is not None:
@@ -121,18 +120,30 @@ def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progr
             lambda state, _: (state.params, state.critic.params, batch),
         )
     if learner.scorer is not None:
-        yield _call(
-            f"sweep/scores {length}",
-            learner.begin,
-            lambda state, _: (state.scorer.params["trunk"], batch),
-        )
-        sloped = empty_batch(rows, learner.shapes, ("slope",), **size)
-        yield _call(
-            f"sweep/scorer {length}",
-            learner.scorer_step,
-            lambda state, _: (state, sloped),
-            returns_state=True,
-        )
+        yield from _scorer_programs(learner, rows, batch, length)
+
+
+def _scorer_programs(
+    learner: Learner, rows: Rows, batch: TurnBatch, length: int
+) -> Iterator[Program]:
+    """What the model that scores turns says of a batch, and its step."""
+    action = learner.shapes.longest
+    sloped = empty_batch(rows, learner.shapes, ("slope",), length=length, action=action)
+
+    def of_tokens(state: TrainState, _: Any) -> tuple[Any, ...]:
+        return state.scorer.params["trunk"], batch
+
+    def of_turns(state: TrainState, _: Any) -> tuple[Any, ...]:
+        return state.params, state.scorer.params, batch
+
+    found = (learner.begin, of_tokens) if learner.scorer.of_tokens else (learner.value, of_turns)
+    yield _call(f"sweep/scores {length}", *found)
+    yield _call(
+        f"sweep/scorer {length}",
+        learner.scorer_step,
+        lambda state, _: (state, sloped),
+        returns_state=True,
+    )
 
 
 def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:

@@ -16,11 +16,12 @@ from seeupo_jax.learner.batching import (
     Rows,
     all_actions,
     lay_out,
+    scatter,
     turn_batch,
 )
 from seeupo_jax.learner.credit.advantages import credit_tokens
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
-from seeupo_jax.learner.credit.turn_scores import scorer_loss
+from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.types import TrainState, Trajectory, TurnBatch, learnable
 
@@ -138,14 +139,6 @@ class SweepState(NamedTuple):
         return self.with_logp("old_logp", *self.pending_logp)._replace(pending_logp=None)
 
 
-def scatter(
-    numbers: Sequence[np.ndarray], spans: Sequence[ActionSpan], scored_PA: np.ndarray
-) -> None:
-    """Writes what a batch's program found of action tokens to their segments' tokens."""
-    for span, scored_A in zip(spans, scored_PA, strict=False):
-        numbers[span.segment][span.position_A] = scored_A[: span.position_A.size]
-
-
 def begin_sweep(
     learner: Learner,
     train: TrainState,
@@ -188,13 +181,12 @@ def begin_sweep(
         per_token["start_logp"] = old_logp
     scores: dict[str, Sequence[np.ndarray]] = {"entropy": initial["entropy"]}
     if learner.scorer is not None:
-        scored = score(learner, train.scorer.params["trunk"], batch)
-        scores["scorer_logp"] = ragged(scored[0])
-        train, told = _train_scorer(learner, train, rows, trajectories, layout, per_token | scores)
+        train, said, told = score_turns(learner, train, rows, trajectories, per_token)
+        scores.update(said)
         metrics |= told
     per_token |= derived_per_token(learner, rows, initial)
     algorithm, weights = learner.algorithm, learner.reward_weights
-    known = per_token | scores
+    known = {**per_token, **scores}
     arrays = CreditArrays(algorithm, learner.shapes, rows, trajectories, known, weights)
     credit, shares = credit_tokens(algorithm, arrays)
     per_token |= credit
@@ -204,29 +196,6 @@ def begin_sweep(
     data = SweepData(rows, count_valid(learner, trajectories), initial, metrics)
     ones_N = learner.replicate(np.ones(rows.trajectories, np.float32))
     return SweepState(data, train, ones_N, per_token)
-
-
-def _train_scorer(
-    learner: Learner,
-    train: TrainState,
-    rows: Rows,
-    trajectories: Sequence[Trajectory],
-    layout: Layout,
-    per_token: PerToken,
-) -> tuple[TrainState, dict[str, float]]:
-    """The scorer's step on an iteration's trajectories, and metrics; `train` is donated.
-
-    What it said of them before this step is what they are credited with.
-    """
-    shapes, algorithm = learner.shapes, learner.algorithm
-    arrays = CreditArrays(algorithm, shapes, rows, trajectories, per_token)
-    loss = scorer_loss(algorithm, arrays, rows, trajectories)
-    if loss.slope is None:
-        return train, loss.metrics
-    batch = turn_batch(rows, layout, shapes, {"slope": loss.slope}, action=shapes.longest)
-    train, told = learner.scorer_step(train, batch)
-    numbers = {f"sweep/{name}": float(x) for name, x in jax.device_get(told).items()}
-    return train, loss.metrics | numbers
 
 
 def count_valid(learner: Learner, trajectories: Sequence[Trajectory]) -> int:

@@ -83,16 +83,19 @@ def iteration_flops(found: AbstractRun) -> float:
         )
         for end in step_ends(config)
     ]
-    if config.algorithm.scorer is not None:
-        whole = (rows(context), length, length)
-        steps.append(flops.turn_step_flops(arch, *whole, trees=shapes.share, computed=True))
+    if (kind := config.algorithm.scorer) is not None:
+        whole = (rows(context), length)
+        each = flops.scorer_step_flops(arch, kind, *whole, trees=shapes.share, computed=True)
+        steps += [each] * config.algorithm.scorer_epochs
     forward = sum(flops.forward_flops(arch, each) for each in (sampled, *scores))
     return forward + sum(steps)
 
 
 def scoring_passes(config: Config) -> int:
     """Passes over whole trajectories: by the old and the reference policy, and by a scorer."""
-    return 1 + (config.algorithm.kl_coef > 0) + (config.algorithm.scorer is not None)
+    algorithm = config.algorithm
+    scored = 0 if algorithm.scorer is None else algorithm.scorer_epochs
+    return 1 + (algorithm.kl_coef > 0) + scored
 
 
 def time_lines(found: AbstractRun) -> list[str]:

@@ -105,6 +105,28 @@ def turn_step_flops(
     return projections + attention + head + backward + refreshed + own
 
 
+def scorer_step_flops(
+    arch: Architecture,
+    kind: str,
+    rows: int,
+    length: int,
+    *,
+    trees: bool = True,
+    computed: bool = False,
+) -> float:
+    """FLOPs of a step of the model that scores turns, on all of an iteration's rows.
+
+    Args:
+      kind: a `policy` has logits, a `model` next to none; a `head` only reads what a pass forwards
+        makes.
+    """
+    if kind == "head":
+        work = Pass(rows, length, trees=trees)
+        return forward_flops(arch, work, computed=computed)
+    action = length if kind == "policy" else 0
+    return turn_step_flops(arch, rows, length, action, trees=trees, computed=computed)
+
+
 def _kernel(arch: Architecture, work: Pass) -> str:
     """The kernel of attention that a pass of this shape uses."""
     if work.past or (work.trees and arch.attention != "splash"):

@@ -140,6 +140,8 @@ def _tiny_batch() -> dict[str, jax.Array]:
         "mask_NK": mask_NK,
         "implicit_NK": np.where(mask_NK, np.linspace(-0.2, 0.1, 12).reshape(4, 3), 0),
         "reward_NL": np.stack([np.zeros_like(reward_NK), reward_NK], axis=2).reshape(4, 6),
+        "progress_NL": np.stack([np.zeros_like(reward_NK), 0.3 * mask_NK], axis=2).reshape(4, 6),
+        "executed_NL": np.stack([np.zeros_like(reward_NK), 1.0 * mask_NK], axis=2).reshape(4, 6),
         "turn_NL": np.where(mask_NL, np.repeat(turns, 2), -1),
         "mask_NL": mask_NL,
         "value_NL": np.where(mask_NL, 0.5, 0),

@@ -312,7 +312,7 @@ def new_state(
     steps, width = total_steps(config), policy.network.arch.width
     critic = make_critic(config.algorithm, width, critic_optimizer(config, total_steps=steps))
     scored_by = scorer_optimizer(config, total_steps=steps)
-    scorer = make_scorer(config.algorithm, scored_by, config.rollout.temperature)
+    scorer = make_scorer(config.algorithm, width, scored_by, config.rollout.temperature)
     ema = config.optimizer.ema is not None
     layout = state_layout(policy.mesh, optimizer, params, config.offload, critic, ema, scorer)
     is_struct = isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)

@@ -192,8 +192,12 @@ def test_hgpo_is_gigpo_with_another_credit():
     assert differing("hgpo", "gigpo") == {"advantage": "hgpo"}
 
 
-def test_only_ppo_has_a_value_function():
-    assert [n for n, fields in RECIPES.items() if fields["critic"] != "none"] == ["ppo"]
+def test_only_ppo_and_spa_have_a_value_function():
+    assert [n for n, fields in RECIPES.items() if fields["critic"] != "none"] == ["ppo", "spa"]
+
+
+def test_spa_is_ppo_with_another_credit():
+    assert differing("spa", "ppo") == {"advantage": "spa"}
 
 
 def test_only_dapo_samples_again():

@@ -68,7 +68,7 @@ def test_clips_are_the_laboratorys_unless_the_recipe_has_its_own():
     assert Settings(weight_clip=0.3).algorithm("seeupo").weight_clip == 0.3
 
 
-WITHOUT = ["istar"]  # which need a model beside the policy
+WITHOUT = ["istar", "spa"]  # which need a model beside the policy
 
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in WITHOUT])

@@ -78,9 +78,9 @@ def batch(seed):
 def _with_turns(index, trajectory, rng):
     names = [str(name) for name in rng.choice(["left", "right"], trajectory.turns)]
     rewards = tuple(float(reward) for reward in rng.normal(size=trajectory.turns))
-    named = dataclasses.replace(
-        trajectory, info={"states": names}, rewards=_rewards(index, trajectory)
-    )
+    executed = [(index + turn) % 3 > 0 for turn in range(trajectory.turns)]
+    info = {"states": names, "executed": executed}
+    named = dataclasses.replace(trajectory, info=info, rewards=_rewards(index, trajectory))
     if not trajectory.failed:
         named = dataclasses.replace(named, stop=("done", "max_turns", "max_tokens")[index % 3])
     if index % 2:
@@ -129,7 +129,7 @@ def assert_equal_to_the_twin(made, seed, order, **rest):
 def test_a_recipes_sweep_is_the_twins(name):
     order = ORDERS.get(name, ALL)
     choices = {} if RECIPES[name].get("kl_coef") == 0 else LOUD
-    choices = choices | (SILENT_CRITIC if name == "ppo" else {})
+    choices = choices | (SILENT_CRITIC if RECIPES[name]["critic"] != "none" else {})
     made = learner(name, **choices, **TWICE if order == ALL else {})
     observed, _ = assert_equal_to_the_twin(made, len(name), order)
     assert (observed.metrics["sweep/clip_fraction"] > 0) == (made.algorithm.objective != "logp")
@@ -214,7 +214,7 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     trajectories, rng = batch_for(name, 6), np.random.default_rng(0)
     rows = Rows.of(trajectories, grouped=algorithm.grouped)
     draw = lambda size: rng.normal(size=size).astype(np.float32)  # noqa: E731
-    names = ("old_logp", "ref_logp", "value", "scorer_logp", "entropy")
+    names = ("old_logp", "ref_logp", "value", "scorer_logp", "entropy", "progress")
     per_token = {name: [draw(len(turn_L)) for turn_L in rows.turn] for name in names}
     weights = {"reward_weights": REWARD_WEIGHTS}
     credit = assign_credit(algorithm, SHAPES, rows, trajectories, per_token, **weights)
@@ -226,6 +226,8 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     penalty = [0.1 * penalised * (old_L - ref_L)[span.position_A] for span, old_L, ref_L in pairs]
     pairs = zip(spans, per_token["scorer_logp"], per_token["old_logp"], strict=True)
     odds = [(own_L - old_L)[span.position_A] for span, own_L, old_L in pairs]
+    pairs = zip(spans, per_token["progress"], strict=True)
+    progress = [said_L[span.position_A] for span, said_L in pairs]
     kept = learnable(trajectories, grouped=algorithm.grouped)
 
     def nested_as_trajectories(name):
@@ -239,7 +241,7 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
 
     def advantages(**other):
         options = twin.Options([], **both | weights | other)
-        known = values, odds, entropies
+        known = values, odds, entropies, progress
         nested = token_advantages(trajectories, spans, penalty, options, *known)
         return [nested[span.trajectory][span.place] for span in spans]
 

@@ -222,6 +222,7 @@ def test_as_many_programs_are_compiled_as_were_told(begin, model, overrides):
         {"advantage": "returns", "scale": "none"},
         {"advantage": "gae", "critic": "head"},
         {"advantage": "istar"},
+        {"advantage": "spa", "critic": "head"},
     ],
 )
 def test_crediting_compiles_what_is_named(model, choices):

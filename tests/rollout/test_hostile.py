@@ -33,6 +33,7 @@ SENTENCES = {
     "unpaid": "step() reward: got None; allowed: a finite number",
     "done": "step() done: got 'no' (str); allowed: True or False.",
     "states": "step() info[\"states\"]: got ['a', 'b', 'c'] (list); allowed: a list of 1 texts",
+    "executed": 'step() info["executed"]: got [1] (list); allowed: a list of 1 booleans',
     "unnamed": "step() rewards: got [0.5] (list); allowed: a dict of at most 64 numbers by name.",
     "misnamed": "step() rewards: got the name 'a/b' (str); allowed: 1 to 64 letters, digits,",
     "renamed": "step() rewards: got the name 'env' (str); allowed: 1 to 64 letters, digits,",

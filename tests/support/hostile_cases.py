@@ -40,6 +40,7 @@ class Hostile:
         "unpaid": ("step", lambda: StepResult(SAYS, None, False)),
         "done": ("step", lambda: StepResult(SAYS, 0.5, "no")),
         "states": ("step", lambda: StepResult(SAYS, 0.5, False, {"states": ["a", "b", "c"]})),
+        "executed": ("step", lambda: StepResult(SAYS, 0.5, False, {"executed": [1]})),
         "unnamed": ("step", lambda: StepResult(SAYS, 0.5, False, {}, [0.5])),
         "misnamed": ("step", lambda: StepResult(SAYS, 0.5, False, {}, {"a/b": 0.5})),
         "renamed": ("step", lambda: StepResult(SAYS, 0.5, False, {}, {"env": 0.5})),

@@ -19,7 +19,7 @@ class Token:
 
     penalty: what the reward of sampling it is less. value: the critic's, of the state before it.
     odds: log-probability by the scorer less that of the old policy.
-    entropy: of what it was drawn from.
+    entropy: of what it was drawn from. progress: what the progress estimator says at it.
     """
 
     turn: int
@@ -29,13 +29,14 @@ class Token:
     value: float = field(default=0.0, compare=False)
     odds: float = field(default=0.0, compare=False)
     entropy: float = field(default=0.0, compare=False)
+    progress: float = field(default=0.0, compare=False)
 
 
 def grouped(options: Any) -> bool:
     """Whether an advantage is a comparison within a group."""
     if options.advantage == "grae":
         return options.baseline in ("mean", "leave_one_out")
-    return options.advantage not in ("returns", "gae")
+    return options.advantage not in ("returns", "gae", "spa")
 
 
 def learnable(trajectories: Sequence[Any], grouped: bool = True) -> list[bool]:
@@ -147,6 +148,7 @@ def token_advantages(
     values: Sequence[Sequence[np.ndarray]] | None = None,
     odds: Sequence[np.ndarray] | None = None,
     entropies: Sequence[Sequence[np.ndarray]] | None = None,
+    progress: Sequence[np.ndarray] | None = None,
 ) -> list[list[np.ndarray]]:
     """Per trajectory and segment, the advantage of each token [L], 0 at context.
 
@@ -154,8 +156,9 @@ def token_advantages(
       pieces: every sampled token of what is learned from, a piece a segment.
       penalty: per piece, what of these tokens [A] the reward is less by.
       values: per trajectory and segment, the critic's value of each token [L], for gae.
-      odds: per piece, log(scorer / old policy) of these tokens [A], for istar; None: all 0.
       entropies: as the values, the entropy of what each token was drawn from, for canon.
+      odds, progress: per piece, log(scorer / old policy) of these tokens [A], for istar, and what
+        the progress estimator says at them, for spa; None: all 0.
     """
     tokens: list[list[Token]] = [[] for _ in trajectories]
     for number, (piece, penalty_A) in enumerate(zip(pieces, penalty, strict=True)):
@@ -165,8 +168,8 @@ def token_advantages(
                 0.0 if numbers is None else numbers[piece.trajectory][place][position]
                 for numbers in (values, entropies)
             )
-            own = 0.0 if odds is None else odds[number][j]
-            token = Token(turn, place, position, less, value, own, entropy)
+            own, said = (0.0 if x is None else x[number][j] for x in (odds, progress))
+            token = Token(turn, place, position, less, value, own, entropy, said)
             tokens[piece.trajectory].append(token)
     estimate = ESTIMATORS[options.advantage]
     credit = [[np.zeros(len(s.tokens_L)) for s in t.segments] for t in trajectories]
@@ -388,6 +391,21 @@ def hgpo(rewards: Any, groups: Any, states: Any, options: Any) -> list[np.ndarra
     return _scaled(result, options)
 
 
+def spa_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """SPA-RL, arXiv:2505.20732: generalized advantages of alpha c, and beta g at a turn's end."""
+    advantages = []
+    for trajectory, own in zip(trajectories, tokens, strict=True):
+        executed = trajectory.info.get("executed", [True] * len(turn_rewards(trajectory)))
+        reward_J = np.array([options.progress_coef * token.progress for token in own])
+        for j, token in enumerate(own):
+            if j + 1 == len(own) or own[j + 1].turn != token.turn:
+                reward_J[j] += options.grounding_coef * executed[token.turn]
+        value_J = np.array([token.value for token in own])
+        trace = {"discount": options.discount, "trace": options.gae_lambda}
+        advantages.append(generalized_advantages(reward_J, value_J, **trace))
+    return all_standardized(advantages, scale=options.scale, clip=options.advantage_clip)
+
+
 def implicit_rewards(trajectory: Any, tokens: Sequence[Token], coef: float) -> np.ndarray:
     """Of each turn, the coefficient times what the scorer finds its tokens likelier by: [K]."""
     reward_K = np.zeros(len(turn_rewards(trajectory)))
@@ -528,6 +546,7 @@ def _of_trajectories(
 ESTIMATORS = {
     "a2tgpo": gain_credit,
     "istar": istar_credit,
+    "spa": spa_credit,
     "grae": group_credit,
     "returns": returns_credit,
     "gae": gae_credit,

@@ -73,6 +73,8 @@ class Options:
     a_grae_alpha: float = 1.0
     canon_metric: str = "turns"
     canon_mu: float = 0.5
+    progress_coef: float = 1.0
+    grounding_coef: float = 0.5
     objective: str = "clipped"
     ratio: str = "geometric"
     old_policy: str = "iteration"

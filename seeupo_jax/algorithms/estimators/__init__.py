@@ -32,6 +32,8 @@ ARRAYS = {
     "rewards_NQ": "float32, of the trajectory, each named reward before its weight",
     "reward_weight_Q": "float32, the weight of each named reward",
     "reward_NL": "float32, of each turn at its last token",
+    "progress_NL": "float32, of each turn at its last token: what a scorer says it contributed",
+    "executed_NL": "float32, of each turn at its last token: 1 if the environment executed it",
     "turn_NL": "int32, the token's turn; -1 outside the mask",
     "mask_NL": "bool, whether there is such a token",
     "value_NL": "float32, the critic's, before the token",
@@ -40,6 +42,10 @@ ARRAYS = {
     "truncated_N": "bool, whether a limit of turns or tokens ended it (`max_turns`, `max_tokens`)",
     "metric_N": "float32, what `canon_metric` names: turns, sampled tokens or their mean entropy",
 }
+
+
+# Those that come from a model beside the policy, which is another one for each.
+SCORED = frozenset({"implicit_NK", "progress_NL"})
 
 
 class Credit(NamedTuple):
@@ -95,6 +101,16 @@ class Estimator:
             if isinstance(arrays, str) or not set(arrays) <= set(ARRAYS):
                 allowed = f"a tuple of {', '.join(ARRAYS)}"
                 raise ValueError(f"Estimator.{name}: got {arrays!r}; allowed: {allowed}.")
+        if SCORED.issubset(self.needs):
+            raise ValueError(
+                f"Estimator.needs: got {' and '.join(sorted(SCORED))}; allowed: one of them, since"
+                " one model beside the policy scores turns."
+            )
+
+    @property
+    def scored(self) -> bool:
+        """Whether a model beside the policy, other than a critic, scores turns for it."""
+        return not SCORED.isdisjoint(self.needs)
 
     def reads(self, choice: str) -> bool:
         """Whether a field of `config.algorithm` is among its options."""

@@ -34,7 +34,7 @@ from seeupo_jax.configuration.recipes.seeupo_recipes import (
     seeupo_random,
     seeupo_unweighted,
 )
-from seeupo_jax.configuration.recipes.turn_recipes import a2tgpo, gigpo, hgpo, istar, matchtir
+from seeupo_jax.configuration.recipes.turn_recipes import a2tgpo, gigpo, hgpo, istar, matchtir, spa
 
 _TABLE: tuple[Callable[[], Choices], ...] = (
     seeupo,
@@ -62,6 +62,7 @@ _TABLE: tuple[Callable[[], Choices], ...] = (
     gdpo,
     dvao,
     matchtir,
+    spa,
 )
 
 # Recipe -> the fields of `config.algorithm` that it sets.

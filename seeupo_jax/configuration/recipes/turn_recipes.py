@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from seeupo_jax.configuration.recipes.outcome_recipes import ppo
 from seeupo_jax.configuration.recipes.seeupo_recipes import Choices, one_action, parallel
 
 
@@ -102,3 +103,15 @@ def matchtir() -> Choices:
         "clip_high": 0.2,
         "kl_coef": 0.001,
     }
+
+
+def spa() -> Choices:
+    """PPO on rewards per turn, r_it = α c_it + β g_it, from a progress estimator.
+
+    c_it is the estimator's contribution of turn t to the trajectory's reward, trained by
+    (Σ_t c_it - r_i)^2; g_it is 1 if the environment could execute the turn's action. SPA-RL,
+    arXiv:2505.20732, which gives no α and β: here 1 and, as in its authors' prm/rl_data_org.py
+    (WangHanLinHenry/SPA-RL-Agent), 0.5. There the estimator is trained before the policy, on
+    trajectories of their own; here beside it.
+    """
+    return ppo() | {"advantage": "spa", "progress_coef": 1.0, "grounding_coef": 0.5}

@@ -27,6 +27,7 @@ SPLITS = {"train": "train", "test": "dev"} | {
     name: name for name in ("dev", "test_normal", "test_challenge")
 }
 _SERVER_MARGIN_S = 20  # of a request beyond its code: saving the world, evaluating it
+_RAISED = "Execution failed."  # how AppWorld begins the output of code that raised
 
 
 @dataclass
@@ -158,6 +159,7 @@ class _Episode:
     def __init__(self, options: AppWorld, server: OwnServer | PoolServer, task_id: str):
         self._options, self._server, self._task_id = options, server, task_id
         self._calls = self._outputs_cut = 0
+        self._executed: list[bool] = []  # of each step
         self._done = False
         self._reward = EpisodeReward(options.reward)
         self._evaluate()
@@ -168,9 +170,12 @@ class _Episode:
         self._calls += 1
         self._reward.read(text)
         code, answer = _read(text)
+        self._executed.append(code is not None)
         completed = False
         if code is not None:
-            answer = output_message(self._cut(self._call("execute", code=code)))
+            output = self._call("execute", code=code)
+            self._executed[-1] = not output.startswith(_RAISED)
+            answer = output_message(self._cut(output))
             completed = self._call("task_completed")
             self._evaluate()
         out_of_calls = not completed and self._calls >= self._options.max_calls
@@ -182,6 +187,7 @@ class _Episode:
             "calls": self._calls,
             "outputs_cut": self._outputs_cut,
             "bad_call": code is None,
+            "executed": [*self._executed],
             "out_of_calls": out_of_calls,
         }
         observation = ({"role": "user", "content": answer},)

@@ -18,7 +18,7 @@ from seeupo_jax.envs.bfcl.benchmark_files import (
     split_ids,
 )
 from seeupo_jax.envs.bfcl.formats import FORMATS, to_tool
-from seeupo_jax.envs.bfcl.simulated_apis import Task, Verdict, World
+from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, Task, Verdict, World
 from seeupo_jax.envs.call_matching import MatchingReward
 from seeupo_jax.envs.episode_rewards import REWARDS, EpisodeReward
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError
@@ -181,6 +181,7 @@ class _Episode:
         self._task, self._options = task, options
         self._world, self._verdict = World(task), Verdict(task)
         self._responses: list[str] = []  # of this user turn's calls
+        self._executed: list[bool] = []  # of each step
         self._user_turns = self._calls = self._calls_in_user_turn = self._observations_cut = 0
         self._done = False
         self._reward = EpisodeReward(options.reward)
@@ -194,10 +195,12 @@ class _Episode:
         self._calls += 1
         self._calls_in_user_turn += 1
         self._reward.read(text)
+        self._executed.append(True)
         try:
             calls, bad_call = FORMATS[self._options.format].parse(text), False
         except ToolCallError as error:
             observation, bad_call = (self._answer(json.dumps({"error": str(error)})),), True
+            self._executed[-1] = False
             rewards = self._match(())
         else:
             rewards = self._match(calls)
@@ -211,6 +214,7 @@ class _Episode:
             "observations_cut": self._observations_cut,
             "degenerate": self._reward.degenerate,
             "bad_call": bad_call,
+            "executed": [*self._executed],
             "out_of_calls": self._done and not ended,
         }
         paid = self._reward.pay(self._verdict.share)
@@ -222,6 +226,7 @@ class _Episode:
     def _run(self, calls: Sequence[ToolCall]) -> tuple[Message, ...]:
         responses = [self._world.call(call) for call in calls]
         self._responses += responses
+        self._executed[-1] = not any(text.startswith(CALL_FAILED) for text in responses)
         return tuple(self._answer(response) for response in responses)
 
     def _end_user_turn(self) -> tuple[Message, ...]:

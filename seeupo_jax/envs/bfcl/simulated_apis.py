@@ -23,6 +23,9 @@ from typing import Any
 from seeupo_jax.envs.base import Message, Missing
 from seeupo_jax.envs.tool_calls import ToolCall, parse_python
 
+CALL_FAILED = (
+    "Error during execution: "  # how the official executor begins an answer to such a call
+)
 MAX_DIGITS = 1000  # of a number that a call computes: mpmath takes 5 ms for these, 0.8 s for 30,000
 MAX_PATHS = 100_000  # characters of all the paths that a file system may list
 
@@ -95,7 +98,7 @@ class World:
         try:
             return self._run(call)
         except Exception as error:
-            return f"Error during execution: {error}"
+            return f"{CALL_FAILED}{error}"
 
     def read(self, source: str) -> ToolCall:
         """A reference call from its Python source, every argument with its name."""

@@ -129,7 +129,7 @@ class Case:
 
     def __init__(self, task: world.Task):
         self.desk = Desk(task)
-        self._turns = self._bad_calls = 0
+        self._turns, self._executed = 0, list[bool]()
 
     def step(self, text: str) -> StepResult:
         """Executes a response's one tool call; the reply, or the sixth turn, ends the case.
@@ -143,13 +143,15 @@ class Case:
         self._turns += 1
         try:
             answer = desk.call(_single_call(text))
+            self._executed.append(True)
         except (_Refusal, ToolCallError) as error:
             answer = json.dumps({"error": str(error)})
-            self._bad_calls += 1
+            self._executed.append(False)
         done = desk.outcome is not None or self._turns >= MAX_TURNS
         observation = () if done else ({"role": "tool", "content": answer},)
         reward = self.score() if done else 0.0
-        return StepResult(observation, reward, done, {"bad_calls": self._bad_calls})
+        info = {"bad_calls": self._executed.count(False), "executed": [*self._executed]}
+        return StepResult(observation, reward, done, info)
 
     def score(self) -> float:
         """1 where the case is solved, else 0."""

@@ -12,7 +12,7 @@ from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.reward_shares import reward_shares
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
-from seeupo_jax.learner.credit.turn_scores import scorer_loss
+from seeupo_jax.learner.credit.turn_scores import scorer_loss, scorer_program
 from seeupo_jax.types import CONTEXT, Segment, Trajectory, learnable
 
 
@@ -27,8 +27,8 @@ def assign_credit(
     """The advantage of every token, by `algorithm.advantage`; its value at context says nothing.
 
     Args:
-      per_token: `old_logp` and `ref_logp`, with a critic `value`, with a scorer `scorer_logp`, and
-        `entropy` where `algorithm.reads_entropy`.
+      per_token: `old_logp` and `ref_logp`, with a critic `value`, what a scorer says, and `entropy`
+        where `algorithm.reads_entropy`.
       reward_weights: what named rewards weigh; one that is not among them weighs 1.
 
     Returns: `advantage`; with a critic `returns`, what the value is to be; and `clip_scale` of the
@@ -88,7 +88,7 @@ def compile_credit(
     segment = Segment(np.zeros(2, np.int32), np.array([CONTEXT, 0], np.int32), zeros_L)
     alike = [Trajectory((segment,), 0.0, 0, rewards=dict.fromkeys(names, 0.0))] * trajectories
     rows = Rows.of(alike, grouped=algorithm.grouped)
-    known = ("old_logp", "ref_logp", "value", "scorer_logp", "entropy")
+    known = ("old_logp", "ref_logp", "value", "scorer_logp", "progress", "entropy")
     per_token = {name: [zeros_L] * len(rows.tokens) for name in known}
     if algorithm.scorer is not None:
         arrays = CreditArrays(algorithm, shapes, rows, alike, per_token)
@@ -99,7 +99,7 @@ def compile_credit(
 def credit_programs(algorithm: Algorithm) -> list[str]:
     """Names of what `compile_credit` compiles."""
     names = find_entry("advantage", algorithm.advantage).programs(vars(algorithm))
-    return names if algorithm.scorer is None else ["pair_preference", *names]
+    return names if algorithm.scorer is None else [scorer_program(algorithm), *names]
 
 
 def _from_trajectories(batch: CreditArrays, advantage_N: np.ndarray) -> Ragged:

@@ -10,6 +10,7 @@ import numpy as np
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.credit.sampled_tokens import Ragged, SampledTokens
+from seeupo_jax.trajectories.executed import executed_turns
 from seeupo_jax.trajectories.rewards_by_name import named_rewards
 from seeupo_jax.trajectories.states import turn_states
 from seeupo_jax.types import CONTEXT, Trajectory, learnable, rewards_of
@@ -109,7 +110,11 @@ class CreditArrays:
 
     @property
     def reward_NL(self) -> np.ndarray:
-        reward_NL = self.time.rewards(self.trajectories)
+        rewards = [
+            rewards_of(t) if valid else []
+            for t, valid in zip(self.trajectories, self.valid_N, strict=True)
+        ]
+        reward_NL = self.time.at_turn_ends(rewards)
         if self._kl_coef is not None:
             reward_NL -= self._kl_coef * self.time.pad(self._kl())
         return reward_NL
@@ -126,6 +131,15 @@ class CreditArrays:
         if self._metric == "tokens":
             return tokens_N
         return self.time.pad(self._per_token["entropy"]).sum(axis=1) / np.maximum(tokens_N, 1)
+
+    @property
+    def progress_NL(self) -> np.ndarray:
+        return self.time.pad(self._per_token["progress"])
+
+    @property
+    def executed_NL(self) -> np.ndarray:
+        executed = [executed_turns(t) for t in self.trajectories]
+        return self.time.at_turn_ends(executed)
 
     @property
     def turn_NL(self) -> np.ndarray:

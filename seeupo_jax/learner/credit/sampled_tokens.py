@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from seeupo_jax.learner.batching import Rows
-from seeupo_jax.types import CONTEXT, Trajectory, rewards_of
+from seeupo_jax.types import CONTEXT
 
 Ragged = list[np.ndarray]  # one array a segment, aligned with its tokens
 
@@ -43,12 +43,15 @@ class SampledTokens:
         flat[self._place] = np.asarray(padded_NL)[self._owner, self._column]
         return np.split(flat, np.cumsum(self._sizes)[:-1])
 
-    def rewards(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
-        """Rows [N, L] with the reward of each turn at its last token.
+    def at_turn_ends(self, numbers: Sequence[Sequence[float]]) -> np.ndarray:
+        """Rows [N, L] with a number of each turn, as its reward, at its last token.
 
         Where tokens were forced, that of a turn without any other is at the last one before it.
+
+        Args:
+          numbers: of each turn of each trajectory; those of trajectories left out are not read.
         """
-        reward_NL = np.zeros(self.mask_NL.shape, np.float32)
+        number_NL = np.zeros(self.mask_NL.shape, np.float32)
         turns = np.stack([self._owner, self._turn], axis=1)
         last = np.flatnonzero(np.append(np.any(turns[1:] != turns[:-1], axis=1), True))
         for place, after in zip(last, [*last[1:], None], strict=True):
@@ -57,5 +60,5 @@ class SampledTokens:
             if self._forced:
                 same = after is not None and self._owner[after] == owner
                 until = self._turn[after] if same else None
-            reward_NL[owner, self._column[place]] = sum(rewards_of(trajectories[owner])[turn:until])
-        return reward_NL
+            number_NL[owner, self._column[place]] = sum(numbers[owner][turn:until])
+        return number_NL

@@ -1,18 +1,28 @@
-"""What a model beside the policy says of turns, and what its step is to follow."""
+"""What a model beside the policy says of turns, and its steps on an iteration's trajectories."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from seeupo_jax.algorithms.preference import pair_preference
+from seeupo_jax.algorithms.progress_attribution import progress_loss
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.learner.batching import Rows
+from seeupo_jax.learner.batching import (
+    ActionSpan,
+    Rows,
+    all_actions,
+    lay_out,
+    scatter,
+    turn_batch,
+)
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
-from seeupo_jax.types import Trajectory
+from seeupo_jax.learner.learner import Learner
+from seeupo_jax.types import TrainState, Trajectory, TurnBatch
 
 
 class ScorerLoss(NamedTuple):
@@ -26,19 +36,107 @@ class ScorerLoss(NamedTuple):
     metrics: dict[str, float]
 
 
+class TurnScores(NamedTuple):
+    """A scorer before and after its steps.
+
+    per_token: what it said before them, by the name that `CreditArrays` reads.
+    """
+
+    train: TrainState
+    per_token: Mapping[str, Ragged]
+    metrics: dict[str, float]
+
+
+def score_turns(
+    learner: Learner,
+    train: TrainState,
+    rows: Rows,
+    trajectories: Sequence[Trajectory],
+    per_token: Mapping[str, Ragged],
+) -> TurnScores:
+    """What the scorer says of an iteration's turns, and its steps on them; `train` is donated.
+
+    Args:
+      per_token: `old_logp`.
+    """
+    algorithm, shapes, scorer = learner.algorithm, learner.shapes, learner.scorer
+    spans = all_actions(rows) if scorer.of_tokens else _turn_ends(rows)
+    layout = lay_out(rows, spans, shapes, shapes.long)
+    size = {"action": shapes.longest, "behind": not scorer.of_tokens}
+    batch = turn_batch(rows, layout, shapes, {}, **size)
+    first, metrics, steps = None, {}, []
+    for _ in range(algorithm.scorer_epochs):
+        said = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
+        scatter(said, spans, np.asarray(_say(learner, train, batch)))
+        scores = {"scorer_logp" if scorer.of_tokens else "progress": said}
+        arrays = CreditArrays(algorithm, shapes, rows, trajectories, {**per_token, **scores})
+        loss = scorer_loss(algorithm, arrays, rows, trajectories)
+        if first is None:
+            first, metrics = scores, loss.metrics
+        if loss.slope is None:
+            break
+        sloped = turn_batch(rows, layout, shapes, {"slope": loss.slope}, **size)
+        train, told = learner.scorer_step(train, sloped)
+        steps.append(told)
+    found = jax.device_get(steps)
+    if found:
+        norms, skipped = ([float(step[name]) for step in found] for name in _COUNTED)
+        metrics["sweep/scorer_grad_norm"] = float(np.mean(norms))
+        metrics["sweep/scorer_skipped"] = sum(skipped)
+    return TurnScores(train, first, metrics)
+
+
+_COUNTED = ("scorer_grad_norm", "scorer_skipped")  # by each step
+
+
+def _say(learner: Learner, train: TrainState, batch: TurnBatch) -> Any:
+    """What the scorer says of a batch's tokens, [P, A]."""
+    own = train.scorer.params
+    if not learner.scorer.of_tokens:
+        return learner.value(train.params, own, batch)
+    scored = learner.begin(own["trunk"], batch)
+    return scored[0] if learner.entropy else scored
+
+
+def _turn_ends(rows: Rows) -> list[ActionSpan]:
+    """The last sampled token of each turn."""
+    spans = []
+    for segment, turn_L in enumerate(rows.turn):
+        # Each turn lies in one segment. Reversed: the first of a turn is found.
+        turns, first = np.unique(turn_L[::-1], return_index=True)
+        last = np.sort(len(turn_L) - 1 - first[turns >= 0])
+        if last.size:
+            spans.append(ActionSpan(segment, last))
+    return spans
+
+
 def scorer_loss(
     algorithm: Algorithm,
     arrays: CreditArrays,
     rows: Rows,
     trajectories: Sequence[Trajectory],
 ) -> ScorerLoss:
-    """The loss over the pairs of a success and a failure of one group.
+    """The loss of the scorer that an algorithm's estimator needs.
+
+    Args:
+      arrays: with what the scorer says.
+    """
+    loss = _over_pairs if algorithm.scorer == "policy" else _of_progress
+    return loss(algorithm, arrays, rows, trajectories)
+
+
+def scorer_program(algorithm: Algorithm) -> str:
+    """Name of what `scorer_loss` runs."""
+    return (pair_preference if algorithm.scorer == "policy" else progress_loss).__name__
+
+
+def _over_pairs(
+    algorithm: Algorithm, arrays: CreditArrays, rows: Rows, trajectories: Sequence[Trajectory]
+) -> ScorerLoss:
+    """Over the pairs of a success and a failure of one group.
 
     A trajectory's score is the mean (iStar's authors' code) or the sum (their paper) of its turns'
     implicit rewards.
-
-    Args:
-      arrays: with the scorer's log-probabilities.
     """
     turns_N = arrays.mask_NK.sum(axis=1)
     share_N = np.ones(len(turns_N), np.float32)
@@ -55,7 +153,22 @@ def scorer_loss(
     metrics["sweep/pair_loss"] = float(found.loss)
     metrics["sweep/pair_accuracy"] = float(found.accuracy)
     slope_N = algorithm.implicit_coef * share_N * np.asarray(found.slope_N)
-    pairs_S = zip(rows.trajectory_S, rows.turn, strict=True)
-    return ScorerLoss(
-        [np.full(len(turn_L), slope_N[owner], np.float32) for owner, turn_L in pairs_S], metrics
-    )
+    return ScorerLoss(_of_tokens(rows, slope_N), metrics)
+
+
+def _of_progress(
+    algorithm: Algorithm, arrays: CreditArrays, rows: Rows, trajectories: Sequence[Trajectory]
+) -> ScorerLoss:
+    """Of the sum of each trajectory's contributions against its reward."""
+    reward_N = np.array([t.reward for t in trajectories], np.float32)
+    found = progress_loss(arrays.progress_NL.sum(axis=1), reward_N, arrays.valid_N)
+    metrics = {
+        "sweep/progress_loss": float(found.loss),
+        "sweep/progress_error": float(found.error),
+    }
+    return ScorerLoss(_of_tokens(rows, np.asarray(found.slope_N)), metrics)
+
+
+def _of_tokens(rows: Rows, slope_N: np.ndarray) -> Ragged:
+    pairs = zip(rows.trajectory_S, rows.turn, strict=True)
+    return [np.full(len(turn_L), slope_N[owner], np.float32) for owner, turn_L in pairs]

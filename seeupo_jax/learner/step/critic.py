@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ class Critic:
 
     def trunk(self, tree: Any) -> Any:
         """What it has for itself of a tree like the policy's parameters."""
-        return _TRUNKS[self.kind](tree)
+        return own_trunk(self.kind, tree)
 
     def init(self, params: Any) -> CriticState:
         """Its state before the first step: every value is 0. For use inside `jax.jit`.
@@ -55,8 +55,7 @@ class Critic:
         Args:
           params: those of the policy's parameters that train; `model` begins with a copy of them.
         """
-        head = {"kernel": jnp.zeros(self.width), "bias": jnp.zeros(1)}
-        return fresh_state(self.optimizer, head, self.trunk(params))
+        return fresh_state(self.optimizer, fresh_head(self.width), self.trunk(params))
 
 
 # The policy's output table is of no use to values.
@@ -64,6 +63,23 @@ _TRUNKS: dict[str, Callable[[Any], Any]] = {
     "head": lambda tree: {},
     "model": lambda tree: {name: node for name, node in tree.items() if name != "head"},
 }
+
+
+class ValueModel(Protocol):
+    """What reads values: a critic, or another model with such a head."""
+
+    @property
+    def kind(self) -> str: ...
+
+
+def own_trunk(kind: str, tree: Any) -> Any:
+    """What a `head` or a `model` has for itself of a tree like the policy's parameters."""
+    return _TRUNKS[kind](tree)
+
+
+def fresh_head(width: int) -> Any:
+    """A linear map whose every value is 0."""
+    return {"kernel": jnp.zeros(width), "bias": jnp.zeros(1)}
 
 
 def fresh_state(optimizer: optax.GradientTransformation, head: Any, trunk: Any) -> CriticState:
@@ -102,7 +118,7 @@ def make_critic(
 
 def row_value(
     network: Network,
-    critic: Critic,
+    critic: ValueModel,
     params: Any,
     critic_params: Any,
     row: TurnBatch,

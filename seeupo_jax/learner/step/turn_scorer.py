@@ -13,7 +13,13 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimization.optimizer import step_if_finite
 from seeupo_jax.learner.state_layout import on_device
-from seeupo_jax.learner.step.critic import fresh_state, optimizer_beside
+from seeupo_jax.learner.step.critic import (
+    fresh_head,
+    fresh_state,
+    optimizer_beside,
+    own_trunk,
+    row_value,
+)
 from seeupo_jax.learner.step.rows import microbatch, of_spans, row_logp
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.network import Network
@@ -25,26 +31,36 @@ class Scorer:
     """What is fixed about the model that scores turns; hashable, part of its step's program.
 
     kind: `policy` is a copy of the policy that is trained apart: its log-probabilities of action
-      tokens score (an implicit process reward model). With adapters it has adapters of its own.
+      tokens score (an implicit process reward model). `head` and `model` are as for `Critic`, read
+      at the last token of each turn (a progress estimator); but what a `head` reads, the policy's
+      own hidden states, its step leaves as they are.
+    width: of the hidden states.
     optimizer: has a state of its own and clips the scorer's gradient by its own norm.
     temperature: of its log-probabilities, as of the policy's.
     """
 
     kind: str
+    width: int
     optimizer: optax.GradientTransformation
     temperature: float
 
+    @property
+    def of_tokens(self) -> bool:
+        """Whether it says something of every action token, not only of the last of a turn."""
+        return self.kind == "policy"
+
     def trunk(self, tree: Any) -> Any:
         """What it has for itself of a tree like the policy's parameters."""
-        return tree
+        return tree if self.kind == "policy" else own_trunk(self.kind, tree)
 
     def init(self, params: Any) -> CriticState:
-        """Its state before the first step: the policy itself. For use inside `jax.jit`.
+        """Its state before the first step: the policy, or scores of 0. For use inside `jax.jit`.
 
         Args:
           params: those of the policy's parameters that train.
         """
-        return fresh_state(self.optimizer, {}, self.trunk(params))
+        head = {} if self.kind == "policy" else fresh_head(self.width)
+        return fresh_state(self.optimizer, head, self.trunk(params))
 
 
 def scorer_optimizer(config: Config, *, total_steps: int) -> optax.GradientTransformation | None:
@@ -56,12 +72,29 @@ def scorer_optimizer(config: Config, *, total_steps: int) -> optax.GradientTrans
 
 
 def make_scorer(
-    algorithm: Algorithm, optimizer: optax.GradientTransformation | None, temperature: float
+    algorithm: Algorithm,
+    width: int,
+    optimizer: optax.GradientTransformation | None,
+    temperature: float,
 ) -> Scorer | None:
     """The scorer that an algorithm's estimator needs; None: it needs none."""
     if algorithm.scorer is None or optimizer is None:
         return None
-    return Scorer(algorithm.scorer, optimizer, temperature)
+    return Scorer(algorithm.scorer, width, optimizer, temperature)
+
+
+def _row_scores(
+    network: Network, scorer: Scorer, params: Any, own: Any, row: TurnBatch
+) -> jax.Array:
+    """What the scorer says of each token that one microbatch asks for: float32 [R, X].
+
+    Args:
+      params: all of the policy's.
+    """
+    if not scorer.of_tokens:
+        return row_value(network, scorer, params, own, row)
+    logp_RX, *_ = row_logp(network, policy.join(own["trunk"], params), row, scorer.temperature)
+    return logp_RX
 
 
 def scorer_step(
@@ -85,12 +118,11 @@ def scorer_step(
     Returns: the state, and float32 scalars: the gradient's norm before clipping, and whether the
       step was skipped because that is not finite.
     """
-    held = state.scorer
+    held, params = state.scorer, policy.join(state.params, frozen)
 
     def loss(trained: Any, row: TurnBatch) -> jax.Array:
-        params = policy.join(trained["trunk"], frozen)
-        logp_RX, *_ = row_logp(network, params, row, scorer.temperature)
-        return jnp.sum(row.slope_PA * of_spans(logp_RX, row.slot_PA, row.mask_PA))
+        score_RX = _row_scores(network, scorer, params, trained, row)
+        return jnp.sum(row.slope_PA * of_spans(score_RX, row.slot_PA, row.mask_PA))
 
     def place(grads: Any) -> Any:
         if layout is None:

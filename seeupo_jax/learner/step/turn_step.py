@@ -13,7 +13,7 @@ from seeupo_jax.learner.optimization.optimizer import apply_update
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.state_layout import on_device
 from seeupo_jax.learner.step.actions import split_actions
-from seeupo_jax.learner.step.critic import Critic, row_value
+from seeupo_jax.learner.step.critic import Critic, ValueModel, row_value
 from seeupo_jax.learner.step.loss import turn_loss
 from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.learner.step.refresh import refreshed
@@ -43,7 +43,7 @@ def score_and_entropy(
 
 
 def value(
-    network: Network, critic: Critic, params: Any, critic_params: Any, batch: TurnBatch
+    network: Network, critic: ValueModel, params: Any, critic_params: Any, batch: TurnBatch
 ) -> jax.Array:
     """The value before every action token of a batch: float32 [P, A], 0 without a mask."""
 

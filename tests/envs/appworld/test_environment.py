@@ -170,6 +170,7 @@ def test_wrong_code_gets_the_reason_and_the_episode_continues(world, code, words
     text = result.observation[0]["content"]
     assert text.startswith("Output:\n```\nExecution failed.") and words in text
     assert not result.done and not result.info["bad_call"]
+    assert result.info["executed"] == [False]
     assert "1" in output(world, "print(1)")
 
 

@@ -195,6 +195,8 @@ def test_a_message_that_cannot_be_read_runs_nothing_and_keeps_the_turn():
     assert message["role"] == "tool" and "</tool_call>" in json.loads(message["content"])["error"]
     answer = env.step(render_hermes("ls"))
     assert '"x"' not in answer.observation[0]["content"]
+    last = env.step(render_hermes("no_such_tool")).info["executed"]
+    assert (result.info["executed"], last) == ([False], [False, True, False])
 
 
 def test_the_last_allowed_message_ends_the_episode_without_success():

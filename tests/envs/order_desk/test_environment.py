@@ -43,7 +43,7 @@ def play(task_id, *calls, look=True):
     names = {tool["name"]: tool["parameters"]["required"] for tool in TOOLS}
     for name, *values in calls:
         result = desk.step(render_hermes(name, **dict(zip(names[name], values, strict=True))))
-        assert result.info == {"bad_calls": 0}
+        assert result.info["bad_calls"] == 0 and all(result.info["executed"])
     return desk.score()
 
 
@@ -184,13 +184,15 @@ def test_a_bad_call_is_answered_with_its_reason_and_changes_nothing(text, error)
     task_id, task = case("cancel", "shipped")
     desk = start(task_id)
     result = desk.step(text)
-    assert (result.reward, result.done, result.info) == (0.0, False, {"bad_calls": 1})
+    told = {"bad_calls": 1, "executed": [False]}
+    assert (result.reward, result.done, result.info) == (0.0, False, told)
     ((role, content),) = [(m["role"], m["content"]) for m in result.observation]
     assert role == "tool" and json.loads(content)["error"].startswith(error)
     content.encode()  # every tokenizer takes it
     call(desk, "get_order", order_id=task.target.order_id)
     last = desk.step(render_hermes("reply", outcome="refused"))
     assert (last.reward, last.done) == (1.0, True)
+    assert last.info["executed"] == [False, True, True] and result.info == told
 
 
 def test_an_ended_order_is_not_acted_on_again():
@@ -211,7 +213,8 @@ def test_text_before_a_call_is_allowed():
     desk = start(task_id)
     desk.step("First: " + render_hermes("get_order", order_id=task.target.order_id))
     result = desk.step("It is shipped. " + render_hermes("reply", outcome="refused"))
-    assert (result.reward, result.done, result.info) == (1.0, True, {"bad_calls": 0})
+    told = {"bad_calls": 0, "executed": [True, True]}
+    assert (result.reward, result.done, result.info) == (1.0, True, told)
 
 
 def test_a_right_guess_without_looking_fails():

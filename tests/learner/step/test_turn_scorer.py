@@ -7,19 +7,23 @@ import jax
 import jax.numpy as jnp
 import learner_cases as cases
 import numpy as np
+import numpy_model
 import numpy_twin as twin
 import pytest
+from numpy_credit import token_advantages
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.programs import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
+from seeupo_jax.learner.sweep_state import begin_sweep
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 from seeupo_jax.types import CriticState
@@ -184,8 +188,99 @@ def test_programs_compiled_ahead_are_all_that_a_sweep_needs():
     assert compilations.programs == 0 and state.step == 1
 
 
+def progress_learner(kind, rate=RATE, **choices):
+    """A learner of SPA; equal programs are shared."""
+    algorithm = schema.Algorithm(**RECIPES["spa"] | {"critic": kind} | choices)
+    made = Learner(NETWORK, cases.recording(rate=rate), algorithm, SHAPES, temperature=1.0, seed=5)
+    first = _LEARNERS.setdefault(made.scorer, made)
+    return cases.with_programs(made, value=first.value, scorer_step=first.scorer_step)
+
+
+def progress_state(made):
+    """A state whose critic is new, and whose estimator says something."""
+    state = cases.new_state(made.optimizer)
+    own = cases.host(made.scorer.init(state.params).params)
+    own = {name: cases.jittered(node, 0.3) for name, node in own.items()}
+    own = jax.tree.map(jnp.array, own)
+    scorer = CriticState(own, made.scorer.optimizer.init(own))
+    return state._replace(critic=made.critic.init(state.params), scorer=scorer)
+
+
+def twin_progress(own, kind):
+    """Per segment what is said of the last token of each turn, and the loss with its gradients."""
+    trunk = own["trunk"] if kind == "model" else {}
+    weights = cases.weights_of(PARAMS | trunk)
+    weights |= {"lm_head.weight": np.asarray(own["head"]["kernel"], np.float64)[None, :]}
+    bias, said, backs, sums = float(own["head"]["bias"][0]), [], [], {}
+    for segment, tokens_L in enumerate(ROWS.tokens):
+        logits_L1, back = numpy_model.forward(weights, tokens_L, cases.NUMPY_ARCH)
+        turn_L, owner = ROWS.turn[segment], int(ROWS.trajectory_S[segment])
+        ends = [max(np.flatnonzero(turn_L == turn)) for turn in {*turn_L.tolist()} - {-1}]
+        said.append(np.zeros(len(tokens_L)))
+        said[-1][ends] = logits_L1[ends, 0] + bias
+        backs.append((back, ends, owner))
+        sums[owner] = sums.get(owner, 0.0) + said[-1].sum()
+    error = {i: total - TRAJECTORIES[i].reward for i, total in sums.items()}
+    grads, dbias = {}, 0.0
+    for (back, ends, owner), said_L in zip(backs, said, strict=True):
+        slope_L1 = np.zeros((len(said_L), 1))
+        slope_L1[ends] = 2 * error[owner] / len(error)
+        back(slope_L1, grads)
+        dbias += slope_L1.sum()
+    loss = np.mean([x**2 for x in error.values()])
+    return said, (loss, np.mean([abs(x) for x in error.values()])), weights, grads, dbias
+
+
+@pytest.mark.parametrize("kind", ["head", "model"])
+def test_progress_and_its_step_are_the_twins(kind):
+    """At the last token of turns, of several segments; the step leaves a head's policy alone."""
+    made = progress_learner(kind, scale="none", advantage_clip=None, progress_coef=0.7)
+    own = cases.host(progress_state(made).scorer.params)
+    said, (loss, error), weights, grads, dbias = twin_progress(own, kind)
+    begun = begin_sweep(made, progress_state(made), PARAMS, ROWS, TRAJECTORIES, version=0)
+    metrics = begun.data.initial_metrics
+    np.testing.assert_allclose(metrics["sweep/progress_loss"], loss, rtol=1e-5)
+    np.testing.assert_allclose(metrics["sweep/progress_error"], error, rtol=1e-5)
+    pieces = twin.step_pieces(TRAJECTORIES, range(9), grouped=False)
+    at = [said_L[piece.position_A] for piece, said_L in zip(pieces, said, strict=True)]
+    options = twin.Options(
+        [], advantage="spa", scale="none", advantage_clip=None, progress_coef=0.7
+    )
+    nothing = [np.zeros(len(piece.position_A)) for piece in pieces]
+    credit = token_advantages(TRAJECTORIES, pieces, nothing, options, progress=at)
+    for segment, piece in enumerate(pieces):
+        wanted_A = credit[piece.trajectory][piece.place][piece.position_A]
+        got_A = begun.per_token["advantage"][segment][piece.position_A]
+        np.testing.assert_allclose(got_A, wanted_A, rtol=1e-4, atol=1e-5)
+
+    after = cases.host(begun.train.scorer.params)
+    kernel = own["head"]["kernel"] - RATE * grads["lm_head.weight"][0]
+    np.testing.assert_allclose(after["head"]["kernel"], kernel, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(after["head"]["bias"], own["head"]["bias"] - RATE * dbias, atol=1e-5)
+    cases.assert_trees_equal(cases.host(begun.train.params), PARAMS)
+    if kind == "model":
+        moved = cases.weights_of(PARAMS | after["trunk"])
+        for name in weights.keys() - {"lm_head.weight"}:
+            wanted = weights[name] - RATE * grads[name]
+            np.testing.assert_allclose(moved[name], wanted, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_several_steps_are_as_many_passes_and_the_first_ones_scores_count():
+    once, twice = (progress_learner("head", 1e-3, scorer_epochs=epochs) for epochs in (1, 2))
+    given = ROWS, TRAJECTORIES, {}
+    first = score_turns(once, progress_state(once), *given)
+    second = score_turns(once, first.train, *given)
+    got = score_turns(twice, progress_state(twice), *given)
+    cases.assert_trees_equal(cases.host(got.train.scorer), cases.host(second.train.scorer))
+    for name, wanted in score_turns(once, progress_state(once), *given).per_token.items():
+        cases.assert_trees_equal(list(got.per_token[name]), list(wanted))
+    assert second.metrics["sweep/progress_loss"] < got.metrics["sweep/progress_loss"]
+    norms = [done.metrics["sweep/scorer_grad_norm"] for done in (got, second)]
+    assert norms[0] > norms[1] > 0
+
+
 def test_without_a_scorer_a_state_has_no_leaf_more():
-    assert make_scorer(schema.Algorithm(), cases.recording(), 1.0) is None
+    assert make_scorer(schema.Algorithm(), 16, cases.recording(), 1.0) is None
     assert scorer_optimizer(schema.Config(), total_steps=4) is None
     state = cases.new_state(cases.recording())
     assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(tuple(state)[:4]))

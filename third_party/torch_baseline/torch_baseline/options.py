@@ -156,7 +156,10 @@ UNREAD = (
     "implicit_coef",
     "success_above",
     "pair_score",
+    "progress_coef",
+    "grounding_coef",
     "scorer_rate",
+    "scorer_epochs",
     "refresh",
     "dynamic_sampling",
 )
