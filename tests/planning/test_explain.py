@@ -26,11 +26,16 @@ from seeupo_jax.parallel.compiling import WORKERS
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.planning.abstract_run import Planned
-from seeupo_jax.planning.explain_parts import episode_section, plan_run, reward_lines
+from seeupo_jax.planning.explain_parts import (
+    episode_section,
+    plan_run,
+    reward_lines,
+    share_lines,
+)
 from seeupo_jax.planning.explain_training import explain_training
 from seeupo_jax.planning.explanation import listed, print_explanation
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import check_planned
+from seeupo_jax.runtime.checks import check_config, check_planned
 from seeupo_jax.runtime.evaluation_run import episodes_name, evaluation_settings
 from seeupo_jax.runtime.training.run import begin_run
 from seeupo_jax.train import main as train
@@ -107,6 +112,28 @@ def test_rewards_are_told_with_their_weights_where_there_are_any():
     named = load_config(QUICKSTART, ['rewards=[{"name":"polite","weight":-1}]'])
     assert reward_lines(named)[1] == "-1 x polite: named by the environment"
     assert reward_lines(load_config(QUICKSTART)) == []
+
+
+def test_the_environments_of_a_mixture_and_how_tasks_are_drawn_are_told():
+    environments = [{"name": "order_desk", "weight": 3}, {"name": "order_desk", "label": "other"}]
+    options = f"env.options.environments={json.dumps(environments)}"
+    mixed = load_config(QUICKSTART, ["env.name=mixture", options, "curriculum.by=band"])
+    title, lines = episode_section(mixed)
+    assert title == "environment" and lines[0].startswith("mixture; 8 threads, a call at most 60 s")
+    assert lines[1:] == ["order_desk, weight 3: order_desk", "other, weight 1: order_desk"]
+    groups, drawn = share_lines(mixed)
+    assert groups == (
+        "groups of every iteration: 12 of order_desk (50,000 tasks), 4 of other (50,000 tasks)"
+    )
+    assert drawn.startswith(
+        "drawn by success: a task's weight is 1 where 0.2 <= p <= 0.8, at least"
+    )
+    one = load_config(QUICKSTART, ["env.name=mixture", options, "rollout.tasks=1"])
+    with pytest.raises(
+        ValueError, match="rollout.tasks: got 1, of which none is of other with the"
+    ):
+        check_config(one)
+    assert share_lines(load_config(QUICKSTART)) == []
 
 
 def test_no_parameter_is_allocated(tmp_path, capsys, monkeypatch):

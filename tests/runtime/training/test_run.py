@@ -298,6 +298,19 @@ def test_a_resumed_run_draws_the_same_tasks_by_their_success(begin, tmp_path):
         pass
 
 
+def test_a_stopped_sweep_knows_the_success_that_its_tasks_were_drawn_by(begin, monkeypatch):
+    with begin("swept", *CURRICULUM) as (run, state):
+        _, source = drawn_with_a_checkpoint(run, state)
+        noted = []
+        monkeypatch.setattr(run.checkpoints._stopped, "save", lambda *given: noted.append(given))
+        stopped = SweepStopped.__new__(SweepStopped)
+        stopped.arrays, stopped.notes = {}, {"done": 1}
+        run.checkpoints.save_stopped(state._replace(done=2), stopped)
+        ((iteration, _, notes),) = noted
+        assert iteration == 3 and notes["task_success"] == source.success.state(2)
+        assert source.success.state(2) != source.success.state(3)
+
+
 def began(run):
     """Environments that have been asked to begin, and nobody has heard of yet."""
     return run.parts.worker.host.pool.open
