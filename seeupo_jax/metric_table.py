@@ -56,6 +56,8 @@ SWEEP = (
     Metric("sweep/reward_share/NAME", "share of the advantages", "sum / sum"),
     Metric("sweep/learning_rate", "learning rate", "last step"),
     Metric("sweep/explained_variance", "share of variance", "action tokens"),
+    Metric("sweep/gain_mean", "probability", "mean of turns"),
+    Metric("sweep/gain_scored", "share of turns", "mean of turns"),
     Metric("sweep/pairs", "pairs", "count"),
     Metric("sweep/pair_loss", "nats", "mean of pairs"),
     Metric("sweep/pair_accuracy", "share of pairs", "mean of pairs"),

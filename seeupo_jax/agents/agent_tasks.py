@@ -25,6 +25,10 @@ class AgentTasks(Tasks, Protocol):
         """As `Labelled.labels`; empty where a task has none."""
         ...
 
+    def reference(self, task_id: str) -> str | None:
+        """As `Referenced.reference`; None where a task has none."""
+        ...
+
     def data(self, task_id: str, split: str) -> Any:
         """What an agent is told besides: `AgentTask.data`."""
         ...
@@ -41,8 +45,14 @@ def find_tasks(config: Config) -> AgentTasks:
         return read_tasks(Path(agent.tasks), "config.agent.tasks")
     beside = None if agent.name is None else attribute_beside(agent.name, "task_ids")
     if beside is not None:
-        labels = attribute_beside(str(agent.name), "labels")
-        return _TasksBeside(beside, (lambda task_id: {}) if labels is None else labels)
+        labels, reference = (
+            attribute_beside(str(agent.name), name) for name in ("labels", "reference")
+        )
+        return _TasksBeside(
+            beside,
+            (lambda task_id: {}) if labels is None else labels,
+            (lambda task_id: None) if reference is None else reference,
+        )
     return _EnvironmentTasks(envs.make(config.env.name, **config.env.options))
 
 
@@ -69,16 +79,20 @@ class _EnvironmentTasks:
     def labels(self, task_id: str) -> Mapping[str, str]:
         return gate.labels(self.environment, task_id)
 
+    def reference(self, task_id: str) -> str | None:
+        return gate.reference(self.environment, task_id)
+
     def data(self, task_id: str, split: str) -> None:
         return None
 
 
 @dataclass(frozen=True)
 class _TasksBeside:
-    """What stands beside the agent's function: `task_ids(split)` and perhaps `labels(task_id)`."""
+    """What stands beside the agent's function: `task_ids(split)`, and perhaps the others."""
 
     task_ids: Callable[[str], Sequence[str]]
     labels: Callable[[str], Mapping[str, str]]
+    reference: Callable[[str], str | None]
 
     def data(self, task_id: str, split: str) -> None:
         return None
@@ -109,6 +123,11 @@ class _FileTasks:
 
     def labels(self, task_id: str) -> Mapping[str, str]:
         return self._labels[task_id]
+
+    def reference(self, task_id: str) -> str | None:
+        """The field `reference` of the task's data, in any split."""
+        lines = (of[task_id].data for of in self._lines.values() if task_id in of)
+        return next((data["reference"] for data in lines if "reference" in data), None)
 
     def data(self, task_id: str, split: str) -> Mapping[str, Any]:
         return self._lines[split][task_id].data

@@ -3,14 +3,17 @@
     python -m seeupo_jax.bench update    [--workload=bfcl] [--model=tiny] [--json=OUT]
     python -m seeupo_jax.bench rollout   [--workload=bfcl] [--model=tiny] [--json=OUT]
     python -m seeupo_jax.bench iteration [--workload=bfcl] [--model=tiny] [--json=OUT]
+    python -m seeupo_jax.bench gain      [--workload=bfcl] [--model=tiny] [--json=OUT]
     python -m seeupo_jax.bench serving   [--model=tiny] [--clients=1,8,32] [--json=OUT]
     python -m seeupo_jax.bench agents    [--model=tiny] [--tasks=16] [--json=OUT]
     python -m seeupo_jax.bench all       [--suite=cpu] [--results=docs/benchmarks]
     python -m seeupo_jax.bench report    [--results=docs/benchmarks] [--output=docs/benchmarks.md]
     python -m seeupo_jax.bench accelerator --out=DIR [--minutes=30] [--rehearse]
 
-The first five measure; each has `--help`. `serving` runs `seeupo-serve` beside `transformers`, and
-`agents` rollouts with and without the endpoint. `all` runs the measurements of the page
+The first six measure; each has `--help`. `gain` scores reference answers behind every turn, as
+branches of one pass and by a pass for each; it needs no PyTorch. `serving` runs `seeupo-serve`
+beside `transformers`, and `agents` rollouts with and without the endpoint. `all` runs the
+measurements of the page
 (`--suite=accelerator`: for a GPU or a TPU), except those that have figures already, and then
 `report`, which writes the page from the existing figures. `accelerator` measures what only a GPU or
 a TPU can show.
@@ -26,14 +29,19 @@ from collections.abc import Sequence
 # Both libraries are to find memory on a GPU: XLA takes most of it at once otherwise.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-from seeupo_jax.bench import bench_report, iteration, rollout, settings, update  # noqa: E402
+from seeupo_jax.bench import bench_report, gain, iteration, rollout, settings, update  # noqa: E402
 from seeupo_jax.bench.accelerator import command as accelerator  # noqa: E402
 from seeupo_jax.bench.endpoint import agent_rollout, served_requests  # noqa: E402
 from seeupo_jax.configuration.flags import Flags  # noqa: E402
 from seeupo_jax.errors import sentence_errors  # noqa: E402
 from seeupo_jax.runtime.cli import prepare_xla  # noqa: E402
 
-BENCHMARKS = {"update": update.run, "rollout": rollout.run, "iteration": iteration.run}
+BENCHMARKS = {
+    "update": update.run,
+    "rollout": rollout.run,
+    "iteration": iteration.run,
+    "gain": gain.run,
+}
 PAGES = {
     "agents": (agent_rollout.add_flags, agent_rollout.run),
     "serving": (served_requests.add_flags, served_requests.run),

@@ -51,7 +51,7 @@ def _some(*allowed: str) -> Callable[[str], tuple[str, ...]]:
 
 def _flag(default: Any, kind: Callable[[str], Any], words: str, of: str = "") -> Any:
     """A field whose flag the benchmarks named in `of` have; by default all."""
-    benchmarks = of.split() or ("update", "rollout", "iteration")
+    benchmarks = of.split() or ("update", "rollout", "iteration", "gain")
     return dataclasses.field(
         default=default, metadata={"kind": kind, "words": words, "of": benchmarks}
     )

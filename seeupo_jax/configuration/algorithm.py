@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from seeupo_jax.configuration.entry_points import entry_point, find_entry
-from seeupo_jax.configuration.fields import above, at_least, choice, within
+from seeupo_jax.configuration.fields import above, at_least, checked, choice, within
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,12 @@ class Algorithm(LossOptions):
     """gigpo, istar, a2tgpo: weight of the turn's advantage beside the episode's."""
     clip_adaptation: float = within(0, 1, 0.3)
     """a2tgpo: the share by which a turn's gain widens or narrows its clip range at most."""
+    gain: str = choice("reference", "turn_reward")
+    """a2tgpo: what a turn gained: probability of the task's reference answer, or its reward."""
+    gain_template: str = checked(
+        "{answer}", "a text with {answer} once", lambda text: text.count("{answer}") == 1
+    )
+    """Closing message of the assistant that the reference answer is scored in, at {answer}."""
     history: int = at_least(0, 2)
     """hgpo: turns before a state that its deepest group shares."""
     history_power: float = within(0, 10, 1.0)
@@ -182,6 +188,12 @@ class Algorithm(LossOptions):
         """Whether advantages depend on the entropy of sampled tokens."""
         needs = find_entry("advantage", self.advantage).needs
         return "metric_N" in needs and self.canon_metric == "entropy"
+
+    @property
+    def scores_gain(self) -> bool:
+        """Whether the tasks' reference answers are scored at every turn."""
+        needs = find_entry("advantage", self.advantage).needs
+        return self.gain == "reference" and "gain_NK" in needs
 
     @property
     def merges(self) -> bool:

@@ -129,6 +129,18 @@ class Demonstrator(Protocol):
 
 
 @runtime_checkable
+class Referenced(Protocol):
+    """An environment that knows how its tasks end well (for the information gain of turns)."""
+
+    def reference(self, task_id: str) -> str | None:
+        """A task's reference answer: the closing message, or what that is to contain; None: none.
+
+        Nothing of it reaches the policy: it is scored behind the conversation.
+        """
+        ...
+
+
+@runtime_checkable
 class Labelled(Protocol):
     """An environment that says of what kind its tasks are (for statistics of each kind)."""
 

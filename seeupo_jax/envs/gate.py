@@ -19,6 +19,7 @@ from seeupo_jax.envs.base import (
     Environment,
     Labelled,
     Message,
+    Referenced,
     Shared,
     StepResult,
     Tasks,
@@ -234,6 +235,21 @@ def labels(environment: Tasks, task_id: str) -> dict[str, str]:
         if not all(isinstance(text, str) and _encodes(text) for text in (label, value)):
             raise ValueError(str(_refuse(where, dict(found), "a dict of texts")))
     return dict(found)
+
+
+def reference(environment: Tasks, task_id: str) -> str | None:
+    """A task's reference answer; None where it, or the environment, has none.
+
+    Raises:
+      ValueError: one sentence: `reference` raised, or returned no text.
+    """
+    if not callable(getattr(environment, "reference", None)):
+        return None
+    where = f"{type(environment).__name__}.reference({task_id!r})"
+    found = _ask(where, lambda: cast(Referenced, environment).reference(task_id))
+    if found is not None and not (isinstance(found, str) and found and _encodes(found)):
+        raise ValueError(str(_refuse(where, found, "a text that is not empty, or None")))
+    return found
 
 
 def labels_of(

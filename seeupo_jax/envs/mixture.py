@@ -97,6 +97,10 @@ class Mixture:
         label = task_id.partition(":")[0]
         return {ENVIRONMENT: label} | gate.labels(environment, own) | {ENVIRONMENT: label}
 
+    def reference(self, task_id: str) -> str | None:
+        environment, own = self._find(task_id)
+        return gate.reference(environment, own)
+
     def _find(self, task_id: str) -> tuple[Environment, str]:
         """A task's environment, and what it calls the task."""
         label, colon, own = task_id.partition(":")

@@ -136,6 +136,10 @@ class EnvServer:
             _check(request, {"split": str})
             with self._catalogue_lock:
                 return _ask(lambda: gate.task_ids(self._catalogue, request["split"]))[0]
+        if operation == "reference":
+            _check(request, {"task_id": str})
+            with self._catalogue_lock:
+                return _ask(lambda: gate.reference(self._catalogue, request["task_id"]))[0]
         if operation == "close":
             _check(request, {"session": str})
             with self._lock:
@@ -144,8 +148,8 @@ class EnvServer:
                 _retire(session)
             return json.dumps({"result": None}).encode()
         if operation not in remote_calls.PLAYS:
-            allowed = ", ".join(["task_ids", *remote_calls.PLAYS, "close"])
-            raise _Refusal(404, f"path: got {operation!r}; allowed: {allowed}.")
+            allowed = ", ".join(["task_ids", "reference", *remote_calls.PLAYS, "close"])
+            raise _Refusal(wire.UNKNOWN, f"path: got {operation!r}; allowed: {allowed}.")
         play, arguments = remote_calls.PLAYS[operation]
         _check(request, _SESSION | arguments, remote_calls.OPTIONAL.get(operation, {}))
         session = self._session(operation, request)

@@ -237,6 +237,8 @@ def turn_batch(
     *,
     action: int,
     behind: bool = False,
+    seats: Sequence[tuple[int, int]] | None = None,
+    doubled: bool = False,
 ) -> TurnBatch:
     """Pads spans into a TurnBatch of host arrays.
 
@@ -246,9 +248,16 @@ def turn_batch(
       action: A of the batch; no span has more.
       behind: whether what is asked of a token is read from its own hidden state instead of from
         that which predicts it.
+      seats: where in [P, A] each span begins; None: every span has a row of its own, in order.
+      doubled: whether there is room for twice as many rows and spans, however many there are.
     """
     L, R, forest, spans = layout.length, shapes.rows, layout.forest, layout.spans
-    M, P = shapes.microbatches(L, len(forest.tokens)), shapes.spans(len(spans))
+    seats = [(place, 0) for place in range(len(spans))] if seats is None else seats
+    needed = len(forest.tokens), 1 + max((place for place, _ in seats), default=-1)
+    if doubled:
+        least = shapes.microbatches(L) * R + 1, shapes.spans() + 1
+        needed = tuple(map(max, needed, least))
+    M, P = shapes.microbatches(L, needed[0]), shapes.spans(needed[1])
     predicted = Predicted(M * R, L)
     tokens, depth = (np.zeros((M * R, L), np.int32) for _ in range(2))
     end = np.tile(np.arange(1, L + 1, dtype=np.int32), (M * R, 1))
@@ -258,17 +267,17 @@ def turn_batch(
     slot, mask = np.zeros((P, action), np.int32), np.zeros((P, action), np.float32)
     padded = {name: np.zeros((P, action), _DTYPES.get(name, np.float32)) for name in per_token}
     trajectory = np.full(P, rows.trajectories, np.int32)
-    for place, span in enumerate(spans):
-        size, index_L = span.position_A.size, forest.index[place]
-        slot[place, :size] = predicted.slots(
-            int(forest.row_S[place]),
+    for number, (span, (place, start)) in enumerate(zip(spans, seats, strict=True)):
+        own, index_L = slice(start, start + span.position_A.size), forest.index[number]
+        slot[place, own] = predicted.slots(
+            int(forest.row_S[number]),
             index_L[span.position_A],
             index_L[span.position_A if behind else span.position_A - 1],
             rows.tokens[span.segment][span.position_A],
         )
-        mask[place, :size] = 1
+        mask[place, own] = 1
         for name, source in per_token.items():
-            padded[name][place, :size] = source[span.segment][span.position_A]
+            padded[name][place, own] = source[span.segment][span.position_A]
         trajectory[place] = rows.trajectory_S[span.segment]
     fold = lambda x: x.reshape(M, R, L)  # noqa: E731
     segment = None if shapes.share else fold(np.cumsum(depth == 0, axis=1, dtype=np.int32))
@@ -325,8 +334,15 @@ def empty_layout(length: int) -> Layout:
 
 
 def empty_batch(
-    rows: Rows, shapes: Shapes, per_token: Sequence[str] = (), *, length: int, action: int
+    rows: Rows,
+    shapes: Shapes,
+    per_token: Sequence[str] = (),
+    *,
+    length: int,
+    action: int,
+    doubled: bool = False,
 ) -> TurnBatch:
     """A batch without rows, in the shapes of a real one that has these fields of tokens."""
     fields: dict[str, list[np.ndarray]] = {name: [] for name in per_token}
-    return turn_batch(rows, empty_layout(length), shapes, fields, action=action)
+    layout = empty_layout(length)
+    return turn_batch(rows, layout, shapes, fields, action=action, doubled=doubled)

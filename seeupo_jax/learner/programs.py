@@ -110,8 +110,11 @@ def compile_programs(
 
 def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
     """Of the whole trajectories, by the policies, the critic and the scorer; the scorer's step."""
-    batch = empty_batch(rows, learner.shapes, length=length, action=learner.shapes.longest)
-    yield _call(f"sweep/score {length}", learner.begin, lambda state, _: (state.params, batch))
+    size = {"length": length, "action": learner.shapes.longest}
+    batch = empty_batch(rows, learner.shapes, **size)
+    gains = learner.algorithm.scores_gain  # by branches, in the old policy's pass
+    first = empty_batch(rows, learner.shapes, **size, doubled=True) if gains else batch
+    yield _call(f"sweep/score {length}", learner.begin, lambda state, _: (state.params, first))
     yield _call(f"sweep/reference {length}", learner.begin, lambda _, params: (params, batch))
     if learner.critic is not None:
         yield _call(

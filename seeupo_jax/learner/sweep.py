@@ -25,6 +25,7 @@ from seeupo_jax.learner.batching import (
     turn_batch,
 )
 from seeupo_jax.learner.credit.covariance import limit_tokens
+from seeupo_jax.learner.credit.information_gain import References
 from seeupo_jax.learner.credit.overlong import with_overlong_penalties
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.refresh_batch import refresh_batch
@@ -62,6 +63,7 @@ def sweep(
     stop: Callable[[], bool] = lambda: False,
     on_step: Callable[[int, int], None] = lambda done, steps: None,
     resume: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
+    references: References | None = None,
 ) -> SweepResult:
     """Updates the policy with one iteration's trajectories; `train` is donated.
 
@@ -74,6 +76,8 @@ def sweep(
       on_step: called with the number of the order's steps that the device has done, and of all.
       resume: arrays and notes of the `SweepStopped` that this sweep of the same trajectories ended
         with before; `train` is the one among them.
+      references: answers of the tasks, for the information gain of turns; None: the gain of a turn
+        is its reward.
 
     Returns: without a single sampled turn, the state as it came and nearly no metrics.
 
@@ -95,8 +99,8 @@ def sweep(
         return SweepResult(train, {"sweep/turns": 0} | shaped, [None] * len(trajectories), ())
     train = learner.at_iteration(train, iteration)
     if resume is None:
-        version = iteration - 1
-        current = begin_sweep(learner, train, ref_params, rows, trajectories, version=version)
+        more = {"version": iteration - 1, "references": references}
+        current = begin_sweep(learner, train, ref_params, rows, trajectories, **more)
     else:
         current = resume_sweep(learner, train, rows, trajectories, order, *resume)
     pace = Pace(len(order), stop, on_step)

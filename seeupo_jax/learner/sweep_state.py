@@ -21,6 +21,13 @@ from seeupo_jax.learner.batching import (
 )
 from seeupo_jax.learner.credit.advantages import credit_tokens
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
+from seeupo_jax.learner.credit.information_gain import (
+    References,
+    answer_branches,
+    branch_batch,
+    describe_gains,
+    information_gain,
+)
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.types import TrainState, Trajectory, TurnBatch, learnable
@@ -147,11 +154,13 @@ def begin_sweep(
     trajectories: Sequence[Trajectory],
     *,
     version: int,
+    references: References | None = None,
 ) -> SweepState:
     """Advantages, and one pass each for the log-probabilities of the old and reference policies.
 
     Args:
       version: of the policy that is swept.
+      references: answers of the tasks, which the old policy's pass scores too; None: it does not.
     """
     spans = all_actions(rows)
     layout = lay_out(rows, spans, learner.shapes, learner.shapes.long)
@@ -162,13 +171,21 @@ def begin_sweep(
         scatter(numbers, spans, np.asarray(scored_PA))
         return numbers
 
-    scored = score(learner, train.params, batch)
+    gains, gain_metrics = None, {}
+    if references is None:
+        scored = score(learner, train.params, batch)
+    else:
+        branches = answer_branches(rows, trajectories, references, learner.shapes)
+        wider, seats = branch_batch(branches, spans, learner.shapes)
+        scored = score(learner, train.params, wider)
+        gains = information_gain(branches, seats, np.asarray(scored[0]), trajectories)
+        gain_metrics = describe_gains(gains, rows)
     old_logp = ragged(scored[0])
     initial = dict(zip(INITIAL, (ragged(x_PA, np.nan) for x_PA in scored), strict=True))
     ref_logp = old_logp
     if learner.algorithm.kl_coef:
         ref_logp = ragged(score(learner, ref_params, batch)[0])
-    metrics = _sampler_trainer_gap(rows, old_logp)
+    metrics = _sampler_trainer_gap(rows, old_logp) | gain_metrics
     if learner.finds_entropy:
         metrics["rollout/entropy"] = float(np.nanmean(np.concatenate(initial["entropy"])))
     per_token: dict[str, Sequence[np.ndarray]] = {
@@ -187,7 +204,7 @@ def begin_sweep(
     per_token |= derived_per_token(learner, rows, initial)
     algorithm, weights = learner.algorithm, learner.reward_weights
     known = {**per_token, **scores}
-    arrays = CreditArrays(algorithm, learner.shapes, rows, trajectories, known, weights)
+    arrays = CreditArrays(algorithm, learner.shapes, rows, trajectories, known, weights, gains)
     credit, shares = credit_tokens(algorithm, arrays)
     per_token |= credit
     metrics |= shares

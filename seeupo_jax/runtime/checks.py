@@ -31,6 +31,7 @@ from seeupo_jax.rollout.tasks import share_counts
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries
 from seeupo_jax.runtime.episode_host import check_host
+from seeupo_jax.runtime.training.reference_answers import check_references
 from seeupo_jax.trajectories.json_lines import plain
 
 # Of config.rollout, what changes no number but its rounding: it may change when a run resumes.
@@ -128,6 +129,7 @@ def _check_episodes(config: Config) -> None:
     tasks = find_tasks(config)
     gate.check_tasks(tasks, splits, labelled=config.evaluation.tasks)
     share_counts(gate.task_shares(tasks, "train"), config.rollout.tasks)
+    check_references(config, tasks)
     if not config.warm_start.stages:
         return
     if not isinstance(envs.make(config.env.name, **config.env.options), Demonstrator):

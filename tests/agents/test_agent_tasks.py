@@ -72,14 +72,17 @@ def test_else_they_are_those_beside_the_function_or_the_environments(tmp_path):
     alone.write_text(FUNCTION)
     listing = "def task_ids(split):\n    return [split + str(i) for i in range(2)]\n"
     labels = "def labels(task_id):\n    return {'last': task_id[-1]}\n"
+    labels += "def reference(task_id):\n    return task_id[-1] + '!'\n"
     beside.write_text(FUNCTION + listing + labels)
     tasks, where = tasks_of(name=f"{beside}:play")
     assert where == f"task_ids(split) beside {beside}:play"
     assert gate.task_ids(tasks, "test") == ["test0", "test1"]
     assert gate.labels(tasks, "test1") == {"last": "1"} and tasks.data("test1", "test") is None
+    assert gate.reference(tasks, "test1") == "1!"
     tasks, where = tasks_of(name=f"{alone}:play")
     assert where == "env order_desk" and gate.task_ids(tasks, "train")[0] == "train/0"
     assert gate.labels(tasks, "train/0").keys() == {"request"}
+    assert gate.reference(tasks, "train/0").startswith("<tool_call>")
     with pytest.raises(ValueError, match="order_desk split: got 'dev'"):
         gate.task_ids(tasks, "dev")
 

@@ -103,11 +103,13 @@ def answering(answers):
 
 
 class OldServer(EnvServer):
-    """One from before `episode_seed`: it refuses a request with a field that it does not know."""
+    """One from before `episode_seed`: it refuses what it does not know."""
 
     refused = 0
 
     def answer(self, operation, request):
+        if operation == "reference":
+            raise serve._Refusal(404, "path: got 'reference'; allowed: task_ids, reset, ...")
         if operation == "reset" and request.keys() - {"session", "number", "task_id", "seed"}:
             self.refused += 1
             raise serve._Refusal(400, "body: allowed: a JSON object with exactly session, ...")

@@ -9,6 +9,7 @@ from typing import Any
 from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool, check_choice
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.desk import OUTCOMES, TOOLS, Case, find_task, opening
+from seeupo_jax.envs.tool_calls import render_hermes
 
 
 @dataclass
@@ -43,6 +44,11 @@ class OrderDesk:
     def labels(self, task_id: str) -> Mapping[str, str]:
         """What the customer wants: cancel, return, address or status."""
         return {"request": find_task(task_id).request}
+
+    def reference(self, task_id: str) -> str:
+        """The call that ends the case: the reply with the outcome by the desk's policy."""
+        task = find_task(task_id)
+        return render_hermes("reply", outcome=world.resolve(task.request, task.target))
 
     def demonstrations(self, split: str, **options: Any) -> Sequence[Demonstration]:
         """Cases played by the demonstrator; options as of `dataset.load`."""

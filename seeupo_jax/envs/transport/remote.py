@@ -37,6 +37,10 @@ class _Gone(RemoteError):
     """The server does not know the session."""
 
 
+class _Unknown(RemoteError):
+    """The server, an older one, does not know the operation."""
+
+
 class _Malformed(RemoteError):
     """The server rejects the fields of a request, which had no effect."""
 
@@ -72,6 +76,13 @@ class Remote:
 
     def task_ids(self, split: str) -> Sequence[str]:
         return self._result(self._post("task_ids", {"split": split}))
+
+    def reference(self, task_id: str) -> str | None:
+        """The environment's reference answer to a task; None also of a server that knows none."""
+        try:
+            return self._result(self._post("reference", {"task_id": task_id}))
+        except _Unknown:
+            return None
 
     def reset(
         self, task_id: str, seed: int, episode_seed: int | None = None
@@ -195,6 +206,8 @@ class Remote:
             raise TransientError(f"{self.url}: status {status}: {_excerpt(payload)}")
         if status == wire.GONE:
             raise _Gone(f"{self.url}: {_excerpt(payload)}")
+        if status == wire.UNKNOWN:
+            raise _Unknown(f"{self.url}: {_excerpt(payload)}")
         if status in wire.MALFORMED:
             raise _Malformed(f"{self.url}: status {status}: {_excerpt(payload)}")
         if status == wire.UNAUTHORIZED:

@@ -13,6 +13,7 @@ MAX_ANSWER_BYTES = 64 * 2**20
 MALFORMED = (400, 422)  # the fields of a request; the second is what other servers answer
 UNAUTHORIZED = 401
 OUT_OF_ORDER = 409  # the sequence number is neither the next nor that of a repeated request
+UNKNOWN = 404  # the operation: a server of another version
 GONE = 410  # no such session: it ended, was idle for too long, or the server has restarted
 BUSY = 503  # no room for another session
 MAY_PASS = (502, BUSY, 504)  # the same request may be answered later

@@ -29,8 +29,9 @@ class CreditArrays:
         trajectories: Sequence[Trajectory],
         per_token: Mapping[str, Ragged],
         reward_weights: Mapping[str, float] | None = None,
+        gains: Sequence[np.ndarray] | None = None,
     ):
-        self.rows = rows
+        self.rows, self._gains = rows, gains
         self.trajectories, self._per_token, self._shapes = trajectories, per_token, shapes
         self._weights = {} if reward_weights is None else reward_weights
         self._kl_coef = algorithm.kl_coef if algorithm.kl_in == "reward" else None
@@ -76,7 +77,10 @@ class CreditArrays:
     @property
     def gain_NK(self) -> np.ndarray:
         last_NK = np.cumsum(self.mask_NK[:, ::-1], axis=1)[:, ::-1] == 1
-        return np.where(self.mask_NK & ~last_NK, self.reward_NK, np.float32(np.nan))
+        gain_NK = self.reward_NK.copy()
+        for row, gain_K in enumerate([] if self._gains is None else self._gains):
+            gain_NK[row, : len(gain_K)] = gain_K
+        return np.where(self.mask_NK & ~last_NK, gain_NK, np.float32(np.nan))
 
     @property
     def state_NK(self) -> np.ndarray:

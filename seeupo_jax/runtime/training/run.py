@@ -151,6 +151,9 @@ class Run:
             parts.progress.step(done, steps)
             parts.callbacks.step(iteration, done, steps)
 
+        references = None
+        if parts.references is not None:
+            references = parts.references.of([t.task_id for t in collected.trajectories])
         with parts.log.phase("sweep"):
             train, metrics, stats, _ = sweep(
                 parts.learner,
@@ -161,6 +164,7 @@ class Run:
                 stop=lambda: bool(agree([parts.worker.stop()])[0]),
                 resume=None if stopped is None else (stopped.arrays, stopped.notes),
                 on_step=on_step,
+                references=references,
             )
         evaluated = not self.due(iteration, parts.config.evaluation.every)
         return RunState(iteration, train, evaluated=evaluated, saved=False), metrics, stats

@@ -23,6 +23,7 @@ from seeupo_jax.runtime import build
 from seeupo_jax.runtime.episode_host import build_host
 from seeupo_jax.runtime.evaluation import selection_split, selection_warning
 from seeupo_jax.runtime.training.callbacks import Callback, Callbacks, RunHandle
+from seeupo_jax.runtime.training.reference_answers import ReferenceAnswers
 from seeupo_jax.runtime.training.run_log import RunLog
 from seeupo_jax.runtime.training.stagnation import Stagnation
 from seeupo_jax.runtime.training.trajectory_source import TrajectorySource
@@ -36,6 +37,7 @@ class RunParts:
     ref_params: parameters of the reference policy.
     engine: the worker's.
     tasks: what is asked for task ids and labels.
+    references: the tasks' answers, where turns are credited with their gain; None: elsewhere.
     selects_on: the split that checkpoints are selected on; None: none is selected.
     """
 
@@ -48,6 +50,7 @@ class RunParts:
     engine: SlotEngine
     worker: RolloutWorker
     tasks: Tasks
+    references: ReferenceAnswers | None
     selects_on: str | None
     source: TrajectorySource
     log: RunLog
@@ -90,7 +93,10 @@ def build_parts(
         stop=lambda: request.asked,
         watch=progress.watch,
     )
-    tasks = find_tasks(config)
+    tasks, references = find_tasks(config), None
+    if config.algorithm.scores_gain:
+        template = config.algorithm.gain_template
+        references = ReferenceAnswers(tasks, policy.tokenizer, template, progress.log)
     selects_on = selection_split(config, tasks)
     shares = gate.task_shares(tasks, "train")
     source = TrajectorySource(config, workdir, policy, worker, shares, progress.log)
@@ -112,6 +118,7 @@ def build_parts(
         engine=engine,
         worker=worker,
         tasks=tasks,
+        references=references,
         selects_on=selects_on,
         source=source,
         log=RunLog(config, workdir, progress, policy.tokenizer),

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from remote_cases import CutWire, Echo, Process, answering, remote, served
+from remote_cases import CutWire, Echo, OldServer, Process, answering, remote, served
 
 from seeupo_jax import envs
 from seeupo_jax.envs import gate
@@ -46,6 +46,19 @@ def test_many_episodes_at_once_are_what_they_are_locally(token_file):
         assert remote(server.url, token_file).task_ids("test") == OrderDesk().task_ids("test")
     assert results == {index: played(OrderDesk(), index) for index in range(24)}
     assert {said[-1] for said in results.values()} == {0.0, 1.0}
+
+
+def test_reference_answers_come_from_the_server_and_older_ones_have_none(token_file):
+    with served(OrderDesk, token_file) as server:
+        assert remote(server.url, token_file).reference("train/3") == OrderDesk().reference(
+            "train/3"
+        )
+        with pytest.raises(ValueError, match="order_desk task: got 'nothing'"):
+            remote(server.url, token_file).reference("nothing")
+    with served(Echo, token_file) as server:
+        assert remote(server.url, token_file).reference("train/0") is None
+    with served(Echo, token_file, kind=OldServer) as server:
+        assert remote(server.url, token_file).reference("train/0") is None
 
 
 def test_make_knows_it_by_name(token_file):

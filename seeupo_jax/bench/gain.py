@@ -1,0 +1,140 @@
+"""The information gain of all turns from one pass beside a pass for each context.
+
+Both score the same answers behind the same contexts, under the same weights, and must give the same
+gains, or nothing is timed. Packing on the host is part of each pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from seeupo_jax.bench import comparison, machine
+from seeupo_jax.bench.comparison import TOLERANCES, Timing
+from seeupo_jax.bench.inputs import prepared
+from seeupo_jax.bench.jax_runner import OurSweeps
+from seeupo_jax.bench.settings import Settings
+from seeupo_jax.learner.batching import Rows, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.credit.information_gain import (
+    AnswerTokens,
+    Branches,
+    answer_branches,
+    branch_batch,
+    information_gain,
+)
+
+TEMPLATE, ANSWER = 8, 16  # tokens before the answer's own, and of it
+PLAIN, BRANCHES, SEPARATE = "no gains", "branches of one pass", "a pass for each context"
+
+
+class _Passes:
+    """What begins a sweep, without gains and with them, in either way."""
+
+    def __init__(self, ours: OurSweeps, seed: int):
+        self._learner, self._state = ours.learner, ours.state
+        self._mesh, self.trajectories = ours.policy.mesh, ours.trajectories
+        self.rows = Rows.of(ours.trajectories)
+        rng, size = np.random.default_rng(seed), TEMPLATE + ANSWER
+        vocabulary = ours.policy.network.arch.vocab_size
+        tokens = rng.integers(0, vocabulary, (1 + max(t.group for t in self.trajectories), size))
+        scored_L = np.arange(size) >= TEMPLATE
+        self._answers = {
+            t.task_id: AnswerTokens(tokens[t.group].astype(np.int32), scored_L)
+            for t in self.trajectories
+        }
+
+    def plain(self) -> None:
+        """The pass that a sweep begins with anyway."""
+        shapes, spans = self._learner.shapes, all_actions(self.rows)
+        layout = lay_out(self.rows, spans, shapes, shapes.long)
+        self._score(turn_batch(self.rows, layout, shapes, {}, action=shapes.longest))
+
+    def branches(self) -> list[np.ndarray]:
+        """That pass with the answers as branches."""
+        found = self._branches()
+        batch, seats = branch_batch(found, all_actions(self.rows), self._learner.shapes)
+        return information_gain(found, seats, self._score(batch), self.trajectories)
+
+    def separate(self) -> list[np.ndarray]:
+        """That pass, and one for the contexts of each turn."""
+        self.plain()
+        found, shapes = self._branches(), self._learner.shapes
+        logp = np.zeros((len(found.spans), ANSWER), np.float32)
+        for turn in sorted(set(found.turn_B)):
+            own = [place for place, each in enumerate(found.turn_B) if each == turn]
+            spans = [found.spans[place] for place in own]
+            layout = lay_out(found.rows, spans, shapes, shapes.long)
+            batch = turn_batch(found.rows, layout, shapes, {}, action=shapes.longest)
+            logp[own] = self._score(batch)[: len(own), :ANSWER]
+        seats = [(place, 0) for place in range(len(found.spans))]
+        return information_gain(found, seats, logp, self.trajectories)
+
+    def _branches(self) -> Branches:
+        return answer_branches(self.rows, self.trajectories, self._answers, self._learner.shapes)
+
+    def _score(self, batch: Any) -> np.ndarray:
+        with jax.set_mesh(self._mesh):
+            return np.asarray(self._learner.score(self._state.params, batch))
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Checks, measures and prints; the figures.
+
+    Raises:
+      ValueError: a wrong setting, or gains that differ.
+    """
+    dtype = machine.fast_dtype(machine.only_device())
+    with prepared(settings, dtype) as inputs:
+        about = comparison.about("gain", settings, inputs.arch, inputs.work)
+        passes = _Passes(OurSweeps(inputs), settings.seed)
+    passes.plain()
+    one, other = (np.concatenate(gains()) for gains in (passes.branches, passes.separate))
+    apart = float(np.nanmax(np.abs(one - other)) / np.nanmax(np.abs(one)))
+    if not apart <= TOLERANCES[dtype] or (np.isnan(one) != np.isnan(other)).any():
+        raise ValueError(
+            f"bench: gains of the two ways differ by {apart:.2g} of the largest; allowed in"
+            f" {dtype}: {TOLERANCES[dtype]:g}. Nothing was timed."
+        )
+    contenders = {PLAIN: passes.plain, BRANCHES: passes.branches, SEPARATE: passes.separate}
+    timings = comparison.alternate(
+        {name: _timed(call) for name, call in contenders.items()}, settings.repeats
+    )
+    turns = [trajectory.turns for trajectory in passes.trajectories]
+    figures = about | {
+        "largest_difference": apart,
+        "gains": int((~np.isnan(one)).sum()),
+        "passes": 1 + max(turns),
+        "separate_over_branches": comparison.ratio(timings[SEPARATE], timings[BRANCHES]),
+        "branches_over_none": comparison.ratio(timings[BRANCHES], timings[PLAIN]),
+        "contenders": {name: timing.as_json() for name, timing in timings.items()},
+    }
+    _print(figures, timings)
+    return figures
+
+
+def _timed(call: Callable[[], Any]) -> Callable[[int], float]:
+    def seconds(number: int) -> float:
+        began = time.perf_counter()
+        call()
+        return time.perf_counter() - began
+
+    return seconds
+
+
+def _print(figures: dict[str, Any], timings: dict[str, Timing]) -> None:
+    faster, dearer = (
+        figures[name]["ratio"] for name in ("separate_over_branches", "branches_over_none")
+    )
+    print(
+        f"{faster:.2f}x faster than {figures['passes']} passes; {dearer:.2f}x a pass without gains"
+    )
+    apart = figures["largest_difference"]
+    print(f"{figures['gains']} gains; they differ by {apart:.1g} of the largest at most")
+    for name, timing in timings.items():
+        print(
+            f"{name:24} {timing.median:8.3f} s ({min(timing.each):.3f} to {max(timing.each):.3f})"
+        )

@@ -1,0 +1,140 @@
+"""Information gain: how much likelier each turn made the task's reference answer.
+
+b_t = exp(mean log π of the answer's tokens) behind the context of turn t, under the policy that
+begins the sweep; the gain of turn t is b_(t+1) - b_t (IGPO, arXiv:2510.14967). The answers are
+branches of the trajectories' token trees: one pass computes them, and each token that they share
+with the trajectories once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from seeupo_jax.learner.batching import ActionSpan, Rows, Shapes, lay_out, turn_batch
+from seeupo_jax.types import CONTEXT, Trajectory, TurnBatch
+
+
+class AnswerTokens(NamedTuple):
+    """A reference answer as the closing message of a conversation.
+
+    tokens_L: int32, up to the answer's last one. scored_L: bool, True at the answer's own.
+    """
+
+    tokens_L: np.ndarray
+    scored_L: np.ndarray
+
+
+# By task; a task without one has no gains.
+References = Mapping[str, AnswerTokens]
+
+
+class Branches(NamedTuple):
+    """Contexts of turns, each with the answer behind it; index B.
+
+    rows: the sweep's, and behind them a segment for each branch. spans: the answers' own tokens.
+    trajectory_B, turn_B: whose context it is.
+    """
+
+    rows: Rows
+    spans: list[ActionSpan]
+    trajectory_B: list[int]
+    turn_B: list[int]
+
+
+def answer_branches(
+    rows: Rows, trajectories: Sequence[Trajectory], references: References, shapes: Shapes
+) -> Branches:
+    """Of every turn's context in its own segment, where a row has room for the answer."""
+    tokens: list[np.ndarray] = []
+    found = Branches(rows, [], [], [])
+    group_of = dict(zip(rows.trajectory_S.tolist(), rows.group_S.tolist(), strict=True))
+    for owner in group_of:
+        answer = references.get(trajectories[owner].task_id)
+        if answer is None:
+            continue
+        for turn, context_L in _contexts(trajectories[owner]):
+            start, end = len(context_L), len(context_L) + answer.tokens_L.size
+            if start == 0 or end > shapes.lengths[-1]:
+                continue
+            position_A = start + np.flatnonzero(answer.scored_L)
+            found.spans.append(ActionSpan(len(rows.tokens) + len(tokens), position_A))
+            found.trajectory_B.append(owner)
+            found.turn_B.append(turn)
+            tokens.append(np.concatenate([context_L, answer.tokens_L]))
+    nothing = [np.full(len(tokens_L), CONTEXT, np.int32) for tokens_L in tokens]
+    owner_B = np.array(found.trajectory_B, np.int32)
+    group_B = np.array([group_of[owner] for owner in found.trajectory_B], np.int32)
+    more = dataclasses.replace(
+        rows,
+        masked_S=None,  # of no concern to scores
+        tokens=(*rows.tokens, *tokens),
+        turn=(*rows.turn, *nothing),
+        logp=(*rows.logp, *(np.zeros(len(tokens_L), np.float32) for tokens_L in tokens)),
+        trajectory_S=np.concatenate([rows.trajectory_S, owner_B]),
+        group_S=np.concatenate([rows.group_S, group_B]),
+    )
+    return found._replace(rows=more)
+
+
+def _contexts(trajectory: Trajectory) -> Iterator[tuple[int, np.ndarray]]:
+    """Each turn, and the tokens that its action was sampled behind."""
+    for segment in trajectory.segments:
+        for turn in np.unique(segment.turn_L[segment.turn_L != CONTEXT]).tolist():
+            yield turn, segment.tokens_L[: int((segment.turn_L == turn).argmax())]
+
+
+def branch_batch(
+    branches: Branches, spans: Sequence[ActionSpan], shapes: Shapes
+) -> tuple[TurnBatch, list[tuple[int, int]]]:
+    """A batch of the sweep's spans, one to a row of its [P, A], and behind them the answers.
+
+    Returns: the batch, and where in [P, A] each answer begins.
+    """
+    layout = lay_out(branches.rows, [*spans, *branches.spans], shapes, shapes.long)
+    seats = [(place, 0) for place in range(len(spans))]
+    row, column = shapes.spans(len(spans)), 0
+    for span in branches.spans:
+        size = span.position_A.size
+        if column + size > shapes.longest:
+            row, column = row + 1, 0
+        seats.append((row, column))
+        column += size
+    batch = turn_batch(
+        branches.rows, layout, shapes, {}, action=shapes.longest, seats=seats, doubled=True
+    )
+    return batch, seats[len(spans) :]
+
+
+def information_gain(
+    branches: Branches,
+    seats: Sequence[tuple[int, int]],
+    logp_PA: np.ndarray,
+    trajectories: Sequence[Trajectory],
+) -> list[np.ndarray]:
+    """The gain of each turn, float32 [K] of every trajectory; NaN where an end was not scored.
+
+    The last turn has none: no context follows it.
+    """
+    known = [np.full(t.turns + 1, np.nan) for t in trajectories]  # b
+    for place, (row, column) in enumerate(seats):
+        logp_A = logp_PA[row, column : column + branches.spans[place].position_A.size]
+        known[branches.trajectory_B[place]][branches.turn_B[place]] = np.exp(
+            np.mean(logp_A, dtype=np.float64)
+        )
+    return [np.diff(b_K).astype(np.float32) for b_K in known]
+
+
+def describe_gains(gains: Sequence[np.ndarray], rows: Rows) -> dict[str, float]:
+    """The mean gain of a turn, and the share of the turns with a next one that have a gain."""
+    kept = [gains[owner][:-1] for owner in np.unique(rows.trajectory_S)]
+    gain_M = np.concatenate([*kept, np.zeros(0, np.float32)])
+    scored_M = ~np.isnan(gain_M)
+    some = bool(scored_M.any())
+    return {
+        "sweep/gain_mean": float(gain_M[scored_M].mean()) if some else float("nan"),
+        "sweep/gain_scored": float(scored_M.mean()) if gain_M.size else float("nan"),
+    }
