@@ -66,6 +66,8 @@ SWEEP = (
     Metric("sweep/scorer_grad_norm", "norm before clipping", "mean of steps"),
     Metric("sweep/scorer_skipped", "steps", "sum"),
     Metric("sweep/forced_fraction", "share of sampled tokens", "sum / sum"),
+    Metric("sweep/kl_coef", "coefficient", "none"),
+    Metric("sweep/kl_sampled", "nats per token", "mean of action tokens"),
     Metric("sweep/masked_trajectories", "trajectories", "count"),
     Metric("sweep/overlong_penalty", "reward", "mean of trajectories"),
     Metric("sweep/overlong_fraction", "share of trajectories", "mean of trajectories"),

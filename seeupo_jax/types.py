@@ -163,6 +163,7 @@ class TurnBatch(NamedTuple):
       adapts it.
     value_PA, returns_PA: float32, the critic's estimate when the sweep began, and what it is to be;
       with a critic.
+    kl_coef: float32 scalar, of the KL penalty in the loss where it is adapted.
     slope_PA: float32, derivative of a scorer's loss by what it says of the token.
     """
 
@@ -186,6 +187,7 @@ class TurnBatch(NamedTuple):
     value_PA: jax.Array | None = None
     returns_PA: jax.Array | None = None
     drift_sign_PA: jax.Array | None = None
+    kl_coef: jax.Array | None = None
     slope_PA: jax.Array | None = None
     clip_scale_PA: jax.Array | None = None
 
@@ -207,6 +209,8 @@ class TrainState(NamedTuple):
     critic: the value function; None, which has no leaves, where there is none.
     ema: float32, the moving average of `params` over the iterations; None where there is none.
     scorer: the model that scores turns, stepped once an iteration; None where there is none.
+    reference: parameters of a reference policy that moves; None where it stays.
+    kl_coef: float32 scalar, the coefficient of the KL penalty; None where it is constant.
     """
 
     params: Any
@@ -216,3 +220,5 @@ class TrainState(NamedTuple):
     critic: CriticState | None = None
     ema: Any = None
     scorer: CriticState | None = None
+    reference: Any = None
+    kl_coef: jax.Array | None = None

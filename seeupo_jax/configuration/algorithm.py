@@ -127,6 +127,15 @@ class Algorithm(LossOptions):
     """Whether the next turn's ratio is computed in the step's program or in one of its own."""
     dynamic_sampling: int = within(0, 127, 0)
     """Rounds of new tasks that may replace zero-advantage groups."""
+    kl_target: float | None = above(0, None, most=10)
+    """KL to the reference policy, nats per token, that kl_coef is adapted to between iterations;
+    none: kl_coef stays."""
+    kl_horizon: float = above(0, 10000.0)
+    """kl_target: trajectories over which kl_coef changes by at most a fifth."""
+    ref_every: int | None = at_least(1, None)
+    """Iterations after each of which the reference policy moves to the policy; none: it stays."""
+    ref_decay: float = within(0, 1, 0.0)
+    """ref_every: what the reference policy keeps of itself, as a moving average; 0: nothing."""
     truncated: str = choice("keep", "mask")
     """Episodes that max_turns or the context's end cut; mask: in the statistics of their group, and
     in no update."""

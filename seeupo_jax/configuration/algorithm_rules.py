@@ -22,6 +22,7 @@ def check_choices(algorithm: Algorithm, *, max_turns: int, ahead: bool = False) 
     _check_order(algorithm, max_turns)
     _check_covariance(algorithm, max_turns, ahead)
     _check_overlong(algorithm)
+    _check_reference(algorithm)
     for rule in _RULES:
         name = vars(algorithm)[rule.beside]
         entry = find_entry(rule.beside, name)
@@ -246,6 +247,22 @@ def check_weights(algorithm: Algorithm, rewards: Sequence[Reward]) -> None:
                 f"config.rewards[{number}].weight: got {reward.weight:g} of {reward.label} with"
                 f" advantage={algorithm.advantage}; allowed: a number >= 0."
             )
+
+
+def _check_reference(algorithm: Algorithm) -> None:
+    for name, why in {
+        "kl_target": "kl_coef is multiplied, and 0 stays 0",
+        "ref_every": "nothing else reads the reference policy",
+    }.items():
+        if (got := vars(algorithm)[name]) is not None and not algorithm.kl_coef:
+            raise ValueError(
+                f"config.algorithm.{name}: got {got:g} with kl_coef=0; allowed: none, since {why}."
+            )
+    if algorithm.ref_decay and algorithm.ref_every is None:
+        raise ValueError(
+            f"config.algorithm.ref_decay: got {algorithm.ref_decay:g} with ref_every=none;"
+            " allowed: 0, since the reference policy does not move."
+        )
 
 
 def _check_order(algorithm: Algorithm, turns: int) -> None:

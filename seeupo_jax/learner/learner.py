@@ -15,6 +15,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.algorithm import fused_refresh_applies
 from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.optimization.schedule import Schedule, at_share
+from seeupo_jax.learner.reference_policy import moved
 from seeupo_jax.learner.state_layout import average, on_device
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.learner.step.critic import Critic, make_critic
@@ -146,6 +147,14 @@ class Learner:
         out = None if self.layout is None else self.layout.ema
         jitted = jax.jit(functools.partial(average, decay=self.ema), out_shardings=out)
         return self.through("average", functools.partial(jitted))
+
+    @functools.cached_property
+    def move_reference(self) -> Program:
+        """`reference_policy.moved` from the parameters and the reference policy's on."""
+        out = None if self.layout is None else self.layout.reference
+        decayed = functools.partial(moved, decay=self.algorithm.ref_decay)
+        jitted = jax.jit(decayed, out_shardings=out)
+        return self.through("move_reference", functools.partial(jitted))
 
     @functools.cached_property
     def critic(self) -> Critic | None:

@@ -14,6 +14,7 @@ import numpy as np
 from seeupo_jax.learner.batching import Rows, empty_batch, empty_layout
 from seeupo_jax.learner.credit.advantages import compile_credit
 from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.reference_policy import reference_of
 from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.learner.step.turn_step import StepResult
 from seeupo_jax.parallel.compiling import compile_all
@@ -55,6 +56,12 @@ def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
         yield from _turn_programs(learner, rows, length)
     if learner.ema is not None:
         yield _call("sweep/average", learner.average, lambda state, _: (state.params, state.ema))
+    if learner.algorithm.ref_every is not None:
+        yield _call(
+            "sweep/move reference",
+            learner.move_reference,
+            lambda state, _: (state.params, state.reference),
+        )
 
 
 def distinct_programs(programs: Iterable[Program], state: TrainState, ref: Any) -> list[Program]:
@@ -115,7 +122,9 @@ def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progr
     gains = learner.algorithm.scores_gain  # by branches, in the old policy's pass
     first = empty_batch(rows, learner.shapes, **size, doubled=True) if gains else batch
     yield _call(f"sweep/score {length}", learner.begin, lambda state, _: (state.params, first))
-    yield _call(f"sweep/reference {length}", learner.begin, lambda _, params: (params, batch))
+    yield _call(
+        f"sweep/reference {length}", learner.begin, lambda *given: (reference_of(*given), batch)
+    )
     if learner.critic is not None:
         yield _call(
             f"sweep/value {length}",

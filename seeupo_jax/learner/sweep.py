@@ -28,6 +28,7 @@ from seeupo_jax.learner.credit.covariance import limit_tokens
 from seeupo_jax.learner.credit.information_gain import References
 from seeupo_jax.learner.credit.overlong import with_overlong_penalties
 from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.reference_policy import next_kl_coef, sampled_kl
 from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.learner.sweep_control import Pace, SweepStopped, resume_sweep
 from seeupo_jax.learner.sweep_metrics import (
@@ -68,7 +69,7 @@ def sweep(
     """Updates the policy with one iteration's trajectories; `train` is donated.
 
     Args:
-      ref_params: parameters of the reference policy of the KL penalty.
+      ref_params: parameters of the reference policy of the KL penalty, unless the state has them.
       iteration: 1 and up; seeds the random order and the minibatches, and sets the learning rate.
         Its policy has version iteration - 1: ratios of trajectories that say to be of another one
         are against what the sampler recorded.
@@ -111,10 +112,27 @@ def sweep(
         current = update_turn(learner, current, turns, last=last, seed=(*seed, *turns))
     weights = step_weights(current)
     metrics = sweep_metrics(learner, current, weights, iteration, len(order)) | shaped
-    train = current.train
+    train, told = _end_iteration(learner, current, iteration)
+    return SweepResult(train, metrics | told, trajectory_stats(current, weights), current.steps)
+
+
+def _end_iteration(
+    learner: Learner, current: SweepState, iteration: int
+) -> tuple[TrainState, dict[str, float]]:
+    """The state after an iteration's last step, and metrics of what only iterations change."""
+    train, algorithm, metrics = current.train, learner.algorithm, {}
     if learner.ema is not None:
         train = train._replace(ema=learner.average(train.params, train.ema))
-    return SweepResult(train, metrics, trajectory_stats(current, weights), current.steps)
+    if train.kl_coef is not None:
+        acted = np.concatenate(current.data.rows.turn) >= 0
+        both = current.data.initial["trainer_logp"], current.per_token["ref_logp"]
+        kl = sampled_kl(*(np.concatenate(logp)[acted] for logp in both))
+        metrics = {"sweep/kl_coef": float(np.asarray(train.kl_coef)), "sweep/kl_sampled": kl}
+        coef = next_kl_coef(algorithm, train, kl, current.data.valid)
+        train = train._replace(kl_coef=learner.replicate(np.float32(coef)))
+    if train.reference is not None and iteration % algorithm.ref_every == 0:
+        train = train._replace(reference=learner.move_reference(train.params, train.reference))
+    return train, metrics
 
 
 def update_turn(

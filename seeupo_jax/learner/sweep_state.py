@@ -30,6 +30,7 @@ from seeupo_jax.learner.credit.information_gain import (
 )
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.reference_policy import options_now, reference_of
 from seeupo_jax.types import TrainState, Trajectory, TurnBatch, learnable
 
 INITIAL = ("trainer_logp", "entropy")  # of `SweepData.initial`
@@ -184,7 +185,7 @@ def begin_sweep(
     initial = dict(zip(INITIAL, (ragged(x_PA, np.nan) for x_PA in scored), strict=True))
     ref_logp = old_logp
     if learner.algorithm.kl_coef:
-        ref_logp = ragged(score(learner, ref_params, batch)[0])
+        ref_logp = ragged(score(learner, reference_of(train, ref_params), batch)[0])
     metrics = _sampler_trainer_gap(rows, old_logp) | gain_metrics
     if learner.finds_entropy:
         metrics["rollout/entropy"] = float(np.nanmean(np.concatenate(initial["entropy"])))
@@ -202,7 +203,7 @@ def begin_sweep(
         scores.update(said)
         metrics |= told
     per_token |= derived_per_token(learner, rows, initial)
-    algorithm, weights = learner.algorithm, learner.reward_weights
+    algorithm, weights = options_now(learner.algorithm, train), learner.reward_weights
     known = {**per_token, **scores}
     arrays = CreditArrays(algorithm, learner.shapes, rows, trajectories, known, weights, gains)
     credit, shares = credit_tokens(algorithm, arrays)

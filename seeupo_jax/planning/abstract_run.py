@@ -101,7 +101,7 @@ def abstract_run(
     parts = {
         "parameters": device_bytes(state.params),
         "optimizer": device_bytes(state.opt_state),
-        "reference": device_bytes(reference),
+        "reference": device_bytes((reference, state.reference)),
         "frozen": device_bytes(policy.frozen),
         "critic": device_bytes(state.critic),
         "average": device_bytes(state.ema),

@@ -35,8 +35,8 @@ from seeupo_jax.planning.explain_parts import (
 )
 from seeupo_jax.planning.explanation import Section, choices, listed
 from seeupo_jax.policy.network import trainable
-from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_same_run
+from seeupo_jax.runtime.policy_folder import starting_folder
 
 # What of an algorithm is always shown; the other fields where they are not the default.
 _SHOWN = "order ratio objective advantage baseline scale old_policy weight_clip kl_coef".split()
@@ -68,7 +68,7 @@ def explain_training(
     Raises:
       ValueError: what the run would say, too.
     """
-    start = build.policy_folder(config, workdir)
+    start = starting_folder(config, workdir)
     found, remat = plan_run(config, start, planned)
     begins = _start(found, workdir)
     lacks = [f"a run needs, and this machine has not: {what}" for what in missing]

@@ -19,7 +19,8 @@ from seeupo_jax.learner.batching import Shapes, row_lengths
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
-from seeupo_jax.learner.state_layout import abstract_state, make_state, state_layout, to_pinned_host
+from seeupo_jax.learner.reference_policy import wait_reference, with_reference
+from seeupo_jax.learner.state_layout import abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
 from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
 from seeupo_jax.parallel.device_memory import free_memory
@@ -316,12 +317,13 @@ def new_state(
     ema = config.optimizer.ema is not None
     layout = state_layout(policy.mesh, optimizer, params, config.offload, critic, ema, scorer)
     is_struct = isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
-    return (abstract_state if is_struct else make_state)(optimizer, params, layout, critic, scorer)
+    state = (abstract_state if is_struct else make_state)(optimizer, params, layout, critic, scorer)
+    return with_reference(state, config, params, layout.step)
 
 
 def place_reference(config: Config, params: Any) -> Any:
-    """The reference policy's parameters where they wait: these very ones, or a copy on the host."""
-    return to_pinned_host(params) if config.offload.reference else params
+    """The reference policy's parameters where they wait; None: in the state, since they move."""
+    return None if config.algorithm.ref_every is not None else wait_reference(config, params)
 
 
 def abstract_policy(config: Config, mesh: jax.sharding.Mesh) -> tuple[Policy, Any]:
@@ -370,11 +372,3 @@ def build_learner(
         layout=jax.tree.map(lambda leaf: leaf.sharding, state),
         replicated=sharding(policy.mesh, ()),
     )
-
-
-def policy_folder(config: Config, workdir: Path) -> str | None:
-    """Where the policy that training starts from lies; None while it has still to be made."""
-    warm = workdir / "warm_start"
-    if config.warm_start.stages:
-        return str(warm) if warm.is_dir() else None
-    return config.model.path

@@ -1,4 +1,4 @@
-"""A policy as a folder for other software: at a run's end, or of one of its checkpoints."""
+"""A policy as a folder: what training starts from, and for other software what it ends with."""
 
 from __future__ import annotations
 
@@ -155,3 +155,11 @@ def _abstract_policy(config: Config, workdir: Path) -> tuple[build.Policy, Any]:
     if policy.frozen:
         return build.load_policy(replace(config, mesh=layout), path)
     return policy, example
+
+
+def starting_folder(config: Config, workdir: Path) -> str | None:
+    """Where the policy that training starts from lies; None while it has still to be made."""
+    warm = workdir / "warm_start"
+    if config.warm_start.stages:
+        return str(warm) if warm.is_dir() else None
+    return config.model.path

@@ -21,7 +21,7 @@ from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.episode_host import check_host
-from seeupo_jax.runtime.policy_folder import find_step, saved_weights
+from seeupo_jax.runtime.policy_folder import find_step, saved_weights, starting_folder
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def check_served(config: Config) -> None:
 
 
 def policy_folder(config: Config, workdir: Path) -> str:
-    folder = build.policy_folder(config, workdir)
+    folder = starting_folder(config, workdir)
     if folder is None:
         command = command_name("train")
         raise ValueError(f"--workdir: {workdir} holds no policy yet; run {command} first.")

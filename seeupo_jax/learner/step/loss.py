@@ -71,7 +71,7 @@ def turn_loss(
     # An action's terms are means over its tokens.
     size_PJ = part_PJ if options.loss_mean == "action" else count_PJ
     counted = lambda x_PJ: jnp.sum(part_PJ * x_PJ)  # noqa: E731
-    gain_PJ = term_PJ - config.kl_coef * kl_PJ
+    gain_PJ = term_PJ - (config.kl_coef if row.kl_coef is None else row.kl_coef) * kl_PJ
     if row.drift_sign_PA is not None:  # |log s| of some tokens
         gain_PJ -= options.covariance_kl * mean(row.drift_sign_PA * (logp_PA - row.old_logp_PA))
     if found.entropy_RX is not None:

@@ -119,6 +119,8 @@ def turn_step(
       critic: the value function that `state.critic` is of, trained beside the policy.
     """
     grad, trained = jax.value_and_grad(turn_loss, has_aux=True), _trained(state)
+    if config.options.kl_in == "loss":
+        batch = batch._replace(kl_coef=state.kl_coef)
     split = split_actions(config, batch, cumulative_ratio_N.shape[0])
     fixed = frozen, network, config, critic
 
@@ -158,11 +160,10 @@ def _apply(
     any_rows: jax.Array,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Steps the policy and the critic; nothing where the batch has no rows."""
-    aside, opt_state = {"ema": state.ema, "scorer": state.scorer}, on_device(state.opt_state)
     # These wait for the iteration's end, maybe in the host's memory: they go by the branch.
-    state = state._replace(
-        opt_state=opt_state, critic=on_device(state.critic), ema=None, scorer=None
-    )
+    aside = {name: getattr(state, name) for name in ("ema", "scorer", "reference")}
+    opt_state, critic_state = on_device(state.opt_state), on_device(state.critic)
+    state = state._replace(opt_state=opt_state, critic=critic_state, **dict.fromkeys(aside))
     others = () if critic is None else (critic.optimizer, grads[1])
     norms = ("grad_norm",) if critic is None else ("grad_norm", "critic_grad_norm")
     state, metrics = jax.lax.cond(

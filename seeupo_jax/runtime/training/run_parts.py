@@ -34,7 +34,7 @@ from seeupo_jax.types import TrainState
 class RunParts:
     """What a run works with, from its beginning to its end; `close` it.
 
-    ref_params: parameters of the reference policy.
+    ref_params: parameters of the reference policy; None where the state has them.
     engine: the worker's.
     tasks: what is asked for task ids and labels.
     references: the tasks' answers, where turns are credited with their gain; None: elsewhere.

@@ -17,6 +17,7 @@ from seeupo_jax.parallel.distributed import agree
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.runtime import build
+from seeupo_jax.runtime.policy_folder import starting_folder
 
 _AGREED = 10  # steps between two times that processes ask each other whether to stop
 
@@ -33,9 +34,9 @@ def start_policy(
       Stopped: a process was, in a warm start; nothing of it is kept.
       ValueError: only some processes see it.
     """
-    if not agree([build.policy_folder(config, workdir) is not None])[0]:
+    if not agree([starting_folder(config, workdir) is not None])[0]:
         _warm_start(config, workdir, progress, stop)
-    folder = build.policy_folder(config, workdir)
+    folder = starting_folder(config, workdir)
     if agree([folder is None])[0]:
         raise ValueError(
             f"--workdir: got {workdir}, whose warm_start not all processes see; allowed: a folder"

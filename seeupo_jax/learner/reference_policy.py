@@ -1,0 +1,85 @@
+"""What the KL penalty is to, and how much it weighs: both may change between iterations."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seeupo_jax.algorithms.kl_control import adapted_kl_coef
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.state_layout import on_device, to_pinned_host
+from seeupo_jax.parallel.distributed import to_global
+from seeupo_jax.types import TrainState
+
+
+def reference_of(train: TrainState, ref_params: Any) -> Any:
+    """The reference policy's parameters: the state's where they move, else those given."""
+    return ref_params if train.reference is None else train.reference
+
+
+def wait_reference(config: Config, params: Any) -> Any:
+    """The reference policy's parameters where they wait: these very ones, or a copy on the host."""
+    return to_pinned_host(params) if config.offload.reference else params
+
+
+def with_reference(
+    state: TrainState, config: Config, params: Any, replicated: jax.sharding.Sharding
+) -> TrainState:
+    """The state before the first step with what of the KL penalty changes in a run.
+
+    Args:
+      params: of the reference policy, arrays or shape structs; a state that has them donates them.
+    """
+    if config.algorithm.ref_every is not None:
+        state = state._replace(reference=wait_reference(config, params))
+    if config.algorithm.kl_target is not None:
+        coef = np.float32(config.algorithm.kl_coef)
+        struct = jax.ShapeDtypeStruct((), np.float32, sharding=replicated)
+        is_struct = isinstance(state.step, jax.ShapeDtypeStruct)
+        state = state._replace(kl_coef=struct if is_struct else to_global(coef, replicated))
+    return state
+
+
+def options_now(algorithm: Algorithm, train: TrainState) -> Algorithm:
+    """The options with the coefficient that the state has."""
+    if train.kl_coef is None:
+        return algorithm
+    return dataclasses.replace(algorithm, kl_coef=float(np.asarray(train.kl_coef)))
+
+
+def sampled_kl(logp: np.ndarray, ref_logp: np.ndarray) -> float:
+    """Mean of k3 = exp(d) - d - 1 with d = ref - log π, bounded as in `kl_estimate`; nats.
+
+    Args:
+      logp, ref_logp: of the sampled tokens.
+    """
+    difference = np.clip(np.float64(ref_logp) - np.float64(logp), -20.0, 20.0)
+    return float(np.minimum(np.expm1(difference) - difference, 10.0).mean())
+
+
+def next_kl_coef(algorithm: Algorithm, train: TrainState, kl: float, trajectories: int) -> float:
+    """The coefficient after an iteration of so many trajectories, whose sampler had this KL."""
+    return adapted_kl_coef(
+        float(np.asarray(train.kl_coef)),
+        kl,
+        target=algorithm.kl_target,
+        horizon=algorithm.kl_horizon,
+        trajectories=trajectories,
+    )
+
+
+def moved(params: Any, reference: Any, *, decay: float) -> Any:
+    """`decay * reference + (1 - decay) * params`, new arrays; a copy of `params` for decay 0.
+
+    `reference` may lie in the host's memory.
+    """
+    if decay == 0:
+        return jax.tree.map(jnp.copy, params)
+    return jax.tree.map(
+        lambda ref, own: decay * ref + (1 - decay) * own, on_device(reference), params
+    )
