@@ -179,6 +179,12 @@ def prepare(
     check_rewards(config.algorithm, trajectories)
     config = fit(config, trajectories)
     build.check_layout(config, check_learner(config))
+    if algorithm.scores_gain:
+        given = sum(bool(t.turn_rewards) for t in trajectories)
+        log(
+            "the gain of a turn is its reward, since stored trajectories have no reference answers;"
+            f" {given} of {len(trajectories)} lines have turn_rewards."
+        )
     learned_N = learnable(trajectories, grouped=grouped)
     cut_N = np.array([t.truncated for t in trajectories], bool) & learned_N
     if algorithm.truncated == "mask" and cut_N.any():

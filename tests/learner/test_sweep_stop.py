@@ -28,6 +28,7 @@ CASES = {
         "covariance_share": 0.2,
     },
     "KL-Cov": {"ratio": "token", "covariance": "kl", "covariance_share": 0.2},
+    "a clip range a turn": {"advantage": "a2tgpo", "clip_low": 0.01, "clip_high": 0.01},
 }
 
 
