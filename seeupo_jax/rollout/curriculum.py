@@ -119,4 +119,4 @@ class WeightedTasks:
         # The smallest of exponential times with these rates comes first with these probabilities.
         weights = np.array([self._weight(task_id) for task_id in self._task_ids])
         times = rng.standard_exponential(len(weights)) / weights
-        return [self._task_ids[i] for i in np.argsort(times, kind="stable")]
+        return [self._task_ids[int(i)] for i in np.argsort(times, kind="stable")]
