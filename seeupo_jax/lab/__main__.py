@@ -109,11 +109,12 @@ def _run(
 
     A run keeps one core busy, so there are as many at a time as there are cores.
     """
-    programs = [(shape, name) for shape in {p.mean.shape for p in problems} for name in recipes]
+    kinds = {(problem.mean.shape, problem.turn_mean is not None) for problem in problems}
+    programs = [(shape, name, settings, turns) for shape, turns in kinds for name in recipes]
     pairs = [(problem, name) for problem in problems for name in recipes]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         start = time.perf_counter()
-        compiling = pool.map(lambda each: compile_experiment(*each, settings), programs)
+        compiling = pool.map(lambda each: compile_experiment(*each), programs)
         for _ in track(compiling, "compiling", len(programs), console=Console(stderr=True)):
             pass
         compiled = time.perf_counter()

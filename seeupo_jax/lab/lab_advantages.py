@@ -46,7 +46,7 @@ def sampled_credit(
     *,
     group_size: int,
 ) -> Credit:
-    """The advantages by `algorithm.advantage`; the one reward comes with the last turn.
+    """The advantages by `algorithm.advantage`; every turn is one token.
 
     Args:
       value_NK: the critic's value of each context; 0 without a critic.
@@ -55,8 +55,9 @@ def sampled_credit(
     """
     estimator, choices = find_entry("advantage", algorithm.advantage), vars(algorithm)
     shape_N, shape_NK = batch.reward_N.shape, batch.context_NK.shape
-    # Every turn is one token, and the reward comes with the last.
-    reward_NK = jnp.zeros(shape_NK).at[:, -1].set(batch.reward_N)
+    reward_NK = batch.reward_NK
+    if reward_NK is None:  # all of it comes with the last turn
+        reward_NK = jnp.zeros(shape_NK).at[:, -1].set(batch.reward_N)
     turn_NK = jnp.broadcast_to(jnp.arange(shape_NK[1]), shape_NK)
     anchors = {"state": batch.context_NK, "turn": turn_NK, "task": jnp.zeros_like(turn_NK)}
     turns_N = jnp.full(shape_N, shape_NK[1], jnp.float32)

@@ -16,13 +16,24 @@ from seeupo_jax.lab.policies import (
 )
 
 
+class TurnRewards(NamedTuple):
+    """What turns pay: `mean` of shape (K,) + (A,) x K; `noise` is added or taken by a coin each."""
+
+    mean: jax.Array
+    noise: jax.Array
+
+
 class Batch(NamedTuple):
-    """Trajectories with their weights in a mean, `share_N`, which sum to 1."""
+    """Trajectories with their weights in a mean, `share_N`, which sum to 1.
+
+    reward_NK: of each turn; None: all of `reward_N` comes with the last one.
+    """
 
     context_NK: jax.Array
     action_NK: jax.Array
     reward_N: jax.Array
     share_N: jax.Array
+    reward_NK: jax.Array | None = None
 
 
 def sampled_batch(
@@ -31,6 +42,7 @@ def sampled_batch(
     mean: jax.Array,
     probability: jax.Array,
     key: jax.Array,
+    turn_rewards: TurnRewards | None = None,
     *,
     trajectories: int,
 ) -> Batch:
@@ -38,6 +50,7 @@ def sampled_batch(
 
     Args:
       mean, probability: shape (A,) x K; a sequence pays mean / probability with its probability.
+      turn_rewards: what estimators of turns see instead; its noise is in both.
     """
     turns, actions = mean.ndim, mean.shape[0]
     first_K = jnp.asarray([first_context(turn, actions) for turn in range(turns)])
@@ -58,7 +71,13 @@ def sampled_batch(
     pays_N = uniform_KN[-1] < chance_N
     reward_N = jnp.where(pays_N, mean.reshape(-1)[sequence_N] / chance_N, 0.0)
     share_N = jnp.full(trajectories, 1 / trajectories)
-    return Batch(context_KN.T, action_KN.T, reward_N, share_N)
+    if turn_rewards is None:
+        return Batch(context_KN.T, action_KN.T, reward_N, share_N)
+    coin_NK = jax.random.rademacher(jax.random.fold_in(key, 2), (trajectories, turns), jnp.float32)
+    noise_NK = turn_rewards.noise * coin_NK
+    reward_NK = turn_rewards.mean.reshape(turns, -1)[:, sequence_N].T + noise_NK
+    total_N = reward_N + noise_NK.sum(axis=1)
+    return Batch(context_KN.T, action_KN.T, total_N, share_N, reward_NK)
 
 
 def expected_batch(policy: Policy, params: Any, mean: jax.Array) -> Batch:

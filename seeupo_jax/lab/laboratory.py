@@ -22,7 +22,7 @@ from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.schema import Optimizer, recipe_fields
 from seeupo_jax.lab.lab_advantages import LACKING, expected_credit, sampled_credit
 from seeupo_jax.lab.lab_sweep import Learned, sweep, values_of
-from seeupo_jax.lab.lab_trajectories import expected_batch, sampled_batch
+from seeupo_jax.lab.lab_trajectories import TurnRewards, expected_batch, sampled_batch
 from seeupo_jax.lab.policies import (
     POLICIES,
     Policy,
@@ -170,12 +170,13 @@ def check_rewards(problem: Problem, recipe: str, settings: Settings) -> None:
     """
     advantage = settings.algorithm(recipe).advantage
     allowed = find_entry("advantage", advantage).reward_range
-    paid = problem.mean / problem.probability
+    paid, noise = problem.mean / problem.probability, problem.turns * problem.noise
     least = min(paid.min(), 0.0) if np.any(problem.probability < 1) else paid.min()
-    if allowed is not None and not (allowed[0] <= least and paid.max() <= allowed[1]):
+    low, high = least - noise, paid.max() + noise
+    if allowed is not None and not (allowed[0] <= low and high <= allowed[1]):
         raise ValueError(
-            f"--recipes: got {recipe!r} on {problem.name}, whose rewards are from {least:g} to"
-            f" {paid.max():g}; allowed with advantage={advantage}: from {allowed[0]:g} to"
+            f"--recipes: got {recipe!r} on {problem.name}, whose rewards are from {low:g} to"
+            f" {high:g}; allowed with advantage={advantage}: from {allowed[0]:g} to"
             f" {allowed[1]:g}."
         )
 
@@ -236,31 +237,41 @@ def experiment(problem: Problem, recipe: str, settings: Settings) -> Result:
       recipe: as for `Settings.algorithm`.
     """
     check_rewards(problem, recipe, settings)
-    run = compile_experiment(problem.mean.shape, recipe, settings)
+    turn_rewards = None
+    if problem.turn_mean is not None:
+        turn_rewards = TurnRewards(np.float32(problem.turn_mean), np.float32(problem.noise))
+    run = compile_experiment(problem.mean.shape, recipe, settings, turn_rewards is not None)
     arrays = (np.asarray(x, np.float32) for x in (problem.mean, problem.probability))
-    regret_SI = run(*arrays, np.arange(settings.seeds, dtype=np.int32))
+    regret_SI = run(*arrays, np.arange(settings.seeds, dtype=np.int32), turn_rewards)
     return Result(problem.optimum, problem.optimum - np.asarray(regret_SI, np.float64))
 
 
 def compile_experiment(
-    shape: tuple[int, ...], recipe: str, settings: Settings
+    shape: tuple[int, ...], recipe: str, settings: Settings, of_turns: bool = False
 ) -> Callable[..., jax.Array]:
-    """`regrets` for all problems of a shape; the same call again compiles nothing."""
-    return _compile(shape, settings.algorithm(recipe), settings)
+    """`regrets` for all problems of a shape; the same call again compiles nothing.
+
+    Args:
+      of_turns: whether they have rewards of turns.
+    """
+    return _compile(shape, settings.algorithm(recipe), settings, of_turns)
 
 
 @functools.cache
-def _compile(shape, algorithm, settings):
+def _compile(shape, algorithm, settings, of_turns):
     array = jax.ShapeDtypeStruct(shape, jnp.float32)
     seed_S = jax.ShapeDtypeStruct((settings.seeds,), jnp.int32)
+    numbers = (jax.ShapeDtypeStruct(own, jnp.float32) for own in ((len(shape), *shape), ()))
+    turn_rewards = TurnRewards(*numbers) if of_turns else None
     run = functools.partial(regrets, algorithm=algorithm, settings=settings)
-    return jax.jit(run).lower(array, array, seed_S).compile()
+    return jax.jit(run).lower(array, array, seed_S, turn_rewards).compile()
 
 
 def regrets(
     mean: jax.Array,
     probability: jax.Array,
     seed_S: jax.Array,
+    turn_rewards: TurnRewards | None = None,
     *,
     algorithm: Algorithm,
     settings: Settings,
@@ -289,7 +300,8 @@ def regrets(
 
         def iterate(state: TrainState, number: jax.Array) -> tuple[TrainState, jax.Array]:
             key = jax.random.fold_in(key_run, number)
-            state = iteration(policy, optimizer, algorithm, settings, mean, probability, state, key)
+            rewards = mean, probability, turn_rewards
+            state = iteration(policy, optimizer, algorithm, settings, rewards, state, key)
             return state, regret(state)
 
         _, regret_I = jax.lax.scan(iterate, state, jnp.arange(settings.iterations))
@@ -303,19 +315,23 @@ def iteration(
     optimizer: optax.GradientTransformation,
     algorithm: Algorithm,
     settings: Settings,
-    mean: jax.Array,
-    probability: jax.Array,
+    rewards: tuple[jax.Array, jax.Array, TurnRewards | None],
     state: TrainState,
     key: jax.Array,
 ) -> TrainState:
-    """Trajectories of the policy, what they are credited with, and a sweep over their turns."""
-    params = state.params
+    """Trajectories of the policy, what they are credited with, and a sweep over their turns.
+
+    Args:
+      rewards: mean, probability and turn_rewards as for `sampled_batch`.
+    """
+    params, (mean, probability, turn_rewards) = state.params, rewards
     if settings.exact:
         batch = expected_batch(policy, params.policy, mean)
         credit = expected_credit(algorithm, batch)
     else:
         count = settings.groups * settings.group_size
-        batch = sampled_batch(policy, params.policy, mean, probability, key, trajectories=count)
+        drawn = mean, probability, key, turn_rewards
+        batch = sampled_batch(policy, params.policy, *drawn, trajectories=count)
         value_NK = values_of(params, batch.context_NK)
         reads = algorithm.reads_entropy
         entropy_NK = entropy(policy, params.policy, batch.context_NK) if reads else None

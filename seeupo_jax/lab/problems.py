@@ -1,6 +1,7 @@
 """Tabular problems of several turns: the reward of every action sequence, and the optimum.
 
-A policy observes only its earlier actions; the reward comes after the last turn.
+A policy observes only its earlier actions; the reward comes after the last turn, unless the problem
+says what single turns pay.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ class Problem:
       name: what tables and plots call it.
       mean: shape (A,) x K, A >= 2 and K >= 1, reward units; the largest is > 0.
       probability: the same shape, in (0, 1]; 1 where the reward has no noise.
+      turn_mean: shape (K,) + (A,) x K, what each turn pays, which depends on no later action;
+        estimators of turns see it instead of the reward. None: all is paid with the last turn.
+      noise: >= 0, reward units; each turn pays as much more or less by a coin, with turn_mean only.
 
     Raises:
       ValueError: other shapes or values.
@@ -31,11 +35,14 @@ class Problem:
     name: str
     mean: np.ndarray
     probability: np.ndarray
+    turn_mean: np.ndarray | None = None
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         shape = np.shape(self.mean)
-        for array in ("mean", "probability"):
-            object.__setattr__(self, array, self._numbers(array))
+        for array in ("mean", "probability", "turn_mean", "noise"):
+            if vars(self)[array] is not None:
+                object.__setattr__(self, array, self._numbers(array))
         if not shape or len(set(shape)) != 1 or shape[0] < 2:
             raise ValueError(
                 f"{self.name}: got mean of shape {shape}; allowed: one axis per turn, at least one,"
@@ -54,6 +61,29 @@ class Problem:
                 f"{self.name}: got no mean above {self.optimum:g}; allowed: an optimum > 0, of"
                 " which results are shares."
             )
+
+        self._check_turn_rewards()
+
+    def _check_turn_rewards(self) -> None:
+        if self.noise < 0 or (self.noise > 0 and self.turn_mean is None) or self.noise.ndim:
+            raise ValueError(
+                f"{self.name}: got a noise of {self.noise}; allowed: a number >= 0, 0 without"
+                " turn_mean."
+            )
+        if self.turn_mean is None:
+            return
+        if self.turn_mean.shape != (self.turns, *self.mean.shape):
+            raise ValueError(
+                f"{self.name}: got turn_mean of shape {self.turn_mean.shape}; allowed: one array of"
+                f" mean's shape for each turn, {(self.turns, *self.mean.shape)}."
+            )
+        for turn, paid in enumerate(self.turn_mean):
+            later = tuple(range(turn + 1, self.turns))
+            if later and np.any(np.ptp(paid, axis=later)):
+                raise ValueError(
+                    f"{self.name}: got a turn_mean of turn {turn} that depends on later actions;"
+                    " allowed: on those up to it."
+                )
 
     @property
     def turns(self) -> int:
@@ -88,7 +118,8 @@ def load_problem(path: str | Path) -> Problem:
     """The problem of an `.npz` file, named like the file.
 
     Args:
-      path: holds the array `mean` and, unless no reward has noise, `probability`.
+      path: holds the array `mean`, unless no reward has noise `probability`, and if turns are paid
+        `turn_mean` and `noise`.
 
     Raises:
       ValueError: no such file, not an `.npz` file, no `mean`, or arrays that are no problem.
@@ -100,14 +131,14 @@ def load_problem(path: str | Path) -> Problem:
         raise ValueError(f"--problem_file: got {path}, which is not in the .npz format.")
     try:
         with np.load(path) as file:
-            arrays = {key: file[key] for key in ("mean", "probability") if key in file}
+            known = ("mean", "probability", "turn_mean", "noise")
+            arrays = {key: file[key] for key in known if key in file}
             found = ", ".join(file.files)
     except (ValueError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(f"--problem_file: got {path}, which numpy cannot read: {error}.") from None
     if "mean" not in arrays:
         raise ValueError(f"--problem_file: got {path} with {found or 'no array'}; allowed: mean.")
-    mean = arrays["mean"]
-    return Problem(path.stem, mean, arrays.get("probability", np.ones(mean.shape)))
+    return Problem(path.stem, **{"probability": np.ones(arrays["mean"].shape)} | arrays)
 
 
 def coordination() -> Problem:
@@ -185,10 +216,45 @@ def long() -> Problem:
     return _without_noise("long", (count / 8) ** 2)
 
 
+def rare_turn() -> Problem:
+    """The fourth of eight turns pays 1 if it and the two before are action 1; coins pay 2 or -2.
+
+    Isolates noise in a long episode: at first one trajectory in eight has the good turn, which
+    moves the reward by a deviation of 0.33, and the coins of all eight turns by one of 5.7. What
+    was paid before a turn has nothing to do with it, and what is paid long after it little.
+    """
+    turn_mean = np.zeros((8, *(2,) * 8))
+    turn_mean[3, :, 1, 1, 1] = 1.0
+    mean = turn_mean.sum(axis=0)
+    return Problem("rare_turn", mean, np.ones_like(mean), turn_mean, 2.0)
+
+
+def matched_trace() -> Problem:
+    """Six calls of four must be those of a reference: the outcome pays 1 then, each call 1/6.
+
+    Isolates a reward that is seen in the trace alone: one trajectory in 4096 has the outcome at
+    first, one call in four is matched.
+    """
+    reference = (0, 1, 2, 3, 1, 0)
+    matches = [np.indices((4,) * 6)[turn] == call for turn, call in enumerate(reference)]
+    mean = np.all(matches, axis=0).astype(float)
+    return Problem("matched_trace", mean, np.ones_like(mean), np.stack(matches) / 6)
+
+
 def _without_noise(name: str, mean: np.ndarray) -> Problem:
     return Problem(name, mean, np.ones_like(mean))
 
 
-_ALL = (coordination, lottery, deceptive, delayed, stochastic, random, long)
+_ALL = (
+    coordination,
+    lottery,
+    deceptive,
+    delayed,
+    stochastic,
+    random,
+    long,
+    rare_turn,
+    matched_trace,
+)
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {problem.__name__: problem for problem in _ALL}

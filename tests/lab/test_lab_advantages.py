@@ -100,6 +100,19 @@ def test_halves_are_of_the_mean_entropy_of_a_trajectorys_contexts():
     np.testing.assert_allclose(credit.advantage_NK[:4, 0], wanted_N, rtol=1e-5, atol=1e-6)
 
 
+def test_estimators_of_turns_read_what_turns_pay_and_those_of_trajectories_the_reward():
+    reward_NK = np.stack([3.0 * ACTION_NK[:, 0], np.zeros(16)], axis=1)
+    batch = batch_of(ACTION_NK, REWARD_N)._replace(reward_NK=jnp.asarray(reward_NK))
+    of = {"scale": "none", "discount": 0.5}
+    turns = Algorithm(advantage="matchtir", **of)
+    advantage_NK = sampled_credit(turns, batch, 0 * batch.reward_NK, group_size=8).advantage_NK
+    # Totals and what is still to come from the first turn: 3 or 0; nothing from the second.
+    wanted = np.where(ACTION_NK[:, :1] == 1, 1.5, -1.5) * [1.0, 0.5]
+    np.testing.assert_allclose(advantage_NK, wanted, rtol=1e-5)
+    whole = sampled_credit(Algorithm(**of), batch, 0 * batch.reward_NK, group_size=8)
+    np.testing.assert_allclose(whole.advantage_NK[:, 0], REWARD_N - REWARD_N.mean(), rtol=1e-5)
+
+
 def test_a_critic_that_is_right_leaves_what_the_turn_itself_changed():
     # The uniform policy's values: 1.375 at the start, 0.5 and 2.25 after the first action.
     value_NK = jnp.stack([jnp.full(16, 1.375), jnp.array([0.5, 2.25])[ACTION_NK[:, 0]]], axis=1)

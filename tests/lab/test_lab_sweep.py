@@ -60,7 +60,7 @@ def softmax(x):
 
 def twin(seed, steps, *, scale="batch", weighted=True, clip=0.2, exact=False):
     """The table after one iteration; `steps` are the turns of each step."""
-    context_NK, action_NK, reward_N, share_N = map(np.asarray, batch_of(seed, exact))
+    context_NK, action_NK, reward_N, share_N = map(np.asarray, batch_of(seed, exact)[:4])
     if exact:
         deviation_N = reward_N - share_N @ reward_N
         deviation_N /= np.sqrt(share_N @ deviation_N**2)

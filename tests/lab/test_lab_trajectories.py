@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.lab.lab_trajectories import expected_batch, sampled_batch
+from seeupo_jax.lab.lab_trajectories import TurnRewards, expected_batch, sampled_batch
 from seeupo_jax.lab.policies import POLICIES, all_probabilities, sequence_probability
 
 POLICY = POLICIES["tables"](2, 2)
@@ -30,6 +30,24 @@ def test_sequences_come_as_often_as_the_policy_says_and_pay_their_mean():
         np.testing.assert_allclose(paid, [mean / chance], rtol=1e-6)
         np.testing.assert_allclose(np.mean(own_N != 0), chance, atol=0.02)
     np.testing.assert_allclose(batch.share_N.sum(), 1, rtol=1e-4)
+
+
+def test_turns_pay_what_they_are_worth_and_their_coins_which_the_reward_has_too():
+    turn_mean = np.array([[[0.0, 0.0], [1.0, 1.0]], [[2.0, 3.0], [4.0, 5.0]]], np.float32)
+    coins = TurnRewards(turn_mean, np.float32(0.5))
+    plain, paid = (
+        sampled_batch(POLICY, TABLE_CA, MEAN, CHANCE, jax.random.key(0), given, trajectories=NUMBER)
+        for given in (None, coins)
+    )
+    np.testing.assert_array_equal(paid.action_NK, plain.action_NK)
+    assert plain.reward_NK is None
+    first_N, second_N = np.asarray(paid.action_NK).T
+    noise_NK = paid.reward_NK - np.stack([first_N, 2 + 2 * first_N + second_N], axis=1)
+    assert np.unique(noise_NK).tolist() == [-0.5, 0.5]
+    np.testing.assert_allclose(noise_NK.mean(axis=0), 0, atol=0.01)
+    np.testing.assert_allclose(np.mean(noise_NK.prod(axis=1)), 0, atol=0.01)  # a coin a turn
+    total_N = plain.reward_N + noise_NK.sum(axis=1)
+    np.testing.assert_allclose(paid.reward_N, total_N, rtol=1e-5, atol=1e-5)
 
 
 def test_contexts_are_those_of_the_actions_before():

@@ -29,7 +29,8 @@ def test_a_hand_worked_problem():
 def test_the_names_and_what_the_problems_are_worth():
     problems = {name: make() for name, make in PROBLEMS.items()}
     assert list(problems) == [
-        *("coordination", "lottery", "deceptive", "delayed", "stochastic", "random", "long")
+        *("coordination", "lottery", "deceptive", "delayed", "stochastic", "random", "long"),
+        *("rare_turn", "matched_trace"),
     ]
     assert all(name == problem.name for name, problem in problems.items())
     optima = {name: problem.optimum for name, problem in problems.items()}
@@ -50,6 +51,42 @@ def test_problems_are_what_their_names_say():
     assert np.all(delayed == delayed.transpose(0, 2, 3, 4, 1, 5))
     coordination = PROBLEMS["coordination"]().mean
     assert np.count_nonzero(coordination) == 3 and coordination[1, 1, 1, 1] == 0.7
+
+
+def test_what_turns_pay_is_seen_where_the_outcome_is_not():
+    rare, matched = PROBLEMS["rare_turn"](), PROBLEMS["matched_trace"]()
+    np.testing.assert_array_equal(rare.turn_mean.sum(axis=0), rare.mean)
+    assert [turn for turn, paid in enumerate(rare.turn_mean) if paid.any()] == [3]
+    assert rare.mean.mean() == 1 / 8
+    assert rare.turns == 8 and rare.noise > rare.optimum
+    assert np.count_nonzero(matched.mean) == 1 and matched.noise == 0
+    # Every call that is matched pays a share, whatever the others are.
+    assert matched.turn_mean[:, *np.argwhere(matched.mean)[0]].sum() == pytest.approx(1)
+    for turn_mean in matched.turn_mean:
+        assert turn_mean.mean() == pytest.approx(1 / 24)
+
+
+def test_turn_rewards_come_back_from_their_file(tmp_path):
+    made = PROBLEMS["rare_turn"]()
+    np.savez(tmp_path / "mine.npz", mean=made.mean, turn_mean=made.turn_mean, noise=made.noise)
+    read = load_problem(tmp_path / "mine.npz")
+    np.testing.assert_array_equal(read.turn_mean, made.turn_mean)
+    assert read.noise == made.noise
+
+
+@pytest.mark.parametrize(
+    ("turns", "words"),
+    [
+        ({"turn_mean": np.ones((1, 2, 2))}, r"turn_mean of shape \(1, 2, 2\); allowed: .*2, 2, 2"),
+        ({"turn_mean": np.full((2, 2, 2), np.inf)}, "got inf in turn_mean; allowed: finite"),
+        ({"turn_mean": np.stack([np.eye(2)] * 2)}, "turn_mean of turn 0 that depends on later"),
+        ({"turn_mean": np.ones((2, 2, 2)), "noise": -1.0}, "got a noise of -1.0; allowed: a numb"),
+        ({"noise": 1.0}, "got a noise of 1.0; allowed: .* 0 without turn_mean"),
+    ],
+)
+def test_wrong_rewards_of_turns_are_one_sentence(turns, words):
+    with pytest.raises(ValueError, match=f"^mine: .*{words}"):
+        Problem("mine", np.eye(2), np.ones((2, 2)), **turns)
 
 
 def test_a_problem_comes_back_from_its_file(tmp_path):

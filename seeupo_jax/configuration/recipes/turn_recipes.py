@@ -91,8 +91,8 @@ def matchtir() -> Choices:
 
     The latter among the turns of the same index, either over its group's standard deviation.
     MatchTIR, arXiv:2601.10712. Numbers as its authors train: quchangle1/MatchTIR, Scripts/run.sh,
-    and their verl/trainer/config/ppo_trainer.yaml; without their entropy bonus of 0.001. Their
-    learning rate is 1e-6, their groups have 16.
+    and their verl/trainer/config/ppo_trainer.yaml; without their entropy bonus, entropy_coef=0.001.
+    Their learning rate is 1e-6, their groups have 16.
     """
     return one_action() | {
         "advantage": "matchtir",
