@@ -203,7 +203,7 @@ class TrainState(NamedTuple):
     """All that training changes; a pytree of device arrays, donated from step to step.
 
     params: the policy's parameters.
-    opt_state: the optax state.
+    opt_state: the optax state; with moments=turn the `TurnMoments` of all turns.
     step: int32 scalar, optimizer steps applied.
     skipped: int32 scalar, steps skipped because a gradient was not finite.
     critic: the value function; None, which has no leaves, where there is none.

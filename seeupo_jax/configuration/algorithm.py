@@ -127,6 +127,8 @@ class Algorithm(LossOptions):
     """Whether the next turn's ratio is computed in the step's program or in one of its own."""
     dynamic_sampling: int = within(0, 127, 0)
     """Rounds of new tasks that may replace zero-advantage groups."""
+    moments: str = choice("shared", "turn")
+    """The optimizer's state: one for all turns, or one for each turn's steps (an ablation)."""
     kl_target: float | None = above(0, None, most=10)
     """KL to the reference policy, nats per token, that kl_coef is adapted to between iterations;
     none: kl_coef stays."""

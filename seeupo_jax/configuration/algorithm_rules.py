@@ -281,6 +281,14 @@ def _check_order(algorithm: Algorithm, turns: int) -> None:
             f"config.algorithm.turns_per_update: got {algorithm.turns_per_update} with"
             " order=custom; allowed: 1."
         )
+    if algorithm.moments == "turn" and (
+        algorithm.order == "parallel" or algorithm.turns_per_update != 1
+    ):
+        raise ValueError(
+            f"config.algorithm.moments: got 'turn' with order={algorithm.order} and"
+            f" turns_per_update={algorithm.turns_per_update}; allowed: shared, unless each step is"
+            " on one turn."
+        )
     if algorithm.refresh == "fused" and not fused_refresh_applies(algorithm):
         raise ValueError(
             "config.algorithm.refresh: got 'fused'; allowed with order=reverse, weight=on,"

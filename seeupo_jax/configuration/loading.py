@@ -82,6 +82,12 @@ def _check_together(config: Config) -> None:
     check_rewards(config.rewards)
     check_weights(algorithm, config.rewards)
     check_agent(config.agent)
+    if config.optimizer.warmup_steps and algorithm.moments == "turn":
+        raise ValueError(
+            f"config.optimizer.warmup_steps: got {config.optimizer.warmup_steps} with"
+            " algorithm.moments=turn; allowed: 0, since each turn counts its own steps:"
+            " warmup_iterations is the same for all."
+        )
     if rollout.max_action_tokens >= rollout.max_context:
         raise ValueError(
             f"config.rollout.max_action_tokens: got {rollout.max_action_tokens}; allowed: a number"

@@ -47,6 +47,7 @@ _WITHOUT_MEANING = (
     "kl_coef",
     "kl_in",
     "tis_clip",
+    "moments",
     "kl_target",
     "kl_horizon",
     "ref_every",

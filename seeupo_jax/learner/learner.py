@@ -15,6 +15,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.algorithm import fused_refresh_applies
 from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.optimization.schedule import Schedule, at_share
+from seeupo_jax.learner.optimization.turn_moments import of_turn
 from seeupo_jax.learner.reference_policy import moved
 from seeupo_jax.learner.state_layout import average, on_device
 from seeupo_jax.learner.step import turn_step
@@ -73,15 +74,16 @@ class Learner:
     @functools.cached_property
     def turn_step(self) -> Program:
         """`update.turn_step` from the state on; see there."""
+        layout = None if self.layout is None else of_turn(self.layout, (0,))
         step = functools.partial(
             turn_step.turn_step,
             self.network,
             self.optimizer,
             self.loss_config,
-            self.layout,
+            layout,
             critic=self.critic,
         )
-        out = turn_step.StepResult(self.layout, *(self.replicated,) * 3)
+        out = turn_step.StepResult(layout, *(self.replicated,) * 3)
         jitted = jax.jit(step, donate_argnums=(1, 4), out_shardings=out)
         return self.through("turn_step", functools.partial(jitted, self.frozen))
 

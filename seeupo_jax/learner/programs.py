@@ -14,6 +14,7 @@ import numpy as np
 from seeupo_jax.learner.batching import Rows, empty_batch, empty_layout
 from seeupo_jax.learner.credit.advantages import compile_credit
 from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
 from seeupo_jax.learner.reference_policy import reference_of
 from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.learner.step.turn_step import StepResult
@@ -109,7 +110,7 @@ def compile_programs(
     for program in programs:
         out = program.function(*jax.tree.map(fill, program.arguments(state, ref_params)))
         if program.returns_state:
-            state = out[0]
+            state = put_back(out[0], state, (0,))
         if isinstance(out, StepResult):
             jnp.copy(out.cumulative_ratio_N)  # as a sweep keeps the factors of every step
     return state
@@ -174,7 +175,7 @@ def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progra
     yield _call(
         f"sweep/turn {length}",
         learner.turn_step,
-        lambda state, _: (state, batch, continued, numbers_N, np.float32(1)),
+        lambda state, _: (of_turn(state, (0,)), batch, continued, numbers_N, np.float32(1)),
         returns_state=True,
     )
     if algorithm.weighs and (not learner.fused or length == shapes.lengths[-1]):

@@ -28,6 +28,7 @@ from seeupo_jax.learner.credit.covariance import limit_tokens
 from seeupo_jax.learner.credit.information_gain import References
 from seeupo_jax.learner.credit.overlong import with_overlong_penalties
 from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
 from seeupo_jax.learner.reference_policy import next_kl_coef, sampled_kl
 from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.learner.sweep_control import Pace, SweepStopped, resume_sweep
@@ -182,12 +183,13 @@ def _fused_turn(
         current = _refresh(learner, current, longest)
     current, batch, counted = _step_batch(learner, current, layout, seed)
     train, cumulative_ratio_N, logp_PA, metrics = learner.turn_step(
-        current.train,
+        of_turn(current.train, turns),
         batch,
         continued,
         current.cumulative_ratio_N,
         _denominator(learner, current, spans, spans),
     )
+    train = put_back(train, current.train, turns)
     current = current.after_step(turns, train, cumulative_ratio_N, {**metrics, **counted})
     return current._replace(pending_logp=(spans, logp_PA) if by_turn else None, refresh_next=spans)
 
@@ -213,12 +215,13 @@ def _separate_turn(
             part_layout = layout if part is spans else lay_out(rows, part, learner.shapes)
             current, batch, counted = _step_batch(learner, current, part_layout, seed)
             train, cumulative_ratio_N, _, metrics = learner.turn_step(
-                current.train,
+                of_turn(current.train, turns),
                 batch,
                 None,
                 current.cumulative_ratio_N,
                 _denominator(learner, current, spans, part),
             )
+            train = put_back(train, current.train, turns)
             current = current.after_step(turns, train, cumulative_ratio_N, {**metrics, **counted})
     return _refresh(learner, current, layout) if algorithm.weighs and not last else current
 

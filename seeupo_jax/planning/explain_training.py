@@ -157,6 +157,9 @@ def _optimizer(config: Config) -> list[str]:
         usual = vars(ParameterGroup()) | {"pattern": None}
         own = {name: value for name, value in vars(group).items() if value != usual[name]}
         lines.append(f"group {index}: {choices(own)}")
+    if config.algorithm.moments == "turn":
+        turns = config.rollout.max_turns
+        lines.append(f"{turns} states of it, one for each turn, in memory and in checkpoints")
     if optimizer.ema is not None:
         lines.append(
             f"the average of the parameters over iterations, decay {optimizer.ema:g}, is evaluated"

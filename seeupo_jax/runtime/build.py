@@ -19,6 +19,7 @@ from seeupo_jax.learner.batching import Shapes, row_lengths
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
+from seeupo_jax.learner.optimization.turn_moments import per_turn
 from seeupo_jax.learner.reference_policy import wait_reference, with_reference
 from seeupo_jax.learner.state_layout import abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
@@ -310,6 +311,8 @@ def new_state(
 
     Parameters that are shape structs (of `abstract_policy`) make a state of shape structs.
     """
+    if config.algorithm.moments == "turn":
+        optimizer = per_turn(optimizer, config.rollout.max_turns)
     steps, width = total_steps(config), policy.network.arch.width
     critic = make_critic(config.algorithm, width, critic_optimizer(config, total_steps=steps))
     scored_by = scorer_optimizer(config, total_steps=steps)

@@ -44,6 +44,8 @@ from seeupo_jax.configuration.loading import from_dict, load_config
         ("kl_target", {"kl_target": 0.1, "kl_coef": 0.0}),
         ("ref_every", {"ref_every": 5, "kl_coef": 0.0}),
         ("ref_decay", {"ref_decay": 0.9}),
+        ("moments", {"moments": "turn", "order": "parallel"}),
+        ("moments", {"moments": "turn", "turns_per_update": 2}),
         ("overlong_buffer", {"overlong_length": 4, "overlong_buffer": 5}),
         ("turns_per_update", {"order": "custom", "custom_order": (0, 1), "turns_per_update": None}),
         ("refresh", {"refresh": "fused", "weight": "off"}),

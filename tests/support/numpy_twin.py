@@ -90,6 +90,7 @@ class Options:
     tis_clip: float | None = None
     entropy_coef: float = 0.0
     truncated: str = "keep"
+    moments: str = "shared"
     covariance: str = "none"
     covariance_kl: float = 1.0
     covariance_share: float = 2e-4
@@ -187,7 +188,7 @@ def sweep(
         ]
     credit = token_advantages(trajectories, whole, penalty, options, values, odds, entropies)
     cumulative_ratio_N = np.ones(len(trajectories))
-    current, optimizer, steps = start, Optimizer(options), []
+    current, optimizers, steps = start, {}, []
     for number, turns in enumerate(options.order):
         acts = [
             act
@@ -225,7 +226,8 @@ def sweep(
                 ]
                 picked[3], drift = limited(now, picked[1], own, picked[3], options)
             loss, grads = turn_loss(current, *picked, share, arch, options, drift, bounds)
-            current = optimizer.step(current, grads)
+            own = tuple(turns) if options.moments == "turn" else "all turns"
+            current = optimizers.setdefault(own, Optimizer(options)).step(current, grads)
             losses.append((loss, grads))
         before_N, cumulative_ratio_N = cumulative_ratio_N, cumulative_ratio_N.copy()
         if options.weight == "on":
