@@ -4,6 +4,7 @@ Axes, as suffixes of array names:
   N  trajectories of one iteration (tasks x group_size)
   S  segments: append-only token sequences; one a trajectory unless its context is rewritten
   K  turns
+  Q  named rewards
   L  tokens of a sequence, or of a row, in which token trees may lie
   X  tokens of a row that a step predicts
   R  rows of one microbatch          M  microbatches
@@ -53,6 +54,7 @@ class Trajectory:
     turn_rewards: of each turn, in order; empty: all of `reward` came with the last one.
     rewards: by name, before their weights: `env`, those that the environment names, and those of
       config.rewards; empty: nothing but the environment's own was paid.
+    named_turn_rewards: `rewards` of each turn, in order; empty: they are not known by turn.
     timeout_counts: it stopped with `timeout` and counts all the same (env.timeout_as=zero_reward).
     """
 
@@ -68,6 +70,9 @@ class Trajectory:
     turn_rewards: tuple[float, ...] = ()
     timeout_counts: bool = False
     rewards: dict[str, float] = field(default_factory=dict[str, float])
+    named_turn_rewards: dict[str, tuple[float, ...]] = field(
+        default_factory=dict[str, tuple[float, ...]]
+    )
 
     @property
     def turns(self) -> int:

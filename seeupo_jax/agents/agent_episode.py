@@ -186,6 +186,7 @@ class AgentEpisode(Episode):
         else:
             self.turnless_reward = sum(paid)
         self._name({OWN_REWARD: result.reward, **named})
+        self.named_turns[OWN_REWARD] = own[:turns]
         score = result.reward if result.score is None else result.score
         self.score = min(max(score, 0.0), 1.0)
         self.info |= result.info

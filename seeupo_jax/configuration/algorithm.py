@@ -63,7 +63,7 @@ class Algorithm(LossOptions):
     advantage_clip: float | None = above(0, 3.0)
     """Bound on advantages that are standardised over the batch; none: no bound."""
     discount: float = within(0, 1, 1.0)
-    """Discount per turn (gigpo, hgpo, a2tgpo, matchtir) or per token (returns, gae)."""
+    """Discount per turn (gigpo, hgpo, a2tgpo, matchtir, prorl) or per token (returns, gae)."""
     anchor: str = choice("state", "turn", "task")
     """gigpo, hgpo: a turn is compared with those of its task from the same state, with the same
     index, or with all."""
@@ -77,6 +77,8 @@ class Algorithm(LossOptions):
         "{answer}", "a text with {answer} once", lambda text: text.count("{answer}") == 1
     )
     """Closing message of the assistant that the reference answer is scored in, at {answer}."""
+    reward_std_floor: float = above(0, 0.1, most=1_000_000)
+    """prorl: centred rewards are divided by their running deviation, or by it if that is less."""
     history: int = at_least(0, 2)
     """hgpo: turns before a state that its deepest group shares."""
     history_power: float = within(0, 10, 1.0)
@@ -192,7 +194,13 @@ class Algorithm(LossOptions):
     @property
     def by_name(self) -> bool:
         """Whether each named reward is read by itself, instead of their weighted sum."""
-        return "rewards_NQ" in find_entry("advantage", self.advantage).needs
+        needs = find_entry("advantage", self.advantage).needs
+        return bool({"rewards_NQ", "rewards_NKQ"} & {*needs})
+
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether it reads statistics of the run's rewards so far."""
+        return "running_mean_Q" in find_entry("advantage", self.advantage).needs
 
     @property
     def reads_entropy(self) -> bool:

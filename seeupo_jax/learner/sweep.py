@@ -27,6 +27,7 @@ from seeupo_jax.learner.batching import (
 from seeupo_jax.learner.credit.covariance import limit_tokens
 from seeupo_jax.learner.credit.information_gain import References
 from seeupo_jax.learner.credit.overlong import with_overlong_penalties
+from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
 from seeupo_jax.learner.reference_policy import next_kl_coef, sampled_kl
@@ -66,6 +67,7 @@ def sweep(
     on_step: Callable[[int, int], None] = lambda done, steps: None,
     resume: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
     references: References | None = None,
+    statistics: Statistics | None = None,
 ) -> SweepResult:
     """Updates the policy with one iteration's trajectories; `train` is donated.
 
@@ -80,6 +82,8 @@ def sweep(
         with before; `train` is the one among them.
       references: answers of the tasks, for the information gain of turns; None: the gain of a turn
         is its reward.
+      statistics: of the run's rewards, these trajectories' included (`running_statistics`); None:
+        theirs alone.
 
     Returns: without a single sampled turn, the state as it came and nearly no metrics.
 
@@ -101,7 +105,7 @@ def sweep(
         return SweepResult(train, {"sweep/turns": 0} | shaped, [None] * len(trajectories), ())
     train = learner.at_iteration(train, iteration)
     if resume is None:
-        more = {"version": iteration - 1, "references": references}
+        more = {"version": iteration - 1, "references": references, "statistics": statistics}
         current = begin_sweep(learner, train, ref_params, rows, trajectories, **more)
     else:
         current = resume_sweep(learner, train, rows, trajectories, order, *resume)

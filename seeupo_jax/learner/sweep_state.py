@@ -28,6 +28,7 @@ from seeupo_jax.learner.credit.information_gain import (
     describe_gains,
     information_gain,
 )
+from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.reference_policy import options_now, reference_of
@@ -156,12 +157,14 @@ def begin_sweep(
     *,
     version: int,
     references: References | None = None,
+    statistics: Statistics | None = None,
 ) -> SweepState:
     """Advantages, and one pass each for the log-probabilities of the old and reference policies.
 
     Args:
       version: of the policy that is swept.
       references: answers of the tasks, which the old policy's pass scores too; None: it does not.
+      statistics: as of `sweep`.
     """
     spans = all_actions(rows)
     layout = lay_out(rows, spans, learner.shapes, learner.shapes.long)
@@ -204,8 +207,8 @@ def begin_sweep(
         metrics |= told
     per_token |= derived_per_token(learner, rows, initial)
     algorithm, weights = options_now(learner.algorithm, train), learner.reward_weights
-    known = {**per_token, **scores}
-    arrays = CreditArrays(algorithm, learner.shapes, rows, trajectories, known, weights, gains)
+    fixed = algorithm, learner.shapes, rows, trajectories, {**per_token, **scores}, weights
+    arrays = CreditArrays(*fixed, gains, statistics)
     credit, shares = credit_tokens(algorithm, arrays)
     per_token |= credit
     metrics |= shares

@@ -51,6 +51,7 @@ class Episode:
     rewards: list[float] = field(default_factory=list)  # of each turn that was sampled
     turnless_reward: float = 0.0  # paid at the end where no turn was sampled
     named: dict[str, float] = field(default_factory=lambda: {gate.OWN_REWARD: 0.0})  # unweighted
+    named_turns: dict[str, list[float]] = field(default_factory=dict)  # `named`, of turns
     has_finish: bool = False  # its environment's `finish` has yet to be called
     score: float = 0.0
     stop: str | None = None
@@ -126,8 +127,13 @@ class Episode:
 
     def _name(self, rewards: Mapping[str, Pay]) -> None:
         for name, pay in rewards.items():
+            paid = pay if isinstance(pay, Sequence) else [pay]
             total = sum(pay) if isinstance(pay, Sequence) else pay
             self.named[name] = self.named.get(name, 0.0) + total
+            turns = self.named_turns.setdefault(name, [])
+            turns += [0.0] * (self.turn - len(turns))
+            for turn, reward in zip(reversed(range(self.turn)), reversed(paid), strict=False):
+                turns[turn] += reward
 
     def _add(self, paid: Sequence[float]) -> None:
         """Adds to the rewards of the last turns."""
@@ -161,6 +167,11 @@ class Episode:
         """The trajectory; `weighted`: its rewards have names, also where `env` is the only one."""
         request = self.request
         own = {"score": self.score, "member": request.member, "retries": self.retries}
+        has_names = weighted or len(self.named) > 1
+        by_turn = {
+            name: (*turns, *[0.0] * (self.turn - len(turns)))
+            for name, turns in self.named_turns.items()
+        }
         return Trajectory(
             segments=self.segments(),
             reward=self.earned,
@@ -173,5 +184,6 @@ class Episode:
             policy_version=policy_version,
             turn_rewards=tuple(self.rewards),
             timeout_counts=self.timeout_counts,
-            rewards=self.named if weighted or len(self.named) > 1 else {},
+            rewards=self.named if has_names else {},
+            named_turn_rewards=by_turn if has_names else {},
         )

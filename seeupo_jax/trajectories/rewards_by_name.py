@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from seeupo_jax.envs.gate import OWN_REWARD as OWN_REWARD
-from seeupo_jax.types import Trajectory
+from seeupo_jax.types import Trajectory, rewards_of
 
 
 def named_rewards(
@@ -27,3 +28,22 @@ def named_rewards(
     names = [name for name in dict.fromkeys((*first, OWN_REWARD)) if name in found]
     names += sorted(found.difference(names))
     return {name: np.array([g.get(name, 0.0) for g in given], np.float64) for name in names}
+
+
+def named_turn_rewards(
+    trajectories: Sequence[Trajectory], first: Iterable[str] = ()
+) -> dict[str, list[list[float]]]:
+    """As `named_rewards`, of each turn: a list per trajectory, empty for one that failed."""
+    good = [t for t in trajectories if not t.failed]
+    totals = [replace(t, rewards=dict.fromkeys(t.named_turn_rewards, 0.0)) for t in good]
+    return {
+        name: [[] if t.failed else _of_turns(t, name) for t in trajectories]
+        for name in named_rewards(totals, first)
+    }
+
+
+def _of_turns(trajectory: Trajectory, name: str) -> list[float]:
+    named = trajectory.named_turn_rewards
+    if not named:
+        return rewards_of(trajectory) if name == OWN_REWARD else [0.0] * trajectory.turns
+    return list(named.get(name, [0.0] * trajectory.turns))

@@ -47,6 +47,7 @@ CREDITS = {
     "returns": {"advantage": "returns", "discount": 0.9},
     "gdpo": {"advantage": "gdpo"},
     "dvao": {"advantage": "dvao"},
+    "prorl": {"advantage": "prorl", "discount": 0.9, "reward_std_floor": 1.0},
 }
 # Those of turns and trajectories whose presets are one action, under SeeUPO's order.
 REVERSED = {
@@ -80,7 +81,9 @@ def _with_turns(index, trajectory, rng):
     rewards = tuple(float(reward) for reward in rng.normal(size=trajectory.turns))
     executed = [(index + turn) % 3 > 0 for turn in range(trajectory.turns)]
     info = {"states": names, "executed": executed}
-    named = dataclasses.replace(trajectory, info=info, rewards=_rewards(index, trajectory))
+    of_turns = {name: own for name, own in _turn_rewards(index, trajectory) if index % 3}
+    fields = {"rewards": _rewards(index, trajectory), "named_turn_rewards": of_turns}
+    named = dataclasses.replace(trajectory, info=info, **fields)
     if not trajectory.failed:
         named = dataclasses.replace(named, stop=("done", "max_turns", "max_tokens")[index % 3])
     if index % 2:
@@ -93,6 +96,15 @@ def _rewards(index, trajectory):
     rng = np.random.default_rng((7, index))
     found = {"env": float(rng.normal()), "late": 0.1 + trajectory.group}
     return found if index % 3 == 2 else found | {"form": float(5 * rng.random())}
+
+
+def _turn_rewards(index, trajectory):
+    """`late` never differs, and so is nothing once it is centred."""
+    rng = np.random.default_rng((8, index))
+    yield "env", tuple(rng.normal(size=trajectory.turns).tolist())
+    yield "late", (0.25,) * trajectory.turns
+    if index % 2:
+        yield "form", tuple((9 * rng.random(size=trajectory.turns)).tolist())
 
 
 def batch_for(advantage, seed):
@@ -207,7 +219,8 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     both |= {"a_grae_alpha": 0.9, "canon_metric": "entropy", "canon_mu": 0.7}
     both["bootstrap_truncated"] = name == "gae"
     entry = find_entry("advantage", name)
-    penalised = not {"reward_NK", "rewards_NQ"} & set(needs) and entry.reward_range is None
+    penalised = not {"reward_NK", "rewards_NQ", "rewards_NKQ"} & set(needs)
+    penalised = penalised and entry.reward_range is None
     choices = {"kl_in": "reward" if penalised else "loss", "kl_coef": 0.1}
     choices["critic"] = "head" if "value_NL" in needs else "none"
     algorithm = Algorithm(**both, **choices)

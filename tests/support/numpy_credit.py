@@ -534,6 +534,41 @@ def dvao_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[
     return _of_trajectories(total_N, valid, tokens, options)
 
 
+def prorl_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """ProRL, of the batch's own statistics: centred rewards to go, less the group's at the turn."""
+    kept = learnable(trajectories)
+    names = {name for t in trajectories if not t.failed for name in t.named_turn_rewards}
+    sums = [
+        np.zeros(len(turn_rewards(t)) if keep else 0)
+        for t, keep in zip(trajectories, kept, strict=True)
+    ]
+    for name in names or {"env"}:
+        weight = options.reward_weights.get(name, 1.0) if names else 1.0
+        own = [
+            np.array(_turns_of(t, name)) if keep else np.zeros(0)
+            for t, keep in zip(trajectories, kept, strict=True)
+        ]
+        every = np.concatenate(own)
+        scale = weight / max(every.std(ddof=1), options.reward_std_floor)
+        for i, reward_K in enumerate(own):
+            sums[i] += rewards_to_go(scale * (reward_K - every.mean()), options.discount)
+    advantages = [own.copy() for own in sums]
+    for i, own in enumerate(advantages):
+        for k in range(len(own)):
+            alike = [j for j, t in enumerate(trajectories) if t.group == trajectories[i].group]
+            own[k] -= np.mean([sums[j][k] for j in alike if k < len(sums[j])])
+    pairs = zip(_scaled(advantages, options), tokens, strict=True)
+    return [np.array([advantage_K[x.turn] for x in own]) for advantage_K, own in pairs]
+
+
+def _turns_of(trajectory: Any, name: str) -> Sequence[float]:
+    """A named reward of each turn, 0 where it has none; all of it is `env` without names."""
+    given, named = turn_rewards(trajectory), trajectory.named_turn_rewards
+    if not named:
+        return given if name == "env" else [0.0] * len(given)
+    return named.get(name, [0.0] * len(given))
+
+
 def _of_trajectories(
     advantage_N: np.ndarray, valid: np.ndarray, tokens: Any, options: Any
 ) -> list[np.ndarray]:
@@ -557,6 +592,7 @@ ESTIMATORS = {
     "matchtir": turn_credit,
     "a_grae": asymmetric_credit,
     "canon": conditional_credit,
+    "prorl": prorl_credit,
 }
 
 

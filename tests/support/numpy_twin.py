@@ -37,6 +37,7 @@ class Trajectory:
     # "states": the one that each turn began from; needed by gigpo and hgpo
     info: Mapping[str, Sequence[str]] = field(default_factory=dict)
     rewards: Mapping[str, float] = field(default_factory=dict)  # by name; needed by gdpo and dvao
+    named_turn_rewards: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by prorl
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Options:
     advantage_clip: float | None = 3.0
     discount: float = 1.0
     anchor: str = "state"
+    reward_std_floor: float = 0.1
     step_coef: float = 1.0
     clip_adaptation: float = 0.3
     history: int = 2

@@ -31,6 +31,10 @@ ARRAYS = {
     "implicit_NK": "float32, of each turn: `implicit_coef` x log(scorer / old) of its tokens",
     "rewards_NQ": "float32, of the trajectory, each named reward before its weight",
     "reward_weight_Q": "float32, the weight of each named reward",
+    "rewards_NKQ": "float32, of each turn, each named reward before its weight",
+    "turn_weight_Q": "float32, the weight of each named reward of turns",
+    "running_mean_Q": "float32, of each of them over all turns of the run so far, these included",
+    "running_std_Q": "float32, their standard deviation (n - 1)",
     "reward_NL": "float32, of each turn at its last token",
     "progress_NL": "float32, of each turn at its last token: what a scorer says it contributed",
     "executed_NL": "float32, of each turn at its last token: 1 if the environment executed it",
@@ -54,8 +58,8 @@ class Credit(NamedTuple):
     advantage: in the shape of the estimator's level.
     returns: with a critic, what its values are to be, [N, L].
     clip_scale: what each turn's clip range is multiplied by, [N, K]; None: by nothing.
-    part_NQ: what each named reward adds to a trajectory's advantage, before that is standardised
-      over the batch; None: unknown.
+    part_NQ: what each named reward adds to a trajectory's advantage, or to a turn's as [N, K, Q],
+      before that is standardised over the batch; None: unknown.
     """
 
     advantage: jax.Array

@@ -34,7 +34,15 @@ from seeupo_jax.configuration.recipes.seeupo_recipes import (
     seeupo_random,
     seeupo_unweighted,
 )
-from seeupo_jax.configuration.recipes.turn_recipes import a2tgpo, gigpo, hgpo, istar, matchtir, spa
+from seeupo_jax.configuration.recipes.turn_recipes import (
+    a2tgpo,
+    gigpo,
+    hgpo,
+    istar,
+    matchtir,
+    prorl,
+    spa,
+)
 
 _TABLE: tuple[Callable[[], Choices], ...] = (
     seeupo,
@@ -63,6 +71,7 @@ _TABLE: tuple[Callable[[], Choices], ...] = (
     dvao,
     matchtir,
     spa,
+    prorl,
 )
 
 # Recipe -> the fields of `config.algorithm` that it sets.

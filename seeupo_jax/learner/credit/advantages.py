@@ -86,7 +86,9 @@ def compile_credit(
     """
     zeros_L = np.zeros(2, np.float32)
     segment = Segment(np.zeros(2, np.int32), np.array([CONTEXT, 0], np.int32), zeros_L)
-    alike = [Trajectory((segment,), 0.0, 0, rewards=dict.fromkeys(names, 0.0))] * trajectories
+    named = dict.fromkeys(names, 0.0), dict.fromkeys(names, (0.0,))
+    one = Trajectory((segment,), 0.0, 0, rewards=named[0], named_turn_rewards=named[1])
+    alike = [one] * trajectories
     rows = Rows.of(alike, grouped=algorithm.grouped)
     known = ("old_logp", "ref_logp", "value", "scorer_logp", "progress", "entropy")
     per_token = {name: [zeros_L] * len(rows.tokens) for name in known}

@@ -9,9 +9,14 @@ import numpy as np
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.credit.running_rewards import Moments, Statistics, running_statistics
 from seeupo_jax.learner.credit.sampled_tokens import Ragged, SampledTokens
 from seeupo_jax.trajectories.executed import executed_turns
-from seeupo_jax.trajectories.rewards_by_name import named_rewards
+from seeupo_jax.trajectories.rewards_by_name import (
+    OWN_REWARD,
+    named_rewards,
+    named_turn_rewards,
+)
 from seeupo_jax.trajectories.states import turn_states
 from seeupo_jax.types import CONTEXT, Trajectory, learnable, rewards_of
 
@@ -30,10 +35,12 @@ class CreditArrays:
         per_token: Mapping[str, Ragged],
         reward_weights: Mapping[str, float] | None = None,
         gains: Sequence[np.ndarray] | None = None,
+        statistics: Statistics | None = None,
     ):
         self.rows, self._gains = rows, gains
         self.trajectories, self._per_token, self._shapes = trajectories, per_token, shapes
         self._weights = {} if reward_weights is None else reward_weights
+        self._statistics = statistics
         self._kl_coef = algorithm.kl_coef if algorithm.kl_in == "reward" else None
         self._implicit_coef = algorithm.implicit_coef
         self._anchor, self._metric = algorithm.anchor, algorithm.canon_metric
@@ -59,12 +66,51 @@ class CreditArrays:
     @property
     def reward_weight_Q(self) -> np.ndarray:
         weights = [self._weights.get(name, 1.0) for name in self.named] if self.named else [1.0]
-        return np.float32(weights + [0.0] * (-len(weights) % _REWARDS))
+        return _padded(weights)
 
     @functools.cached_property
     def named(self) -> dict[str, np.ndarray]:
         """Rewards by name, float64 [N], before their weights; empty where none has a name."""
         return named_rewards(self.trajectories, self._weights)
+
+    @property
+    def rewards_NKQ(self) -> np.ndarray:
+        columns = [*self._turn_columns.values()]
+        rewards_NKQ = np.zeros((*self.mask_NK.shape, len(columns) + -len(columns) % _REWARDS))
+        for column, each in enumerate(columns):
+            for row in np.flatnonzero(self.valid_N):
+                rewards_NKQ[row, : len(each[row]), column] = each[row]
+        return rewards_NKQ.astype(np.float32)
+
+    @property
+    def turn_weight_Q(self) -> np.ndarray:
+        return _padded([self._weights.get(name, 1.0) for name in self.turn_named] or [1.0])
+
+    @property
+    def running_mean_Q(self) -> np.ndarray:
+        return _padded([each.mean for each in self._running])
+
+    @property
+    def running_std_Q(self) -> np.ndarray:
+        return _padded([each.std for each in self._running])
+
+    @functools.cached_property
+    def turn_named(self) -> dict[str, list[list[float]]]:
+        """As `named`, of turns: a list per trajectory, empty for one that failed."""
+        return named_turn_rewards(self.trajectories, self._weights)
+
+    @functools.cached_property
+    def _turn_columns(self) -> dict[str, list[list[float]]]:
+        """`turn_named`; where nothing has a name, all of a turn's reward."""
+        alone = [[] if t.failed else rewards_of(t) for t in self.trajectories]
+        return self.turn_named if self.turn_named else {OWN_REWARD: alone}
+
+    @functools.cached_property
+    def _running(self) -> list[Moments]:
+        statistics = self._statistics
+        if statistics is None:
+            statistics = running_statistics(self.trajectories)
+        return [statistics.get(name, Moments(0, 0.0, 0.0)) for name in self._turn_columns]
 
     @property
     def reward_NK(self) -> np.ndarray:
@@ -170,3 +216,8 @@ class CreditArrays:
         """log(old / reference) of every token; it says nothing at context."""
         pairs = zip(self._per_token["old_logp"], self._per_token["ref_logp"], strict=True)
         return [old_L - ref_L for old_L, ref_L in pairs]
+
+
+def _padded(numbers: Sequence[float]) -> np.ndarray:
+    """Of named rewards, with 0 for those that are not there."""
+    return np.float32([*numbers] + [0.0] * (-len(numbers) % _REWARDS))

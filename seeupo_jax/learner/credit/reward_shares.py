@@ -17,23 +17,27 @@ def reward_shares(batch: CreditArrays, part_NQ: Any, *, grouped: bool) -> dict[s
     i; 0 where all parts are 0.
 
     Args:
-      part_NQ: what each reward adds to the advantages, as `Credit.part_NQ`; None: its weight times
-        its distance from its mean, which a sum of rewards that is centred is made of.
+      part_NQ: what each reward adds to the advantages of trajectories, or of turns as [N, K, Q], as
+        `Credit.part_NQ`; None: its weight times its distance from its mean, which a sum of rewards
+        that is centred is made of.
       grouped: whether that is the mean of the trajectory's group, instead of that of all.
 
     Returns: empty where no reward has a name.
     """
-    if not batch.named:
+    by_turn = part_NQ is not None and np.ndim(part_NQ) == 3
+    names = [*(batch.turn_named if by_turn else batch.named)]
+    if not names:
         return {}
-    count_N = np.zeros(len(batch.group_N))
-    sampled = [np.sum(turn_L != CONTEXT) for turn_L in batch.rows.turn]
-    np.add.at(count_N, batch.rows.trajectory_S, sampled)
+    count_NK = np.zeros(batch.mask_NK.shape)
+    for owner, turn_L in zip(batch.rows.trajectory_S, batch.rows.turn, strict=True):
+        np.add.at(count_NK[owner], turn_L[turn_L != CONTEXT], 1)
     part_NQ = _centred(batch, grouped=grouped) if part_NQ is None else np.asarray(part_NQ)
-    total_Q = count_N @ np.abs(part_NQ[:, : len(batch.named)]).astype(np.float64)
+    size = np.abs(part_NQ[..., : len(names)]).astype(np.float64)
+    total_Q = np.tensordot(count_NK if by_turn else count_NK.sum(axis=1), size, size.ndim - 1)
     share_Q = total_Q / (total_Q.sum() if total_Q.sum() > 0 else 1.0)
     return {
         f"sweep/reward_share/{name}": float(share)
-        for name, share in zip(batch.named, share_Q, strict=True)
+        for name, share in zip(names, share_Q, strict=True)
     }
 
 

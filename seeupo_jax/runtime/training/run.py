@@ -14,6 +14,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.envs import gate
 from seeupo_jax.errors import NotLearning
+from seeupo_jax.learner.credit.running_rewards import running_statistics
 from seeupo_jax.learner.programs import compile_programs
 from seeupo_jax.learner.state_layout import final_params
 from seeupo_jax.learner.sweep import sweep
@@ -154,6 +155,9 @@ class Run:
         references = None
         if parts.references is not None:
             references = parts.references.of([t.task_id for t in collected.trajectories])
+        statistics = state.statistics
+        if parts.config.algorithm.keeps_statistics:
+            statistics = running_statistics(collected.trajectories, statistics)
         with parts.log.phase("sweep"):
             train, metrics, stats, _ = sweep(
                 parts.learner,
@@ -165,9 +169,11 @@ class Run:
                 resume=None if stopped is None else (stopped.arrays, stopped.notes),
                 on_step=on_step,
                 references=references,
+                statistics=statistics,
             )
         evaluated = not self.due(iteration, parts.config.evaluation.every)
-        return RunState(iteration, train, evaluated=evaluated, saved=False), metrics, stats
+        after = RunState(iteration, train, evaluated=evaluated, saved=False, statistics=statistics)
+        return after, metrics, stats
 
     def record(
         self,

@@ -12,6 +12,7 @@ from etils import epath
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.errors import NotLearning
+from seeupo_jax.learner.credit.running_rewards import Moments, Statistics
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.parallel.stop_signal import Stopped, StoppedCompiling
 from seeupo_jax.runtime.checks import check_same_run
@@ -39,6 +40,7 @@ class RunState(NamedTuple):
     evaluated, saved: whether what is due after `done` of these two has been done.
     score: avg@k on the split that checkpoints are selected on, where `done` was evaluated on it.
     stopped_sweep: of iteration `done + 1`, where the run was stopped in it.
+    statistics: of the rewards of turns up to `done`, where the estimator reads them.
     """
 
     done: int
@@ -47,6 +49,7 @@ class RunState(NamedTuple):
     saved: bool = True
     score: float | None = None
     stopped_sweep: StoppedSweep | None = None
+    statistics: Statistics | None = None
 
 
 class RunCheckpoints:
@@ -71,7 +74,8 @@ class RunCheckpoints:
         self._print_selection(notes)
         self._parts.progress.log(f"resuming after iteration {done}")
         # Older versions saved after they evaluated, and did not say so.
-        return RunState(done, train, evaluated=notes.get("evaluated", True))
+        evaluated = notes.get("evaluated", True)
+        return RunState(done, train, evaluated=evaluated, statistics=_statistics(notes))
 
     def restore_sweep(self, state: RunState) -> RunState:
         """The run in the middle of its next sweep where it was stopped in one; else as it is."""
@@ -97,7 +101,13 @@ class RunCheckpoints:
         self._resume_from(iteration - 1, notes)
         self._parts.progress.log(f"resuming in the sweep of iteration {iteration}")
         stopped_sweep = StoppedSweep(arrays, notes["sweep"], stored)
-        return RunState(iteration - 1, arrays["state"], evaluated=True, stopped_sweep=stopped_sweep)
+        return RunState(
+            iteration - 1,
+            arrays["state"],
+            evaluated=True,
+            stopped_sweep=stopped_sweep,
+            statistics=_statistics(notes),
+        )
 
     def save(self, state: RunState) -> RunState:
         """Saves a checkpoint in the background; the run with that noted."""
@@ -174,6 +184,7 @@ class RunCheckpoints:
             "data_position": state.done * parts.config.rollout.tasks,
             "idle_iterations": parts.stagnation.idle,
             "selected_on": parts.selects_on,
+            **({} if state.statistics is None else {"statistics": dict(state.statistics)}),
         }
 
     def _resume_from(self, done: int, notes: Mapping[str, Any]) -> None:
@@ -207,3 +218,9 @@ class RunCheckpoints:
                 f"remat: {remat}, and {before} when the checkpoint was made: results are the"
                 f" same up to rounding; with model.remat={before} they are bitwise the same"
             )
+
+
+def _statistics(notes: Mapping[str, Any]) -> Statistics | None:
+    """Of a checkpoint's notes, which have each number bit for bit; None: it has none."""
+    found = notes.get("statistics")
+    return None if found is None else {name: Moments(*each) for name, each in found.items()}
