@@ -79,7 +79,10 @@ def test_names_of_ones_own_stay_texts_and_are_what_they_declare():
     "choices, said",
     [
         ({"advantage": "own_parts:VALUED"}, "critic: got 'none' with advantage=own_parts:VALUED;"),
-        ({"advantage": "own_parts:VALUED"}, "none unless advantage=gae and advantage=own_parts:V"),
+        (
+            {"advantage": "own_parts:VALUED"},
+            "none unless advantage=gae and advantage=spa and advantage=own_parts:V",
+        ),
         ({"advantage": "own_parts:ALONE", "critic": "head"}, "critic: got 'head' with advantage="),
         ({"advantage": "own_parts:ALONE", "scale": "group"}, "scale: got 'group' with advantage="),
         ({"advantage": "own_parts:ALONE", "baseline": "batch"}, "mean unless advantage=grae, and"),
