@@ -188,6 +188,18 @@ def test_a2tgpo_is_all_turns_in_one_step_with_the_published_numbers():
     assert (algorithm.discount, algorithm.clip_adaptation, algorithm.ratio) == (1, 0.3, "geometric")
 
 
+def test_prorl_is_all_turns_in_one_step_with_its_authors_numbers():
+    assert differing("prorl", "parallel") == {
+        "advantage": "prorl",
+        "objective": "logp",
+        "scale": "none",
+        "kl_coef": 0.01,
+    }
+    # prorl_gamma and mo_min_std of hongruhou89/ProRL
+    algorithm = Algorithm(**RECIPES["prorl"])
+    assert (algorithm.discount, algorithm.reward_std_floor) == (1.0, 0.1)
+
+
 def test_hgpo_is_gigpo_with_another_credit():
     assert differing("hgpo", "gigpo") == {"advantage": "hgpo"}
 

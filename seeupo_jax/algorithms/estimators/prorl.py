@@ -28,7 +28,7 @@ def prorl_advantage(
     r̂_it = Σ_q w_q (r_itq - mean_q) / max(std_q, std_floor), with running statistics;
     G_it = Σ_(u>=t) discount^(u - t) r̂_iu; A_it = G_it - the mean of G_t over the group's
     trajectories that have a turn t. Without centring, rewards of every step make longer episodes
-    better. ProRL: hongruhou89/ProRL, trainer_RL_prorl.py.
+    better. ProRL, arXiv:2605.28293; hongruhou89/ProRL, trainer_RL_prorl.py.
 
     There the end of a list is an action of its own, whose return is 0; here it is the last turn's.
     There each process has statistics of its own, which are frozen after the first epoch.

@@ -121,9 +121,9 @@ def prorl() -> Choices:
     """Max 1/N Σ_i Σ_t A_it (the mean of log π over the tokens of turn t) - β KL, one step on all.
 
     A_it: the rewards from turn t on, each less its running mean over max(its running deviation,
-    0.1), less their mean over the group's turns t. Weights: config.rewards. ProRL:
-    hongruhou89/ProRL, trainer_RL_prorl.py and scripts/RL/run_ml1m_prorl.sh (γ 1, β 0.01, groups of
-    16); their learning rate, 1e-4, is of a small model.
+    0.1), less their mean over the group's turns t. Weights: config.rewards. ProRL,
+    arXiv:2605.28293. Numbers as its authors train: hongruhou89/ProRL, trainer_RL_prorl.py and
+    scripts/RL/run_ml1m_prorl.sh, in groups of 16; their learning rate, 1e-4, is of a small model.
     """
     return parallel() | {
         "advantage": "prorl",
