@@ -17,7 +17,7 @@ from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.optimization.schedule import Schedule, at_share
 from seeupo_jax.learner.optimization.turn_moments import of_turn
 from seeupo_jax.learner.reference_policy import moved
-from seeupo_jax.learner.state_layout import average, on_device
+from seeupo_jax.learner.state_layout import HashableLayout, average, on_device
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.learner.step.critic import Critic, make_critic
 from seeupo_jax.learner.step.loss_config import LossConfig
@@ -75,31 +75,20 @@ class Learner:
     def turn_step(self) -> Program:
         """`update.turn_step` from the state on; see there."""
         layout = None if self.layout is None else of_turn(self.layout, (0,))
-        step = functools.partial(
-            turn_step.turn_step,
+        jitted = turn_step_program(
             self.network,
             self.optimizer,
             self.loss_config,
-            layout,
-            critic=self.critic,
+            self.critic,
+            HashableLayout.of(layout),
+            self.replicated,
         )
-        out = turn_step.StepResult(layout, *(self.replicated,) * 3)
-        jitted = jax.jit(step, donate_argnums=(1, 4), out_shardings=out)
         return self.through("turn_step", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
     def refresh(self) -> Program:
         """`update.refresh` from the trained parameters on; see there."""
-        config = self.loss_config
-
-        def refresh(
-            frozen: Any, params: Any, batch: TurnBatch, cumulative_ratio_N: jax.Array
-        ) -> jax.Array:
-            return turn_step.refresh(
-                self.network, config, join(params, frozen), batch, cumulative_ratio_N
-            )
-
-        jitted = jax.jit(refresh, donate_argnums=3, out_shardings=self.replicated)
+        jitted = refresh_program(self.network, self.loss_config, self.replicated)
         return self.through("refresh", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
@@ -128,11 +117,7 @@ class Learner:
     def value(self) -> Program:
         """`update.value` from the trained parameters on, with a critic or its like; see there."""
         critic = self.scorer if self.critic is None else self.critic
-
-        def value(frozen: Any, params: Any, own: Any, batch: TurnBatch) -> jax.Array:
-            return turn_step.value(self.network, critic, join(params, frozen), own, batch)
-
-        jitted = jax.jit(value, out_shardings=self.replicated)
+        jitted = value_program(self.network, critic, self.replicated)
         return self.through("value", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
@@ -229,7 +214,55 @@ class Learner:
         return algorithm.refresh != "separate" and fused_refresh_applies(algorithm)
 
 
-@functools.cache
+# Equal learners have one program of each kind, so that what one has compiled serves the next: the
+# choices of the algorithm that its sweeps make on the host do not matter to them.
+_shared = functools.lru_cache(maxsize=16)
+
+
+@_shared
+def turn_step_program(
+    network: Network,
+    optimizer: optax.GradientTransformation,
+    config: LossConfig,
+    critic: Critic | None,
+    layout: HashableLayout,
+    replicated: jax.sharding.Sharding | None,
+) -> Callable[..., Any]:
+    """`turn_step.turn_step` from the frozen parameters on."""
+    step = functools.partial(
+        turn_step.turn_step, network, optimizer, config, layout.tree, critic=critic
+    )
+    out = turn_step.StepResult(layout.tree, *(replicated,) * 3)
+    return jax.jit(step, donate_argnums=(1, 4), out_shardings=out)
+
+
+@_shared
+def refresh_program(
+    network: Network, config: LossConfig, replicated: jax.sharding.Sharding | None
+) -> Callable[..., Any]:
+    """`turn_step.refresh` from the frozen parameters on."""
+
+    def refresh(
+        frozen: Any, params: Any, batch: TurnBatch, cumulative_ratio_N: jax.Array
+    ) -> jax.Array:
+        return turn_step.refresh(network, config, join(params, frozen), batch, cumulative_ratio_N)
+
+    return jax.jit(refresh, donate_argnums=3, out_shardings=replicated)
+
+
+@_shared
+def value_program(
+    network: Network, critic: Critic | Scorer, replicated: jax.sharding.Sharding | None
+) -> Callable[..., Any]:
+    """`turn_step.value` from the frozen parameters on."""
+
+    def value(frozen: Any, params: Any, own: Any, batch: TurnBatch) -> jax.Array:
+        return turn_step.value(network, critic, join(params, frozen), own, batch)
+
+    return jax.jit(value, out_shardings=replicated)
+
+
+@_shared
 def score_program(
     network: Network,
     temperature: float,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -104,6 +105,23 @@ def _struct(x: Any, where: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
 
+@dataclass(frozen=True)
+class HashableLayout:
+    """A tree of shardings as a key of programs: they are compiled once for equal ones."""
+
+    leaves: tuple[jax.sharding.Sharding, ...]
+    structure: Any
+
+    @classmethod
+    def of(cls, layout: Any) -> HashableLayout:
+        leaves, structure = jax.tree.flatten(layout)
+        return cls(tuple(leaves), structure)
+
+    @property
+    def tree(self) -> Any:
+        return jax.tree.unflatten(self.structure, self.leaves)
+
+
 def make_state(
     optimizer: optax.GradientTransformation,
     params: Any,
@@ -112,8 +130,18 @@ def make_state(
     scorer: Beside | None = None,
 ) -> TrainState:
     """The state before the first step, made where it lies, with a copy of the parameters in it."""
-    fresh = _fresh(optimizer, critic, layout, scorer)
-    return jax.jit(fresh, out_shardings=layout)(params)
+    return _make_state(optimizer, critic, HashableLayout.of(layout), scorer)(params)
+
+
+@functools.lru_cache(maxsize=16)
+def _make_state(
+    optimizer: optax.GradientTransformation,
+    critic: Beside | None,
+    layout: HashableLayout,
+    scorer: Beside | None,
+) -> Callable[[Any], TrainState]:
+    fresh = _fresh(optimizer, critic, layout.tree, scorer)
+    return jax.jit(fresh, out_shardings=layout.tree)
 
 
 def abstract_state(

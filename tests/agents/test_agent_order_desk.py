@@ -35,6 +35,9 @@ CONFIG = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
 def test_the_two_configurations_differ_in_who_plays_only():
     agent, environment = (load_config(f"package:{n}") for n in ("agent_order_desk", "quickstart"))
     differing = [name for name, x in vars(agent).items() if x != vars(environment)[name]]

@@ -1,6 +1,5 @@
 """Agents of docs/agents.md that are trained: one that compacts its history, and langgraph's."""
 
-import jax
 import numpy as np
 import pytest
 from places import ROOT
@@ -25,12 +24,7 @@ SMALL = [  # the same shapes of programs for both
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_device():
-    with pytest.MonkeyPatch.context() as patch:
-        one = jax.devices()[:1]
-        patch.setattr(jax, "devices", lambda: one)
-        yield
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def run(file, overrides, workdir):

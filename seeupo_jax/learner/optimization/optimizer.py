@@ -33,12 +33,37 @@ def make_optimizer(config: Optimizer, *, total_steps: int) -> optax.GradientTran
         `groups` have an optimizer of their own; the clip is of all of them together.
       total_steps: optimizer steps that the whole run takes at the most.
 
+    Returns:
+      One object for equal configurations, so that programs of it are compiled once.
+
     Raises:
       ValueError: an unknown name, a keyword it does not take, a result that is no
         GradientTransformation, an optimizer that needs more than gradients and parameters, or a
         warm-up as long as the run.
     """
     _check_warmup(config, total_steps)
+    key = _key(config)
+    if key is None:
+        return _chain(config)
+    if key not in _MADE:
+        _MADE[key] = _chain(config)
+    return _MADE[key]
+
+
+_MADE: dict[str, optax.GradientTransformation] = {}
+
+
+def _key(config: Optimizer) -> str | None:
+    """What equal optimizers have in common; None: a user's function may be another one by now."""
+    parts = (config, *config.groups)
+    values = [value for part in parts for value in part.kwargs.values()]
+    plain = all(value is None or isinstance(value, bool | int | float | str) for value in values)
+    own = any(":" in part.name for part in parts if part.name is not None)
+    return repr(config) if plain and not own else None
+
+
+def _chain(config: Optimizer) -> optax.GradientTransformation:
+    """The optimizers of the groups and of the rest, behind the clip."""
     optimizer = _named(config, "config.optimizer")
     own = {str(index): _of_group(config, index) for index, _ in _trained(config)}
     if own:
