@@ -352,7 +352,7 @@ def command(workdir, model, *arguments):
         "rollout.tasks=2",
         "rollout.group_size=2",
         "rollout.max_action_tokens=8",
-        "rollout.prefill_tokens=128",
+        "rollout.prefill_tokens=32",
         "batching.buckets=(128,)",
         "evaluation.tasks=2",
         "iterations=6",

@@ -14,6 +14,7 @@ from seeupo_jax.policy.network import split
 
 CHOICES = (
     "--config.iterations=2",
+    "--config.rollout.group_size=4",
     "--config.optimizer.schedule=cosine",
     "--config.evaluation.every=0",
     "--config.checkpoint.every=0",

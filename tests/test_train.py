@@ -92,9 +92,9 @@ def test_a_run_leaves_metrics_checkpoints_curve_and_a_summary(finished):
     assert sorted(p.name for p in (workdir / "checkpoints").iterdir()) == ["2", "3", "4"]
     assert "attention: xla (model.attention=auto on cpu)" in printed
     assert "remat: none (model.remat=auto): about " in printed
-    # 2 layers x (key, value) x 1 head x 16 numbers of 4 bytes are 256 a token.
-    assert "KV cache: 16 slots for 16 conversations, 512 KiB in 128 pages of 16 tokens" in printed
-    plan = "(256 B per token, 32 KiB per conversation of 128 tokens; 16 of them fit at once)"
+    # 1 layer x (key, value) x 1 head x 16 numbers of 4 bytes are 128 a token.
+    assert "KV cache: 16 slots for 16 conversations, 256 KiB in 128 pages of 16 tokens" in printed
+    plan = "(128 B per token, 16 KiB per conversation of 128 tokens; 16 of them fit at once)"
     assert plan in printed
     assert "iteration 4/4" in printed and "avg@2" in printed and "Where to look next" in printed
 

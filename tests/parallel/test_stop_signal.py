@@ -18,7 +18,12 @@ from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.train import train as train_run
 
 CHOICES = ("--config.iterations=4", "--config.checkpoint.every=3", "--config.evaluation.every=2")
-MANY = (*CHOICES, "--config.iterations=20", "--config.checkpoint.export=False")
+MANY = (
+    *CHOICES,
+    "--config.iterations=20",
+    "--config.evaluation.tasks=2",
+    "--config.checkpoint.export=False",
+)
 
 
 @pytest.fixture(scope="module")

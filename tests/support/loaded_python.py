@@ -30,6 +30,8 @@ from typing import Any
 
 from places import ROOT, SUPPORT
 
+# What a run imports late, beside the package's commands.
+LATE_IMPORTS = ("altair.utils.save", "chex", "ml_collections", "tensorboardX", "vl_convert")
 COMMANDS = ("train", "evaluate", "update", "report", "export")
 WITHOUT_TORCH = str(SUPPORT / "without_torch")
 # Variables that a process may have otherwise than its server: they are read late, or set again.
@@ -135,6 +137,8 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
     """Forks for each request; returns in the child, with what it is to run."""
     for command in COMMANDS:
         importlib.import_module(f"seeupo_jax.{command}")
+    for module in LATE_IMPORTS:
+        importlib.import_module(module)
     for command in COMMANDS:  # to be run as `__main__`
         del sys.modules[f"seeupo_jax.{command}"]
     gc.collect()

@@ -18,13 +18,16 @@ from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
 
-# A network of one layer with random weights, and rewards that depend on every word it says.
+# A network of one layer with random weights, and rewards that depend on every word it says. What is
+# chosen leaves few programs, since every process traces its own.
 CHOICES = (
     "--config.warm_start.stages=()",
     "--config.env.name=run_environment:Echo",
+    "--config.model.remat=none",
     "--config.batching.buckets=(128,)",
+    "--config.rollout.group_size=2",
     "--config.rollout.max_action_tokens=8",
-    "--config.rollout.prefill_tokens=128",
+    "--config.rollout.prefill_tokens=32",  # two programs, one for each length of its rows
     "--config.evaluation.tasks=6",
 )
 

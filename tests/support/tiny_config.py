@@ -11,7 +11,7 @@ def get_config() -> ConfigDict:
     config.model = {
         "vocab_size": 768,
         "width": 32,
-        "layers": 2,
+        "layers": 1,
         "heads": 2,
         "kv_heads": 1,
         "head_dim": 16,
@@ -25,7 +25,7 @@ def get_config() -> ConfigDict:
         "group_size": 4,
         "max_action_tokens": 16,
         "max_context": 128,
-        "prefill_tokens": 128,
+        "prefill_tokens": 32,
         "deterministic": True,
     }
     config.batching = {"buckets": (64, 128)}

@@ -84,6 +84,7 @@ def test_metrics_by_turns_labels_and_causes():
 
 # Six of its 12 tasks can have a signal; an iteration is of four.
 RESAMPLING = (
+    "rollout.group_size=4",
     "seed=5",
     "env.name=run_environment:Settled",
     "algorithm.dynamic_sampling=3",
