@@ -38,7 +38,7 @@ from seeupo_jax.runtime.episode_host import build_host
 from seeupo_jax.types import Trajectory
 
 RANK, COUNT, PORT = map(int, sys.argv[1:4])
-SIZES = {"vocab_size": 30, "width": 16, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8}
+SIZES = {"vocab_size": 30, "width": 16, "layers": 1, "heads": 4, "kv_heads": 2, "head_dim": 8}
 OTHERS = ["3", "2!", "1", "4", "2"]  # instead of those that fail
 TASKS = ["4", "2", "3!", "5", "2!", "4", "1", "3"]  # turns; "!": its environment fails then
 
@@ -120,7 +120,9 @@ def main() -> None:
     plan = plan_cache(arch, rollout, shards=row_shards(own), tensor=tensor)
     sampling = Sampling(0.8, None, None, 6, (3, 7, 11))
     with jax.set_mesh(mesh):
-        engine = SlotEngine(network, sampling, plan, mesh=own, group_size=3, steps=2)
+        engine = SlotEngine(
+            network, sampling, plan, mesh=own, group_size=3, steps=2, prefill_tokens=64
+        )
         pool = EnvPool(Slow, engine.concurrency, workers=4, timeout_s=60)
 
         worker = rollout_cases.make_worker(engine, pool, max_turns=4)
