@@ -29,36 +29,42 @@ from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Files that take longest, first: a worker that began one last would leave the others idle.
+# Files that take longest, first: a worker that began one last would leave the others idle. The one
+# that takes most memory begins in a worker that holds nothing yet.
 LONGEST = (
     "tests/parallel/test_stop_signal.py",
-    "tests/test_recipes.py",
+    "tests/policy/test_smollm2.py",
     "tests/test_processes.py",
+    "tests/test_recipes.py",
     "tests/test_train.py",
     "tests/test_notebook.py",
-    "tests/learner/test_sweep.py",
     "tests/envs/appworld/test_environment.py",
+    "tests/policy/test_parity.py",
+    "tests/learner/test_sweep.py",
+    "tests/agents/test_trained_agents.py",
     "tests/test_evaluate.py",
     "tests/test_package.py",
-    "tests/rollout/engine/test_slots.py",
     "tests/bench/test_accelerator.py",
-    "tests/planning/test_explain.py",
     "tests/browser/test_tutorial.py",
     "tests/aot/test_command.py",
-    "tests/policy/test_smollm2.py",
-    "tests/browser/test_trajectory_pages.py",
     "tests/policy/test_transformer.py",
-    "tests/policy/test_parity.py",
-    "tests/browser/test_report.py",
-    "tests/test_python_api.py",
+    "tests/agents/test_agent_examples.py",
+    "tests/rollout/engine/test_slots.py",
+    "tests/browser/test_trajectory_pages.py",
+    "tests/planning/test_explain.py",
+    "tests/test_docs.py",
     "tests/rollout/test_processes.py",
+    "tests/browser/test_report.py",
+    "tests/runtime/training/test_run.py",
+    "tests/agents/test_agent_order_desk.py",
+    "tests/test_python_api.py",
     "tests/test_ppo.py",
 )
 MAPS = Path("/proc/self/maps")  # Linux's list of a process's memory maps; it allows 65,530 of them
 MANY = 20_000
 PAGES = Path("/proc/self/statm")  # how many pages a process has: in all, and in memory
 LARGE = 1_500 * 2**20  # bytes that a worker holds between files before it forgets programs
-LARGEST = 9 * 2**28  # whatever is left: a file's own programs come on top
+LARGEST = 2**31  # whatever is left: a file's own programs come on top
 
 # Tracing makes objects by the million and hardly any garbage: by Python's own thresholds looking
 # for it takes a tenth of the tests' time.

@@ -1,12 +1,12 @@
 """Adapters: they begin at nothing, mean the same to PEFT, and leave the model as it is."""
 
 import dataclasses
+import importlib
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import peft
 import pytest
 import torch
 import transformers
@@ -101,9 +101,15 @@ def test_merged_kernels_give_the_same_logits(scan_layers):
     assert merge(plain) is plain
 
 
+@pytest.fixture(scope="module")
+def peft():
+    """Takes seconds to import, and every worker imports every file of tests."""
+    return importlib.import_module("peft")
+
+
 @pytest.mark.parametrize("targets", [TARGETS, ("q_proj", "v_proj")])
 @pytest.mark.parametrize("scan_layers", [False, True])
-def test_peft_reads_what_we_write_and_computes_the_same(tmp_path, targets, scan_layers):
+def test_peft_reads_what_we_write_and_computes_the_same(peft, tmp_path, targets, scan_layers):
     arch = dataclasses.replace(ARCH, scan_layers=scan_layers)
     model = randomised(attach(make(arch), dataclasses.replace(LORA, targets=targets)))
     save_pretrained(make(), tmp_path / "base")
@@ -115,7 +121,7 @@ def test_peft_reads_what_we_write_and_computes_the_same(tmp_path, targets, scan_
     np.testing.assert_allclose(logits(model), wanted, atol=5e-5, rtol=1e-5)
 
 
-def test_we_read_what_peft_writes(tmp_path):
+def test_we_read_what_peft_writes(peft, tmp_path):
     save_pretrained(make(), tmp_path / "base")
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
     options = peft.LoraConfig(
