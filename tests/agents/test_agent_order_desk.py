@@ -19,6 +19,7 @@ SMALL = (
     "iterations=2",
     "rollout.tasks=2",
     "rollout.group_size=4",
+    "rollout.prefill_tokens=32",
     "evaluation.tasks=2",
     "evaluation.k=2",
     "evaluation.every=0",

@@ -21,7 +21,7 @@ from seeupo_jax.telemetry import read_trajectories
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 QUICKSTART = "python -m seeupo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart"
 SHORT = ("iterations=2", "rollout.tasks=4", "evaluation.tasks=4", "checkpoint.every=0")
-SHORT += ("batching.buckets=(256,)", "rollout.prefill_tokens=128")
+SHORT += ("batching.buckets=(256,)", "rollout.prefill_tokens=32", "rollout.slots=8")
 
 
 def commands():
