@@ -31,7 +31,7 @@ from seeupo_jax.runtime.training.callbacks import Callback
 from seeupo_jax.runtime.training.run_checkpoints import RunCheckpoints, RunState
 from seeupo_jax.runtime.training.run_log import Labels
 from seeupo_jax.runtime.training.run_parts import RunParts, build_parts
-from seeupo_jax.runtime.training.stagnation import check_groups
+from seeupo_jax.runtime.training.stagnation import check_groups, check_paid
 from seeupo_jax.trajectories.reader import TRAIN
 from seeupo_jax.types import Trajectory, TrajectoryStats
 
@@ -117,7 +117,8 @@ class Run:
 
         Raises:
           Stopped: the run was asked to stop.
-          NotLearning: none of them counts; a resumed run samples them again.
+          NotLearning: none of them counts, or one has a reward that the estimator is not for; a
+            resumed run samples them again.
         """
         config, source, stopped = self.parts.config, self.parts.source, state.stopped_sweep
         with self.parts.log.phase("rollout"):
@@ -130,6 +131,7 @@ class Run:
             )
             try:
                 check_groups(iteration, collected, grouped=config.algorithm.grouped)
+                check_paid(iteration, collected, config.algorithm)
             except NotLearning:
                 source.forget(iteration)
                 raise

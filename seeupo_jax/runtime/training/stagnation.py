@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.errors import NotLearning
+from seeupo_jax.learner.credit.advantages import check_rewards
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import most_frequent_failure
 from seeupo_jax.types import learnable
@@ -18,6 +20,14 @@ def check_groups(iteration: int, collected: Collected, *, grouped: bool = True) 
             f"iteration {iteration} has nothing to learn from{why}:"
             f" {most_frequent_failure(collected)}."
         )
+
+
+def check_paid(iteration: int, collected: Collected, algorithm: Algorithm) -> None:
+    """NotLearning where a reward is not one that the algorithm's estimator is for."""
+    try:
+        check_rewards(algorithm, collected.trajectories)
+    except ValueError as error:
+        raise NotLearning(f"iteration {iteration}: {error}") from error
 
 
 class Stagnation:

@@ -3,9 +3,10 @@
 import pytest
 import run_cases as cases
 
+from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.runtime.training.stagnation import Stagnation, check_groups
+from seeupo_jax.runtime.training.stagnation import Stagnation, check_groups, check_paid
 from seeupo_jax.types import Trajectory
 
 LEARNS = {
@@ -93,3 +94,11 @@ def test_a_run_whose_environments_all_fail_ends_with_1_and_the_reason(tmp_path):
     assert "iteration 1 has nothing to learn from" in sentence
     assert "no server listens" in sentence
     assert "Traceback" not in errors
+
+
+def test_a_reward_that_the_estimator_is_not_for_ends_the_run_in_one_sentence():
+    bounded = Algorithm(advantage="a_grae")
+    check_paid(4, episodes(0.0, 1.0, None), bounded)
+    check_paid(4, episodes(0.0, 1.5), Algorithm())
+    with pytest.raises(NotLearning, match=r"^iteration 4: .*reward: got 1.5; allowed with advan"):
+        check_paid(4, episodes(0.0, 1.5), bounded)
