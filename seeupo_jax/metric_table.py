@@ -71,6 +71,7 @@ SWEEP = (
     Metric("sweep/masked_trajectories", "trajectories", "count"),
     Metric("sweep/overlong_penalty", "reward", "mean of trajectories"),
     Metric("sweep/overlong_fraction", "share of trajectories", "mean of trajectories"),
+    Metric("sweep/masked_fraction", "share of sampled tokens", "sum / sum"),
     Metric("sweep/tokens", "tokens", "sum of steps"),
     Metric("sweep/tokens_per_second", "tokens/s", "sum / time"),
     Metric("sweep/shared_fraction", "share of tokens", "sum / sum"),
@@ -109,6 +110,12 @@ ROLLOUT = (
     Metric("rollout/repeated_tasks", "groups", "count"),
     Metric("rollout/rounds", "rounds", "count"),
     Metric("rollout/policy_lag", "sweeps", "max of trajectories"),
+    Metric("rollout/forks", "trajectories", "count"),
+    Metric("rollout/forks_failed", "trajectories", "count"),
+    Metric("rollout/replayed_turns", "turns", "sum of trajectories"),
+    Metric("rollout/reused_tokens", "tokens", "sum of trajectories"),
+    Metric("rollout/unused_trajectories", "trajectories", "sum of groups"),
+    Metric("rollout/unused_tokens", "tokens", "sum of groups"),
 )
 # Where tasks are drawn by their success so far; before the iteration's own trajectories count.
 CURRICULUM = (

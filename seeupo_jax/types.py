@@ -56,6 +56,8 @@ class Trajectory:
       config.rewards; empty: nothing but the environment's own was paid.
     named_turn_rewards: `rewards` of each turn, in order; empty: they are not known by turn.
     timeout_counts: it stopped with `timeout` and counts all the same (env.timeout_as=zero_reward).
+    parent: place in its group, from 0, of an earlier trajectory that it continues; None: of none.
+    fork: how many of its first turns are its parent's; it has their tokens, too.
     """
 
     segments: tuple[Segment, ...]
@@ -73,6 +75,8 @@ class Trajectory:
     named_turn_rewards: dict[str, tuple[float, ...]] = field(
         default_factory=dict[str, tuple[float, ...]]
     )
+    parent: int | None = None
+    fork: int = 0
 
     @property
     def turns(self) -> int:

@@ -318,6 +318,36 @@ def test_turn_rewards_reach_what_reads_rewards_of_turns(small, tmp_path):
     np.testing.assert_allclose(done["advantages"], [2, 1], atol=1e-6)
 
 
+def test_lines_that_begin_with_the_same_turns_are_a_tree(model, tmp_path):
+    trees = [dataclasses.replace(each, parent=None, fork=0) for each in cases.trees()]
+    file = files.write(tmp_path / "stored.jsonl", trees)
+    choices = ("recipe=spo_tree", "algorithm.kl_coef=0.1", "algorithm.mask_above=0.05")
+    params, done = run(model, file, tmp_path, *choices)
+    # V of the nodes by hand: the first group's leaves are 1, 0.2, 0.4, -0.5 and 0.9; the second's
+    # 0.8, 0.1, 0.5 and 0, of which 0.8 and 0 share two turns, and 0.1 and 0.5 one.
+    first, second, middle = np.mean([1, 0.4, -0.5, 0.9]), np.mean([1, 0.9]), np.mean([0.4, -0.5])
+    root, whole = 0.4, 0.35
+    wanted = [
+        [first - root, second - first, 1 - second],
+        [0.2 - root] * 2,
+        None,
+        [first - root, middle - first, 0.4 - middle, 0.4 - middle],
+        [first - root, middle - first, -0.5 - middle],
+        [first - root, second - first, 0.9 - second],
+        [0.4 - whole] * 2 + [0.8 - 0.4],
+        [0.3 - whole, 0.1 - 0.3],
+        [0.3 - whole] + [0.5 - 0.3] * 2,
+        [0.4 - whole] * 2 + [0 - 0.4],
+    ]
+    assert done["turn_advantages"].pop(2) is wanted.pop(2)
+    for got, expected in zip(done["turn_advantages"], wanted, strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+    made = cases.learner(**RECIPES["spo_tree"] | {"kl_coef": 0.1, "mask_above": 0.05})
+    twin = cases.twin_sweep(made, cases.trees(), [(0, 1, 2, 3)])
+    for key, weight in cases.weights_of(params).items():
+        np.testing.assert_allclose(weight, twin.weights[key], rtol=1e-5, atol=1e-5, err_msg=key)
+
+
 def config_of(model, *choices):
     overrides = (f"model.path={model}", "warm_start.stages=()", *CHOICES, *choices)
     return load_config(CONFIG, overrides)

@@ -156,6 +156,25 @@ class Algorithm(LossOptions):
     """covariance=clip: tokens whose covariance is above it."""
     covariance_high: float = within(-1e6, 1e6, 5.0)
     """covariance=clip: and below it."""
+    mask_above: float | None = within(0, 1, None)
+    """Action tokens that the policy finds likelier than this are not learned from; none: all
+    are."""
+    tree_baseline: str = choice("parent", "root")
+    """tree: subtracts the value of the node where a branch began, or that of the group."""
+    forks: str = choice("none", "tree")
+    """Whether conversations branch at the ends of turns; tree: by fork_factors."""
+    fork_factors: tuple[int, ...] = checked(
+        (6, 6, 6),
+        "at least one number, each from 1 to 1000",
+        lambda value: len(value) > 0 and all(1 <= factor <= 1000 for factor in value),
+    )
+    """forks=tree: children of the root and of each level's nodes, at most; scaled to
+    rollout.group_size."""
+    fork_every: int = at_least(1, 1)
+    """forks=tree: turns from one level of nodes to the next."""
+    fork_tokens: int | None = at_least(1, None)
+    """Tokens that a group may sample at most: branches for which it leaves no room are not begun;
+    none: no bound."""
 
     @property
     def loss(self) -> LossOptions:
@@ -213,6 +232,11 @@ class Algorithm(LossOptions):
         """Whether the tasks' reference answers are scored at every turn."""
         needs = find_entry("advantage", self.advantage).needs
         return self.gain == "reference" and "gain_NK" in needs
+
+    @property
+    def reads_forks(self) -> bool:
+        """Whether advantages are of the tree that trajectories make."""
+        return "node_NK" in find_entry("advantage", self.advantage).needs
 
     @property
     def merges(self) -> bool:

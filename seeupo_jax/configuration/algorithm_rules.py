@@ -61,6 +61,8 @@ def _takes_penalty(estimator: Any) -> bool:
     """Whether kl_in=reward reaches all rewards that it reads, and leaves them in their range."""
     rewards = {name for name in estimator.needs if name.startswith("reward")}
     reached = bool(rewards) and rewards <= {"reward_N", "reward_NL"}
+    # Of a tree's leaf only the turns that are its own have a penalty.
+    reached = reached and "node_NK" not in estimator.needs
     return reached and estimator.reward_range is None
 
 
@@ -137,6 +139,13 @@ _RULES = (
         lambda estimator: not _takes_penalty(estimator),
         "loss with {}",
         lambda own, estimator: own.kl_in == "loss" or _takes_penalty(estimator),
+    ),
+    _Rule(
+        "forks",
+        "advantage",
+        lambda estimator: "node_NK" in estimator.needs,
+        "none unless {}, which reads them",
+        lambda own, estimator: own.forks == "none" or "node_NK" in estimator.needs,
     ),
     _Rule(
         "clip_dual",

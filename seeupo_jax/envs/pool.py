@@ -36,12 +36,14 @@ class Call:
       `TransientError`, and with `fresh` after any error.
     read: makes the result from the environment and its answer, in the same thread; never retried.
     fresh: the call starts an episode, so it may be retried on a new environment.
+    make: makes the environment that the call is of, which replaces the slot's; None: the slot's.
     """
 
     slot: int
     ask: Callable[[Environment], Any]
     read: Callable[[Environment, Any], Any] = _unchanged
     fresh: bool = False
+    make: Callable[[], Environment] | None = None
 
 
 class Outcome(NamedTuple):
@@ -253,6 +255,10 @@ class EnvPool:
         """The call's result or a Failure; an environment that failed in a fresh call is dropped."""
         call = one.call
         try:
+            if call.make is not None:
+                _discard(one.environment)
+                one.environment = None
+                one.environment = call.make()
             if one.environment is None:
                 one.environment = self._make()
             answer = call.ask(one.environment)

@@ -75,6 +75,7 @@ def sampled_credit(
         "gain_NK": reward_NK.at[:, -1].set(jnp.nan),
         "state_NK": anchors[algorithm.anchor],
         "mask_NK": jnp.ones(shape_NK, bool),
+        "node_NK": jnp.arange(shape_NK[0] * shape_NK[1]).reshape(shape_NK),  # no turn is shared
         "reward_NL": reward_NK,
         "turn_NL": turn_NK,
         "mask_NL": jnp.ones(shape_NK, bool),

@@ -73,6 +73,11 @@ _WITHOUT_MEANING = (
     "minibatches_per_turn",
     "refresh",
     "dynamic_sampling",
+    "mask_above",
+    "forks",
+    "fork_factors",
+    "fork_every",
+    "fork_tokens",
 )
 
 

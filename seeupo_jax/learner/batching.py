@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from seeupo_jax.learner.token_trees import Forest, choose_length
+from seeupo_jax.trajectories.forks import forked, shared_turns
 from seeupo_jax.types import CONTEXT, NO_TARGET, Trajectory, TurnBatch, learnable
 
 _DTYPES = {"action": np.int32}  # of tokens' fields; float32 else
@@ -17,8 +18,8 @@ _DTYPES = {"action": np.int32}  # of tokens' fields; float32 else
 class Rows:
     """The segments of all trajectories that count, side by side; index S below.
 
-    tokens, turn, logp: as in `Segment`, one array a segment; but the turn of forced tokens is
-      `CONTEXT`.
+    tokens, turn, logp: as in `Segment`, one array a segment; but the turn of forced tokens, and of
+      those of a turn that another trajectory owns, is `CONTEXT`.
     trajectory_S: whose segment it is. group_S: of whose trajectory, whose members begin alike.
     """
 
@@ -29,7 +30,7 @@ class Rows:
     group_S: np.ndarray
     trajectories: int  # N, those left out included
     turns: int  # K, of the longest trajectory
-    forced: int = 0  # sampled tokens that count as context
+    forced: int = 0  # sampled tokens of its own turns that count as context
     masked_S: np.ndarray | None = None  # of what no update is made; None: of all
 
     @classmethod
@@ -54,26 +55,38 @@ class Rows:
         groups = dict.fromkeys(trajectories[i].group for i in kept)
         number = {group: place for place, group in enumerate(groups)}  # groups are only names
         turn = tuple(segment.turn_L for _, segment in pairs)
-        forced = [
-            (segment.turn_L != CONTEXT) & (segment.logp_L == 0) if truncated else False
-            for _, segment in pairs
-        ]
-        if truncated:
-            marked = zip(turn, forced, strict=True)
-            turn = tuple(np.where(forced_L, CONTEXT, turn_L) for turn_L, forced_L in marked)
-        return cls(
+        if forked(trajectories):
+            owners = {i for i in kept if not (mask_truncated and trajectories[i].truncated)}
+            shared = shared_turns(trajectories, [i in owners for i in range(len(trajectories))])
+            owned = zip(turn, (shared[i] for i, _ in pairs), strict=True)
+            turn = tuple(np.where(turn_L < first, CONTEXT, turn_L) for turn_L, first in owned)
+        rows = cls(
             tuple(segment.tokens_L for _, segment in pairs),
             turn,
             tuple(segment.logp_L for _, segment in pairs),
             np.array([i for i, _ in pairs], np.int32),
             np.array([number[trajectories[i].group] for i, _ in pairs], np.int32),
             len(trajectories),
-            1 + max((int(turn_L.max(initial=CONTEXT)) for turn_L in turn), default=CONTEXT),
-            int(sum(np.sum(forced_L) for forced_L in forced)),
-            np.array([trajectories[i].truncated for i, _ in pairs], bool)
+            _turns(turn),
+            masked_S=np.array([trajectories[i].truncated for i, _ in pairs], bool)
             if mask_truncated
             else None,
         )
+        if not truncated:
+            return rows
+        drawn = zip(rows.turn, rows.logp, strict=True)
+        return rows.without([(turn_L != CONTEXT) & (logp_L == 0) for turn_L, logp_L in drawn])
+
+    def without(self, left_out: Sequence[np.ndarray]) -> Rows:
+        """With some of the action tokens as context.
+
+        Args:
+          left_out: bool, one array a segment.
+        """
+        marked = zip(self.turn, left_out, strict=True)
+        turn = tuple(np.where(left_L, CONTEXT, turn_L) for turn_L, left_L in marked)
+        forced = self.forced + int(sum(np.sum(left_L) for left_L in left_out))
+        return replace(self, turn=turn, turns=_turns(turn), forced=forced)
 
     @property
     def updated_S(self) -> np.ndarray:
@@ -85,7 +98,12 @@ class Rows:
     def updated_turns(self) -> int:
         """K of the longest trajectory of which an update is made."""
         updated = (turn_L for turn_L, kept in zip(self.turn, self.updated_S, strict=True) if kept)
-        return 1 + max((int(turn_L.max(initial=CONTEXT)) for turn_L in updated), default=CONTEXT)
+        return _turns(tuple(updated))
+
+
+def _turns(turn: Sequence[np.ndarray]) -> int:
+    """K of segments with tokens of these turns."""
+    return 1 + max((int(turn_L.max(initial=CONTEXT)) for turn_L in turn), default=CONTEXT)
 
 
 def forced_fraction(rows: Rows) -> float:

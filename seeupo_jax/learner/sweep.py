@@ -109,6 +109,9 @@ def sweep(
         current = begin_sweep(learner, train, ref_params, rows, trajectories, **more)
     else:
         current = resume_sweep(learner, train, rows, trajectories, order, *resume)
+    if not current.data.rows.updated_turns:  # every token was too likely to learn from
+        metrics = {"sweep/turns": 0, **current.data.initial_metrics} | shaped
+        return SweepResult(current.train, metrics, [None] * len(trajectories), ())
     pace = Pace(len(order), stop, on_step)
     for turns in order[current.done :]:
         if not pace.ready(current):

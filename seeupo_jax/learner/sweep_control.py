@@ -18,6 +18,7 @@ from seeupo_jax.learner.sweep_state import (
     SweepData,
     SweepState,
     Work,
+    chosen_rows,
     count_valid,
     derived_per_token,
 )
@@ -97,6 +98,7 @@ def resume_sweep(
     ends = np.cumsum([len(tokens) for tokens in rows.tokens])[:-1]
     ragged = {name: np.split(np.asarray(arrays[name]), ends) for name in _stored(learner)}
     initial = {name: ragged.pop(name) for name in INITIAL}
+    rows = chosen_rows(learner, rows, initial)
     per_token = ragged | derived_per_token(learner, rows, initial)
     ratio_of_turns = {tuple(turns): np.float32(ratio_N) for turns, ratio_N in notes["weighed"]}
     done, updated_turns = notes["done"], [tuple(turns) for turns in notes["stepped"]]

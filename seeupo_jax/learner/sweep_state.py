@@ -32,7 +32,7 @@ from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.reference_policy import options_now, reference_of
-from seeupo_jax.types import TrainState, Trajectory, TurnBatch, learnable
+from seeupo_jax.types import CONTEXT, TrainState, Trajectory, TurnBatch, learnable
 
 INITIAL = ("trainer_logp", "entropy")  # of `SweepData.initial`
 
@@ -186,10 +186,11 @@ def begin_sweep(
         gain_metrics = describe_gains(gains, rows)
     old_logp = ragged(scored[0])
     initial = dict(zip(INITIAL, (ragged(x_PA, np.nan) for x_PA in scored), strict=True))
+    chosen = chosen_rows(learner, rows, initial)
     ref_logp = old_logp
     if learner.algorithm.kl_coef:
         ref_logp = ragged(score(learner, reference_of(train, ref_params), batch)[0])
-    metrics = _sampler_trainer_gap(rows, old_logp) | gain_metrics
+    metrics = _sampler_trainer_gap(rows, old_logp) | gain_metrics | _masked(rows, chosen)
     if learner.finds_entropy:
         metrics["rollout/entropy"] = float(np.nanmean(np.concatenate(initial["entropy"])))
     per_token: dict[str, Sequence[np.ndarray]] = {
@@ -205,18 +206,37 @@ def begin_sweep(
         train, said, told = score_turns(learner, train, rows, trajectories, per_token)
         scores.update(said)
         metrics |= told
-    per_token |= derived_per_token(learner, rows, initial)
+    per_token |= derived_per_token(learner, chosen, initial)
     algorithm, weights = options_now(learner.algorithm, train), learner.reward_weights
-    fixed = algorithm, learner.shapes, rows, trajectories, {**per_token, **scores}, weights
+    fixed = algorithm, learner.shapes, chosen, trajectories, {**per_token, **scores}, weights
     arrays = CreditArrays(*fixed, gains, statistics)
     credit, shares = credit_tokens(algorithm, arrays)
     per_token |= credit
     metrics |= shares
     if train.critic is not None:
-        metrics["sweep/explained_variance"] = _explained_variance(rows, per_token)
-    data = SweepData(rows, count_valid(learner, trajectories), initial, metrics)
+        metrics["sweep/explained_variance"] = _explained_variance(chosen, per_token)
+    data = SweepData(chosen, count_valid(learner, trajectories), initial, metrics)
     ones_N = learner.replicate(np.ones(rows.trajectories, np.float32))
     return SweepState(data, train, ones_N, per_token)
+
+
+def chosen_rows(learner: Learner, rows: Rows, initial: PerToken) -> Rows:
+    """Rows without the action tokens that were too likely to be learned from (`mask_above`)."""
+    bound = learner.algorithm.mask_above
+    if bound is None:
+        return rows
+    # In float32: a comparison with NaN, at context, is False.
+    return rows.without([np.exp(logp_L) > np.float32(bound) for logp_L in initial["trainer_logp"]])
+
+
+def _masked(rows: Rows, chosen: Rows) -> dict[str, float]:
+    """Share of the rows' action tokens that are none of the chosen rows', which are others."""
+    if chosen is rows:
+        return {}
+    before, after = (
+        sum(int((turn_L != CONTEXT).sum()) for turn_L in each.turn) for each in (rows, chosen)
+    )
+    return {"sweep/masked_fraction": 1 - after / before}
 
 
 def count_valid(learner: Learner, trajectories: Sequence[Trajectory]) -> int:
@@ -282,6 +302,8 @@ def _sampler_trainer_gap(rows: Rows, old_logp: Sequence[np.ndarray]) -> dict[str
 def _explained_variance(rows: Rows, per_token: PerToken) -> float:
     """Share of the returns' variance that the values explain; NaN where all returns are equal."""
     acted = np.concatenate(rows.turn) >= 0
+    if not acted.any():
+        return float("nan")
     returns, value = (np.concatenate(per_token[name])[acted] for name in ("returns", "value"))
     variance = returns.var(dtype=np.float64)
     error = (returns - value).var(dtype=np.float64)

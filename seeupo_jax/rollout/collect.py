@@ -13,6 +13,7 @@ from seeupo_jax.rollout.collection import Collection
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.episode import Request
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
+from seeupo_jax.trajectories.forks import new_turns
 from seeupo_jax.types import Segment, Trajectory
 
 
@@ -89,6 +90,7 @@ def collect(
 ) -> Collected:
     """Samples one trajectory a request, as many at a time as the engine and the host have room for.
 
+    With `options.forks` the requests are the roots of trees, and there is one for each branch, too.
     With several processes each plays the groups that its engine owns; all get all trajectories.
 
     Args:
@@ -110,22 +112,23 @@ def collect(
         collection.adopt(prefetched)
     with worker.watch.on(collection.activity):
         collection.run()
-    return _gather(collection, engine, began, len(requests))
+    return _gather(collection, engine, began)
 
 
-def _gather(collection: Collection, engine: Engine, began: float, requests: int) -> Collected:
+def _gather(collection: Collection, engine: Engine, began: float) -> Collected:
     """What all processes collected and spent, since `began` by this process's clock."""
     finished: dict[int, Trajectory] = {}
     usage: Counter[str] = Counter()
     waits = []
     waited = (collection.environment_s, collection.reset_s, collection.reward_s)
-    local = (collection.finished, waited, engine.usage())
+    forks = {} if collection.forks is None else collection.forks.usage()
+    local = (collection.finished, waited, {**engine.usage(), **forks})
     for trajectories, seconds, used in gather(local, Trajectory, Segment):
         finished |= trajectories
         usage.update(used)
         waits.append(seconds)
-    ordered = tuple(finished[key] for key in range(requests))
-    turns = [s.turn_L for trajectory in ordered for s in trajectory.segments]
+    ordered = tuple(finished[key] for key in sorted(finished))
+    turns = [turn_L for trajectory in ordered for turn_L in new_turns(trajectory)]
     sampled = sum(int((turn_L >= 0).sum()) for turn_L in turns)
     context = sum(len(turn_L) for turn_L in turns) - sampled
     wall_s = time.perf_counter() - began

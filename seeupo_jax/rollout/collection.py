@@ -10,6 +10,7 @@ from seeupo_jax.envs import gate
 from seeupo_jax.rewards.scorer import POLL_S, RewardFailure, Scored
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.episode import Episode, Request
+from seeupo_jax.rollout.forking import Forks
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.watch import Activity
 from seeupo_jax.types import Trajectory
@@ -18,7 +19,7 @@ REWARD_FAILURE = "reward_failure"  # of `info`: NAME=CAUSE of the reward that fa
 
 
 class Collection:
-    """The loop between an engine and what plays episodes; keys are indices of requests."""
+    """The loop between an engine and what plays episodes; keys number its trajectories."""
 
     def __init__(
         self,
@@ -29,8 +30,11 @@ class Collection:
     ):
         self._worker, self._engine, self._rewards = worker, worker.engine, worker.rewards
         self._player = worker.host.player(worker, options)
-        self._requests, self._options, self._on_finished = requests, options, on_finished
-        owned = (key for key, request in enumerate(requests) if worker.engine.owns(request.group))
+        self._options, self._on_finished = options, on_finished
+        own = [request for request in requests if worker.engine.owns(request.group)]
+        self.forks = None if options.forks is None else Forks(options.forks, own)
+        self._requests = {self._key(i, request): request for i, request in enumerate(requests)}
+        owned = (k for k, request in self._requests.items() if worker.engine.owns(request.group))
         self._queued = deque(owned)
         self._total = len(self._queued)
         self._open: set[int] = set()
@@ -57,6 +61,8 @@ class Collection:
                     self._player.act(action)
         finally:
             self._player.close()
+            if self.forks is not None:
+                self.forks.close()
 
     def activity(self) -> Activity:
         """How far it is; any thread may ask."""
@@ -79,6 +85,10 @@ class Collection:
         self._poll_rewards()
         unfinished = bool(self._open or self._queued or self._unscored)
         return self._engine.step(unfinished, self._worker.stop())
+
+    def _key(self, index: int, request: Request) -> int:
+        """Of a request: its index or, with forks, one that any process gives it."""
+        return index if self.forks is None else self.forks.key(request)
 
     def _next(self) -> int:
         """The key of the next episode, which is opened now."""
@@ -140,3 +150,8 @@ class Collection:
         self.finished[key] = trajectory
         self._failed += trajectory.failed
         self._on_finished(self._requests[key], trajectory)
+        if self.forks is not None:
+            for branch in self.forks.finish(self._requests[key], episode, trajectory):
+                self._requests[self.forks.key(branch)] = branch
+                self._queued.append(self.forks.key(branch))
+                self._total += 1

@@ -9,12 +9,15 @@ from typing import Any
 
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment
-from seeupo_jax.envs.pool import Call, EnvPool
+from seeupo_jax.envs.pool import Call, EnvPool, Failure, Outcome
+from seeupo_jax.envs.snapshot import take_snapshot
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import task_number
-from seeupo_jax.rollout.episode import Episode, Request
+from seeupo_jax.rollout.episode import Episode, Kept, Request
+from seeupo_jax.rollout.forking import FORK_FAILURE
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
+from seeupo_jax.rollout.replay import begin_call, step_call
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,13 @@ class EnvironmentPlayer:
             self._stale.update(keys)
 
     def open(self, key: int, request: Request) -> None:
-        slot = self._seat(key, request).slot
-        self._pool.submit(_reset_call(slot, request, self._tokenizer, self._options))
+        episode, options = self._seat(key, request), self._options
+        if request.fork is None:
+            call = _reset_call(episode.slot, request, self._tokenizer, options)
+        else:
+            own = request.episode_seed(seed=options.seed, iteration=options.iteration)
+            call = begin_call(episode, options.seed, own)
+        self._pool.submit(call)
 
     def poll(self, wait_s: float) -> list[tuple[int, Episode]]:
         answers, stop = self._pool.poll(wait_s), self._worker.stop
@@ -119,6 +127,9 @@ class EnvironmentPlayer:
                 self._pool.submit(call)
                 continue
             episode = self._open[key]
+            if episode.replayed is not None:
+                self._replay(key, episode, outcome)
+                continue
             episode.on_result(outcome, self._worker.env.timeout_as)
             self._advance(key, episode)
         over, self._over = self._over, []
@@ -134,8 +145,11 @@ class EnvironmentPlayer:
         episode.transcript.act(action.tokens, turn, action.logp)
         episode.rewards.append(0.0)  # until its environment answers
         text = self._tokenizer.text(action.tokens)
+        episode.said.append(len(episode.messages))
         episode.messages.append({"role": "assistant", "content": text})
         conversation, max_reward = episode.conversation, worker.env.max_reward
+        forks = self._options.forks
+        keeps = forks is not None and forks.keeps(turn + 1)
 
         def extend(env: Environment, answer: Any) -> Any:
             step = gate.check_step(answer, turn=turn, max_reward=max_reward)
@@ -143,7 +157,8 @@ class EnvironmentPlayer:
             paid = worker.weigh(named, "step() reward", earned)
             score = gate.check_score(env.score())
             after = None if step.done else conversation.extend(action.tokens, step.observation)
-            return step, paid, score, after
+            kept = Kept(take_snapshot(env)) if keeps and not step.done else None
+            return step, paid, score, after, kept
 
         self._pool.submit(Call(episode.slot, lambda env: env.step(text), extend))
 
@@ -153,9 +168,24 @@ class EnvironmentPlayer:
     def _seat(self, key: int, request: Request) -> Episode:
         """A new episode with a slot of its own."""
         slot = self._slots.pop()
-        self._open[key] = Episode(request, slot)
+        self._open[key] = Episode.begin(request, slot)
         self._key_of[slot] = key
         return self._open[key]
+
+    def _replay(self, key: int, episode: Episode, outcome: Outcome) -> None:
+        """Goes on with a branch whose environment is on its way to where the branch begins."""
+        fork, result = episode.request.fork, outcome.result
+        episode.retries += outcome.retries
+        if isinstance(result, Failure):
+            episode.fail(result.stop, f"fork: {result.reason}")
+            episode.info[FORK_FAILURE] = True
+            episode.replayed = None
+            return self._advance(key, episode)
+        if episode.replayed == fork.replayed_turns:
+            episode.replayed = None
+            return self._advance(key, episode)
+        self._pool.submit(step_call(episode, episode.replayed))
+        episode.replayed += 1
 
     def _ask_last(self, episode: Episode) -> None:
         """Calls `finish` once, where the trainer ends an episode: the environment's last reward."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message, Pay, StepResult, Tool
 from seeupo_jax.envs.pool import Failure, Outcome
+from seeupo_jax.envs.snapshot import Snapshot
 from seeupo_jax.policy.files.tokenizer import Conversation, Transcript
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.scorer import Scored
@@ -23,19 +24,48 @@ class Request:
     """One trajectory to sample: one of group `group`, on one task.
 
     member: which of the task's trajectories; its groups share the numbers out.
+    fork: the episode that it continues; None: it begins with its task.
     """
 
     task_id: str
     group: int
     member: int
+    fork: Fork | None = None
 
     def episode_seed(self, *, seed: int, iteration: int) -> int:
         """Seed of its environment's random transitions, below 2**31 so that any generator takes it.
 
-        It derives from what its tokens' random numbers derive from (`Streams`).
+        It derives from what its tokens' random numbers derive from (`Streams`), or those of the
+        episode that its tree began with.
         """
-        numbers = [seed, iteration, task_number(self.task_id), self.member]
+        member = self.member if self.fork is None else self.fork.origin
+        numbers = [seed, iteration, task_number(self.task_id), member]
         return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
+
+
+class Kept(NamedTuple):
+    """What an environment's reply leaves for episodes that continue after it."""
+
+    snapshot: Snapshot | None
+
+
+@dataclass(frozen=True, eq=False)
+class Fork:
+    """Where an episode begins that continues another one of its group.
+
+    place: of that one in the group. turns: that it has from it. origin: the member with which the
+      tree began. start: that episode after these turns.
+    """
+
+    place: int
+    turns: int
+    origin: int
+    start: Episode
+
+    @property
+    def replayed_turns(self) -> int:
+        """Turns that its environment has to be brought through."""
+        return self.turns if self.start.snapshot is None else 0
 
 
 @dataclass
@@ -58,6 +88,10 @@ class Episode:
     timeout_counts: bool = False
     retries: int = 0
     info: dict[str, Any] = field(default_factory=dict)
+    said: list[int] = field(default_factory=list)  # each action's place among the messages
+    ends: dict[int, Episode] = field(default_factory=dict)  # it, after so many turns, for forks
+    snapshot: Snapshot | None = None  # its environment then; None: replayed
+    replayed: int | None = None  # turns that its environment was brought through; None: all
 
     @property
     def turn(self) -> int:
@@ -73,6 +107,28 @@ class Episode:
     def failed(self) -> bool:
         """As `Trajectory.failed`."""
         return self.stop == "env_error" or (self.stop == "timeout" and not self.timeout_counts)
+
+    def copy(self, snapshot: Snapshot | None = None) -> Episode:
+        """It as it is now, whatever becomes of it; with a copy of its environment."""
+        return replace(
+            self,
+            transcript=self.transcript.copy(),
+            messages=list(self.messages),
+            rewards=list(self.rewards),
+            named=dict(self.named),
+            named_turns={name: list(turns) for name, turns in self.named_turns.items()},
+            said=list(self.said),
+            retries=0,
+            ends={},
+            snapshot=snapshot,
+        )
+
+    @classmethod
+    def begin(cls, request: Request, slot: int) -> Episode:
+        """Of a request; one that continues another has what was said in that one's turns."""
+        if request.fork is None:
+            return cls(request, slot)
+        return replace(request.fork.start.copy(), request=request, slot=slot, replayed=0)
 
     def segments(self) -> tuple[Segment, ...]:
         """What was read and sampled so far."""
@@ -149,6 +205,7 @@ class Episode:
         paid: Sequence[float],
         score: float,
         conversation: Conversation | None,
+        kept: Kept | None,
     ) -> None:
         *earlier, self.rewards[-1] = paid
         for turn, reward in enumerate(earlier):
@@ -159,6 +216,8 @@ class Episode:
         self.info = self.info | step.info
         if step.done:
             self.stop = "done"
+        if kept is not None:
+            self.ends[self.turn] = self.copy(kept.snapshot)
 
     def fail(self, stop: str, reason: str) -> None:
         self.stop, self.info = stop, self.info | {"failure": reason}
@@ -186,4 +245,6 @@ class Episode:
             timeout_counts=self.timeout_counts,
             rewards=self.named if has_names else {},
             named_turn_rewards=by_turn if has_names else {},
+            parent=None if request.fork is None else request.fork.place,
+            fork=0 if request.fork is None else request.fork.turns,
         )

@@ -14,6 +14,7 @@ from seeupo_jax.rewards.reward_functions import by_turn, weighted_sum
 from seeupo_jax.rewards.scorer import Scorer
 from seeupo_jax.rollout.engine.protocol import Action, Engine
 from seeupo_jax.rollout.episode import Episode, Request
+from seeupo_jax.rollout.forking import ForkPlan
 from seeupo_jax.rollout.watch import Watch
 
 STOP_POLL_S = 0.5  # how long it may take to notice that the run shall stop
@@ -70,6 +71,7 @@ class CollectionOptions:
     temperature: None is the training's.
     policy_version: what the trajectories say of the parameters.
     split: of the tasks.
+    forks: which trees groups become; None: no conversation branches.
     """
 
     seed: int
@@ -77,6 +79,7 @@ class CollectionOptions:
     temperature: float | None = None
     policy_version: int | None = None
     split: str = "train"
+    forks: ForkPlan | None = None
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,7 @@ def _tiny_batch() -> dict[str, jax.Array]:
         "state_NK": np.where(turns < turns_N[:, None], turns, -1),
         "mask_NK": mask_NK,
         "implicit_NK": np.where(mask_NK, np.linspace(-0.2, 0.1, 12).reshape(4, 3), 0),
+        "node_NK": np.where(mask_NK, np.array([[0, 1, 2], [0, 3, 0], [4, 0, 0], [0, 0, 0]]), -1),
         "reward_NL": np.stack([np.zeros_like(reward_NK), reward_NK], axis=2).reshape(4, 6),
         "progress_NL": np.stack([np.zeros_like(reward_NK), 0.3 * mask_NK], axis=2).reshape(4, 6),
         "executed_NL": np.stack([np.zeros_like(reward_NK), 1.0 * mask_NK], axis=2).reshape(4, 6),

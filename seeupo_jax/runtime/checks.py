@@ -27,6 +27,8 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.policy.lora import with_adapters
 from seeupo_jax.rewards.scorer import make_scorer
+from seeupo_jax.rollout.forking import make_plan
+from seeupo_jax.rollout.replay import check_replayable
 from seeupo_jax.rollout.tasks import share_counts
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries
@@ -91,6 +93,7 @@ def _check_fields(config: Config) -> jax.sharding.Mesh:
     mesh = check_learner(config)
     check_trackers(config.telemetry.trackers)
     make_scorer(config.rewards).close()
+    make_plan(config)
     if max(config.profile.steps, default=0) > config.iterations:
         raise ValueError(
             f"config.profile.steps: got {config.profile.steps}; allowed: iterations from 1 to"
@@ -130,6 +133,9 @@ def _check_episodes(config: Config) -> None:
     gate.check_tasks(tasks, splits, labelled=config.evaluation.tasks)
     share_counts(gate.task_shares(tasks, "train"), config.rollout.tasks)
     check_references(config, tasks)
+    if config.algorithm.forks != "none":
+        environment = envs.make(config.env.name, **config.env.options)
+        check_replayable(environment, gate.task_ids(tasks, "train")[0], config.seed)
     if not config.warm_start.stages:
         return
     if not isinstance(envs.make(config.env.name, **config.env.options), Demonstrator):
@@ -175,6 +181,9 @@ def made_by(config: Config) -> str:
             del same[part]
     choices = [same, str(config.model), str(config.chat)]
     choices.append(config.algorithm.dynamic_sampling)
+    if config.algorithm.forks != "none":  # as above
+        names = [name for name in vars(config.algorithm) if name.startswith("fork")]
+        choices.append({name: vars(config.algorithm)[name] for name in names})
     return hashlib.sha256(json.dumps(plain(choices, finite=False)).encode()).hexdigest()
 
 

@@ -50,12 +50,15 @@ def update(
     reference = build.place_reference(config, params)
     with jax.set_mesh(policy.mesh):
         swept = sweep(learner, state, reference, trajectories, iteration=ITERATION)
-    rows = learner.rows(trajectories)
-    every = range(rows.turns)
+    # Of whole trajectories: a shared turn's numbers are those of all that have it.
+    whole = [replace(each, parent=None, fork=0) for each in trajectories]
+    rows = learner.rows(whole)
+    unknown = [np.full(len(tokens), np.nan) for tokens in rows.tokens]  # of a sweep without a step
+    advantage = swept.steps[0].advantage if swept.steps else unknown
     return swept.train.params, {
         "steps": [_plain_step(rows, step) for step in swept.steps],
-        "advantages": plain(_means(rows, swept.steps[0].advantage, every)),
-        "turn_advantages": _turn_means(rows, swept.steps[0].advantage, trajectories),
+        "advantages": plain(_means(rows, advantage, range(rows.turns))),
+        "turn_advantages": _turn_means(rows, advantage, trajectories),
         "metrics": {name: plain(value) for name, value in swept.metrics.items()},
     }
 
@@ -167,7 +170,8 @@ def prepare(
         config = replace(config, optimizer=replace(config.optimizer, ema=None))
     arch = inspect(config.model.path)
     algorithm, grouped = config.algorithm, config.algorithm.grouped
-    trajectories = read_trajectories(path, log=log, grouped=grouped)
+    forks = algorithm.reads_forks
+    trajectories = read_trajectories(path, log=log, grouped=grouped, forks=forks)
     trajectories = _weigh(config, trajectories, log)
     check_trajectories(
         trajectories,

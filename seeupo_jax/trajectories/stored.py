@@ -9,6 +9,8 @@ A line has
   stop    optional: done, max_turns, max_tokens, or env_error and timeout of one that failed;
   turn_rewards  optional, a number a turn; without it all of `reward` came with the last turn;
   rewards       optional, numbers by name: the same names in every line that did not fail.
+  parent  optional: the place in its group, from 0, of an earlier line that it continues;
+  fork    with `parent`: how many of its first turns are that line's.
 Where a context was rewritten, `tokens`, `turn` and `logp` are lists of lists, one a segment.
 """
 
@@ -23,11 +25,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seeupo_jax.configuration.user_code import NAMES, is_name
+from seeupo_jax.trajectories.forks import check_forks, find_forks
 from seeupo_jax.trajectories.json_lines import read_object, short
 from seeupo_jax.types import CONTEXT, Segment, Trajectory, learnable
 
 REQUIRED = ("tokens", "turn", "reward", "group")
 OPTIONAL = ("logp", "rewards", "stop", "turn_rewards")
+FORK = ("parent", "fork")
 STOPS = ("done", "max_turns", "max_tokens", "env_error", "timeout")
 _INT32 = 2**31
 _LARGEST = 1e38  # about what float32 holds
@@ -59,6 +63,8 @@ _KINDS = {
     "turn_rewards": _Kind(_number(_LARGEST), "finite numbers, one for each turn"),
     "group": _Kind(_whole(-_INT32), "a whole number"),
     "stop": _Kind(lambda value: value in STOPS, ", ".join(STOPS)),
+    "parent": _Kind(_whole(0), "a place in the group, a whole number >= 0"),
+    "fork": _Kind(_whole(1), "a number of turns, a whole number >= 1"),
 }
 
 
@@ -67,6 +73,7 @@ def read_trajectories(
     *,
     log: Callable[[str], None] = lambda sentence: None,
     grouped: bool = True,
+    forks: bool = False,
 ) -> list[Trajectory]:
     """The trajectories of a file, in its order; `task_id` is the FILE:LINE of each.
 
@@ -76,6 +83,7 @@ def read_trajectories(
       log: takes a sentence on fields that were not read, and one on lines whose `turn_rewards` do
         not add up to `reward`.
       grouped: as for `learnable`.
+      forks: whether `parent` and `fork` are read or, where no line has them, found by the tokens.
 
     Raises:
       ValueError: one sentence with the line, what was got and what is allowed.
@@ -91,8 +99,8 @@ def read_trajectories(
         if line.strip():
             where = f"{path}:{number}"
             values = read_object(line, where, f"a JSON object with {', '.join(REQUIRED)}")
-            unread |= values.keys() - {*REQUIRED, *OPTIONAL}
-            trajectories.append(_trajectory(values, where))
+            unread |= values.keys() - {*REQUIRED, *OPTIONAL, *(FORK if forks else ())}
+            trajectories.append(_with_fork(_trajectory(values, where), values, forks))
     if unread:
         log(f"{path}: fields that are not read: {', '.join(sorted(unread))}.")
     given = [t for t in trajectories if t.turn_rewards]
@@ -103,6 +111,10 @@ def read_trajectories(
             " have them: estimators of trajectories read reward, others turn_rewards."
         )
     _check_together(trajectories, path, grouped)
+    if not forks:
+        return trajectories
+    trajectories = find_forks(trajectories)
+    check_forks(trajectories)
     return trajectories
 
 
@@ -187,6 +199,18 @@ def _turn_rewards(value: Any, turns: int, where: str) -> tuple[float, ...]:
     for reward in value:
         _check("turn_rewards", reward, where)
     return tuple(map(float, value))
+
+
+def _with_fork(trajectory: Trajectory, values: Mapping[str, Any], reads: bool) -> Trajectory:
+    given = [name for name in FORK if name in values]
+    if not reads or not given:
+        return trajectory
+    if len(given) < len(FORK):
+        where, (name,) = trajectory.task_id, given
+        raise ValueError(f"{where}: got {name} alone; allowed: {' and '.join(FORK)} together.")
+    for name in FORK:
+        _check(name, values[name], trajectory.task_id)
+    return replace(trajectory, parent=values["parent"], fork=values["fork"])
 
 
 def _check(name: str, value: Any, where: str) -> None:

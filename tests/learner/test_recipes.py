@@ -13,7 +13,7 @@ from numpy_credit import token_advantages
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import entry_names, find_entry
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out
 from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.types import Trajectory, learnable
 
@@ -167,6 +167,38 @@ def test_credit_of_one_action_feeds_seeupo(name):
 
 
 @pytest.mark.parametrize(
+    "name, choices, order",
+    [
+        ("spo_tree", TWICE | {"mask_above": 0.05}, ALL),
+        ("seeupo", {"advantage": "tree"}, REVERSE),
+    ],
+)
+def test_a_trees_shared_turns_are_trained_once_as_the_twins(name, choices, order):
+    made, trees = learner(name, **LOUD, **choices), cases.trees()
+    observed, wanted = cases.assert_equal_to_the_twin(
+        made, trees, order, ref_params=reference(), learning_rate=RATE
+    )
+    if made.algorithm.mask_above is not None:
+        assert 0.1 < observed.metrics["sweep/masked_fraction"] < 0.9
+    # What trajectories have in common stands in a row once, and is trained once.
+    acted, rows = [], Rows.of(trees)
+    spans = all_actions(rows)
+    wide = lay_out(rows, spans, dataclasses.replace(SHAPES, lengths=(128,), rows=1))
+    begun = {
+        (int(rows.group_S[span.segment]), rows.tokens[span.segment][: end + 1].tobytes())
+        for span in spans
+        for end in range(span.end)
+    }
+    assert wide.tokens == len(begun) < 0.8 * sum(span.end for span in spans)
+    for row, turn_L in enumerate(rows.turn):
+        acted += [rows.tokens[row][: 1 + place].tobytes() for place in np.flatnonzero(turn_L >= 0)]
+    assert (
+        len({*acted}) == len(acted) < sum((s.turn_L >= 0).sum() for t in trees for s in t.segments)
+    )
+    assert all(np.isfinite(credit_L).all() for own in wanted.credit for credit_L in own)
+
+
+@pytest.mark.parametrize(
     "name, choices, order, rest",
     [
         ("seeupo", {"objective": "cispo", "loss_mean": "token"}, REVERSE, {}),
@@ -219,7 +251,7 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     both |= {"a_grae_alpha": 0.9, "canon_metric": "entropy", "canon_mu": 0.7}
     both["bootstrap_truncated"] = name == "gae"
     entry = find_entry("advantage", name)
-    penalised = not {"reward_NK", "rewards_NQ", "rewards_NKQ"} & set(needs)
+    penalised = not {"reward_NK", "rewards_NQ", "rewards_NKQ", "node_NK"} & set(needs)
     penalised = penalised and entry.reward_range is None
     choices = {"kl_in": "reward" if penalised else "loss", "kl_coef": 0.1}
     choices["critic"] = "head" if "value_NL" in needs else "none"

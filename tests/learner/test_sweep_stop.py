@@ -29,6 +29,7 @@ CASES = {
     },
     "KL-Cov": {"ratio": "token", "covariance": "kl", "covariance_share": 0.2},
     "a clip range a turn": {"advantage": "a2tgpo", "clip_low": 0.01, "clip_high": 0.01},
+    "fused, mask_above": {"advantage": "tree", "mask_above": 0.05},
 }
 
 

@@ -27,6 +27,7 @@ from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling, task_number
 from seeupo_jax.rollout.engine.slots import SlotEngine
+from seeupo_jax.rollout.forking import TreePlan, root_requests
 from seeupo_jax.rollout.player import CollectionOptions
 from seeupo_jax.rollout.watch import Watch
 from seeupo_jax.types import CONTEXT, rewards_of
@@ -462,6 +463,22 @@ def test_an_engine_is_told_whose_turn_it_is_and_what_is_known_of_it(pair):
     ]
     (other,) = [turn for turn in engine.turns if turn.key == 0]
     assert (other.group, other.task, other.member) == (4, task_number("done@1"), 6)
+
+
+def test_a_branchs_shared_turns_are_in_the_cache(run):
+    plan = TreePlan((2, 2, 2), every=1, group_size=8, turn_tokens=4, max_turns=3)
+    requests = root_requests(group_requests(["done@9", "done@9"], 8), plan)
+    collected, again = (run(requests, forks=plan, seed=9) for _ in range(2))
+    assert len(collected.trajectories) == 16 and collected.usage["forks"] == 12
+    for one, other in zip(collected.trajectories, again.trajectories, strict=True):
+        assert one.segments[0].tokens_L.tolist() == other.segments[0].tokens_L.tolist()
+    usage = collected.usage
+    assert usage["decoded_tokens"] == collected.sampled_tokens
+    # What trajectories begin with alike is computed once, but for what little the cache evicted.
+    sequences = [t.segments[0].tokens_L.tolist() for t in collected.trajectories]
+    begun = {tuple(each[: end + 1]) for each in sequences for end in range(len(each))}
+    computed = usage["prefilled_tokens"] + usage["decoded_tokens"]
+    assert computed < 1.2 * len(begun) < 0.5 * sum(map(len, sequences))
 
 
 def test_groups_of_the_same_task_have_random_numbers_of_their_own():

@@ -163,6 +163,39 @@ def ragged(seed: int = 8) -> list[Trajectory]:
     ]
 
 
+def trees(seed: int = 3) -> list[Trajectory]:
+    """Two trees: a root that failed, one without a fork, branches of branches, a rewritten one."""
+    rng = np.random.default_rng(seed)
+    part = functools.partial(segment, rng)
+
+    def branch(start: Trajectory, parent: int, fork: int, reward: float, *parts: Any) -> Trajectory:
+        """Continues another one after `fork` of its turns."""
+        kept = [s for s in start.segments if ((s.turn_L >= 0) & (s.turn_L < fork)).any()]
+        stop = 1 + int(np.flatnonzero((kept[-1].turn_L >= 0) & (kept[-1].turn_L < fork))[-1])
+        last = zip(vars(kept[-1]).values(), vars(part(*parts)).values(), strict=True)
+        joined = Segment(*(np.concatenate([old_L[:stop], new_L]) for old_L, new_L in last))
+        segments = (*kept[:-1], joined)
+        return Trajectory(segments, reward, start.group, parent=parent, fork=fork)
+
+    root = Trajectory((part((0, 4, 3), (1, 2, 2), (2, 3, 2)),), 1.0, 0)
+    alone = Trajectory((part((0, 4, 2), (1, 3, 2)),), 0.2, 0)
+    middle = branch(root, 0, 1, 0.4, (1, 2, 3), (2, 2, 2), (3, 2, 1))
+    failed = Trajectory((part((0, 3, 2), (1, 2, 2)),), 9.0, 1, stop="env_error")
+    rewritten = Trajectory((part((0, 2, 2)), part((1, 5, 2), (2, 1, 2))), 0.8, 1)
+    return [
+        root,
+        alone,
+        failed,
+        middle,
+        branch(middle, 2, 2, -0.5, (2, 1, 2)),
+        branch(root, 0, 2, 0.9, (2, 4, 2)),
+        rewritten,
+        branch(failed, 0, 1, 0.1, (1, 2, 1)),
+        branch(failed, 0, 1, 0.5, (1, 1, 2), (2, 2, 1)),
+        branch(rewritten, 1, 2, 0.0, (2, 2, 3)),
+    ]
+
+
 def branching(seed: int = 9) -> list[Trajectory]:
     """`ragged`, but the members of a group begin alike, some of them up to the second turn."""
     rng = np.random.default_rng(seed)

@@ -130,6 +130,19 @@ def turn_rewards(trajectory: Any) -> list[float]:
     return [trajectory.reward if turn == turns - 1 else 0.0 for turn in range(turns)]
 
 
+def turn_paths(trajectories: Sequence[Any]) -> list[list[tuple[int, int]]]:
+    """Each turn by the trajectory that it was sampled in and its index; a list a trajectory."""
+    paths: list[list[tuple[int, int]]] = []
+    for i, one in enumerate(trajectories):
+        turns = 1 + max((max(s.turn_L, default=-1) for s in one.segments), default=-1)
+        own = [(i, turn) for turn in range(turns)]
+        if one.fork:
+            others = [j for j, other in enumerate(trajectories) if other.group == one.group]
+            own[: one.fork] = paths[others[one.parent]][: one.fork]
+        paths.append(own)
+    return paths
+
+
 def token_rewards(trajectory: Any, tokens: Sequence[Token]) -> np.ndarray:
     """A turn's reward at its last token, less every token's penalty: [J]."""
     rewards = turn_rewards(trajectory)
@@ -406,6 +419,41 @@ def spa_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[n
     return all_standardized(advantages, scale=options.scale, clip=options.advantage_clip)
 
 
+def tree_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """SPO's tree: mean reward of the leaves below, less that below where the branch began."""
+    kept, paths = learnable(trajectories), turn_paths(trajectories)
+    group = [t.group for t in trajectories]
+
+    def leaves(i: int, turns: int) -> tuple[int, ...]:
+        """The trajectories that begin with the first so many turns of one; 0: its group."""
+        return tuple(
+            j
+            for j in range(len(trajectories))
+            if kept[j] and group[j] == group[i] and paths[j][:turns] == paths[i][:turns]
+        )
+
+    def value(members: tuple[int, ...]) -> float:
+        return float(np.mean([trajectories[j].reward for j in members]))
+
+    nodes: dict[tuple[int, int], float] = {}
+    for i in range(len(trajectories)):
+        for turn in range(len(paths[i]) if kept[i] else 0):
+            below, parent = leaves(i, turn + 1), leaves(i, 0)
+            for turns in range(1, turn + 1):
+                if options.tree_baseline == "parent" and len(leaves(i, turns)) > len(below):
+                    parent = leaves(i, turns)
+            advantage = value(below) - value(parent)
+            if options.scale == "group":
+                rewards = [trajectories[j].reward for j in leaves(i, 0)]
+                advantage /= np.std(rewards, ddof=1) + 1e-6
+            nodes[paths[i][turn]] = advantage
+    values = np.array(list(nodes.values()))
+    if options.scale == "batch":
+        values = standardized(values, options.advantage_clip)
+    scaled = dict(zip(nodes, values, strict=True))
+    return [np.array([scaled[paths[i][x.turn]] for x in own]) for i, own in enumerate(tokens)]
+
+
 def implicit_rewards(trajectory: Any, tokens: Sequence[Token], coef: float) -> np.ndarray:
     """Of each turn, the coefficient times what the scorer finds its tokens likelier by: [K]."""
     reward_K = np.zeros(len(turn_rewards(trajectory)))
@@ -582,6 +630,7 @@ ESTIMATORS = {
     "a2tgpo": gain_credit,
     "istar": istar_credit,
     "spa": spa_credit,
+    "tree": tree_credit,
     "grae": group_credit,
     "returns": returns_credit,
     "gae": gae_credit,

@@ -7,11 +7,11 @@ policy is `numpy_model`, its weights a dict of Hugging Face names; advantages ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy_covariance import limited
-from numpy_credit import clip_scales, grouped, learnable, token_advantages
+from numpy_credit import clip_scales, grouped, learnable, token_advantages, turn_paths
 from numpy_model import Architecture, Weights, token_entropies, token_logps
 
 
@@ -38,6 +38,8 @@ class Trajectory:
     info: Mapping[str, Sequence[str]] = field(default_factory=dict)
     rewards: Mapping[str, float] = field(default_factory=dict)  # by name; needed by gdpo and dvao
     named_turn_rewards: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by prorl
+    parent: int | None = None  # place in the group of the one that its first `fork` turns are of
+    fork: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Options:
     canon_mu: float = 0.5
     progress_coef: float = 1.0
     grounding_coef: float = 0.5
+    tree_baseline: str = "parent"
+    mask_above: float | None = None
     objective: str = "clipped"
     ratio: str = "geometric"
     old_policy: str = "iteration"
@@ -189,6 +193,7 @@ def sweep(
             for t in trajectories
         ]
     credit = token_advantages(trajectories, whole, penalty, options, values, odds, entropies)
+    trajectories = learned_from(start, trajectories, arch, options)
     cumulative_ratio_N = np.ones(len(trajectories))
     current, optimizers, steps = start, {}, []
     for number, turns in enumerate(options.order):
@@ -299,6 +304,31 @@ def scorer_step(
         dlogp_L[piece.position_A] = each
         backward(dlogp_L, grads)
     return ScorerStep(loss, right, len(pairs), grads, Optimizer(options).step(scorer, grads))
+
+
+def learned_from(
+    weights: Weights, trajectories: Sequence[Trajectory], arch: Architecture, options: Options
+) -> list[Trajectory]:
+    """Trajectories with what is not learned from as context.
+
+    That is turns that an earlier one of its tree has, and tokens that are too likely.
+    """
+    kept = learnable(trajectories, grouped(options))
+    paths, seen, left = turn_paths(trajectories), set(), []
+    for i, one in enumerate(trajectories):
+        segments = []
+        for segment in one.segments:
+            turn_L = np.array(segment.turn_L)
+            for turn, origin in enumerate(paths[i]):
+                if origin in seen:
+                    turn_L[turn_L == turn] = -1
+            if options.mask_above is not None and kept[i]:
+                logp_L, _ = token_logps(weights, segment.tokens_L, arch, options.temperature)
+                turn_L[np.exp(logp_L) > options.mask_above] = -1
+            segments.append(replace(segment, turn_L=turn_L))
+        seen |= set(paths[i]) if kept[i] else set()
+        left.append(replace(one, segments=segments))
+    return left
 
 
 def _refresh(

@@ -204,3 +204,47 @@ def test_the_lines_of_the_docs_are_such_a_file(tmp_path):
     found = read(tmp_path, *block.splitlines())
     assert len(found) >= 3 and {len(t.segments) for t in found} == {1, 2}
     assert {t.failed for t in found} == {True, False}
+
+
+def test_forks_are_the_lines_own_or_found_by_their_tokens(tmp_path):
+    wanted = [dataclasses.replace(each, parent=None, fork=0) for each in cases.trees()]
+    file = files.write(tmp_path / "file.jsonl", wanted)
+    assert [t.fork for t in read_trajectories(file)] == [0] * 10  # where nothing reads them
+    found = read_trajectories(file, forks=True)
+    # As they were sampled; but each continues the first one that it shares so much with.
+    assert [(t.parent, t.fork) for t in found] == [
+        *[(None, 0)] * 3,
+        (0, 1),
+        (2, 2),
+        (0, 2),
+        (None, 0),
+        (0, 1),
+        (0, 1),
+        (1, 2),
+    ]
+    given = [json.loads(line) for line in file.read_text().splitlines()]
+    given[5] |= {"parent": 0, "fork": 1}  # then only these are: equal turns were sampled twice
+    file.write_text("\n".join(map(json.dumps, given)))
+    found, logged = read_trajectories(file, forks=True), []
+    assert [(t.parent, t.fork) for t in found] == [*[(None, 0)] * 5, (0, 1), *[(None, 0)] * 4]
+    read_trajectories(file, log=logged.append)
+    assert logged == [f"{file}: fields that are not read: fork, parent."]
+
+
+@pytest.mark.parametrize(
+    "fork, said",
+    [
+        ({"parent": 0}, ":2: got parent alone; allowed: parent and fork together."),
+        ({"parent": -1, "fork": 1}, ":2: parent: got -1; allowed: a place in the group, a whole"),
+        ({"parent": 0, "fork": 0}, ":2: fork: got 0; allowed: a number of turns, a whole number"),
+        ({"parent": 1, "fork": 1}, ":2: parent: got 1; allowed: a place from 0 to 0, of an ear"),
+        ({"parent": 0, "fork": 3}, ":2: fork: got 3; allowed: at most 2, the turns that it and i"),
+        ({"parent": 0, "fork": 2}, ":2: fork: got 2; allowed: at most 1, the turns whose tokens"),
+    ],
+)
+def test_a_fork_that_cannot_be_is_named(tmp_path, fork, said):
+    file = tmp_path / "file.jsonl"
+    other = LINE | {"tokens": [5, 6, 7, 8, 4]} | fork
+    file.write_text(f"{json.dumps(LINE)}\n{json.dumps(other)}")
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_trajectories(file, forks=True)

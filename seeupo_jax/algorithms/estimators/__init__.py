@@ -35,6 +35,7 @@ ARRAYS = {
     "turn_weight_Q": "float32, the weight of each named reward of turns",
     "running_mean_Q": "float32, of each of them over all turns of the run so far, these included",
     "running_std_Q": "float32, their standard deviation (n - 1)",
+    "node_NK": "int32, equal where trajectories share a turn, after a fork; negative: no turn",
     "reward_NL": "float32, of each turn at its last token",
     "progress_NL": "float32, of each turn at its last token: what a scorer says it contributed",
     "executed_NL": "float32, of each turn at its last token: 1 if the environment executed it",

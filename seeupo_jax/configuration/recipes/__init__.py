@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from seeupo_jax.configuration.recipes.fork_recipes import spo_tree
 from seeupo_jax.configuration.recipes.outcome_recipes import (
     a_grae,
     canon,
@@ -72,6 +73,7 @@ _TABLE: tuple[Callable[[], Choices], ...] = (
     matchtir,
     spa,
     prorl,
+    spo_tree,
 )
 
 # Recipe -> the fields of `config.algorithm` that it sets.

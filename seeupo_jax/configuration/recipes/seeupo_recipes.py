@@ -29,6 +29,8 @@ def seeupo() -> Choices:
         "kl_in": "loss",
         "critic": "none",
         "dynamic_sampling": 0,
+        "mask_above": None,
+        "forks": "none",
         "refresh": "auto",
     }
 

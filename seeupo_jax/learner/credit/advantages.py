@@ -110,7 +110,7 @@ def _from_trajectories(batch: CreditArrays, advantage_N: np.ndarray) -> Ragged:
 
 
 def _from_turns(batch: CreditArrays, advantage_NK: np.ndarray) -> Ragged:
-    pairs = zip(batch.rows.trajectory_S, batch.rows.turn, strict=True)
+    pairs = zip(batch.rows.trajectory_S, batch.sampled_turn, strict=True)
     return [advantage_NK[owner][turn_L] for owner, turn_L in pairs]
 
 

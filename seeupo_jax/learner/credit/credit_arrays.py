@@ -12,6 +12,7 @@ from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.credit.running_rewards import Moments, Statistics, running_statistics
 from seeupo_jax.learner.credit.sampled_tokens import Ragged, SampledTokens
 from seeupo_jax.trajectories.executed import executed_turns
+from seeupo_jax.trajectories.forks import node_numbers
 from seeupo_jax.trajectories.rewards_by_name import (
     OWN_REWARD,
     named_rewards,
@@ -46,6 +47,12 @@ class CreditArrays:
         self._anchor, self._metric = algorithm.anchor, algorithm.canon_metric
         self.group_N = np.array([t.group for t in trajectories], np.int32)
         self.valid_N = learnable(trajectories, grouped=algorithm.grouped)
+
+    @property
+    def sampled_turn(self) -> Ragged:
+        """The turn of every sampled token, of those too that are not learned from."""
+        owners = dict.fromkeys(self.rows.trajectory_S.tolist())
+        return [segment.turn_L for i in owners for segment in self.trajectories[i].segments]
 
     @property
     def reward_N(self) -> np.ndarray:
@@ -136,6 +143,10 @@ class CreditArrays:
             return np.pad(state_NK, ((0, 0), (0, missing)), constant_values=-1)
         turn_K = np.arange(self.mask_NK.shape[1], dtype=np.int32)
         return np.where(self.mask_NK, turn_K if self._anchor == "turn" else np.int32(0), -1)
+
+    @property
+    def node_NK(self) -> np.ndarray:
+        return np.where(self.mask_NK, node_numbers(self.trajectories, self.mask_NK.shape[1]), -1)
 
     @functools.cached_property
     def mask_NK(self) -> np.ndarray:

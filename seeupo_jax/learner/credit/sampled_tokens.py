@@ -27,7 +27,7 @@ class SampledTokens:
         count_N = np.bincount(self._owner, minlength=rows.trajectories)
         first_N = np.cumsum(count_N) - count_N
         self._column = np.arange(len(self._place)) - first_N[self._owner]
-        width = multiple * -(-int(count_N.max()) // multiple)
+        width = multiple * max(1, -(-int(count_N.max()) // multiple))
         self.mask_NL = np.zeros((rows.trajectories, width), bool)
         self.mask_NL[self._owner, self._column] = True
 

@@ -94,6 +94,13 @@ class Transcript:
         self._turn: list[int] = []
         self._logp: list[float] = []
 
+    def copy(self) -> Transcript:
+        """One of its own, which goes on from here."""
+        copied = Transcript()
+        copied._finished = list(self._finished)
+        copied._record(self._tokens, self._turn, self._logp)
+        return copied
+
     def shared(self, context: Sequence[int]) -> int:
         """The length of the common prefix of the segment and a context, without its last token."""
         limit = min(len(self._tokens), len(context) - 1)

@@ -32,6 +32,7 @@ from seeupo_jax.runtime.training.run_checkpoints import RunCheckpoints, RunState
 from seeupo_jax.runtime.training.run_log import Labels
 from seeupo_jax.runtime.training.run_parts import RunParts, build_parts
 from seeupo_jax.runtime.training.stagnation import check_groups, check_paid
+from seeupo_jax.trajectories.forks import fill_up
 from seeupo_jax.trajectories.reader import TRAIN
 from seeupo_jax.types import Trajectory, TrajectoryStats
 
@@ -93,8 +94,7 @@ class Run:
         Raises:
           StoppedCompiling: the run was asked to stop; the state that was given may be gone.
         """
-        parts, rollout = self.parts, self.parts.config.rollout
-        count = rollout.tasks * rollout.group_size
+        parts, count = self.parts, self.parts.trajectories
         params = state.train.params
 
         def between() -> None:
@@ -165,7 +165,7 @@ class Run:
                 parts.learner,
                 state.train,
                 parts.ref_params,
-                collected.trajectories,
+                fill_up(collected.trajectories, parts.trajectories),
                 iteration=iteration,
                 stop=lambda: bool(agree([parts.worker.stop()])[0]),
                 resume=None if stopped is None else (stopped.arrays, stopped.notes),
@@ -174,6 +174,7 @@ class Run:
                 statistics=statistics,
             )
         evaluated = not self.due(iteration, parts.config.evaluation.every)
+        stats = stats[: len(collected.trajectories)]
         after = RunState(iteration, train, evaluated=evaluated, saved=False, statistics=statistics)
         return after, metrics, stats
 

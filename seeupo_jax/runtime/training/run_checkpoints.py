@@ -18,6 +18,7 @@ from seeupo_jax.parallel.stop_signal import Stopped, StoppedCompiling
 from seeupo_jax.runtime.checks import check_same_run
 from seeupo_jax.runtime.training.run_parts import RunParts
 from seeupo_jax.runtime.training.trajectory_source import Origin, Stored
+from seeupo_jax.trajectories.forks import fill_up
 from seeupo_jax.types import TrainState
 
 
@@ -91,7 +92,7 @@ class RunCheckpoints:
                 " missing"
             )
             return state
-        trajectories = stored.collected.trajectories
+        trajectories = fill_up(stored.collected.trajectories, self._parts.trajectories)
         restored = self._stopped.restore(
             stopped_arrays(self._parts.learner, state.train, trajectories)
         )

@@ -57,6 +57,11 @@ class RunParts:
     callbacks: Callbacks
     stagnation: Stagnation
 
+    @property
+    def trajectories(self) -> int:
+        """Of an iteration, at the most."""
+        return self.config.rollout.tasks * self.config.rollout.group_size
+
     def close(self) -> None:
         """Closes all of them, also where one fails."""
         with contextlib.ExitStack() as parts:

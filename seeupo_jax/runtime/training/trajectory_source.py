@@ -19,6 +19,8 @@ from seeupo_jax.parallel.fingerprint import fingerprint
 from seeupo_jax.rollout.collect import Collected, collect, group_requests, prefetch
 from seeupo_jax.rollout.curriculum import TaskSuccess
 from seeupo_jax.rollout.engine.sampling import truncation_note
+from seeupo_jax.rollout.episode import Request
+from seeupo_jax.rollout.forking import make_plan, root_requests
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.rollout_store import RolloutStore
@@ -90,7 +92,7 @@ class TrajectorySource:
             shares, count=config.rollout.tasks, seed=config.seed, success=self.success
         )
         self._store = RolloutStore(workdir / "rollouts", log=log)
-        self._made_by = made_by(config)
+        self._made_by, self._forks = made_by(config), make_plan(config)
         self._sampler = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         self._ahead: _Ahead | None = None
         self._prefetched: Prefetched | None = None  # environments of the next iteration
@@ -142,7 +144,7 @@ class TrajectorySource:
         # Evaluations play in the same environments; where these trajectories were stored, the next
         # ones probably are too.
         elif rollout.reset_ahead_s and not (evaluates or stored):
-            requests = group_requests(self._tasks.of(iteration + 1), rollout.group_size)
+            requests = self._requests(self._tasks.of(iteration + 1))
             options = CollectionOptions(self._config.seed, collection_number(iteration + 1, 0))
             self._prefetched = prefetch(self._worker, requests, options, rollout.reset_ahead_s)
         return collected
@@ -232,6 +234,10 @@ class TrajectorySource:
         brought = self._sampler.submit(self._bring, iteration, params, sampled_by, version)
         return _Ahead(iteration, params, sampled_by, version, brought)
 
+    def _requests(self, tasks: Sequence[str]) -> list[Request]:
+        """What a collection of these tasks begins with."""
+        return root_requests(group_requests(tasks, self._config.rollout.group_size), self._forks)
+
     def _sample(self, iteration: int, params: Any, version: int) -> Collected:
         config = self._config
         prefetched, self._prefetched = self._prefetched, None
@@ -241,8 +247,8 @@ class TrajectorySource:
             return collect(
                 self._worker,
                 self._policy.merged(params),
-                group_requests(tasks, config.rollout.group_size),
-                CollectionOptions(config.seed, number, policy_version=version),
+                self._requests(tasks),
+                CollectionOptions(config.seed, number, policy_version=version, forks=self._forks),
                 prefetched=prefetched if round == 0 else None,
             )
 

@@ -1,0 +1,30 @@
+"""Algorithms whose conversations branch at the ends of turns."""
+
+from __future__ import annotations
+
+from seeupo_jax.configuration.recipes.seeupo_recipes import Choices, one_action
+
+
+def spo_tree() -> Choices:
+    """Max the mean over all tokens of min(s_ij A_it, clip(s_ij) A_it) - β KL_ij, a ratio per token.
+
+    A_it = V(the node that turn t's branch ends in) - V(the one where it begins), V the mean reward
+    of a node's leaves; each shared turn counts once, and tokens that the policy finds likelier than
+    0.9 do not. Trees of 6-6-6 children, scaled to the group. SPO-tree, arXiv:2505.23564; numbers as
+    its authors train MATH: AIFrameResearch/SPO, configs/polIter_qwen1b_spo_tree_MATH.jsonnet. Their
+    learning rate is 1e-6; their segments are of equal numbers of tokens, ours of turns.
+    """
+    return one_action() | {
+        "advantage": "tree",
+        "tree_baseline": "parent",
+        "scale": "none",
+        "forks": "tree",
+        "fork_factors": (6, 6, 6),
+        "fork_every": 1,
+        "mask_above": 0.9,
+        "ratio": "token",
+        "loss_mean": "token",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_coef": 1e-4,
+    }
