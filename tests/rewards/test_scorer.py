@@ -36,6 +36,9 @@ def test_functions_and_named_rewards_are_summed_by_weight():
     # 2 × 0.25 + 0.1 × 0.5 a step; the functions' at the last: -0.5 × 6.
     np.testing.assert_allclose(trajectory.turn_rewards, [0.55, 0.55 - 3.0], rtol=1e-12)
     np.testing.assert_allclose(trajectory.reward, 2 * 0.55 - 3.0, rtol=1e-12)
+    by_turn = {"env": (0.25, 0.25), "form": (0.5, 0.5)}
+    by_turn |= {"length": (0.0, len(ACTION)), "turns": (0.0, 6.0)}
+    assert trajectory.named_turn_rewards == by_turn
     assert trajectory.messages[0]["content"] == "1"  # not what the function made of its copy
     (episode,) = reward_cases.seen
     assert (episode.task_id, episode.split, episode.stop, episode.turns) == (
@@ -59,6 +62,8 @@ def test_a_function_that_returns_a_number_for_each_turn_pays_them():
     (trajectory,) = found.trajectories
     assert trajectory.rewards == {"env": 0.5, "rising": 0.5, "one": 1.0}
     np.testing.assert_allclose(trajectory.turn_rewards, [0.25, 0.25 + 0.05 + 2], rtol=1e-12)
+    by_turn = {"env": (0.25, 0.25), "rising": (0.0, 0.5), "one": (0.0, 1.0)}
+    assert trajectory.named_turn_rewards == by_turn
     assert trajectory.reward == sum(trajectory.turn_rewards)
 
 
@@ -72,6 +77,7 @@ def test_a_step_may_change_what_earlier_ones_were_paid(where):
     ).trajectories
     # 0.5 for the first step, which the second takes back.
     assert trajectory.turn_rewards == (0.25, 0.25 + 2 * 0.25)
+    assert trajectory.named_turn_rewards == {"env": (0.25, 0.25), "form": (0.0, 0.25)}
     assert trajectory.rewards == {"env": 0.5, "form": 0.25} and trajectory.reward == 1.0
 
 

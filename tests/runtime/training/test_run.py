@@ -19,6 +19,7 @@ from seeupo_jax.checkpoint.manifest import read_manifest
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.errors import NotLearning
+from seeupo_jax.learner.credit.running_rewards import Moments
 from seeupo_jax.learner.sweep_control import SweepStopped
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.metrics.metrics_log import read_metrics
@@ -236,6 +237,16 @@ def test_a_run_with_fewer_tasks_than_an_iteration_takes_says_so(begin, monkeypat
             pass
         found = [sentence for sentence in logged if "rollout.tasks" in sentence]
         assert len(found) == wanted and all("got 13" in each and "12" in each for each in found)
+
+
+def test_statistics_of_rewards_are_in_the_checkpoint_to_the_last_bit(begin):
+    kept = {"env": Moments(7, 0.1 + 0.2, 1 / 3), "late": Moments(2, -1e-17, 0.0)}
+    with begin("statistics", "recipe=prorl") as (run, state):
+        assert state.statistics is None
+        run.checkpoints.save(state._replace(done=1, statistics=kept))
+        run.checkpoints.wait()
+    with begin("statistics", "recipe=prorl") as (run, state):
+        assert state.done == 1 and state.statistics == kept
 
 
 def test_a_run_that_is_stopped_in_a_round_samples_the_iteration_again(begin, monkeypatch):
