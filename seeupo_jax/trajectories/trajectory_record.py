@@ -94,7 +94,7 @@ def to_record(
         "turn_rewards": plain(trajectory.turn_rewards),
         "rewards": plain(trajectory.rewards),
         "policy_version": trajectory.policy_version,
-        **({} if trajectory.parent is None else _fork(trajectory)),
+        **_fork(trajectory),
         "advantage": None if stats is None else _rounded([stats.advantage])[0],
         "weights": [] if stats is None else _rounded(stats.weight_K),
         "info": plain(info),
@@ -107,8 +107,9 @@ def to_record(
 
 
 def _fork(trajectory: Trajectory) -> dict[str, int]:
-    """Which trajectory of its group it continues, and after how many turns."""
-    return {"parent": int(trajectory.parent), "fork": trajectory.fork}
+    """Which trajectory of its group it continues, and after how many turns; empty: none."""
+    parent = trajectory.parent
+    return {} if parent is None else {"parent": int(parent), "fork": int(trajectory.fork)}
 
 
 def succeeded(trajectory: Trajectory) -> bool | None:

@@ -15,6 +15,7 @@ from seeupo_jax.configuration.entry_points import entry_names, find_entry
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out
 from seeupo_jax.learner.credit.advantages import assign_credit
+from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.types import Trajectory, learnable
 
 # One length, and room for all of a trajectory's actions: one program a recipe at the most.
@@ -164,6 +165,16 @@ def test_credit_of_one_action_feeds_seeupo(name):
     assert len({*np.concatenate(wanted.credit[0])}) > (1 if "turn" not in name else 2)
     factors_N = observed.updates[-1].cumulative_ratio_N
     assert np.abs(factors_N - 1).max() > 0.01  # M is not the advantage
+
+
+def test_a_sweep_whose_every_token_is_too_likely_takes_no_step():
+    made = learner("spo_tree", mask_above=0.0)
+    state = cases.new_state(made.optimizer)
+    before = cases.host(state)
+    done = sweep(made, state, reference(), cases.trees(), iteration=1)
+    assert done.metrics["sweep/turns"] == 0 and done.metrics["sweep/masked_fraction"] == 1
+    assert done.stats == [None] * 10 and done.steps == ()
+    cases.assert_trees_equal(cases.host(done.train), before)
 
 
 @pytest.mark.parametrize(
