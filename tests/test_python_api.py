@@ -61,7 +61,7 @@ def one_device():
 @pytest.fixture(scope="module")
 def config(tmp_path_factory, one_device):
     model = cases.save_policy(tmp_path_factory.mktemp("api") / "model")
-    own = [f"model.path={model}", "iterations=2", "rollout.tasks=2"]
+    own = [f"model.path={model}", "iterations=2", "rollout.tasks=2", "rollout.group_size=4"]
     return load_config(TINY, [*OVERRIDES, *own, "evaluation.tasks=2"])
 
 
