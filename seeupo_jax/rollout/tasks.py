@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-import grain
 import numpy as np
 
 from seeupo_jax.envs.base import TaskShare
@@ -103,6 +102,8 @@ class TrainingTasks:
     """
 
     def __init__(self, task_ids: Sequence[str], *, count: int, seed: int):
+        import grain  # instruments that draw no tasks go without it
+
         self._task_ids, self._count, self._seed = task_ids, count, seed
         order = grain.MapDataset.source(task_ids).shuffle(seed=seed).repeat()
         # The task at a place, counted through all epochs. Of few tasks each takes 1 ms to find.

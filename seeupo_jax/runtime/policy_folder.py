@@ -139,7 +139,7 @@ def find_step(checkpoints: Checkpoints, step: str) -> int | None:
 
 def _abstract_policy(config: Config, workdir: Path) -> tuple[build.Policy, Any]:
     """A policy, and what its trained parameters are like; weights are read if some are frozen."""
-    path = build.policy_folder(config, workdir)
+    path = starting_folder(config, workdir)
     if path is None:
         raise ValueError(f"--workdir: got {workdir}; allowed: one whose warm start is over.")
     config = replace(config, model=replace(config.model, path=path))

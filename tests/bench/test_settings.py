@@ -59,7 +59,7 @@ def test_all_techniques_are_named_by_one_word():
     [
         (
             "",
-            "bench: got ''; allowed: one of update, rollout, iteration, agents, serving, all,"
+            "bench: got ''; allowed: one of update, rollout, iteration, gain, agents, serving, all,"
             " report, accelerator.",
         ),
         ("sweep", "bench: got 'sweep'; allowed: one of update"),

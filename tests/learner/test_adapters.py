@@ -100,7 +100,10 @@ def test_the_programs_are_compiled_once_for_adapters_too():
     model, _ = models()
     learner, params = learner_of(model)
     half = dataclasses.replace(learner, frozen=jax.tree.map(jnp.copy, learner.frozen))
-    for each in (learner, half):
+    compiled = []
+    for each in (learner, half):  # equal learners of other tests have the same programs
+        before = each.turn_step.func._cache_size()
         state = cases.new_state(each.optimizer, params)
         sweep(each, state, params, TRAJECTORIES, iteration=3)
-        assert each.turn_step.func._cache_size() == 1
+        compiled.append(each.turn_step.func._cache_size() - before)
+    assert compiled[0] <= 1 and compiled[1] == 0

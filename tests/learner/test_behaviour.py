@@ -37,7 +37,7 @@ def twin_sweep(trajectories, **choices):
     A sweep asks for those of the parameters that it begins with first.
     """
     behind = {
-        id(segment)
+        id(segment.tokens_L)
         for trajectory in trajectories
         if trajectory.policy_version not in (None, SWEPT)
         for segment in trajectory.segments
@@ -51,7 +51,10 @@ def twin_sweep(trajectories, **choices):
             return exact
         said = [span.segment.logp_L[span.position_A].astype(np.float64) for span in spans]
         triples = zip(spans, said, exact, strict=True)
-        return [said_A if id(p.segment) in behind else exact_A for p, said_A, exact_A in triples]
+        return [
+            said_A if id(p.segment.tokens_L) in behind else exact_A
+            for p, said_A, exact_A in triples
+        ]
 
     with mock.patch.object(twin, "piece_logps", piece_logps):
         learner = cases.learner(**choices)
