@@ -39,8 +39,7 @@ from seeupo_jax.learner.sweep_metrics import (
     sweep_metrics,
     trajectory_stats,
 )
-from seeupo_jax.learner.sweep_state import Step, SweepState, begin_sweep, score
-from seeupo_jax.learner.turn_order import update_order
+from seeupo_jax.learner.sweep_state import Step, SweepState, begin_sweep, score, sweep_order
 from seeupo_jax.types import TrainState, Trajectory, TrajectoryStats, TurnBatch
 
 
@@ -93,23 +92,17 @@ def sweep(
     algorithm, seed = learner.algorithm, (learner.seed, iteration)
     trajectories, shaped = with_overlong_penalties(algorithm, trajectories)
     rows = learner.rows(trajectories)
-    order = update_order(
-        rows.updated_turns,
-        algorithm.order,
-        turns_per_update=algorithm.turns_per_update,
-        custom_order=algorithm.custom_order,
-        seed=seed,
-    )
     shaped |= left_out(learner, rows)
-    if not order:
+    if not rows.updated_turns:
         return SweepResult(train, {"sweep/turns": 0} | shaped, [None] * len(trajectories), ())
     train = learner.at_iteration(train, iteration)
     if resume is None:
         more = {"version": iteration - 1, "references": references, "statistics": statistics}
         current = begin_sweep(learner, train, ref_params, rows, trajectories, **more)
     else:
-        current = resume_sweep(learner, train, rows, trajectories, order, *resume)
-    if not current.data.rows.updated_turns:  # every token was too likely to learn from
+        current = resume_sweep(learner, train, rows, trajectories, seed, *resume)
+    order = sweep_order(algorithm, current.data.rows, seed)
+    if not order:  # every token was too likely to learn from
         metrics = {"sweep/turns": 0, **current.data.initial_metrics} | shaped
         return SweepResult(current.train, metrics, [None] * len(trajectories), ())
     pace = Pace(len(order), stop, on_step)

@@ -21,6 +21,7 @@ from seeupo_jax.learner.sweep_state import (
     chosen_rows,
     count_valid,
     derived_per_token,
+    sweep_order,
 )
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.types import TrainState, Trajectory
@@ -90,17 +91,18 @@ def resume_sweep(
     train: TrainState,
     rows: Rows,
     trajectories: Sequence[Trajectory],
-    order: Sequence[tuple[int, ...]],
+    seed: Sequence[int],
     arrays: Mapping[str, Any],
     notes: Mapping[str, Any],
 ) -> SweepState:
-    """A sweep that was stopped, as `SweepStopped` keeps it."""
+    """A sweep that was stopped, as `SweepStopped` keeps it; `seed` is that of its random order."""
     ends = np.cumsum([len(tokens) for tokens in rows.tokens])[:-1]
     ragged = {name: np.split(np.asarray(arrays[name]), ends) for name in _stored(learner)}
     initial = {name: ragged.pop(name) for name in INITIAL}
     rows = chosen_rows(learner, rows, initial)
     per_token = ragged | derived_per_token(learner, rows, initial)
     ratio_of_turns = {tuple(turns): np.float32(ratio_N) for turns, ratio_N in notes["weighed"]}
+    order = sweep_order(learner.algorithm, rows, seed)
     done, updated_turns = notes["done"], [tuple(turns) for turns in notes["stepped"]]
     steps = [
         Step(turns, per_token["advantage"], ratio_of_turns[turns], metrics)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import (
     ActionSpan,
     Layout,
@@ -32,6 +33,7 @@ from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.reference_policy import options_now, reference_of
+from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.types import CONTEXT, TrainState, Trajectory, TurnBatch, learnable
 
 INITIAL = ("trainer_logp", "entropy")  # of `SweepData.initial`
@@ -227,6 +229,17 @@ def chosen_rows(learner: Learner, rows: Rows, initial: PerToken) -> Rows:
         return rows
     # In float32: a comparison with NaN, at context, is False.
     return rows.without([np.exp(logp_L) > np.float32(bound) for logp_L in initial["trainer_logp"]])
+
+
+def sweep_order(algorithm: Algorithm, rows: Rows, seed: Sequence[int]) -> list[tuple[int, ...]]:
+    """The steps of a sweep that learns from the tokens of these rows, as `update_order` says."""
+    return update_order(
+        rows.updated_turns,
+        algorithm.order,
+        turns_per_update=algorithm.turns_per_update,
+        custom_order=algorithm.custom_order,
+        seed=seed,
+    )
 
 
 def _masked(rows: Rows, chosen: Rows) -> dict[str, float]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy_twin as twin
 import pytest
 from numpy_credit import token_advantages
+from numpy_model import token_logps
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import entry_names, find_entry
@@ -175,6 +176,22 @@ def test_a_sweep_whose_every_token_is_too_likely_takes_no_step():
     assert done.metrics["sweep/turns"] == 0 and done.metrics["sweep/masked_fraction"] == 1
     assert done.stats == [None] * 10 and done.steps == ()
     cases.assert_trees_equal(cases.host(done.train), before)
+
+
+@pytest.mark.parametrize("name, order", [("spo_tree", [(0, 1, 2)]), ("seeupo", [(2,), (1,), (0,)])])
+def test_a_last_turn_whose_every_token_is_too_likely_is_no_part_of_a_sweep(name, order):
+    trees = cases.trees(30)  # their one token of the last turn is among the likeliest
+    longest = max(trees, key=lambda trajectory: trajectory.turns)
+    (segment,) = longest.segments
+    weights = cases.weights_of(cases.policy()[1])
+    temperature = learner(name).temperature
+    logp_L, _ = token_logps(weights, segment.tokens_L, cases.NUMPY_ARCH, temperature)
+    bound = 0.99 * float(np.exp(logp_L[segment.turn_L == 3].min()))
+    made = learner(name, **LOUD | {"advantage": "tree", "mask_above": bound})
+    observed, _ = cases.assert_equal_to_the_twin(
+        made, trees, order, ref_params=reference(), learning_rate=RATE
+    )
+    assert longest.turns == 4 and observed.metrics["sweep/masked_fraction"] < 0.5
 
 
 @pytest.mark.parametrize(
