@@ -29,20 +29,27 @@ from collections.abc import Sequence
 # Both libraries are to find memory on a GPU: XLA takes most of it at once otherwise.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-from seeupo_jax.bench import bench_report, gain, iteration, rollout, settings, update  # noqa: E402
+from seeupo_jax.bench import (  # noqa: E402
+    agent_rollout,
+    bench_report,
+    gain,
+    rollout,
+    served_requests,
+    settings,
+    update,
+)
 from seeupo_jax.bench.accelerator import command as accelerator  # noqa: E402
-from seeupo_jax.bench.endpoint import agent_rollout, served_requests  # noqa: E402
 from seeupo_jax.configuration.flags import Flags  # noqa: E402
 from seeupo_jax.errors import sentence_errors  # noqa: E402
 from seeupo_jax.runtime.cli import prepare_xla  # noqa: E402
 
 BENCHMARKS = {
     "update": update.run,
-    "rollout": rollout.run,
-    "iteration": iteration.run,
+    "rollout": rollout.run_rollout,
+    "iteration": rollout.run_iteration,
     "gain": gain.run,
 }
-PAGES = {
+OTHERS = {
     "agents": (agent_rollout.add_flags, agent_rollout.run),
     "serving": (served_requests.add_flags, served_requests.run),
     "all": (bench_report.add_all_flags, bench_report.run_all),
@@ -56,23 +63,24 @@ def main(argv: Sequence[str] = sys.argv) -> None:
     name = argv[1] if len(argv) > 1 else ""
     parser = Flags(f"bench {name}", __doc__)
     with sentence_errors():
-        if name in PAGES:
-            add_flags, run = PAGES[name]
+        if name in OTHERS:
+            add_flags, run = OTHERS[name]
             add_flags(parser)
-            run(parser.read(argv[2:]))
+            given = parser.read(argv[2:])
+            figures = run(given)
         elif name in BENCHMARKS:
             settings.add_flags(parser, name)
             given = parser.read(argv[2:])
             prepare_xla()
             figures = BENCHMARKS[name](settings.read(given))
-            if given.json is not None:
-                given.json.write_text(json.dumps(figures, indent=2) + "\n")
         elif name in ("-h", "--help"):
             Flags("bench", __doc__).print_help()
             sys.exit(0)
         else:
-            allowed = ", ".join((*BENCHMARKS, *PAGES))
+            allowed = ", ".join((*BENCHMARKS, *OTHERS))
             raise ValueError(f"bench: got {name!r}; allowed: one of {allowed}.")
+        if figures is not None and given.json is not None:
+            given.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

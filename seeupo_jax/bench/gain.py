@@ -15,9 +15,9 @@ import numpy as np
 
 from seeupo_jax.bench import comparison, machine
 from seeupo_jax.bench.comparison import TOLERANCES, Timing
-from seeupo_jax.bench.inputs import prepared
 from seeupo_jax.bench.jax_runner import OurSweeps
 from seeupo_jax.bench.settings import Settings
+from seeupo_jax.bench.workloads import prepared
 from seeupo_jax.learner.batching import Rows, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.credit.information_gain import (
     AnswerTokens,

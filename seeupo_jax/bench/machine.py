@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -14,6 +13,7 @@ from typing import Any
 
 import jax
 
+from seeupo_jax.metrics.run_manifest import versions
 from seeupo_jax.parallel.device_memory import free_memory
 from seeupo_jax.planning.chips import CHIPS
 
@@ -66,7 +66,7 @@ def describe(device: jax.Device) -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_before": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.machine()}",
-        "versions": {"python": platform.python_version()} | _installed(),
+        "versions": versions(_VERSIONS),
     }
 
 
@@ -80,16 +80,6 @@ def _processor() -> str:
     file = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*: (.+)$", file.read_text(), re.M) if file.exists() else None
     return found[1] if found else platform.processor() or platform.machine()
-
-
-def _installed() -> dict[str, str]:
-    found = {}
-    for name in _VERSIONS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def matmul_peak(dtype: str) -> float:

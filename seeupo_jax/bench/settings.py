@@ -1,4 +1,4 @@
-"""The settings of a benchmark: each is a field, its default and its flag."""
+"""The settings of a benchmark, each with its default and its flag; the models that they name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flax import nnx
+
 from seeupo_jax.configuration.flags import Flags, Wrong, names, path, positive, text, whole
+from seeupo_jax.policy import save_pretrained
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.policy.transformer import Transformer
 
 # Ways to run the PyTorch baseline. The recipe is the reference implementation's: a turn's batch is
 # padded with trajectories that do not have the turn.
 RECIPE = "recipe"
 CONTENDERS = ("eager", "compile", RECIPE)
 GENERATE = ("resent", "kept", "static")  # ways to sample by `generate`
+_QWEN = {"vocab_size": 151_936, "head_dim": 64, "kv_heads": 2, "qkv_bias": True, "qk_norm": False}
+# For rehearsals, with the vocabulary of the order desk's tokenizer; Qwen3's layout; that of
+# SmolLM2-135M, Qwen2.5-0.5B and Qwen2.5-1.5B.
+MODELS: dict[str, dict[str, Any]] = {
+    "nano": dict(vocab_size=896, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_width=24),
+    "tiny": dict(
+        vocab_size=8192, width=256, layers=6, heads=4, kv_heads=2, head_dim=64, mlp_width=512
+    ),
+    "135m": dict(
+        vocab_size=49_152, width=576, layers=30, heads=9, kv_heads=3, head_dim=64, mlp_width=1536
+    )
+    | {"qk_norm": False},
+    "0.5b": _QWEN | {"width": 896, "layers": 24, "heads": 14, "mlp_width": 4864},
+    "1.5b": _QWEN | {"width": 1536, "layers": 28, "heads": 12, "mlp_width": 8960, "head_dim": 128},
+}
 
 
 def writable_file(value: str) -> Path:
@@ -122,3 +143,29 @@ def read(given: argparse.Namespace) -> Settings:
     """The settings among what a parser has read."""
     fields = {field.name for field in dataclasses.fields(Settings)}
     return Settings(**{name: value for name, value in vars(given).items() if name in fields})
+
+
+def architecture(name: str, dtype: str) -> Architecture:
+    """Of one of `MODELS`.
+
+    Args:
+      dtype: of activations.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    if name not in MODELS:
+        raise ValueError(f"--model: got {name!r}; allowed: {', '.join(MODELS)}.")
+    return Architecture(**MODELS[name], dtype=dtype)
+
+
+def write_model(
+    arch: Architecture,
+    folder: Path,
+    tokenizer: Tokenizer | None = None,
+    *,
+    seed: int,
+    dtype: str = "float32",
+) -> None:
+    """A folder with random weights of type `dtype`, which both sides load."""
+    save_pretrained(Transformer(arch, nnx.Rngs(seed)), folder, tokenizer, dtype=dtype)

@@ -14,8 +14,8 @@ import jax
 
 from seeupo_jax.bench import machine
 from seeupo_jax.bench.comparison import Outcome, torch_name
-from seeupo_jax.bench.inputs import Inputs
 from seeupo_jax.bench.settings import RECIPE
+from seeupo_jax.bench.workloads import Inputs
 
 FOLDER = Path(__file__).parents[2] / "third_party" / "torch_baseline"
 # By PyTorch's name of the device. On two CPU cores (tiny, `bfcl --groups=2`, eager) a sweep took

@@ -17,10 +17,10 @@ import numpy as np
 
 from seeupo_jax.bench import comparison, machine
 from seeupo_jax.bench.comparison import OURS, TOLERANCES, side
-from seeupo_jax.bench.inputs import prepared
 from seeupo_jax.bench.jax_runner import OurSweeps, ablations
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.bench.torch_runner import TorchSweeps, torch_sweeps
+from seeupo_jax.bench.workloads import prepared
 from seeupo_jax.planning import peak_memory
 from seeupo_jax.planning.flops import parameters
 from seeupo_jax.planning.program_flops import Flops

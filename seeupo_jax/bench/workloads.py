@@ -1,4 +1,4 @@
-"""Conversations to measure with, by name: all is given but the actions' tokens.
+"""Conversations to measure with, by name, and what both sides of a benchmark are given.
 
 `order_desk` has what its demonstrator does in several tries. The others have lengths of three
 kinds, filled with random tokens: every member of a group has its own; each of its actions is
@@ -8,19 +8,23 @@ a turn that any but the last is equally likely to be. All of it is decided by th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.resources
 import json
 import math
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from seeupo_jax.bench.settings import Settings
+from seeupo_jax.bench.settings import Settings, architecture, write_model
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.learner.warm_start import to_segments
+from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.types import CONTEXT, Segment
@@ -30,6 +34,9 @@ SKILL = 0.4  # of its demonstrator, whose slips make the members of a group diff
 BFCL_FILE = "assets/bench/bfcl_lengths.json"
 STOPS_EARLY = 0.25
 SHORTER, LONGER = 0.75, 1.25  # of an action's length, a member's own
+# Large enough for the first sweep to change the weights M and the parameters, which are compared.
+# With the usual eps Adam makes as much of a gradient that is nothing but rounding as of any other.
+_LEARNING_RATE, _EPS = 1e-3, 1e-3
 # What a workload is scaled by by default: a CPU has done a sweep in seconds then.
 SCALES = {"bfcl": 0.125, "appworld": 0.05, "long": 0.5}
 
@@ -215,7 +222,7 @@ def _random(settings: Settings, vocab_size: int, *, lengths: Lengths | None = No
 
 @functools.cache
 def bfcl_lengths() -> tuple[Lengths, ...]:
-    """Of BFCL's multi-turn base tasks that are trained on, as `bench/bfcl_lengths.py` found them.
+    """Of BFCL's multi-turn base tasks for training, as `third_party/bfcl/lengths.py` found them.
 
     An action is all that one model call says: the calls that a user's turn needs, or its closing
     message.
@@ -305,3 +312,49 @@ def trajectory_lines(
         record |= {"reward": rewards[number], "group": number // work.group_size}
         lines.append(json.dumps(record))
     return lines
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Of one run.
+
+    model: a folder. lines: a file of trajectories.
+    fields: of the configuration by their full names; all others are as they are by default.
+    """
+
+    settings: Settings
+    arch: Architecture
+    work: Workload
+    model: Path
+    lines: Path
+    fields: Mapping[str, Any]
+
+
+@contextlib.contextmanager
+def prepared(settings: Settings, dtype: str) -> Iterator[Inputs]:
+    """Files of random weights, and of the workload's conversations with random actions.
+
+    Args:
+      dtype: of activations.
+
+    Raises:
+      ValueError: a wrong setting.
+    """
+    arch = architecture(settings.model, dtype)
+    work = make(settings, arch.vocab_size)
+    fields = {
+        "seed": settings.seed,
+        "model.dtype": dtype,
+        "optimizer.name": "adam",
+        "optimizer.learning_rate": _LEARNING_RATE,
+        "optimizer.kwargs": {"eps": _EPS},
+        "rollout.max_turns": work.turns,
+        "rollout.temperature": 1.0,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        model, lines = Path(folder, "model"), Path(folder, "trajectories.jsonl")
+        write_model(arch, model, seed=settings.seed)
+        actions = random_actions(work, settings.seed)
+        made = trajectory_lines(work, actions, seed=settings.seed)
+        lines.write_text("\n".join(made) + "\n")
+        yield Inputs(settings, arch, work, model, lines, fields)

@@ -6,10 +6,10 @@ import pytest
 from seeupo_jax.bench import __main__ as command
 from seeupo_jax.bench import machine
 from seeupo_jax.bench.bench_report import SUITES
-from seeupo_jax.bench.inputs import MODELS
 from seeupo_jax.bench.jax_runner import ABLATIONS, ablations
 from seeupo_jax.bench.settings import (
     CONTENDERS,
+    MODELS,
     Settings,
     add_flags,
     read,

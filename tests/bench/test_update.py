@@ -7,13 +7,13 @@ import pytest
 from bench_cases import SETTINGS, small  # noqa: F401
 
 from seeupo_jax.bench import __main__ as command
-from seeupo_jax.bench import bench_report, comparison, iteration, rollout, update
+from seeupo_jax.bench import bench_report, comparison, rollout, update
 from seeupo_jax.bench.comparison import OURS, torch_name
 
 RUNS = {
     "update": lambda: update.run(dataclasses.replace(SETTINGS, without=("truncation",))),
-    "rollout": lambda: rollout.run(dataclasses.replace(SETTINGS, repeats=1)),
-    "iteration": lambda: iteration.run(dataclasses.replace(SETTINGS, repeats=1)),
+    "rollout": lambda: rollout.run_rollout(dataclasses.replace(SETTINGS, repeats=1)),
+    "iteration": lambda: rollout.run_iteration(dataclasses.replace(SETTINGS, repeats=1)),
 }
 EAGER = torch_name("eager")
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from jax.experimental.compilation_cache import compilation_cache
 
-from seeupo_jax.bench import inputs, torch_runner
-from seeupo_jax.bench.settings import Settings
+from seeupo_jax.bench import torch_runner
+from seeupo_jax.bench.settings import MODELS, Settings
 
 SMALL = {
     "vocab_size": 64,
@@ -40,7 +40,7 @@ def small(tmp_path_factory):
     compilation_cache.reset_cache()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "devices", lambda *_: every[:1])
-        patch.setitem(inputs.MODELS, "tiny", SMALL)
+        patch.setitem(MODELS, "tiny", SMALL)
         patch.setattr(torch_runner, "use_every_core", lambda: torch.set_num_threads(1))
         yield
     torch.set_num_threads(threads)

@@ -15,12 +15,11 @@ import numpy as np
 from seeupo_jax.bench import comparison, torch_runner
 from seeupo_jax.bench.accelerator.runner import NotHere, Record
 from seeupo_jax.bench.comparison import TOLERANCES
-from seeupo_jax.bench.inputs import Inputs, architecture, prepared, write_model
 from seeupo_jax.bench.jax_runner import ABLATIONS, OurSweeps, by_file_name
 from seeupo_jax.bench.rollout import converse, make_engine
-from seeupo_jax.bench.settings import Settings
+from seeupo_jax.bench.settings import Settings, architecture, write_model
 from seeupo_jax.bench.torch_runner import TorchSweeps
-from seeupo_jax.bench.workloads import trajectory_lines
+from seeupo_jax.bench.workloads import Inputs, prepared, trajectory_lines
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.kernels.fused import preferred_kernel
 from seeupo_jax.policy.network import split, token_logp

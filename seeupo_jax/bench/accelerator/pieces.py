@@ -21,8 +21,7 @@ from seeupo_jax.bench import rollout as rollout_bench
 from seeupo_jax.bench import update as update_bench
 from seeupo_jax.bench.accelerator import kernels, numerics
 from seeupo_jax.bench.accelerator.runner import Record, is_out_of_memory, sentence
-from seeupo_jax.bench.inputs import architecture
-from seeupo_jax.bench.settings import Settings
+from seeupo_jax.bench.settings import Settings, architecture
 from seeupo_jax.planning.flops import parameters
 
 GIB = 2**30
@@ -67,7 +66,7 @@ def update(record: Record, settings: Settings, rehearse: bool) -> None:
 
 def rollout(record: Record, settings: Settings, rehearse: bool) -> None:
     """`bench rollout`: against `generate` with a static cache; a growing one if that fails."""
-    run, fallback = rollout_bench.run, ("kept",)
+    run, fallback = rollout_bench.run_rollout, ("kept",)
     record.put(figures=beside_torch(record, settings, "generate", run, fallback, rehearse=rehearse))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import statistics
 import tempfile
 import time
@@ -19,20 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from flax import nnx
 
 from seeupo_jax import envs
 from seeupo_jax.bench import comparison, machine
-from seeupo_jax.bench.inputs import architecture
-from seeupo_jax.bench.settings import writable_file
+from seeupo_jax.bench.settings import architecture, writable_file, write_model
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.flags import Flags, whole
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.planning.flops import parameters
-from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.files.weights import read_tokenizer
-from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.collect import Collected, collect, group_requests
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
 from seeupo_jax.runtime import build
@@ -64,8 +59,10 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     prepare_xla()
     device = machine.only_device()
     with tempfile.TemporaryDirectory() as folder:
-        larger = _write_random(given, Path(folder) / "model", machine.fast_dtype(device))
-        policies = {"the bundled policy": BUNDLED, f"random, {given.model}": larger}
+        larger, dtype = Path(folder) / "model", machine.fast_dtype(device)
+        arch, tokenizer = architecture(given.model, dtype), read_tokenizer(BUNDLED)
+        write_model(arch, larger, tokenizer, seed=given.seed, dtype=dtype)
+        policies = {"the bundled policy": BUNDLED, f"random, {given.model}": str(larger)}
         measured = {name: _measure(given, path) for name, path in policies.items()}
     figures = {
         "benchmark": "agents",
@@ -78,8 +75,6 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     print(f"{figures['episodes']} episodes of the order desk, {figures['machine']['device']}")
     for name, found in measured.items():
         _print(name, found)
-    if given.json is not None:
-        given.json.write_text(json.dumps(figures, indent=2) + "\n")
     return figures
 
 
@@ -96,13 +91,6 @@ def _print(name: str, found: dict[str, Any]) -> None:
 
 def _seconds(side: dict[str, Any]) -> str:
     return f"{side['median_s']:.3f} s ({side['cpu_s']:.3f} s of CPU)"
-
-
-def _write_random(given: argparse.Namespace, folder: Path, dtype: str) -> str:
-    """A random policy in a folder, with the bundled one's tokenizer."""
-    arch, tokenizer = architecture(given.model, dtype), read_tokenizer(BUNDLED)
-    save_pretrained(Transformer(arch, nnx.Rngs(given.seed)), folder, tokenizer, dtype=dtype)
-    return str(folder)
 
 
 def _measure(given: argparse.Namespace, path: str) -> dict[str, Any]:

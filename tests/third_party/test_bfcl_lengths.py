@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from seeupo_jax.bench.bfcl_lengths import MAX_TURNS, lengths_of, main
 from seeupo_jax.bench.workloads import bfcl_lengths
 from seeupo_jax.envs.bfcl.environment import Bfcl
 from seeupo_jax.policy.files.tokenizer import load_tokenizer
+from third_party.bfcl.lengths import MAX_TURNS, lengths_of, main
 
 MODELS = Path(__file__).parents[2] / "third_party" / "models"
 

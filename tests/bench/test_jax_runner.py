@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from bench_cases import SETTINGS, SMALL, small  # noqa: F401
 
-from seeupo_jax.bench.inputs import prepared
-from seeupo_jax.bench.jax_runner import OurSweeps
-from seeupo_jax.bench.program_recorder import Call, trips
+from seeupo_jax.bench.jax_runner import Call, OurSweeps, trips
+from seeupo_jax.bench.workloads import prepared
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.planning.program_flops import Flops, Passes, Trips, count
 from seeupo_jax.policy.architecture import Architecture

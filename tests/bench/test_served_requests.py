@@ -7,17 +7,14 @@ import json
 import httpx
 import pytest
 from agent_cases import ToldSession
-from flax import nnx
 
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.agents.endpoint import Endpoint
 from seeupo_jax.bench import __main__ as bench
-from seeupo_jax.bench.endpoint import generate_server, load_client
-from seeupo_jax.bench.endpoint.served_requests import _Prompts
-from seeupo_jax.bench.inputs import architecture
-from seeupo_jax.policy import save_pretrained
+from seeupo_jax.bench import generate_server
+from seeupo_jax.bench.served_requests import Server, _Prompts, ask
+from seeupo_jax.bench.settings import architecture, write_model
 from seeupo_jax.policy.files.weights import read_tokenizer
-from seeupo_jax.policy.transformer import Transformer
 
 TOKENIZER = read_tokenizer("package:order_desk")
 
@@ -29,12 +26,9 @@ def test_clients_ask_every_prompt_once_and_count_what_was_sampled():
         session = ToldSession()
         access = endpoint.open_key(session)
         prompts = ["one", "two and", "three and more"]
-        done = asyncio.run(
-            load_client.ask(access.base_url, access.api_key, "x", 2, prompts, max_tokens=3)
-        )
-        wrong = load_client.ask(access.base_url, "wrong", "x", 1, prompts, max_tokens=3)
-        with pytest.raises(RuntimeError, match="401"):
-            asyncio.run(wrong)
+        done = ask(Server(access.base_url, access.api_key, "x"), 2, prompts, max_tokens=3)
+        with pytest.raises(ValueError, match="a request failed with 401"):
+            ask(Server(access.base_url, "wrong", "x"), 1, prompts, max_tokens=3)
     finally:
         endpoint.close()
     asked = sorted(call.messages[-1].content for call in session.calls)
@@ -53,16 +47,18 @@ def test_no_prompt_comes_twice_and_none_is_longer_than_was_planned():
 
 def test_generate_streams_every_token_and_counts_them(tmp_path):
     arch = architecture("nano", "float32")
-    save_pretrained(Transformer(arch, nnx.Rngs(0)), tmp_path, TOKENIZER)
+    write_model(arch, tmp_path, TOKENIZER, seed=0)
     app = generate_server.build(str(tmp_path), "float32")
     body = {"messages": [{"role": "user", "content": "order"}], "max_tokens": 12}
 
-    async def ask():
+    async def answered():
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x/v1") as http:
             return (await http.post("/chat/completions", json=body)).text
 
-    *events, done = [line.removeprefix("data: ") for line in asyncio.run(ask()).split("\n\n")[:-1]]
+    *events, done = [
+        line.removeprefix("data: ") for line in asyncio.run(answered()).split("\n\n")[:-1]
+    ]
     *texts, usage = map(json.loads, events)
     assert done == "[DONE]" and 1 <= usage["usage"]["completion_tokens"] <= 12
     pieces = [event["choices"][0]["delta"]["content"] for event in texts]

@@ -1,6 +1,6 @@
 """How long real BFCL conversations are: the table that the workload `bfcl` is made after.
 
-    python -m seeupo_jax.bench.bfcl_lengths --tokenizer=third_party/models/qwen3 --output=FILE.json
+    python third_party/bfcl/lengths.py --tokenizer=third_party/models/qwen3 --output=FILE.json
 
 The reference solutions of the multi-turn base tasks that are trained on, played in the environment
 and rendered by the tokenizer's own chat template, up to ten model calls each. It needs the official
@@ -46,7 +46,8 @@ def lengths_of(tokenizer: Tokenizer, demonstration: Demonstration) -> list[Any]:
 
 def main(argv: Sequence[str]) -> None:
     """The command."""
-    flags = Flags("bench.bfcl_lengths", __doc__)
+    flags = Flags("", __doc__)
+    flags.prog = argv[0]
     flags.flag("tokenizer", "a folder", path, required=True)
     flags.flag("output", "the file to write", path, required=True)
     with sentence_errors():

@@ -8,6 +8,7 @@ dependencies of `transformers serve` are not installed, `generate` runs behind a
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -22,24 +23,25 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import numpy as np
-from flax import nnx
 from transformers.utils.import_utils import is_serve_available
 
 from seeupo_jax.bench import comparison, machine
 from seeupo_jax.bench.comparison import OURS
-from seeupo_jax.bench.inputs import architecture
-from seeupo_jax.bench.settings import writable_file
+from seeupo_jax.bench.settings import architecture, writable_file, write_model
 from seeupo_jax.configuration.flags import Flags, Wrong, names, whole
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
-from seeupo_jax.policy.transformer import Transformer
 
 TOKENIZER = "package:order_desk"  # of a random model
+_TIMEOUT_S = 3600.0  # of a request
 _START_S = 600.0  # that a server may take until it answers
 _WORDS = "order ship late find open sold item cost none when paid gift"
 
@@ -64,7 +66,7 @@ def add_flags(parser: Flags) -> None:
     parser.flag("json", "also write the figures to this file", writable_file)
 
 
-class _Server(NamedTuple):
+class Server(NamedTuple):
     """A server that runs. model: what requests name."""
 
     base_url: str
@@ -89,10 +91,12 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             OURS: stack.enter_context(_running(_ours(folder, given, prompts.longest, dtype))),
             theirs: stack.enter_context(_running(command)),
         }
+        pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
         for server in contenders.values():
-            _ask(server, 1, prompts.take(1), given.answer)  # warm
+            pool.submit(ask, server, 1, prompts.take(1), given.answer).result()  # warm
         each = {
-            str(clients): _measure(contenders, clients, prompts, given) for clients in given.clients
+            str(clients): _measure(contenders, pool, clients, prompts, given)
+            for clients in given.clients
         }
     figures = {
         "benchmark": "serving",
@@ -105,8 +109,6 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "clients": each,
     }
     _print(figures)
-    if given.json is not None:
-        given.json.write_text(json.dumps(figures, indent=2) + "\n")
     return figures
 
 
@@ -118,13 +120,12 @@ def _write_model(given: argparse.Namespace, folder: Path, dtype: str) -> Tokeniz
         arch = architecture(given.model, dtype)
         # Every token has a text, so that every first token shows.
         arch = dataclasses.replace(arch, vocab_size=tokenizer.vocab_size)
-        model = Transformer(arch, nnx.Rngs(given.seed))
+        write_model(arch, folder, tokenizer, seed=given.seed, dtype=dtype)
     else:
-        model, found = from_pretrained(given.model_path, dtype=dtype)
-        if found is None:
+        model, tokenizer = from_pretrained(given.model_path, dtype=dtype)
+        if tokenizer is None:
             raise ValueError(f"--model_path: {given.model_path} has no tokenizer; allowed: one.")
-        tokenizer = found
-    save_pretrained(model, folder, tokenizer, dtype=dtype)
+        save_pretrained(model, folder, tokenizer, dtype=dtype)
     return tokenizer
 
 
@@ -164,12 +165,12 @@ def _of_transformers(folder: Path, platform: str, dtype: str) -> tuple[str, list
         device = "cpu" if platform == "cpu" else "cuda"
         line = ["transformers.cli.transformers", "serve", str(folder), "--port={port}"]
         return "transformers serve", [*line, f"--device={device}", f"--dtype={dtype}"]
-    line = ["seeupo_jax.bench.endpoint.generate_server", str(folder), "{port}", dtype]
+    line = ["seeupo_jax.bench.generate_server", str(folder), "{port}", dtype]
     return "transformers generate", line
 
 
 @contextlib.contextmanager
-def _running(line: Sequence[str]) -> Iterator[_Server]:
+def _running(line: Sequence[str]) -> Iterator[Server]:
     """Runs a server, a module and its arguments, until the end; it answers already."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -184,7 +185,7 @@ def _running(line: Sequence[str]) -> Iterator[_Server]:
             if model is None:
                 log.seek(0)
                 raise ValueError(f"{line[0]}: does not answer: {log.read()[-500:].strip()}")
-            yield _Server(url, key, model)
+            yield Server(url, key, model)
         finally:
             process.terminate()
             process.wait()
@@ -203,15 +204,20 @@ def _first_model(process: subprocess.Popen[Any], port: int, key: str) -> str | N
 
 
 def _measure(
-    contenders: dict[str, _Server], clients: int, prompts: _Prompts, given: argparse.Namespace
+    contenders: dict[str, Server],
+    pool: Executor,
+    clients: int,
+    prompts: _Prompts,
+    given: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Rounds of one number of clients."""
+    """Rounds of one number of clients, which are in the pool's process."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
     rounds = [prompts.take(clients * given.requests) for _ in range(given.repeats)]
 
     def asks(name: str) -> Callable[[int], float]:
         def contend(number: int) -> float:
-            answered = _ask(contenders[name], clients, rounds[number], given.answer)
+            job = pool.submit(ask, contenders[name], clients, rounds[number], given.answer)
+            answered = job.result()
             found[name] += answered["requests"]
             return answered["seconds"]
 
@@ -236,18 +242,60 @@ def _measure(
     return {"requests": count, **ratio, "first_text_ratio": first, "contenders": sides}
 
 
-def _ask(server: _Server, clients: int, prompts: Sequence[str], answer: int) -> dict[str, Any]:
-    """What `load_client` reports of its requests."""
-    asked = server._asdict() | {"clients": clients, "prompts": prompts, "max_tokens": answer}
-    done = subprocess.run(
-        [sys.executable, "-m", "seeupo_jax.bench.endpoint.load_client"],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise ValueError(f"{server.base_url}: a request failed: {done.stderr[-500:].strip()}")
-    return json.loads(done.stdout)
+def ask(server: Server, clients: int, prompts: Sequence[str], max_tokens: int) -> dict[str, Any]:
+    """Asks for an answer to every prompt, so many at a time: each the next one after its last.
+
+    Returns: `seconds` of all, and of each request `first_s`, seconds to its first text (None:
+    none came), and `tokens` that were sampled, by the server's count.
+
+    Raises:
+      ValueError: a request failed.
+    """
+    waiting = iter(prompts)
+    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
+    headers = {"Authorization": f"Bearer {server.key}"}
+
+    async def converse(http: httpx.AsyncClient) -> list[dict[str, Any]]:
+        return [await _request(http, server.model, prompt, max_tokens) for prompt in waiting]
+
+    async def ask_all() -> dict[str, Any]:
+        async with httpx.AsyncClient(
+            base_url=server.base_url, headers=headers, limits=limits, timeout=_TIMEOUT_S
+        ) as http:
+            began = time.perf_counter()
+            each = await asyncio.gather(*(converse(http) for _ in range(clients)))
+            seconds = time.perf_counter() - began
+        return {"seconds": seconds, "requests": [one for client in each for one in client]}
+
+    return asyncio.run(ask_all())
+
+
+async def _request(
+    http: httpx.AsyncClient, model: str, prompt: str, max_tokens: int
+) -> dict[str, Any]:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    began, first_s, tokens = time.perf_counter(), None, None
+    async with http.stream("POST", "/chat/completions", json=body) as reply:
+        if reply.status_code != 200:
+            said = (await reply.aread()).decode()[:500]
+            raise ValueError(f"{reply.url}: a request failed with {reply.status_code}: {said}")
+        async for line in reply.aiter_lines():
+            data = line.removeprefix("data:").strip()
+            if not line.startswith("data:") or data == "[DONE]":
+                continue
+            event = json.loads(data)
+            texts = (choice["delta"].get("content") for choice in event.get("choices", ()))
+            if first_s is None and any(texts):
+                first_s = time.perf_counter() - began
+            if event.get("usage"):
+                tokens = event["usage"]["completion_tokens"]
+    return {"first_s": first_s, "tokens": tokens}
 
 
 def _print(figures: dict[str, Any]) -> None:

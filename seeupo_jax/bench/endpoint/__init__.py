@@ -1,1 +1,0 @@
-"""What the endpoint costs agents, and how it serves beside `transformers`."""
