@@ -161,8 +161,9 @@ class Algorithm(LossOptions):
     are."""
     tree_baseline: str = choice("parent", "root")
     """tree: subtracts the value of the node where a branch began, or that of the group."""
-    forks: str = choice("none", "tree")
-    """Whether conversations branch at the ends of turns; tree: by fork_factors."""
+    forks: str = choice("none", "tree", "entropy")
+    """Whether conversations branch at the ends of turns; tree: by fork_factors; entropy: where the
+    policy is less certain than in the first turn."""
     fork_factors: tuple[int, ...] = checked(
         (6, 6, 6),
         "at least one number, each from 1 to 1000",
@@ -175,6 +176,14 @@ class Algorithm(LossOptions):
     fork_tokens: int | None = at_least(1, None)
     """Tokens that a group may sample at most: branches for which it leaves no room are not begun;
     none: no bound."""
+    fork_roots: int | None = at_least(1, None)
+    """forks=entropy: episodes that a group begins with; none: half of rollout.group_size."""
+    fork_probability: float = within(0, 1, 0.5)
+    """forks=entropy: probability of a branch after a turn that is as certain as the first one."""
+    fork_entropy_coef: float = within(0, 1000, 0.2)
+    """forks=entropy: how much that rises with a turn's entropy over the first turn's."""
+    fork_entropy_tokens: int = within(1, 10_000, 20)
+    """forks=entropy: first tokens of a turn whose entropies, in units of log V, are added up."""
 
     @property
     def loss(self) -> LossOptions:

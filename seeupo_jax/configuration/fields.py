@@ -23,6 +23,7 @@ _WORDS = {
     str: "a text",
     bool: "True or False",
 }
+_LISTED = 800  # characters of the names that an error lists
 _LARGEST = 2**63 - 1  # more than any count, and the most that arrays and trackers hold
 
 
@@ -126,8 +127,11 @@ def build(cls: type, values: Mapping[str, Any], name: str, **own: Any) -> Any:
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
+            allowed = ", ".join(fields)
+            if len(allowed) > _LISTED:
+                allowed = f"one of its {len(fields)} fields, which docs/configuration.md lists"
             raise ValueError(
-                f"{name}.{shortened(str(key))}: no such field;{hint} allowed: {', '.join(fields)}."
+                f"{name}.{shortened(str(key))}: no such field;{hint} allowed: {allowed}."
             )
     built = {
         key: _convert(value, hints[key], fields[key], f"{name}.{key}")

@@ -78,6 +78,10 @@ _WITHOUT_MEANING = (
     "fork_factors",
     "fork_every",
     "fork_tokens",
+    "fork_roots",
+    "fork_probability",
+    "fork_entropy_coef",
+    "fork_entropy_tokens",
 )
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from seeupo_jax.envs import gate
 from seeupo_jax.rewards.scorer import POLL_S, RewardFailure, Scored
+from seeupo_jax.rollout.branching.forking import Forks
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.episode import Episode, Request
-from seeupo_jax.rollout.forking import Forks
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.watch import Activity
 from seeupo_jax.types import Trajectory

@@ -12,12 +12,12 @@ from seeupo_jax.envs.base import Environment
 from seeupo_jax.envs.pool import Call, EnvPool, Failure, Outcome
 from seeupo_jax.envs.snapshot import take_snapshot
 from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.rollout.branching.forking import FORK_FAILURE
+from seeupo_jax.rollout.branching.replay import begin_call, step_call
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import task_number
 from seeupo_jax.rollout.episode import Episode, Kept, Request
-from seeupo_jax.rollout.forking import FORK_FAILURE
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
-from seeupo_jax.rollout.replay import begin_call, step_call
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,9 @@ class EnvironmentPlayer:
         episode.said.append(len(episode.messages))
         episode.messages.append({"role": "assistant", "content": text})
         conversation, max_reward = episode.conversation, worker.env.max_reward
-        forks = self._options.forks
-        keeps = forks is not None and forks.keeps(turn + 1)
+        if action.entropy is not None:
+            episode.entropy.append(action.entropy)
+        keeps = self._keeps(episode)
 
         def extend(env: Environment, answer: Any) -> Any:
             step = gate.check_step(answer, turn=turn, max_reward=max_reward)
@@ -171,6 +172,14 @@ class EnvironmentPlayer:
         self._open[key] = Episode.begin(request, slot)
         self._key_of[slot] = key
         return self._open[key]
+
+    def _keeps(self, episode: Episode) -> bool:
+        """Whether others may continue it after the turn that was just sampled."""
+        options, request = self._options, episode.request
+        if options.forks is None:
+            return False
+        chance = request.chance(episode.turn, seed=options.seed, iteration=options.iteration)
+        return options.forks.keeps(episode.turn, episode.entropy, chance)
 
     def _replay(self, key: int, episode: Episode, outcome: Outcome) -> None:
         """Goes on with a branch whose environment is on its way to where the branch begins."""

@@ -42,6 +42,11 @@ class Request:
         numbers = [seed, iteration, task_number(self.task_id), member]
         return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
+    def chance(self, turns: int, *, seed: int, iteration: int) -> float:
+        """Uniform in [0, 1), by which it is decided whether it branches after so many turns."""
+        numbers = [seed, iteration, task_number(self.task_id), self.member]
+        return np.random.default_rng(np.random.SeedSequence(numbers, spawn_key=(turns,))).random()
+
 
 class Kept(NamedTuple):
     """What an environment's reply leaves for episodes that continue after it."""
@@ -89,6 +94,7 @@ class Episode:
     retries: int = 0
     info: dict[str, Any] = field(default_factory=dict)
     said: list[int] = field(default_factory=list)  # each action's place among the messages
+    entropy: list[float] = field(default_factory=list)  # `Action.entropy`, where it is known
     ends: dict[int, Episode] = field(default_factory=dict)  # it, after so many turns, for forks
     snapshot: Snapshot | None = None  # its environment then; None: replayed
     replayed: int | None = None  # turns that its environment was brought through; None: all
@@ -118,6 +124,7 @@ class Episode:
             named=dict(self.named),
             named_turns={name: list(turns) for name, turns in self.named_turns.items()},
             said=list(self.said),
+            entropy=list(self.entropy),
             retries=0,
             ends={},
             snapshot=snapshot,
@@ -226,6 +233,8 @@ class Episode:
         """The trajectory; `weighted`: its rewards have names, also where `env` is the only one."""
         request = self.request
         own = {"score": self.score, "member": request.member, "retries": self.retries}
+        if self.entropy:
+            own["entropy"] = [round(entropy, 6) for entropy in self.entropy]
         has_names = weighted or len(self.named) > 1
         by_turn = {
             name: (*turns, *[0.0] * (self.turn - len(turns)))

@@ -12,9 +12,9 @@ from seeupo_jax.envs.base import Pay
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rewards.reward_functions import by_turn, weighted_sum
 from seeupo_jax.rewards.scorer import Scorer
+from seeupo_jax.rollout.branching.fork_plan import ForkPlan
 from seeupo_jax.rollout.engine.protocol import Action, Engine
 from seeupo_jax.rollout.episode import Episode, Request
-from seeupo_jax.rollout.forking import ForkPlan
 from seeupo_jax.rollout.watch import Watch
 
 STOP_POLL_S = 0.5  # how long it may take to notice that the run shall stop

@@ -267,6 +267,7 @@ def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
         rollout.top_p,
         rollout.max_action_tokens,
         tokenizer.end_ids,
+        config.algorithm.fork_entropy_tokens if config.algorithm.forks == "entropy" else 0,
     )
 
 

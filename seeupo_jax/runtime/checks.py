@@ -27,8 +27,8 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.policy.lora import with_adapters
 from seeupo_jax.rewards.scorer import make_scorer
-from seeupo_jax.rollout.forking import make_plan
-from seeupo_jax.rollout.replay import check_replayable
+from seeupo_jax.rollout.branching.plans import make_plan
+from seeupo_jax.rollout.branching.replay import check_replayable
 from seeupo_jax.rollout.tasks import share_counts
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries

@@ -198,6 +198,7 @@ def test_a_last_turn_whose_every_token_is_too_likely_is_no_part_of_a_sweep(name,
     "name, choices, order",
     [
         ("spo_tree", TWICE | {"mask_above": 0.05}, ALL),
+        ("arpo", TWICE | {"clip_dual": 1.01}, ALL),
         ("seeupo", {"advantage": "tree"}, REVERSE),
     ],
 )

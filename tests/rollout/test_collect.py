@@ -22,12 +22,15 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
 from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.rollout.branching.entropy_plan import EntropyPlan
+from seeupo_jax.rollout.branching.fork_plan import Budget
+from seeupo_jax.rollout.branching.plans import root_requests
+from seeupo_jax.rollout.branching.tree_plan import TreePlan
 from seeupo_jax.rollout.collect import Request, collect, group_requests, prefetch
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling, task_number
 from seeupo_jax.rollout.engine.slots import SlotEngine
-from seeupo_jax.rollout.forking import TreePlan, root_requests
 from seeupo_jax.rollout.player import CollectionOptions
 from seeupo_jax.rollout.watch import Watch
 from seeupo_jax.types import CONTEXT, rewards_of
@@ -97,7 +100,7 @@ class Script:
 
 
 def engine_of(network, rollout, end_ids):
-    sampling = Sampling(rollout.temperature, None, None, rollout.max_action_tokens, end_ids)
+    sampling = Sampling(rollout.temperature, None, None, rollout.max_action_tokens, end_ids, 2)
     plan = plan_cache(network.arch, rollout)
     return SlotEngine(network, sampling, plan, group_size=2, steps=3, prefill_tokens=64)
 
@@ -466,7 +469,7 @@ def test_an_engine_is_told_whose_turn_it_is_and_what_is_known_of_it(pair):
 
 
 def test_a_branchs_shared_turns_are_in_the_cache(run):
-    plan = TreePlan((2, 2, 2), every=1, group_size=8, turn_tokens=4, max_turns=3)
+    plan = TreePlan((2, 2, 2), 1, Budget(8, turn_tokens=4, max_turns=3))
     requests = root_requests(group_requests(["done@9", "done@9"], 8), plan)
     collected, again = (run(requests, forks=plan, seed=9) for _ in range(2))
     assert len(collected.trajectories) == 16 and collected.usage["forks"] == 12
@@ -479,6 +482,19 @@ def test_a_branchs_shared_turns_are_in_the_cache(run):
     begun = {tuple(each[: end + 1]) for each in sequences for end in range(len(each))}
     computed = usage["prefilled_tokens"] + usage["decoded_tokens"]
     assert computed < 1.2 * len(begun) < 0.5 * sum(map(len, sequences))
+
+
+def test_trees_by_entropy_are_the_same_again(run):
+    plan = EntropyPlan(3, coef=4.0, probability=0.3, budget=Budget(8, turn_tokens=4, max_turns=3))
+    requests = root_requests(group_requests(["done@9", "done@9"], 8), plan)
+    one, other = (run(requests, forks=plan, seed=9) for _ in range(2))
+    assert len(one.trajectories) == 16 and one.usage["forks"] > 4
+    for left, right in zip(one.trajectories, other.trajectories, strict=True):
+        assert left.segments[0].tokens_L.tolist() == right.segments[0].tokens_L.tolist()
+        assert (left.parent, left.fork) == (right.parent, right.fork)
+        assert len(left.info["entropy"]) == left.turns
+        np.testing.assert_allclose(left.info["entropy"], right.info["entropy"], atol=1e-4)
+        assert all(0 < entropy < 2 for entropy in left.info["entropy"])
 
 
 def test_groups_of_the_same_task_have_random_numbers_of_their_own():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from seeupo_jax.configuration.recipes.fork_recipes import spo_tree
+from seeupo_jax.configuration.recipes.fork_recipes import arpo, spo_tree
 from seeupo_jax.configuration.recipes.outcome_recipes import (
     a_grae,
     canon,
@@ -74,6 +74,7 @@ _TABLE: tuple[Callable[[], Choices], ...] = (
     spa,
     prorl,
     spo_tree,
+    arpo,
 )
 
 # Recipe -> the fields of `config.algorithm` that it sets.

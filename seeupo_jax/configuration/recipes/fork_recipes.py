@@ -28,3 +28,31 @@ def spo_tree() -> Choices:
         "clip_high": 0.2,
         "kl_coef": 1e-4,
     }
+
+
+def arpo() -> Choices:
+    """Max the mean over all tokens of min(s_ij A_it, clip(s_ij) A_it), a ratio per token, no KL.
+
+    A_it = the mean over the trajectories that share turn t of (r - the group's mean) / its
+    deviation: ARPO's "hard" estimate. Half of a group are whole episodes; after turn t another
+    continues one where clamp(U - 0.2 (H_t - H_0), 0, 1) <= 0.5, U uniform, H the entropy of a
+    turn's first 20 tokens. ARPO, arXiv:2507.19849; numbers as its authors train reasoning:
+    dongguanting/ARPO, ARPO/scripts/ARPO_7B_Reasoning_1node.sh, with groups of 16 that begin with 8,
+    and a learning rate of 1e-6.
+    """
+    return one_action() | {
+        "advantage": "tree",
+        "tree_baseline": "root",
+        "scale": "group",
+        "forks": "entropy",
+        "fork_roots": None,
+        "fork_probability": 0.5,
+        "fork_entropy_coef": 0.2,
+        "fork_entropy_tokens": 20,
+        "ratio": "token",
+        "loss_mean": "token",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "clip_dual": 3.0,
+        "kl_coef": 0.0,
+    }

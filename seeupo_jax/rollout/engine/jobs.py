@@ -37,6 +37,7 @@ class Job:
     prefilled: leading context tokens whose keys and values are in the cache, or on their way.
     asked: steps of decoding that have been dispatched; 0: it has not begun.
     matcher: of a grammar, and mask_W, the bits of the tokens that it allows next.
+    entropy: as of `Action`, so far.
     """
 
     turn: Turn
@@ -49,6 +50,11 @@ class Job:
     logp: list[float] = field(default_factory=list)
     matcher: Matcher | None = None
     mask_W: np.ndarray | None = None
+    entropy: float | None = None
+
+    def add_entropy(self, entropy: Sequence[float]) -> None:
+        """Adds that of more tokens."""
+        self.entropy = sum(entropy, 0.0 if self.entropy is None else self.entropy)
 
     @property
     def unread(self) -> int:
@@ -248,7 +254,8 @@ class Shard:
         if alive:
             return []
         self._end(job)
-        return [Action(job.turn.key, job.tokens, job.logp, cached=job.lease.cached)]
+        cached, entropy = job.lease.cached, job.entropy
+        return [Action(job.turn.key, job.tokens, job.logp, cached=cached, entropy=entropy)]
 
     def _end(self, job: Job) -> None:
         """Frees an action's slot; what it computed stays in the cache."""

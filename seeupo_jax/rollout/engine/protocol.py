@@ -42,6 +42,8 @@ class Action:
     logp: log-probability of each token under the distribution that it was drawn from.
     failure: why there is none; empty otherwise.
     cached: tokens of the context that the engine had computed before.
+    entropy: of the distributions that its first `Sampling.entropy_tokens` tokens were drawn from,
+      their sum in units of the largest that there is, log V; None: not computed.
     """
 
     key: int
@@ -49,6 +51,7 @@ class Action:
     logp: list[float]
     failure: str = ""
     cached: int = 0
+    entropy: float | None = None
 
 
 class Engine(Protocol):

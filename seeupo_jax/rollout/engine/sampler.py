@@ -20,7 +20,13 @@ from seeupo_jax.policy.kernels.attention import NOWHERE
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
 from seeupo_jax.policy.network import Network
 from seeupo_jax.rollout.engine.grammar import apply_mask
-from seeupo_jax.rollout.engine.sampling import Sampling, Streams, draw, stream_keys
+from seeupo_jax.rollout.engine.sampling import (
+    Sampling,
+    Streams,
+    draw,
+    relative_entropy,
+    stream_keys,
+)
 
 
 class Slots(NamedTuple):
@@ -57,6 +63,8 @@ class Sampled(NamedTuple):
     """What a dispatch sampled: tokens_RK and logp_RK, the first count_R of each row.
 
     alive_R: the action is not at its end. steps: how many the dispatch took, int32 [1].
+    entropy_RK: of the tokens that are among an action's first ones (`Action.entropy`), 0 of others;
+      None: not computed.
     """
 
     tokens_RK: jax.Array
@@ -64,6 +72,7 @@ class Sampled(NamedTuple):
     count_R: jax.Array
     alive_R: jax.Array
     steps: jax.Array
+    entropy_RK: jax.Array | None = None
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -129,7 +138,7 @@ def decode(
     first_R = step_R
 
     def body(carry: Any) -> Any:
-        i, token_R, position_R, step_R, alive_R, tokens_RK, logp_RK, pages = carry
+        i, token_R, position_R, step_R, alive_R, (tokens_RK, logp_RK, entropy_RK), pages = carry
         at_R1 = jnp.where(alive_R, position_R, NOWHERE)[:, None]
         hidden_R1D, pages = model.extend(
             token_R[:, None], at_R1, pages, page_table, kernel=kernel, block=block
@@ -137,45 +146,58 @@ def decode(
         logits_RV = jnp.einsum(
             "nd,vd->nv", hidden_R1D[:, 0], head_VD, preferred_element_type=jnp.float32
         )
-        masked = rows.mask_RW is not None
-        if masked:
-            logits_RV = apply_mask(logits_RV, rows.mask_RW)
-        keys_R = stream_keys(streams, step_R)
-        drawn_R, drawn_logp_R = draw(logits_RV, keys_R, sampling, masked=masked)
+        drawn_R, drawn_logp_R, drawn_entropy_R = _draw_next(
+            logits_RV, rows.mask_RW, streams, step_R, sampling
+        )
         tokens_RK = tokens_RK.at[:, i].set(jnp.where(alive_R, drawn_R, 0))
         logp_RK = logp_RK.at[:, i].set(jnp.where(alive_R, drawn_logp_R, 0.0))
+        if entropy_RK is not None:
+            entropy_RK = entropy_RK.at[:, i].set(jnp.where(alive_R, drawn_entropy_R, 0.0))
         token_R = jnp.where(alive_R, drawn_R, token_R)
         ended_R = (drawn_R[:, None] == end_ids[None, :]).any(axis=1)
         position_R, step_R = position_R + alive_R, step_R + alive_R
         alive_R = alive_R & ~ended_R & (step_R < rows.limit_R)
-        return i + 1, token_R, position_R, step_R, alive_R, tokens_RK, logp_RK, pages
+        sampled = tokens_RK, logp_RK, entropy_RK
+        return i + 1, token_R, position_R, step_R, alive_R, sampled, pages
 
     def unfinished(carry: Any) -> jax.Array:
         i, _, _, _, alive_R, *_ = carry
         return (i < steps) & alive_R.any()
 
     empty = jnp.zeros((token_R.shape[0], steps))
-    carry = (
-        jnp.int32(0),
-        token_R,
-        position_R,
-        step_R,
-        alive_R,
-        empty.astype(jnp.int32),
-        empty,
-        pages,
-    )
+    nothing = empty.astype(jnp.int32), empty, empty if sampling.entropy_tokens else None
+    carry = jnp.int32(0), token_R, position_R, step_R, alive_R, nothing, pages
     with jax.named_scope("rollout/decode"):
-        i, *after, tokens_RK, logp_RK, pages = jax.lax.while_loop(unfinished, body, carry)
+        i, *after, drawn, pages = jax.lax.while_loop(unfinished, body, carry)
     _, _, step_R, alive_R = after
+    tokens_RK, logp_RK, entropy_RK = jax.tree.map(lambda x_RK: constrain(x_RK, "rows", None), drawn)
     sampled = Sampled(
-        constrain(tokens_RK, "rows", None),
-        constrain(logp_RK, "rows", None),
+        tokens_RK,
+        logp_RK,
         constrain(step_R - first_R, "rows"),
         constrain(alive_R, "rows"),
         i[None],
+        entropy_RK,
     )
     return sampled, pages, _remember(slots, rows, Slots(*after))
+
+
+def _draw_next(
+    logits_RV: jax.Array,
+    mask_RW: jax.Array | None,
+    streams: Streams,
+    step_R: jax.Array,
+    sampling: Sampling,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Tokens [R] after so many of their actions, log-probabilities, entropies of first ones."""
+    if mask_RW is not None:
+        logits_RV = apply_mask(logits_RV, mask_RW)
+    keys_R = stream_keys(streams, step_R)
+    token_R, logp_R = draw(logits_RV, keys_R, sampling, masked=mask_RW is not None)
+    if not sampling.entropy_tokens:
+        return token_R, logp_R, None
+    entropy_R = relative_entropy(logits_RV, sampling)
+    return token_R, logp_R, jnp.where(step_R < sampling.entropy_tokens, entropy_R, 0.0)
 
 
 def _of_rows(slots: Slots, rows: Rows) -> Slots:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import NamedTuple
 
@@ -10,13 +11,17 @@ import jax.numpy as jnp
 
 
 class Sampling(NamedTuple):
-    """What is fixed about sampling; hashable."""
+    """What is fixed about sampling; hashable.
+
+    entropy_tokens: of each action so many first ones whose entropy is computed.
+    """
 
     temperature: float
     top_k: int | None
     top_p: float | None
     max_tokens: int
     end_ids: tuple[int, ...]
+    entropy_tokens: int = 0
 
 
 class Streams(NamedTuple):
@@ -102,3 +107,14 @@ def draw(
         alone_N = jnp.isfinite(logits).sum(axis=1) == 1
         logp_N = jnp.where(alone_N, 0.0, logp_N)
     return token_N, logp_N
+
+
+def relative_entropy(logits_NV: jax.Array, sampling: Sampling) -> jax.Array:
+    """-Σ p log p / log V of the distributions that `draw` draws from: float32 [N], from 0 to 1."""
+    logits = filter_logits(
+        logits_NV / sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
+    )
+    logp_NV = jax.nn.log_softmax(logits, axis=1)
+    # 0 log 0 is 0, also where a token is left out.
+    each_NV = jnp.where(jnp.isfinite(logp_NV), jnp.exp(logp_NV) * logp_NV, 0.0)
+    return -each_NV.sum(axis=1) / math.log(logits_NV.shape[1])

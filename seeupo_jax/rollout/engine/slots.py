@@ -373,7 +373,7 @@ class SlotEngine:
         sampled, self._pages, self._slots = sampler.decode(
             *self._decode_arguments(*state, *self._join_shards(parts))
         )
-        for leaf in sampled:
+        for leaf in jax.tree.leaves(sampled):
             leaf.copy_to_host_async()
         self._flights.append(_Flight(taken, sampled, self._clock.decode()))
 
@@ -381,13 +381,16 @@ class SlotEngine:
         """Fetches the oldest dispatch; the actions that it finished."""
         flight = self._flights.popleft()
         self._clock.land(flight.ticket, flight.sampled)
-        tokens_RK, logp_RK, count_R, alive_R, (steps,) = map(own_rows, flight.sampled)
+        sampled = jax.tree.map(own_rows, flight.sampled)
+        tokens_RK, logp_RK, count_R, alive_R, (steps,), entropy_RK = sampled
         rows = len(count_R) // len(self._shards)
         actions = []
         for index, (shard, jobs) in enumerate(zip(self._shards.values(), flight.jobs, strict=True)):
             shard.counts["decode_positions"] += rows * int(steps)
             for row, job in enumerate(jobs, index * rows):
                 count = int(count_R[row])
-                sampled = tokens_RK[row, :count].tolist(), logp_RK[row, :count].tolist()
-                actions += shard.on_result(job, *sampled, alive=bool(alive_R[row]))
+                told = tokens_RK[row, :count].tolist(), logp_RK[row, :count].tolist()
+                if entropy_RK is not None:
+                    job.add_entropy(entropy_RK[row, :count].tolist())
+                actions += shard.on_result(job, *told, alive=bool(alive_R[row]))
         return actions

@@ -16,11 +16,11 @@ from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.base import TaskShare
 from seeupo_jax.parallel.fingerprint import fingerprint
+from seeupo_jax.rollout.branching.plans import make_plan, root_requests
 from seeupo_jax.rollout.collect import Collected, collect, group_requests, prefetch
 from seeupo_jax.rollout.curriculum import TaskSuccess
 from seeupo_jax.rollout.engine.sampling import truncation_note
 from seeupo_jax.rollout.episode import Request
-from seeupo_jax.rollout.forking import make_plan, root_requests
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.rollout_store import RolloutStore

@@ -37,7 +37,8 @@ ARCH = Architecture(
 )
 END_IDS = (3, 7, 11, 14, 19, 23)
 TEMPERATURE, LONGEST, CONTEXT = 0.6, 6, 320
-SAMPLING = Sampling(TEMPERATURE, None, None, LONGEST, END_IDS)
+FIRST = 3  # tokens whose entropy is computed
+SAMPLING = Sampling(TEMPERATURE, None, None, LONGEST, END_IDS, FIRST)
 ROLLOUT = schema.Rollout(
     tasks=3, group_size=4, max_action_tokens=LONGEST, max_context=CONTEXT, page_size=8
 )
@@ -130,6 +131,22 @@ def assert_logp_of_network(played, params, arch=ARCH, atol=1e-5, temperature=TEM
 
 def test_the_recorded_logp_is_the_networks_at_the_temperature():
     assert_logp_of_network(plain(), make()[1])
+
+
+def test_the_entropy_of_an_actions_first_tokens_is_the_networks():
+    engine, found = make_engine(concurrency=1, options={"group_size": 1, "steps": 1}), []
+    engine.begin(make()[1], seed=1, iteration=2)
+    for number in range(4):
+        engine.submit(Turn(number, STARTS[2], 0, 100, number, 0))
+        while engine.busy:
+            found += engine.step(True)
+        engine.release(number)
+    assert engine.step(False) is None
+    assert any(len(action.tokens) > FIRST for action in found)
+    for action in found:
+        logp_LV = logp_of(make()[1], STARTS[2] + action.tokens)[len(STARTS[2]) - 1 : -1]
+        entropy_L = -(np.exp(logp_LV) * logp_LV).sum(axis=1) / np.log(ARCH.vocab_size)
+        np.testing.assert_allclose(action.entropy, entropy_L[:FIRST].sum(), atol=1e-5)
 
 
 FEW_SLOTS = {"slots": 5, "concurrency": 9, "page_size": 64}

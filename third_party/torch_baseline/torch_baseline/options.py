@@ -190,6 +190,10 @@ UNREAD = (
     "fork_factors",
     "fork_every",
     "fork_tokens",
+    "fork_roots",
+    "fork_probability",
+    "fork_entropy_coef",
+    "fork_entropy_tokens",
     "refresh",
     "dynamic_sampling",
 )

@@ -7,104 +7,23 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from rollout_cases import Saying, make_worker
+from fork_cases import BUDGET, PLAN, Counting, Drawing, Forking, assert_same, config, grow
+from rollout_cases import make_worker
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs.base import StepResult
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.envs.snapshot import has_fork
 from seeupo_jax.envs.transport.isolated import Isolated
 from seeupo_jax.envs.transport.remote import Remote
-from seeupo_jax.rollout import forking
-from seeupo_jax.rollout.collect import collect, group_requests
+from seeupo_jax.rollout.branching import plans
+from seeupo_jax.rollout.branching.fork_plan import Branch, Played
+from seeupo_jax.rollout.branching.replay import check_replayable
+from seeupo_jax.rollout.branching.tree_plan import scaled_factors
+from seeupo_jax.rollout.collect import group_requests
 from seeupo_jax.rollout.collection import Collection
-from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.player import CollectionOptions
-from seeupo_jax.rollout.replay import check_replayable
 from seeupo_jax.trajectories.forks import shared_turns, turn_nodes
 from seeupo_jax.types import CONTEXT
-
-
-class Drawing(Saying):
-    """Draws an action by its task, member and turn; a context of 60 tokens leaves no more room."""
-
-    def fits(self, context):
-        return len(context) < 60
-
-    def step(self, unfinished, stop=False):
-        turns, self._open = self._open, []
-        return [self._action(turn) for turn in turns] if unfinished else None
-
-    def _action(self, turn):
-        drawn = np.random.default_rng([turn.task, turn.member, turn.turn]).integers(4, 7)
-        return Action(turn.key, [int(drawn), 3], [-1.0 - turn.member, -2.0])
-
-
-class Counting:
-    """Answers with all that it was told; a task `LENGTH` ends after so many turns.
-
-    The task `LENGTH@TURN` answers otherwise the second time that it is at a turn.
-    """
-
-    asked = Counter()  # of all environments: resets, steps, forks, and ends
-
-    def reset(self, task_id, seed, *, episode_seed=None):
-        self.asked["reset"] += 1
-        length, _, moody = task_id.partition("@")
-        self.length, self.moody = int(length), int(moody) if moody else None
-        self.told, self.seeds = [], [seed % 7, episode_seed % 11]
-        return ({"role": "user", "content": f"9 {seed % 7}"},), ()
-
-    def step(self, text):
-        self.asked["step"] += 1
-        self.told.append(text)
-        turn = len(self.told)
-        mood = self.asked["moody"] if turn == self.moody else 0
-        self.asked["moody"] += turn == self.moody
-        reply = {"role": "tool", "content": f"{sum(map(int, ' '.join(self.told).split()))} {mood}"}
-        reply["content"] += f" {self.seeds[1]}"
-        done = turn == self.length
-        return StepResult(() if done else (reply,), float(self.told[-1].split()[0]), done)
-
-    def score(self):
-        return len(self.told) / 10
-
-    def close(self):
-        self.asked["close"] += 1
-
-
-class Forking(Counting):
-    def fork(self):
-        self.asked["fork"] += 1
-        copy = type(self)()
-        copy.__dict__ |= vars(self) | {"told": list(self.told)}
-        return copy
-
-
-PLAN = forking.TreePlan((2, 3, 2), every=1, group_size=12, turn_tokens=4, max_turns=4)
-
-
-def grow(make=Counting, tasks=("4",), plan=PLAN, workers=3, **options):
-    """Trajectories of the tasks' trees, the collection, and what environments were asked."""
-    Counting.asked.clear()
-    pool = EnvPool(make, 4, workers=workers, timeout_s=5.0, retries=1, retry_wait_s=0.01)
-    worker = make_worker(Drawing(), pool, max_turns=4, **options)
-    requests = forking.root_requests(group_requests(tasks, plan.group_size), plan)
-    try:
-        collected = collect(worker, None, requests, CollectionOptions(3, 1, forks=plan))
-    finally:
-        pool.close()
-    return collected, Counter(Counting.asked)
-
-
-def assert_same(one, other):
-    for left, right in zip(one, other, strict=True):
-        assert dataclasses.replace(left, segments=()) == dataclasses.replace(right, segments=())
-        for a, b in zip(left.segments, right.segments, strict=True):
-            for name in ("tokens_L", "turn_L", "logp_L"):
-                np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
 def test_a_group_is_the_plans_tree_and_shared_turns_are_equal_to_the_bit():
@@ -172,7 +91,7 @@ def test_processes_share_the_trees_out():
     for number in range(2):
         pool = EnvPool(Counting, 4, workers=2, timeout_s=5.0)
         worker = make_worker(Part(number), pool, max_turns=4)
-        requests = forking.root_requests(group_requests(("4", "3", "4"), 12), plan)
+        requests = plans.root_requests(group_requests(("4", "3", "4"), 12), plan)
         options = CollectionOptions(3, 1, forks=plan)
         worker.engine.begin(None)
         collection = Collection(worker, requests, options, lambda *_: None)
@@ -211,7 +130,7 @@ def test_episodes_that_are_over_have_no_branches_and_the_rest_of_the_budget_is_c
 
 @pytest.mark.parametrize("tokens", [32, 45, 60, 61, 1000])
 def test_a_group_never_samples_more_than_its_tokens(tokens):
-    plan = dataclasses.replace(PLAN, tokens=tokens)
+    plan = dataclasses.replace(PLAN, budget=dataclasses.replace(BUDGET, tokens=tokens))
     collected, _ = grow(plan=plan)
     assert collected.sampled_tokens <= tokens
     assert collected.usage["unused_tokens"] == tokens - collected.sampled_tokens
@@ -222,19 +141,25 @@ def test_a_group_never_samples_more_than_its_tokens(tokens):
 
 def played(*turns, shared=()):
     shared = itertools.chain(shared, itertools.repeat(0))
-    return [forking.Played(next(shared), t, 2 * t, False) for t in turns]
+    return [Played(next(shared), t, 2 * t, False) for t in turns]
 
 
 def test_every_node_has_a_second_child_before_any_has_a_third():
-    plan = dataclasses.replace(PLAN, group_size=5)
+    plan = dataclasses.replace(PLAN, budget=dataclasses.replace(BUDGET, group_size=5))
     assert plan.branches(played(4, 4), []) == [(0, 1), (1, 1), (0, 1)]
     assert plan.branches(played(4, 1), []) == [(0, 1), (0, 1)]  # the second has no node there
-    begun = [forking.Branch(0, 1), forking.Branch(0, 1)]
+    begun = [Branch(0, 1), Branch(0, 1)]
     assert plan.branches(played(4, 1, 4, 1, shared=(0, 0, 1, 1)), begun) == [(0, 2)]
     failed = [one._replace(failed=True) for one in played(4, 4)]
     assert plan.branches(failed, []) == []
     wide = dataclasses.replace(PLAN, every=2, factors=(2, 2))
-    assert [wide.keeps(turns) for turns in range(1, 6)] == [False, True, False, False, False]
+    assert [wide.keeps(turns, (), 0.0) for turns in range(1, 6)] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -242,23 +167,17 @@ def test_every_node_has_a_second_child_before_any_has_a_third():
     [(216, (6, 6, 6)), (8, (2, 2, 2)), (16, (4, 2, 2)), (2, (2, 1, 1)), (36, (4, 3, 3))],
 )
 def test_trees_are_scaled_to_the_group(group_size, factors):
-    assert forking.scaled_factors((6, 6, 6), group_size) == factors
-
-
-def config(**choices):
-    rollout = schema.Rollout(group_size=8, max_turns=3, max_action_tokens=5)
-    algorithm = Algorithm(advantage="tree", **{"forks": "tree"} | choices)
-    return dataclasses.replace(Config(), rollout=rollout, algorithm=algorithm)
+    assert scaled_factors((6, 6, 6), group_size) == factors
 
 
 def test_what_cannot_branch_is_refused_before_anything_is_sampled():
-    assert forking.make_plan(config(forks="none")) is None
-    assert forking.make_plan(config()).factors == (2, 2, 2)
+    assert plans.make_plan(config(forks="none")) is None
+    assert plans.make_plan(config()).factors == (2, 2, 2)
     with pytest.raises(ValueError, match="fork_tokens: got 29; allowed: at least 30, what 2 epi"):
-        forking.make_plan(config(fork_tokens=29))
+        plans.make_plan(config(fork_tokens=29))
     agent = dataclasses.replace(config(), agent=schema.Agent(name="json:dumps"))
     with pytest.raises(ValueError, match="forks: got 'tree' with config.agent; allowed: none"):
-        forking.make_plan(agent)
+        plans.make_plan(agent)
 
 
 class Unlike(Counting):

@@ -1,0 +1,1 @@
+"""Conversations that branch at the ends of turns: which trees groups become, and how."""

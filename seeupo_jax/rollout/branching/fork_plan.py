@@ -1,0 +1,90 @@
+"""What a plan of a group's tree is, and what it may spend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class Played(NamedTuple):
+    """An episode that is over.
+
+    shared: turns that it has from another one. turns: all of its. tokens: that were sampled in it.
+    ends: of its own turns those after which the plan `keeps` it.
+    """
+
+    shared: int
+    turns: int
+    tokens: int
+    failed: bool
+    ends: tuple[int, ...] = ()
+
+
+class Branch(NamedTuple):
+    """An episode to begin: it continues that of a place in the group after so many turns.
+
+    After none of them it begins with the task.
+    """
+
+    place: int
+    turns: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a group may spend.
+
+    group_size: trajectories. turn_tokens, max_turns: of a turn and an episode, at most.
+    tokens: sampled ones; None: no bound.
+    """
+
+    group_size: int
+    turn_tokens: int
+    max_turns: int
+    tokens: int | None = None
+
+    def most_tokens(self, turns: int) -> int:
+        """What an episode may sample after so many turns, at the most."""
+        return (self.max_turns - turns) * self.turn_tokens
+
+    def affordable(self, wanted: Sequence[Branch], played: Sequence[Played]) -> list[Branch]:
+        """The first of the wanted branches, as many as certainly fit."""
+        fit = list(wanted[: self.group_size - len(played)])
+        if self.tokens is None:
+            return fit
+        left = self.tokens - sum(one.tokens for one in played)
+        for count, branch in enumerate(fit):
+            left -= self.most_tokens(branch.turns)
+            if left < 0:
+                return fit[:count]
+        return fit
+
+
+class ForkPlan(Protocol):
+    """Which trees a collection's groups become."""
+
+    @property
+    def budget(self) -> Budget: ...
+
+    @property
+    def roots(self) -> int:
+        """Trajectories that a group begins with."""
+        ...
+
+    def keeps(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
+        """Whether others may continue an episode after so many turns.
+
+        Args:
+          entropy: of the first tokens of each turn so far (`Action.entropy`), where it is known.
+          chance: uniform in [0, 1), of this turn of this trajectory.
+        """
+        ...
+
+    def branches(self, played: Sequence[Played], begun: Sequence[Branch]) -> list[Branch]:
+        """What a group whose episodes are all over begins next; none: it is complete.
+
+        Args:
+          played: by place. begun: those of them that are no roots, by what they continued.
+        """
+        ...

@@ -1,0 +1,67 @@
+"""The plan that a configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.rollout.branching.entropy_plan import EntropyPlan
+from seeupo_jax.rollout.branching.fork_plan import Budget, ForkPlan
+from seeupo_jax.rollout.branching.tree_plan import TreePlan, scaled_factors
+from seeupo_jax.rollout.episode import Request
+
+
+def make_plan(config: Config) -> ForkPlan | None:
+    """The plan of `config.algorithm.forks`; None: nothing branches.
+
+    Raises:
+      ValueError: one sentence with the field, what was got and what is allowed.
+    """
+    algorithm, rollout = config.algorithm, config.rollout
+    if algorithm.forks == "none":
+        return None
+    if config.agent.given:
+        raise ValueError(
+            f"config.algorithm.forks: got {algorithm.forks!r} with config.agent; allowed: none,"
+            " since an agent's own loop cannot be brought to where it was after a turn."
+        )
+    budget = Budget(
+        rollout.group_size, rollout.max_action_tokens, rollout.max_turns, algorithm.fork_tokens
+    )
+    plan = _PLANS[algorithm.forks](config, budget)
+    needed = plan.roots * budget.most_tokens(0)
+    if budget.tokens is not None and budget.tokens < needed:
+        raise ValueError(
+            f"config.algorithm.fork_tokens: got {budget.tokens}; allowed: at least {needed}, what"
+            f" {plan.roots} episodes of {budget.max_turns} turns of {budget.turn_tokens} tokens may"
+            " sample."
+        )
+    return plan
+
+
+def root_requests(requests: Sequence[Request], plan: ForkPlan | None) -> list[Request]:
+    """Of the requests of whole groups those that a collection begins with."""
+    if plan is None:
+        return list(requests)
+    size = plan.budget.group_size
+    return [each for each in requests if each.member % size < plan.roots]
+
+
+def _tree(config: Config, budget: Budget) -> ForkPlan:
+    factors = scaled_factors(config.algorithm.fork_factors, budget.group_size)
+    return TreePlan(factors, config.algorithm.fork_every, budget)
+
+
+def _entropy(config: Config, budget: Budget) -> ForkPlan:
+    algorithm, size = config.algorithm, budget.group_size
+    roots = -(-size // 2) if algorithm.fork_roots is None else algorithm.fork_roots
+    if roots > size:
+        raise ValueError(
+            f"config.algorithm.fork_roots: got {roots}; allowed: at most {size},"
+            " rollout.group_size."
+        )
+    return EntropyPlan(roots, algorithm.fork_entropy_coef, algorithm.fork_probability, budget)
+
+
+# `config.algorithm.forks` -> what makes its plan.
+_PLANS: dict[str, Callable[[Config, Budget], ForkPlan]] = {"tree": _tree, "entropy": _entropy}
