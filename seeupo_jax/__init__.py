@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from seeupo_jax.evaluate import evaluate
     from seeupo_jax.runtime.evaluation_run import EvaluationResult
     from seeupo_jax.runtime.training.callbacks import Callback, RunHandle
+    from seeupo_jax.sft import SftResult, sft
     from seeupo_jax.train import TrainResult, train
     from seeupo_jax.trajectories.reader import read_trajectories
     from seeupo_jax.types import Trajectory
@@ -30,6 +31,7 @@ __all__ = [
     "EvaluationResult",
     "NotLearning",
     "RunHandle",
+    "SftResult",
     "StepResult",
     "TrainResult",
     "Trajectory",
@@ -37,6 +39,7 @@ __all__ = [
     "evaluate",
     "load_config",
     "read_trajectories",
+    "sft",
     "train",
 ]
 
@@ -47,12 +50,14 @@ _MODULES = {
     "EvaluationResult": "runtime.evaluation_run",
     "NotLearning": "errors",
     "RunHandle": "runtime.training.callbacks",
+    "SftResult": "sft",
     "StepResult": "envs.base",
     "TrainResult": "train",
     "Trajectory": "types",
     "evaluate": "evaluate",
     "load_config": "configuration.loading",
     "read_trajectories": "trajectories.reader",
+    "sft": "sft",
     "train": "train",
 }
 
@@ -73,7 +78,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps `train` and `evaluate` functions: an import of the module of that name sets it here."""
+    """Keeps `train` and its like functions: an import of a module of that name sets it here."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _MODULES and isinstance(value, ModuleType)):

@@ -39,8 +39,12 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.bfcl.result_files import export_results
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.planning.explain_evaluation import explain_episodes, explain_policy, explain_server
-from seeupo_jax.planning.explanation import EXPLAIN, Section, print_explanation
+from seeupo_jax.planning.explain.explain_evaluation import (
+    explain_episodes,
+    explain_policy,
+    explain_server,
+)
+from seeupo_jax.planning.explain.explanation import EXPLAIN, Section, print_explanation
 from seeupo_jax.runtime.checks import check_config
 from seeupo_jax.runtime.cli import (
     add_cluster_flags,

@@ -80,6 +80,23 @@ SWEEP = (
     Metric("logp/sampler_trainer_gap", "largest difference", "max of action tokens"),
     Metric("logp/sampler_trainer_gap_mean", "nats", "mean of action tokens"),
 )
+# Of the steps of supervised fine-tuning, which count as iterations.
+SFT = (
+    Metric("sft/loss", "nats per token", "mean of assistant tokens"),
+    Metric("sft/grad_norm", "norm before clipping", "none"),
+    Metric("sft/updates_skipped", "0 or 1", "none"),
+    Metric("sft/learning_rate", "learning rate", "none"),
+    Metric("sft/epoch", "epochs", "none"),
+    Metric("sft/trained_tokens", "tokens", "sum of conversations"),
+    Metric("sft/tokens", "tokens", "sum of conversations"),
+    Metric("sft/tokens_per_second", "tokens/s", "sum / time"),
+    Metric("sft/shared_fraction", "share of tokens", "sum / sum"),
+    Metric("sft/padding_fraction", "share of tokens", "sum / sum"),
+    Metric("sft/skipped_conversations", "conversations", "count of the whole run"),
+    Metric("sft/cut_conversations", "conversations", "count of the whole run"),
+    Metric("sft/programs_compiled", "programs", "count"),
+    Metric("evaluation/programs_compiled", "programs", "count"),
+)
 # Of the trajectories of all rounds, without those whose environment failed where it says mean.
 ROLLOUT = (
     Metric("rollout/success_rate", "success rate", "mean of trajectories"),
@@ -147,6 +164,7 @@ TOKENS = (
 TIMES = (
     Metric("time/rollout_s", "seconds", "wall time"),
     Metric("time/sweep_s", "seconds", "wall time"),
+    Metric("time/sft_s", "seconds", "wall time"),
     Metric("time/environment_s", "seconds", "sum of rounds, max of processes"),
     Metric("time/reset_s", "seconds", "sum of rounds, max of processes"),
     Metric("time/reward_s", "seconds", "sum of rounds, max of processes"),
@@ -168,6 +186,9 @@ EVALUATION = (
     Metric("eval/failed", "episodes", "count"),
     Metric("eval/timeouts", "episodes", "count"),
     Metric("eval/selected_on", "0 or 1", "none"),
+    Metric("eval/loss", "nats per token", "mean of assistant tokens"),
+    Metric("eval/tokens", "tokens", "sum of conversations"),
+    Metric("eval/worse", "evaluations", "count in a row"),
     Metric("eval/ema", "0 or 1", "none"),
     Metric("state/checksum", "SHA-256", "none"),
 )
@@ -175,7 +196,7 @@ OTHER = (Metric("telemetry/shards_removed", "files", "count since the start"),)
 
 METRICS = {
     metric.name: metric
-    for part in (ROLLOUT, CURRICULUM, TOKENS, STEPS, SWEEP, TIMES, EVALUATION, OTHER)
+    for part in (ROLLOUT, CURRICULUM, TOKENS, STEPS, SWEEP, SFT, TIMES, EVALUATION, OTHER)
     for metric in part
 }
 
@@ -193,6 +214,10 @@ CHARTS = {
         "rollout/entropy": "Entropy of the policy",
         "logp/sampler_trainer_gap": "Sampler–trainer gap of log-probabilities",
         "rollout/no_signal_fraction": "Zero-advantage groups",
+    },
+    "supervised": {
+        "sft/grad_norm": "Gradient norm of steps",
+        "sft/learning_rate": "Learning rate of steps",
     },
     "turns": {
         "sweep/weight_mean/turn=T": "Mean weight M",

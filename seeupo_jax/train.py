@@ -14,26 +14,26 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
-from seeupo_jax.checkpoint import Checkpoints, check_shared, exclusive_run, find_directory, reason
+from seeupo_jax.checkpoint import Checkpoints, exclusive_run, find_directory
 from seeupo_jax.configuration.flags import Flags
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.display.run_summary import learning_curve, print_summary
-from seeupo_jax.errors import NotLearning, WriteError, is_full, sentence_errors
+from seeupo_jax.errors import NotLearning, WriteError, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import Launch
 from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
-from seeupo_jax.planning.explain_training import explain_training
-from seeupo_jax.planning.explanation import EXPLAIN, print_explanation
+from seeupo_jax.parallel.stop_signal import ELSEWHERE, Stopped, StopRequest
+from seeupo_jax.planning.explain.explain_training import explain_training
+from seeupo_jax.planning.explain.explanation import EXPLAIN, print_explanation
 from seeupo_jax.planning.planned_devices import add_planned_flags, plan_devices
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.runtime import build
@@ -42,19 +42,19 @@ from seeupo_jax.runtime.cli import (
     add_cluster_flags,
     add_run_flags,
     check_places,
+    check_shared_places,
     cluster_flags,
+    full_disk,
     join_cluster,
     log_to_stderr,
     prepare_xla,
     quiet_logs,
     read_config,
 )
-from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks
+from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks, heard
 from seeupo_jax.runtime.training.run import UNKNOWN, Run, begin_run
 from seeupo_jax.runtime.training.run_checkpoints import RunState
 from seeupo_jax.runtime.training.warm_starting import start_policy
-
-ELSEWHERE = "another process was asked to stop"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def train(
     if not jax.distributed.is_initialized():
         join_cluster(config)
     check_config(config)
-    _check_shared(config, workdir)
+    check_shared_places(config, workdir)
     return run_training(config, workdir, callbacks)
 
 
@@ -125,7 +125,7 @@ def run_training(
     with contextlib.ExitStack() as held:
         with preparing():
             held.enter_context(exclusive_run(workdir, config.checkpoint))
-        with _room(config, workdir):
+        with full_disk(config, workdir):
             stopped = _train(config, workdir, callbacks, launch, preparing)
             if jax.process_index() == 0 and stopped is None:
                 learning_curve(workdir, split=config.evaluation.split)
@@ -138,32 +138,6 @@ def run_training(
         best_iteration=best,
         stopped=stopped,
     )
-
-
-def _check_shared(config: Config, workdir: Path) -> None:
-    """ValueError where not all processes see the folder of the checkpoints."""
-    if config.checkpoint.directory is None:
-        check_shared(workdir)
-    else:
-        check_shared(config.checkpoint.directory, "config.checkpoint.directory")
-
-
-@contextlib.contextmanager
-def _room(config: Config, workdir: Path) -> Generator[None]:
-    """Says what is kept where a full disk ends a run."""
-    try:
-        yield
-    except WriteError:
-        raise
-    except Exception as error:  # libraries have errors of their own for it
-        if not is_full(error):
-            raise
-        newest = Checkpoints(find_directory(config.checkpoint, workdir), 1).finished()
-        kept = "no checkpoint was saved yet"
-        if newest is not None:
-            kept = f"checkpoint {newest} is intact; rerun the command to resume from it"
-        place = getattr(error, "filename", None) or workdir
-        raise WriteError(f"{place} could not be written: {reason(error)}; {kept}.") from error
 
 
 def _train(
@@ -192,29 +166,9 @@ def _train(
             run, state = begin_run(
                 config, workdir, progress, request, policy, params, launch, callbacks
             )
-        with jax.set_mesh(policy.mesh), heard(run, state):
+        with jax.set_mesh(policy.mesh), heard(run, run.parts.callbacks, state.done):
             ended = iterate(run, state)
     return None if ended else request.reason or ELSEWHERE
-
-
-@contextlib.contextmanager
-def heard(run: Run, state: RunState) -> Generator[None]:
-    """Tells callbacks where the run begins and, when all is closed, how it ends.
-
-    Raises:
-      Exception: what a callback raised, when the run has saved its state.
-    """
-    callbacks = run.parts.callbacks
-    try:
-        with run:
-            callbacks.start(state.done)
-            yield
-        if callbacks.error is not None:
-            raise callbacks.error
-    except BaseException as error:
-        callbacks.end(error)
-        raise
-    callbacks.end(None)
 
 
 def iterate(run: Run, state: RunState) -> bool:
@@ -278,7 +232,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             check_config(config)
             if given.explain:
                 return print_explanation(explain_training(config, workdir))
-            _check_shared(config, workdir)
+            check_shared_places(config, workdir)
         launch = Launch.of_command("train", given.config)
         with sentence_errors((WriteError, NotLearning), code=1):
             result = run_training(config, workdir, launch=launch, preparing=sentence_errors)

@@ -21,6 +21,8 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.planning.chips import parse_topology
 from seeupo_jax.runtime.checks import check_config, check_planned
+from seeupo_jax.runtime.sft.conversation_sources import open_conversations
+from seeupo_jax.runtime.sft.supervised import check_sft
 from seeupo_jax.trajectories import reader
 from seeupo_jax.trajectories.trajectory_record import to_record
 from seeupo_jax.types import Trajectory
@@ -79,6 +81,22 @@ def test_a_command_names_a_config_and_fields_that_pass_every_check(line, with_de
     with_devices(int(processes[1] if processes else 1) * int(devices[1] if devices else 1))
     check = check_planned if "--device_memory=" in line else check_config
     check(config_of(line))
+
+
+TUNINGS = [line for line in trainings() if "seeupo_jax.sft" in line]
+
+
+@pytest.mark.parametrize("line", TUNINGS)
+def test_a_supervised_command_names_conversations_that_are_there(line, with_devices):
+    with_devices(1)
+    (data,) = re.findall(r"--data=(\S+)", line)
+    config = config_of(line)
+    config = dataclasses.replace(config, sft=dataclasses.replace(config.sft, data=data))
+    check_sft(config)
+    if data == "demonstrations":
+        return
+    given = open_conversations(config, str(ROOT / data), "train", {}, "--data")
+    assert all(given[index].messages for index in range(len(given)))
 
 
 @pytest.mark.parametrize("line", with_config(aot=True))

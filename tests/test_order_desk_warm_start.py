@@ -12,10 +12,12 @@ from places import ROOT, SUPPORT
 
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
-from seeupo_jax.learner.warm_start import Batches, train_stage
+from seeupo_jax.learner.imitation.action_segments import Tokenized
+from seeupo_jax.learner.imitation.imitation_batches import Batches
 from seeupo_jax.policy.files.tokenizer import MODEL_FILE
 from seeupo_jax.policy.files.weights import resolve_path
 from seeupo_jax.runtime import build
+from seeupo_jax.runtime.training.warm_starting import train_stage
 
 GOLDEN = json.loads((SUPPORT / "golden" / "order_desk_warm_start.json").read_text())
 
@@ -60,8 +62,7 @@ def test_the_command_that_made_it_begins_as_it_did(config):
         shipped = resolve_path("package:order_desk") / MODEL_FILE
         assert policy.tokenizer.model == shipped.read_bytes()
         batches = Batches(
-            demonstrations[0],
-            policy.tokenizer,
+            Tokenized(demonstrations[0], policy.tokenizer),
             build.build_shapes(config, policy.mesh, config.warm_start.batch_size),
             config.warm_start.batch_size,
             seed=config.seed,
@@ -74,6 +75,6 @@ def test_the_command_that_made_it_begins_as_it_did(config):
                 raise StopIteration
 
         with contextlib.suppress(StopIteration):
-            train_stage(policy.network, params, stages[0], batches, on_step=on_step)
+            train_stage(config, policy, params, stages[0], batches, on_step=on_step)
     # 1e-4: another processor may add up in another order.
     assert losses == pytest.approx(GOLDEN["first_losses"], rel=1e-4)

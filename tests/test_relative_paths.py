@@ -7,6 +7,7 @@ import pytest
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.supervised_schema import WarmStartStage
 from seeupo_jax.metrics.metrics_log import MetricsWriter, read_metrics
 from seeupo_jax.runtime.policy_folder import export_policy
 from seeupo_jax.runtime.training.warm_starting import start_policy
@@ -75,7 +76,7 @@ def test_the_policy_of_a_warm_start_is_also_left_where_the_configuration_says(th
     made = folder / "run" / "warm_start"
     made.mkdir(parents=True)
     (made / "config.json").write_text("{}")
-    options = schema.WarmStart(stages=(schema.WarmStartStage(),), output="models/warm")
+    options = schema.WarmStart(stages=(WarmStartStage(),), output="models/warm")
     for content in ("{}", "changed"):  # a second life leaves what is there
         assert start_policy(schema.Config(warm_start=options), folder / "run", None, None)
         assert (folder / "models" / "warm" / "config.json").read_text() == content

@@ -23,7 +23,7 @@ import numpy as np
 
 from seeupo_jax.bench.settings import Settings, architecture, write_model
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
-from seeupo_jax.learner.warm_start import to_segments
+from seeupo_jax.learner.imitation.action_segments import to_segments
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer

@@ -20,6 +20,7 @@ from seeupo_jax.configuration.model_schema import Chat, Lora, Mesh, Model, Offlo
 from seeupo_jax.configuration.optimizer_schema import Optimizer
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.reward import Reward, reward_weights
+from seeupo_jax.configuration.supervised_schema import Sft, WarmStart
 from seeupo_jax.configuration.user_code import describe, import_attribute, shown
 
 
@@ -130,30 +131,6 @@ class Batching:
 
 
 @dataclass(frozen=True)
-class WarmStartStage:
-    """A stage of supervised training."""
-
-    steps: int = at_least(1, 1000)
-    """Optimizer steps."""
-    learning_rate: float = above(0, 3e-3, most=100)
-    """Learning rate of the stage."""
-    demonstrations: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-    """Options of the environment's demonstrations."""
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    """Supervised training on demonstrations, action tokens only, before the first iteration."""
-
-    stages: tuple[WarmStartStage, ...] = ()
-    """One after the other, each a dict of steps, learning_rate and demonstrations; (): none."""
-    batch_size: int = at_least(1, 64)
-    """Demonstrations per step."""
-    output: str | None = None
-    """Also write the warm policy into this folder, if it has none; none: into the workdir only."""
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """Evaluation during training, and the defaults of the command."""
 
@@ -257,6 +234,7 @@ class Config:
     curriculum: Curriculum = Curriculum()
     batching: Batching = Batching()
     warm_start: WarmStart = WarmStart()
+    sft: Sft = Sft()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     profile: Profile = Profile()

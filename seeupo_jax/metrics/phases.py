@@ -13,17 +13,18 @@ PHASES = (
     "rollout: environment",
     "rollout: rest",
     "sweep",
+    "sft",
     "evaluation",
     "checkpoint",
     "compile",
 )
-_WHOLES = ("rollout", "sweep", "evaluation", "checkpoint")
-_COMPILING = ("rollout", "sweep", "evaluation")  # whose measured time holds that of compiling
+_WHOLES = ("rollout", "sweep", "sft", "evaluation", "checkpoint")
+_COMPILING = ("rollout", "sweep", "sft", "evaluation")  # whose time holds that of compiling
 _OF_ROLLOUT = ("decode", "prefill", "environment")
 
 
 def whole_time(line: Mapping[str, Any]) -> float:
-    """Seconds that a line of metrics accounts for: rollout, sweep, evaluation and checkpoint."""
+    """Seconds that a line of metrics accounts for: all of its phases."""
     return sum(_seconds(line, whole) for whole in _WHOLES)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+ELSEWHERE = "another process was asked to stop"
+
 
 class Stopped(Exception):
     """The run was asked to stop and did, between two steps; nothing is lost."""

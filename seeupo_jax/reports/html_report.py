@@ -6,7 +6,7 @@ import base64
 import functools
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
@@ -18,9 +18,11 @@ from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.reports.curves import curves_section, first_and_last, kinds_section
 from seeupo_jax.reports.run_data import Recorded, load_runs
 from seeupo_jax.reports.sections import (
+    Section,
     lengths_section,
     optimization_section,
     stops_section,
+    supervised_section,
     time_section,
     turns_section,
 )
@@ -44,6 +46,7 @@ _SECTIONS = (
     time_section,
     failures_section,
 )
+_SUPERVISED_SECTIONS = (supervised_section, time_section, failures_section)
 _RECENT = 10  # iterations whose speed is shown
 
 
@@ -97,7 +100,7 @@ def render(runs: Sequence[Recorded], folder: Path) -> str:
     """The page as it lies in a folder, from which its links start."""
     from jinja2 import Environment, StrictUndefined
 
-    sections = [make(runs) for make in _SECTIONS] if any(run.lines for run in runs) else []
+    sections = [make(runs) for make in _wanted(runs)]
     assets = resources.files("seeupo_jax") / "assets" / "report"
     style, page = ((assets / name).read_text("utf-8") for name in ("report.css", "report.js"))
     vega = _vega()
@@ -127,6 +130,14 @@ def render(runs: Sequence[Recorded], folder: Path) -> str:
     )
 
 
+def _wanted(runs: Sequence[Recorded]) -> list[Callable[[Sequence[Recorded]], Section]]:
+    """What of the page is about runs of such kinds."""
+    supervised = {run.supervised for run in runs if run.lines}
+    wanted = [*_SECTIONS] if False in supervised else []
+    more = _SUPERVISED_SECTIONS if True in supervised else ()
+    return [*wanted, *(make for make in more if make not in wanted)]
+
+
 @functools.cache  # it takes seconds to make
 def _vega() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, out of their Python package."""
@@ -144,15 +155,11 @@ def _hashed(script: str) -> str:
 
 
 def _head(run: Recorded, folder: Path) -> Head:
-    measure, ends = first_and_last(run)
-    whole = all(end.low is not None for end in ends)
-    intervals = [f"[{end.low:.2f}, {end.high:.2f}]" for end in ends] if whole else []
-    values = " → ".join(f"{end.value:.2f}" for end in ends) or "-"
     each = f"{run.seconds / run.done:.1f} s per iteration" if run.seconds and run.done else ""
     tiles = [
         Tile("state", *_state(run)),
         Tile("iterations", str(run.done), "" if run.planned is None else f"of {run.planned}"),
-        Tile(f"success, {measure}", values, " → ".join(intervals), _selected_on(run)),
+        _result(run),
         Tile("tokens per second", *_speed(run)),
         Tile("time", format_duration(run.seconds) if run.seconds else "-", each),
     ]
@@ -161,6 +168,20 @@ def _head(run: Recorded, folder: Path) -> Head:
     if trajectories.is_dir() and any(trajectories.iterdir()):
         pages = quote(Path(os.path.relpath(trajectories / "index.html", folder)).as_posix())
     return Head(run.name, tiles, pages)
+
+
+def _result(run: Recorded) -> Tile:
+    """What the run came to: success, or of supervised fine-tuning the held-out loss."""
+    if run.supervised:
+        losses = [value for _, value in run.series("eval/loss")]
+        ends = [losses[0], losses[-1]] if len(losses) > 1 else losses
+        lowest = f"lowest {min(losses[1:]):.4f}" if len(losses) > 1 else ""
+        return Tile("held-out loss", " → ".join(f"{loss:.4f}" for loss in ends) or "-", lowest)
+    measure, points = first_and_last(run)
+    whole = all(point.low is not None for point in points)
+    intervals = [f"[{p.low:.2f}, {p.high:.2f}]" for p in points] if whole else []
+    values = " → ".join(f"{point.value:.2f}" for point in points) or "-"
+    return Tile(f"success, {measure}", values, " → ".join(intervals), _selected_on(run))
 
 
 def _state(run: Recorded) -> tuple[str, str]:
@@ -183,9 +204,11 @@ def _selected_on(run: Recorded) -> str:
 def _speed(run: Recorded) -> tuple[str, str]:
     """The median of the last iterations' speeds, of the rollout and of the sweep."""
     speeds = {}
-    for part in ("rollout", "sweep"):
+    for part in ("rollout", "sweep", "sft"):
         values = sorted(v for _, v in run.series(f"{part}/tokens_per_second")[-_RECENT:])
         if values:
             speeds[part] = format_count(values[len(values) // 2])
     sweep = f"rollout; {speeds['sweep']} sweep" if "sweep" in speeds else "rollout"
+    if "sft" in speeds:
+        return speeds["sft"], "of conversations"
     return (speeds["rollout"], sweep) if "rollout" in speeds else ("-", "")

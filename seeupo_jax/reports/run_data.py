@@ -67,13 +67,24 @@ class Recorded:
         return planned if isinstance(planned, int) else None
 
     @property
+    def supervised(self) -> bool:
+        """Whether it is one of supervised fine-tuning, whose iterations are its steps."""
+        return any("sft/loss" in line for line in self.lines)
+
+    @property
     def seconds(self) -> float:
         """Of work that the metrics account for."""
         return sum(map(whole_time, self.lines))
 
     @property
     def finished(self) -> bool:
-        """Whether the last iteration is over and, where the run evaluates, was evaluated."""
+        """Whether the last iteration is over and, where the run evaluates, was evaluated.
+
+        Supervised fine-tuning may also be over since its held-out loss had stopped falling.
+        """
+        patience, worse = self.setting("sft.patience"), self.series("eval/worse")
+        if is_number(patience) and worse and worse[-1][1] >= patience:
+            return True
         if self.planned is None or self.done < self.planned:
             return False
         evaluated = [

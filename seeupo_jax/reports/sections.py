@@ -165,9 +165,27 @@ def optimization_section(runs: Sequence[Recorded]) -> Section:
     )
 
 
+def supervised_section(runs: Sequence[Recorded]) -> Section:
+    """Losses of supervised fine-tuning by step."""
+    loss = "Loss of assistant tokens"
+    held_out: Measures = {"steps": metric("sft/loss"), "held-out loss": metric("eval/loss")}
+    return Section(
+        "supervised",
+        "Supervised fine-tuning",
+        "An iteration is an optimizer step; the loss of a step is that of its own conversations.",
+        {
+            loss: overlay(loss, runs, held_out, y=METRICS["sft/loss"].unit),
+            **{
+                title: overlay(title, runs, {title: metric(name)}, y=METRICS[name].unit)
+                for name, title in CHARTS["supervised"].items()
+            },
+        },
+    )
+
+
 def time_section(runs: Sequence[Recorded]) -> Section:
     """Throughput, and the parts of each iteration's time."""
-    rates = {part: metric(f"{part}/tokens_per_second") for part in ("rollout", "sweep")}
+    rates = {part: metric(f"{part}/tokens_per_second") for part in ("rollout", "sweep", "sft")}
     speed, title, whole = "Tokens per second", "Time per iteration", "Time of the run by phase"
     spent = {run.name: _spent(run) for run in runs}
     shares = [(name, phase, s) for name, own in spent.items() for phase, s in own.items()]

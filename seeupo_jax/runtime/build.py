@@ -86,28 +86,38 @@ def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
-    row_devices, arch = row_shards(mesh), architecture(config, mesh)
-    check_lengths(mesh, build_shapes(config, mesh, 1).lengths)
+    row_devices, arch = row_shards(mesh), check_network(config, mesh)
     trajectories = config.rollout.tasks * config.rollout.group_size
     if trajectories % row_devices:
         raise ValueError(
             f"config.rollout.tasks x group_size: got {trajectories}; allowed: a multiple of the"
             f" {row_devices} devices that rows are spread over (mesh axes {' x '.join(ROW_AXES)})."
         )
+    sampler = sampler_mesh(mesh, config.rollout.mesh)
+    _check_heads(arch, sampler, "config.rollout.mesh")
+    plan_cache(arch, config.rollout, shards=row_shards(sampler), tensor=sampler.shape["tensor"])
+
+
+def check_network(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
+    """The network's architecture; ValueError where it does not go with the mesh or the lengths."""
+    arch = architecture(config, mesh)
+    check_lengths(mesh, build_shapes(config, mesh, 1).lengths)
     if config.rollout.max_context > arch.max_positions:
         raise ValueError(
             f"config.rollout.max_context: got {config.rollout.max_context}; allowed: at most the"
             f" {arch.max_positions} positions that the model was made for."
         )
-    sampler = sampler_mesh(mesh, config.rollout.mesh)
-    for name, each in (("config.mesh", mesh), ("config.rollout.mesh", sampler)):
-        parts = each.shape["tensor"]
-        if arch.heads % parts or arch.kv_heads % parts:
-            raise ValueError(
-                f"{name}.tensor: got {parts}; allowed: a divisor of the model's {arch.heads} heads"
-                f" and {arch.kv_heads} key-value heads."
-            )
-    plan_cache(arch, config.rollout, shards=row_shards(sampler), tensor=sampler.shape["tensor"])
+    _check_heads(arch, mesh, "config.mesh")
+    return arch
+
+
+def _check_heads(arch: Architecture, mesh: jax.sharding.Mesh, name: str) -> None:
+    parts = mesh.shape["tensor"]
+    if arch.heads % parts or arch.kv_heads % parts:
+        raise ValueError(
+            f"{name}.tensor: got {parts}; allowed: a divisor of the model's {arch.heads} heads and"
+            f" {arch.kv_heads} key-value heads."
+        )
 
 
 def total_steps(config: Config) -> int:

@@ -41,6 +41,7 @@ _LAYOUT = (
     "mesh concurrency slots cache_gib page_size decode_steps prefill_tokens deterministic"
     " reset_ahead_s"
 ).split()
+SUPERVISED = "sft"  # key of a checkpoint's notes that only supervised fine-tuning has
 _PROCESSES = ("isolation", "memory_mib")  # of config.env: where environments run, to the same end
 
 
@@ -53,7 +54,7 @@ def check_config(config: Config) -> None:
     mesh = _check_fields(config)
     _check_episodes(config)
     build.check_layout(config, mesh)
-    _check_model(config, mesh)
+    check_model(config, mesh)
 
 
 def check_sampling(config: Config) -> None:
@@ -64,7 +65,7 @@ def check_sampling(config: Config) -> None:
     """
     mesh = make_mesh(config.mesh)
     build.check_layout(config, mesh)
-    _check_model(config, mesh)
+    check_model(config, mesh)
 
 
 def check_planned(config: Config) -> tuple[Config, list[str]]:
@@ -84,7 +85,7 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
     except Missing as error:
         missing.append(f"the environment's tasks: {error}")
     build.check_layout(given, mesh)
-    _check_model(given, mesh, tokenizer=given is config)
+    check_model(given, mesh, tokenizer=given is config)
     return given, missing
 
 
@@ -145,7 +146,7 @@ def _check_episodes(config: Config) -> None:
         )
 
 
-def _check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = True) -> None:
+def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = True) -> None:
     """The model has a tokenizer that can talk, the projections that adapters are for, and the
     parameters that groups of the optimizer are of."""
     arch, lora = build.architecture(config, mesh), build.adapters(config)
@@ -185,6 +186,15 @@ def made_by(config: Config) -> str:
         names = [name for name in vars(config.algorithm) if name.startswith("fork")]
         choices.append({name: vars(config.algorithm)[name] for name in names})
     return hashlib.sha256(json.dumps(plain(choices, finite=False)).encode()).hexdigest()
+
+
+def check_training(notes: Mapping[str, Any]) -> None:
+    """ValueError where a checkpoint's notes are of supervised fine-tuning."""
+    if SUPERVISED in notes:
+        raise ValueError(
+            "--workdir: got the folder of supervised fine-tuning; allowed for a training: a new"
+            " folder, with that run's WORKDIR/policy as config.model.path to train its policy."
+        )
 
 
 def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:

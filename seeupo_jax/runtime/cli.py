@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import hashlib
 import importlib.util
@@ -11,6 +12,7 @@ import logging
 import os
 import platform
 import sys
+from collections.abc import Generator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,19 @@ import absl.logging
 import jax
 
 import seeupo_jax
-from seeupo_jax.checkpoint import check_could_write, check_writable, find_directory, is_bucket
+from seeupo_jax.checkpoint import (
+    Checkpoints,
+    check_could_write,
+    check_shared,
+    check_writable,
+    find_directory,
+    is_bucket,
+    reason,
+)
 from seeupo_jax.configuration.flags import Flags, Wrong, path, whole
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.errors import WriteError, is_full
 from seeupo_jax.parallel import cluster
 
 # Of glibc's mallopt: one heap for all threads, nothing outside it, none of it ever given back, and
@@ -118,6 +129,32 @@ def check_places(config: Config, workdir: Path, *, make: bool = True) -> None:
         check_could_write(find_directory(config.checkpoint, workdir))
     else:
         check(config.checkpoint.directory, "config.checkpoint.directory")
+
+
+def check_shared_places(config: Config, workdir: Path) -> None:
+    """ValueError where not all processes see the folder of the checkpoints."""
+    if config.checkpoint.directory is None:
+        check_shared(workdir)
+    else:
+        check_shared(config.checkpoint.directory, "config.checkpoint.directory")
+
+
+@contextlib.contextmanager
+def full_disk(config: Config, workdir: Path) -> Generator[None]:
+    """Says what is kept where a full disk ends a run."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except Exception as error:  # libraries have errors of their own for it
+        if not is_full(error):
+            raise
+        newest = Checkpoints(find_directory(config.checkpoint, workdir), 1).finished()
+        kept = "no checkpoint was saved yet"
+        if newest is not None:
+            kept = f"checkpoint {newest} is intact; rerun the command to resume from it"
+        place = getattr(error, "filename", None) or workdir
+        raise WriteError(f"{place} could not be written: {reason(error)}; {kept}.") from error
 
 
 def cluster_flags(given: argparse.Namespace) -> dict[str, Any]:

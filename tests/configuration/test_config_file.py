@@ -119,6 +119,7 @@ def test_a_configuration_object_is_taken_as_it_is(tmp_path):
     [
         ["train", "--workdir=run"],
         ["evaluate", "--workdir=run"],
+        ["sft", "--workdir=run", "--data=c.jsonl"],
         ["compare", "--workdir=run"],
         ["aot", "--topology=v5p:2x2x1"],
         ["update", "--model=m", "--trajectories=f", "--output=o"],

@@ -16,6 +16,7 @@ UPDATE = (f"--config={TINY}", "--model=DIR/m", "--trajectories=DIR/t.jsonl", "--
 COMMANDS = {
     "train": ("train", RUN),
     "evaluate": ("evaluate", RUN),
+    "sft": ("sft", (*RUN, "--data=DIR/c.jsonl")),
     "report": ("report", ("--workdir=DIR",)),
     "export": ("export", (*RUN, "--output=DIR/o")),
     "compare": ("compare.__main__", RUN),
@@ -37,7 +38,7 @@ KNOWN = {
     *("equal_steps", "draw_only", "plot", "compare", "problem", "exact", "lr", "workload", "scale"),
     *("topology", "search", "programs", "coordinator", "process_id", "num_processes", "suite"),
     *("cluster_timeout_s", "results", "model", "trajectories", "torch", "slots", "override"),
-    *("push_to_hub", "private", "sweep"),
+    *("push_to_hub", "private", "sweep", "data"),
 }
 
 
@@ -112,6 +113,7 @@ def test_a_command_without_a_configuration_refuses_its_fields(command, capsys, t
     [
         ("train", "config"),
         ("evaluate", "workdir"),
+        ("sft", "workdir"),
         ("report", "workdir"),
         ("export", "output"),
         ("compare", "config"),
@@ -163,7 +165,7 @@ def test_values_are_read_as_they_are_meant(tmp_path, monkeypatch):
     assert flags.read(["--fast=False"]).fast is False and flags.read([]).fast is False
 
 
-CONFIGURED = ("train", "evaluate", "export", "update", "compare", "aot")
+CONFIGURED = ("train", "evaluate", "sft", "export", "update", "compare", "aot")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -14,7 +14,7 @@ from seeupo_jax.planning.expected_time import (
     step_ends,
     time_lines,
 )
-from seeupo_jax.planning.explain_parts import plan_run
+from seeupo_jax.planning.explain.explain_parts import plan_run
 
 # Seconds of one core (user and system time of the process, from `lower` to the end of `compile`),
 # jax 0.10.2 on two cores of an AMD EPYC with other programs beside it, 23 November 2026: of the

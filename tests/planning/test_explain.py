@@ -26,14 +26,14 @@ from seeupo_jax.parallel.compiling import WORKERS
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.planning.abstract_run import Planned
-from seeupo_jax.planning.explain_parts import (
+from seeupo_jax.planning.explain.explain_parts import (
     episode_section,
     plan_run,
     reward_lines,
     share_lines,
 )
-from seeupo_jax.planning.explain_training import explain_training
-from seeupo_jax.planning.explanation import listed, print_explanation
+from seeupo_jax.planning.explain.explain_training import explain_training
+from seeupo_jax.planning.explain.explanation import listed, print_explanation
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config, check_planned
 from seeupo_jax.runtime.evaluation_run import episodes_name, evaluation_settings

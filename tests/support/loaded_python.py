@@ -32,7 +32,7 @@ from places import ROOT, SUPPORT
 
 # What a run imports late, beside the package's commands.
 LATE_IMPORTS = ("altair.utils.save", "chex", "ml_collections", "tensorboardX", "vl_convert")
-COMMANDS = ("train", "evaluate", "update", "report", "export")
+COMMANDS = ("train", "evaluate", "sft", "update", "report", "export")
 WITHOUT_TORCH = str(SUPPORT / "without_torch")
 # Variables that a process may have otherwise than its server: they are read late, or set again.
 LATE = ("JAX_", "PYTEST_", "PYTHONPATH", "XDG_CACHE_HOME", "XLA_FLAGS")

@@ -19,7 +19,7 @@ from seeupo_jax.configuration.flags import Flags, path
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.bfcl.environment import Bfcl
 from seeupo_jax.errors import sentence_errors
-from seeupo_jax.learner.warm_start import to_segments
+from seeupo_jax.learner.imitation.action_segments import to_segments
 from seeupo_jax.policy.files.tokenizer import Tokenizer, load_tokenizer
 
 MAX_TURNS = 10  # model calls, as in the paper's runs

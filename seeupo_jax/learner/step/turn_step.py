@@ -131,28 +131,28 @@ def turn_step(
             trained, *fixed, row, continued, index, ratio_N, split
         )
         # Placed before they are added: each device receives its own part of the sum over rows only.
-        grads = jax.tree.map(jnp.add, grads, _place(layout, new))
+        grads = jax.tree.map(jnp.add, grads, place_gradients(layout, new))
         total = _accumulate(total, sums | {"loss": loss})
         return grads, ratio_N, logp_PA + own_logp_PA, total
 
     with jax.named_scope("sweep/turn"):
-        zeros = _place(layout, jax.tree.map(jnp.zeros_like, trained))
+        zeros = place_gradients(layout, jax.tree.map(jnp.zeros_like, trained))
         names = (*config.sums, *(() if critic is None else critic.sums), "loss")
         total = {name: jnp.zeros(()) for name in names}
         start = (zeros, cumulative_ratio_N, jnp.zeros_like(batch.mask_PA), total)
         grads, ratio_N, logp_PA, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
         grads = jax.tree.map(lambda g: g / denominator, grads)
-        state, metrics = _apply(optimizer, critic, grads, state, batch.microbatches > 0)
+        state, metrics = apply_gradients(optimizer, critic, grads, state, batch.microbatches > 0)
     metrics |= total | {"loss": total["loss"] / denominator}
     return StepResult(state, ratio_N, logp_PA, metrics)
 
 
-def _place(layout: TrainState | None, grads: Any) -> Any:
+def place_gradients(layout: TrainState | None, grads: Any) -> Any:
     """Gradients where the parameters lie."""
     return grads if layout is None else jax.lax.with_sharding_constraint(grads, _trained(layout))
 
 
-def _apply(
+def apply_gradients(
     optimizer: optax.GradientTransformation,
     critic: Critic | None,
     grads: tuple[Any, Any],

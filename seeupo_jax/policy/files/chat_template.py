@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.meta
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from seeupo_jax.configuration import schema
@@ -22,10 +21,15 @@ from seeupo_jax.policy.files import gguf_vocabulary, vocabulary
 from seeupo_jax.policy.files.json_file import read_object
 from seeupo_jax.policy.files.messages import (
     ROLES,
+    check_kwargs,
+    check_written,
     choose_chat,
     keep_messages,
     list_tools,
     save_chat,
+    template_variables,
+    with_kwargs,
+    with_listing,
 )
 from seeupo_jax.policy.files.same_ids import compare
 
@@ -91,12 +95,13 @@ class HuggingFaceTokenizer:
         self._forged = re.compile("|".join(starts))
 
         self._template = _read_template(library, chat, where)
-        reads = _variables(self._template or "")
-        _check_kwargs(chat, reads - _GIVEN - library.special_tokens_map.keys())
+        reads = template_variables(self._template or "")
+        check_kwargs(chat, reads - _GIVEN - library.special_tokens_map.keys())
         self._lists_tools = "tools" in reads
+        self.writes_calls = chat.tools == "auto" and "tool_calls" in (self._template or "")
         if "strftime_now" in reads:
             self._template = _STOPPED_CLOCK + self._template
-        library.chat_template = _with_kwargs(self._template, chat)
+        library.chat_template = with_kwargs(self._template, chat)
         closing = [] if self._template is None else self._closing_ids()
         self.end_ids = tuple(dict.fromkeys((*closing, *eos)))
         self._anchor = self._control[self.end_ids[0]]
@@ -106,7 +111,7 @@ class HuggingFaceTokenizer:
             listing, functions = "", [{"type": "function", "function": tool} for tool in tools]
         else:
             listing, functions = list_tools(tools, self._chat.tools), None
-        kept = _with_listing(keep_messages(messages, self._chat), listing)
+        kept = with_listing(keep_messages(messages, self._chat), listing)
         parted, functions = self._part_all(kept), self._part(functions)
         return self.converse(parted, functions, self.render(parted, functions))
 
@@ -119,6 +124,19 @@ class HuggingFaceTokenizer:
 
     def action(self, text: str) -> list[int]:
         return [*self.encode(self._part(text), follows=True), self.end_ids[0]]
+
+    def action_before_end(self, text: str) -> list[int]:
+        """The tokens of rendered text that an end token follows, with the first that does.
+
+        Args:
+          text: rendered, from where an action begins.
+        """
+        ends = {token: text.find(self._control[token]) for token in self.end_ids}
+        found = {token: place for token, place in ends.items() if place >= 0}
+        if not found:  # the template writes none
+            return [*self.encode(text, follows=True), self.end_ids[0]]
+        end = min(found, key=found.__getitem__)
+        return [*self.encode(text[: found[end]], follows=True), end]
 
     def text(self, tokens: Sequence[int]) -> str:
         body = tokens[:-1] if tokens and tokens[-1] in self.end_ids else tokens
@@ -259,6 +277,34 @@ class TemplateConversation:
     text: str
     tokens: list[int]
 
+    def say(self, message: Message) -> list[int]:
+        """The text of a message is said as it is; its thoughts and calls as the template has them.
+
+        What the template writes before the text of any message, such as an empty thought, is no
+        part of one without thoughts.
+        """
+        tokenizer = self.tokenizer
+        if not message.get("tool_calls") and not message.get("reasoning_content"):
+            return tokenizer.action(message["content"])
+        (marked,) = tokenizer.part([message])
+        said = self._after_header(marked)
+        if not message.get("reasoning_content"):
+            probe = self._after_header({"role": "assistant", "content": _PROBE})
+            said = said.removeprefix(probe.partition(_PROBE)[0])
+        check_written(marked, said)
+        return tokenizer.action_before_end(said)
+
+    def _after_header(self, message: Message) -> str:
+        """What the template writes of an assistant's message behind the header that asks for it."""
+        text = self.tokenizer.render((*self.messages, message), self.functions, header=False)
+        if not text.startswith(self.text):
+            raise ValueError(
+                "chat template: it begins an assistant's message otherwise than the model is asked"
+                " for it; allowed: reasoning_content only where config.chat.template_kwargs let the"
+                " model think."
+            )
+        return text[len(self.text) :]
+
     def extend(self, action: Sequence[int], messages: Sequence[Message]) -> TemplateConversation:
         """Renders the whole conversation; the tokens so far stay where its text starts with theirs.
 
@@ -342,44 +388,3 @@ def _read_template(library: PreTrainedTokenizerBase, chat: schema.Chat, where: s
         f"tokenizer: {where} has {len(template)} chat templates; allowed: one, or a Jinja file in"
         " config.chat.template."
     )
-
-
-def _with_kwargs(template: str | None, chat: schema.Chat) -> str | None:
-    """The template with `chat.template_kwargs` as its defaults, for other software."""
-    if template is None:
-        return None
-    given = "".join(
-        f"{{%- if {name} is not defined -%}}{{%- set {name} = {value!r} -%}}{{%- endif -%}}"
-        for name, value in chat.template_kwargs.items()
-    )
-    return template if template.startswith(given) else given + template
-
-
-def _variables(template: str) -> frozenset[str]:
-    """The variables that a template reads."""
-    # A tag of the library's own, without effect here.
-    plain = re.sub(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}", "", template)
-    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
-    try:
-        return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(plain)))
-    except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"chat template: line {error.lineno}: {error}.") from None
-
-
-def _check_kwargs(chat: schema.Chat, reads: frozenset[str]) -> None:
-    for name in chat.template_kwargs:
-        if name not in reads:
-            raise ValueError(
-                f"config.chat.template_kwargs: got {name!r}; allowed: what the chat template reads"
-                f" ({', '.join(sorted(reads))})."
-            )
-
-
-def _with_listing(messages: Sequence[Message], listing: str) -> list[Message]:
-    """Messages with a listing of tools in the system message, which is added if missing."""
-    if not listing:
-        return list(messages)
-    if messages and messages[0]["role"] == "system":
-        first = messages[0] | {"content": f"{messages[0]['content']}\n\n{listing}"}
-        return [first, *messages[1:]]
-    return [{"role": "system", "content": listing}, *messages]

@@ -1,12 +1,16 @@
-"""Conversations before they become tokens: roles, tools listed as text, a folder's own options."""
+"""Conversations before they become tokens: roles, tools as text, options of templates."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import jinja2
+import jinja2.meta
 
 from seeupo_jax.configuration import loading, schema
 from seeupo_jax.envs.base import Message, Tool
@@ -50,6 +54,59 @@ def save_chat(folder: Path, chat: schema.Chat) -> None:
     if not values["template_kwargs"]:
         del values["template_kwargs"]
     (folder / CHAT_FILE).write_text(json.dumps(values, indent=2) + "\n")
+
+
+def with_listing(messages: Sequence[Message], listing: str) -> list[Message]:
+    """Messages with a listing of tools in the system message, which is added if missing."""
+    if not listing:
+        return list(messages)
+    if messages and messages[0]["role"] == "system":
+        first = messages[0] | {"content": f"{messages[0]['content']}\n\n{listing}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": listing}, *messages]
+
+
+def check_written(message: Mapping[str, Any], written: str) -> None:
+    """ValueError where a template has left out a part of an assistant's message."""
+    calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
+    for part in (message["content"], message.get("reasoning_content", ""), *calls):
+        if part.strip() not in written:
+            shown = part.strip() if len(part.strip()) <= 60 else f"{part.strip()[:60]} ..."
+            raise ValueError(
+                f"chat template: it does not write {shown!r} of an assistant's message; allowed:"
+                " content, reasoning_content and tool_calls that the template writes together."
+            )
+
+
+def with_kwargs(template: str | None, chat: schema.Chat) -> str | None:
+    """The template with `chat.template_kwargs` as its defaults, for other software."""
+    if template is None:
+        return None
+    given = "".join(
+        f"{{%- if {name} is not defined -%}}{{%- set {name} = {value!r} -%}}{{%- endif -%}}"
+        for name, value in chat.template_kwargs.items()
+    )
+    return template if template.startswith(given) else given + template
+
+
+def template_variables(template: str) -> frozenset[str]:
+    """The variables that a template reads."""
+    # A tag of the library's own, without effect here.
+    plain = re.sub(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}", "", template)
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(plain)))
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(f"chat template: line {error.lineno}: {error}.") from None
+
+
+def check_kwargs(chat: schema.Chat, reads: frozenset[str]) -> None:
+    for name in chat.template_kwargs:
+        if name not in reads:
+            raise ValueError(
+                f"config.chat.template_kwargs: got {name!r}; allowed: what the chat template reads"
+                f" ({', '.join(sorted(reads))})."
+            )
 
 
 def _signatures(tools: Sequence[Tool]) -> str:

@@ -55,6 +55,7 @@ class SentencePieceTokenizer:
         self._header = {role: self._control(f"<|{role}|>") for role in ROLES}
         self._end = self._control(END)
         self.end_ids = (self._end,)
+        self.writes_calls = False
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Conversation:
         listing = list_tools(tools, self._chat.tools)
@@ -117,6 +118,9 @@ class SentencePieceTokenizer:
 class _Conversation:
     tokenizer: SentencePieceTokenizer
     tokens: list[int]
+
+    def say(self, message: Message) -> list[int]:
+        return self.tokenizer.action(message["content"])
 
     def extend(self, action: Sequence[int], messages: Sequence[Message]) -> _Conversation:
         answer = self.tokenizer.observation(messages)

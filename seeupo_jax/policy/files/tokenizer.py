@@ -28,6 +28,18 @@ class Conversation(Protocol):
         """
         ...
 
+    def say(self, message: Message) -> list[int]:
+        """An assistant's message as the model would have to sample it next, end token included.
+
+        Args:
+          message: with `content`, and `reasoning_content` and `tool_calls` (of functions, whose
+            arguments are objects) only where the tokenizer writes calls.
+
+        Raises:
+          ValueError: the chat template leaves out a part of it.
+        """
+        ...
+
     def extend(self, action: Sequence[int], messages: Sequence[Message]) -> Conversation:
         """The conversation after an action and the messages that answer it.
 
@@ -51,6 +63,11 @@ class Tokenizer(Protocol):
     @property
     def end_ids(self) -> tuple[int, ...]:
         """A sampled token among these ends the action."""
+        ...
+
+    @property
+    def writes_calls(self) -> bool:
+        """Whether a conversation says `tool_calls` and `reasoning_content` of a message itself."""
         ...
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -80,6 +82,28 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
                 f"callbacks[{number}]: got {shown(each)}; allowed: an object of a class that"
                 " inherits from seeupo_jax.Callback."
             )
+
+
+@contextlib.contextmanager
+def heard(run: AbstractContextManager[Any], callbacks: Callbacks, done: int) -> Generator[None]:
+    """Tells callbacks where a run begins and, when all of it is closed, how it ends.
+
+    Args:
+      run: is closed. done: the iterations that are done.
+
+    Raises:
+      Exception: what a callback raised, when the run has saved its state.
+    """
+    try:
+        with run:
+            callbacks.start(done)
+            yield
+        if callbacks.error is not None:
+            raise callbacks.error
+    except BaseException as error:
+        callbacks.end(error)
+        raise
+    callbacks.end(None)
 
 
 class Callbacks:

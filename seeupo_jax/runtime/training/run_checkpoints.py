@@ -15,7 +15,7 @@ from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.credit.running_rewards import Moments, Statistics
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.parallel.stop_signal import Stopped, StoppedCompiling
-from seeupo_jax.runtime.checks import check_same_run
+from seeupo_jax.runtime.checks import check_same_run, check_training
 from seeupo_jax.runtime.training.run_parts import RunParts
 from seeupo_jax.runtime.training.trajectory_source import Origin, Stored
 from seeupo_jax.trajectories.forks import fill_up
@@ -194,6 +194,7 @@ class RunCheckpoints:
         Raises:
           ValueError: they are of another run.
         """
+        check_training(notes)
         check_same_run(self._parts.config, notes["config"])
         self._parts.stagnation.idle = notes.get("idle_iterations", 0)
         success = self._parts.source.success

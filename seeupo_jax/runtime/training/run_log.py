@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
-from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.metrics.metrics_log import MetricsWriter
-from seeupo_jax.metrics.run_manifest import Launch, write_run_manifest
+from seeupo_jax.metrics.run_manifest import Launch
 from seeupo_jax.metrics.samples import histograms_of, samples_of
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.collect import Collected
@@ -27,6 +23,7 @@ from seeupo_jax.rollout.episode_metrics import (
     unpaid_rewards,
 )
 from seeupo_jax.runtime.build import Policy
+from seeupo_jax.runtime.training.phase_times import PhaseTimes, write_description
 from seeupo_jax.trajectories.reader import TRAIN, Shard
 from seeupo_jax.trajectories.trajectory_record import TokenTexts
 from seeupo_jax.trajectories.trajectory_writer import TrajectoryWriter
@@ -43,8 +40,8 @@ class RunLog:
         self._config, self._workdir, self._progress = config, workdir, progress
         self._writes = jax.process_index() == 0
         self._metrics = MetricsWriter(workdir, telemetry.trackers, log=progress.log)
-        self._compilations = Compilations()
-        self.spent: Counter[str] = Counter()  # seconds and programs since the last iteration's line
+        self._times = PhaseTimes(progress)
+        self.phase, self.timed, self.spent = self._times.phase, self._times.timed, self._times.spent
         self._trajectories = TrajectoryWriter(
             workdir,
             texts=TokenTexts(tokenizer.token_bytes),
@@ -57,7 +54,7 @@ class RunLog:
     def close(self) -> None:
         """Finishes what is being written."""
         with contextlib.ExitStack() as parts:  # all are closed, even where one of them fails
-            for part in (self._compilations, self._metrics, self._trajectories):
+            for part in (self._times, self._metrics, self._trajectories):
                 parts.callback(part.close)
 
     def resume_from(self, iteration: int) -> None:
@@ -72,47 +69,9 @@ class RunLog:
             self._metrics.open()
 
     def describe(self, launch: Launch, policy: Policy, params: Any, *, resumed: bool) -> None:
-        """Leaves in WORKDIR/run.json how the run was begun, and with what.
-
-        Args:
-          params: those that train. resumed: whether the run resumes from a checkpoint.
-        """
-        if not self._writes:
-            return
-        devices, path = policy.mesh.devices, self._config.model.path
-        write_run_manifest(
-            self._workdir,
-            resumed=resumed,
-            launch=launch,
-            config=to_dict(self._config),
-            devices={
-                "platform": devices.flat[0].platform,
-                "kind": devices.flat[0].device_kind,
-                "count": devices.size,
-                "processes": jax.process_count(),
-            },
-            model={
-                "name": "randomly initialised" if path is None else path,
-                "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.merged(params))),
-            },
-        )
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """A part of an iteration: shown, timed, and its compilations counted."""
-        self._progress.phase(name)
-        programs, compiling = self._compilations.programs, self._compilations.seconds
-        with self.timed(name):
-            yield
-        self.spent[f"{name}/programs_compiled"] += self._compilations.programs - programs
-        self.spent["time/compile_s"] += self._compilations.seconds - compiling
-
-    @contextlib.contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Adds the seconds that something takes to `time/NAME_s` of the iteration under way."""
-        began = time.perf_counter()
-        yield
-        self.spent[f"time/{name}_s"] += time.perf_counter() - began
+        """Leaves in WORKDIR/run.json how the run was begun, and with what."""
+        if self._writes:
+            write_description(self._workdir, self._config, launch, policy, params, resumed=resumed)
 
     def iteration(
         self,
@@ -127,7 +86,7 @@ class RunLog:
         Args:
           stats: of each trajectory. labels: of the tasks. more: metrics.
         """
-        spent, self.spent = self.spent, Counter()
+        spent = self._times.take()
         grouped, weights = self._config.algorithm.grouped, self._config.compared_weights
         values = rollout_metrics(collected, labels, grouped=grouped, weights=weights)
         values |= dict(more) | spent

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 
-from seeupo_jax import envs
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.configuration.supervised_schema import WarmStartStage
 from seeupo_jax.display.progress import Progress
-from seeupo_jax.learner.warm_start import Batches, train_stage
+from seeupo_jax.learner.imitation.imitation_batches import Batches
 from seeupo_jax.parallel.distributed import agree
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.policy_folder import starting_folder
+from seeupo_jax.runtime.sft.conversation_sources import (
+    DEMONSTRATIONS,
+    WithCallsAsText,
+    open_conversations,
+)
+from seeupo_jax.runtime.sft.sft_data import tokenize
+from seeupo_jax.runtime.sft.supervised import begin_imitation, supervised
 
 _AGREED = 10  # steps between two times that processes ask each other whether to stop
 
@@ -62,26 +71,25 @@ def _warm_start(
     config: Config, workdir: Path, progress: Progress, stop: Callable[[], bool]
 ) -> None:
     """Trains a policy on demonstrations and leaves it in WORKDIR/warm_start as a model folder."""
-    environment = envs.make(config.env.name, **config.env.options)
-    stages = config.warm_start.stages
+    stages, size = config.warm_start.stages, config.warm_start.batch_size
     progress.phase("warm start: demonstrations")
-    load = environment.demonstrations
-    demonstrations = [load("train", **stage.demonstrations) for stage in stages]
+    sources = [
+        open_conversations(
+            *(config, DEMONSTRATIONS, "train", stage.demonstrations),
+            f"config.warm_start.stages[{index}]",
+        )
+        for index, stage in enumerate(stages)
+    ]
     if config.model.path is None:
-        policy, params = build.new_policy(config, demonstrations[-1])
+        policy, params = build.new_policy(config, WithCallsAsText(sources[-1]))
     else:
         policy, params = build.load_policy(config, config.model.path)
-    shapes = build.build_shapes(config, policy.mesh, config.warm_start.batch_size)
+    shapes = build.build_shapes(config, policy.mesh, size)
     with jax.set_mesh(policy.mesh):
         for index, stage in enumerate(stages):
             progress.phase(f"warm start {index + 1}/{len(stages)}")
-            batches = Batches(
-                demonstrations[index],
-                policy.tokenizer,
-                shapes,
-                config.warm_start.batch_size,
-                seed=config.seed + index,
-            )
+            shown = tokenize(sources[index], policy.tokenizer, limit=shapes.lengths[-1])
+            batches = Batches(shown, shapes, size, seed=config.seed + index)
 
             def show(
                 done: int, loss: Any, total: int = stage.steps, stage_number: int = index + 1
@@ -92,14 +100,48 @@ def _warm_start(
                 if (jax.process_count() == 1 or done % _AGREED == 0) and agree([stop()])[0]:
                     raise Stopped(f"in the warm start, {done} steps into stage {stage_number}")
 
-            params = train_stage(policy.network, params, stage, batches, on_step=show)
-            if batches.counts["cut"]:
-                limit = shapes.lengths[-1]
-                progress.log(f"{batches.counts['cut']} demonstrations were cut at {limit} tokens")
+            params = train_stage(config, policy, params, stage, batches, on_step=show)
+            if shown.counts["cut"]:
+                progress.log(
+                    f"{shown.counts['cut']} demonstrations were cut at {shown.limit} tokens"
+                )
     unfinished = workdir / "warm_start.unfinished"
     if jax.process_index() == 0:
         shutil.rmtree(unfinished, ignore_errors=True)
-    save_pretrained(policy.network.bind(params), unfinished, policy.tokenizer)
+    save_pretrained(policy.network.bind(policy.merged(params)), unfinished, policy.tokenizer)
     if jax.process_index() == 0:
         unfinished.rename(workdir / "warm_start")
     agree([0])  # the others look for it next
+
+
+def stage_optimizer(stage: WarmStartStage) -> optax.GradientTransformation:
+    """AdamW with a short rise and a cosine fall to a twentieth of the learning rate."""
+    rise = max(1, min(200, stage.steps // 10))
+    peak = stage.learning_rate
+    schedule = optax.warmup_cosine_decay_schedule(0.0, peak, rise, stage.steps, peak / 20)
+    adamw = optax.adamw(schedule, b2=0.95, weight_decay=0.01)
+    return optax.chain(optax.clip_by_global_norm(1.0), adamw)
+
+
+def train_stage(
+    config: Config,
+    policy: build.Policy,
+    params: Any,
+    stage: WarmStartStage,
+    batches: Batches,
+    *,
+    on_step: Callable[[int, Callable[[], float]], None],
+) -> Any:
+    """Runs one stage and returns the parameters.
+
+    Args:
+      on_step: called after every step with the steps done and a function that gives the loss.
+    """
+    optimizer = stage_optimizer(stage)
+    plain = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, ema=None))
+    plain = supervised(plain, stage.steps)
+    imitation, state = begin_imitation(plain, policy, optimizer, params)
+    for step, batch in zip(range(stage.steps), batches, strict=False):
+        state, metrics = imitation.step(state, batch.rows)
+        on_step(step + 1, lambda loss=metrics["loss"]: float(loss))
+    return state.params

@@ -22,7 +22,7 @@ from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.parallel.device_memory import in_units
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned
 from seeupo_jax.planning.expected_time import time_lines
-from seeupo_jax.planning.explain_parts import (
+from seeupo_jax.planning.explain.explain_parts import (
     episode_section,
     memory_lines,
     mesh_lines,
@@ -33,9 +33,9 @@ from seeupo_jax.planning.explain_parts import (
     share_lines,
     task_ids,
 )
-from seeupo_jax.planning.explanation import Section, choices, listed
+from seeupo_jax.planning.explain.explanation import Section, choices, listed
 from seeupo_jax.policy.network import trainable
-from seeupo_jax.runtime.checks import check_same_run
+from seeupo_jax.runtime.checks import check_same_run, check_training
 from seeupo_jax.runtime.policy_folder import starting_folder
 
 # What of an algorithm is always shown; the other fields where they are not the default.
@@ -104,6 +104,7 @@ def _start(found: AbstractRun, workdir: Path) -> _Start:
         return _Start(0, False, [*passed, f"from the start: {folder} has no checkpoint"])
     done, notes = (0, {}) if newest is None else newest
     if notes:
+        check_training(notes)
         check_same_run(config, notes["config"])
     if sweep is not None and sweep > done:
         line = f"resuming in the sweep of iteration {sweep}, where a run was stopped"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.planning.explain_parts import (
+from seeupo_jax.planning.explain.explain_parts import (
     bytes_of,
     cache_lines,
     episode_section,
@@ -18,7 +18,7 @@ from seeupo_jax.planning.explain_parts import (
     reward_lines,
     task_ids,
 )
-from seeupo_jax.planning.explanation import Section
+from seeupo_jax.planning.explain.explanation import Section
 
 
 class FoundPolicy(NamedTuple):

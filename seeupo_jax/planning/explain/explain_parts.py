@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -17,12 +17,13 @@ from seeupo_jax.envs.mixture import read_parts
 from seeupo_jax.parallel.device_memory import in_units, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned, abstract_run
-from seeupo_jax.planning.explanation import Section, grouped, listed
+from seeupo_jax.planning.explain.explanation import Section, grouped, listed
 from seeupo_jax.planning.remat import SHARE, RematPlan, choose_remat, plan_remat
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.policy.network import ADAPTER
 from seeupo_jax.rollout.tasks import repeats, share_counts
-from seeupo_jax.runtime.build import ARCHITECTURES, SMALL, few_shapes
+from seeupo_jax.runtime.build import ARCHITECTURES, SMALL, Policy, few_shapes
+from seeupo_jax.types import TrainState
 
 
 def plan_run(
@@ -51,7 +52,20 @@ def plan_run(
     return abstract_run(config, mesh), plan
 
 
-def model_lines(found: AbstractRun, start: str | None) -> list[str]:
+class Described(Protocol):
+    """What `model_lines` reads: a run, with shapes in place of arrays."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def state(self) -> TrainState: ...
+
+
+def model_lines(found: Described, start: str | None) -> list[str]:
     arch, config = found.policy.network.arch, found.config
     whole = jax.tree.leaves_with_path(found.policy.merged(found.state.params))
     counts = [(str(path[-1].key).startswith(ADAPTER), x.size) for path, x in whole]

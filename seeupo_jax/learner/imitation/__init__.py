@@ -1,0 +1,1 @@
+"""Supervised training: assistant messages as a sampler would produce them."""

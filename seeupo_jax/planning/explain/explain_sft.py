@@ -1,0 +1,167 @@
+"""What a supervised fine-tuning would run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from seeupo_jax.checkpoint import Checkpoints, find_directory
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.display.progress import Progress
+from seeupo_jax.learner.optimization.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.schedule import Schedule
+from seeupo_jax.parallel.device_memory import device_bytes, in_units, total_memory
+from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.planning.explain.explain_parts import model_lines
+from seeupo_jax.planning.explain.explanation import Section, listed
+from seeupo_jax.planning.remat import choose_remat, plan_remat
+from seeupo_jax.runtime import build
+from seeupo_jax.runtime.checks import SUPERVISED
+from seeupo_jax.runtime.sft.sft_checkpoints import check_same_sft
+from seeupo_jax.runtime.sft.sft_data import SftData, load_data
+from seeupo_jax.runtime.sft.supervised import (
+    begin_imitation,
+    check_steps,
+    count_steps,
+    supervised,
+)
+from seeupo_jax.types import TrainState
+
+
+class AbstractSft(NamedTuple):
+    """A run's policy and state, with shapes in place of arrays."""
+
+    config: Config
+    policy: build.Policy
+    state: TrainState
+
+
+def explain_sft(config: Config, workdir: Path) -> list[Section]:
+    """What `seeupo_jax.sft` would do with a configuration that passes every check.
+
+    Conversations are read, tokenised and checked, as the run would.
+
+    Raises:
+      ValueError: what the run would say, too.
+    """
+    with Progress(0, "plain", shown=False) as quiet:
+        data = load_data(config, quiet)
+    steps = count_steps(config, len(data.training))
+    check_steps(config, steps)
+    found, mesh = _abstract(config, steps), make_mesh(config.mesh)
+    device = mesh.devices.flat[0]
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
+    where = f"{mesh.size} x {device.platform} ({device.device_kind}): {axes or 'one device'}"
+    shapes = build.build_shapes(found.config, mesh, config.sft.batch_size)
+    rows = f"rows of {listed(shapes.lengths)} tokens, {shapes.rows} a microbatch"
+    kinds = "a step" if data.held_out is None else "a step and a loss"
+    return [
+        ("model", model_lines(found, config.model.path)),
+        ("mesh", [where]),
+        ("memory", _memory(found, mesh)),
+        ("data", [f"{config.sft.data}: {line}" for line in data.lines()]),
+        ("programs", [f"{kinds} for each length that is needed", rows]),
+        ("optimizer", _optimizer(config, steps)),
+        ("steps", _steps(config, data, steps, _begins(found, workdir, data))),
+        ("evaluations", _evaluations(config, data)),
+        ("checkpoints", _checkpoints(found, workdir)),
+        ("files", _files(config, workdir)),
+    ]
+
+
+def _abstract(config: Config, steps: int) -> AbstractSft:
+    config, _ = choose_remat(supervised(config, steps))
+    policy, params = build.abstract_policy(config, make_mesh(config.mesh))
+    optimizer = make_optimizer(config.optimizer, total_steps=steps)
+    _, state = begin_imitation(config, policy, optimizer, params)
+    return AbstractSft(config, policy, state)
+
+
+def _memory(found: AbstractSft, mesh: jax.sharding.Mesh) -> list[str]:
+    """What lies on one device while a step is computed."""
+    remat = plan_remat(found.config, mesh, total_memory(mesh.local_devices[0]))
+    sizes = {
+        "parameters that train": device_bytes(found.state.params),
+        "optimizer": device_bytes(found.state.opt_state),
+        "parameters that do not train": device_bytes(found.policy.frozen),
+        "average of the parameters": device_bytes(found.state.ema),
+    }
+    name = found.policy.network.arch.remat
+    sizes["gradients, two copies at most"] = 2 * sizes["parameters that train"]
+    sizes[f"activations of a microbatch, remat {name}"] = remat.activations.get(name, 0)
+    lines = [f"{in_units(size):>12}  {label}" for label, size in sizes.items() if size]
+    allowed = "" if remat.allowed is None else f", of {in_units(remat.allowed)}"
+    return [
+        "of one device, by estimate:",
+        *lines,
+        f"{in_units(sum(sizes.values())):>12}  a step{allowed}",
+    ]
+
+
+def _optimizer(config: Config, steps: int) -> list[str]:
+    optimizer, schedule = config.optimizer, Schedule(config.optimizer, steps)
+    shown = sorted({1, *(math.ceil(part * steps) for part in (0.25, 0.5, 0.75, 1))})
+    rates = ", ".join(f"{i}: {schedule.rate(i, i - 1):.3g}" for i in shown if 0 < i <= steps)
+    average = "" if optimizer.ema is None else f", average with decay {optimizer.ema:g} per step"
+    return [f"{optimizer.name}, {optimizer.schedule}{average}", f"learning rate by step: {rates}"]
+
+
+def _begins(found: AbstractSft, workdir: Path, data: SftData) -> list[str]:
+    """Where a run in this folder would begin."""
+    passed: list[str] = []
+    folder = find_directory(found.config.checkpoint, workdir)
+    files = Checkpoints(folder, 1, log=passed.append)
+    newest = files.newest(found.state)
+    files.close()
+    if newest is None:
+        return [f"from the start: {folder} has no checkpoint", *passed]
+    check_same_sft(found.config, data.fingerprint, newest[1])
+    best = newest[1][SUPERVISED]["best"]
+    lowest = "" if best is None else f"; the lowest held-out loss is {best[1]:.4f} at {best[0]}"
+    return [f"resuming after step {newest[0]}, from {folder}{lowest}", *passed]
+
+
+def _steps(config: Config, data: SftData, steps: int, begins: list[str]) -> list[str]:
+    sft = config.sft
+    epochs = steps * sft.batch_size / len(data.training)
+    return [
+        f"{steps:,} of {sft.batch_size} conversations: {epochs:.2f} epochs; loss on"
+        f" {sft.train_on} assistant messages",
+        *begins,
+    ]
+
+
+def _evaluations(config: Config, data: SftData) -> list[str]:
+    sft = config.sft
+    if data.held_out is None:
+        return ["none: nothing is held out"]
+    every = f", every {sft.eval_every} steps" if sft.eval_every else ""
+    ends = "" if sft.patience is None else f"; {sft.patience} without a lower loss end the run"
+    return [f"loss of {len(data.held_out):,} conversations before, after{every}{ends}"]
+
+
+def _checkpoints(found: AbstractSft, workdir: Path) -> list[str]:
+    kept: Any = found.config.checkpoint
+    leaves = jax.tree.leaves(found.state)
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    every = f"every {kept.every} steps, " if kept.every else ""
+    return [
+        f"{every}at the end and at the lowest held-out loss so far, of at most {in_units(size)}"
+        " each",
+        f"the newest {kept.keep} and the best {kept.keep_best} of the others stay, in"
+        f" {find_directory(kept, workdir)}",
+    ]
+
+
+def _files(config: Config, workdir: Path) -> list[str]:
+    names = {
+        "metrics.jsonl": True,
+        "run.json": True,
+        "tensorboard/": "tensorboard" in config.telemetry.trackers,
+        "wandb/": "wandb" in config.telemetry.trackers,
+        "policy/": config.checkpoint.export,
+    }
+    return [f"in {workdir}: " + "; ".join(name for name, there in names.items() if there)]

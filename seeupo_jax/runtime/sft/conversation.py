@@ -1,0 +1,146 @@
+"""One conversation as OpenAI and TRL write it, checked: `messages`, and optional `tools`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seeupo_jax.envs.base import Demonstration, Tool
+from seeupo_jax.trajectories.json_lines import short
+
+ALLOWED = 'a JSON object with "messages", and perhaps "tools"'
+_ROLES = {
+    **{role: role for role in ("system", "user", "assistant", "tool")},
+    "developer": "system",  # OpenAI's later name
+}
+# Of a message; others may be there with null.
+_READ = ("role", "content")
+_KEPT = ("name", "tool_call_id")
+_OF_ASSISTANTS = ("tool_calls", "reasoning_content", "weight")
+
+
+def read_conversation(value: Mapping[str, Any], where: str) -> Demonstration:
+    """A conversation whose assistant messages are to be learned from.
+
+    The arguments of tool calls become objects, tools their functions, and content a text. Other
+    keys of the conversation than these two are not read.
+
+    Args:
+      where: it stands, in errors.
+
+    Raises:
+      ValueError: one sentence with `where`.
+    """
+    messages = _listed(value.get("messages"), f"{where}: messages", "a list of messages")
+    read = tuple(_message(m, f"{where}: messages[{i}]") for i, m in enumerate(messages))
+    roles = [message["role"] for message in read]
+    if "assistant" not in roles:
+        got = f"the roles {', '.join(dict.fromkeys(roles))}" if roles else "none"
+        raise ValueError(f"{where}: messages: got {got}; allowed: at least one assistant message.")
+    if roles[0] == "assistant":
+        raise ValueError(
+            f"{where}: messages[0]: got role 'assistant'; allowed: a message that it answers first."
+        )
+    weights = [m.get("weight", 1) for m in read if m["role"] == "assistant"]
+    if not any(weights):
+        raise ValueError(f"{where}: messages: got weight 0 for all; allowed: 1 for at least one.")
+    given = value.get("tools")
+    if isinstance(given, str):  # as tables hold it
+        given = _json(given, f"{where}: tools")
+    tools = () if given is None else _listed(given, f"{where}: tools", "a list of tools")
+    return Demonstration(read, tuple(_tool(t, f"{where}: tools[{i}]") for i, t in enumerate(tools)))
+
+
+def _message(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}: got {short(value)}; allowed: an object with role and content.")
+    given = {name: item for name, item in value.items() if item is not None}
+    role = given.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise ValueError(f"{where}.role: got {short(role)}; allowed: {', '.join(_ROLES)}.")
+    known = (*_READ, *_KEPT, *(_OF_ASSISTANTS if role == "assistant" else ()))
+    for name, item in given.items():
+        if name not in known and item not in ([], {}):
+            raise ValueError(
+                f"{where}: got {short(name)} in a message of role {role}; allowed:"
+                f" {', '.join(known)}."
+            )
+    message = {"role": _ROLES[role], "content": _content(given.get("content"), where)}
+    message |= {name: str(given[name]) for name in _KEPT if name in given}
+    if given.get("weight", 1) not in (0, 1):
+        raise ValueError(f"{where}.weight: got {short(given['weight'])}; allowed: 0 or 1.")
+    if not given.get("weight", 1):
+        message["weight"] = 0
+    if thoughts := given.get("reasoning_content"):
+        message["reasoning_content"] = _text(thoughts, f"{where}.reasoning_content")
+    if calls := given.get("tool_calls"):
+        listed = _listed(calls, f"{where}.tool_calls", "a list of calls")
+        message["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(listed)
+        ]
+    said = ("content", "tool_calls", "reasoning_content")
+    if role == "assistant" and not any(message.get(name) for name in said):
+        raise ValueError(f"{where}: got no content; allowed: a text that is not empty.")
+    return message
+
+
+def _content(value: Any, where: str) -> str:
+    """A text, also where it comes in parts; none is an empty one."""
+    if value is None:
+        return ""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return _text(value, f"{where}.content")
+    texts = []
+    for i, part in enumerate(value):
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            raise ValueError(
+                f"{where}.content[{i}]: got {short(part)}; allowed: parts of type text."
+            )
+        texts.append(_text(part.get("text"), f"{where}.content[{i}].text"))
+    return "".join(texts)
+
+
+def _call(value: Any, where: str) -> dict[str, Any]:
+    """A call of a function, as chat templates read it."""
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or value.get("type", "function") != "function":
+        raise ValueError(f"{where}: got {short(value)}; allowed: a call of a function.")
+    name = _text(function.get("name"), f"{where}.function.name")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = _json(arguments, f"{where}.function.arguments")
+    if not name or not isinstance(arguments, Mapping):
+        raise ValueError(
+            f"{where}.function: got {short(function)}; allowed: a name, and an object of arguments"
+            " or its JSON."
+        )
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _tool(value: Any, where: str) -> Tool:
+    inner = value.get("function", value) if isinstance(value, Mapping) else value
+    if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
+        raise ValueError(f"{where}: got {short(value)}; allowed: a function with a name.")
+    return dict(inner)
+
+
+def _listed(value: Any, where: str, allowed: str) -> Sequence[Any]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        got = "none" if value is None else short(value)
+        raise ValueError(f"{where}: got {got}; allowed: {allowed}.")
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    """JSON can hold half of a character, which no tokenizer can."""
+    if not isinstance(value, str) or value.encode(errors="replace").decode() != value:
+        raise ValueError(f"{where}: got {short(value)}; allowed: a text.")
+    return value
+
+
+def _json(value: str, where: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{where}: got {short(value)}; allowed: JSON.") from None

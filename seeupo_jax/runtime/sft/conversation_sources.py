@@ -1,0 +1,201 @@
+"""Where conversations come from: a JSONL file, tfds, or an environment's demonstrations."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from seeupo_jax import envs
+from seeupo_jax.agents.tool_format import TOOL_FORMATS
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.envs import Demonstrator
+from seeupo_jax.envs.base import Demonstration
+from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.runtime.sft.conversation import ALLOWED, read_conversation
+from seeupo_jax.trajectories.json_lines import read_object, short
+
+TFDS, DEMONSTRATIONS = "tfds:", "demonstrations"
+KINDS = "FILE.jsonl, tfds:FOLDER, tfds:NAME, or demonstrations of config.env"
+
+
+class Conversations(Protocol):
+    """Conversations by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Demonstration:
+        """One of them; ValueError with its place where it is none."""
+        ...
+
+    def where(self, index: int) -> str:
+        """The place of one of them, in errors."""
+        ...
+
+
+def open_conversations(
+    config: Config, data: str, split: str, options: Mapping[str, Any], field: str
+) -> Conversations:
+    """What `config.sft.data` names.
+
+    Args:
+      split: of tfds and of demonstrations. options: of demonstrations.
+      field: that has named it, in errors.
+
+    Raises:
+      ValueError: nothing is there, or nothing in it; one sentence.
+    """
+    if data.startswith(TFDS):
+        found: Conversations = TfdsConversations(data.removeprefix(TFDS), split, field)
+    elif data == DEMONSTRATIONS:
+        found = EnvironmentConversations(config, split, options, field)
+    else:
+        found = ConversationFile(Path(data), field)
+    if not len(found):
+        raise ValueError(f"{field}: {data} has no conversation; allowed: at least one.")
+    return found
+
+
+class ConversationFile:
+    """The lines of a JSONL file, each read when it is asked for; empty ones count for nothing."""
+
+    def __init__(self, path: Path, field: str):
+        self._path, self._field, self._file = path, field, path.absolute()
+        try:
+            self._starts = _lines(self._file)
+        except OSError as error:
+            raise ValueError(
+                f"{field}: got {str(path)!r}, which cannot be read ({error.strerror}); allowed:"
+                f" {KINDS}."
+            ) from None
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> Demonstration:
+        _, offset, size = self._starts[index]
+        where = self.where(index)
+        with self._file.open("rb") as file:
+            file.seek(offset)
+            line = file.read(size)
+        return read_conversation(read_object(line, where, ALLOWED), where)
+
+    def where(self, index: int) -> str:
+        return f"{self._field}: {self._path}, line {self._starts[index][0]}"
+
+
+def _lines(path: Path) -> list[tuple[int, int, int]]:
+    """Number, offset and bytes of each line that is not empty."""
+    starts, offset = [], 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                starts.append((number, offset, len(line)))
+            offset += len(line)
+    return starts
+
+
+class TfdsConversations:
+    """Records of a dataset of TensorFlow Datasets in ArrayRecord, by random access.
+
+    `messages` of a record is a text of JSON, or a sequence of features with `role` and `content`;
+    `tools`, where there is any, a text of JSON.
+    """
+
+    def __init__(self, name: str, split: str, field: str):
+        import tensorflow_datasets as tfds  # it takes seconds
+
+        self._name, self._split, self._field = name, split, field
+        try:
+            folder = Path(name).is_dir()
+            builder = tfds.builder_from_directory(name) if folder else tfds.builder(name)
+            self._source = builder.as_data_source(split=split)
+        except Exception as error:  # the library's are of any class
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"{field}: got 'tfds:{name}' with split {split!r}, which cannot be read ({reason});"
+                " allowed: a prepared dataset in array_record."
+            ) from None
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Demonstration:
+        record, where = self._source[index], self.where(index)
+        fields = {n: _decoded(record[n], where) for n in ("messages", "tools") if n in record}
+        return read_conversation(fields, where)
+
+    def where(self, index: int) -> str:
+        return f"{self._field}: tfds:{self._name}, {self._split}, record {index}"
+
+
+def _decoded(value: Any, where: str) -> Any:
+    """A feature as JSON has it: bytes as texts, a table of columns as a list of rows."""
+    if isinstance(value, bytes | str):
+        text = value.decode(errors="replace") if isinstance(value, bytes) else value
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            raise ValueError(f"{where}: got {short(text)}; allowed: JSON.") from None
+    columns = {name: [_text(item) for item in column] for name, column in dict(value).items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _text(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+class EnvironmentConversations:
+    """What an environment shows of its tasks."""
+
+    def __init__(self, config: Config, split: str, options: Mapping[str, Any], field: str):
+        environment = envs.make(config.env.name, **config.env.options)
+        if not isinstance(environment, Demonstrator):
+            raise ValueError(
+                f"{field}: got {DEMONSTRATIONS!r}; allowed: another source, since env"
+                f" {config.env.name} has no demonstrations() and vocabulary()."
+            )
+        self._shown = environment.demonstrations(split, **options)
+        self._place = f"{field}: {DEMONSTRATIONS} of {config.env.name}, {split}"
+
+    def __len__(self) -> int:
+        return len(self._shown)
+
+    def __getitem__(self, index: int) -> Demonstration:
+        shown = self._shown[index]
+        fields = {"messages": list(shown.messages), "tools": list(shown.tools)}
+        return read_conversation(fields, self.where(index))
+
+    def where(self, index: int) -> str:
+        return f"{self._place}, {index}"
+
+
+@dataclasses.dataclass(frozen=True)
+class WithCallsAsText(Sequence[Demonstration]):
+    """Conversations whose tool calls are in Hermes' form, for tokenizers that write none.
+
+    Tools that a chat template does not list are listed with the words to write calls so.
+    """
+
+    conversations: Conversations
+
+    def __len__(self) -> int:
+        return len(self.conversations)
+
+    def __getitem__(self, index: int) -> Demonstration:
+        shown = self.conversations[index]
+        return dataclasses.replace(shown, messages=tuple(map(_as_text, shown.messages)))
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {n: v for n, v in message.items() if n not in ("tool_calls", "reasoning_content")}
+    calls = [
+        ToolCall(call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls", ())
+    ]
+    said = TOOL_FORMATS["hermes"].render(message["content"], calls)
+    if thoughts := message.get("reasoning_content"):
+        said = f"<think>\n{thoughts.strip()}\n</think>\n\n{said}"
+    return kept | {"content": said}

@@ -1,0 +1,108 @@
+"""Checkpoints of a supervised run: written, found again, and checked to be of the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from seeupo_jax.checkpoint import Checkpoints, find_directory
+from seeupo_jax.configuration.loading import to_dict
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.runtime.checks import SUPERVISED
+from seeupo_jax.runtime.sft.sft_parts import Best, SftParts, SftState
+from seeupo_jax.trajectories.json_lines import plain
+from seeupo_jax.types import TrainState
+
+
+class SftCheckpoints:
+    """All of a run that outlives its process; with several processes each calls every method."""
+
+    def __init__(self, parts: SftParts):
+        kept, self._parts = parts.config.checkpoint, parts
+        folder = find_directory(kept, parts.workdir)
+        self._checkpoints = Checkpoints(folder, kept.keep, kept.keep_best, log=parts.progress.log)
+
+    def restore(self, example: TrainState) -> SftState | None:
+        """The run as its newest checkpoint has it; None where there is none.
+
+        Raises:
+          ValueError: it is of another run.
+        """
+        restored = self._checkpoints.restore(example)
+        if restored is None:
+            return None
+        done, train, notes = restored
+        check_same_sft(self._parts.given, self._parts.data.fingerprint, notes)
+        self._parts.progress.log(f"resuming after step {done}")
+        own = notes[SUPERVISED]
+        best = None if own["best"] is None else Best(*own["best"])
+        return SftState(done, train, own["evaluated"], True, best, own["worse"], own["idle"])
+
+    def save(self, state: SftState) -> SftState:
+        """Saves a checkpoint in the background; the run with that noted."""
+        best = state.best
+        notes = {
+            "config": to_dict(self._parts.given),
+            "random": {"seed": self._parts.config.seed, "step": state.done},
+            "data_position": state.done * self._parts.config.sft.batch_size,
+            SUPERVISED: {
+                "data": self._parts.data.fingerprint,
+                "evaluated": state.evaluated,
+                "best": best,
+                "worse": state.worse,
+                "idle": state.idle,
+            },
+        }
+        score = -best.loss if best is not None and best.step == state.done else None
+        with self._parts.times.timed("checkpoint"):
+            self._checkpoints.save(state.done, state.train, notes, score)
+        return state._replace(saved=True)
+
+    def policy_at(self, step: int, train: TrainState) -> Any:
+        """The parameters of a checkpoint that are evaluated and exported.
+
+        Args:
+          train: whose shapes and shardings they have.
+        """
+        part = "params" if train.ema is None else "ema"
+        found = self._checkpoints.restore({part: getattr(train, part)}, step=step, partial=True)
+        assert found is not None  # a given step is there, or `restore` raises
+        return found[1][part]
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is on the disk."""
+        self._checkpoints.wait()
+
+    def close(self) -> None:
+        """Finishes what is being written."""
+        self._checkpoints.close()
+
+
+def check_same_sft(config: Config, fingerprint: str, notes: Mapping[str, Any]) -> None:
+    """A resumed run must see the same tokens in the same order as the one that was stopped.
+
+    Raises:
+      ValueError: a checkpoint of a training, or of other conversations, batches or another seed.
+    """
+    if SUPERVISED not in notes:
+        raise ValueError(
+            "--workdir: got the folder of a training; allowed for sft: a new folder, or that of a"
+            " supervised run."
+        )
+    saved = notes["config"]
+    for name in ("seed", "sft.batch_size", "sft.held_out"):
+        group, _, leaf = name.rpartition(".")
+        own, before = (
+            plain(values[group][leaf] if group else values[leaf], finite=False)
+            for values in (to_dict(config), saved)
+        )
+        if own != before:
+            raise ValueError(
+                f"config.{name}: got {own}; allowed for this workdir, whose checkpoint has it:"
+                f" {before}. Choose a new workdir for another run."
+            )
+    if notes[SUPERVISED]["data"] != fingerprint:
+        raise ValueError(
+            "--data: got conversations, or tokens of them, other than those that the checkpoint in"
+            " this workdir was trained on; allowed: the same. Choose a new workdir for another run."
+        )

@@ -1,0 +1,214 @@
+"""The conversations of a supervised run, each read and checked before anything is compiled."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.display.progress import Progress
+from seeupo_jax.learner.imitation.action_segments import Segments, Tokenized
+from seeupo_jax.parallel.distributed import gather
+from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.policy.files.weights import read_tokenizer
+from seeupo_jax.runtime.sft.conversation_sources import (
+    Conversations,
+    WithCallsAsText,
+    open_conversations,
+)
+from seeupo_jax.types import CONTEXT, Segment
+
+_SPLIT_STREAM = 1  # of the seed: which conversations are held out
+OnRead = Callable[[int, int], None]  # conversations read, of how many
+
+
+@dataclass(frozen=True)
+class Chosen(Sequence[Segments]):
+    """Some of the conversations of a source, as segments."""
+
+    tokenized: Tokenized
+    numbers: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> Segments:
+        return self.tokenized[self.numbers[index]]
+
+
+@dataclass(frozen=True)
+class SftData:
+    """What a run learns from, and what it measures its loss on.
+
+    held_out: empty where nothing is held out.
+    skipped, cut: conversations of more tokens than a conversation may have.
+    trained_tokens: of the training conversations' assistant messages, once.
+    fingerprint: of all tokens, in order.
+    """
+
+    training: Chosen
+    held_out: Chosen | None
+    skipped: int
+    cut: int
+    trained_tokens: int
+    fingerprint: str
+
+    def lines(self) -> list[str]:
+        """In words."""
+        text = f"{len(self.training):,} conversations to train on, {self.trained_tokens:,} tokens"
+        text += " of assistant messages"
+        held_out = 0 if self.held_out is None else len(self.held_out)
+        text += f"; {held_out:,} held out" if held_out else "; none held out"
+        counts = {"skipped": self.skipped, "cut": self.cut}
+        return [text] + [
+            f"{count:,} conversations are {what}: longer than rollout.max_context"
+            for what, count in counts.items()
+            if count
+        ]
+
+
+def tokenize(
+    source: Conversations, tokenizer: Tokenizer, *, train_on: str = "all", limit: int | None = None
+) -> Tokenized:
+    """Conversations as segments; tool calls in Hermes' form where the tokenizer writes none."""
+    shown = source if tokenizer.writes_calls else WithCallsAsText(source)
+    return Tokenized(shown, tokenizer, train_on, limit)
+
+
+class _Reading:
+    """Goes through a source once: which conversations are kept, and what they are."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, on_read: OnRead):
+        self._config, self._tokenizer, self._on_read = config, tokenizer, on_read
+        self._digest = hashlib.sha256()
+        self.skipped = self.cut = 0
+
+    def read(self, source: Conversations) -> tuple[Tokenized, list[int], list[int]]:
+        """The conversations as segments, the numbers of those that are kept, their tokens.
+
+        Raises:
+          ValueError: one of them is none, or too long where that is an error.
+        """
+        sft, limit = self._config.sft, self._config.rollout.max_context
+        cut = limit if sft.too_long == "cut" else None
+        tokenized = tokenize(source, self._tokenizer, train_on=sft.train_on, limit=cut)
+        numbers, sizes = [], []
+        for number in range(len(source)):
+            size = self._keep(tokenized, number, source)
+            if size:
+                numbers.append(number)
+                sizes.append(size)
+            self._on_read(number + 1, len(source))
+        return tokenized, numbers, sizes
+
+    def _keep(self, tokenized: Tokenized, number: int, source: Conversations) -> int:
+        """The tokens that are trained of a conversation; 0: it is skipped."""
+        limit, too_long = self._config.rollout.max_context, self._config.sft.too_long
+        where = source.where(number)
+        try:
+            whole = tokenized.whole(number)
+        except ValueError as error:
+            told = str(error)
+            raise ValueError(told if told.startswith(where) else f"{where}: {told}") from None
+        longest = max(_needed(segment) for segment in whole)
+        if longest > limit and too_long == "error":
+            raise ValueError(
+                f"{where}: got a conversation of {longest:,} tokens; allowed: at most"
+                f" config.rollout.max_context={limit}, or config.sft.too_long=skip or cut."
+            )
+        kept = [segment for segment in whole if _needed(segment)]
+        if longest > limit and too_long == "cut":
+            kept = list(tokenized[number])
+        if (longest > limit and too_long == "skip") or not kept:
+            self.skipped += 1
+            return 0
+        self.cut += longest > limit
+        for segment in kept:
+            self._digest.update(np.int64(len(segment.tokens_L)).tobytes())
+            self._digest.update(segment.tokens_L.tobytes() + segment.turn_L.tobytes())
+        return int(sum((segment.turn_L != CONTEXT).sum() for segment in kept))
+
+    def fingerprint(self) -> str:
+        """Of what was kept so far, the same in all processes.
+
+        Raises:
+          ValueError: the processes have read different conversations.
+        """
+        own = self._digest.hexdigest()
+        if len(set(gather(own))) > 1:
+            raise ValueError(
+                "--data: got other conversations in one process than in another; allowed: the same"
+                " in all of them."
+            )
+        return own
+
+
+def _needed(segment: Segment) -> int:
+    """Tokens up to the last that is trained; 0 without any."""
+    return 1 + int(np.flatnonzero(segment.turn_L != CONTEXT).max(initial=-1))
+
+
+def read_data(config: Config, tokenizer: Tokenizer, on_read: OnRead) -> SftData:
+    """The conversations that `config.sft` names, each read once; every process calls it.
+
+    Raises:
+      ValueError: no data, or a conversation that is none; one sentence that says where.
+    """
+    sft = config.sft
+    source = open_conversations(config, str(sft.data), sft.split, sft.options, "--data")
+    reading = _Reading(config, tokenizer, on_read)
+    tokenized, numbers, sizes = reading.read(source)
+    held_out = None
+    if sft.held_out_data is not None:
+        field = "config.sft.held_out_data"
+        other = open_conversations(
+            config, sft.held_out_data, sft.held_out_split, sft.options, field
+        )
+        held_out = Chosen(*reading.read(other)[:2])
+    elif sft.held_out:
+        numbers, sizes, apart = _hold_out(numbers, sizes, sft.held_out, config.seed)
+        held_out = Chosen(tokenized, apart)
+    lacks = "to train on" if not numbers else "to hold out"
+    if not numbers or (held_out is not None and not len(held_out)):
+        raise ValueError(
+            f"--data: got {len(source)} conversations, of which none is left {lacks}; allowed: at"
+            " least one, of no more than config.rollout.max_context tokens, beside those of"
+            " config.sft.held_out."
+        )
+    return SftData(
+        Chosen(tokenized, numbers),
+        held_out,
+        reading.skipped,
+        reading.cut,
+        sum(sizes),
+        reading.fingerprint(),
+    )
+
+
+def _hold_out(
+    numbers: Sequence[int], sizes: Sequence[int], share: float, seed: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Numbers and sizes to train on, and the numbers held out: a share of them, at least one."""
+    count = max(1, round(share * len(numbers)))
+    drawn = np.random.default_rng((seed, _SPLIT_STREAM)).permutation(len(numbers))
+    apart = set(drawn[:count].tolist())
+    kept = [place for place in range(len(numbers)) if place not in apart]
+    return (
+        [numbers[place] for place in kept],
+        [sizes[place] for place in kept],
+        [numbers[place] for place in sorted(apart)],
+    )
+
+
+def load_data(config: Config, progress: Progress) -> SftData:
+    """`read_data` with the configuration's own tokenizer, shown while it is read."""
+    tokenizer = read_tokenizer(str(config.model.path), config.chat)
+    assert tokenizer is not None  # `check_sft` has found it
+    progress.phase("conversations")
+    data = read_data(config, tokenizer, progress.step)
+    for line in data.lines():
+        progress.log(line)
+    return data

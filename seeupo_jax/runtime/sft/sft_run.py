@@ -1,0 +1,231 @@
+"""One supervised run: what its loop calls, each a step from one `SftState` to the next."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.display.progress import Progress
+from seeupo_jax.errors import NotLearning
+from seeupo_jax.learner.imitation.imitation_batches import ImitationBatch
+from seeupo_jax.learner.optimization.schedule import at_share
+from seeupo_jax.learner.state_layout import final_params
+from seeupo_jax.metrics.checksum import checksum
+from seeupo_jax.metrics.run_manifest import Launch
+from seeupo_jax.parallel.distributed import agree, to_global
+from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
+from seeupo_jax.runtime.build import Policy
+from seeupo_jax.runtime.policy_folder import write_policy
+from seeupo_jax.runtime.sft.sft_checkpoints import SftCheckpoints
+from seeupo_jax.runtime.sft.sft_data import SftData
+from seeupo_jax.runtime.sft.sft_parts import Best, SftParts, SftState, build_sft_parts
+from seeupo_jax.runtime.training.callbacks import Callback
+from seeupo_jax.runtime.training.phase_times import write_description
+
+_AGREED = 10  # steps between two times that processes ask each other whether to stop
+
+
+def begin_sft(
+    config: Config,
+    given: Config,
+    workdir: Path,
+    progress: Progress,
+    request: StopRequest,
+    policy: Policy,
+    params: Any,
+    data: SftData,
+    launch: Launch,
+    callbacks: Sequence[Callback] = (),
+) -> tuple[SftRun, SftState]:
+    """A run, and where it begins: anew, or after its newest checkpoint.
+
+    Args:
+      config, given: as in `SftParts`.
+
+    Raises:
+      ValueError: what the workdir holds is of another run.
+    """
+    parts, train = build_sft_parts(
+        config, given, workdir, progress, request, policy, params, data, callbacks
+    )
+    run = SftRun(parts)
+    restored = run.checkpoints.restore(train)
+    state = SftState(0, train) if restored is None else restored
+    if jax.process_index() == 0:
+        resumed = restored is not None
+        parts.metrics.resume_from(state.done + 1 if resumed else 0)
+        parts.metrics.open()
+        write_description(workdir, given, launch, policy, state.train.params, resumed=resumed)
+    return run, state
+
+
+class SftRun:
+    """What the loop works with; a context that closes all of it.
+
+    With several processes each calls everything, and process 0 writes.
+    """
+
+    def __init__(self, parts: SftParts):
+        self.parts, self.checkpoints = parts, SftCheckpoints(parts)
+        self._upcoming: Iterator[ImitationBatch] = iter(())
+        self._next: tuple[int, ImitationBatch] | None = None  # of which step, and its batch
+
+    def __enter__(self) -> SftRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.ExitStack() as closing:  # all are closed, even where one of them fails
+            for part in (self.parts.times, self.parts.metrics, self.checkpoints):
+                closing.callback(part.close)
+
+    def due(self, step: int, every: int) -> bool:
+        """Whether something done `every` so many steps, and after the last, is due."""
+        return step == self.parts.steps or bool(every and step % every == 0)
+
+    def exhausted(self, state: SftState) -> bool:
+        """Whether the held-out loss has not fallen for as long as the run is patient."""
+        patience = self.parts.config.sft.patience
+        return patience is not None and state.worse >= patience
+
+    def check_stop(self, state: SftState) -> None:
+        """Raises Stopped where a process was asked to stop; they ask each other now and then."""
+        if jax.process_count() > 1 and state.done % _AGREED:
+            return
+        if agree([self.parts.request.asked])[0]:
+            raise Stopped(f"after step {state.done}")
+
+    def check_learns(self, state: SftState) -> None:
+        """Warns of a step whose gradient was not finite; NotLearning: it is one too many."""
+        most, first = self.parts.config.stop_after_idle, state.done - state.idle
+        if state.idle == 1:
+            self.parts.progress.log(
+                f"step {state.done}: the gradient is not finite; the step was skipped"
+            )
+        if most is not None and state.idle >= most:
+            raise NotLearning(
+                f"the gradients of {state.idle} steps in a row were not finite, so nothing was"
+                f" learned after step {first}; lower config.optimizer.learning_rate, or set"
+                " config.stop_after_idle=none."
+            )
+
+    def step(self, state: SftState) -> SftState:
+        """One optimizer step, with its line of metrics."""
+        parts, number = self.parts, state.done + 1
+        began = time.perf_counter()
+        with parts.times.counted("sft"):
+            batch = self._batch(number)
+            share = parts.schedule.share(number)
+            train = at_share(state.train, share, lambda x: to_global(x, parts.imitation.replicated))
+            train, device_metrics = parts.imitation.step(train, batch.rows)
+            # Made while the device computes.
+            self._next = None if number == parts.steps else (number + 1, next(self._upcoming))
+            metrics = {name: float(value) for name, value in device_metrics.items()}
+        values = self._values(number, batch, metrics, time.perf_counter() - began)
+        if parts.config.log_checksum:
+            values["state/checksum"] = checksum(train)
+        self._write(number, values | parts.times.take())
+        parts.callbacks.iteration(number, values)
+        parts.progress.step(number, parts.steps, f"loss {metrics['loss']:.4f}")
+        idle = state.idle + 1 if metrics["update_skipped"] else 0
+        evaluated = not self.due(number, parts.config.sft.eval_every)
+        return SftState(number, train, evaluated, False, state.best, state.worse, idle)
+
+    def evaluate(self, state: SftState) -> SftState:
+        """Measures the held-out loss, where anything is held out."""
+        parts, held_out = self.parts, self.parts.held_out
+        state = state._replace(evaluated=True)
+        if held_out is None:
+            return state
+        params = final_params(state.train)
+        with parts.times.phase("evaluation"):
+            sums, tokens = [], 0
+            for batch in held_out.in_order():
+                sums.append(parts.imitation.loss(params, batch.rows))
+                tokens += batch.trained
+            loss = math.fsum(map(float, sums)) / tokens
+        parts.progress.phase("steps")
+        values = {"eval/loss": loss, "eval/tokens": tokens, **parts.times.take()}
+        if parts.config.optimizer.ema is not None:
+            values["eval/ema"] = 1.0
+        if state.done:
+            lower = state.best is None or loss < state.best.loss
+            best = Best(state.done, loss) if lower else state.best
+            state = state._replace(best=best, worse=0 if lower else state.worse + 1)
+            values["eval/worse"] = state.worse
+        self._write(state.done, values)
+        parts.callbacks.evaluation(state.done, values)
+        parts.progress.log(f"held-out loss {loss:.4f} after step {state.done}")
+        return state
+
+    def due_to_save(self, state: SftState) -> bool:
+        """Whether a checkpoint is due: by number of steps, or since the held-out loss is lowest."""
+        best, kept = state.best, self.parts.config.checkpoint
+        improved = best is not None and best.step == state.done and kept.keep_best > 0
+        return improved or self.due(state.done, kept.every)
+
+    def finish(self, state: SftState) -> int:
+        """Waits for the last checkpoint and leaves the policy in WORKDIR/policy.
+
+        It is that of the lowest held-out loss, where one was measured and checkpoints of the best
+        are kept; else the last.
+
+        Returns: after which step it is.
+        """
+        parts, best = self.parts, state.best
+        if not state.saved:
+            state = self.checkpoints.save(state)
+        self.checkpoints.wait()
+        step, params = state.done, final_params(state.train)
+        if best is not None and best.step != step and parts.config.checkpoint.keep_best:
+            step, params = best.step, self.checkpoints.policy_at(best.step, state.train)
+        if parts.config.checkpoint.export:
+            folder = parts.workdir / "policy"
+            write_policy(parts.given, parts.policy, params, folder)
+            measured = "" if best is None else f", held-out loss {best.loss:.4f}"
+            parts.progress.log(f"wrote {folder}: after step {step}{measured if best else ''}")
+        return step
+
+    def stopped(self, state: SftState) -> None:
+        """Saves all that is needed to resume this run where it was stopped."""
+        if not state.saved:
+            self.checkpoints.save(state)
+        self.checkpoints.wait()
+        self.parts.progress.log(f"stopped after step {state.done}; rerun the command to resume")
+
+    def _batch(self, number: int) -> ImitationBatch:
+        """That of a step, made ahead if it follows the last one."""
+        if self._next is not None and self._next[0] == number:
+            return self._next[1]
+        self._upcoming = self.parts.batches.after(number - 1)
+        return next(self._upcoming)
+
+    def _values(
+        self, number: int, batch: ImitationBatch, metrics: dict[str, float], seconds: float
+    ) -> dict[str, float | str]:
+        parts, size = self.parts, self.parts.config.sft.batch_size
+        data = parts.data
+        return {
+            "sft/loss": metrics["loss"],
+            "sft/grad_norm": metrics["grad_norm"],
+            "sft/updates_skipped": metrics["update_skipped"],
+            "sft/learning_rate": parts.schedule.rate(number, number - 1),
+            "sft/epoch": number * size / len(data.training),
+            "sft/trained_tokens": batch.trained,
+            "sft/tokens": batch.tokens,
+            "sft/tokens_per_second": batch.tokens / seconds,
+            "sft/shared_fraction": 1 - batch.computed / batch.tokens,
+            "sft/padding_fraction": 1 - batch.computed / batch.padded,
+            "sft/skipped_conversations": data.skipped,
+            "sft/cut_conversations": data.cut,
+        }
+
+    def _write(self, number: int, values: dict[str, Any]) -> None:
+        if jax.process_index() == 0:
+            self.parts.metrics.write(number, values)

@@ -1,0 +1,142 @@
+"""Demonstrations and conversations as a rollout would record them."""
+
+import chat_cases
+import numpy as np
+import pytest
+from imitation_cases import MESSAGES, TOOLS, demonstration, tokenizer
+from rollout_cases import make_worker
+
+from seeupo_jax.configuration import schema
+from seeupo_jax.envs.base import StepResult
+from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.learner.imitation.action_segments import to_segments
+from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
+from seeupo_jax.rollout.collect import collect, group_requests
+from seeupo_jax.rollout.engine.protocol import Action
+from seeupo_jax.rollout.player import CollectionOptions
+from seeupo_jax.types import CONTEXT
+
+
+class Replay:
+    """An environment that answers as a demonstration's did."""
+
+    def __init__(self, demonstration):
+        messages = demonstration.messages
+        actions = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+        ends = [*actions[1:], len(messages)]
+        self.actions = [messages[i]["content"] for i in actions]
+        self._first, self._tools = messages[: actions[0]], demonstration.tools
+        self._answers = [messages[i + 1 : end] for i, end in zip(actions, ends, strict=True)]
+        self._turn = 0
+
+    def reset(self, task_id, seed):
+        return self._first, self._tools
+
+    def step(self, text):
+        turn, self._turn = self._turn, self._turn + 1
+        assert text == self.actions[turn]
+        return StepResult(self._answers[turn], 0.5, done=self._turn == len(self.actions))
+
+    def score(self):
+        return 1.0
+
+    def close(self):
+        pass
+
+
+class Recital:
+    """A sampler of one row that says a demonstration's actions."""
+
+    rows = 1
+
+    def __init__(self, actions):
+        self._actions = actions
+
+    concurrency, busy, poll_interval_s = 1, False, None
+
+    def begin(self, params, **numbers):
+        self._asked = []
+
+    def owns(self, group):
+        return True
+
+    def fits(self, context):
+        return True
+
+    def submit(self, turn):
+        self._asked.append(turn)
+
+    def step(self, unfinished, stop=False):
+        asked, self._asked = self._asked, []
+        actions = [(turn.key, tokenizer().action(self._actions[turn.turn])) for turn in asked]
+        done = [Action(key, tokens, [0.0] * len(tokens)) for key, tokens in actions]
+        return done if unfinished else None
+
+    def release(self, key):
+        pass
+
+    def usage(self):
+        return {}
+
+    def seconds(self):
+        return {}
+
+
+@pytest.mark.parametrize("last", [len(MESSAGES), len(MESSAGES) - 1], ids=["answered", "unanswered"])
+def test_a_demonstration_is_what_a_rollout_of_it_records(last):
+    shown = demonstration(*MESSAGES[:last])
+    pool = EnvPool(lambda: Replay(shown), 1, workers=1, timeout_s=60)
+    engine = Recital(Replay(shown).actions)
+    worker = make_worker(engine, pool, tokenizer(), max_turns=5)
+    numbers = CollectionOptions(seed=0, iteration=1)
+    collected = collect(worker, None, group_requests(["t"], 1), numbers)
+    pool.close()
+    (trajectory,) = collected.trajectories
+    (recorded,) = trajectory.segments
+    assert trajectory.stop == "done"
+    (made,) = to_segments(shown, tokenizer())
+    for name in ("tokens_L", "turn_L", "logp_L"):
+        one, two = getattr(made, name), getattr(recorded, name)
+        np.testing.assert_array_equal(one, two, err_msg=name)
+        assert one.dtype == two.dtype, name
+
+
+def test_turns_are_the_actions_with_their_end_tokens_and_nothing_else():
+    (segment,) = to_segments(demonstration(), tokenizer())
+    (end,) = tokenizer().end_ids
+    header = tokenizer().observation([])
+    actions = ["find red", "take blue", "blue"]
+    for turn, text in enumerate(actions):
+        (where,) = np.nonzero(segment.turn_L == turn)
+        tokens = segment.tokens_L[where].tolist()
+        assert tokens == [*tokenizer().action(text)] and tokens[-1] == end
+        assert where.tolist() == list(range(where[0], where[-1] + 1))
+        assert segment.tokens_L[where[0] - 1 : where[0]].tolist() == header
+        assert segment.turn_L[where[0] - 1] == CONTEXT
+    assert set(segment.turn_L) == {CONTEXT, 0, 1, 2}
+    assert segment.turn_L[-1] == 2  # nothing after the last action
+
+
+def test_two_actions_in_a_row_are_two_turns():
+    pair = (("user", "red"), ("assistant", "find red"), ("assistant", "blue"))
+    (segment,) = to_segments(demonstration(*pair), tokenizer())
+    first, second = (tokenizer().action(text) for text in ("find red", "blue"))
+    header = tokenizer().observation([])
+    count = len(first) + len(header) + len(second)
+    assert segment.tokens_L[-count:].tolist() == [*first, *header, *second]
+    assert segment.turn_L[-count:].tolist() == [0] * len(first) + [CONTEXT] + [1] * len(second)
+
+
+def test_a_demonstration_has_a_segment_for_every_history_that_the_template_rewrites():
+    chat = schema.Chat(template_kwargs={"enable_thinking": False})
+    small = chat_cases.small_library()
+    thinker = HuggingFaceTokenizer(small, chat, generation={}, where="the small one")
+    shown = demonstration(
+        ("user", "red"), ("assistant", "find"), ("user", "is"), ("assistant", "A")
+    )
+    first, second = to_segments(shown, thinker)
+    for turn, (segment, text) in enumerate([(first, "find"), (second, "A")]):
+        action = thinker.action(text)
+        before = thinker.begin(shown.messages[: 2 * turn + 1], TOOLS).tokens
+        assert segment.tokens_L.tolist() == before + action
+        assert segment.turn_L.tolist() == [CONTEXT] * len(before) + [turn] * len(action)

@@ -1,0 +1,177 @@
+"""Conversations as OpenAI and TRL write them, and one sentence for what is none."""
+
+import json
+
+import pytest
+
+from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.runtime.sft.conversation import read_conversation
+from seeupo_jax.runtime.sft.conversation_sources import (
+    ConversationFile,
+    WithCallsAsText,
+    open_conversations,
+)
+
+USER = {"role": "user", "content": "Where is order 4075?"}
+ANSWER = {"role": "assistant", "content": "On its way."}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "find", "arguments": '{"name": "Ann"}'},
+}
+TOOL = {"name": "find", "parameters": {"type": "object", "properties": {}}}
+
+
+def read(messages, **more):
+    return read_conversation({"messages": messages, **more}, "here")
+
+
+def test_openais_calls_and_tools_become_what_templates_read():
+    shown = read(
+        [
+            {"role": "developer", "content": [{"type": "text", "text": "Be "}, *_texts("kind.")]},
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
+            {"role": "tool", "tool_call_id": "call_1", "content": "shipped"},
+            ANSWER | {"weight": 1, "annotations": []},
+        ],
+        tools=[{"type": "function", "function": TOOL}],
+    )
+    call = {"type": "function", "function": {"name": "find", "arguments": {"name": "Ann"}}}
+    assert shown.messages == (
+        {"role": "system", "content": "Be kind."},
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "shipped", "tool_call_id": "call_1"},
+        ANSWER,
+    )
+    assert shown.tools == (TOOL,)
+    assert read([USER, ANSWER], tools=json.dumps([TOOL])).tools == (TOOL,)
+    assert read([USER, ANSWER], tools=None).tools == ()
+
+
+def _texts(*texts):
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def test_a_message_of_weight_0_keeps_it():
+    shown = read([USER, ANSWER | {"weight": 0}, USER, ANSWER])
+    assert [m.get("weight", 1) for m in shown.messages] == [1, 0, 1, 1]
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+
+
+@pytest.mark.parametrize(
+    "messages, told",
+    [
+        (None, "messages: got none; allowed: a list of messages"),
+        ("hello", "messages: got hello; allowed: a list"),
+        ([], "messages: got none; allowed: at least one assistant message"),
+        ([USER], "messages: got the roles user; allowed: at least one assistant"),
+        ([ANSWER, USER], "messages[0]: got role 'assistant'"),
+        ([USER, "hi"], "messages[1]: got hi; allowed: an object"),
+        ([USER | {"role": "bot"}, ANSWER], "messages[0].role: got bot; allowed: system, user"),
+        ([{"content": "x"}, ANSWER], "messages[0].role: got None"),
+        ([USER, {"role": "assistant", "content": ""}], "messages[1]: got no content"),
+        ([USER, ANSWER | {"function_call": {"name": "f"}}], "got function_call in a message of"),
+        ([USER | {"tool_calls": [CALL]}, ANSWER], "got tool_calls in a message of role user"),
+        ([USER | {"content": 3}, ANSWER], "messages[0].content: got 3; allowed: a text"),
+        ([USER | {"content": [IMAGE]}, ANSWER], "messages[0].content[0]: got {'type': 'image_url'"),
+        ([USER | {"content": "\ud800"}, ANSWER], "messages[0].content: got"),
+        ([USER, ANSWER | {"weight": 0}], "got weight 0 for all"),
+        ([USER, ANSWER | {"weight": 0.5}], "messages[1].weight: got 0.5; allowed: 0 or 1"),
+        ([USER, ANSWER | {"tool_calls": [{"type": "custom"}]}], "tool_calls[0]: got {'type'"),
+        ([USER, ANSWER | {"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], "JSON"),
+        ([USER, ANSWER | {"tool_calls": [{"function": {"name": "f", "arguments": "3"}}]}], "objec"),
+    ],
+)
+def test_what_is_no_conversation_is_told_with_its_place(messages, told):
+    with pytest.raises(ValueError) as error:
+        read(messages)
+    text = str(error.value)
+    assert text.startswith("here") and told in text and "\n" not in text and "allowed: " in text
+
+
+@pytest.mark.parametrize("tools", [3, "{", [{"type": "function"}], ["find"]])
+def test_what_is_no_tool_is_told(tools):
+    with pytest.raises(ValueError, match="^here: tools"):
+        read([USER, ANSWER], tools=tools)
+
+
+def write(path, *lines):
+    path.write_bytes(b"\n".join(lines))
+    return path
+
+
+GOOD = json.dumps({"messages": [USER, ANSWER], "id": 7}, ensure_ascii=False).encode()
+
+
+def test_lines_are_read_by_number_and_empty_ones_count_for_nothing(tmp_path):
+    other = json.dumps({"messages": [USER, ANSWER | {"content": "Ünknown"}]}, ensure_ascii=False)
+    file = write(tmp_path / "c.jsonl", b"", GOOD, b"  ", other.encode())
+    found = ConversationFile(file, "--data")
+    assert len(found) == 2 and found.where(1) == f"--data: {file}, line 4"
+    assert found[1].messages[1]["content"] == "Ünknown" and found[0].messages == (USER, ANSWER)
+
+
+@pytest.mark.parametrize(
+    "line, told",
+    [
+        (b"{", "got {, which is not JSON"),
+        (b"\xff\xfe", "which is not JSON"),
+        (b"[1]", "got [1]; allowed: a JSON object"),
+        (b'{"prompt": 1}', "messages: got none"),
+    ],
+)
+def test_a_broken_line_is_told_with_file_and_number(line, told, tmp_path):
+    file = write(tmp_path / "c.jsonl", GOOD, line)
+    found = ConversationFile(file, "--data")
+    with pytest.raises(ValueError, match=f"--data: {file}, line 2") as error:
+        found[1]
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("data", ["no.jsonl", "."])
+def test_a_file_that_cannot_be_read_is_told(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="--data: got .*, which cannot be read"):
+        open_conversations(from_dict({}), data, "train", {}, "--data")
+
+
+def test_an_empty_file_is_told(tmp_path):
+    file = write(tmp_path / "c.jsonl", b"\n")
+    with pytest.raises(ValueError, match="has no conversation"):
+        open_conversations(from_dict({}), str(file), "train", {}, "--data")
+
+
+def test_demonstrations_and_tfds_are_the_same_conversations(tmp_path):
+    """The order desk's demonstrations, and the dataset that they are kept in."""
+    config = from_dict({"env": {"options": {"data_dir": str(tmp_path)}}})
+    shown = open_conversations(config, "demonstrations", "train", {"episodes": 20}, "--data")
+    (folder,) = tmp_path.glob("order_desk/*/*")
+    kept = open_conversations(config, f"tfds:{folder}", "train", {}, "--data")
+    assert len(shown) == len(kept) == 20
+    for index in (0, 19):
+        assert shown[index].messages == kept[index].messages
+    assert shown[0].tools and not kept[0].tools
+    assert kept.where(3) == f"--data: tfds:{folder}, train, record 3"
+    with pytest.raises(ValueError, match="split 'nosuch', which cannot be read"):
+        open_conversations(config, f"tfds:{folder}", "nosuch", {}, "--data")
+
+
+def test_an_environment_without_demonstrations_is_told():
+    config = from_dict({"env": {"name": "run_environment:Echo"}})
+    with pytest.raises(ValueError, match="has no demonstrations"):
+        open_conversations(config, "demonstrations", "train", {}, "--data")
+
+
+def test_calls_are_text_for_a_tokenizer_that_writes_none(tmp_path):
+    said = {"role": "assistant", "tool_calls": [CALL], "reasoning_content": "I look."}
+    line = json.dumps({"messages": [USER, said, {"role": "tool", "content": "x"}, ANSWER]})
+    file = write(tmp_path / "c.jsonl", line.encode())
+    (shown,) = WithCallsAsText(ConversationFile(file, "--data"))
+    call = '<tool_call>{"name": "find", "arguments": {"name": "Ann"}}</tool_call>'
+    text = f"<think>\nI look.\n</think>\n\n{call}"
+    assert shown.messages[1] == {"role": "assistant", "content": text}
+    assert shown.messages[3] == ANSWER

@@ -1,0 +1,324 @@
+"""Supervised fine-tuning as its user runs it: trained, stopped, killed, resumed, refused."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import loaded_python
+import numpy as np
+import pytest
+import run_cases
+import sft_cases as cases
+from metric_names import checked
+from places import TINY
+from process_cases import environment
+
+from seeupo_jax import Callback, evaluate, load_config, report, sft, train
+from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.metrics.metrics_log import read_metrics
+from seeupo_jax.policy import from_pretrained
+from seeupo_jax.policy.lora import load_adapters
+from seeupo_jax.policy.network import split
+from seeupo_jax.sft import main
+
+EVERY = jax.devices()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_device():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda *_: EVERY[:1])
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return run_cases.save_policy(tmp_path_factory.mktemp("sft") / "model")
+
+
+@pytest.fixture(scope="module")
+def data(model):
+    return cases.write_desk(model.parent / "desk.jsonl")
+
+
+def load(model, *choices):
+    return load_config(TINY, (f"model.path={model}", "log_checksum=True", *cases.CHOICES, *choices))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model, data):
+    """16 conversations in batches of 4, three epochs: twelve steps."""
+    result = sft(load(model, "sft.epochs=3"), data, model.parent / "undisturbed")
+    return result
+
+
+def of_steps(workdir):
+    return [line for line in checked(read_metrics(workdir)) if "sft/loss" in line]
+
+
+def checksums(workdir):
+    return [(line["iteration"], line["state/checksum"]) for line in of_steps(workdir)]
+
+
+def losses(workdir):
+    return {
+        line["iteration"]: line["eval/loss"]
+        for line in read_metrics(workdir)
+        if "eval/loss" in line
+    }
+
+
+def params_of(folder):
+    return split(from_pretrained(str(folder), dtype="float32")[0])[1]
+
+
+def assert_equal(one, two):
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+def test_a_run_learns_and_leaves_the_policy_of_the_lowest_held_out_loss(undisturbed):
+    workdir, lines = undisturbed.workdir, of_steps(undisturbed.workdir)
+    assert undisturbed.stopped is None and undisturbed.policy == workdir / "policy"
+    assert [line["iteration"] for line in lines] == list(range(1, 13))
+    held_out = losses(workdir)
+    assert list(held_out) == [0, 2, 4, 6, 8, 10, 12]
+    assert lines[-1]["sft/loss"] < 0.7 * lines[0]["sft/loss"]
+    assert held_out[12] < 0.8 * held_out[0]
+    best = min(list(held_out)[1:], key=held_out.get)
+    assert undisturbed.step == best
+    saved = Checkpoints(workdir / "checkpoints", 1)
+    exported = params_of(workdir / "policy")
+    _, state, notes = saved.restore({"params": exported}, step=best, partial=True)
+    assert_equal(state["params"], exported)
+    assert notes["data_position"] == best * 4
+    about = json.loads((workdir / "run.json").read_text())
+    assert about["config"]["iterations"] == 12
+    assert lines[-1]["sft/epoch"] == 3 and lines[0]["sft/shared_fraction"] > 0
+
+
+def test_the_policy_can_be_evaluated_and_reported_and_is_no_training(undisturbed, model, capsys):
+    config = load(model, "env.name=run_environment:Echo", "rollout.max_action_tokens=4")
+    found = evaluate(config, undisturbed.workdir, k=1, split="test")
+    assert found.policy["iteration"] == 12
+    report.main(["report", f"--workdir={undisturbed.workdir}"])
+    page = (undisturbed.workdir / "report.html").read_text()
+    assert "held-out loss" in page and "Supervised fine-tuning" in page and "finished" in page
+    assert "Learning curves" not in page
+    with pytest.raises(ValueError, match="the folder of supervised fine-tuning"):
+        train(config, undisturbed.workdir)
+
+
+def test_the_same_command_again_does_nothing_but_export(undisturbed, model, data):
+    before = (undisturbed.workdir / "metrics.jsonl").read_bytes()
+    again = sft(load(model, "sft.epochs=3"), data, undisturbed.workdir)
+    assert (undisturbed.workdir / "metrics.jsonl").read_bytes() == before
+    assert again.step == undisturbed.step
+
+
+def command(model, data, workdir):
+    choices = ("sft.epochs=3", "log_checksum=True")
+    module = [sys.executable, "-m", "seeupo_jax.sft"]
+    return [*module, *cases.arguments(model, data, workdir, *choices)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_stopped_or_killed_resumes_to_the_bit(
+    number, undisturbed, model, data, tmp_path
+):
+    called, workdir = command(model, data, tmp_path / "run"), tmp_path / "run"
+    process = loaded_python.LoadedPython(
+        called, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 300
+    while not (workdir / "checkpoints" / "4" / "manifest.json").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(number)
+    printed, errors = process.communicate(timeout=300)
+    assert process.returncode == (-number if number == signal.SIGKILL else 0), errors
+    stopped = read_metrics(workdir)[-1]["iteration"]
+    if number == signal.SIGTERM and stopped < 12:
+        assert f"stopped after step {stopped}; rerun the command to resume" in printed
+    done = loaded_python.run(called, env=environment(), timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert checksums(workdir) == checksums(undisturbed.workdir)
+    assert losses(workdir) == losses(undisturbed.workdir)
+    assert_equal(params_of(workdir / "policy"), params_of(undisturbed.policy))
+
+
+class Stop(Callback):
+    def __init__(self, at):
+        self.at, self.heard = at, []
+
+    def on_start(self, run, iteration):
+        self.heard.append(("start", iteration))
+
+    def on_iteration(self, run, iteration, metrics):
+        self.heard.append(("step", iteration))
+        if iteration == self.at:
+            run.stop("enough")
+
+    def on_evaluation(self, run, iteration, metrics):
+        self.heard.append(("evaluation", iteration))
+
+    def on_end(self, run, error):
+        self.heard.append(("end", run.stopping))
+
+
+def test_a_callback_stops_a_run_between_any_two_steps(undisturbed, model, data, tmp_path):
+    config = load(model, "sft.epochs=3")
+    stop = Stop(3)
+    result = sft(config, data, tmp_path / "run", [stop])
+    assert (result.stopped, result.policy, result.step) == ("enough", None, None)
+    order = [("evaluation", 0), ("step", 1), ("step", 2), ("evaluation", 2), ("step", 3)]
+    assert stop.heard == [("start", 0), *order, ("end", "enough")]
+    resumed = Stop(None)
+    sft(config, data, tmp_path / "run", [resumed])
+    assert resumed.heard[0] == ("start", 3)
+    assert checksums(tmp_path / "run") == checksums(undisturbed.workdir)
+
+
+def test_a_run_whose_held_out_loss_stops_falling_ends_and_keeps_the_best(model, data, tmp_path):
+    config = load(model, "sft.epochs=9", "sft.patience=2", "optimizer.learning_rate=0.3")
+    result = sft(config, data, tmp_path / "run")
+    held_out = losses(result.workdir)
+    steps = list(held_out)
+    assert result.stopped is None and steps[-1] < 36
+    assert result.step == steps[-3] == min(steps[1:], key=held_out.get)
+    assert read_metrics(result.workdir)[-1]["eval/worse"] == 2
+    again = sft(config, data, tmp_path / "run")  # patience is at its end still
+    assert list(losses(again.workdir)) == steps and again.step == result.step
+
+
+def test_adapters_train_alone_and_are_what_is_left(model, data, tmp_path):
+    result = sft(load(model, "lora.rank=2", "sft.steps=2"), data, tmp_path / "run")
+    base = from_pretrained(str(model), dtype="float32")[0]
+    adapted = load_adapters(base, result.policy)
+    assert (adapted.layers[0].mlp.down.lora_b[...] != 0).any()
+    assert not (result.policy / "model.safetensors").exists()
+
+
+def test_devices_and_microbatches_do_not_change_a_run(undisturbed, model, data, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda *_: EVERY[:4])
+        choices = ("mesh.data=2", "mesh.tensor=2", "sft.epochs=1")
+        result = sft(load(model, *choices), data, tmp_path / "run")
+    wanted = of_steps(undisturbed.workdir)
+    for line, same in zip(of_steps(result.workdir), wanted, strict=False):
+        for name in ("sft/loss", "sft/grad_norm", "sft/trained_tokens"):
+            assert line[name] == pytest.approx(same[name], rel=1e-4), name
+    assert losses(result.workdir)[4] == pytest.approx(losses(undisturbed.workdir)[4], rel=1e-4)
+
+
+def test_the_last_messages_alone_and_an_average_and_a_schedule(model, data, tmp_path):
+    choices = ("sft.train_on=last", "optimizer.ema=0.5", "optimizer.schedule=cosine")
+    result = sft(load(model, *choices, "sft.held_out=0", "sft.steps=3"), data, tmp_path / "run")
+    lines = of_steps(result.workdir)
+    rates = [line["sft/learning_rate"] for line in lines]
+    assert rates == pytest.approx([0.01, 0.0075, 0.0025]) and not losses(result.workdir)
+    assert result.step == 3
+    _, state, _ = Checkpoints(result.workdir / "checkpoints", 1).restore(
+        {"ema": params_of(result.policy), "params": params_of(result.policy)}, partial=True
+    )
+    assert_equal(state["ema"], params_of(result.policy))
+    with pytest.raises(AssertionError):
+        assert_equal(state["params"], state["ema"])
+
+
+USER = {"role": "user", "content": "Where is order 4075?"}
+ANSWER = {"role": "assistant", "content": "On its way."}
+GOOD, LONG = {"messages": [USER, ANSWER]}, {"messages": [USER, ANSWER] * 40}
+
+
+def refusal(capsys, *given):
+    with pytest.raises(SystemExit) as ended:
+        main(["sft", *given])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1 and error.startswith("error: ")
+    return error.removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    "lines, told",
+    [
+        ([GOOD, {"messages": [USER]}], "line 2: messages: got the roles user; allowed: at least"),
+        ([GOOD, GOOD, LONG], "line 3: got a conversation of"),
+        ([GOOD, {"messages": [USER | {"role": "bot"}, ANSWER]}], "line 2: messages[0].role: got"),
+        ([], "has no conversation"),
+        ([GOOD], "got 1 conversations, of which none is left to train on"),
+    ],
+)
+def test_bad_data_is_one_sentence_before_anything_is_made(
+    lines, told, model, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("seeupo_jax.runtime.build.load_policy", None)  # which would be an error
+    data = cases.write(tmp_path / "bad.jsonl", lines)
+    error = refusal(capsys, *cases.arguments(model, data, tmp_path / "run"))
+    assert error.startswith(f"--data: {data}, ") or error.startswith("--data: ")
+    assert told in error
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "choice, told",
+    [
+        ("sft.data=none", "--data: got none"),
+        ("model.path=none", "config.model.path: got none; allowed for sft"),
+        ("warm_start.stages=({},)", "config.warm_start.stages: got 1; allowed for sft: none"),
+        ("sft.held_out=0.0", "config.sft.patience: got 1; allowed: none where"),
+        ("optimizer.warmup_iterations=90", "config.optimizer.warmup_iterations: got 90"),
+        ("rollout.max_context=40000", "config.rollout.max_context: got 40000"),
+        ("sft.held_out_data=none.jsonl", "config.sft.held_out_data: got 'none.jsonl', which"),
+    ],
+)
+def test_choices_that_do_not_go_together_are_refused(choice, told, model, data, tmp_path, capsys):
+    given = cases.arguments(model, data, tmp_path / "run", "sft.patience=1")
+    given = [each for each in given if not each.startswith(f"--config.{choice.split('=')[0]}=")]
+    if choice.startswith("sft.data"):
+        given = [each for each in given if not each.startswith("--data")]
+    if choice.startswith("rollout.max_context"):
+        given.append("--config.batching.buckets=(40000,)")
+    assert refusal(capsys, *given, f"--config.{choice}").startswith(told)
+
+
+def test_long_conversations_are_left_out_or_cut_and_counted(model, tmp_path, capsys):
+    data = cases.write(tmp_path / "some.jsonl", [*[GOOD] * 5, LONG])
+    choices = ("sft.held_out=0", "sft.steps=1", "checkpoint.export=False")
+    for too_long, name in (("skip", "skipped"), ("cut", "cut")):
+        config = load(model, *choices, f"sft.too_long={too_long}")
+        result = sft(config, data, tmp_path / too_long)
+        (line,) = of_steps(result.workdir)
+        counts = {n: line[f"sft/{n}_conversations"] for n in ("skipped", "cut")}
+        assert counts == {"skipped": 0, "cut": 0} | {name: 1}
+        said = capsys.readouterr().out
+        assert f"1 conversations are {name}: longer than rollout.max_context" in said
+        assert f"{5 + (name == 'cut')} conversations to train on" in said
+        assert result.policy is None and result.step == 1
+
+
+@pytest.mark.parametrize(
+    "choice, told",
+    [
+        ("seed=1", "config.seed: got 1; allowed for this workdir, whose checkpoint has it: 0."),
+        ("sft.batch_size=2", "config.sft.batch_size: got 2"),
+        ("sft.train_on=last", "--data: got conversations, or tokens of them, other than"),
+    ],
+)
+def test_another_run_in_a_workdir_is_refused(choice, told, undisturbed, model, data, capsys):
+    workdir = undisturbed.workdir
+    given = cases.arguments(model, data, workdir, "sft.epochs=3", choice)
+    assert refusal(capsys, *given).startswith(told)
+    assert refusal(capsys, *given, "--explain").startswith(told)
+
+
+def test_explain_says_what_would_run_and_writes_nothing(model, data, undisturbed, tmp_path, capsys):
+    main(["sft", *cases.arguments(model, data, tmp_path / "run"), "--explain"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "16 conversations to train on" in said and "4 held out" in said
+    assert "steps 4 of 4 conversations: 1.00 epochs" in said
+    assert "from the start" in said and not (tmp_path / "run").exists()
+    main(["sft", *cases.arguments(model, data, undisturbed.workdir, "sft.epochs=3"), "--explain"])
+    assert "resuming after step 12" in capsys.readouterr().out
