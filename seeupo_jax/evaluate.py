@@ -21,9 +21,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import logging
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +31,7 @@ import jax
 
 from seeupo_jax import envs
 from seeupo_jax.checkpoint import check_could_write, check_writable
-from seeupo_jax.configuration.flags import Flags, path, positive, whole
+from seeupo_jax.configuration.flags import Flags, output_file, path, positive, whole
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.bfcl.result_files import export_results
@@ -73,6 +71,7 @@ from seeupo_jax.runtime.policy_sources import (
     served_policy,
 )
 from seeupo_jax.trajectories.episodes import read_played
+from seeupo_jax.trajectories.json_lines import write_json
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -131,7 +130,7 @@ def _flags() -> Flags:
     flags.flag(
         "bfcl_results", "also write result files for `bfcl evaluate` into this folder.", path
     )
-    flags.flag("json", "also write the metrics to this file.", path)
+    flags.flag("json", "also write the metrics to this file.", output_file)
     flags.flag("server", "evaluate the policy that this server serves.")
     flags.flag("server_model", "what the server calls it; default: the only one that it lists.")
     flags.flag(
@@ -272,8 +271,6 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         _check(config, workdir, which)
         if given.explain:
             return print_explanation(_explain(config, given, server, split, k))
-        if given.json is not None:
-            check_writable(given.json.parent, "--json")
         result = _evaluate(config, workdir, which, split=split, k=k)
         if jax.process_index() == 0:
             _report(config, given, result)
@@ -287,10 +284,8 @@ def _report(config: Config, given: argparse.Namespace, result: EvaluationResult)
         played = ((e.task_id, e.member, e.messages) for e in result.episodes)
         for command in export_results(environment, played, given.bfcl_results):
             print(command)
-    if given.json is not None:
-        numbers = {n: None if math.isnan(value) else value for n, value in result.metrics.items()}
-        written = {**result.policy, "episodes": str(result.file), **numbers}
-        given.json.write_text(json.dumps(written) + "\n")
+    about = {**result.policy, "episodes": str(result.file)}
+    write_json(given.json, {**about, **result.metrics})
 
 
 if __name__ == "__main__":

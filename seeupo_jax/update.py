@@ -12,14 +12,11 @@ that `transformers` loads or, with adapters that are not merged, `peft`.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from seeupo_jax.checkpoint import check_writable, exclusive_output
-from seeupo_jax.configuration.flags import Flags, path
+from seeupo_jax.checkpoint import exclusive_output
+from seeupo_jax.configuration.flags import Flags, output_file, path
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.planning.remat import choose_remat
@@ -27,12 +24,7 @@ from seeupo_jax.runtime.build import load_policy
 from seeupo_jax.runtime.cli import add_config_flags, log_to_stderr, prepare_xla
 from seeupo_jax.runtime.policy_folder import check_output, write_policy
 from seeupo_jax.runtime.stored_update import prepare, update
-
-
-def _check_file(file: Path) -> None:
-    check_writable(file.parent, "--json")
-    if file.is_dir() or (file.exists() and not os.access(file, os.W_OK)):
-        raise ValueError(f"--json: got {file}; allowed: a file that can be written.")
+from seeupo_jax.trajectories.json_lines import write_json
 
 
 def _flags() -> Flags:
@@ -41,7 +33,7 @@ def _flags() -> Flags:
     flags.flag("model", "a folder, a .gguf file, or package:NAME.", required=True)
     flags.flag("trajectories", "a file with one per line.", required=True)
     flags.flag("output", "the folder to write; new, or empty.", path, required=True)
-    flags.flag("json", "also write what every step did to this file.", path)
+    flags.flag("json", "also write what every step did to this file.", output_file)
     return flags
 
 
@@ -60,15 +52,12 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             config = load_config(given.config, (*given.override, *own))
             check_output(folder)
             held.enter_context(exclusive_output(folder))
-            if given.json is not None:
-                _check_file(given.json)
             config, trajectories = prepare(config, given.trajectories, log)
             config, _ = choose_remat(config)
             policy, params = load_policy(config, config.model.path)
         params, done = update(config, policy, params, trajectories)
         write_policy(config, policy, params, folder)
-    if given.json is not None:
-        given.json.write_text(json.dumps(done, allow_nan=False) + "\n")
+    write_json(given.json, done)
     steps, metrics = len(done["steps"]), done["metrics"]
     print(
         f"wrote {folder}: {steps} steps on {len(trajectories)} trajectories, loss"

@@ -388,8 +388,8 @@ WRONG = {
     "--config=nowhere.py": "--config: no file nowhere.py",
     "--output=.": "--output: got ",
     "--output=/dev/null/out": "--output: got /dev/null (File exists); allowed: a folder that",
-    "--json=/": "--json: got /; allowed: a file that can be written",
-    "--json=/dev/null/out": "--json: got /dev/null (File exists); allowed: a folder that can",
+    "--json=/": "--json: got '/'; allowed: a file that can be written",
+    "--json=/dev/null/out": "--json: got '/dev/null/out'; allowed: a file that can be written",
 }
 
 

@@ -8,7 +8,6 @@ Exits 0 when the run fits and no program holds a score matrix or logits of whole
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,11 +18,12 @@ from seeupo_jax.aot.aot_programs import KINDS, choose_programs, list_programs, p
 from seeupo_jax.aot.aot_report import Report
 from seeupo_jax.aot.measure import measure
 from seeupo_jax.aot.search import search
-from seeupo_jax.configuration.flags import Flags, names, path
+from seeupo_jax.configuration.flags import Flags, names, output_file
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.planning.chips import parse_topology
 from seeupo_jax.runtime.cli import add_config_flags
+from seeupo_jax.trajectories.json_lines import write_json
 
 
 def main(arguments: Sequence[str] = sys.argv) -> int:
@@ -47,9 +47,7 @@ def main(arguments: Sequence[str] = sys.argv) -> int:
     found = search(setup, report.figures) if given.search else {}
     for name, value in found.items():
         print(f"largest {name} that fits: {value}")
-    if given.json is not None:
-        values = report.values() | {"search": found, "command": _command(arguments)}
-        given.json.write_text(json.dumps(values, indent=2) + "\n")
+    write_json(given.json, report.values() | {"search": found, "command": _command(arguments)})
     return 0 if report.fits and not report.held else 1
 
 
@@ -64,7 +62,7 @@ def _flags() -> Flags:
     flags.flag("topology", "v5e:4x8, v5p:4x4x4, v6e:16x16*2, v5p-128, ...", required=True)
     flags.flag("programs", f"of these only: {', '.join(KINDS)}, or full names.", names)
     flags.switch("search", "also find the largest that fits.")
-    flags.flag("json", "also write all figures to this file.", path)
+    flags.flag("json", "also write all figures to this file.", output_file)
     return flags
 
 

@@ -21,7 +21,6 @@ a TPU can show.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -42,6 +41,7 @@ from seeupo_jax.bench.accelerator import command as accelerator  # noqa: E402
 from seeupo_jax.configuration.flags import Flags  # noqa: E402
 from seeupo_jax.errors import sentence_errors  # noqa: E402
 from seeupo_jax.runtime.cli import prepare_xla  # noqa: E402
+from seeupo_jax.trajectories.json_lines import write_json  # noqa: E402
 
 BENCHMARKS = {
     "update": update.run,
@@ -79,8 +79,8 @@ def main(argv: Sequence[str] = sys.argv) -> None:
         else:
             allowed = ", ".join((*BENCHMARKS, *OTHERS))
             raise ValueError(f"bench: got {name!r}; allowed: one of {allowed}.")
-        if figures is not None and given.json is not None:
-            given.json.write_text(json.dumps(figures, indent=2) + "\n")
+        if figures is not None:
+            write_json(given.json, figures)
 
 
 if __name__ == "__main__":

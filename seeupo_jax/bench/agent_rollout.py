@@ -21,9 +21,9 @@ import jax
 
 from seeupo_jax import envs
 from seeupo_jax.bench import comparison, machine
-from seeupo_jax.bench.settings import architecture, writable_file, write_model
+from seeupo_jax.bench.settings import architecture, write_model
 from seeupo_jax.configuration.agent_schema import Agent
-from seeupo_jax.configuration.flags import Flags, whole
+from seeupo_jax.configuration.flags import Flags, output_file, whole
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.planning.flops import parameters
@@ -47,7 +47,7 @@ def add_flags(parser: Flags) -> None:
     parser.flag("repeats", "rounds", whole(1), default=5)
     parser.flag("seed", "of weights and episodes", whole(0), default=0)
     parser.switch("deterministic", "the engine waits until all agents call; default: it does not.")
-    parser.flag("json", "also write the figures to this file", writable_file)
+    parser.flag("json", "also write the figures to this file", output_file)
 
 
 def run(given: argparse.Namespace) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.bench.comparison import OURS, Figures, OfSide, side
-from seeupo_jax.bench.settings import writable_file, writable_folder
+from seeupo_jax.bench.settings import writable_folder
 from seeupo_jax.bench.update import flops_once
-from seeupo_jax.configuration.flags import Flags
+from seeupo_jax.configuration.flags import Flags, output_file
 
 _VARIED = {"turns": "turns", "prompt": "prompt, tokens", "group_size": "conversations a group"}
 
@@ -52,7 +52,7 @@ SUITES = {"cpu": CPU, "accelerator": ACCELERATOR}
 def add_flags(parser: Flags, folder: Callable[[str], Path] = Path) -> None:
     """Where figures are, and where the page goes."""
     parser.flag("results", "where figures are", folder, default=Path("docs/benchmarks"))
-    parser.flag("output", "where the page goes", writable_file, default="docs/benchmarks.md")
+    parser.flag("output", "where the page goes", output_file, default="docs/benchmarks.md")
 
 
 def add_all_flags(parser: Flags) -> None:
@@ -114,6 +114,7 @@ def run(flags: argparse.Namespace) -> None:
             plot = flags.results / f"time_against_{name}.svg"
             draw(points, label, plot)
             drawn[label] = Path(os.path.relpath(plot, flags.output.parent)).as_posix()
+    flags.output.parent.mkdir(parents=True, exist_ok=True)
     flags.output.write_text(page(found, drawn))
     print(f"wrote {flags.output}, from {len(found)} files of {flags.results}")
 

@@ -34,8 +34,8 @@ from transformers.utils.import_utils import is_serve_available
 
 from seeupo_jax.bench import comparison, machine
 from seeupo_jax.bench.comparison import OURS
-from seeupo_jax.bench.settings import architecture, writable_file, write_model
-from seeupo_jax.configuration.flags import Flags, Wrong, names, whole
+from seeupo_jax.bench.settings import architecture, write_model
+from seeupo_jax.configuration.flags import Flags, Wrong, names, output_file, whole
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
@@ -63,7 +63,7 @@ def add_flags(parser: Flags) -> None:
     parser.flag("answer", "tokens of an answer at most", whole(1), default=32)
     parser.flag("repeats", "rounds", whole(1), default=3)
     parser.flag("seed", "of weights and prompts", whole(0), default=0)
-    parser.flag("json", "also write the figures to this file", writable_file)
+    parser.flag("json", "also write the figures to this file", output_file)
 
 
 class Server(NamedTuple):

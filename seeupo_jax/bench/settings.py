@@ -12,7 +12,16 @@ from typing import Any
 
 from flax import nnx
 
-from seeupo_jax.configuration.flags import Flags, Wrong, names, path, positive, text, whole
+from seeupo_jax.configuration.flags import (
+    Flags,
+    Wrong,
+    names,
+    output_file,
+    path,
+    positive,
+    text,
+    whole,
+)
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.tokenizer import Tokenizer
@@ -38,14 +47,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "0.5b": _QWEN | {"width": 896, "layers": 24, "heads": 14, "mlp_width": 4864},
     "1.5b": _QWEN | {"width": 1536, "layers": 28, "heads": 12, "mlp_width": 8960, "head_dim": 128},
 }
-
-
-def writable_file(value: str) -> Path:
-    """A file that can be written, known before anything is measured."""
-    file = path(value)
-    if file.is_dir() or not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
-        raise Wrong(value, "a file in an existing folder that can be written")
-    return file
 
 
 def writable_folder(value: str) -> Path:
@@ -136,7 +137,7 @@ def add_flags(parser: Flags, benchmark: str) -> None:
         if benchmark in field.metadata["of"]:
             kind, words = field.metadata["kind"], field.metadata["words"]
             parser.flag(field.name, words, kind, default=field.default)
-    parser.flag("json", "also write the figures to this file", writable_file)
+    parser.flag("json", "also write the figures to this file", output_file)
 
 
 def read(given: argparse.Namespace) -> Settings:

@@ -12,19 +12,18 @@ saves and stops the current run; rerunning the command resumes it and skips fini
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from seeupo_jax.checkpoint import check_writable
 from seeupo_jax.compare import figures
 from seeupo_jax.compare.runs import PlannedRun, plan, train_all
 from seeupo_jax.configuration.config_file import find_config
-from seeupo_jax.configuration.flags import Flags, names, path, whole
+from seeupo_jax.configuration.flags import Flags, names, output_file, whole
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.runtime.cli import add_run_flags, check_places, read_config
+from seeupo_jax.trajectories.json_lines import write_json
 
 _DEFAULT_RECIPES = "seeupo,grpo,gspo,rloo,seeupo_forward"
 
@@ -61,8 +60,9 @@ def _flags() -> Flags:
         default=True,
     )
     flags.switch("draw_only", "train nothing; draw the existing results.")
-    flags.flag("plot", "an .svg, .png or .pdf; default: WORKDIR/comparison.svg.", path)
-    flags.flag("json", "also write the figures to this file.", path)
+    words = "an .svg, .png or .pdf; default: WORKDIR/comparison.svg."
+    flags.flag("plot", words, output_file)
+    flags.flag("json", "also write the figures to this file.", output_file)
     return flags
 
 
@@ -81,9 +81,6 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         if plot.suffix not in figures.PLOT_SUFFIXES:
             allowed = ", ".join(figures.PLOT_SUFFIXES)
             raise ValueError(f"--plot: got {plot.name!r}; allowed: a name that ends in {allowed}.")
-        for flag, file in (("--plot", plot), ("--json", given.json)):
-            if file is not None:
-                check_writable(file.parent, flag)
         recipes = given.recipes
         if recipes is None and not given.sweep:
             recipes = names(_DEFAULT_RECIPES)
@@ -112,10 +109,8 @@ def compare(runs: Sequence[PlannedRun], given: argparse.Namespace, plot: Path) -
 
     lines = figures.read_lines(runs)
     figures.draw(lines, plot)
-    if given.json is not None:
-        about = {"config": given.config, "overrides": given.override, "sweep": given.sweep}
-        values = {**about, **figures.figures(lines)}
-        given.json.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n")
+    about = {"config": given.config, "overrides": given.override, "sweep": given.sweep}
+    write_json(given.json, about | figures.figures(lines))
     # Where there is no terminal, lines are as long as they need to be.
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(figures.table(lines, k=runs[0].config.evaluation.k))

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import math
+import os
 import re
 import shutil
 import sys
@@ -155,6 +156,15 @@ def path(value: str) -> Path:
     return Path(value).absolute()
 
 
+def output_file(value: str) -> Path:
+    """A file that can be written, known before long work starts; its folder may have to be made."""
+    file = path(value)
+    there = next(each for each in (file, *file.parents) if each.exists())
+    if there.is_dir() == (there == file) or not os.access(there, os.W_OK):
+        raise Wrong(value, "a file that can be written")
+    return file
+
+
 def names(value: str) -> list[str]:
     """Names with commas between them."""
     return [name.strip() for name in text(value).split(",") if name.strip()]
@@ -211,4 +221,11 @@ def _truth(value: str) -> bool:
     return truths[value.lower()]
 
 
-_METAVARS = {text: "TEXT", path: "PATH", names: "A,B,...", positive: "NUMBER", size: "SIZE"}
+_METAVARS = {
+    text: "TEXT",
+    path: "PATH",
+    output_file: "FILE",
+    names: "A,B,...",
+    positive: "NUMBER",
+    size: "SIZE",
+}

@@ -49,6 +49,11 @@ def escaped(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def encodes(text: str) -> bool:
+    """Whether UTF-8 can encode a text: Python's may hold half of a surrogate pair."""
+    return text.isascii() or escaped(text) == text
+
+
 def describe(error: BaseException) -> str:
     """An error's class and text in one line, without a full stop."""
     text = textwrap.shorten(text_of(error), 300, placeholder=" ...")

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 import os
 import sys
 import time
@@ -30,7 +29,7 @@ from rich.console import Console
 from rich.progress import track
 
 from seeupo_jax.configuration.fields import allowed_values, build, parse
-from seeupo_jax.configuration.flags import Flags, path
+from seeupo_jax.configuration.flags import Flags, output_file, path
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.lab import lab_report
 from seeupo_jax.lab.laboratory import (
@@ -41,6 +40,7 @@ from seeupo_jax.lab.laboratory import (
     experiment,
 )
 from seeupo_jax.lab.problems import PROBLEMS, Problem, load_problem
+from seeupo_jax.trajectories.json_lines import write_json
 
 _RECIPES = "seeupo,seeupo_forward,seeupo_random,seeupo_unweighted,seeupo_group_std,grpo,gspo"
 _HELP = {
@@ -64,8 +64,8 @@ def _flags() -> Flags:
     flags.flag("problem_file", "an .npz with mean and probability.", path)
     flags.flag("recipes", "comma-separated names.", default=_RECIPES)
     flags.switch("exact", "expectations instead of samples.")
-    flags.flag("json", "also write the figures to this file.", path)
-    flags.flag("plot", "also draw the curves: .svg or .png.", path)
+    flags.flag("json", "also write the figures to this file.", output_file)
+    flags.flag("plot", "also draw the curves: .svg or .png.", output_file)
     # Read as text and checked with the settings, so that all wrong values have one form of error.
     hints = typing.get_type_hints(Settings)
     for field in dataclasses.fields(Settings):
@@ -88,16 +88,14 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         problems = _problems(given)
         for problem, recipe in itertools.product(problems, recipes):
             check_rewards(problem, recipe, settings)
-        if given.plot is not None:
-            lab_report.check_output("--plot", given.plot, lab_report.PLOT_SUFFIXES)
-        if given.json is not None:
-            lab_report.check_output("--json", given.json)
+        if given.plot is not None and given.plot.suffix not in lab_report.PLOT_SUFFIXES:
+            allowed = " or ".join(lab_report.PLOT_SUFFIXES)
+            raise ValueError(f"--plot: got {given.plot.name!r}; allowed: a file ending {allowed}.")
     console = Console()
     results, compile_s, run_s = _run(problems, recipes, settings)
     console.print(lab_report.tables(results))
     console.print(f"compiled in {compile_s:.1f} s, ran in {run_s:.1f} s")
-    if given.json is not None:
-        given.json.write_text(json.dumps(lab_report.json_values(results)) + "\n")
+    write_json(given.json, lab_report.json_values(results))
     if given.plot is not None:
         lab_report.draw(results, given.plot)
 

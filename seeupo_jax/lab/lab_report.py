@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
@@ -80,43 +78,33 @@ def _cells(result: Result) -> tuple[str, ...]:
     )
 
 
-def check_output(flag: str, path: str, suffixes: tuple[str, ...] = ()) -> None:
-    """Checks that an output file can be written, before anything runs.
-
-    Args:
-      suffixes: those that it may have; none: any.
-
-    Raises:
-      ValueError: another suffix, or no such folder.
-    """
-    if suffixes and Path(path).suffix not in suffixes:
-        allowed = " or ".join(suffixes)
-        raise ValueError(f"{flag}: got {path!r}; allowed: a file ending {allowed}.")
-    if Path(path).is_dir() or not Path(path).parent.is_dir():
-        raise ValueError(f"{flag}: got {path!r}; allowed: a file in an existing folder.")
-
-
-def draw(results: Results, path: str) -> None:
+def draw(results: Results, file: Path) -> None:
     """Value over optimum against the iteration: a panel per problem, a line per recipe.
 
     A line is the mean over the seeds, its band reaches from the worst seed to the best.
     """
-    columns = min(len(results), 3)
-    rows = math.ceil(len(results) / columns)
-    figure = Figure(figsize=(5 * columns, 3.6 * rows + 0.6), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
-    for panel, (name, recipes) in zip(panels, results.items(), strict=False):
+    import altair as alt  # here: measuring does without it
+
+    rows = []
+    for name, recipes in results.items():
         for recipe, result in recipes.items():
-            share_SI = result.value_SI / result.optimum
-            iterations = np.arange(share_SI.shape[1])
-            (line,) = panel.plot(iterations, share_SI.mean(axis=0), label=recipe, linewidth=1.5)
-            band = {"color": line.get_color(), "alpha": 0.12, "linewidth": 0}
-            panel.fill_between(iterations, share_SI.min(axis=0), share_SI.max(axis=0), **band)
-        panel.axhline(1, color="black", linewidth=0.6)
-        panel.set(title=name, xlabel="iteration")
-    for panel in panels[len(results) :]:
-        panel.set_axis_off()
-    figure.supylabel("value / optimum")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path)
+            share_IS = result.value_SI.T / result.optimum
+            rows += [
+                {"problem": name, "recipe": recipe, "iteration": iteration}
+                | {"mean": share_S.mean(), "low": share_S.min(), "high": share_S.max()}
+                for iteration, share_S in enumerate(share_IS)
+            ]
+    legend = alt.Legend(orient="bottom", title=None, columns=4, labelLimit=400, symbolOpacity=1)
+    color = alt.Color("recipe:N", legend=legend, sort=None)
+    x = alt.X("iteration:Q", axis=alt.Axis(grid=False), scale=alt.Scale(nice=False))
+    base = alt.Chart().encode(x, color)
+    y = {"title": "value / optimum", "scale": alt.Scale(zero=False)}
+    layers = (
+        base.mark_area(opacity=0.12).encode(alt.Y("low:Q", **y), alt.Y2("high:Q")),
+        base.mark_line(strokeWidth=1.5).encode(alt.Y("mean:Q", **y)),
+        alt.Chart().mark_rule(strokeWidth=0.6).encode(y=alt.datum(1)),
+    )
+    panels = alt.layer(*layers, data=alt.InlineData(rows)).properties(width=360, height=240)
+    panels = panels.facet(alt.Facet("problem:N", sort=list(results), title=None), columns=3)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    panels.save(file, scale_factor=2 if file.suffix == ".png" else 1)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from seeupo_jax.configuration.user_code import shortened
+
 _SHOWN = 60  # characters of what was got
 
 
@@ -58,8 +60,14 @@ def read_object(line: bytes, where: str, allowed: str) -> dict[str, Any]:
 
 def short(value: Any) -> str:
     """A text, or another value's `repr`, in short."""
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+    return shortened(value if isinstance(value, str) else repr(value), _SHOWN)
+
+
+def write_json(file: Path | None, value: Mapping[str, Any] | list[Any]) -> None:
+    """Writes what a command found, where a file was asked for; null for what is no number."""
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(plain(value), allow_nan=False, indent=2) + "\n")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

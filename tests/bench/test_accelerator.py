@@ -25,7 +25,7 @@ def out(tmp_path_factory):
     """A folder where all pieces but `PROCESS` are done."""
     folder = tmp_path_factory.mktemp("out") / "made"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "die_with_parent", lambda: None)
+        patch.setattr(command, "die_with", lambda parent: None)
         patch.setattr(command, "prepare_xla", lambda: None)
         for name in HERE:
             piece(name, folder)
@@ -113,7 +113,7 @@ def test_wrong_flags_and_folders_of_other_figures_are_refused(tmp_path, capsys, 
     probed(monkeypatch)
     out = f"--out={tmp_path}"
     assert "--minutes: got '0'; allowed: a number > 0" in refused([out, "--minutes=0"], capsys)
-    assert "--page: got '/nowhere/x'" in refused([out, "--page=/nowhere/x"], capsys)
+    assert "--page: got '/dev/null/x'" in refused([out, "--page=/dev/null/x"], capsys)
     assert "allowed: a folder that can be written" in refused([f"--out={__file__}"], capsys)
     assert "--out: got none; allowed: the folder of results" in refused([], capsys)
     with pytest.raises(SystemExit):

@@ -141,6 +141,9 @@ def test_a_flag_that_is_missing_is_named(command, missing, capsys, tmp_path, mon
         ("train", "--num_processes=0", "--num_processes: got '0'; allowed: a whole number >= 1."),
         ("compare", "--seeds=0", "--seeds: got '0'; allowed: a whole number >= 1."),
         ("report", "--output=", "--output: got ''; allowed: a path."),
+        ("evaluate", "--json=/", "--json: got '/'; allowed: a file that can be written."),
+        ("compare", "--json=/dev/null/x", "--json: got '/dev/null/x'; allowed: a file that can"),
+        ("aot", "--json=/dev/null/x", "--json: got '/dev/null/x'; allowed: a file that can"),
     ],
 )
 def test_a_wrong_value_is_refused(command, flag, allowed, capsys, tmp_path):

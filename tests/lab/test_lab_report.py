@@ -8,8 +8,6 @@ import pytest
 from rich.console import Console
 
 from seeupo_jax.lab.lab_report import (
-    PLOT_SUFFIXES,
-    check_output,
     draw,
     json_values,
     tables,
@@ -62,19 +60,8 @@ def test_the_interval_narrows_with_the_seeds():
     assert high - low < 0.11
 
 
-@pytest.mark.parametrize(("name", "start"), [("a.svg", b"<?xml"), ("a.png", b"\x89PNG")])
+@pytest.mark.parametrize(("name", "start"), [("a.svg", b"<svg"), ("a.png", b"\x89PNG")])
 def test_the_plot_is_what_its_suffix_says(name, start, tmp_path):
-    path = str(tmp_path / name)
-    check_output("--plot", path, PLOT_SUFFIXES)
+    path = tmp_path / "new" / name
     draw({"a": {"seeupo": GOOD, "grpo": BAD}, "b": {"seeupo": GOOD, "grpo": BAD}}, path)
-    assert (tmp_path / name).read_bytes().startswith(start)
-
-
-def test_what_cannot_be_written_is_refused_before_anything_runs(tmp_path):
-    with pytest.raises(ValueError, match="--plot: got .a.pdf.; allowed: a file ending .svg or"):
-        check_output("--plot", "a.pdf", PLOT_SUFFIXES)
-    for path in (tmp_path, tmp_path / "missing" / "out.json"):
-        with pytest.raises(
-            ValueError, match="--json: got .*; allowed: a file in an existing folder"
-        ):
-            check_output("--json", str(path))
+    assert path.read_bytes().startswith(start)

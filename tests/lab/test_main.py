@@ -49,6 +49,7 @@ def test_the_command_runs_recipes_on_a_file_and_writes_what_it_found(problem, tm
     ("flags", "said"),
     [
         (["--problem=lotery"], "--problem: got 'lotery'; allowed: "),
+        (["--plot=a.pdf"], "--plot: got 'a.pdf'; allowed: a file ending .svg or .png."),
         (["--seeds=many"], "lab.seeds: got 'many' (str); allowed: a whole number."),
     ],
 )

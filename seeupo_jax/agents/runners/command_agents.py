@@ -12,7 +12,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.agents.runners.command_processes import RESULT, End
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.envs.gate import ProtocolError
+from seeupo_jax.envs.transport.processes import python_command
 
 _KIB, _MIB = 2**10, 2**20
 _CLOSE_S = 10.0  # for all commands to be killed and their folders to be removed
@@ -35,11 +35,6 @@ _NO_MEMORY = re.compile(
 )
 # Real credentials that an SDK would send instead of the episode's key.
 _REMOVED = ("ANTHROPIC_AUTH_TOKEN",)
-# `-c` with this process's path, so that both find the same modules.
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop());"
-    " from seeupo_jax.agents.runners.command_processes import main; main()"
-)
 
 OnEnd = Callable[[AgentResult | AgentFailure], None]
 
@@ -180,7 +175,7 @@ class _Helper:
         self._lock = threading.Lock()  # of what waits, and of writing
         self._over = False
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
+            python_command("seeupo_jax.agents.runners.command_processes"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={name: value for name, value in os.environ.items() if name not in _REMOVED},

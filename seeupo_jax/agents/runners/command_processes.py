@@ -9,8 +9,6 @@ over is answered once, by an `End`.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
 import resource
@@ -24,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seeupo_jax.envs.transport.processes import die_with, has_ended, kill_group, take_pipes
+
 TAIL = 4096  # bytes of output that are kept
 RESULT_FILE, RESULT = "result.json", 2**20  # its name, and its bytes at most
 _PIECE = 2**16
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class End(NamedTuple):
@@ -62,7 +61,6 @@ class _Processes:
         self._first: dict[str, Any] = {}
         self._agents: dict[int, _Agent] = {}  # by key
         self._selector = selectors.DefaultSelector()
-        self._prctl = getattr(ctypes.CDLL(None), "prctl", None)  # another system has none
 
     def serve(self) -> None:
         """Until the trainer closes its end, or is gone."""
@@ -83,13 +81,13 @@ class _Processes:
                     os.read(woken, _PIECE)
                 elif not self._read_requests():
                     return
-            for agent in [a for a in self._agents.values() if _has_ended(a.process)]:
+            for agent in [a for a in self._agents.values() if has_ended(a.process)]:
                 self._end(agent)
 
     def close(self) -> None:
         """Kills what runs, and removes its folders."""
         for agent in self._agents.values():
-            _kill(agent.process)
+            kill_group(agent.process)
             agent.process.wait()
             shutil.rmtree(agent.folder, ignore_errors=True)
 
@@ -104,7 +102,7 @@ class _Processes:
             elif "stop" not in request:
                 self._first = request
             elif request["stop"] in self._agents:
-                _kill(self._agents[request["stop"]].process)
+                kill_group(self._agents[request["stop"]].process)
         return bool(piece)
 
     def _start(self, request: dict[str, Any]) -> None:
@@ -139,10 +137,7 @@ class _Processes:
     def _limit(self) -> None:
         """In the new process, before it becomes the command."""
         memory = self._first["memory_bytes"]
-        if self._prctl is not None:
-            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != self._id:
-                os._exit(1)
+        die_with(self._id)
         if memory is not None:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
@@ -158,13 +153,13 @@ class _Processes:
         agent.tail, agent.printed = (agent.tail + piece)[-TAIL:], agent.printed + len(piece)
         most = self._first["output_bytes"]
         if most is not None and agent.printed > most:
-            _kill(agent.process)
+            kill_group(agent.process)
         return True
 
     def _end(self, agent: _Agent) -> None:
         """Answers for an agent that is over: the rest of its group ends, its folder goes."""
         process = agent.process
-        _kill(process)
+        kill_group(process)
         while process.stdout in self._selector.get_map() and self._read_output(agent):
             pass
         if process.stdout in self._selector.get_map():  # held by one that has left the group
@@ -185,28 +180,13 @@ class _Processes:
 
 def main() -> None:
     """Serves its standard input and output, which commands do not get."""
-    requests, answers = os.dup(0), os.dup(1)
-    with open(os.devnull, "rb") as empty:
-        os.dup2(empty.fileno(), 0)
-    os.dup2(2, 1)
-    processes = _Processes(requests, answers)
+    processes = _Processes(*take_pipes())
     try:
         processes.serve()
     except BrokenPipeError:
         pass  # the trainer is gone
     finally:
         processes.close()
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Without reaping: its id stays taken, so that its group cannot be another one's yet."""
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills the process group, unless that is over already."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _read_file(path: Path) -> str | None:

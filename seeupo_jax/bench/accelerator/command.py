@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import re
-import signal
 import sys
 import tempfile
 import time
@@ -30,15 +28,15 @@ from seeupo_jax.bench.accelerator.runner import (
     sentence,
     work_through,
 )
-from seeupo_jax.bench.settings import writable_file, writable_folder
-from seeupo_jax.configuration.flags import Flags, Wrong, positive, whole
+from seeupo_jax.bench.settings import writable_folder
+from seeupo_jax.configuration.flags import Flags, Wrong, output_file, positive, whole
+from seeupo_jax.envs.transport.processes import die_with
 from seeupo_jax.runtime.cli import prepare_xla
 
 PAGE = "benchmarks_gpu.md"
 DOCS = Path("docs")  # of the checkout that the command runs in
 _PROBE_S = 120.0
 _GPUS, _CHIPS = "CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"
-_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 def add_flags(parser: Flags) -> None:
@@ -46,7 +44,7 @@ def add_flags(parser: Flags) -> None:
     parser.flag("out", "the folder of results", writable_folder, required=True)
     parser.flag("minutes", "for all pieces together", positive, default=30.0)
     words = f"also write the page to this file; by default, in a checkout, {DOCS / PAGE}"
-    parser.flag("page", words, writable_file)
+    parser.flag("page", words, output_file)
     parser.switch("rehearse", "all pieces on CPU in the smallest sizes")
     parser.flag("piece", "only this one, in this process, without the page", _piece)
     parser.flag("size", "of --piece; 0 is the largest", whole(0), default=0)
@@ -83,6 +81,7 @@ def run(flags: argparse.Namespace) -> None:
     elif not flags.rehearse and (DOCS / "benchmarks.md").is_file():
         files.append(DOCS / PAGE)
     for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(page(PIECES, found, reasons, device, rehearsal=flags.rehearse))
         print(f"wrote {file}")
     if any(_went_wrong(values) for values in found.values()):
@@ -91,7 +90,7 @@ def run(flags: argparse.Namespace) -> None:
 
 def run_piece(flags: argparse.Namespace) -> None:
     """One piece; exits with 1 where it failed, which its record says too."""
-    die_with_parent()
+    die_with(os.getppid())  # an orphan would keep the device's memory
     flags.out.mkdir(parents=True, exist_ok=True)
     record = Record.begin(flags.out / f"{flags.piece}.json", rehearsal=flags.rehearse)
     try:
@@ -105,13 +104,6 @@ def run_piece(flags: argparse.Namespace) -> None:
         sys.exit(1)
     else:
         record.put(status=DONE, error=None)
-
-
-def die_with_parent() -> None:
-    """An orphan would keep the device's memory."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux
-    if prctl is not None:
-        prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _environment(*, rehearse: bool) -> dict[str, str]:

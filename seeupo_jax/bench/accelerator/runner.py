@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.envs.transport.processes import kill_group
+
 # How a piece ended. running: its process was killed with the command; stopped: by the command's
 # budget. skipped: it cannot run here. Only what is done is not tried again.
 DONE, RUNNING, STOPPED = "done", "running", "stopped"
@@ -225,10 +227,7 @@ def _process(
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            kill_group(process)
             process.wait()
         size = log.seek(0, os.SEEK_END)
         log.seek(max(0, size - _LOG_BYTES))

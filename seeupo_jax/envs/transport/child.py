@@ -6,22 +6,19 @@ with its arguments. The process ends when the requests end.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import json
 import os
 import resource
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from seeupo_jax import envs
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment
-from seeupo_jax.envs.transport import remote_calls
+from seeupo_jax.envs.transport import processes, remote_calls
 
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 _MIB = 2**20
 _OPERATIONS = {
     "task_ids": gate.task_ids,
@@ -34,12 +31,13 @@ _OPERATIONS = {
 
 def main() -> None:
     """Serves the environment that the first request asks for."""
-    requests, answers = _take_pipes()
+    pipes = processes.take_pipes()
+    requests, answers = os.fdopen(pipes[0], "rb"), os.fdopen(pipes[1], "wb")
     for number in (signal.SIGINT, signal.SIGTERM):
         # The trainer decides. A function, since children of the environment would inherit SIG_IGN.
         signal.signal(number, lambda *_: None)
     begin = json.loads(requests.readline())
-    _die_with(begin["parent"])
+    processes.die_with(begin["parent"])  # elsewhere it ends with the pipe, after its call
     if begin["memory_mib"] is not None:
         limit = begin["memory_mib"] * _MIB
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -49,25 +47,6 @@ def main() -> None:
         _answer(answers, functools.partial(_play, made[0], json.loads(line)))
     if made:
         made[0].close()
-
-
-def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Standard input and output, which the environment must not use: its prints go to stderr."""
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    with open(os.devnull, "rb") as empty:
-        os.dup2(empty.fileno(), 0)
-    os.dup2(2, 1)
-    return requests, answers
-
-
-def _die_with(parent: int) -> None:
-    """Ends this process when its parent does, even while it works or hangs."""
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    except AttributeError:
-        return  # not Linux: it ends with the pipe, once its call has ended
-    if os.getppid() != parent:
-        sys.exit()
 
 
 def _play(environment: Environment, request: dict[str, Any]) -> Any:

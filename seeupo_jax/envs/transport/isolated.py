@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,14 +16,10 @@ from typing import Any
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
 from seeupo_jax.envs.transport import remote_calls, wire
+from seeupo_jax.envs.transport.processes import has_ended, kill_group, python_command
 
 _CLOSE_S = 5.0  # for an environment to close; then its process is killed
 _POLL_S = 0.002
-# `-c` with this process's path, so that both find the same modules.
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop());"
-    " from seeupo_jax.envs.transport.child import main; main()"
-)
 # Linux ends a child with the thread that started it, so one thread that never ends starts all.
 _LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="environment-processes")
 
@@ -57,7 +52,7 @@ class Isolated:
         with self._lock:
             self._process = process
             if self._killed:
-                _kill(process)
+                kill_group(process)
         try:
             self._send(self._first | {"parent": os.getpid()})
         except BaseException:
@@ -102,7 +97,7 @@ class Isolated:
         with self._lock:
             self._killed = True
             if self._process is not None:
-                _kill(self._process)
+                kill_group(self._process)
 
     def _ask(self, operation: str, **arguments: Any) -> Any:
         if self._process is None:
@@ -166,33 +161,21 @@ def check_isolated(
 
 def _launch() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
+        python_command("seeupo_jax.envs.transport.child"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C in a terminal is for the trainer only
     )
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills the process group: its children too, unless they left the group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
 def _reap(process: subprocess.Popen[bytes]) -> int | None:
     """The exit code of an ending process; None: it had to be killed."""
     until = time.monotonic() + _CLOSE_S
-    while not (ended := _has_ended(process)) and time.monotonic() < until:
+    while not (ended := has_ended(process)) and time.monotonic() < until:
         time.sleep(_POLL_S)
-    _kill(process)  # its children too
+    kill_group(process)  # its children too
     code = process.wait()
     process.stdout.close()
     with contextlib.suppress(OSError):
         process.stdin.close()
     return code if ended else None
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Without reaping: the process id stays taken, so its group cannot be another one's yet."""
-    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    return os.waitid(os.P_PID, process.pid, options) is not None
