@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from seeupo_jax import envs
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.configuration.user_code import attribute_beside
+from seeupo_jax.configuration.user_code import attribute_beside, encodes
 from seeupo_jax.envs import Environment, gate
 from seeupo_jax.envs.base import Tasks, TaskShare
 from seeupo_jax.trajectories.json_lines import read_object, short
@@ -194,7 +194,6 @@ def _read_line(line: bytes, where: str) -> tuple[str, str, _Line]:
 
 def _check_text(value: Any, name: str, where: str) -> None:
     """JSON can hold half of a character, which no file of ours can."""
-    half = isinstance(value, str) and value.encode(errors="replace").decode() != value
-    if not isinstance(value, str) or not value or half:
+    if not isinstance(value, str) or not value or not encodes(value):
         got = "no" if value is None else f"{short(value)} as"
         raise ValueError(f"{where}: got {got} {name}; allowed: {_ALLOWED}.")

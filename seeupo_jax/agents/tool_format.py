@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from seeupo_jax.configuration.user_code import encodes
 from seeupo_jax.envs.tool_calls import (
     PYTHON_TAG,
     ToolCall,
@@ -71,15 +72,6 @@ def _after_thoughts(text: str) -> int:
     return match.end() if match else 0
 
 
-def _can_be_sent(calls: Sequence[ToolCall]) -> bool:
-    """Whether no call holds half a character, which is JSON but no UTF-8."""
-    try:
-        json.dumps([(call.name, call.arguments) for call in calls], ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _read(
     text: str,
     parse: Callable[[str], tuple[ToolCall, ...]],
@@ -89,7 +81,9 @@ def _read(
         calls = parse(text)
     except ToolCallError:
         return text, ()
-    if not calls or not _can_be_sent(calls):
+    named = [(call.name, call.arguments) for call in calls]
+    # Half a character is JSON but no UTF-8, and could not be sent.
+    if not calls or not encodes(json.dumps(named, ensure_ascii=False)):
         return text, ()
     start = _after_thoughts(text)
     return (text[:start] + outside(text[start:])).rstrip(), calls

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from seeupo_jax.display.terminal import SafeStream, can_redraw
 from seeupo_jax.display.view import sparkline
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
-from seeupo_jax.metrics.statistics import Estimate, read_estimates, split_and_metric
+from seeupo_jax.metrics.statistics import Estimate, aligned, read_estimates, split_and_metric
 from seeupo_jax.metrics.trackers import TENSORBOARD_FOLDER
 
 if TYPE_CHECKING:
@@ -125,12 +125,7 @@ def summary_text(
     before: Mapping[str, Any], after: Mapping[str, Any], *, split: str = "test"
 ) -> str:
     """The table of `summary_table` as aligned plain text."""
-    rows = [_COLUMNS, *(row for row, _ in _summary_rows(before, after, split))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return aligned([_COLUMNS, *(row for row, _ in _summary_rows(before, after, split))])
 
 
 def print_summary(

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from seeupo_jax.configuration.user_code import NAMES, escaped, is_name, shown, text_of
+from seeupo_jax.configuration.user_code import NAMES, encodes, escaped, is_name, shown, text_of
 from seeupo_jax.envs.base import (
     Environment,
     Labelled,
@@ -162,11 +162,11 @@ def has_finish(environment: Environment) -> bool:
     return callable(getattr(environment, "finish", None))
 
 
-def check_last_reward(value: Any, *, max_reward: float = math.inf, earned: float = 0.0) -> float:
+def check_last_reward(value: Any, *, max_reward: float = math.inf) -> float:
     """What `finish` returned: a last reward, or None for 0; see `check_reward`."""
     if value is None:
         return 0.0
-    return check_reward(value, "finish()", max_reward=max_reward, earned=earned)
+    return check_reward(value, "finish()", max_reward=max_reward)
 
 
 def check_score(value: Any, where: str = "score()") -> float:
@@ -192,8 +192,8 @@ def task_ids(environment: Tasks, split: str) -> list[str]:
     if not tasks:
         raise ValueError(f"{where}: got no task; allowed: at least one.")
     texts = [task for task in tasks if isinstance(task, str)]
-    if len(texts) < len(tasks) or not _encodes("".join(texts)):
-        wrong = next(task for task in tasks if not isinstance(task, str) or not _encodes(task))
+    if len(texts) < len(tasks) or not encodes("".join(texts)):
+        wrong = next(task for task in tasks if not isinstance(task, str) or not encodes(task))
         raise ValueError(str(_refuse(where, wrong, "a list of texts", "a task ")))
     return [str(task) for task in tasks]
 
@@ -232,7 +232,7 @@ def labels(environment: Tasks, task_id: str) -> dict[str, str]:
     if not isinstance(found, Mapping):
         raise ValueError(str(_refuse(where, found, "a dict of texts")))
     for label, value in found.items():
-        if not all(isinstance(text, str) and _encodes(text) for text in (label, value)):
+        if not all(isinstance(text, str) and encodes(text) for text in (label, value)):
             raise ValueError(str(_refuse(where, dict(found), "a dict of texts")))
     return dict(found)
 
@@ -247,7 +247,7 @@ def reference(environment: Tasks, task_id: str) -> str | None:
         return None
     where = f"{type(environment).__name__}.reference({task_id!r})"
     found = _ask(where, lambda: cast(Referenced, environment).reference(task_id))
-    if found is not None and not (isinstance(found, str) and found and _encodes(found)):
+    if found is not None and not (isinstance(found, str) and found and encodes(found)):
         raise ValueError(str(_refuse(where, found, "a text that is not empty, or None")))
     return found
 
@@ -325,7 +325,7 @@ def _messages(value: Any, where: str) -> tuple[Message, ...]:
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or role not in ROLES:
             raise _refuse(where, role, ", ".join(ROLES), "a role ")
-        if not isinstance(content, str) or not _encodes(content):
+        if not isinstance(content, str) or not encodes(content):
             raise _refuse(where, content, "a text that UTF-8 can encode", "a content ")
     return tuple({key: plain(item) for key, item in message.items()} for message in value)
 
@@ -384,12 +384,3 @@ def _number(value: Any) -> float | None:
 def _refuse(where: str, got: Any, allowed: str, what: str = "") -> ProtocolError:
     kind = "" if got is None else f" ({type(got).__name__})"
     return ProtocolError(f"{where}: got {what}{shown(got, _SHOWN)}{kind}; allowed: {allowed}.")
-
-
-def _encodes(text: str) -> bool:
-    """Whether a text is Unicode: Python's may hold half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -53,15 +53,15 @@ def avg_at_k(success: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> Es
     return _over_tasks(total / ran.sum(axis=1)[ran_at_all], resamples, seed)
 
 
-def pass_at_k(success: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> Estimate:
+def pass_at_k(success: np.ndarray) -> Estimate:
     """The share of tasks that at least one of their k episodes solved.
 
-    Arguments and interval as in `avg_at_k`. A task with failed episodes had fewer than k tries,
+    Success and interval as in `avg_at_k`. A task with failed episodes had fewer than k tries,
     so it counts for no more than it would have with all k.
     """
     success, ran = _checked(success)
     solved = np.where(ran, success, 0.0).max(axis=1)
-    return _over_tasks(solved[ran.any(axis=1)], resamples, seed)
+    return _over_tasks(solved[ran.any(axis=1)])
 
 
 def evaluation_metrics(
@@ -128,6 +128,11 @@ def evaluation_table(metrics: Mapping[str, float]) -> str:
         )
         counts = (metrics[f"{prefix}/{name}{kind}"] for name in ("tasks", "failed"))
         rows.append((kind[1:] if kind else "all", *map(str, counts), *map(str, estimates)))
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Cells in columns, a line a row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -172,7 +177,7 @@ def _checked(success: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return success, ran
 
 
-def _over_tasks(values: np.ndarray, resamples: int, seed: int) -> Estimate:
+def _over_tasks(values: np.ndarray, resamples: int = 2000, seed: int = 0) -> Estimate:
     """The mean of one value per task in [0, 1], and its interval."""
     if values.size == 0:
         return Estimate(math.nan, math.nan, math.nan)

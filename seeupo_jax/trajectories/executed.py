@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from seeupo_jax.trajectories.states import of_steps
 from seeupo_jax.types import Trajectory
 
 EXECUTED = "executed"  # of `info`: where an environment says which
@@ -17,15 +18,7 @@ def executed_turns(trajectory: Trajectory) -> Sequence[bool]:
     Raises:
       ValueError: it lists another number of turns than there are, or something else.
     """
-    turns = trajectory.turns
     if EXECUTED not in trajectory.info:
-        return [True] * turns
-    named = trajectory.info[EXECUTED]
-    flags = isinstance(named, list | tuple) and all(isinstance(flag, bool) for flag in named)
-    if not flags or len(named) not in (turns, turns - trajectory.timeout_counts):
-        got = f"{len(named)} of them" if flags else repr(named)
-        raise ValueError(
-            f'info["{EXECUTED}"] of task {trajectory.task_id!r}: got {got}; allowed: a list of'
-            f" True and False, one for each of its {turns} turns."
-        )
-    return [*named, *[False] * (turns - len(named))]
+        return [True] * trajectory.turns
+    named = of_steps(trajectory, EXECUTED, bool, "True and False")
+    return [*named, *[False] * (trajectory.turns - len(named))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,21 +40,29 @@ def _states(trajectory: Trajectory) -> Iterator[tuple[int, str | bytes]]:
     read = (pair for segment in trajectory.segments for pair in _read(segment))
     if NAMES not in trajectory.info:
         return read
-    names = _named(trajectory)
+    names = of_steps(trajectory, NAMES, str, "texts")
     # A step that hung named no state: there it is what was read.
     return itertools.chain(enumerate(names), (pair for pair in read if pair[0] >= len(names)))
 
 
-def _named(trajectory: Trajectory) -> Sequence[str]:
-    names, turns = trajectory.info[NAMES], trajectory.turns
-    texts = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-    if not texts or len(names) not in (turns, turns - trajectory.timeout_counts):
-        got = f"{len(names)} names" if texts else repr(names)
+def of_steps(trajectory: Trajectory, name: str, kind: type, words: str) -> Sequence[Any]:
+    """What `info[name]` lists of each step so far; of one that hung there may be nothing.
+
+    Args:
+      kind, words: what the list holds, as a type and for people.
+
+    Raises:
+      ValueError: another number of them than there are turns, or something else.
+    """
+    given, turns = trajectory.info[name], trajectory.turns
+    listed = isinstance(given, list | tuple) and all(isinstance(one, kind) for one in given)
+    if not listed or len(given) not in (turns, turns - trajectory.timeout_counts):
+        got = f"{len(given)} of them" if listed else repr(given)
         raise ValueError(
-            f'info["{NAMES}"] of task {trajectory.task_id!r}: got {got}; allowed: a list of texts,'
+            f'info["{name}"] of task {trajectory.task_id!r}: got {got}; allowed: a list of {words},'
             f" one for each of its {turns} turns."
         )
-    return names
+    return given
 
 
 def _read(segment: Segment) -> Iterator[tuple[int, bytes]]:

@@ -77,8 +77,8 @@ def test_an_environments_own_names_count_and_are_no_tokens():
 @pytest.mark.parametrize(
     "names, got",
     [
-        (["hall"], "got 1 names"),
-        (["hall"] * 3, "got 3 names"),
+        (["hall"], "got 1 of them"),
+        (["hall"] * 3, "got 3 of them"),
         (["hall", 3], r"got \['hall', 3\]"),
         ("ab", "got 'ab'"),
         (None, "got None"),

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn, TypeVar, cast
 import pydantic
 
 from seeupo_jax.agents.calls import CallRefused
+from seeupo_jax.configuration.user_code import encodes, escaped
 
 MAX_DEPTH = 100  # of nested lists and objects
 MAX_VALUES = 100_000  # in lists and objects together; each may cost an error of a kilobyte
@@ -70,26 +71,16 @@ def _check_tree(tree: Any) -> None:
         if values > MAX_VALUES:
             raise ValueError(f"more than {MAX_VALUES} values")
         for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-            if not _is_text(key) or not _is_text(value):
+            if not all(encodes(each) for each in (key, value) if isinstance(each, str)):
                 raise ValueError(f"{show_path((*path[1:], key))} holds half a character")
             if isinstance(value, dict | list):
                 todo.append(((*path, key), value))
 
 
-def _is_text(value: Any) -> bool:
-    if not isinstance(value, str) or value.isascii():
-        return True
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def show_path(path: Sequence[int | str]) -> str:
     """A field's place as `messages[0].content`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return "".join(parts).removeprefix(".").encode(errors="backslashreplace").decode()[:200]
+    return escaped("".join(parts).removeprefix("."))[:200]
 
 
 def read_fields(kind: type[Read], tree: Any, *, ignore: bool) -> tuple[Read, list[str]]:

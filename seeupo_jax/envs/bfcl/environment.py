@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from seeupo_jax.configuration.user_code import escaped
 from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool, check_choice
 from seeupo_jax.envs.bfcl.benchmark_files import (
     CATEGORIES,
@@ -258,7 +259,7 @@ class _Episode:
 
     def _answer(self, text: str) -> Message:
         # Escaped JSON can hold half a character, which no tokenizer takes.
-        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+        text = escaped(text)
         limit = self._options.max_observation_chars
         if limit is not None and len(text) > limit:
             self._observations_cut += 1

@@ -18,10 +18,9 @@ from seeupo_jax.configuration.schema import Config, recipe_fields
 from seeupo_jax.envs.base import Missing
 from seeupo_jax.learner.optimization.parameter_groups import group_of, of_all_layers, path_name
 from seeupo_jax.learner.optimization.schedule import Schedule
-from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.parallel.device_memory import in_units
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned
-from seeupo_jax.planning.expected_time import time_lines
+from seeupo_jax.planning.expected_time import step_ends, time_lines
 from seeupo_jax.planning.explain.explain_parts import (
     episode_section,
     memory_lines,
@@ -195,13 +194,7 @@ def _parameters(found: AbstractRun) -> list[str]:
 
 def _iterations(config: Config, begins: _Start) -> list[str]:
     rollout, algorithm = config.rollout, config.algorithm
-    order = update_order(
-        rollout.max_turns,
-        algorithm.order,
-        turns_per_update=algorithm.turns_per_update,
-        custom_order=algorithm.custom_order,
-    )
-    steps = len(order) * algorithm.inner_epochs * algorithm.minibatches_per_turn
+    steps = len(step_ends(config)) * algorithm.minibatches_per_turn
     count = rollout.tasks * rollout.group_size
     return [
         f"{config.iterations}, {begins.lines[-1]}",
