@@ -19,19 +19,20 @@ from seeupo_jax.agents.calls import Access, CallRefused, Completion, HistoryMess
 from seeupo_jax.agents.tool_format import ContentSplitter, choose_format
 
 try:
+    import h11
     import uvicorn
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from seeupo_jax.agents.dialects import anthropic_messages, chat_completions, responses
     from seeupo_jax.agents.dialects.exchange import Caller, Dialect, Event, Exchange
     from seeupo_jax.agents.dialects.request_body import parse_json
     from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
     from seeupo_jax.agents.event_stream import ClientGone, EventStream, ended, until_gone
-    from seeupo_jax.agents.http_protocol import StrictProtocol
 except ModuleNotFoundError as error:
     if error.name not in ("uvicorn", "starlette", "pydantic"):
         raise
@@ -330,6 +331,23 @@ class Endpoint:
             "display_name": self._model,
             "created_at": "1970-01-01T00:00:00Z",
         }
+
+
+class StrictProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1, but for a client that breaks it when it already has its answer.
+
+    uvicorn then writes a second answer, which h11 refuses with an exception for the log; here the
+    connection is closed.
+    """
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # what would still be sent is for nobody
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
 
 def _as_refusal(error: Exception) -> CallRefused:

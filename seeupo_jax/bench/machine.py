@@ -1,13 +1,17 @@
-"""Where figures are measured: processor, memory, versions, and how fast it multiplies."""
+"""Where figures are measured: processor, memory and what runs take of it, versions, speed."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import platform
 import re
 import shutil
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from seeupo_jax.metrics.run_manifest import versions
 from seeupo_jax.parallel.device_memory import free_memory
 from seeupo_jax.planning.chips import CHIPS
 
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _VERSIONS = ("jax", "jaxlib", "flax", "numpy", "torch", "transformers")
 _SIDE, _PRODUCTS = 8192, 20  # of the products that the peak is measured by
 # Dense bfloat16 FLOP/s without sparsity, by the vendors' data sheets (NVIDIA: B200, H200, H100,
@@ -109,3 +114,50 @@ def free_bytes(device: jax.Device) -> int | None:
         if done.returncode == 0 and first.isdigit():
             return int(first) * 2**20
     return free_memory(device)
+
+
+def memory_growth(run: Callable[[], object], platform: str) -> int | None:
+    """Bytes at the peak of a run above those before it; None where unknown.
+
+    On CPU of the whole process, whose allocator gives back first what it keeps. On a GPU of either
+    library's own allocator: PyTorch's peak during the run, and XLA's of the process so far.
+    """
+    meters = {"cpu": _of_process, "gpu": _of_gpu, "cuda": _of_gpu}
+    return meters.get(platform, _of_device)(run)
+
+
+def _of_process(run: Callable[[], object]) -> int | None:
+    if not _RESET.exists():  # no Linux
+        run()
+        return None
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    _RESET.write_text("5")  # the peak so far is forgotten
+    before = _kilobytes("VmRSS")
+    run()
+    return 1024 * max(0, _kilobytes("VmHWM") - before)
+
+
+def _kilobytes(name: str) -> int:
+    return int(re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)[1])
+
+
+def _of_gpu(run: Callable[[], object]) -> int | None:
+    if "torch" not in sys.modules:  # only XLA has taken any
+        return _of_device(run)
+    cuda = sys.modules["torch"].cuda
+    cuda.reset_peak_memory_stats()
+    before = cuda.memory_allocated()
+    xla = _of_device(run)
+    grown = cuda.max_memory_allocated() - before
+    return grown if grown > 0 else xla
+
+
+def _of_device(run: Callable[[], object]) -> int | None:
+    device = jax.devices()[0]
+    before = device.memory_stats()
+    run()
+    after = device.memory_stats()
+    if before is None or after is None:
+        return None
+    return after["peak_bytes_in_use"] - before["bytes_in_use"]

@@ -21,7 +21,6 @@ from seeupo_jax.bench.jax_runner import OurSweeps, ablations
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.bench.torch_runner import TorchSweeps, torch_sweeps
 from seeupo_jax.bench.workloads import prepared
-from seeupo_jax.planning import peak_memory
 from seeupo_jax.planning.flops import parameters
 from seeupo_jax.planning.program_flops import Flops
 from seeupo_jax.policy.architecture import Architecture
@@ -56,7 +55,7 @@ def run(settings: Settings, *, strict: bool = True) -> dict[str, Any]:
     sides: dict[str, dict[str, Any]] = {name: {} for name in contenders}
     verified = _verify(contenders, sides, arch.dtype, strict=strict)
     for name, contender in contenders.items():
-        grown, held = peak_memory.growth(contender.run, device.platform), contender.state_bytes
+        grown, held = machine.memory_growth(contender.run, device.platform), contender.state_bytes
         sides[name]["state_bytes"] = held
         sides[name]["peak_bytes"] = None if grown is None else held + grown
     _log("checked, and FLOPs and memory counted", started)

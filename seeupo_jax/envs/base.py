@@ -39,7 +39,7 @@ class StepResult:
     info: counters and labels of the episode so far, for logs; nothing in it reaches the policy.
       The entry `states`, a list of texts, names the state before each step so far, for
       advantages per turn (`trajectories.states`); `executed`, a list of True and False, says of
-      each step so far whether its action could be executed (`trajectories.executed`).
+      each step so far whether its action could be executed (`trajectories.states`).
     rewards: further shares of the episode's reward, by name; `config.rewards` weighs each, by
       default with 1, and each is logged. A number is paid for this step; a list, a number for each
       step so far, adds to what they were paid, for what a later step decides about earlier ones.

@@ -1,4 +1,4 @@
-"""Which turns of an iteration began from the same state of their environment."""
+"""Turns as their environments see them: from which state each began, and what was executed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from seeupo_jax.types import CONTEXT, Segment, Trajectory
 
-NAMES = "states"  # of `info`: where an environment names the states itself
+# Of `info`: where an environment names the states itself, and says which actions it executed.
+NAMES, EXECUTED = "states", "executed"
 
 
 def turn_states(trajectories: Sequence[Trajectory]) -> np.ndarray:
@@ -33,6 +34,20 @@ def turn_states(trajectories: Sequence[Trajectory]) -> np.ndarray:
         for turn, state in () if trajectory.failed else _states(trajectory):
             state_NK[row, turn] = numbers.setdefault(state, len(numbers))
     return state_NK
+
+
+def executed_turns(trajectory: Trajectory) -> Sequence[bool]:
+    """Of each turn whether its action was executed; True where the environment does not say.
+
+    `info["executed"]` lists it for each of its steps so far. A step that hung was not executed.
+
+    Raises:
+      ValueError: it lists another number of turns than there are, or something else.
+    """
+    if EXECUTED not in trajectory.info:
+        return [True] * trajectory.turns
+    named = of_steps(trajectory, EXECUTED, bool, "True and False")
+    return [*named, *[False] * (trajectory.turns - len(named))]
 
 
 def _states(trajectory: Trajectory) -> Iterator[tuple[int, str | bytes]]:

@@ -1,9 +1,12 @@
-"""Turns that began from the same state have the same number, by hand and by a search."""
+"""Turns that began from the same state have the same number, by hand and by a search; and which
+actions an environment could execute, by what it says itself."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 
-from seeupo_jax.trajectories.states import turn_states
+from seeupo_jax.trajectories.states import executed_turns, turn_states
 from seeupo_jax.types import CONTEXT, Segment, Trajectory
 
 
@@ -120,3 +123,28 @@ def test_a_step_that_hung_named_no_state_and_has_what_was_read():
     first, second = states(hung, named)
     assert first[0] == second[0] and first[1] not in second
     assert states(hung, read)[0][1] == states(hung, read)[1][1]
+
+
+TURN_L = np.array([-1, 0, 0, -1, 1, -1, 2], np.int32)
+SEGMENT = Segment(np.zeros(7, np.int32), TURN_L, np.zeros(7, np.float32))
+PLAIN = Trajectory((SEGMENT,), 0.0, 0)
+
+
+def saying(executed, **fields):
+    return dataclasses.replace(PLAIN, info={"executed": executed}, **fields)
+
+
+def test_what_was_executed_is_what_the_environment_says_and_true_where_it_says_nothing():
+    assert list(executed_turns(PLAIN)) == [True, True, True]
+    assert list(executed_turns(saying([True, False, True]))) == [True, False, True]
+
+
+def test_a_step_that_hung_was_not_executed():
+    hung = saying([True, True], stop="timeout", timeout_counts=True)
+    assert list(executed_turns(hung)) == [True, True, False]
+
+
+@pytest.mark.parametrize("said", [[True, True], [1, 1, 1], "yes"])
+def test_what_was_executed_as_no_list_of_a_flag_for_each_turn_is_refused(said):
+    with pytest.raises(ValueError, match=r'info\["executed"\] of task .*; allowed: a list of True'):
+        executed_turns(saying(said))

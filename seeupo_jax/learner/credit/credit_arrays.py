@@ -11,14 +11,13 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.credit.running_rewards import Moments, Statistics, running_statistics
 from seeupo_jax.learner.credit.sampled_tokens import Ragged, SampledTokens
-from seeupo_jax.trajectories.executed import executed_turns
 from seeupo_jax.trajectories.forks import node_numbers
 from seeupo_jax.trajectories.rewards_by_name import (
     OWN_REWARD,
     named_rewards,
     named_turn_rewards,
 )
-from seeupo_jax.trajectories.states import turn_states
+from seeupo_jax.trajectories.states import executed_turns, turn_states
 from seeupo_jax.types import CONTEXT, Trajectory, learnable, rewards_of
 
 _REWARDS = 4  # named rewards are padded to a multiple of it: one program, whatever names there are
