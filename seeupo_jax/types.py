@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 CONTEXT = -1  # the value of `turn_L` at tokens that no turn sampled
+UNCHOSEN = "unchosen"  # the stop of a candidate that another one was preferred to
 NO_TARGET = -1  # the value of `target_MRX` where nothing is predicted
 
 
@@ -49,7 +50,8 @@ class Trajectory:
 
     segments: one, unless the context was rewritten between turns; each turn lies in exactly one.
     group: index of the task within the iteration; members of a group start from the same state.
-    stop: done | max_turns | max_tokens | env_error | timeout.
+    stop: done | max_turns | max_tokens | env_error | timeout | unchosen (a candidate of a turn that
+      another one was preferred to: its last action was not executed).
     policy_version: sweeps that the policy which sampled it had behind it; None: unknown.
     turn_rewards: of each turn, in order; empty: all of `reward` came with the last one.
     rewards: by name, before their weights: `env`, those that the environment names, and those of
@@ -87,6 +89,11 @@ class Trajectory:
     def truncated(self) -> bool:
         """It was cut: by the number of turns or the end of the context, not by the environment."""
         return self.stop in ("max_turns", "max_tokens")
+
+    @property
+    def played(self) -> bool:
+        """It did not fail, and all of its actions were executed: it says how well tasks go."""
+        return not self.failed and self.stop != UNCHOSEN
 
     @property
     def failed(self) -> bool:

@@ -318,6 +318,34 @@ def test_turn_rewards_reach_what_reads_rewards_of_turns(small, tmp_path):
     np.testing.assert_allclose(done["advantages"], [2, 1], atol=1e-6)
 
 
+def test_turn_rewards_of_lines_that_begin_alike_compare_the_turns_that_follow(model, tmp_path):
+    bare = [dataclasses.replace(each, parent=None, fork=0) for each in cases.judged_trees()]
+    file = files.write(tmp_path / "stored.jsonl", bare)
+    params, done = run(model, file, tmp_path, "recipe=slate", "algorithm.kl_coef=0.1")
+    # Of each turn the scores of those that begin where it does, its own first; each node once.
+    score = {i: each.turn_rewards for i, each in enumerate(bare)}
+    siblings = {
+        (0, 0): [score[0][0], score[1][0]],
+        (0, 1): [score[0][1], score[3][1]],
+        (0, 2): [score[0][2], score[5][2]],
+        (3, 2): [score[3][2], score[4][2]],
+        (3, 3): [score[3][3]],
+        (6, 0): [score[6][0], score[7][0]],
+        (7, 1): [score[7][1], score[8][1]],
+        (9, 2): [score[9][2], score[6][2]],
+    }
+    for (line, turn), values in siblings.items():
+        spread = np.std(values, ddof=1) + 1e-6 if len(values) > 1 else 1.0
+        wanted = (values[0] - np.mean(values)) / spread
+        np.testing.assert_allclose(done["turn_advantages"][line][turn], wanted, atol=1e-5)
+    assert done["turn_advantages"][2] is None
+    made = cases.learner(**RECIPES["slate"] | {"kl_coef": 0.1})
+    actions = [(0,), (1,), (2,), (3,)]
+    twin = cases.twin_sweep(made, cases.judged_trees(), [(0, 1, 2, 3)], actions=actions)
+    for key, weight in cases.weights_of(params).items():
+        np.testing.assert_allclose(weight, twin.weights[key], rtol=1e-5, atol=1e-5, err_msg=key)
+
+
 def test_lines_that_begin_with_the_same_turns_are_a_tree(model, tmp_path):
     trees = [dataclasses.replace(each, parent=None, fork=0) for each in cases.trees()]
     file = files.write(tmp_path / "stored.jsonl", trees)

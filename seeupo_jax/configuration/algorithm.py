@@ -159,11 +159,13 @@ class Algorithm(LossOptions):
     mask_above: float | None = within(0, 1, None)
     """Action tokens that the policy finds likelier than this are not learned from; none: all
     are."""
-    tree_baseline: str = choice("parent", "root")
-    """tree: subtracts the value of the node where a branch began, or that of the group."""
-    forks: str = choice("none", "tree", "entropy")
+    tree_baseline: str = choice("parent", "root", "siblings")
+    """tree: subtracts the value of the node where a branch began, or that of the group; siblings:
+    compares the rewards of the turns that begin where a turn does."""
+    forks: str = choice("none", "tree", "entropy", "candidates")
     """Whether conversations branch at the ends of turns; tree: by fork_factors; entropy: where the
-    policy is less certain than in the first turn."""
+    policy is less certain than in the first turn; candidates: one of several goes on, by a
+    judge."""
     fork_factors: tuple[int, ...] = checked(
         (6, 6, 6),
         "at least one number, each from 1 to 1000",
@@ -184,6 +186,10 @@ class Algorithm(LossOptions):
     """forks=entropy: how much that rises with a turn's entropy over the first turn's."""
     fork_entropy_tokens: int = within(1, 10_000, 20)
     """forks=entropy: first tokens of a turn whose entropies, in units of log V, are added up."""
+    fork_candidates: int = within(2, 1000, 5)
+    """forks=candidates: actions sampled for a turn, at most; scaled to rollout.group_size."""
+    fork_temperature: float = above(0, 0.7, most=1000)
+    """forks=candidates: of the softmax over their advantages that draws the one that goes on."""
 
     @property
     def loss(self) -> LossOptions:
@@ -246,6 +252,11 @@ class Algorithm(LossOptions):
     def reads_forks(self) -> bool:
         """Whether advantages are of the tree that trajectories make."""
         return "node_NK" in find_entry("advantage", self.advantage).needs
+
+    @property
+    def compares_siblings(self) -> bool:
+        """Whether a turn is compared with those that begin where it does."""
+        return self.reads_forks and self.tree_baseline == "siblings"
 
     @property
     def merges(self) -> bool:

@@ -23,6 +23,7 @@ def check_choices(algorithm: Algorithm, *, max_turns: int, ahead: bool = False) 
     _check_covariance(algorithm, max_turns, ahead)
     _check_overlong(algorithm)
     _check_reference(algorithm)
+    _check_candidates(algorithm)
     for rule in _RULES:
         name = vars(algorithm)[rule.beside]
         entry = find_entry(rule.beside, name)
@@ -248,6 +249,12 @@ def check_weights(algorithm: Algorithm, rewards: Sequence[Reward]) -> None:
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
+    for number, reward in enumerate(rewards):
+        if algorithm.forks == "candidates" and reward.weight:
+            raise ValueError(
+                f"config.rewards[{number}].weight: got {reward.weight:g} of {reward.label} with"
+                " forks=candidates; allowed: 0, since the judge's scores are all that is paid."
+            )
     if find_entry("advantage", algorithm.advantage).signed_weights:
         return
     for number, reward in enumerate(rewards):
@@ -256,6 +263,16 @@ def check_weights(algorithm: Algorithm, rewards: Sequence[Reward]) -> None:
                 f"config.rewards[{number}].weight: got {reward.weight:g} of {reward.label} with"
                 f" advantage={algorithm.advantage}; allowed: a number >= 0."
             )
+
+
+def _check_candidates(algorithm: Algorithm) -> None:
+    if algorithm.forks == "candidates" and algorithm.tree_baseline != "siblings":
+        raise ValueError(
+            "config.algorithm.forks: got 'candidates' with"
+            f" tree_baseline={algorithm.tree_baseline}; allowed: none, tree or entropy, unless"
+            " tree_baseline=siblings, since candidates that are not executed have no reward of the"
+            " episode's end."
+        )
 
 
 def _check_reference(algorithm: Algorithm) -> None:

@@ -11,7 +11,7 @@ from seeupo_jax.configuration.agent_schema import check_agent
 from seeupo_jax.configuration.algorithm_rules import check_ahead, check_choices, check_weights
 from seeupo_jax.configuration.config_file import read_values
 from seeupo_jax.configuration.fields import assign, build, parse
-from seeupo_jax.configuration.reward import check_rewards
+from seeupo_jax.configuration.reward import Judge, check_rewards
 from seeupo_jax.configuration.schema import Config, Curriculum, recipe_fields
 
 
@@ -82,6 +82,11 @@ def _check_together(config: Config) -> None:
     check_rewards(config.rewards)
     check_weights(algorithm, config.rewards)
     check_agent(config.agent)
+    if config.judge != Judge() and algorithm.forks != "candidates":
+        raise ValueError(
+            f"config.judge: got one with algorithm.forks={algorithm.forks}; allowed: none, unless"
+            " forks=candidates, whose actions it judges."
+        )
     if config.optimizer.warmup_steps and algorithm.moments == "turn":
         raise ValueError(
             f"config.optimizer.warmup_steps: got {config.optimizer.warmup_steps} with"

@@ -37,6 +37,23 @@ class Reward:
         return self.name if self.name is not None else self.function.rpartition(":")[2]
 
 
+@dataclass(frozen=True)
+class Judge:
+    """What scores candidates of a turn before one of them is executed (forks=candidates)."""
+
+    function: str | None = checked(
+        None, "module:function or module:Class", lambda value: ":" in value.strip(":")
+    )
+    """What takes a conversation that ends with a candidate and returns a number; none: the
+    environment's own, which order_desk has."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Keyword arguments of the function."""
+    concurrency: int = within(1, 1024, 8)
+    """Calls at a time, in each process."""
+    timeout_s: float = above(0, 60.0, most=1_000_000)
+    """Time limit of one call, in seconds."""
+
+
 def check_rewards(rewards: Sequence[Reward]) -> None:
     """Checks that each reward is of something, and that no two have one name.
 

@@ -19,7 +19,7 @@ from seeupo_jax.configuration.fields import above, at_least, build, checked, cho
 from seeupo_jax.configuration.model_schema import Chat, Lora, Mesh, Model, Offload
 from seeupo_jax.configuration.optimizer_schema import Optimizer
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.configuration.reward import Reward, reward_weights
+from seeupo_jax.configuration.reward import Judge, Reward, reward_weights
 from seeupo_jax.configuration.supervised_schema import Sft, WarmStart
 from seeupo_jax.configuration.user_code import describe, import_attribute, shown
 
@@ -221,6 +221,7 @@ class Config:
     """1: sample the next iteration while one is swept."""
     rewards: tuple[Reward, ...] = ()
     """Functions that pay besides the environment, and what each named reward weighs."""
+    judge: Judge = Judge()
     model: Model = Model()
     lora: Lora = Lora()
     chat: Chat = Chat()

@@ -82,6 +82,8 @@ _WITHOUT_MEANING = (
     "fork_probability",
     "fork_entropy_coef",
     "fork_entropy_tokens",
+    "fork_candidates",
+    "fork_temperature",
 )
 
 

@@ -15,7 +15,7 @@ from seeupo_jax.reports.run_data import Recorded, is_number
 
 Measures = Mapping[str, Callable[[Recorded], Sequence[Point]]]  # by what they are called
 
-_STOPS = ("done", "max_turns", "max_tokens", "env_error", "timeout")
+_STOPS = ("done", "max_turns", "max_tokens", "unchosen", "env_error", "timeout")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ class FinishedEpisode:
       agent's calls newly showed the policy stands before each; an assistant's message in it, which
       the policy has not sampled so, has the key `history`.
     tools: those that the policy had.
-    stop: done | max_turns | max_tokens | timeout (with env.timeout_as=zero_reward).
+    stop: done | max_turns | max_tokens | timeout (with env.timeout_as=zero_reward); `candidate`
+      where a judge is asked what the last message is worth, which no environment has executed.
     turns: how many messages of the policy.
     reward: the environment's own, before its weight.
     rewards: those that the environment names, before their weights.

@@ -63,13 +63,14 @@ def load_functions(rewards: Sequence[Reward]) -> tuple[RewardFunction, ...]:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
     return tuple(
-        _load(reward, f"config.rewards[{number}]")
+        load_function(reward, f"config.rewards[{number}]")
         for number, reward in enumerate(rewards)
         if reward.function is not None
     )
 
 
-def _load(reward: Reward, field: str) -> RewardFunction:
+def load_function(reward: Reward, field: str) -> RewardFunction:
+    """The function that a reward names; `field` is where, in errors. Raises: as above."""
     where, options = f"{field}.function", dict(reward.options)
     found = import_attribute(reward.function, where, "function or class", callable)
     close: Callable[[], None] = lambda: None  # noqa: E731

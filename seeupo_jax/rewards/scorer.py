@@ -23,6 +23,7 @@ from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.reward_functions import RewardFunction, load_functions
 
 POLL_S = 0.02  # between looks at functions that run
+REWARD_FAILURE = "reward_failure"  # of a trajectory's `info`: NAME=CAUSE of what failed
 _CLOSE_S = 1.0  # for calls that still run when the run ends
 
 

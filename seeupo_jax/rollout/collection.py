@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from seeupo_jax.envs import gate
-from seeupo_jax.rewards.scorer import POLL_S, RewardFailure, Scored
+from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, Scored
+from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan
+from seeupo_jax.rollout.branching.candidates import CandidateEngine
 from seeupo_jax.rollout.branching.forking import Forks
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.episode import Episode, Request
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.watch import Activity
 from seeupo_jax.types import Trajectory
-
-REWARD_FAILURE = "reward_failure"  # of `info`: NAME=CAUSE of the reward that failed
 
 
 class Collection:
@@ -28,6 +29,9 @@ class Collection:
         options: CollectionOptions,
         on_finished: Callable[[Request, Trajectory], None],
     ):
+        self._candidates = _candidates(worker, options)
+        if self._candidates is not None:
+            worker = replace(worker, engine=self._candidates)
         self._worker, self._engine, self._rewards = worker, worker.engine, worker.rewards
         self._player = worker.host.player(worker, options)
         self._options, self._on_finished = options, on_finished
@@ -84,7 +88,10 @@ class Collection:
         self._poll_player()
         self._poll_rewards()
         unfinished = bool(self._open or self._queued or self._unscored)
-        return self._engine.step(unfinished, self._worker.stop())
+        actions = self._engine.step(unfinished, self._worker.stop())
+        if self._candidates is not None:
+            self.reward_s += self._candidates.take_waited_s()
+        return actions
 
     def _key(self, index: int, request: Request) -> int:
         """Of a request: its index or, with forks, one that any process gives it."""
@@ -145,13 +152,41 @@ class Collection:
 
     def _finish(self, key: int, episode: Episode) -> None:
         """An episode that is over, with all its rewards."""
-        options, weighted = self._options, bool(self._rewards.weights)
+        options, request, candidates = self._options, self._requests[key], self._candidates
+        weighted = bool(self._rewards.weights) or candidates is not None
         trajectory = episode.finish(options.seed, options.policy_version, weighted=weighted)
-        self.finished[key] = trajectory
-        self._failed += trajectory.failed
-        self._on_finished(self._requests[key], trajectory)
+        unchosen: list[Trajectory] = []
+        if candidates is not None:
+            trajectory, *unchosen = candidates.finish(key, trajectory)
+        self._take(key, request, trajectory)
+        for each in unchosen:
+            member = replace(request, member=each.info["member"])
+            self._total += 1
+            self._take(self.forks.key(member), member, each)
         if self.forks is not None:
-            for branch in self.forks.finish(self._requests[key], episode, trajectory):
+            for branch in self.forks.finish(request, episode, trajectory, unchosen):
                 self._requests[self.forks.key(branch)] = branch
                 self._queued.append(self.forks.key(branch))
                 self._total += 1
+
+    def _take(self, key: int, request: Request, trajectory: Trajectory) -> None:
+        self.finished[key] = trajectory
+        self._failed += trajectory.failed
+        self._on_finished(request, trajectory)
+
+
+def _candidates(worker: RolloutWorker, options: CollectionOptions) -> CandidateEngine | None:
+    """What samples candidates of turns and has them judged; None: there are none."""
+    if not isinstance(options.forks, CandidatePlan):
+        return None
+    if worker.judge is None:
+        raise ValueError("a collection with candidates: got no judge; allowed: a worker with one.")
+    return CandidateEngine(
+        worker.engine,
+        worker.judge,
+        options.forks,
+        seed=options.seed,
+        iteration=options.iteration,
+        max_reward=worker.env.max_reward,
+        wait=worker.rollout.deterministic,
+    )

@@ -27,10 +27,10 @@ class TaskSuccess:
         self._before: dict[str, tuple[float, float] | None] = {}  # what it changed
 
     def observe(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
-        """Counts an iteration's trajectories, but for those that failed."""
+        """Counts an iteration's trajectories, but for those that were not played to their end."""
         own: dict[str, list[bool]] = {}
         for trajectory in trajectories:
-            if not trajectory.failed:
+            if trajectory.played:
                 own.setdefault(trajectory.task_id, []).append(trajectory.info["score"] >= 1)
         self._before = {task_id: self._counts.get(task_id) for task_id in own}
         for task_id, won in own.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from seeupo_jax.envs.base import Environment
 from seeupo_jax.envs.pool import Call, EnvPool, Failure, Outcome
 from seeupo_jax.envs.snapshot import take_snapshot
 from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rollout.branching.forking import FORK_FAILURE
 from seeupo_jax.rollout.branching.replay import begin_call, step_call
 from seeupo_jax.rollout.engine.protocol import Action, Turn
@@ -225,5 +227,18 @@ class EnvironmentPlayer:
         episode.transcript.read(context)
         request = episode.request
         task = task_number(request.task_id)
-        turn = Turn(key, context, request.group, task, request.member, episode.turn, episode.tools)
-        self._engine.submit(turn)
+        self._engine.submit(
+            Turn(
+                key,
+                context,
+                request.group,
+                task,
+                request.member,
+                episode.turn,
+                episode.tools,
+                view=functools.partial(self._view, episode),
+            )
+        )
+
+    def _view(self, episode: Episode, tokens: Sequence[int]) -> FinishedEpisode:
+        return episode.view(self._options.split, self._tokenizer.text(tokens))

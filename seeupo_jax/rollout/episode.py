@@ -15,7 +15,7 @@ from seeupo_jax.envs.snapshot import Snapshot
 from seeupo_jax.policy.files.tokenizer import Conversation, Transcript
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.scorer import Scored
-from seeupo_jax.rollout.engine.sampling import task_number
+from seeupo_jax.rollout.engine.sampling import branch_chance, task_number
 from seeupo_jax.types import Segment, Trajectory
 
 
@@ -44,8 +44,8 @@ class Request:
 
     def chance(self, turns: int, *, seed: int, iteration: int) -> float:
         """Uniform in [0, 1), by which it is decided whether it branches after so many turns."""
-        numbers = [seed, iteration, task_number(self.task_id), self.member]
-        return np.random.default_rng(np.random.SeedSequence(numbers, spawn_key=(turns,))).random()
+        numbers = seed, iteration, task_number(self.task_id), self.member
+        return branch_chance(*numbers, turns)
 
 
 class Kept(NamedTuple):
@@ -172,16 +172,17 @@ class Episode:
         self._name(scored.rewards)
         self._add(paid)
 
-    def view(self, split: str) -> FinishedEpisode:
-        """What reward functions are given."""
+    def view(self, split: str, candidate: str | None = None) -> FinishedEpisode:
+        """What reward functions are given; a judge: with a candidate of the turn at its end."""
         named = dict(self.named)
+        more = () if candidate is None else ({"role": "assistant", "content": candidate},)
         return FinishedEpisode(
             task_id=self.request.task_id,
             split=split,
-            messages=tuple(self.messages),
+            messages=(*self.messages, *more),
             tools=tuple(self.tools),
-            stop="done" if self.stop is None else self.stop,
-            turns=self.turn,
+            stop="candidate" if more else "done" if self.stop is None else self.stop,
+            turns=self.turn + len(more),
             reward=named.pop(gate.OWN_REWARD),
             rewards=named,
             score=self.score,

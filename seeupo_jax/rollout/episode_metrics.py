@@ -10,8 +10,8 @@ import numpy as np
 
 from seeupo_jax.configuration.reward import Reward
 from seeupo_jax.envs.base import ENVIRONMENT
+from seeupo_jax.rewards.scorer import REWARD_FAILURE
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.rollout.collection import REWARD_FAILURE
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.trajectories.rewards_by_name import named_rewards
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
@@ -39,7 +39,7 @@ def rollout_metrics(
       grouped: as for `learnable`.
       weights: as for `has_signal`.
     """
-    good = [t for t in collected.sampled if not t.failed]
+    good = [t for t in collected.sampled if t.played]
     stops = [t.stop for t in collected.sampled]
     trajectories = collected.trajectories
     groups = groups_of(trajectories)
@@ -57,7 +57,7 @@ def rollout_metrics(
         "rollout/action_tokens": collected.sampled_tokens,
         "rollout/context_tokens": collected.context_tokens,
         "rollout/tokens_per_second": collected.sampled_tokens / collected.wall_s,
-        "rollout/failed": len(stops) - len(good),
+        "rollout/failed": sum(t.failed for t in collected.sampled),
         "rollout/timeouts": stops.count("timeout"),
         "rollout/timeouts_counted": sum(t.timeout_counts for t in collected.sampled),
         "rollout/groups_dropped": len(groups) - len(kept),

@@ -30,6 +30,7 @@ class RolloutWorker:
       steps again, so that which rows it runs together, and so the last bit of every number, does
       not depend on how long they take.
     rewards: functions of finished episodes, and what each reward weighs.
+    judge: of candidates of a turn, where collections sample them.
     stop: whether this process was asked to stop.
     watch: where others can see how far this process is.
     """
@@ -40,6 +41,7 @@ class RolloutWorker:
     env: schema.Env
     rollout: schema.Rollout
     rewards: Scorer = field(default_factory=Scorer)
+    judge: Scorer | None = None
     stop: Callable[[], bool] = lambda: False
     watch: Watch = field(default_factory=Watch)
 

@@ -13,7 +13,7 @@ from seeupo_jax import envs
 from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.agent_schema import without_places
 from seeupo_jax.configuration.loading import to_dict
-from seeupo_jax.configuration.reward import without_layout
+from seeupo_jax.configuration.reward import Judge, without_layout
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import Demonstrator, gate
 from seeupo_jax.envs.base import Missing
@@ -26,6 +26,7 @@ from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.policy.lora import with_adapters
+from seeupo_jax.rewards.candidate_judge import make_judge
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.branching.plans import make_plan
 from seeupo_jax.rollout.branching.replay import check_replayable
@@ -95,6 +96,8 @@ def _check_fields(config: Config) -> jax.sharding.Mesh:
     check_trackers(config.telemetry.trackers)
     make_scorer(config.rewards).close()
     make_plan(config)
+    if config.algorithm.forks == "candidates":
+        make_judge(config.judge, config.env.name).close()
     if max(config.profile.steps, default=0) > config.iterations:
         raise ValueError(
             f"config.profile.steps: got {config.profile.steps}; allowed: iterations from 1 to"
@@ -134,7 +137,7 @@ def _check_episodes(config: Config) -> None:
     gate.check_tasks(tasks, splits, labelled=config.evaluation.tasks)
     share_counts(gate.task_shares(tasks, "train"), config.rollout.tasks)
     check_references(config, tasks)
-    if config.algorithm.forks != "none":
+    if config.algorithm.forks not in ("none", "candidates"):
         environment = envs.make(config.env.name, **config.env.options)
         check_replayable(environment, gate.task_ids(tasks, "train")[0], config.seed)
     if not config.warm_start.stages:
@@ -177,6 +180,7 @@ def made_by(config: Config) -> str:
         ("rewards", config.rewards),
         ("agent", config.agent.given),
         ("curriculum", drawn),
+        ("judge", config.judge != Judge()),
     ):
         if not given:  # stored rollouts of versions that had none stay usable
             del same[part]
@@ -228,4 +232,5 @@ def _same_fields(config: Config) -> dict[str, Any]:
     rewards = without_layout(values["rewards"])
     agent = without_places(values["agent"])
     same = {"seed": values["seed"], "rollout": rollout, "env": env, "rewards": rewards}
-    return same | {"agent": agent, "curriculum": values["curriculum"]}
+    judge = {name: values["judge"][name] for name in ("function", "options")}
+    return same | {"agent": agent, "curriculum": values["curriculum"], "judge": judge}

@@ -6,7 +6,8 @@ A line has
   reward  a number;
   group   a whole number: trajectories of one group started from the same state;
   logp    optional, of each token: what the sampler recorded, 0 at context;
-  stop    optional: done, max_turns, max_tokens, or env_error and timeout of one that failed;
+  stop    optional: done, max_turns, max_tokens, unchosen, or env_error and timeout of one that
+          failed;
   turn_rewards  optional, a number a turn; without it all of `reward` came with the last turn;
   rewards       optional, numbers by name: the same names in every line that did not fail.
   parent  optional: the place in its group, from 0, of an earlier line that it continues;
@@ -27,12 +28,12 @@ import numpy as np
 from seeupo_jax.configuration.user_code import NAMES, is_name
 from seeupo_jax.trajectories.forks import check_forks, find_forks
 from seeupo_jax.trajectories.json_lines import read_object, short
-from seeupo_jax.types import CONTEXT, Segment, Trajectory, learnable
+from seeupo_jax.types import CONTEXT, UNCHOSEN, Segment, Trajectory, learnable
 
 REQUIRED = ("tokens", "turn", "reward", "group")
 OPTIONAL = ("logp", "rewards", "stop", "turn_rewards")
 FORK = ("parent", "fork")
-STOPS = ("done", "max_turns", "max_tokens", "env_error", "timeout")
+STOPS = ("done", "max_turns", "max_tokens", UNCHOSEN, "env_error", "timeout")
 _INT32 = 2**31
 _LARGEST = 1e38  # about what float32 holds
 _ROUNDING = 0.01  # a sampler's log-probability of what is certain may come out above 0

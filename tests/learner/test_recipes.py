@@ -199,13 +199,21 @@ def test_a_last_turn_whose_every_token_is_too_likely_is_no_part_of_a_sweep(name,
     [
         ("spo_tree", TWICE | {"mask_above": 0.05}, ALL),
         ("arpo", TWICE | {"clip_dual": 1.01}, ALL),
+        ("slate", TWICE, ALL),
+        ("slate", {"scale": "batch"}, ALL),
         ("seeupo", {"advantage": "tree"}, REVERSE),
     ],
 )
 def test_a_trees_shared_turns_are_trained_once_as_the_twins(name, choices, order):
-    made, trees = learner(name, **LOUD, **choices), cases.trees()
+    made = learner(name, **LOUD, **choices)
+    trees = cases.judged_trees() if name == "slate" else cases.trees()
     observed, wanted = cases.assert_equal_to_the_twin(
-        made, trees, order, ref_params=reference(), learning_rate=RATE
+        made,
+        trees,
+        order,
+        ref_params=reference(),
+        learning_rate=RATE,
+        actions=EACH if made.algorithm.order == "parallel" else None,
     )
     if made.algorithm.mask_above is not None:
         assert 0.1 < observed.metrics["sweep/masked_fraction"] < 0.9

@@ -112,6 +112,8 @@ def test_rewards_are_told_with_their_weights_where_there_are_any():
     named = load_config(QUICKSTART, ['rewards=[{"name":"polite","weight":-1}]'])
     assert reward_lines(named)[1] == "-1 x polite: named by the environment"
     assert reward_lines(load_config(QUICKSTART)) == []
+    (judged,) = reward_lines(load_config(QUICKSTART, ["recipe=slate"]))
+    assert judged.startswith("judge of each turn's candidates: of the environment, 8 at a time")
 
 
 def test_the_environments_of_a_mixture_and_how_tasks_are_drawn_are_told():

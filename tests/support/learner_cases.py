@@ -28,6 +28,7 @@ from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.trajectories.forks import turn_nodes
 from seeupo_jax.types import CONTEXT, Segment, TrainState, Trajectory, learnable
 
 VOCAB = 20
@@ -193,6 +194,23 @@ def trees(seed: int = 3) -> list[Trajectory]:
         branch(failed, 0, 1, 0.1, (1, 2, 1)),
         branch(failed, 0, 1, 0.5, (1, 1, 2), (2, 2, 1)),
         branch(rewritten, 1, 2, 0.0, (2, 2, 3)),
+    ]
+
+
+def judged_trees(seed: int = 3) -> list[Trajectory]:
+    """`trees` whose every turn has a reward of its own, the same wherever it is shared."""
+    given = trees(seed)
+    nodes, rng = turn_nodes(given), np.random.default_rng(seed)
+    scores = rng.integers(0, 3, 1 + max(map(max, nodes))) / 2
+    paid = [tuple(float(scores[node]) for node in own) for own in nodes]
+    return [
+        dataclasses.replace(one, turn_rewards=own, reward=sum(own), stop=stop)
+        for one, own, stop in zip(
+            given,
+            paid,
+            ["done", "done", "env_error", *["unchosen"] * (len(given) - 3)],
+            strict=True,
+        )
     ]
 
 

@@ -435,8 +435,11 @@ def tree_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[
     def value(members: tuple[int, ...]) -> float:
         return float(np.mean([trajectories[j].reward for j in members]))
 
+    siblings = options.tree_baseline == "siblings"
     nodes: dict[tuple[int, int], float] = {}
-    for i in range(len(trajectories)):
+    if siblings:
+        nodes = sibling_advantages(trajectories, kept, paths, options.scale)
+    for i in range(0 if siblings else len(trajectories)):
         for turn in range(len(paths[i]) if kept[i] else 0):
             below, parent = leaves(i, turn + 1), leaves(i, 0)
             for turns in range(1, turn + 1):
@@ -452,6 +455,26 @@ def tree_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[
         values = standardized(values, options.advantage_clip)
     scaled = dict(zip(nodes, values, strict=True))
     return [np.array([scaled[paths[i][x.turn]] for x in own]) for i, own in enumerate(tokens)]
+
+
+def sibling_advantages(
+    trajectories: Sequence[Any], kept: Sequence[bool], paths: Any, scale: str
+) -> dict[tuple[int, int], float]:
+    """SLATE: each turn's reward among those of the turns that follow the same turns."""
+    rewards: dict[Any, dict[tuple[int, int], float]] = {}
+    for i, one in enumerate(trajectories):
+        for turn, reward in enumerate(turn_rewards(one)):
+            before = paths[i][turn - 1] if turn else ("group", one.group)
+            if kept[i]:
+                rewards.setdefault(before, {}).setdefault(paths[i][turn], reward)
+    advantages = {}
+    for siblings in rewards.values():
+        values = [*siblings.values()]
+        spread = np.std(values, ddof=1) + 1e-6 if len(values) > 1 else 1.0
+        for node, reward in siblings.items():
+            over = reward - np.mean(values)
+            advantages[node] = over / spread if scale == "group" else over
+    return advantages
 
 
 def implicit_rewards(trajectory: Any, tokens: Sequence[Token], coef: float) -> np.ndarray:

@@ -30,6 +30,7 @@ def tree_advantage(
     group_N: jax.Array,
     valid_N: jax.Array,
     node_NK: jax.Array,
+    reward_NK: jax.Array | None = None,
     *,
     baseline: str = "parent",
     scale: str = "none",
@@ -48,8 +49,12 @@ def tree_advantage(
       valid_N: bool [N]; False leaves a trajectory out of everything.
       node_NK: int [N, K], equal where trajectories of a group share a turn, which they then do
         with all turns before it; negative where there is no such turn.
+      reward_NK: [N, K], reward units, of each turn, equal where it is shared; for `siblings`.
       baseline: `parent`; `root`: V(node) - V(root), the mean over the node's leaves of their
-        group-relative advantages (ARPO, arXiv:2507.19849, its "hard" estimate).
+        group-relative advantages (ARPO, arXiv:2507.19849, its "hard" estimate); `siblings`: the
+        turn's own reward less the mean over the turns that begin where it does, each shared one
+        counting once (SLATE, arXiv:2602.23440, Eq. 5, with scale `group`: by their deviation); 0
+        where there is no other.
       scale: `none`; `group`: divided by the deviation (n - 1) of the group's rewards plus 1e-6;
         `batch`: standardised over all turns, a shared one counting once.
       clip: bound > 0 on the magnitude after `batch` scaling, None for no bound.
@@ -73,11 +78,14 @@ def tree_advantage(
         exception_type=ValueError,
     )
     is_NK = (node_NK >= 0) & valid_N[:, None]
+    if baseline == "siblings":
+        reward_NK = _checked_rewards(reward_NK, node_NK)
+        return _over_siblings(reward_NK, group_N, node_NK, is_NK, scale=scale, clip=clip)
     # Over the group's mean first: what all leaves of a group have in common would cost digits.
     over_N = group_relative_advantage(reward_N, group_N, scale="none", valid_N=valid_N)
     unit = exact_unit(jnp.max(jnp.abs(over_N), initial=0.0))
     nodes = _nodes(over_N / unit, jnp.where(is_NK, node_NK, -1))
-    advantage_NK = _BASELINES[baseline](nodes, _group_sizes(group_N, valid_N)) * unit
+    advantage_NK = _VALUES[baseline](nodes, _group_sizes(group_N, valid_N)) * unit
     advantage_NK = jnp.where(is_NK, advantage_NK, 0.0)
     if scale == "group":
         spread_N = _deviation(over_N / unit, group_N, valid_N)
@@ -146,12 +154,52 @@ def _over_nodes(
     return jnp.where(is_NK, scaled_M[index_M].reshape(node_NK.shape), 0.0)
 
 
-_BASELINES = {"parent": _over_parent, "root": _over_root}
+def _checked_rewards(reward_NK: jax.Array | None, node_NK: jax.Array) -> jax.Array:
+    if reward_NK is None:
+        raise ValueError("reward_NK: got None; allowed with baseline=siblings: an array [N, K].")
+    chex.assert_shape(
+        reward_NK,
+        node_NK.shape,
+        custom_message="reward_NK: [N, K]",
+        exception_type=ValueError,
+    )
+    return jnp.asarray(reward_NK, jnp.float32)
+
+
+def _over_siblings(
+    reward_NK: jax.Array,
+    group_N: jax.Array,
+    node_NK: jax.Array,
+    is_NK: jax.Array,
+    *,
+    scale: str,
+    clip: float | None,
+) -> jax.Array:
+    """Rewards of turns, each turn once, relative to those that begin at the same node."""
+    _, group_N = jnp.unique(group_N, return_inverse=True, size=group_N.shape[0])
+    # The roots of groups are no turns: numbers that no node has.
+    before_NK = jnp.concatenate([-1 - group_N.reshape(-1, 1), node_NK[:, :-1]], axis=1)
+    node_M = jnp.where(is_NK, node_NK, -1).ravel()
+    unique_M, first_M, index_M = jnp.unique(
+        node_M, return_index=True, return_inverse=True, size=node_M.size, fill_value=-1
+    )
+    advantage_M = group_relative_advantage(
+        reward_NK.ravel()[first_M],
+        before_NK.ravel()[first_M],
+        scale=scale,
+        clip=clip,
+        valid_N=unique_M >= 0,
+    )
+    return jnp.where(is_NK, advantage_M[index_M].reshape(node_NK.shape), 0.0)
+
+
+_VALUES = {"parent": _over_parent, "root": _over_root}
+_BASELINES = (*_VALUES, "siblings")
 _SCALES = ("none", "group", "batch")
 
 ESTIMATOR = Estimator(
     tree_advantage,
     "turn",
-    ("reward_N", "group_N", "valid_N", "node_NK"),
+    ("reward_N", "group_N", "valid_N", "node_NK", "reward_NK"),
     {"baseline": "tree_baseline", "scale": "scale", "clip": "advantage_clip"},
 )

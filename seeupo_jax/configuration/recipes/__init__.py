@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from seeupo_jax.configuration.recipes.fork_recipes import arpo, spo_tree
+from seeupo_jax.configuration.recipes.fork_recipes import arpo, slate, spo_tree
 from seeupo_jax.configuration.recipes.outcome_recipes import (
     a_grae,
     canon,
@@ -75,6 +75,7 @@ _TABLE: tuple[Callable[[], Choices], ...] = (
     prorl,
     spo_tree,
     arpo,
+    slate,
 )
 
 # Recipe -> the fields of `config.algorithm` that it sets.

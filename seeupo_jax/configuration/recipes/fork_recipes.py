@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seeupo_jax.configuration.recipes.seeupo_recipes import Choices, one_action
+from seeupo_jax.configuration.recipes.seeupo_recipes import Choices, one_action, parallel
 
 
 def spo_tree() -> Choices:
@@ -55,4 +55,25 @@ def arpo() -> Choices:
         "clip_high": 0.2,
         "clip_dual": 3.0,
         "kl_coef": 0.0,
+    }
+
+
+def slate() -> Choices:
+    """All turns in one step: max 1/N Σ_i Σ_t min(s_it A_it, clip(s_it) A_it) - β KL.
+
+    A_it = (r - mean) / deviation of a judge's scores r over the candidates of the turn, which are
+    sampled from one context before any is executed; one of them goes on, drawn from
+    softmax(A / 0.7), and each is trained once. SLATE, arXiv:2602.23440, Eq. 5 and 7; numbers as in
+    algoprog/SLATE, configs/slate.yaml, with five candidates and a learning rate of 1e-6.
+    """
+    return parallel() | {
+        "advantage": "tree",
+        "tree_baseline": "siblings",
+        "scale": "group",
+        "forks": "candidates",
+        "fork_candidates": 5,
+        "fork_temperature": 0.7,
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_coef": 0.001,
     }

@@ -54,6 +54,8 @@ def credit_tokens(
         credit["returns"] = batch.time.unpad(found.returns)
     if algorithm.adapts_clip:
         credit["clip_scale"] = _from_turns(batch, np.asarray(found.clip_scale))
+    if algorithm.compares_siblings:  # by the rewards of turns, whichever names they are of
+        return credit, {}
     return credit, reward_shares(batch, found.part_NQ, grouped=algorithm.grouped)
 
 

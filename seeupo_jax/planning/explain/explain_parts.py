@@ -240,6 +240,11 @@ def _with_options(name: str, options: Mapping[str, Any]) -> str:
 def reward_lines(config: Config) -> list[str]:
     """How an episode's reward is made; empty where it is only what the environment pays."""
     own, others = 1.0, []
+    if config.algorithm.forks == "candidates":
+        judge = config.judge
+        limits = f"{judge.concurrency} at a time, a call at most {judge.timeout_s:g} s"
+        made_by = "of the environment" if judge.function is None else judge.function
+        return [f"judge of each turn's candidates: {made_by}, {limits}; other rewards are logged"]
     for reward in config.rewards:
         if reward.function is None and reward.label == OWN_REWARD:
             own = reward.weight

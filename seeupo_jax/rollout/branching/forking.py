@@ -44,6 +44,7 @@ class _Group:
     open: int
     over: dict[int, tuple[Request, Episode, Played]]
     begun: list[Branch]
+    unchosen: int = 0  # candidates of turns that were not executed
 
 
 class Forks:
@@ -63,15 +64,29 @@ class Forks:
         """The number of a group's member among all that a collection may play."""
         return request.group * self._budget.group_size + self._place(request)
 
-    def finish(self, request: Request, episode: Episode, trajectory: Trajectory) -> list[Request]:
-        """Takes an episode that is over; what its group begins next."""
+    def finish(
+        self,
+        request: Request,
+        episode: Episode,
+        trajectory: Trajectory,
+        unchosen: Sequence[Trajectory] = (),
+    ) -> list[Request]:
+        """Takes an episode that is over; what its group begins next.
+
+        Args:
+          unchosen: trajectories that were sampled with it.
+        """
         group, place = self._groups[request.group], self._place(request)
-        acted = sum(int((s.turn_L != CONTEXT).sum()) for s in trajectory.segments)
-        sampled = sum(int((turn_L != CONTEXT).sum()) for turn_L in new_turns(trajectory))
-        self._counts["forks"] += int(request.fork is not None)
+        sampled = 0
+        for each in (trajectory, *unchosen):
+            acted = sum(int((s.turn_L != CONTEXT).sum()) for s in each.segments)
+            own = sum(int((turn_L != CONTEXT).sum()) for turn_L in new_turns(each))
+            self._counts["forks"] += int(each.parent is not None)
+            self._counts["reused_tokens"] += acted - own
+            sampled += own
+        group.unchosen += len(unchosen)
         self._counts["forks_failed"] += int(FORK_FAILURE in trajectory.info)
         self._counts["replayed_turns"] += request.fork.replayed_turns if request.fork else 0
-        self._counts["reused_tokens"] += acted - sampled
         ends = tuple(sorted(episode.ends))
         played = Played(trajectory.fork, trajectory.turns, sampled, trajectory.failed, ends)
         group.over[place] = request, episode, played
@@ -94,7 +109,8 @@ class Forks:
         over = [group.over[place] for place in range(len(group.over))]
         branches = self._plan.branches([played for *_, played in over], group.begun)
         if not branches:
-            self._counts["unused_trajectories"] += self._budget.group_size - len(over)
+            played = len(over) + group.unchosen
+            self._counts["unused_trajectories"] += self._budget.group_size - played
             if self._budget.tokens is not None:
                 spent = sum(played.tokens for *_, played in over)
                 self._counts["unused_tokens"] += self._budget.tokens - spent

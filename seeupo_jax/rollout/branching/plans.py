@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan, candidate_counts
 from seeupo_jax.rollout.branching.entropy_plan import EntropyPlan
 from seeupo_jax.rollout.branching.fork_plan import Budget, ForkPlan
 from seeupo_jax.rollout.branching.tree_plan import TreePlan, scaled_factors
@@ -63,5 +64,26 @@ def _entropy(config: Config, budget: Budget) -> ForkPlan:
     return EntropyPlan(roots, algorithm.fork_entropy_coef, algorithm.fork_probability, budget)
 
 
+def _candidates(config: Config, budget: Budget) -> ForkPlan:
+    algorithm = config.algorithm
+    if budget.group_size < 2:
+        raise ValueError(
+            f"config.rollout.group_size: got {budget.group_size} with forks=candidates; allowed: at"
+            " least 2, an episode and another candidate of a turn."
+        )
+    counts = candidate_counts(algorithm.fork_candidates, budget)
+    needed = sum(counts) * budget.turn_tokens
+    if budget.tokens is not None and budget.tokens < needed:
+        raise ValueError(
+            f"config.algorithm.fork_tokens: got {budget.tokens}; allowed: at least {needed}, what"
+            f" {sum(counts)} candidates of {budget.turn_tokens} tokens may have."
+        )
+    return CandidatePlan(counts, algorithm.fork_temperature, budget)
+
+
 # `config.algorithm.forks` -> what makes its plan.
-_PLANS: dict[str, Callable[[Config, Budget], ForkPlan]] = {"tree": _tree, "entropy": _entropy}
+_PLANS: dict[str, Callable[[Config, Budget], ForkPlan]] = {
+    "tree": _tree,
+    "entropy": _entropy,
+    "candidates": _candidates,
+}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from seeupo_jax.envs.base import Tool
+from seeupo_jax.rewards.finished_episode import FinishedEpisode
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Turn:
     limit: tokens that the action may have at most, if these are fewer than the engine's own limit.
     listen: is given the action's tokens so far, whenever there are more, in the thread that steps;
       a number, at least 1, ends the action after so many of them.
+    view: the conversation with an action of these tokens at its end, for who judges it.
     """
 
     key: int
@@ -33,6 +35,7 @@ class Turn:
     tools: Sequence[Tool] = ()
     limit: int | None = None
     listen: Callable[[Sequence[int]], int | None] | None = None
+    view: Callable[[Sequence[int]], FinishedEpisode] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class Sampling(NamedTuple):
@@ -41,6 +42,12 @@ class Streams(NamedTuple):
 def task_number(task_id: str) -> int:
     """A task's number for `Streams`; the same on every machine."""
     return zlib.crc32(task_id.encode())
+
+
+def branch_chance(seed: int, iteration: int, task: int, member: int, turn: int) -> float:
+    """Uniform in [0, 1), on the host: by which it is decided how an episode goes on at a turn."""
+    numbers = np.random.SeedSequence([seed, iteration, task, member], spawn_key=(turn,))
+    return float(np.random.default_rng(numbers).random())
 
 
 def stream_keys(streams: Streams, step_R: jax.Array) -> jax.Array:

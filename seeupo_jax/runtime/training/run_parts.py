@@ -16,6 +16,7 @@ from seeupo_jax.envs.base import Tasks
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.parallel.stop_signal import StopRequest
+from seeupo_jax.rewards.candidate_judge import make_judge
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.player import RolloutWorker
@@ -65,7 +66,8 @@ class RunParts:
     def close(self) -> None:
         """Closes all of them, also where one fails."""
         with contextlib.ExitStack() as parts:
-            for part in (self.worker.host, self.worker.rewards, self.log, self.source):
+            judges = [] if self.worker.judge is None else [self.worker.judge]
+            for part in (self.worker.host, self.worker.rewards, *judges, self.log, self.source):
                 parts.callback(part.close)
 
 
@@ -88,6 +90,8 @@ def build_parts(
     ref_params = build.place_reference(config, params)
     learner = build.build_learner(config, policy, optimizer, train)
     engine = build.build_engine(config, policy)
+    judged = config.algorithm.forks == "candidates"
+    judge = make_judge(config.judge, config.env.name) if judged else None
     worker = RolloutWorker(
         engine,
         build_host(config, engine, progress.log),
@@ -95,6 +99,7 @@ def build_parts(
         config.env,
         config.rollout,
         make_scorer(config.rewards),
+        judge=judge,
         stop=lambda: request.asked,
         watch=progress.watch,
     )

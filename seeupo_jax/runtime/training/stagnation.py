@@ -56,7 +56,7 @@ class Stagnation:
         if reason is None:
             self.idle = 0
             return
-        scores = [t.info.get("score", 0.0) for t in collected.trajectories if not t.failed]
+        scores = [t.info.get("score", 0.0) for t in collected.trajectories if t.played]
         if all(score >= 1 for score in scores):
             return
         self.idle += 1

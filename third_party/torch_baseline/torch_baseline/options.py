@@ -194,6 +194,8 @@ UNREAD = (
     "fork_probability",
     "fork_entropy_coef",
     "fork_entropy_tokens",
+    "fork_candidates",
+    "fork_temperature",
     "refresh",
     "dynamic_sampling",
 )

@@ -1,0 +1,42 @@
+"""A judge of single actions at the order desk, from what the desk's own policy would do next."""
+
+from __future__ import annotations
+
+import random
+
+from seeupo_jax.envs.order_desk.demonstrator import play
+from seeupo_jax.envs.order_desk.desk import Case, find_task
+from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, parse_hermes
+from seeupo_jax.rewards.finished_episode import FinishedEpisode
+
+_READS = ("find_customer", "list_orders", "get_order")
+
+
+def judge_action(episode: FinishedEpisode) -> float:
+    """What the last message of a case is worth, before the desk executes it.
+
+    1: the oracle's next call, the first of its calls that has not been made. 0.5: another look-up
+    that the desk accepts and that is new. 0: anything else, such as text that is no call, an action
+    that the customer does not need, or a reply too early or of another outcome.
+    """
+    task = find_task(episode.task_id)
+    *earlier, text = [m["content"] for m in episode.messages if m["role"] == "assistant"]
+    case, made = Case(task), list[ToolCall]()
+    for said in earlier:
+        step = case.step(said)
+        made += _calls(said) if step.info["executed"][-1] else []
+    calls = _calls(text)
+    if len(calls) != 1:
+        return 0.0
+    oracle = [call for said in play(task, 1.0, random.Random(0)) for call in parse_hermes(said)]
+    if calls == [call for call in oracle if call not in made][:1]:
+        return 1.0
+    executed = case.step(text).info["executed"][-1]
+    return 0.5 if executed and calls[0].name in _READS and calls[0] not in made else 0.0
+
+
+def _calls(text: str) -> list[ToolCall]:
+    try:
+        return list(parse_hermes(text))
+    except ToolCallError:
+        return []
