@@ -16,8 +16,9 @@ class Metric(NamedTuple):
     """One number of an iteration or of an evaluation.
 
     unit: as the axis of a chart has it.
-    over: the reduction. Of what a sweep's steps count one of `sum / actions`, `mean of steps`,
-      `sum` and `max`: microbatches and devices are summed, for `max` their maximum is taken.
+    over: the reduction. Of what a sweep's steps count one of `sum / actions`, `sum / routed`,
+      `mean of steps`, `sum` and `max`: microbatches and devices are summed, for `max` their
+      maximum is taken.
     counted: what each step counts for it; empty: it is not reduced from steps.
     """
 
@@ -44,6 +45,7 @@ STEPS = (
     Metric("sweep/value_loss", "squared reward", "sum / actions", "value_loss"),
     Metric("sweep/value_clip_fraction", "share of tokens", "sum / actions", "value_clipped"),
     Metric("sweep/critic_grad_norm", "norm before clipping", "mean of steps", "critic_grad_norm"),
+    Metric("sweep/router_mismatch", "share of routings", "sum / routed", "router_mismatched"),
 )
 SWEEP = (
     Metric("sweep/turns", "turns", "count"),
@@ -66,6 +68,9 @@ SWEEP = (
     Metric("sweep/scorer_grad_norm", "norm before clipping", "mean of steps"),
     Metric("sweep/scorer_skipped", "steps", "sum"),
     Metric("sweep/forced_fraction", "share of sampled tokens", "sum / sum"),
+    Metric("sweep/expert_load_max", "largest share x experts", "max of layers"),
+    Metric("sweep/expert_load_entropy", "share of an even spread's", "mean of layers"),
+    Metric("sweep/dead_experts", "experts", "sum of layers"),
     Metric("sweep/kl_coef", "coefficient", "none"),
     Metric("sweep/kl_sampled", "nats per token", "mean of action tokens"),
     Metric("sweep/masked_trajectories", "trajectories", "count"),
@@ -79,6 +84,7 @@ SWEEP = (
     Metric("sweep/programs_compiled", "programs", "count"),
     Metric("logp/sampler_trainer_gap", "largest difference", "max of action tokens"),
     Metric("logp/sampler_trainer_gap_mean", "nats", "mean of action tokens"),
+    Metric("logp/router_mismatch", "share of routings", "sum / sum"),
 )
 # Of the steps of supervised fine-tuning, which count as iterations.
 SFT = (

@@ -12,6 +12,7 @@ Axes, as suffixes of array names:
   A  tokens of the action, or the actions, of a span
   J  actions of a span
   V  vocabulary    D  model width    H  attention heads    C  slots of a KV cache
+  G  experts of a token in all layers, one layer after the other
 """
 
 from __future__ import annotations
@@ -37,11 +38,19 @@ class Segment:
     turn_L: int32, `CONTEXT` or the turn that sampled the token: loss mask, turn mask, turn count.
     logp_L: float32, the sampler's log-probability of each sampled token, NaN where it was not
       recorded; 0 at context.
+    expert_LG: experts that the sampler's routers chose for each token, of `Routing.dtype`; its
+      `unknown` where it computed nothing of the token: behind the last action. None: not recorded.
     """
 
     tokens_L: np.ndarray
     turn_L: np.ndarray
     logp_L: np.ndarray
+    expert_LG: np.ndarray | None = None
+
+    def until(self, end: int) -> Segment:
+        """Its first tokens."""
+        arrays = (None if x is None else x[:end] for x in vars(self).values())
+        return Segment(*arrays)
 
 
 @dataclass(frozen=True)
@@ -158,6 +167,10 @@ class TurnBatch(NamedTuple):
     end_MRL: int32, one past the last index of the token's subtree; padding is a tree of its own.
     segment_MRL: int32, rising along a row, a number a sequence, where trees are nothing but
       sequences; None where tokens are shared.
+    counted_MRL: bool, where a token is counted: once in all rows that share it, and no padding.
+      None: nothing is counted.
+    expert_MRLG: experts that the routers are given, as `Architecture.routing` says; None: they
+      choose.
     parent_MRX: int32, index of the token that predicts; rising along a row, 0 beyond.
     target_MRX: int32, the token that is predicted; `NO_TARGET` beyond.
 
@@ -193,6 +206,8 @@ class TurnBatch(NamedTuple):
     trajectory_P: jax.Array
     microbatches: jax.Array
     segment_MRL: jax.Array | None = None
+    counted_MRL: jax.Array | None = None
+    expert_MRLG: jax.Array | None = None
     old_logp_PA: jax.Array | None = None
     ref_logp_PA: jax.Array | None = None
     logp_PA: jax.Array | None = None

@@ -47,6 +47,7 @@ _WITHOUT_MEANING = (
     "kl_coef",
     "kl_in",
     "tis_clip",
+    "router_replay",
     "moments",
     "kl_target",
     "kl_horizon",

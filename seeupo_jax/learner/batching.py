@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from seeupo_jax.learner.expert_record import ExpertRecord
 from seeupo_jax.learner.token_trees import Forest, choose_length
+from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.trajectories.forks import forked, shared_turns
 from seeupo_jax.types import CONTEXT, NO_TARGET, Trajectory, TurnBatch, learnable
 
@@ -32,6 +35,8 @@ class Rows:
     turns: int  # K, of the longest trajectory
     forced: int = 0  # sampled tokens of its own turns that count as context
     masked_S: np.ndarray | None = None  # of what no update is made; None: of all
+    routing: Routing | None = None  # of the policy's routers; None: it has none
+    experts: ExpertRecord | None = None  # that the routers are given; None: they choose
 
     @classmethod
     def of(
@@ -41,6 +46,8 @@ class Rows:
         grouped: bool = True,
         truncated: bool = False,
         mask_truncated: bool = False,
+        routing: Routing | None = None,
+        replays: bool = False,
     ) -> Rows:
         """Segments of the trajectories that an update learns from.
 
@@ -49,6 +56,8 @@ class Rows:
           truncated: whether actions were drawn from less than the policy's whole softmax. Tokens of
             probability 1 were then forced: the policy had no choice, and learns nothing from them.
           mask_truncated: whether no update is made of trajectories that were cut.
+          routing: of the policy's routers.
+          replays: whether these are given the experts that the sampler recorded.
         """
         kept = np.flatnonzero(learnable(trajectories, grouped=grouped))
         pairs = [(i, segment) for i in kept for segment in trajectories[i].segments]
@@ -71,6 +80,10 @@ class Rows:
             masked_S=np.array([trajectories[i].truncated for i, _ in pairs], bool)
             if mask_truncated
             else None,
+            routing=routing,
+            experts=ExpertRecord.of_segments(routing, [segment for _, segment in pairs])
+            if replays and routing is not None
+            else None,
         )
         if not truncated:
             return rows
@@ -87,6 +100,16 @@ class Rows:
         turn = tuple(np.where(left_L, CONTEXT, turn_L) for turn_L, left_L in marked)
         forced = self.forced + int(sum(np.sum(left_L) for left_L in left_out))
         return replace(self, turn=turn, turns=_turns(turn), forced=forced)
+
+    @functools.cached_property
+    def identity(self) -> tuple[np.ndarray, ...]:
+        """Numbers of the tokens, one array a segment: equal ones may be computed once.
+
+        Behind equal numbers that is, and in one group.
+        """
+        if self.experts is None:
+            return self.tokens
+        return self.experts.identity(self.tokens, self.group_S)
 
     @property
     def updated_S(self) -> np.ndarray:
@@ -243,6 +266,9 @@ def lay_out(
             lengths=allowed,
             rows=shapes.rows,
             share=shapes.share,
+            identity=[
+                rows.identity[span.segment][:size] for span, size in zip(spans, end, strict=True)
+            ],
         ),
     )
 
@@ -298,6 +324,11 @@ def turn_batch(
             padded[name][place, own] = source[span.segment][span.position_A]
         trajectory[place] = rows.trajectory_S[span.segment]
     fold = lambda x: x.reshape(M, R, L)  # noqa: E731
+    expert = (
+        None
+        if rows.experts is None
+        else rows.experts.rows((M * R, L), [span.segment for span in spans], forest)
+    )
     segment = None if shapes.share else fold(np.cumsum(depth == 0, axis=1, dtype=np.int32))
     return TurnBatch(
         *map(fold, (tokens, depth, end, predicted.parent, predicted.target)),
@@ -306,6 +337,8 @@ def turn_batch(
         trajectory,
         microbatches=np.int32(-(-len(forest.tokens) // R)),
         segment_MRL=segment,
+        counted_MRL=None if rows.routing is None else fold(forest.counted((M * R, L))),
+        expert_MRLG=None if expert is None else expert.reshape(M, R, L, -1),
         **{f"{name}_PA": array for name, array in padded.items()},
     )
 

@@ -22,7 +22,9 @@ from seeupo_jax.learner.step import turn_step
 from seeupo_jax.learner.step.critic import Critic, make_critic
 from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.learner.step.turn_scorer import Scorer, make_scorer, scorer_step
+from seeupo_jax.learner.step.turn_step import Scored
 from seeupo_jax.parallel import distributed
+from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.policy.network import Network, join
 from seeupo_jax.types import TrainState, Trajectory, TurnBatch
 
@@ -50,7 +52,7 @@ class Learner:
     layout: shardings of the TrainState, and `replicated` one of small arrays. Every program returns
     what it was given in the same layout, so that no program is compiled twice. None: one device.
     through: gives what is called for a program of a name (`turn_step`, `refresh`, `score`, `value`,
-    `score_and_entropy`, `scorer_step`, `average`): instruments watch or replace programs by it.
+    `score_in_full`, `scorer_step`, `average`): instruments watch or replace programs by it.
     """
 
     network: Network
@@ -98,15 +100,33 @@ class Learner:
         return self.through("score", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
-    def score_and_entropy(self) -> Program:
-        """`update.score_and_entropy`, as `score` is `update.score`."""
-        jitted = score_program(self.network, self.temperature, self.replicated, entropy=True)
-        return self.through("score_and_entropy", functools.partial(jitted, self.frozen))
+    def score_in_full(self) -> Program:
+        """`update.score_in_full`, as `score` is `update.score`."""
+        jitted = score_program(
+            self.network,
+            self.temperature,
+            self.replicated,
+            full=True,
+            entropy=self.finds_entropy,
+            record=self.algorithm.router_replay == "old",
+        )
+        return self.through("score_in_full", functools.partial(jitted, self.frozen))
 
     @property
     def begin(self) -> Program:
         """What scores the old and the reference policy when a sweep begins."""
-        return self.score_and_entropy if self.finds_entropy else self.score
+        more = self.finds_entropy or self.routing is not None
+        return self.score_in_full if more else self.score
+
+    def scored(self, params: Any, batch: TurnBatch) -> Scored:
+        """What `begin` finds of a batch."""
+        found = self.begin(params, batch)
+        return found if isinstance(found, Scored) else Scored(found)
+
+    @property
+    def routing(self) -> Routing | None:
+        """What a record of the policy's experts holds; None: it has none."""
+        return self.network.arch.routing
 
     @property
     def finds_entropy(self) -> bool:
@@ -170,6 +190,8 @@ class Learner:
             grouped=self.algorithm.grouped,
             truncated=self.truncated,
             mask_truncated=self.algorithm.truncated == "mask",
+            routing=self.routing,
+            replays=self.algorithm.router_replay == "rollout",
         )
 
     def replicate(self, x_N: Any) -> jax.Array:
@@ -267,11 +289,15 @@ def score_program(
     network: Network,
     temperature: float,
     replicated: jax.sharding.Sharding | None,
-    entropy: bool = False,
+    full: bool = False,
+    **found: bool,
 ) -> Callable[..., Any]:
-    """One program for all learners of a network: the algorithm's choices do not matter to it."""
+    """One program for all learners of a network: few of the algorithm's choices matter to it.
 
-    score = turn_step.score_and_entropy if entropy else turn_step.score
+    Args:
+      full: whether it finds more than log-probabilities; `found` are what, of `score_in_full`.
+    """
+    score = functools.partial(turn_step.score_in_full, **found) if full else turn_step.score
 
     def program(frozen: Any, params: Any, batch: TurnBatch) -> Any:
         merged = join(on_device(params), frozen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 
 from seeupo_jax.learner.batching import Rows, empty_batch, empty_layout
 from seeupo_jax.learner.credit.advantages import compile_credit
+from seeupo_jax.learner.expert_record import ExpertRecord
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
 from seeupo_jax.learner.reference_policy import reference_of
@@ -49,7 +50,9 @@ COPY_FACTORS = "sweep/copy factors"  # small, and the same for all lengths
 def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
     """Every program that sweeps over so many trajectories may run, shortest rows first."""
     empty_S = np.zeros(0, np.int32)
-    rows = Rows((), (), (), empty_S, empty_S, trajectories, 0)
+    rows = Rows((), (), (), empty_S, empty_S, trajectories, 0, routing=learner.routing)
+    if learner.algorithm.router_replay != "none":
+        rows = replace(rows, experts=ExpertRecord(learner.routing, ()))
     shapes = learner.shapes
     for length in shapes.long:
         yield from _score_programs(learner, rows, length)
@@ -119,9 +122,11 @@ def compile_programs(
 def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
     """Of the whole trajectories, by the policies, the critic and the scorer; the scorer's step."""
     size = {"length": length, "action": learner.shapes.longest}
-    batch = empty_batch(rows, learner.shapes, **size)
+    given, rows = rows, replace(rows, experts=None)
+    batch, replayed = (empty_batch(each, learner.shapes, **size) for each in (rows, given))
+    begins = given if learner.algorithm.router_replay == "rollout" else rows
     gains = learner.algorithm.scores_gain  # by branches, in the old policy's pass
-    first = empty_batch(rows, learner.shapes, **size, doubled=True) if gains else batch
+    first = empty_batch(begins, learner.shapes, **size, doubled=gains)
     yield _call(f"sweep/score {length}", learner.begin, lambda state, _: (state.params, first))
     yield _call(
         f"sweep/reference {length}", learner.begin, lambda *given: (reference_of(*given), batch)
@@ -130,7 +135,7 @@ def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progr
         yield _call(
             f"sweep/value {length}",
             learner.value,
-            lambda state, _: (state.params, state.critic.params, batch),
+            lambda state, _: (state.params, state.critic.params, replayed),
         )
     if learner.scorer is not None:
         yield from _scorer_programs(learner, rows, batch, length)

@@ -25,6 +25,7 @@ class RefreshBatch(NamedTuple):
     slot_PA: int32, where in the flattened [M, Q, R, C] each action token is predicted.
     chunks_M: int32, how many chunks of each microbatch hold any.
     mask_PA, old_logp_PA, trajectory_P: as in TurnBatch.
+    expert_MQRCG: as its `expert_MRLG`.
     """
 
     tokens_MQRC: jax.Array
@@ -38,6 +39,7 @@ class RefreshBatch(NamedTuple):
     trajectory_P: jax.Array
     old_logp_PA: jax.Array
     chunks_M: jax.Array
+    expert_MQRCG: jax.Array | None = None
 
 
 def refresh_batch(
@@ -57,19 +59,20 @@ def refresh_batch(
     P, A = shapes.spans(len(previous)), shapes.action
     slot, mask = np.zeros((P, A), np.int32), np.zeros((P, A), np.float32)
     old, trajectory = np.zeros((P, A), np.float32), np.full(P, rows.trajectories, np.int32)
-    chunks = _Chunks(shapes, layout)
+    chunks = _Chunks(shapes, layout, rows)
     continued = _continued(rows, layout.spans, previous)
     remaining: list[ActionSpan] = []
     for place, span in enumerate(previous):
         now = continued.get(span.segment)
-        slot_A = None if now is None else chunks.add(rows.tokens[span.segment], span, now)
+        slot_A = None if now is None else chunks.add(span, now)
         if slot_A is None:
             remaining.append(span)
             continue
         slot[place, : slot_A.size], mask[place, : slot_A.size] = slot_A, 1
         old[place, : slot_A.size] = old_logp[span.segment][span.position_A]
         trajectory[place] = rows.trajectory_S[span.segment]
-    return RefreshBatch(*chunks.arrays(), slot, mask, trajectory, old, chunks.count_M), remaining
+    spans = slot, mask, trajectory, old
+    return RefreshBatch(*chunks.arrays(), *spans, chunks.count_M, chunks.experts), remaining
 
 
 def _continued(
@@ -91,25 +94,28 @@ class _Chunks:
     """The chunks [M, Q, R, C] of a step's rows: each row's are filled one after the other.
 
     count_M: of each microbatch, how many hold any.
+    experts: `RefreshBatch.expert_MQRCG`.
     """
 
-    def __init__(self, shapes: Shapes, layout: Layout):
+    def __init__(self, shapes: Shapes, layout: Layout, rows: Rows):
         C, R = shapes.lengths[0], shapes.rows
         M, Q = shapes.microbatches(layout.length, len(layout.forest.tokens)), layout.length // C
-        self._shape, self._layout = (M, 1 + 2 * Q, R, C), layout
+        self._shape, self._layout, self._rows = (M, 1 + 2 * Q, R, C), layout, rows
+        self.experts = None if rows.experts is None else rows.experts.unknown(*self._shape)
         self._predicted = Predicted(M * (1 + 2 * Q) * R, C)
         self._tokens, self._depth, self._at = (np.zeros(self._shape, np.int32) for _ in range(3))
         self._end = np.tile(np.arange(1, C + 1, dtype=np.int32), (*self._shape[:3], 1))
         self._used: Counter[int] = Counter()  # tokens of each row, spaces at chunks' ends included
         self.count_M = np.zeros(M, np.int32)
 
-    def add(self, tokens_L: np.ndarray, span: ActionSpan, place: int) -> np.ndarray | None:
+    def add(self, span: ActionSpan, place: int) -> np.ndarray | None:
         """Adds what a span has more than the one at a place of the layout, which it continues.
 
         Returns: where in the flattened chunks its action tokens are predicted; None if no chunk
           holds it.
         """
         _, Q, R, C = self._shape
+        tokens_L = self._rows.tokens[span.segment]
         start = self._layout.spans[place].end - 1  # the last token that both have
         size, row = span.end - start, int(self._layout.forest.row_S[place])
         chunk, first = divmod(self._used[row], C)
@@ -124,6 +130,8 @@ class _Chunks:
         self._tokens[where] = tokens_L[start : span.end]
         self._depth[where] = np.arange(start, span.end)
         self._end[where] = first + size
+        if self.experts is not None:
+            self.experts[where] = self._rows.experts.expert_LG[span.segment][start : span.end]
         self._at[where] = self._layout.forest.index[place][start - 1]
         index_A = first + span.position_A - start
         flat = int(np.ravel_multi_index(where[:3], self._shape[:3]))

@@ -39,7 +39,7 @@ from seeupo_jax.learner.sweep_metrics import (
     sweep_metrics,
     trajectory_stats,
 )
-from seeupo_jax.learner.sweep_state import Step, SweepState, begin_sweep, score, sweep_order
+from seeupo_jax.learner.sweep_state import Step, SweepState, begin_sweep, sweep_order
 from seeupo_jax.types import TrainState, Trajectory, TrajectoryStats, TurnBatch
 
 
@@ -262,7 +262,7 @@ def _logp_now(learner: Learner, current: SweepState, spans: Sequence[ActionSpan]
     batch = turn_batch(rows, layout, shapes, known, action=shapes.longest)
     if known:
         return np.asarray(batch.logp_PA)
-    return np.asarray(score(learner, current.train.params, batch)[0])
+    return np.asarray(learner.scored(current.train.params, batch).logp_PA)
 
 
 def _parts_of_actions(current: SweepState, spans: Sequence[ActionSpan]) -> list[ActionSpan]:

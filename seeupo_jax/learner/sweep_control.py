@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
 from seeupo_jax.learner.batching import Rows, action_spans
+from seeupo_jax.learner.expert_record import ExpertRecord
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.sweep_metrics import host_metrics
 from seeupo_jax.learner.sweep_state import (
@@ -69,6 +71,9 @@ class SweepStopped(Stopped):
         self.arrays = {"state": current.train, "factor_N": current.cumulative_ratio_N} | {
             name: learner.replicate(np.concatenate(per_token[name])) for name in _stored(learner)
         }
+        experts = current.data.rows.experts
+        if _records(learner):  # of a policy that is no more
+            self.arrays["expert"] = learner.replicate(np.concatenate(experts.expert_LG))
         # The first step on some turns decides: its ratio is what the step of the order weighs by.
         ratio_of_turns: dict[tuple[int, ...], jax.Array] = {}
         for step in current.steps:
@@ -99,6 +104,9 @@ def resume_sweep(
     ends = np.cumsum([len(tokens) for tokens in rows.tokens])[:-1]
     ragged = {name: np.split(np.asarray(arrays[name]), ends) for name in _stored(learner)}
     initial = {name: ragged.pop(name) for name in INITIAL}
+    if _records(learner):
+        expert_LG = tuple(np.split(np.asarray(arrays["expert"]), ends))
+        rows = replace(rows, experts=ExpertRecord(learner.routing, expert_LG))
     rows = chosen_rows(learner, rows, initial)
     per_token = ragged | derived_per_token(learner, rows, initial)
     ratio_of_turns = {tuple(turns): np.float32(ratio_N) for turns, ratio_N in notes["weighed"]}
@@ -129,7 +137,17 @@ def stopped_arrays(learner: Learner, state: Any, trajectories: Sequence[Trajecto
 
     tokens = sum(map(len, rows.tokens))
     named = {name: shape(tokens) for name in _stored(learner)}
+    if _records(learner):
+        routing = learner.routing
+        named["expert"] = jax.ShapeDtypeStruct(
+            (tokens, routing.size), routing.dtype, sharding=learner.replicated
+        )
     return {"state": state, "factor_N": shape(rows.trajectories)} | named
+
+
+def _records(learner: Learner) -> bool:
+    """Whether a sweep replays the experts that its own first pass chose."""
+    return learner.algorithm.router_replay == "old"
 
 
 def _stored(learner: Learner) -> list[str]:

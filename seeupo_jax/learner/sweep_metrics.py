@@ -151,13 +151,20 @@ def _summary(
     }
 
 
-def _over_actions(steps: Sequence[Mapping[str, float]], name: str) -> float:
-    return sum(step[name] for step in steps) / sum(step["actions"] for step in steps)
+def _over(counted: str) -> Callable[[Sequence[Mapping[str, float]], str], float]:
+    """A sum of all steps, divided by another one; NaN where that is 0."""
+
+    def share(steps: Sequence[Mapping[str, float]], name: str) -> float:
+        total = sum(step[counted] for step in steps)
+        return sum(step[name] for step in steps) / total if total else float("nan")
+
+    return share
 
 
 # As `metric_table` calls them.
 REDUCTIONS: dict[str, Callable[[Sequence[Mapping[str, float]], str], float]] = {
-    "sum / actions": _over_actions,
+    "sum / actions": _over("actions"),
+    "sum / routed": _over("routed"),
     "mean of steps": lambda steps, name: float(np.mean([step[name] for step in steps])),
     "sum": lambda steps, name: sum(step[name] for step in steps),
     "max": lambda steps, name: max(step[name] for step in steps),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -31,8 +31,10 @@ from seeupo_jax.learner.credit.information_gain import (
 )
 from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.credit.turn_scores import score_turns
+from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.reference_policy import options_now, reference_of
+from seeupo_jax.learner.step.turn_step import Scored
 from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.types import CONTEXT, TrainState, Trajectory, TurnBatch, learnable
 
@@ -177,22 +179,20 @@ def begin_sweep(
         scatter(numbers, spans, np.asarray(scored_PA))
         return numbers
 
-    gains, gain_metrics = None, {}
-    if references is None:
-        scored = score(learner, train.params, batch)
-    else:
-        branches = answer_branches(rows, trajectories, references, learner.shapes)
-        wider, seats = branch_batch(branches, spans, learner.shapes)
-        scored = score(learner, train.params, wider)
-        gains = information_gain(branches, seats, np.asarray(scored[0]), trajectories)
-        gain_metrics = describe_gains(gains, rows)
-    old_logp = ragged(scored[0])
-    initial = dict(zip(INITIAL, (ragged(x_PA, np.nan) for x_PA in scored), strict=True))
-    chosen = chosen_rows(learner, rows, initial)
+    first = _first_pass(learner, train.params, rows, trajectories, references, layout)
+    scored = first.scored
+    old_logp = ragged(scored.logp_PA)
+    initial = dict(zip(INITIAL, (ragged(x_PA, np.nan) for x_PA in first.found), strict=True))
     ref_logp = old_logp
-    if learner.algorithm.kl_coef:
-        ref_logp = ragged(score(learner, reference_of(train, ref_params), batch)[0])
-    metrics = _sampler_trainer_gap(rows, old_logp) | gain_metrics | _masked(rows, chosen)
+    if learner.algorithm.kl_coef:  # by routers of its own
+        own = batch._replace(expert_MRLG=None)
+        ref_logp = ragged(learner.scored(reference_of(train, ref_params), own).logp_PA)
+    if scored.chosen_MRLG is not None:
+        rows = _recorded(learner, rows, first)
+        layout = lay_out(rows, spans, learner.shapes, learner.shapes.long)
+        batch = turn_batch(rows, layout, learner.shapes, {}, action=learner.shapes.longest)
+    chosen = chosen_rows(learner, rows, initial)
+    metrics = _sampler_trainer_gap(rows, old_logp) | first.metrics | _masked(rows, chosen)
     if learner.finds_entropy:
         metrics["rollout/entropy"] = float(np.nanmean(np.concatenate(initial["entropy"])))
     per_token: dict[str, Sequence[np.ndarray]] = {
@@ -211,7 +211,7 @@ def begin_sweep(
     per_token |= derived_per_token(learner, chosen, initial)
     algorithm, weights = options_now(learner.algorithm, train), learner.reward_weights
     fixed = algorithm, learner.shapes, chosen, trajectories, {**per_token, **scores}, weights
-    arrays = CreditArrays(*fixed, gains, statistics)
+    arrays = CreditArrays(*fixed, first.gains, statistics)
     credit, shares = credit_tokens(algorithm, arrays)
     per_token |= credit
     metrics |= shares
@@ -257,10 +257,54 @@ def count_valid(learner: Learner, trajectories: Sequence[Trajectory]) -> int:
     return int(learnable(trajectories, grouped=learner.algorithm.grouped).sum())
 
 
-def score(learner: Learner, params: Any, batch: TurnBatch) -> tuple[Any, Any]:
-    """Log-probability and entropy [P, A] of every action token; the entropy NaN where not asked."""
-    scored = learner.begin(params, batch)
-    return scored if learner.finds_entropy else (scored, np.full(batch.mask_PA.shape, np.nan))
+class _FirstPass(NamedTuple):
+    """What the old policy's pass found, and how its rows were laid out.
+
+    gains: of turns; None: not asked for.
+    """
+
+    scored: Scored
+    layout: Layout
+    gains: list[np.ndarray] | None
+    metrics: dict[str, float]
+
+    @property
+    def found(self) -> tuple[Any, Any]:
+        """`INITIAL` [P, A], of every action token; the entropy NaN where it was not asked for."""
+        logp_PA, entropy_PA, *_ = self.scored
+        return logp_PA, np.full(logp_PA.shape, np.nan) if entropy_PA is None else entropy_PA
+
+
+def _first_pass(
+    learner: Learner,
+    params: Any,
+    rows: Rows,
+    trajectories: Sequence[Trajectory],
+    references: References | None,
+    layout: Layout,
+) -> _FirstPass:
+    """The old policy's pass over all actions, with the answers of the tasks where there are any."""
+    gains, metrics = None, {}
+    if references is None:
+        batch = turn_batch(rows, layout, learner.shapes, {}, action=learner.shapes.longest)
+        scored = learner.scored(params, batch)
+    else:
+        branches = answer_branches(rows, trajectories, references, learner.shapes)
+        wider, seats, layout = branch_batch(branches, layout.spans, learner.shapes)
+        scored = learner.scored(params, wider)
+        gains = information_gain(branches, seats, np.asarray(scored.logp_PA), trajectories)
+        metrics = describe_gains(gains, rows)
+    routers = {} if scored.routers is None else describe_routers(scored.routers)
+    return _FirstPass(scored, layout, gains, metrics | routers)
+
+
+def _recorded(learner: Learner, rows: Rows, first: _FirstPass) -> Rows:
+    """Rows with the experts that the policy's routers chose as the sweep began."""
+    chosen_MRLG, layout = np.asarray(first.scored.chosen_MRLG), first.layout
+    chosen_RLG = chosen_MRLG.reshape(-1, *chosen_MRLG.shape[2:])
+    lengths, segments = [*map(len, rows.tokens)], [span.segment for span in layout.spans]
+    of_pass = lengths, segments, layout.forest, chosen_RLG
+    return replace(rows, experts=ExpertRecord.of_pass(learner.routing, *of_pass))
 
 
 def derived_per_token(

@@ -21,6 +21,8 @@ class Forest:
       one past the last index of the token's subtree.
     row_S: int32, the row that holds sequence S.
     index: one int32 array a sequence: where in that row each of its tokens stands.
+    known_S: int32, how many of its first tokens another sequence has in this or another row, each
+      of which would count them itself: what remains counts every shared token once.
     """
 
     tokens: tuple[np.ndarray, ...]
@@ -28,6 +30,14 @@ class Forest:
     end: tuple[np.ndarray, ...]
     row_S: np.ndarray
     index: tuple[np.ndarray, ...]
+    known_S: np.ndarray
+
+    def counted(self, shape: tuple[int, int]) -> np.ndarray:
+        """Which tokens of padded rows are counted, bool of this shape: each shared one once."""
+        counted_RL = np.zeros(shape, bool)
+        for row, known, index_L in zip(self.row_S, self.known_S, self.index, strict=True):
+            counted_RL[row, index_L[known:]] = True
+        return counted_RL
 
 
 class _Line(NamedTuple):
@@ -60,6 +70,7 @@ def choose_length(
     lengths: Sequence[int],
     rows: int,
     share: bool = True,
+    identity: Sequence[np.ndarray] | None = None,
 ) -> tuple[int, Forest]:
     """Packs sequences into rows of the length that computes the fewest tokens, padding included.
 
@@ -71,13 +82,15 @@ def choose_length(
       lengths: rising row lengths to choose from. Of equally good ones the longest is taken.
       rows: rows of a microbatch; the last microbatch is filled up with empty rows.
       share: whether anything is shared; without it every sequence is a tree of its own.
+      identity: what tokens have to have in common to be shared, numbers below 2**32, one array a
+        sequence; None: their ids.
 
     Returns: the length, and the sequences packed for it.
 
     Raises:
       ValueError: a sequence is longer than the longest row.
     """
-    line = _line(sequences, tree_S, share)
+    line = _line(sequences if identity is None else identity, tree_S, share)
     longest = min(max(line.length_I, default=0), lengths[-1])  # _fill refuses what is longer
     fills = {length: _fill(line, length) for length in lengths if length >= longest}
     padded = {length: -(-len(fill) // rows) * rows * length for length, fill in fills.items()}
@@ -230,7 +243,8 @@ def _lay_out(sequences: Sequence[np.ndarray], line: _Line, rows: Sequence[list[i
     """Writes the rows that hold these places of the line."""
     trees = [_Tree.of(line, places) for places in rows]
     ramp = np.arange(max(line.length_I, default=0))
-    row_S = np.zeros(len(sequences), np.int32)
+    row_S, known_S = np.zeros((2, len(sequences)), np.int32)
+    known_S[line.sequence_I] = line.common_I
     index = [ramp] * len(sequences)
     for row, tree in enumerate(trees):
         row_S[tree.sequence_J] = row
@@ -242,4 +256,5 @@ def _lay_out(sequences: Sequence[np.ndarray], line: _Line, rows: Sequence[list[i
         tuple(tree.end() for tree in trees),
         row_S,
         tuple(index),
+        known_S,
     )

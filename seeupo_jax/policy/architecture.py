@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
 
 from seeupo_jax.policy.rope import Rope
 
@@ -16,6 +19,32 @@ class Moe:
     mlp_width: int  # of one expert
     normalize: bool  # scale a token's experts' probabilities to a sum of 1
     dense_layers: tuple[int, ...] = ()  # with a dense feed-forward instead
+
+
+class Routing(NamedTuple):
+    """What is recorded of the experts that a token runs through: G indices, layer by layer.
+
+    layers: that have experts. per_token: experts of a token in each. experts: to choose from.
+    """
+
+    layers: int
+    per_token: int
+    experts: int
+
+    @property
+    def size(self) -> int:
+        """G, the indices of a token."""
+        return self.layers * self.per_token
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of an index, or `unknown`."""
+        return np.dtype(np.uint8 if self.experts < np.iinfo(np.uint8).max else np.uint16)
+
+    @property
+    def unknown(self) -> int:
+        """Stands for an index that was not recorded: the router chooses."""
+        return int(np.iinfo(self.dtype).max)
 
 
 @dataclass(frozen=True)
@@ -90,3 +119,11 @@ class Architecture:
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer's feed-forward is one of experts."""
         return self.moe is not None and layer not in self.moe.dense_layers
+
+    @property
+    def routing(self) -> Routing | None:
+        """The record of a token's experts; None: no layer has any."""
+        layers = sum(self.is_sparse(layer) for layer in range(self.layers))
+        if self.moe is None or not layers:
+            return None
+        return Routing(layers, self.moe.per_token, self.moe.experts)

@@ -16,7 +16,7 @@ from seeupo_jax.parallel.mesh import RULES, parts, per_shard
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.attention import KeyValues
 from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
-from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.policy.transformer import Computed, Transformer
 from seeupo_jax.types import NO_TARGET
 
 # Logits that a device holds at once: 2**24 float32 are 64 MiB. Tokens come in chunks of at most
@@ -120,6 +120,11 @@ def hidden(
 ) -> tuple[jax.Array, Sequence[KeyValues]]:
     """Hidden states [R, L, D] and keys and values; see `Transformer.hidden`."""
     return network.bind(params).hidden(tokens_RL, **rows)
+
+
+def compute(network: Network, params: Any, tokens_RL: jax.Array, **rows: Any) -> Computed:
+    """See `Transformer.compute`."""
+    return network.bind(params).compute(tokens_RL, **rows)
 
 
 def token_logp(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree
 from seeupo_jax.policy.kernels.derivatives import matmul, rms_norm
 from seeupo_jax.policy.kernels.fused import kernel_for
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
-from seeupo_jax.policy.moe import Experts
+from seeupo_jax.policy.moe import Experts, by_layer
 from seeupo_jax.policy.rope import rotate
 
 REMAT: dict[str, Callable[..., Any]] = {
@@ -131,14 +131,26 @@ class Layer(nnx.Module):
             self.mlp = Mlp(arch, rngs, gain=residual)
 
     def __call__(
-        self, x: jax.Array, position_NL: jax.Array, attend: Attend
-    ) -> tuple[jax.Array, Any]:
-        """Returns the residual stream, and the keys and values for later passes."""
+        self,
+        x: jax.Array,
+        position_NL: jax.Array,
+        attend: Attend,
+        given_NLP: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any, jax.Array | None]:
+        """Returns the residual stream, the keys and values for later passes, and a router's choice.
+
+        Args:
+          given_NLP: as of `Experts`.
+        """
         q, new = self._project(self.attention_norm(x), position_NL)
         y, kept = attend(q, new, self.window)
         x = x + self.out(y.reshape(*y.shape[:2], -1))
-        x = x + self.mlp(self.mlp_norm(x))
-        return constrain(x, "rows", "length", "embed"), kept
+        y, chosen_NLP = self.mlp_norm(x), None
+        if isinstance(self.mlp, Experts):
+            y, chosen_NLP = self.mlp(y, given_NLP)
+        else:
+            y = self.mlp(y)
+        return constrain(x + y, "rows", "length", "embed"), kept, chosen_NLP
 
     def _project(self, x: jax.Array, position_NL: jax.Array) -> tuple[jax.Array, KeyValues]:
         heads = lambda y: y.reshape(*y.shape[:2], -1, self.arch.head_dim)  # noqa: E731
@@ -147,6 +159,18 @@ class Layer(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (rotate(y, position_NL, self.arch.rope) for y in (q, k))
         return q, KeyValues(k, v)
+
+
+class Computed(NamedTuple):
+    """What a pass found of its tokens.
+
+    hidden_NLD: final hidden states. keys: its keys and values, or its cache, per layer.
+    chosen_NLG: what the routers chose, as `Architecture.routing` says; None without experts.
+    """
+
+    hidden_NLD: jax.Array
+    keys: Sequence[Any]
+    chosen_NLG: jax.Array | None
 
 
 class Transformer(nnx.Module):
@@ -169,15 +193,20 @@ class Transformer(nnx.Module):
         head = self.embedding if self.head is None else self.head
         return head[...].astype(dtype)
 
-    def hidden(
+    def hidden(self, tokens_NL: jax.Array, **rows: Any) -> tuple[jax.Array, Sequence[KeyValues]]:
+        """The final hidden states [N, L, D] of `compute`, and its keys and values per layer."""
+        return self.compute(tokens_NL, **rows)[:2]
+
+    def compute(
         self,
         tokens_NL: jax.Array,
         *,
         tree: Tree | None = None,
         past: Past | None = None,
         segment_NL: jax.Array | None = None,
-    ) -> tuple[jax.Array, Sequence[KeyValues]]:
-        """Final hidden states [N, L, D] of whole sequences, or of token trees.
+        given_NLG: jax.Array | None = None,
+    ) -> Computed:
+        """A pass over whole sequences, or over token trees.
 
         Args:
           tree: for rows of token trees; a token is computed as if the path from its root were alone
@@ -185,8 +214,8 @@ class Transformer(nnx.Module):
           past: an earlier pass over trees, which these continue.
           segment_NL: for rows that hold several sequences one after the other: int32, rising, a
             number a sequence. Each is computed as if it stood alone. Not together with `tree`.
-
-        Returns: the hidden states, and this pass's keys and values per layer.
+          given_NLG: experts of the tokens, as `Architecture.routing` says, for routers that are not
+            to choose; None: all choose.
         """
         N, L = tokens_NL.shape
         arch = self.arch
@@ -200,7 +229,7 @@ class Transformer(nnx.Module):
             trees=tree is not None,
         )
         if tree is not None:
-            return self._hidden_of_trees(tokens_NL, tree, past, kernel)
+            return self._compute_trees(tokens_NL, tree, past, kernel, given_NLG)
         position_NL = jnp.broadcast_to(jnp.arange(L)[None, :], (N, L))
         if segment_NL is not None:
             segment_NL = constrain(segment_NL, "rows", None)
@@ -220,11 +249,16 @@ class Transformer(nnx.Module):
             )
             return y, new
 
-        return self._run(tokens_NL, position_NL, (), attend)
+        return self._run(tokens_NL, position_NL, (), attend, given_NLG)
 
-    def _hidden_of_trees(
-        self, tokens_NL: jax.Array, tree: Tree, past: Past | None, kernel: str
-    ) -> tuple[jax.Array, Sequence[KeyValues]]:
+    def _compute_trees(
+        self,
+        tokens_NL: jax.Array,
+        tree: Tree,
+        past: Past | None,
+        kernel: str,
+        given_NLG: jax.Array | None,
+    ) -> Computed:
         tree = Tree(*(constrain(x, "rows", None) for x in tree))
         tree_mask = attention.tree_mask_of(tree, past)
 
@@ -234,7 +268,8 @@ class Transformer(nnx.Module):
             of = {"window": window, "kernel": kernel, "longest": self.arch.longest}
             return attention.attend_trees(q, keys, tree_mask, **of), new
 
-        return self._run(tokens_NL, tree.depth_NL, () if past is None else past.keys, attend)
+        keys = () if past is None else past.keys
+        return self._run(tokens_NL, tree.depth_NL, keys, attend, given_NLG)
 
     def extend(
         self,
@@ -245,8 +280,8 @@ class Transformer(nnx.Module):
         *,
         kernel: str = "xla",
         block: int | None = None,
-    ) -> tuple[jax.Array, Sequence[Pages]]:
-        """Final hidden states [R, L, D] of tokens that continue a paged cache.
+    ) -> Computed:
+        """A pass over tokens that continue a paged cache.
 
         Args:
           position_RL: of each token in its conversation; `NOWHERE` at padding, which is written
@@ -254,7 +289,7 @@ class Transformer(nnx.Module):
           pages: the cache, a layer each; page_table: which of them each row reads and writes.
           kernel, block: how attention reads the pages; see `paged.attend`.
 
-        Returns: the hidden states, and the cache with the tokens in it.
+        Returns: for keys the cache with the tokens in it.
         """
 
         def attend(old: Pages, q: jax.Array, new: KeyValues, window: int | None) -> Any:
@@ -273,9 +308,10 @@ class Transformer(nnx.Module):
         position_NL: jax.Array,
         past: Sequence[Any],
         attend: Callable[[Any, jax.Array, KeyValues, int | None], tuple[jax.Array, Any]],
+        given_NLG: jax.Array | None = None,
         *,
         unroll: bool = False,
-    ) -> tuple[jax.Array, Sequence[Any]]:
+    ) -> Computed:
         # Unsharded width before the look-up: XLA would replicate its result to shard the rows.
         table_VD = constrain(self.embedding[...].astype(self.arch.dtype), "vocab", "embed")
         # Replicated lengths: a program's inputs must be sharded evenly, and lengths may not divide.
@@ -283,27 +319,32 @@ class Transformer(nnx.Module):
         x = constrain(table_VD[tokens_NL], "rows", "length", "embed")
         remat = REMAT[self.arch.remat]
 
-        def run(layer: Layer, x: jax.Array, old: Any) -> tuple[jax.Array, Any]:
-            return layer(x, position_NL, functools.partial(attend, old))
+        def run(layer: Layer, x: jax.Array, old: Any, given: Any) -> Any:
+            x, keys, chosen_NLP = layer(x, position_NL, functools.partial(attend, old), given)
+            return x, (keys, chosen_NLP)
 
+        given = by_layer(self.arch, given_NLG)
         if self.arch.scan_layers and not unroll:
             graph, stacked = nnx.split(self.layers)
             old = jax.tree.map(lambda *layers: jnp.stack(layers), *past) if past else None
-            body = remat(lambda x, layer: run(nnx.merge(graph, layer[0]), x, layer[1]))
-            x, kept = jax.lax.scan(body, x, (stacked, old))
+            given = None if given_NLG is None else jnp.stack(given)
+            body = remat(lambda x, layer: run(nnx.merge(graph, layer[0]), x, *layer[1:]))
+            x, kept = jax.lax.scan(body, x, (stacked, old, given))
             kept = [jax.tree.map(lambda y, i=i: y[i], kept) for i in range(self.arch.layers)]
         else:
             kept = []
-            for layer, old in zip(
-                self.each_layer(), past or [None] * self.arch.layers, strict=True
+            for layer, *own in zip(
+                self.each_layer(), past or [None] * self.arch.layers, given, strict=True
             ):
                 graph, state = nnx.split(layer)
                 body = remat(
-                    lambda state, x, old, graph=graph: run(nnx.merge(graph, state), x, old)
+                    lambda state, x, *own, graph=graph: run(nnx.merge(graph, state), x, *own)
                 )
-                x, keys = body(state, x, old)
-                kept.append(keys)
-        return self.norm(x), kept
+                x, found = body(state, x, *own)
+                kept.append(found)
+        chosen = [chosen_NLP for _, chosen_NLP in kept if chosen_NLP is not None]
+        chosen_NLG = jnp.concatenate(chosen, axis=-1) if chosen else None
+        return Computed(self.norm(x), [keys for keys, _ in kept], chosen_NLG)
 
     def each_layer(self) -> list[Layer]:
         """The layers one by one, also where they are stored stacked."""

@@ -155,6 +155,12 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
     arch, lora = build.architecture(config, mesh), build.adapters(config)
     if tokenizer and config.model.path is not None:
         _check_tokenizer(config, arch.vocab_size)
+    replay = config.algorithm.router_replay
+    if replay != "none" and arch.routing is None:
+        raise ValueError(
+            f"config.algorithm.router_replay: got {replay!r} with a model that has no experts;"
+            " allowed: none."
+        )
     if lora is not None or config.optimizer.groups:
         made = policy.abstract(arch) if lora is None else with_adapters(arch, lora)
         split_trained(config.optimizer.groups, *made)

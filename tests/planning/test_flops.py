@@ -112,7 +112,7 @@ def test_prefill_and_decode_multiply_what_their_formulas_say():
 
     def extend(params, pages, tokens_RL, with_head):
         model = network.bind(params)
-        hidden, _ = model.extend(tokens_RL, tokens_RL, pages, page_table(3, 10))
+        hidden, *_ = model.extend(tokens_RL, tokens_RL, pages, page_table(3, 10))
         return hidden @ model.head_VD(hidden.dtype).T if with_head else hidden
 
     def counted(tokens, with_head):

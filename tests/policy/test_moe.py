@@ -37,7 +37,12 @@ def layer(normalize=True, per_token=P):
 
 @functools.partial(jax.jit, static_argnums=0)
 def run(graph, params, x_NLD):
-    return nnx.merge(graph, nnx.State(params))(x_NLD)
+    return nnx.merge(graph, nnx.State(params))(x_NLD)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run_given(graph, params, x_NLD, given_NLP):
+    return nnx.merge(graph, nnx.State(params))(x_NLD, given_NLP)
 
 
 def tokens(*shape, seed=0):
@@ -127,6 +132,86 @@ def test_outputs_and_gradients_are_those_of_transformers(normalize):
     np.testing.assert_allclose(x_grad, x_wanted, rtol=0, atol=1e-4 * np.abs(x_wanted).max())
 
 
+def drawn_experts(x_NLD, seed=3):
+    """Of each token some that no router chose."""
+    rng = np.random.default_rng(seed)
+    draw = [rng.permutation(E)[:P] for _ in range(x_NLD.shape[0] * x_NLD.shape[1])]
+    return np.array(draw, np.uint8).reshape(*x_NLD.shape[:2], P)
+
+
+def given_twin(params, x_NLD, given_NLP, normalize):
+    """The layer with given experts in PyTorch, float64: a token at a time, an expert at a time."""
+    params = {name: torch.tensor(x, dtype=torch.float64) for name, x in params.items()}
+    leaves = {**params, "x": torch.tensor(x_NLD, dtype=torch.float64)}
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    sums = []
+    for row, chosen in zip(leaves["x"].reshape(-1, D), given_NLP.reshape(-1, P), strict=True):
+        probability = torch.softmax(row @ leaves["router"], dim=0)[torch.tensor(chosen).long()]
+        weights = probability / probability.sum() if normalize else probability
+        outputs = [
+            (torch.nn.functional.silu(row @ leaves["gate"][e]) * (row @ leaves["up"][e]))
+            @ leaves["down"][e]
+            for e in chosen
+        ]
+        sums.append(sum(weight * y for weight, y in zip(weights, outputs, strict=True)))
+    return torch.stack(sums).reshape(*x_NLD.shape), leaves
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_given_experts_have_the_routers_own_weights_and_gradients(normalize):
+    graph, params = layer(normalize)
+    x_NLD = tokens(2, 4)
+    given_NLP = drawn_experts(x_NLD)
+
+    def loss(params, x_NLD):
+        y_NLD = run_given(graph, params, x_NLD, given_NLP)[0]
+        return (y_NLD * jnp.cos(jnp.arange(y_NLD.size)).reshape(y_NLD.shape)).sum()
+
+    got, grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, x_NLD)
+    wanted, leaves = given_twin(params, x_NLD, given_NLP, normalize)
+    direction = torch.cos(torch.arange(wanted.numel(), dtype=torch.float64))
+    total = (wanted * direction.reshape(wanted.shape)).sum()
+    total.backward()
+    assert float(got) == pytest.approx(total.item(), abs=1e-5)
+    for name, grad in {**grads[0], "x": grads[1]}.items():
+        np.testing.assert_allclose(grad, leaves[name].grad.numpy(), rtol=0, atol=1e-5)
+    assert np.abs(grads[0]["router"]).max() > 1e-3
+
+
+def test_a_replay_of_the_routers_own_choice_changes_no_bit():
+    graph, params = layer()
+    x_NLD = tokens(2, 8)
+    unknown = np.full((2, 8, P), 255, np.uint8)
+    y_NLD, chosen_NLP = run_given(graph, params, x_NLD, unknown)
+    again_NLD, same_NLP = run_given(graph, params, x_NLD, chosen_NLP)
+    assert chosen_NLP.dtype == np.uint8
+    np.testing.assert_array_equal(again_NLD, y_NLD)
+    np.testing.assert_array_equal(same_NLP, chosen_NLP)
+    np.testing.assert_allclose(run(graph, params, x_NLD), y_NLD, atol=1e-6)
+    other_NLD, own_NLP = run_given(graph, params, x_NLD, drawn_experts(x_NLD))
+    np.testing.assert_array_equal(own_NLP, chosen_NLP)  # whatever was given
+    assert np.abs(other_NLD - y_NLD).max() > 0.1
+
+
+def test_near_a_tie_only_a_replay_is_continuous():
+    graph, params = layer(per_token=1)
+    params = {**params, "router": params["router"].copy()}
+    # Two experts that no token tells apart, and that half of the tokens go to.
+    params["router"][:, :2] = 5 * params["router"][:, :1]
+    nudge = lambda size: {**params, "router": params["router"] * (1 + size * np.eye(E)[1])}  # noqa: E731
+    x_NLD = tokens(2, 8)
+    _, chosen_NLP = run_given(graph, params, x_NLD, np.full((2, 8, 1), 255, np.uint8))
+    tied = np.isin(chosen_NLP[..., 0], (0, 1))
+    assert tied.any()
+    before, below, above = (nudge(size) for size in (0, -1e-6, 1e-6))
+    jumps = [np.abs(run(graph, each, x_NLD) - run(graph, before, x_NLD)) for each in (below, above)]
+    assert max(jump[tied].max() for jump in jumps) > 0.1
+    for each in (below, above):
+        replayed = [run_given(graph, at, x_NLD, chosen_NLP)[0] for at in (each, before)]
+        np.testing.assert_allclose(*replayed, atol=1e-5)
+
+
 def test_bfloat16_is_as_near_to_float32_as_that_of_transformers():
     graph, params = layer()
     x_NLD = tokens(8, 16).astype(jnp.bfloat16).astype(np.float32)
@@ -141,7 +226,7 @@ def test_bfloat16_is_as_near_to_float32_as_that_of_transformers():
 def test_the_routing_of_bfloat16_tokens_is_a_float32_softmax():
     x_XD, router_DE = tokens(6).astype(jnp.bfloat16), layer()[1]["router"]
     router_DE = router_DE.astype(jnp.bfloat16)
-    weight_XP, expert_XP = route(x_XD, router_DE, per_token=P, normalize=False)
+    weight_XP, expert_XP, _ = route(x_XD, router_DE, per_token=P, normalize=False)
     assert weight_XP.dtype == jnp.bfloat16 and expert_XP.dtype == jnp.int32
     probability = jax.nn.softmax((x_XD @ router_DE).astype(jnp.float32), axis=-1)
     wanted = jnp.take_along_axis(probability, expert_XP, axis=1).astype(jnp.bfloat16)
@@ -150,8 +235,8 @@ def test_the_routing_of_bfloat16_tokens_is_a_float32_softmax():
 
 def test_weights_are_normalised_only_where_asked():
     x_XD, router_DE = tokens(6), layer()[1]["router"]
-    scaled, _ = route(x_XD, router_DE, per_token=P, normalize=True)
-    plain, _ = route(x_XD, router_DE, per_token=P, normalize=False)
+    scaled, *_ = route(x_XD, router_DE, per_token=P, normalize=True)
+    plain, *_ = route(x_XD, router_DE, per_token=P, normalize=False)
     np.testing.assert_allclose(scaled.sum(1), 1, rtol=1e-6)
     assert (plain.sum(1) < 0.99).all()
     np.testing.assert_allclose(scaled, plain / plain.sum(1, keepdims=True), rtol=1e-6)
@@ -162,7 +247,7 @@ def test_of_equally_probable_experts_the_first_are_taken():
     router_DE[0, 5] = 1.0  # ahead where the token's first entry is positive, last where negative
     x_XD = np.zeros((2, D), np.float32)
     x_XD[:, 0] = 2.0, -2.0
-    _, expert_XP = route(x_XD, router_DE, per_token=P, normalize=True)
+    _, expert_XP, _ = route(x_XD, router_DE, per_token=P, normalize=True)
     np.testing.assert_array_equal(expert_XP, [[5, 0, 1], [0, 1, 2]])
 
 
@@ -194,7 +279,7 @@ def test_pairs_of_foreign_experts_add_nothing():
     _, params = layer()
     x_XD, local = tokens(10), 4
     matrices = [params[name] for name in ("gate", "up", "down")]
-    weight_XP, expert_XP = route(x_XD, params["router"], per_token=P, normalize=True)
+    weight_XP, expert_XP, _ = route(x_XD, params["router"], per_token=P, normalize=True)
     wanted = mix(x_XD, weight_XP, expert_XP, *matrices)
     parts = [
         mix(x_XD, weight_XP, expert_XP - first, *(m[first : first + local] for m in matrices))
@@ -220,7 +305,7 @@ def test_rows_that_no_group_covers_may_hold_anything(monkeypatch):
 
     spoiled.defvjp(lambda *saved: (spoiled(*saved), saved), backward)
     _, params = layer()
-    weight_XP, expert_XP = route(tokens(10), params["router"], per_token=P, normalize=True)
+    weight_XP, expert_XP, _ = route(tokens(10), params["router"], per_token=P, normalize=True)
     half = [params[name][: E // 2] for name in ("gate", "up", "down")]
 
     def grads():
@@ -248,10 +333,13 @@ def place(params, mesh):
 def test_eight_devices_compute_what_one_computes(sizes, rows):
     graph, params = layer()
     x_NLD = tokens(rows, 5)
-    wanted = outputs_and_grads(graph, params, x_NLD)
+    wanted, given_NLP = outputs_and_grads(graph, params, x_NLD), drawn_experts(x_NLD)
     mesh = make_mesh(schema.Mesh(**{"data": 1, **sizes}))
     with jax.set_mesh(mesh):
         got = outputs_and_grads(graph, place(params, mesh), x_NLD)
+        replayed = run_given(graph, place(params, mesh), x_NLD, given_NLP)
+    for a, b in zip(replayed, run_given(graph, params, x_NLD, given_NLP), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, wanted)
 
 

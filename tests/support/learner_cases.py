@@ -173,7 +173,8 @@ def trees(seed: int = 3) -> list[Trajectory]:
         """Continues another one after `fork` of its turns."""
         kept = [s for s in start.segments if ((s.turn_L >= 0) & (s.turn_L < fork)).any()]
         stop = 1 + int(np.flatnonzero((kept[-1].turn_L >= 0) & (kept[-1].turn_L < fork))[-1])
-        last = zip(vars(kept[-1]).values(), vars(part(*parts)).values(), strict=True)
+        both = ((s.tokens_L, s.turn_L, s.logp_L) for s in (kept[-1], part(*parts)))
+        last = zip(*both, strict=True)
         joined = Segment(*(np.concatenate([old_L[:stop], new_L]) for old_L, new_L in last))
         segments = (*kept[:-1], joined)
         return Trajectory(segments, reward, start.group, parent=parent, fork=fork)

@@ -14,8 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seeupo_jax.learner.batching import ActionSpan, Rows, Shapes, lay_out, turn_batch
-from seeupo_jax.types import CONTEXT, Trajectory, TurnBatch
+from seeupo_jax.learner.batching import (
+    ActionSpan,
+    Layout,
+    Rows,
+    Shapes,
+    lay_out,
+    turn_batch,
+)
+from seeupo_jax.types import CONTEXT, Segment, Trajectory, TurnBatch
 
 
 class AnswerTokens(NamedTuple):
@@ -50,21 +57,26 @@ def answer_branches(
 ) -> Branches:
     """Of every turn's context in its own segment, where a row has room for the answer."""
     tokens: list[np.ndarray] = []
+    experts: list[np.ndarray] = []
     found = Branches(rows, [], [], [])
     group_of = dict(zip(rows.trajectory_S.tolist(), rows.group_S.tolist(), strict=True))
     for owner in group_of:
         answer = references.get(trajectories[owner].task_id)
         if answer is None:
             continue
-        for turn, context_L in _contexts(trajectories[owner]):
-            start, end = len(context_L), len(context_L) + answer.tokens_L.size
+        for turn, context in _contexts(trajectories[owner]):
+            start = len(context.tokens_L)
+            end = start + answer.tokens_L.size
             if start == 0 or end > shapes.lengths[-1]:
                 continue
             position_A = start + np.flatnonzero(answer.scored_L)
             found.spans.append(ActionSpan(len(rows.tokens) + len(tokens), position_A))
             found.trajectory_B.append(owner)
             found.turn_B.append(turn)
-            tokens.append(np.concatenate([context_L, answer.tokens_L]))
+            tokens.append(np.concatenate([context.tokens_L, answer.tokens_L]))
+            if rows.experts is not None:  # nothing sampled the answer
+                none = rows.experts.unknown(answer.tokens_L.size)
+                experts.append(np.concatenate([context.expert_LG, none]))
     nothing = [np.full(len(tokens_L), CONTEXT, np.int32) for tokens_L in tokens]
     owner_B = np.array(found.trajectory_B, np.int32)
     group_B = np.array([group_of[owner] for owner in found.trajectory_B], np.int32)
@@ -76,23 +88,24 @@ def answer_branches(
         logp=(*rows.logp, *(np.zeros(len(tokens_L), np.float32) for tokens_L in tokens)),
         trajectory_S=np.concatenate([rows.trajectory_S, owner_B]),
         group_S=np.concatenate([rows.group_S, group_B]),
+        experts=None if rows.experts is None else rows.experts.with_more(experts),
     )
     return found._replace(rows=more)
 
 
-def _contexts(trajectory: Trajectory) -> Iterator[tuple[int, np.ndarray]]:
-    """Each turn, and the tokens that its action was sampled behind."""
+def _contexts(trajectory: Trajectory) -> Iterator[tuple[int, Segment]]:
+    """Each turn, and what its action was sampled behind."""
     for segment in trajectory.segments:
         for turn in np.unique(segment.turn_L[segment.turn_L != CONTEXT]).tolist():
-            yield turn, segment.tokens_L[: int((segment.turn_L == turn).argmax())]
+            yield turn, segment.until(int((segment.turn_L == turn).argmax()))
 
 
 def branch_batch(
     branches: Branches, spans: Sequence[ActionSpan], shapes: Shapes
-) -> tuple[TurnBatch, list[tuple[int, int]]]:
+) -> tuple[TurnBatch, list[tuple[int, int]], Layout]:
     """A batch of the sweep's spans, one to a row of its [P, A], and behind them the answers.
 
-    Returns: the batch, and where in [P, A] each answer begins.
+    Returns: the batch; where in [P, A] each answer begins; and how the batch is laid out.
     """
     layout = lay_out(branches.rows, [*spans, *branches.spans], shapes, shapes.long)
     seats = [(place, 0) for place in range(len(spans))]
@@ -106,7 +119,7 @@ def branch_batch(
     batch = turn_batch(
         branches.rows, layout, shapes, {}, action=shapes.longest, seats=seats, doubled=True
     )
-    return batch, seats[len(spans) :]
+    return batch, seats[len(spans) :], layout
 
 
 def information_gain(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -60,6 +61,7 @@ def score_turns(
       per_token: `old_logp`.
     """
     algorithm, shapes, scorer = learner.algorithm, learner.shapes, learner.scorer
+    rows = dataclasses.replace(rows, experts=None)  # its routers are others than the policy's
     spans = all_actions(rows) if scorer.of_tokens else _turn_ends(rows)
     layout = lay_out(rows, spans, shapes, shapes.long)
     size = {"action": shapes.longest, "behind": not scorer.of_tokens}
@@ -94,8 +96,7 @@ def _say(learner: Learner, train: TrainState, batch: TurnBatch) -> Any:
     own = train.scorer.params
     if not learner.scorer.of_tokens:
         return learner.value(train.params, own, batch)
-    scored = learner.begin(own["trunk"], batch)
-    return scored[0] if learner.entropy else scored
+    return learner.scored(own["trunk"], batch).logp_PA
 
 
 def _turn_ends(rows: Rows) -> list[ActionSpan]:

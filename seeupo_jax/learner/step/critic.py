@@ -15,7 +15,7 @@ from seeupo_jax.algorithms.value import clipped_value_loss
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
-from seeupo_jax.learner.step.rows import row_hidden
+from seeupo_jax.learner.step.rows import compute_row
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.network import Network
 from seeupo_jax.types import CriticState, TurnBatch
@@ -133,9 +133,9 @@ def row_value(
     if critic.kind == "model":
         # Of the policy's stays what does not train, and its output table, which is not read.
         params, hidden_RXD = policy.join(critic_params["trunk"], params), None
+        row = row._replace(expert_MRLG=None)  # its routers are others than the policy's
     if hidden_RXD is None:
-        hidden_RLD, _ = row_hidden(network, params, row)
-        hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
+        hidden_RXD = policy.pick(compute_row(network, params, row).hidden_NLD, row.parent_MRX)
     head = critic_params["head"]
     value_RX = jnp.einsum("rxd,d->rx", hidden_RXD.astype(jnp.float32), head["kernel"])
     return value_RX + head["bias"][None, :]

@@ -13,6 +13,7 @@ from seeupo_jax.algorithms.surrogate import kl_estimate, truncated_importance
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.step.actions import SplitActions, by_action
 from seeupo_jax.learner.step.critic import Critic, row_value, span_loss
+from seeupo_jax.learner.step.expert_load import routing_sums
 from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.learner.step.refresh import refresh_spans
 from seeupo_jax.learner.step.rows import of_spans, row_logp
@@ -53,9 +54,8 @@ def turn_loss(
         cumulative_ratio_N = refresh_spans(
             params, network, config, continued, index, past, cumulative_ratio_N
         )
-    cumulative_ratio_P = cumulative_ratio_N[
-        jnp.minimum(row.trajectory_P, cumulative_ratio_N.shape[0] - 1)
-    ]
+    last = cumulative_ratio_N.shape[0] - 1
+    cumulative_ratio_P = cumulative_ratio_N[jnp.minimum(row.trajectory_P, last)]
     of_own = functools.partial(of_spans, slot_PA=row.slot_PA, mask_PA=row.mask_PA)
     logp_PA = of_own(found.logp_RX)
     mask_PJA = by_action(row, config.actions)
@@ -85,6 +85,7 @@ def turn_loss(
         "kl": counted(kl_PJ),
         "weight_max": jnp.max(jnp.abs(weight_PA)),
         **{name: counted(share_PJ) for name, share_PJ in shares.items()},
+        **routing_sums(config, network.arch.routing, row, found.chosen_RLG),
     }
     if critic is not None:
         value_PA = of_own(row_value(network, critic, params, trained[1], row, found.hidden_RXD))

@@ -37,6 +37,8 @@ class LossConfig:
         names = ("actions", "clipped", "kl", "weight_max")
         if self.options.tis_clip is not None:
             names = (*names, "tis_weight", "tis_truncated")
+        if self.options.router_replay != "none":
+            names = (*names, "routed", "router_mismatched")
         return (*names, "entropy") if self.options.entropy_coef else names
 
     @property

@@ -40,9 +40,10 @@ def refresh_spans(
         part = index * Q + number
         chunk = [take(x.reshape(-1, R, C), part) for x in continued[:6]]
         tokens, depth, end, at, parent, target = chunk
-        hidden_RCD, _ = policy.hidden(
-            network, params, tokens, tree=Tree(depth, end), past=Past(keys, tree, at)
-        )
+        given = continued.expert_MQRCG
+        given = None if given is None else take(given.reshape(-1, R, C, given.shape[-1]), part)
+        of_chunk = {"tree": Tree(depth, end), "past": Past(keys, tree, at), "given_NLG": given}
+        hidden_RCD, _ = policy.hidden(network, params, tokens, **of_chunk)
         logp_RC, _ = logp_at(network, params, hidden_RCD, parent, target, config.temperature)
         return logp_PA + of_spans(
             logp_RC, *own_slots(continued.slot_PA, continued.mask_PA, part, R * C)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,9 +11,13 @@ from seeupo_jax.parallel.mesh import constrain
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.kernels.attention import KeyValues, Tree
 from seeupo_jax.policy.network import Network
+from seeupo_jax.policy.transformer import Computed
 from seeupo_jax.types import TurnBatch
 
-_OF_ROWS = ("tokens_MRL", "depth_MRL", "end_MRL", "parent_MRX", "target_MRX", "segment_MRL")
+_OF_ROWS = (
+    *("tokens_MRL", "depth_MRL", "end_MRL", "parent_MRX", "target_MRX"),
+    *("segment_MRL", "counted_MRL", "expert_MRLG"),
+)
 
 
 def microbatch(batch: TurnBatch, index: jax.Array) -> TurnBatch:
@@ -48,43 +51,41 @@ def of_spans(x_RX: jax.Array, slot_PA: jax.Array, mask_PA: jax.Array) -> jax.Arr
     return jnp.where(mask_PA > 0, x_RX.reshape(-1)[slot_PA], 0.0)
 
 
-def row_hidden(
-    network: Network, params: Any, row: TurnBatch
-) -> tuple[jax.Array, Sequence[KeyValues]]:
-    """Hidden states of one microbatch, [R, L, D], and the pass's keys and values."""
-    if row.segment_MRL is not None:
-        return policy.hidden(network, params, row.tokens_MRL, segment_NL=row.segment_MRL)
-    tree = Tree(row.depth_MRL, row.end_MRL)
-    return policy.hidden(network, params, row.tokens_MRL, tree=tree)
+def compute_row(network: Network, params: Any, row: TurnBatch) -> Computed:
+    """The pass over one microbatch."""
+    tree = None if row.segment_MRL is not None else Tree(row.depth_MRL, row.end_MRL)
+    of_rows = {"tree": tree, "segment_NL": row.segment_MRL, "given_NLG": row.expert_MRLG}
+    return policy.compute(network, params, row.tokens_MRL, **of_rows)
 
 
 class RowLogp(NamedTuple):
     """log π of what one microbatch predicts, and the entropy of what it is drawn from (nats).
 
     entropy_RX: None where it was not asked for. hidden_RXD: what predicts.
-    keys: keys and values of the pass.
+    keys: keys and values of the pass. chosen_RLG: what its routers chose; None without experts.
     """
 
     logp_RX: jax.Array
     entropy_RX: jax.Array | None
     hidden_RXD: jax.Array
     keys: list[KeyValues]
+    chosen_RLG: jax.Array | None
 
 
 def row_logp(
     network: Network, params: Any, row: TurnBatch, temperature: float, *, entropy: bool = False
 ) -> RowLogp:
     """Of one microbatch; see `RowLogp`."""
-    hidden_RLD, keys = row_hidden(network, params, row)
+    hidden_RLD, keys, chosen_RLG = compute_row(network, params, row)
     if not entropy:
         predicted = (row.parent_MRX, row.target_MRX)
         logp_RX, hidden_RXD = logp_at(network, params, hidden_RLD, *predicted, temperature)
-        return RowLogp(logp_RX, None, hidden_RXD, list(keys))
+        return RowLogp(logp_RX, None, hidden_RXD, list(keys), chosen_RLG)
     hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
     found = policy.token_logp_and_entropy(
         network, params, hidden_RXD, row.target_MRX, temperature=temperature
     )
-    return RowLogp(*found, hidden_RXD, list(keys))
+    return RowLogp(*found, hidden_RXD, list(keys), chosen_RLG)
 
 
 def logp_at(

@@ -14,11 +14,13 @@ from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.state_layout import on_device
 from seeupo_jax.learner.step.actions import split_actions
 from seeupo_jax.learner.step.critic import Critic, ValueModel, row_value
+from seeupo_jax.learner.step.expert_load import RouterCounts, count_routed
 from seeupo_jax.learner.step.loss import turn_loss
 from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.learner.step.refresh import refreshed
 from seeupo_jax.learner.step.rows import microbatch, of_spans, row_logp
 from seeupo_jax.metric_table import MAXIMA
+from seeupo_jax.parallel.mesh import constrain
 from seeupo_jax.policy.network import Network
 from seeupo_jax.types import TrainState, TurnBatch
 
@@ -26,20 +28,65 @@ from seeupo_jax.types import TrainState, TurnBatch
 def score(network: Network, params: Any, batch: TurnBatch, *, temperature: float) -> jax.Array:
     """log π of every action token of a batch under `params`: float32 [P, A], 0 without a mask."""
     with jax.named_scope("sweep/score"):
-        return _of_actions(batch, lambda row: row_logp(network, params, row, temperature)[:1])[0]
+        return _of_actions(batch, lambda row: row_logp(network, params, row, temperature).logp_RX)
 
 
-def score_and_entropy(
-    network: Network, params: Any, batch: TurnBatch, *, temperature: float
-) -> tuple[jax.Array, jax.Array]:
-    """`score`, and the entropy in nats of what each action token was drawn from; both [P, A]."""
+class Scored(NamedTuple):
+    """What a pass over a batch found of every action token, and of its routers.
 
-    def of_row(row: TurnBatch) -> tuple[jax.Array, jax.Array]:
-        found = row_logp(network, params, row, temperature, entropy=True)
-        return found.logp_RX, found.entropy_RX
+    logp_PA: `score`. entropy_PA: nats, of what each token was drawn from; None: not asked for.
+    routers: what the routers chose; None without experts.
+    chosen_MRLG: every choice of theirs; None: not recorded.
+    """
 
+    logp_PA: jax.Array
+    entropy_PA: jax.Array | None = None
+    routers: RouterCounts | None = None
+    chosen_MRLG: jax.Array | None = None
+
+
+def score_in_full(
+    network: Network,
+    params: Any,
+    batch: TurnBatch,
+    *,
+    temperature: float,
+    entropy: bool = False,
+    record: bool = False,
+) -> Scored:
+    """`score`, and what else the pass that begins a sweep finds.
+
+    Args:
+      record: whether the routers' choices are recorded.
+    """
+    routing = network.arch.routing
+    (M, R, L), zeros_PA = batch.tokens_MRL.shape, jnp.zeros_like(batch.mask_PA)
+
+    def body(index: jax.Array, scored: Scored) -> Scored:
+        row = microbatch(batch, index)
+        found = row_logp(network, params, row, temperature, entropy=entropy)
+        added = lambda x_PA, x_RX: x_PA + of_spans(x_RX, row.slot_PA, row.mask_PA)  # noqa: E731
+        scored = scored._replace(logp_PA=added(scored.logp_PA, found.logp_RX))
+        if entropy:
+            scored = scored._replace(entropy_PA=added(scored.entropy_PA, found.entropy_RX))
+        if scored.routers is not None:
+            counts = count_routed(routing, row, found.chosen_RLG)
+            scored = scored._replace(routers=scored.routers.plus(counts))
+        if record:
+            held = jax.lax.dynamic_update_index_in_dim(
+                scored.chosen_MRLG, found.chosen_RLG, index, axis=0
+            )
+            scored = scored._replace(chosen_MRLG=constrain(held, None, "rows", None, None))
+        return scored
+
+    start = Scored(
+        zeros_PA,
+        zeros_PA if entropy else None,
+        None if routing is None else RouterCounts.zeros(routing),
+        jnp.zeros((M, R, L, routing.size), routing.dtype) if record else None,
+    )
     with jax.named_scope("sweep/score"):
-        return _of_actions(batch, of_row, arrays=2)
+        return jax.lax.fori_loop(0, batch.microbatches, body, start)
 
 
 def value(
@@ -47,25 +94,21 @@ def value(
 ) -> jax.Array:
     """The value before every action token of a batch: float32 [P, A], 0 without a mask."""
 
-    def of_row(row: TurnBatch) -> tuple[jax.Array]:
-        return (row_value(network, critic, params, critic_params, row),)
+    def of_row(row: TurnBatch) -> jax.Array:
+        return row_value(network, critic, params, critic_params, row)
 
     with jax.named_scope("sweep/value"):
-        return _of_actions(batch, of_row)[0]
+        return _of_actions(batch, of_row)
 
 
-def _of_actions(
-    batch: TurnBatch, of_row: Callable[[TurnBatch], tuple[jax.Array, ...]], arrays: int = 1
-) -> tuple[jax.Array, ...]:
+def _of_actions(batch: TurnBatch, of_row: Callable[[TurnBatch], jax.Array]) -> jax.Array:
     """What `of_row` gives of the predictions [R, X] of each microbatch, at the action tokens."""
 
-    def body(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def body(index: jax.Array, x_PA: jax.Array) -> jax.Array:
         row = microbatch(batch, index)
-        pairs = zip(sums, of_row(row), strict=True)
-        return tuple(x_PA + of_spans(x_RX, row.slot_PA, row.mask_PA) for x_PA, x_RX in pairs)
+        return x_PA + of_spans(of_row(row), row.slot_PA, row.mask_PA)
 
-    zeros = (jnp.zeros_like(batch.mask_PA),) * arrays
-    return jax.lax.fori_loop(0, batch.microbatches, body, zeros)
+    return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros_like(batch.mask_PA))
 
 
 def refresh(

@@ -102,7 +102,7 @@ def prefill(
     """
     with jax.named_scope("rollout/prefill"):
         model = network.bind(params)
-        _, pages = model.extend(tokens_RL, position_RL, pages, page_table, block=block)
+        _, pages, _ = model.extend(tokens_RL, position_RL, pages, page_table, block=block)
     return pages, position_RL[:, 0] + 0
 
 
@@ -140,7 +140,7 @@ def decode(
     def body(carry: Any) -> Any:
         i, token_R, position_R, step_R, alive_R, (tokens_RK, logp_RK, entropy_RK), pages = carry
         at_R1 = jnp.where(alive_R, position_R, NOWHERE)[:, None]
-        hidden_R1D, pages = model.extend(
+        hidden_R1D, pages, _ = model.extend(
             token_R[:, None], at_R1, pages, page_table, kernel=kernel, block=block
         )
         logits_RV = jnp.einsum(

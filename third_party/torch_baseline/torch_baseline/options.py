@@ -137,6 +137,7 @@ FIXED: dict[str, Any] = {
     "algorithm.loss_mean": "action",
     "algorithm.kl_in": "loss",
     "algorithm.tis_clip": None,
+    "algorithm.router_replay": "none",
     "algorithm.critic": "none",
     "algorithm.minibatches_per_turn": 1,
     "algorithm.entropy_coef": 0.0,

@@ -1,0 +1,123 @@
+"""Which experts a sweep's tokens run through: recorded once, replayed in its passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from seeupo_jax.learner.step.expert_load import RouterCounts
+from seeupo_jax.learner.token_trees import Forest
+from seeupo_jax.policy.architecture import Routing
+from seeupo_jax.types import Segment
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertRecord:
+    """Experts of every token: [L, G] of `routing.dtype`, one array a segment.
+
+    `routing.unknown` where nothing was recorded: there the router chooses.
+    """
+
+    routing: Routing
+    expert_LG: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of_segments(cls, routing: Routing, segments: Sequence[Segment]) -> ExpertRecord:
+        """What the sampler recorded.
+
+        Raises:
+          ValueError: it recorded nothing, or what another policy's routers choose.
+        """
+        for segment in segments:
+            record, wanted = segment.expert_LG, (len(segment.tokens_L), routing.size)
+            if record is None or (record.shape, record.dtype) != (wanted, routing.dtype):
+                got = "none" if record is None else f"{record.dtype.name} {record.shape}"
+                raise ValueError(
+                    f"config.algorithm.router_replay: got 'rollout' with trajectories whose record"
+                    f" of experts is {got}; allowed: {routing.dtype.name} {wanted} of each token of"
+                    " this policy, as its own sampler records them."
+                )
+        return cls(routing, tuple(segment.expert_LG for segment in segments))
+
+    @classmethod
+    def of_pass(
+        cls,
+        routing: Routing,
+        lengths: Sequence[int],
+        segments: Sequence[int],
+        forest: Forest,
+        chosen_RLG: np.ndarray,
+    ) -> ExpertRecord:
+        """What the routers chose in a pass over a forest's rows.
+
+        Args:
+          lengths: tokens of each segment.
+          segments: whose tokens the forest's sequences are; others than these lengths are of: none
+            that is recorded.
+        """
+        record = [_unknown(routing, length) for length in lengths]
+        for place, segment in enumerate(segments):
+            if segment < len(record):
+                index_L = forest.index[place]
+                record[segment][: index_L.size] = chosen_RLG[forest.row_S[place], index_L]
+        return cls(routing, tuple(record))
+
+    def with_more(self, expert_LG: Sequence[np.ndarray]) -> ExpertRecord:
+        """With more segments."""
+        return ExpertRecord(self.routing, (*self.expert_LG, *expert_LG))
+
+    def unknown(self, *shape: int) -> np.ndarray:
+        """Of so many tokens of which nothing was recorded."""
+        return _unknown(self.routing, *shape)
+
+    def rows(self, shape: tuple[int, int], segments: Sequence[int], forest: Forest) -> np.ndarray:
+        """Those of a forest's padded rows, [R, L, G] for this [R, L]; arguments as of `of_pass`."""
+        expert_RLG = self.unknown(*shape)
+        for place, segment in enumerate(segments):
+            index_L = forest.index[place]
+            expert_RLG[forest.row_S[place], index_L] = self.expert_LG[segment][: index_L.size]
+        return expert_RLG
+
+    def identity(self, tokens: Sequence[np.ndarray], group_S: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Numbers of the segments' tokens: equal in a group where the token and its experts are."""
+        numbers = list(tokens)
+        for group in np.unique(group_S):
+            own = np.flatnonzero(group_S == group)
+            token_X = np.concatenate([tokens[segment] for segment in own]).astype(np.uint32)
+            expert_XG = np.concatenate([self.expert_LG[segment] for segment in own])
+            as_bytes = [x.view(np.uint8).reshape(token_X.size, -1) for x in (token_X, expert_XG)]
+            both = np.concatenate(as_bytes, axis=1)
+            # Of bytes as one: by columns, a sort compares them one by one.
+            whole_X = both.view(np.dtype((np.void, both.shape[1])))[:, 0]
+            _, number_X = np.unique(whole_X, return_inverse=True)
+            ends = np.cumsum([len(tokens[segment]) for segment in own])[:-1]
+            for segment, number_L in zip(own, np.split(number_X, ends), strict=True):
+                numbers[segment] = number_L.astype(np.int32)
+        return tuple(numbers)
+
+
+def _unknown(routing: Routing, *shape: int) -> np.ndarray:
+    return np.full((*shape, routing.size), routing.unknown, routing.dtype)
+
+
+def describe_routers(counts: RouterCounts) -> dict[str, float]:
+    """How evenly a pass's tokens are spread over the experts, and how well its routers agree.
+
+    With p the share of a layer's (token, expert) pairs that an expert has: the largest p times the
+    number of experts; the mean over layers of the entropy of p by that of an even spread; and the
+    experts of all layers with p = 0. Where experts were given, the share of (token, layer) pairs
+    whose router would have chosen others.
+    """
+    load_YE, routed, mismatched = map(np.asarray, counts)
+    share_YE = load_YE / np.maximum(load_YE.sum(axis=1, keepdims=True), 1)
+    log_YE = np.log(share_YE, out=np.zeros_like(share_YE), where=share_YE > 0)
+    experts = load_YE.shape[1]
+    entropy = float(-(share_YE * log_YE).sum(axis=1).mean())
+    metrics = {
+        "sweep/expert_load_max": float(share_YE.max() * experts),
+        "sweep/expert_load_entropy": entropy / float(np.log(experts)) if experts > 1 else 1.0,
+        "sweep/dead_experts": int((load_YE == 0).sum()),
+    }
+    return metrics | ({"logp/router_mismatch": float(mismatched / routed)} if routed else {})

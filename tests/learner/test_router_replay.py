@@ -1,0 +1,144 @@
+"""All passes of a sweep run a token through the experts that its first pass chose."""
+
+import dataclasses
+import functools
+
+import jax
+import learner_cases as cases
+import numpy as np
+import pytest
+from flax import nnx
+
+from seeupo_jax.configuration import schema
+from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
+from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.step.expert_load import RouterCounts
+from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
+from seeupo_jax.policy.architecture import Moe, Routing
+from seeupo_jax.policy.network import compute, split
+from seeupo_jax.policy.transformer import Transformer
+
+EXPERTS, EACH = 5, 2
+MOE = Moe(EXPERTS, EACH, mlp_width=12, normalize=True, dense_layers=(1,))
+ARCH = dataclasses.replace(cases.ARCH, layers=3, moe=MOE)
+RATE = 0.3  # of steps that change what routers choose
+
+
+@functools.cache
+def policy():
+    network, params = split(Transformer(ARCH, nnx.Rngs(0)))
+    return network, cases.jittered(params, 0.2)
+
+
+@functools.cache
+def learner(rate=RATE, shapes=cases.SHAPES, **choices):
+    algorithm = schema.Algorithm(**choices)
+    return Learner(policy()[0], cases.recording("sgd", rate), algorithm, shapes, 1.0, seed=5)
+
+
+def run(made, params=None, **rest):
+    state = cases.new_state(made.optimizer, policy()[1] if params is None else params)
+    reference = jax.device_put(policy()[1])
+    found = sweep(made, state, reference, cases.branching(), iteration=3, **rest)
+    return cases.host(found.train.params), found.metrics
+
+
+def difference(one, other):
+    gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), one, other)
+    return max(jax.tree.leaves(gaps))
+
+
+@functools.cache
+def alone(tokens):
+    """The experts [L, G] of one sequence in a row of its own."""
+    found = jax.jit(compute, static_argnums=0)(*policy(), np.array([tokens], np.int32))
+    return np.asarray(found.chosen_NLG[0])
+
+
+@functools.cache
+def replayed():
+    return run(learner(router_replay="old"))
+
+
+def test_counts_are_of_every_token_once():
+    load_YE, seen = np.zeros((2, EXPERTS), int), set()
+    rows = learner(router_replay="old").rows(cases.branching())
+    for tokens_L, turn_L, group in zip(rows.tokens, rows.turn, rows.group_S, strict=True):
+        end = 1 + int(np.flatnonzero(turn_L >= 0)[-1])
+        for at, expert_G in enumerate(alone(tuple(tokens_L[:end].tolist()))):
+            prefix = int(group), tuple(tokens_L[: at + 1].tolist())
+            if prefix not in seen:
+                np.add.at(load_YE, (np.repeat([0, 1], EACH), expert_G), 1)
+            seen.add(prefix)
+    wanted = describe_routers(RouterCounts(load_YE, np.zeros(()), np.zeros(())))
+    _, metrics = replayed()
+    assert {name: metrics[name] for name in wanted} == pytest.approx(wanted, abs=1e-6)
+    plain = run(learner())[1]
+    assert {name: plain[name] for name in wanted} == pytest.approx(wanted, abs=1e-6)
+    assert "sweep/router_mismatch" not in plain
+
+
+def test_load_metrics_are_their_definitions():
+    counts = RouterCounts(np.array([[4, 0, 4, 0], [2, 2, 2, 2]]), np.float32(8), np.float32(2))
+    assert describe_routers(counts) == {
+        "sweep/expert_load_max": 2.0,
+        "sweep/expert_load_entropy": pytest.approx((0.5 + 1) / 2),
+        "sweep/dead_experts": 2,
+        "logp/router_mismatch": 0.25,
+    }
+
+
+def test_routers_that_moved_are_counted_and_overruled():
+    params, metrics = replayed()
+    own, _ = run(learner())
+    assert 0 < metrics["sweep/router_mismatch"] < 1
+    assert difference(params, own) > 1e-4  # other experts learned
+    still, metrics = run(learner(rate=1e-4, router_replay="old"))
+    assert metrics["sweep/router_mismatch"] == 0
+    assert difference(still, run(learner(rate=1e-4))[0]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "shapes, choices",
+    [
+        (cases.SHAPES, {"refresh": "separate"}),
+        (dataclasses.replace(cases.SHAPES, share=False, rows=2), {}),
+        (dataclasses.replace(cases.SHAPES, lengths=(48,), rows=1), {}),
+    ],
+    ids=["separate refresh", "no shared tokens", "other rows"],
+)
+def test_how_a_sweep_is_computed_does_not_matter(shapes, choices):
+    wanted, metrics = replayed()
+    params, other = run(learner(shapes=shapes, router_replay="old", **choices))
+    assert difference(params, wanted) < 2e-5
+    if shapes.share:
+        load = "sweep/expert_load_entropy"
+        assert other[load] == pytest.approx(metrics[load], abs=1e-6)
+
+
+def test_a_stopped_sweep_replays_what_it_recorded():
+    made, asked = learner(router_replay="old"), iter([False, False])
+    state = cases.new_state(made.optimizer, policy()[1])
+    reference, played = jax.device_put(policy()[1]), cases.branching()
+    with pytest.raises(SweepStopped) as stopped:
+        sweep(made, state, reference, played, iteration=3, stop=lambda: next(asked, True))
+    example = stopped_arrays(made, cases.new_state(made.optimizer, policy()[1]), played)
+    shape = lambda x: (x.shape, x.dtype)  # noqa: E731
+    assert jax.tree.map(shape, example) == jax.tree.map(shape, stopped.value.arrays)
+    arrays = cases.reread(stopped.value.arrays)
+    resume = arrays, stopped.value.notes
+    found = sweep(made, arrays["state"], reference, played, iteration=3, resume=resume)
+    wanted, metrics = replayed()
+    cases.assert_trees_equal(cases.host(found.train.params), wanted)
+    assert found.metrics == metrics
+
+
+def test_tokens_are_shared_where_their_experts_are_the_same():
+    routing = Routing(1, 2, 300)
+    assert (routing.dtype, routing.unknown) == (np.uint16, 65535)
+    tokens = [np.array([7, 8, 9]), np.array([7, 8, 9]), np.array([7, 8])]
+    expert = [[[0, 1], [2, 299], [5, 6]], [[0, 1], [2, 43], [5, 6]], [[0, 1], [2, 299]]]
+    record = ExpertRecord(routing, tuple(np.array(each, np.uint16) for each in expert))
+    a, b, c = record.identity(tokens, np.array([0, 0, 1]))
+    assert a[0] == b[0] and a[1] != b[1] and a[2] == b[2] and len(c) == 2
