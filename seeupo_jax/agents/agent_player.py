@@ -221,7 +221,7 @@ class AgentPlayer:
             cached_tokens=action.cached,
         )
         answer = HistoryMessage("assistant", completion.content, completion.calls)
-        episode.lineages.act(turn.turn, action.tokens, action.logp, answer)
+        episode.lineages.act(turn.turn, action.tokens, action.logp, answer, action.experts)
         episode.remove_turn(turn, answered=True)
         turn.waiting.settle(completion)
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
 from seeupo_jax.agents.sampled_text import longest_token
 from seeupo_jax.envs.base import Message, Tool
@@ -58,6 +60,7 @@ class LineageTurn:
     after: History | None = None
     action: Sequence[int] = ()
     logp: Sequence[float] = ()
+    expert_LG: np.ndarray | None = None
 
 
 class Lineages:
@@ -126,9 +129,14 @@ class Lineages:
         tokens: Sequence[int],
         logp: Sequence[float],
         answer: HistoryMessage,
+        expert_LG: np.ndarray | None = None,
     ) -> None:
-        """Takes what was sampled in an open turn, and what the client was told of it."""
-        turn.action, turn.logp = tokens, logp
+        """Takes what was sampled in an open turn, and what the client was told of it.
+
+        Args:
+          expert_LG: as of `Transcript.act`.
+        """
+        turn.action, turn.logp, turn.expert_LG = tokens, logp, expert_LG
         turn.after = (*turn.read.before, plain_text(answer))
 
     def cancel(self, turn: LineageTurn) -> None:
@@ -146,7 +154,7 @@ class Lineages:
         for number, turn in enumerate(self._answered()):
             transcript = transcripts.setdefault(turn.lineage, Transcript())
             transcript.read(turn.read.conversation.tokens)
-            transcript.act(turn.action, number, turn.logp)
+            transcript.act(turn.action, number, turn.logp, turn.expert_LG)
         segments = (segment for each in transcripts.values() for segment in each.segments())
         return tuple(segments) or Transcript().segments()
 

@@ -27,8 +27,9 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.network import Network
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Turn
+from seeupo_jax.rollout.engine.read_plan import choose_read_plan
 from seeupo_jax.rollout.engine.sampling import Sampling
-from seeupo_jax.rollout.engine.slots import SlotEngine, choose_read_plan
+from seeupo_jax.rollout.engine.slots import SlotEngine
 
 RESENT, KEPT = "generate, conversation sent again", "generate, KV cache kept"
 STATIC = "generate, static KV cache kept"

@@ -40,9 +40,9 @@ class LossOptions:
     """covariance=kl: coefficient of the penalty."""
     tis_clip: float | None = above(0, None, most=1000)
     """Weigh surrogates by trainer / sampler probability, at most this; none: no weights."""
-    router_replay: str = choice("none", "old")
+    router_replay: str = choice("none", "old", "rollout")
     """Which pass chooses the experts of each token for all of a sweep's: none, each its own; old,
-    the one that finds the old policy's log-probabilities."""
+    the one that finds the old policy's log-probabilities; rollout, the sampler's."""
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,11 @@ class ExpertRecord:
         Raises:
           ValueError: it recorded nothing, or what another policy's routers choose.
         """
+        records = []
         for segment in segments:
             record, wanted = segment.expert_LG, (len(segment.tokens_L), routing.size)
+            if record is None and not (segment.turn_L >= 0).any():
+                record = _unknown(routing, wanted[0])  # nothing was sampled in it
             if record is None or (record.shape, record.dtype) != (wanted, routing.dtype):
                 got = "none" if record is None else f"{record.dtype.name} {record.shape}"
                 raise ValueError(
@@ -39,7 +42,8 @@ class ExpertRecord:
                     f" of experts is {got}; allowed: {routing.dtype.name} {wanted} of each token of"
                     " this policy, as its own sampler records them."
                 )
-        return cls(routing, tuple(segment.expert_LG for segment in segments))
+            records.append(record)
+        return cls(routing, tuple(records))
 
     @classmethod
     def of_pass(

@@ -13,6 +13,7 @@ from seeupo_jax.parallel.device_memory import device_bytes, in_units, total_memo
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.parallel.mesh import make_mesh, row_shards, sampler_mesh
 from seeupo_jax.planning.activation_memory import REMATS, microbatch_bytes, share_of
+from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.runtime import build
 
@@ -29,11 +30,13 @@ class RematPlan:
     standing: what a step holds whatever is computed again: state, reference policy, gradients.
     activations: of one microbatch, by the choices there are, the least recomputation first.
     allowed: for a step; None: unknown.
+    replayed: experts that a step's routers are given.
     """
 
     standing: int
     activations: dict[str, int]
     allowed: int | None
+    replayed: int = 0
 
     @property
     def selected(self) -> str:
@@ -44,7 +47,7 @@ class RematPlan:
 
     def needed(self, name: str) -> int:
         """By a step with this choice."""
-        return self.standing + self.activations[name]
+        return self.standing + self.replayed + self.activations[name]
 
     def __str__(self) -> str:
         name, least = self.selected, next(iter(self.activations))
@@ -122,7 +125,19 @@ def plan_remat(
         for name in names
     }
     share = _SHARES.get(platform, SHARE) if share is None else share
-    return RematPlan(standing, activations, memory_bytes and int(share * memory_bytes))
+    allowed = memory_bytes and int(share * memory_bytes)
+    return RematPlan(standing, activations, allowed, _replayed_bytes(config, mesh, arch))
+
+
+def _replayed_bytes(config: Config, mesh: jax.sharding.Mesh, arch: Architecture) -> int:
+    """Of the record that a step of the longest rows is given, all microbatches, on every device."""
+    if config.algorithm.router_replay == "none" or arch.routing is None:
+        return 0
+    shapes = build.build_shapes(config, mesh, config.rollout.tasks * config.rollout.group_size)
+    length, chunk = shapes.lengths[-1], shapes.lengths[0]
+    refreshed = (1 + 2 * (length // chunk)) * chunk  # as `RefreshBatch` has room for
+    tokens = shapes.microbatches(length) * shapes.rows * (length + refreshed)
+    return tokens * arch.routing.size * arch.routing.dtype.itemsize
 
 
 def _sampling_bytes(config: Config, policy: build.Policy, mesh: jax.sharding.Mesh) -> int:

@@ -144,7 +144,7 @@ class EnvironmentPlayer:
             episode.fail("env_error", action.failure)
             return self._advance(action.key, episode)
         turn, earned, worker = episode.turn, episode.earned, self._worker
-        episode.transcript.act(action.tokens, turn, action.logp)
+        episode.transcript.act(action.tokens, turn, action.logp, action.experts)
         episode.rewards.append(0.0)  # until its environment answers
         text = self._tokenizer.text(action.tokens)
         episode.said.append(len(episode.messages))

@@ -48,8 +48,9 @@ from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine.cache_layout import Layout
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.grammar import Grammars
+from seeupo_jax.rollout.engine.read_plan import choose_read_plan
 from seeupo_jax.rollout.engine.sampling import Sampling
-from seeupo_jax.rollout.engine.slots import SlotEngine, choose_read_plan
+from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.types import TrainState
 
 # Parameters: with fewer, a token takes a CPU microseconds, and a program seconds to compile.
@@ -248,6 +249,7 @@ def build_engine(
         steps=rollout.decode_steps,
         prefill_tokens=rollout.prefill_tokens,
         few=few_shapes(config, made.mesh),
+        records=config.algorithm.router_replay == "rollout",
         read_plan=choose_read_plan(arch, rollout.page_size, device.platform),
         grammars=build_grammars(config, made.tokenizer, arch.vocab_size),
     )

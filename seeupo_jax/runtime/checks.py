@@ -12,6 +12,7 @@ import jax
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.agent_schema import without_places
+from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.reward import Judge, without_layout
 from seeupo_jax.configuration.schema import Config
@@ -24,6 +25,7 @@ from seeupo_jax.learner.state_layout import check_offload
 from seeupo_jax.metrics.trackers import check_trackers
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.policy.lora import with_adapters
 from seeupo_jax.rewards.candidate_judge import make_judge
@@ -155,15 +157,23 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
     arch, lora = build.architecture(config, mesh), build.adapters(config)
     if tokenizer and config.model.path is not None:
         _check_tokenizer(config, arch.vocab_size)
-    replay = config.algorithm.router_replay
-    if replay != "none" and arch.routing is None:
-        raise ValueError(
-            f"config.algorithm.router_replay: got {replay!r} with a model that has no experts;"
-            " allowed: none."
-        )
+    check_experts(config.algorithm, arch)
     if lora is not None or config.optimizer.groups:
         made = policy.abstract(arch) if lora is None else with_adapters(arch, lora)
         split_trained(config.optimizer.groups, *made)
+
+
+def check_experts(algorithm: Algorithm, arch: Architecture) -> None:
+    """The model has the experts whose choice is to be replayed.
+
+    Raises:
+      ValueError: it has none.
+    """
+    if algorithm.router_replay != "none" and arch.routing is None:
+        raise ValueError(
+            f"config.algorithm.router_replay: got {algorithm.router_replay!r} with a model that has"
+            " no experts; allowed: none."
+        )
 
 
 def _check_tokenizer(config: Config, vocab_size: int) -> None:
@@ -195,6 +205,8 @@ def made_by(config: Config) -> str:
     if config.algorithm.forks != "none":  # as above
         names = [name for name in vars(config.algorithm) if name.startswith("fork")]
         choices.append({name: vars(config.algorithm)[name] for name in names})
+    if config.algorithm.router_replay == "rollout":  # what is stored has a record of experts
+        choices.append({"router_replay": "rollout"})
     return hashlib.sha256(json.dumps(plain(choices, finite=False)).encode()).hexdigest()
 
 

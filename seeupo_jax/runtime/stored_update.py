@@ -20,7 +20,7 @@ from seeupo_jax.parallel.mesh import make_mesh, row_shards
 from seeupo_jax.policy.files.weights import inspect
 from seeupo_jax.rewards.reward_functions import weighted_sum
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import check_learner
+from seeupo_jax.runtime.checks import check_experts, check_learner
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.trajectories.rewards_by_name import named_rewards
 from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
@@ -181,6 +181,12 @@ def prepare(
         recorded=config.algorithm.tis_clip is not None,
     )
     check_rewards(config.algorithm, trajectories)
+    check_experts(config.algorithm, arch)
+    if config.algorithm.router_replay == "rollout":
+        raise ValueError(
+            "config.algorithm.router_replay: got 'rollout' with stored trajectories, which have no"
+            " record of the sampler's experts; allowed: none or old."
+        )
     config = fit(config, trajectories)
     build.check_layout(config, check_learner(config))
     if algorithm.scores_gain:

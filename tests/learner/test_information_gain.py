@@ -57,7 +57,7 @@ def separately(made, references, temperature=1.0):
 def in_one_pass(made, references, shapes=SHAPES, temperature=1.0):
     rows = Rows.of(made)
     branches = answer_branches(rows, made, references, shapes)
-    batch, seats = branch_batch(branches, all_actions(rows), shapes)
+    batch, seats, _ = branch_batch(branches, all_actions(rows), shapes)
     learner = cases.unshared(cases.learner(shapes=shapes, temperature=temperature))
     logp_PA = np.asarray(learner.score(cases.policy()[1], batch))
     return information_gain(branches, seats, logp_PA, made), batch, logp_PA, branches

@@ -37,10 +37,10 @@ def learner(rate=RATE, shapes=cases.SHAPES, **choices):
     return Learner(policy()[0], cases.recording("sgd", rate), algorithm, shapes, 1.0, seed=5)
 
 
-def run(made, params=None, **rest):
-    state = cases.new_state(made.optimizer, policy()[1] if params is None else params)
-    reference = jax.device_put(policy()[1])
-    found = sweep(made, state, reference, cases.branching(), iteration=3, **rest)
+def run(made, played=None):
+    state, reference = cases.new_state(made.optimizer, policy()[1]), jax.device_put(policy()[1])
+    played = cases.branching() if played is None else played
+    found = sweep(made, state, reference, played, iteration=3)
     return cases.host(found.train.params), found.metrics
 
 
@@ -132,6 +132,37 @@ def test_a_stopped_sweep_replays_what_it_recorded():
     wanted, metrics = replayed()
     cases.assert_trees_equal(cases.host(found.train.params), wanted)
     assert found.metrics == metrics
+
+
+def sampled(change=0):
+    """The trajectories as sampled with these very experts; but some of the last layer's."""
+
+    def of(segment):
+        expert_LG = alone(tuple(segment.tokens_L.tolist())).copy()
+        expert_LG[:change, -1] = (expert_LG[:change, -2] + 1) % EXPERTS
+        expert_LG[-1] = policy()[0].arch.routing.unknown  # nothing was sampled behind it
+        return dataclasses.replace(segment, expert_LG=expert_LG)
+
+    return [dataclasses.replace(t, segments=tuple(map(of, t.segments))) for t in cases.branching()]
+
+
+def test_the_samplers_experts_are_replayed_in_every_pass():
+    made = learner(router_replay="rollout")
+    params, metrics = run(made, played=sampled())
+    wanted, of_own = replayed()
+    assert difference(params, wanted) < 2e-5
+    assert metrics["logp/router_mismatch"] == 0
+    assert metrics["sweep/router_mismatch"] == pytest.approx(
+        of_own["sweep/router_mismatch"], abs=0.02
+    )
+    other, metrics = run(made, played=sampled(change=2))
+    assert 0 < metrics["logp/router_mismatch"] < 0.2
+    assert difference(other, wanted) > 1e-4
+
+
+def test_trajectories_without_a_record_are_refused():
+    with pytest.raises(ValueError, match="record of experts is none; allowed: uint8 .* of each"):
+        run(learner(router_replay="rollout"))
 
 
 def test_tokens_are_shared_where_their_experts_are_the_same():

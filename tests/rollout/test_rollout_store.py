@@ -94,7 +94,12 @@ def test_every_bit_comes_back(kept, log):
         {"turn_rewards": (0.1 + 0.2, -0.0, 5e-324, float("inf"), float("nan"))},
         {
             "segments": (
-                Segment(np.arange(5, dtype=np.int32), np.zeros(5, np.int32), ODD.view("f4")),
+                Segment(
+                    np.arange(5, dtype=np.int32),
+                    np.zeros(5, np.int32),
+                    ODD.view("f4"),
+                    np.arange(15, dtype=np.uint8).reshape(5, 3) + 240,
+                ),
             )
         },
     ],

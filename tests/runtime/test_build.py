@@ -107,6 +107,10 @@ def test_a_tensor_axis_that_would_cut_a_head_is_told():
         ("model.path=runs/nowhere", "got 'runs/nowhere'; allowed: a folder with a config.json, or"),
         ("lora.path=runs/nowhere", "no file runs/nowhere/adapter_config.json"),
         ("model.param_dtype=bfloat16", "param_dtype: got 'bfloat16'; allowed: 'float32' unless"),
+        (
+            "algorithm.router_replay=old",
+            "router_replay: got 'old' with a model that has no experts",
+        ),
         ("lora.targets=('lm_head',)", "lora.targets: got .*allowed: projections by"),
         ("chat.template_kwargs={'enable_thinking': False}", "enable_thinking|template_kwargs"),
     ],

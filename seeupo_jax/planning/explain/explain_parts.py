@@ -132,6 +132,7 @@ def memory_lines(found: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list
     sizes["gradients, two copies at most"] = remat.standing - sum(sizes.values())
     name = arch.remat if arch.remat in remat.activations else next(iter(remat.activations))
     sizes[f"activations of a microbatch, remat {name}"] = remat.activations[name]
+    sizes["experts that a step's routers are given"] = remat.replayed
     lines = ["of one device, by estimate:"]
     lines += [f"{in_units(size):>12}  {label}" for label, size in sizes.items() if size > 0]
     step = f"{in_units(remat.needed(name)):>12}  a step of the sweep"
@@ -141,7 +142,24 @@ def memory_lines(found: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list
     away = [part for part, waits in vars(config.offload).items() if waits]
     if away:
         lines.append(f"in the host's memory while it waits: {', '.join(away)}")
-    return [*lines, *cache_lines(found)]
+    return [*lines, *_record_lines(found), *cache_lines(found)]
+
+
+def _record_lines(found: AbstractRun) -> list[str]:
+    """What the host holds of experts that are replayed."""
+    replay, routing = found.config.algorithm.router_replay, found.learner.routing
+    if replay == "none" or routing is None:
+        return []
+    token = routing.size * routing.dtype.itemsize
+    most = found.trajectories * found.config.rollout.max_context
+    cache = ""
+    if replay == "rollout":
+        pages = found.engine.plan.pages * found.engine.plan.page_size
+        cache = f", {in_units(pages * token)} a shard of rows for those in the KV cache"
+    return [
+        f"in the host's memory: at most {in_units(most * token)} for the experts of an iteration's"
+        f" tokens, {in_units(token)} each{cache}"
+    ]
 
 
 def bytes_of(found: AbstractRun, *names: str) -> str:

@@ -110,12 +110,14 @@ class Transcript:
         self._tokens: list[int] = []
         self._turn: list[int] = []
         self._logp: list[float] = []
+        self._experts: list[np.ndarray] = []  # of its first tokens
 
     def copy(self) -> Transcript:
         """One of its own, which goes on from here."""
         copied = Transcript()
         copied._finished = list(self._finished)
         copied._record(self._tokens, self._turn, self._logp)
+        copied._experts = list(self._experts)
         return copied
 
     def shared(self, context: Sequence[int]) -> int:
@@ -130,14 +132,27 @@ class Transcript:
         kept = self.shared(context)
         if kept < len(self._tokens):
             self._finished.append(self._segment())
-            self._tokens, self._turn, self._logp = [], [], []
+            self._tokens, self._turn, self._logp, self._experts = [], [], [], []
             kept = 0
         count = len(context) - kept
         self._record(context[kept:], [CONTEXT] * count, [0.0] * count)
 
-    def act(self, tokens: Sequence[int], turn: int, logp: Sequence[float]) -> None:
-        """Adds a turn's action and the sampler's log-probabilities."""
+    def act(
+        self,
+        tokens: Sequence[int],
+        turn: int,
+        logp: Sequence[float],
+        expert_LG: np.ndarray | None = None,
+    ) -> None:
+        """Adds a turn's action and the sampler's log-probabilities.
+
+        Args:
+          expert_LG: as `Action.experts`, from the segment's first token on. Of tokens that earlier
+            actions were sampled behind those of the first are kept.
+        """
         self._record(tokens, [turn] * len(tokens), logp)
+        if expert_LG is not None:
+            self._experts.append(expert_LG[sum(map(len, self._experts)) :].copy())
 
     def segments(self) -> tuple[Segment, ...]:
         """At least one; it is empty where nothing was read."""
@@ -153,7 +168,17 @@ class Transcript:
             np.array(self._tokens, np.int32),
             np.array(self._turn, np.int32),
             np.array(self._logp, np.float32),
+            self._expert_LG(),
         )
+
+    def _expert_LG(self) -> np.ndarray | None:
+        """Filled up with the greatest number of its type where nothing was recorded."""
+        if not self._experts:
+            return None
+        known_LG = np.concatenate(self._experts)
+        missing = len(self._tokens) - len(known_LG), known_LG.shape[1]
+        none_LG = np.full(missing, np.iinfo(known_LG.dtype).max, known_LG.dtype)
+        return np.concatenate([known_LG, none_LG])
 
 
 # File of a model folder -> the loader of its tokenizer; the first that exists.

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.policy.kernels.attention import NOWHERE
 from seeupo_jax.policy.kernels.paged import PageTable, Prefixes
 from seeupo_jax.rollout.engine.cache_memory import CachePlan
+from seeupo_jax.rollout.engine.expert_pages import ExpertPages
 from seeupo_jax.rollout.engine.grammar import Grammars, Matcher
 from seeupo_jax.rollout.engine.kv_pages import Lease, PageTree, Refusal
 from seeupo_jax.rollout.engine.protocol import Action, Turn
@@ -57,16 +59,24 @@ class Job:
         self.entropy = sum(entropy, 0.0 if self.entropy is None else self.entropy)
 
     @property
+    def position(self) -> int:
+        """Where its last token goes, which is not in the cache yet."""
+        return len(self.turn.context) - 1 + len(self.tokens)
+
+    @property
     def unread(self) -> int:
         """Context tokens to prefill; the last one is decoding's first input."""
         return len(self.turn.context) - 1 - self.prefilled
 
 
 class Shard:
-    """The slots and pages of one part of the devices. action: the most tokens of an action."""
+    """The slots and pages of one part of the devices.
 
-    def __init__(self, plan: CachePlan, action: int):
-        self._plan, self._action = plan, action
+    action: the most tokens of an action. experts: the record of those in the cache; None: none.
+    """
+
+    def __init__(self, plan: CachePlan, action: int, routing: Routing | None = None):
+        self._plan, self._action, self._routing = plan, action, routing
         self.reset()
 
     def reset(self) -> None:
@@ -75,7 +85,9 @@ class Shard:
         self.waiting: list[Turn] = []
         self.jobs: dict[int, Job] = {}  # by slot, in the order of their beginning
         self.failed: list[Action] = []  # before their first token
-        self._tree = PageTree(self._plan.pages, self._plan.page_size)
+        size = self._plan.pages, self._plan.page_size
+        self._tree = PageTree(*size)
+        self.experts = None if self._routing is None else ExpertPages(self._routing, *size)
         self._free = list(range(self._plan.slots))[::-1]
         self._leases: dict[int, Lease] = {}  # of each open conversation's last action
 
@@ -231,11 +243,19 @@ class Shard:
         return Prefixes(table_QP, length_Q, rows_QG), skipped
 
     def on_result(
-        self, job: Job, tokens: list[int], logp: list[float], *, alive: bool
+        self,
+        job: Job,
+        tokens: list[int],
+        logp: list[float],
+        *,
+        alive: bool,
+        chosen_KG: np.ndarray | None = None,
     ) -> list[Action]:
         """Takes what a dispatch sampled for an action; the action, if that was its end."""
         if self.jobs.get(job.slot) is not job:
             return []  # it had ended before
+        if self.experts is not None:
+            self.experts.write(job.lease.pages, job.position, chosen_KG)
         job.tokens += tokens
         job.logp += logp
         self.counts["decoded_tokens"] += len(tokens)
@@ -253,9 +273,11 @@ class Shard:
             return [Action(job.turn.key, job.tokens, job.logp, failure=str(error))]
         if alive:
             return []
+        known = {"cached": job.lease.cached, "entropy": job.entropy}
+        if self.experts is not None:
+            known["experts"] = self.experts.read(job.lease.pages, job.position)
         self._end(job)
-        cached, entropy = job.lease.cached, job.entropy
-        return [Action(job.turn.key, job.tokens, job.logp, cached=cached, entropy=entropy)]
+        return [Action(job.turn.key, job.tokens, job.logp, **known)]
 
     def _end(self, job: Job) -> None:
         """Frees an action's slot; what it computed stays in the cache."""

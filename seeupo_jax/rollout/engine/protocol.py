@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from seeupo_jax.envs.base import Tool
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 
@@ -47,6 +49,8 @@ class Action:
     cached: tokens of the context that the engine had computed before.
     entropy: of the distributions that its first `Sampling.entropy_tokens` tokens were drawn from,
       their sum in units of the largest that there is, log V; None: not computed.
+    experts: of the tokens of the context and of the action but its last, [L, G], as
+      `Architecture.routing` says; None: not recorded.
     """
 
     key: int
@@ -55,6 +59,7 @@ class Action:
     failure: str = ""
     cached: int = 0
     entropy: float | None = None
+    experts: np.ndarray | None = None
 
 
 class Engine(Protocol):

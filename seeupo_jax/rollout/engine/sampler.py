@@ -65,6 +65,7 @@ class Sampled(NamedTuple):
     alive_R: the action is not at its end. steps: how many the dispatch took, int32 [1].
     entropy_RK: of the tokens that are among an action's first ones (`Action.entropy`), 0 of others;
       None: not computed.
+    chosen_RKG: experts of the tokens that these were sampled behind; None: not recorded.
     """
 
     tokens_RK: jax.Array
@@ -73,6 +74,7 @@ class Sampled(NamedTuple):
     alive_R: jax.Array
     steps: jax.Array
     entropy_RK: jax.Array | None = None
+    chosen_RKG: jax.Array | None = None
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -84,7 +86,9 @@ def allocate(
     return paged.new_pages(arch, pages, page_size), Slots(make(), make(), make(), make() > 0)
 
 
-@functools.partial(jax.jit, static_argnames=("network", "block"), donate_argnames="pages")
+@functools.partial(
+    jax.jit, static_argnames=("network", "block", "records"), donate_argnames="pages"
+)
 def prefill(
     network: Network,
     params: Any,
@@ -93,17 +97,22 @@ def prefill(
     position_RL: jax.Array,
     page_table: PageTable,
     block: int | None,
-) -> tuple[Sequence[Pages], jax.Array]:
+    records: bool = False,
+) -> tuple[Sequence[Pages], jax.Array, jax.Array | None]:
     """Puts keys and values of context tokens into the cache.
 
     Rows are tiles: several of them may continue one conversation. Position `NOWHERE` is padding.
 
-    Returns: the cache, and an int32 [R] that is nothing but there once the cache is.
+    Args:
+      records: whether the experts of the tokens are of interest.
+
+    Returns: the cache; an int32 [R] that is nothing but there once the cache is; and the experts
+      [R, L, G], or None.
     """
     with jax.named_scope("rollout/prefill"):
         model = network.bind(params)
-        _, pages, _ = model.extend(tokens_RL, position_RL, pages, page_table, block=block)
-    return pages, position_RL[:, 0] + 0
+        _, pages, chosen = model.extend(tokens_RL, position_RL, pages, page_table, block=block)
+    return pages, position_RL[:, 0] + 0, constrain(chosen, "rows", None, None) if records else None
 
 
 @functools.partial(jax.jit, donate_argnames="pages")
@@ -114,7 +123,7 @@ def copy_pages(pages: Sequence[Pages], source_X: jax.Array, target_X: jax.Array)
 
 @functools.partial(
     jax.jit,
-    static_argnames=("network", "sampling", "steps", "kernel", "block"),
+    static_argnames=("network", "sampling", "steps", "kernel", "block", "records"),
     donate_argnames=("pages", "slots"),
 )
 def decode(
@@ -129,6 +138,7 @@ def decode(
     steps: int,
     kernel: str,
     block: int | None,
+    records: bool = False,
 ) -> tuple[Sampled, Sequence[Pages], Slots]:
     """Samples up to `steps` tokens a row; every row stops at its own end token or limit."""
     model = network.bind(params)
@@ -138,9 +148,10 @@ def decode(
     first_R = step_R
 
     def body(carry: Any) -> Any:
-        i, token_R, position_R, step_R, alive_R, (tokens_RK, logp_RK, entropy_RK), pages = carry
+        i, token_R, position_R, step_R, alive_R, sampled, pages = carry
+        tokens_RK, logp_RK, entropy_RK, chosen_RKG = sampled
         at_R1 = jnp.where(alive_R, position_R, NOWHERE)[:, None]
-        hidden_R1D, pages, _ = model.extend(
+        hidden_R1D, pages, chosen_R1G = model.extend(
             token_R[:, None], at_R1, pages, page_table, kernel=kernel, block=block
         )
         logits_RV = jnp.einsum(
@@ -153,24 +164,26 @@ def decode(
         logp_RK = logp_RK.at[:, i].set(jnp.where(alive_R, drawn_logp_R, 0.0))
         if entropy_RK is not None:
             entropy_RK = entropy_RK.at[:, i].set(jnp.where(alive_R, drawn_entropy_R, 0.0))
+        if chosen_RKG is not None:
+            chosen_RKG = chosen_RKG.at[:, i].set(chosen_R1G[:, 0])
         token_R = jnp.where(alive_R, drawn_R, token_R)
         ended_R = (drawn_R[:, None] == end_ids[None, :]).any(axis=1)
         position_R, step_R = position_R + alive_R, step_R + alive_R
         alive_R = alive_R & ~ended_R & (step_R < rows.limit_R)
-        sampled = tokens_RK, logp_RK, entropy_RK
+        sampled = tokens_RK, logp_RK, entropy_RK, chosen_RKG
         return i + 1, token_R, position_R, step_R, alive_R, sampled, pages
 
     def unfinished(carry: Any) -> jax.Array:
         i, _, _, _, alive_R, *_ = carry
         return (i < steps) & alive_R.any()
 
-    empty = jnp.zeros((token_R.shape[0], steps))
-    nothing = empty.astype(jnp.int32), empty, empty if sampling.entropy_tokens else None
+    nothing = _nothing(network, sampling, (token_R.shape[0], steps), records)
     carry = jnp.int32(0), token_R, position_R, step_R, alive_R, nothing, pages
     with jax.named_scope("rollout/decode"):
         i, *after, drawn, pages = jax.lax.while_loop(unfinished, body, carry)
     _, _, step_R, alive_R = after
-    tokens_RK, logp_RK, entropy_RK = jax.tree.map(lambda x_RK: constrain(x_RK, "rows", None), drawn)
+    by_rows = lambda x: constrain(x, "rows", *(None,) * (x.ndim - 1))  # noqa: E731
+    tokens_RK, logp_RK, entropy_RK, chosen_RKG = jax.tree.map(by_rows, drawn)
     sampled = Sampled(
         tokens_RK,
         logp_RK,
@@ -178,8 +191,19 @@ def decode(
         constrain(alive_R, "rows"),
         i[None],
         entropy_RK,
+        chosen_RKG,
     )
     return sampled, pages, _remember(slots, rows, Slots(*after))
+
+
+def _nothing(
+    network: Network, sampling: Sampling, shape: tuple[int, int], records: bool
+) -> tuple[jax.Array | None, ...]:
+    """What a dispatch samples, [R, K], before it does; see `Sampled`."""
+    empty, routing = jnp.zeros(shape), network.arch.routing
+    entropy_RK = empty if sampling.entropy_tokens else None
+    chosen_RKG = jnp.zeros((*shape, routing.size), routing.dtype) if records else None
+    return empty.astype(jnp.int32), empty, entropy_RK, chosen_RKG
 
 
 def _draw_next(

@@ -10,6 +10,7 @@ All programs run under the sampler's own mesh, whatever mesh is set around them.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,8 +22,7 @@ from seeupo_jax.parallel.compiling import compile_all
 from seeupo_jax.parallel.distributed import agree, own_row_shards, own_rows, to_global
 from seeupo_jax.parallel.mesh import sharding
 from seeupo_jax.parallel.stop_signal import Stopped
-from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.kernels.paged import BLOCK, decode_kernel, page_axes
+from seeupo_jax.policy.kernels.paged import page_axes
 from seeupo_jax.policy.network import Network
 from seeupo_jax.rollout.engine import sampler
 from seeupo_jax.rollout.engine.cache_layout import Layout
@@ -31,34 +31,9 @@ from seeupo_jax.rollout.engine.clock import Clock, Ticket
 from seeupo_jax.rollout.engine.grammar import Grammars
 from seeupo_jax.rollout.engine.jobs import LONG, SHORT, Job, Shard
 from seeupo_jax.rollout.engine.protocol import Action, Turn
+from seeupo_jax.rollout.engine.read_plan import ANYWHERE, KVReadPlan
 from seeupo_jax.rollout.engine.row_sizes import at_least, cover, row_sizes
 from seeupo_jax.rollout.engine.sampling import Sampling, Streams
-
-
-class KVReadPlan(NamedTuple):
-    """How the cache is read. kernel: in decoding; see `paged.attend`.
-
-    block: tokens gathered at a time; None: all that a table holds, whose widths are then few sizes
-      in decoding.
-    """
-
-    kernel: str = "xla"
-    block: int | None = BLOCK
-
-
-ANYWHERE = KVReadPlan()
-
-
-def choose_read_plan(arch: Architecture, page_size: int, platform: str) -> KVReadPlan:
-    """What suits a platform: a loop over blocks costs a GPU a round trip to the host for each."""
-    kernel, _ = decode_kernel(
-        platform,
-        head_dim=arch.head_dim,
-        page_size=page_size,
-        dtype=arch.dtype,
-        window=next((window for window in arch.windows if window is not None), None),
-    )
-    return KVReadPlan(kernel, None if platform in ("cuda", "gpu", "rocm") else BLOCK)
 
 
 class Program(NamedTuple):
@@ -77,11 +52,15 @@ class Program(NamedTuple):
 
 
 class _Flight(NamedTuple):
-    """A decode dispatch whose results are not fetched yet: the jobs of each shard's rows."""
+    """A decode dispatch whose results are not fetched yet: the jobs of each shard's rows.
+
+    records: what is to be recorded of the dispatches before it, since the decoding before.
+    """
 
     jobs: list[list[Job]]
     sampled: sampler.Sampled
     ticket: Ticket
+    records: list[Callable[[], None]]
 
 
 class SlotEngine:
@@ -96,6 +75,7 @@ class SlotEngine:
         mask after every token.
       prefill_tokens: that a dispatch prefills at most, on each shard of the rows.
       few: whether decoding is compiled for two numbers of rows only.
+      records: whether actions come with the experts of their tokens.
     """
 
     def __init__(
@@ -109,6 +89,7 @@ class SlotEngine:
         steps: int = 8,
         prefill_tokens: int = 1024,
         few: bool = False,
+        records: bool = False,
         read_plan: KVReadPlan = ANYWHERE,
         grammars: Grammars | None = None,
     ):
@@ -119,7 +100,8 @@ class SlotEngine:
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
         self._group_size = group_size if read_plan.kernel == "xla" else 1
         own = [0] if mesh is None else own_row_shards(mesh)
-        self._shards = {number: Shard(plan, sampling.max_tokens) for number in own}
+        self._records, routing = records, self._arch.routing if records else None
+        self._shards = {number: Shard(plan, sampling.max_tokens, routing) for number in own}
         parts = 1 if read_plan.block is not None else 4
         self._widths = sorted({-(-plan.row_pages * i // parts) for i in range(1, parts + 1)})
         self._row_sizes = row_sizes(plan.slots, halvings=3 if parts == 1 else 1, least=8)
@@ -132,6 +114,7 @@ class SlotEngine:
         self._params: Any = None
         self._numbers = (np.uint32(0), np.uint32(0))
         self._flights: deque[_Flight] = deque()
+        self._to_record: list[Callable[[], None]] = []
         self._pages: Any = None
         self._slots: Any = None
         self._clock = Clock()
@@ -264,7 +247,8 @@ class SlotEngine:
         yield Program("rollout/copy", sampler.copy_pages, (pages, *pairs))
         for length, rows in self._tiles():
             tiles = self._global_shapes(idle.take_tiles(rows, length))
-            arguments = self._layout.network, params, pages, *tiles, self._read_plan.block
+            how = self._read_plan.block, self._records
+            arguments = self._layout.network, params, pages, *tiles, *how
             yield Program(f"rollout/prefill {rows * shards}x{length}", sampler.prefill, arguments)
         for rows, width in self._tables():
             part = self._global_shapes(self._rows(idle, [], rows, width))
@@ -288,6 +272,7 @@ class SlotEngine:
         """Leaves the devices' memory to the sweep: the cache's and the policy's copy's."""
         self._params = self._pages = self._slots = None
         self._flights.clear()
+        self._to_record.clear()
 
     def _empty(self) -> tuple[Any, Any]:
         """The cache and the slots, with nothing in them."""
@@ -328,14 +313,24 @@ class SlotEngine:
     def _copy(self, copies: Sequence[Sequence[tuple[int, int]]]) -> None:
         pairs = self._join_shards([*map(self._pairs, copies)])
         self._pages = sampler.copy_pages(self._pages, *pairs)
+        if self._records:
+            for shard, own in zip(self._shards.values(), copies, strict=True):
+                self._to_record.append(functools.partial(shard.experts.copy, own))
 
     def _prefill(self, length: int, rows: int) -> None:
         tiles = [shard.take_tiles(rows, length) for shard in self._shards.values()]
         state = self._layout.network, self._params, self._pages
-        self._pages, mark = sampler.prefill(
-            *state, *self._join_shards(tiles), self._read_plan.block
+        self._pages, mark, chosen_RLG = sampler.prefill(
+            *state, *self._join_shards(tiles), self._read_plan.block, self._records
         )
         self._clock.prefill(mark)
+        if self._records:
+            self._to_record.append(functools.partial(self._record_tiles, tiles, chosen_RLG))
+
+    def _record_tiles(self, tiles: Sequence[Any], chosen_RLG: jax.Array) -> None:
+        parts = np.split(own_rows(chosen_RLG), len(tiles))
+        for shard, (_, *where), part in zip(self._shards.values(), tiles, parts, strict=True):
+            shard.experts.write_tiles(*where, part)
 
     def _rows(self, shard: Shard, jobs: Sequence[Job], rows: int, width: int) -> Any:
         return shard.take_rows(
@@ -361,6 +356,7 @@ class SlotEngine:
             Streams(*self._numbers, *own),
             self._steps,
             *self._read_plan,
+            self._records,
         )
 
     def _decode(self, jobs: Sequence[list[Job]], rows: int, width: int) -> None:
@@ -375,14 +371,17 @@ class SlotEngine:
         )
         for leaf in jax.tree.leaves(sampled):
             leaf.copy_to_host_async()
-        self._flights.append(_Flight(taken, sampled, self._clock.decode()))
+        self._flights.append(_Flight(taken, sampled, self._clock.decode(), self._to_record))
+        self._to_record = []
 
     def _land(self) -> list[Action]:
         """Fetches the oldest dispatch; the actions that it finished."""
         flight = self._flights.popleft()
         self._clock.land(flight.ticket, flight.sampled)
+        for record in flight.records:
+            record()
         sampled = jax.tree.map(own_rows, flight.sampled)
-        tokens_RK, logp_RK, count_R, alive_R, (steps,), entropy_RK = sampled
+        tokens_RK, logp_RK, count_R, alive_R, (steps,), entropy_RK, chosen_RKG = sampled
         rows = len(count_R) // len(self._shards)
         actions = []
         for index, (shard, jobs) in enumerate(zip(self._shards.values(), flight.jobs, strict=True)):
@@ -392,5 +391,6 @@ class SlotEngine:
                 told = tokens_RK[row, :count].tolist(), logp_RK[row, :count].tolist()
                 if entropy_RK is not None:
                     job.add_entropy(entropy_RK[row, :count].tolist())
-                actions += shard.on_result(job, *told, alive=bool(alive_R[row]))
+                own = None if chosen_RKG is None else chosen_RKG[row, :count]
+                actions += shard.on_result(job, *told, alive=bool(alive_R[row]), chosen_KG=own)
         return actions

@@ -55,6 +55,23 @@ def test_any_other_context_starts_a_segment_in_which_earlier_turns_are_context(c
     assert second == ([*context, 4], [CONTEXT] * count + [1], [0.0] * count + [-2.0])
 
 
+def test_experts_are_those_of_the_first_action_behind_a_token():
+    transcript = Transcript()
+    transcript.read([5, 6])
+    transcript.act([7, 8], 0, [-0.5, -1.0], np.array([[1], [2], [3]], np.uint8))
+    transcript.read([5, 6, 7, 8, 9])
+    copied = transcript.copy()
+    transcript.act([4], 1, [-2.0], np.array([[0], [0], [0], [4], [5]], np.uint8))
+    transcript.read([5, 1])
+    transcript.act([2, 3], 2, [-2.0, -1.0], np.array([[6], [7], [8]], np.uint8))
+    first, second = transcript.segments()
+    assert first.expert_LG.tolist() == [[1], [2], [3], [4], [5], [255]]
+    assert second.expert_LG.tolist() == [[6], [7], [8], [255]]
+    (branch,) = copied.segments()
+    assert branch.expert_LG.tolist() == [[1], [2], [3], [255], [255]]
+    assert Transcript().segments()[0].expert_LG is None
+
+
 def test_an_empty_transcript_is_one_empty_segment():
     (segment,) = Transcript().segments()
     assert segment.tokens_L.size == segment.turn_L.size == segment.logp_L.size == 0

@@ -21,9 +21,10 @@ from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Turn
+from seeupo_jax.rollout.engine.read_plan import KVReadPlan
 from seeupo_jax.rollout.engine.row_sizes import cover, row_sizes
 from seeupo_jax.rollout.engine.sampling import Sampling
-from seeupo_jax.rollout.engine.slots import KVReadPlan, SlotEngine
+from seeupo_jax.rollout.engine.slots import SlotEngine
 
 ARCH = Architecture(
     vocab_size=30,
