@@ -210,8 +210,14 @@ MAXIMA = {metric.counted for metric in STEPS if metric.over == "max"}
 # Of the steps on one turn too; `sweep/weight_max/turn=T` is of the trajectories' final weights.
 OF_TURNS = tuple(m for m in STEPS if f"{m.name}/turn=T" in METRICS and m.counted not in MAXIMA)
 
-# The report's charts of one metric each, by section: its title; the unit is the axis.
+# The report's charts of one metric each, by section: its title; the unit is the axis. With NAME it
+# has a line for each. Those of `rewards` and `parts` are of what only some runs have.
 CHARTS = {
+    "rewards": {
+        "rollout/reward/NAME": "Rewards by name",
+        "rollout/reward_std/NAME": "Standard deviation of rewards by name",
+        "sweep/reward_share/NAME": "Share of the gradient by reward",
+    },
     "optimization": {
         "sweep/loss": "Loss",
         "sweep/grad_norm": "Gradient norm",
@@ -230,6 +236,25 @@ CHARTS = {
         "sweep/weight_max/turn=T": "Largest weight |M|",
         "sweep/clip_fraction/turn=T": "Clip fraction",
         "sweep/kl/turn=T": "KL to the reference",
+    },
+    "parts": {
+        "rollout/reward_mean/env=NAME": "Reward by environment",
+        "rollout/trajectories/env=NAME": "Trajectories by environment",
+        "curriculum/success_rate": "Success so far of the tasks drawn",
+        "curriculum/new_fraction": "Tasks that were never drawn before",
+        "curriculum/weight_mean": "Weight of the tasks drawn",
+        "rollout/forks": "Branches of conversations",
+        "rollout/forks_failed": "Branches that failed to begin",
+        "rollout/reused_tokens": "Tokens that branches share with others",
+        "sweep/masked_fraction": "Sampled tokens too likely to learn from",
+        "sweep/entropy": "Entropy, where it has a bonus",
+        "sweep/kl_coef": "Coefficient of the KL penalty",
+        "sweep/explained_variance": "Variance of returns that values explain",
+        "sweep/expert_load_max": "Largest load of an expert",
+        "sweep/expert_load_entropy": "Evenness of the experts' load",
+        "sweep/dead_experts": "Experts without a token",
+        "sweep/router_mismatch": "Routers of the steps that would choose other experts",
+        "logp/router_mismatch": "Routers of the trainer that would choose other experts",
     },
 }
 # What the display shows, by part: the label, and a format specification or `tok/s`.

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -132,14 +132,11 @@ class EnvServer:
         Raises:
           _Refusal: the request reaches no environment.
         """
-        if operation == "task_ids":
-            _check(request, {"split": str})
+        if operation in _OF_TASKS:
+            name, call = _OF_TASKS[operation]
+            _check(request, {name: str})
             with self._catalogue_lock:
-                return _ask(lambda: gate.task_ids(self._catalogue, request["split"]))[0]
-        if operation == "reference":
-            _check(request, {"task_id": str})
-            with self._catalogue_lock:
-                return _ask(lambda: gate.reference(self._catalogue, request["task_id"]))[0]
+                return _ask(lambda: call(self._catalogue, request[name]))[0]
         if operation == "close":
             _check(request, {"session": str})
             with self._lock:
@@ -148,7 +145,7 @@ class EnvServer:
                 _retire(session)
             return json.dumps({"result": None}).encode()
         if operation not in remote_calls.PLAYS:
-            allowed = ", ".join(["task_ids", "reference", *remote_calls.PLAYS, "close"])
+            allowed = ", ".join([*_OF_TASKS, *remote_calls.PLAYS, "close"])
             raise _Refusal(wire.UNKNOWN, f"path: got {operation!r}; allowed: {allowed}.")
         play, arguments = remote_calls.PLAYS[operation]
         _check(request, _SESSION | arguments, remote_calls.OPTIONAL.get(operation, {}))
@@ -213,6 +210,20 @@ class EnvServer:
                 del self._sessions[name]
         for session in retiring.values():
             _retire(session)
+
+
+def _task_shares(catalogue: Environment, split: str) -> list[tuple[str, float, Sequence[str]]]:
+    parts = gate.task_shares(catalogue, split)
+    return [(part.name, part.weight, list(part.task_ids)) for part in parts]
+
+
+# What is asked of tasks without an episode: the argument, a text, and what answers.
+_OF_TASKS: dict[str, tuple[str, Callable[[Environment, str], Any]]] = {
+    "task_ids": ("split", gate.task_ids),
+    "task_shares": ("split", _task_shares),
+    "labels": ("task_id", gate.labels),
+    "reference": ("task_id", gate.reference),
+}
 
 
 def _retire(session: _Session) -> None:

@@ -14,7 +14,7 @@ from seeupo_jax.metrics.statistics import (
 from seeupo_jax.reports.blocks import Point
 from seeupo_jax.reports.charts import Chart, range_chart, stack_chart
 from seeupo_jax.reports.run_data import Recorded, natural
-from seeupo_jax.reports.sections import Measures, Section, metric, of_run, overlay
+from seeupo_jax.reports.sections import Measures, Section, charted, metric, of_run, overlay
 
 _SUCCESS = "rollout/success_rate"
 _ALL = (0.0, 1.0)  # of a share
@@ -28,13 +28,6 @@ def curves_section(runs: Sequence[Recorded]) -> Section:
     passed = {name: _evaluated(name) for name in names if " pass@" in name}
     success: Measures = {"training rollouts": _rollouts, **average}
     rewards: Measures = {"reward": metric("rollout/reward_mean")}
-    named: dict[str, list[Chart | None]] = {}
-    for title, prefix, axis in (
-        ("Rewards by name", "rollout/reward/", {"y": "mean reward, unweighted"}),
-        ("Share of the gradient by reward", "sweep/reward_share/", {"y": "share", "domain": _ALL}),
-    ):
-        if measures := _by_name(runs, prefix):
-            named[title] = overlay(title, runs, measures, **axis)
     unit = {"y": "success rate", "domain": _ALL}
     several = "At least one of k episodes succeeds"
     return Section(
@@ -46,15 +39,9 @@ def curves_section(runs: Sequence[Recorded]) -> Section:
             "Success": overlay("Success", runs, success, **unit),
             several: overlay(several, runs, passed, **unit),
             "Reward": overlay("Reward of training rollouts", runs, rewards, y="mean reward"),
-            **named,
+            **charted(runs, "rewards"),
         },
     )
-
-
-def _by_name(runs: Sequence[Recorded], prefix: str) -> Measures:
-    """A metric of each named reward of any of the runs."""
-    names = dict.fromkeys(name for run in runs for name, _ in run.keyed(prefix))
-    return {name: metric(prefix + name) for name in names}
 
 
 def kinds_section(runs: Sequence[Recorded]) -> Section:

@@ -21,6 +21,7 @@ from seeupo_jax.reports.sections import (
     Section,
     lengths_section,
     optimization_section,
+    parts_section,
     stops_section,
     supervised_section,
     time_section,
@@ -43,6 +44,7 @@ _SECTIONS = (
     lengths_section,
     stops_section,
     optimization_section,
+    parts_section,
     time_section,
     failures_section,
 )
@@ -100,7 +102,8 @@ def render(runs: Sequence[Recorded], folder: Path) -> str:
     """The page as it lies in a folder, from which its links start."""
     from jinja2 import Environment, StrictUndefined
 
-    sections = [make(runs) for make in _wanted(runs)]
+    made = [make(runs) for make in _wanted(runs)]
+    sections = [section for section in made if section is not None]
     assets = resources.files("seeupo_jax") / "assets" / "report"
     style, page = ((assets / name).read_text("utf-8") for name in ("report.css", "report.js"))
     vega = _vega()
@@ -130,7 +133,7 @@ def render(runs: Sequence[Recorded], folder: Path) -> str:
     )
 
 
-def _wanted(runs: Sequence[Recorded]) -> list[Callable[[Sequence[Recorded]], Section]]:
+def _wanted(runs: Sequence[Recorded]) -> list[Callable[[Sequence[Recorded]], Section | None]]:
     """What of the page is about runs of such kinds."""
     supervised = {run.supervised for run in runs if run.lines}
     wanted = [*_SECTIONS] if False in supervised else []

@@ -83,6 +83,34 @@ def overlay(
     ]
 
 
+def charted(runs: Sequence[Recorded], section: str) -> dict[str, Sequence[Chart | None]]:
+    """The charts of a section of `CHARTS` that any of the runs has data for, by title."""
+    found: dict[str, Sequence[Chart | None]] = {}
+    for name, title in CHARTS[section].items():
+        unit = METRICS[name].unit
+        domain = (0.0, 1.0) if unit.startswith("share") else None
+        if measures := _measures(runs, name, title):
+            found[title] = overlay(title, runs, measures, y=unit, domain=domain)
+    return found
+
+
+def _measures(runs: Sequence[Recorded], name: str, title: str) -> Measures:
+    """A metric, or one for each NAME that any of the runs has; empty where none has it."""
+    prefix = name.removesuffix("NAME")
+    if prefix == name:
+        return {title: metric(name)} if any(run.series(name) for run in runs) else {}
+    names = dict.fromkeys(own for run in runs for own, _ in run.keyed(prefix))
+    return {own: metric(prefix + own) for own in names}
+
+
+def parts_section(runs: Sequence[Recorded]) -> Section | None:
+    """What only some runs have; None where these have nothing of it."""
+    wanted = charted(runs, "parts")
+    intro = "Of a mixture of environments, a curriculum, branches, value functions, experts and"
+    intro += " other parts that a run may have; what each number is: docs/metrics.md."
+    return Section("parts", "Parts of these runs", intro, wanted) if wanted else None
+
+
 def of_run(title: str, run: Recorded, runs: Sequence[Recorded]) -> str:
     """A chart's title; it names its run where there are several."""
     return title if len(runs) == 1 else f"{title}: {run.name}"

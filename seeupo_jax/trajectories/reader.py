@@ -44,6 +44,7 @@ FIELDS: Mapping[str, tuple[type, ...]] = {
     "turns": (int,),
     "turn_rewards": (list,),
     "rewards": (dict,),
+    "named_turn_rewards": (dict,),
     "policy_version": (int, type(None)),
     "advantage": (*_NUMBER, type(None)),
     "weights": (list,),
@@ -145,8 +146,10 @@ def _ended(line: bytes) -> bytes:
 
 
 def _record(line: bytes, where: str) -> dict[str, Any]:
-    # Runs from before rewards had names wrote none.
-    record = {"rewards": {}} | read_object(line, where, "a record, a JSON object")
+    # Runs from before rewards had names wrote none, and those before names had turns none of them.
+    record = {"rewards": {}, "named_turn_rewards": {}} | read_object(
+        line, where, "a record, a JSON object"
+    )
     if record.get("schema") != SCHEMA:
         raise ValueError(
             f"{where}: schema: got {record.get('schema')!r}; allowed: {SCHEMA}, which this version"

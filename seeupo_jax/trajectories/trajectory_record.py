@@ -93,6 +93,7 @@ def to_record(
         "turns": trajectory.turns,
         "turn_rewards": plain(trajectory.turn_rewards),
         "rewards": plain(trajectory.rewards),
+        "named_turn_rewards": plain(trajectory.named_turn_rewards),
         "policy_version": trajectory.policy_version,
         **_fork(trajectory),
         "advantage": None if stats is None else _rounded([stats.advantage])[0],

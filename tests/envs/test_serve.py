@@ -57,8 +57,8 @@ PLAY = {"session": "a", "number": 0}
 @pytest.mark.parametrize(
     "path, body, status, text",
     [
-        ("nothing", {}, 404, "allowed: task_ids, reference, reset, step, finish, close"),
-        ("__init__", {}, 404, "allowed: task_ids, reference, reset, step, finish, close"),
+        ("nothing", {}, 404, "allowed: task_ids, task_shares, labels, reference, reset"),
+        ("__init__", {}, 404, "allowed: task_ids, task_shares, labels, reference, reset"),
         ("reset", b"{", 400, "allowed: JSON"),
         ("reset", b"[" * 100_000, 400, "allowed: JSON"),
         ("reset", b"\xff", 400, "allowed: JSON"),

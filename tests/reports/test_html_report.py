@@ -12,7 +12,13 @@ from seeupo_jax.metrics.metrics_log import MetricsWriter
 from seeupo_jax.reports.curves import curves_section, first_and_last, kinds_section
 from seeupo_jax.reports.html_report import write_report
 from seeupo_jax.reports.run_data import load_runs
-from seeupo_jax.reports.sections import lengths_section, stops_section, time_section, turns_section
+from seeupo_jax.reports.sections import (
+    lengths_section,
+    parts_section,
+    stops_section,
+    time_section,
+    turns_section,
+)
 from seeupo_jax.reports.settings_tables import (
     configuration_table,
     failures_section,
@@ -69,6 +75,38 @@ def test_rewards_by_name_have_a_chart_where_there_are_any(tmp_path):
     report_cases.write_run(tmp_path / "other", iterations=2)
     others = curves_section(load_runs([tmp_path / "other"])).wanted
     assert not {"Rewards by name", "Share of the gradient by reward"} & others.keys()
+
+
+def test_parts_that_only_some_runs_have_are_charted_by_the_table(tmp_path):
+    report_cases.write_run(tmp_path / "plain", iterations=2)
+    (plain,) = load_runs([tmp_path / "plain"])
+    assert parts_section([plain]) is None
+    lines = [
+        {"iteration": i, "rollout/reward_mean/env=desk": 0.5, "rollout/reward_mean/env=maze": i}
+        | {"sweep/expert_load_entropy": 1 / i, "rollout/forks": 3 * i}
+        for i in (1, 2)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (made,) = load_runs([tmp_path])
+    section = parts_section([made, plain])
+    assert section.key == "parts" and not section.absent
+    rows = {
+        title: {
+            (r["series"], r["iteration"]): r["value"] for chart in charts for r in values(chart)
+        }
+        for title, charts in parts_section([made]).wanted.items()
+    }
+    load, forks = "Evenness of the experts' load", "Branches of conversations"
+    assert rows == {
+        "Reward by environment": {
+            ("desk", 1): 0.5,
+            ("desk", 2): 0.5,
+            ("maze", 1): 1,
+            ("maze", 2): 2,
+        },
+        load: {(load, 1): 1, (load, 2): 0.5},
+        forks: {(forks, 1): 3, (forks, 2): 6},
+    }
 
 
 def test_intervals_of_rollouts_are_as_wide_as_those_of_as_many_coins_as_tasks(runs):

@@ -108,8 +108,8 @@ class OldServer(EnvServer):
     refused = 0
 
     def answer(self, operation, request):
-        if operation == "reference":
-            raise serve._Refusal(404, "path: got 'reference'; allowed: task_ids, reset, ...")
+        if operation in ("reference", "task_shares", "labels"):
+            raise serve._Refusal(404, f"path: got {operation!r}; allowed: task_ids, reset, ...")
         if operation == "reset" and request.keys() - {"session", "number", "task_id", "seed"}:
             self.refused += 1
             raise serve._Refusal(400, "body: allowed: a JSON object with exactly session, ...")

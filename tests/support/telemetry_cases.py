@@ -85,6 +85,7 @@ def record(iteration=0, group=0, member=0, *, split="train", seed=0, **given):
         "turns": turns,
         "turn_rewards": [],
         "rewards": {"env": float(bool(success)), "brevity": 0.25},
+        "named_turn_rewards": {"brevity": [0.25] * turns},
         "policy_version": iteration,
         "advantage": advantage,
         "weights": weights if split == "train" else [],

@@ -47,6 +47,7 @@ def record(iteration=1, split="train", group=0, member=0, **more):
         "turns": 1,
         "turn_rewards": [1.0],
         "rewards": {},
+        "named_turn_rewards": {},
         "policy_version": 0,
         "advantage": 0.5,
         "weights": [0.5],
@@ -92,9 +93,11 @@ def test_files_are_named_by_split_and_iteration(tmp_path):
 
 def test_a_record_of_before_rewards_had_names_has_none(tmp_path):
     old = record()
-    del old["rewards"]
+    del old["rewards"], old["named_turn_rewards"]
     write(tmp_path, shard(1), old, record(rewards={"env": 0.5}))
-    assert [each["rewards"] for each in read_trajectories(tmp_path)] == [{}, {"env": 0.5}]
+    read = [*read_trajectories(tmp_path)]
+    assert [each["rewards"] for each in read] == [{}, {"env": 0.5}]
+    assert [each["named_turn_rewards"] for each in read] == [{}, {}]
 
 
 def test_a_folder_without_trajectories_has_none(tmp_path):

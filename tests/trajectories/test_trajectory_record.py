@@ -33,6 +33,7 @@ TRAJECTORY = Trajectory(
     policy_version=4,
     turn_rewards=(1.5,),
     rewards={"env": 1.0, "brevity": np.float64(0.5)},
+    named_turn_rewards={"env": (1.0,), "brevity": (np.float64(0.5),)},
 )
 STATS = TrajectoryStats(
     0.123456789,
@@ -70,6 +71,7 @@ def test_a_record_by_hand():
         "turns": 1,
         "turn_rewards": [1.5],
         "rewards": {"env": 1.0, "brevity": 0.5},
+        "named_turn_rewards": {"env": [1.0], "brevity": [0.5]},
         "policy_version": 4,
         "advantage": 0.12346,
         "weights": [0.5, None],

@@ -7,14 +7,14 @@ import functools
 import json
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import urllib3
 
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
+from seeupo_jax.envs.base import Message, StepResult, TaskShare, Tool, TransientError
 from seeupo_jax.envs.transport import remote_calls, wire
 
 _log = logging.getLogger(__name__)
@@ -76,6 +76,29 @@ class Remote:
 
     def task_ids(self, split: str) -> Sequence[str]:
         return self._result(self._post("task_ids", {"split": split}))
+
+    def task_shares(self, split: str) -> Sequence[TaskShare]:
+        """The parts of the environment's tasks; all in one where it has none.
+
+        An older server, which cannot be asked, is taken to have none, with a warning.
+        """
+        try:
+            parts = self._result(self._post("task_shares", {"split": split}))
+        except _Unknown:
+            _warn_of_shares(self.url)
+            return [TaskShare("", 1.0, self.task_ids(split))]
+        try:
+            return [TaskShare(name, weight, ids) for name, weight, ids in parts]
+        except (TypeError, ValueError):
+            got, allowed = str(parts)[:60], "a list of name, weight and task ids"
+            raise RemoteError(f"{self.url}/task_shares: got {got}; allowed: {allowed}.") from None
+
+    def labels(self, task_id: str) -> Mapping[str, str]:
+        """A task's labels; none also of a server that knows none."""
+        try:
+            return self._result(self._post("labels", {"task_id": task_id}))
+        except _Unknown:
+            return {}
 
     def reference(self, task_id: str) -> str | None:
         """The environment's reference answer to a task; None also of a server that knows none."""
@@ -228,6 +251,15 @@ def _warn_of_shared_noise(url: str) -> None:
     _log.warning(
         "%s does not take episode_seed: if transitions are random there, the members of a group may"
         " share them. A server of this version takes it.",
+        url,
+    )
+
+
+@functools.cache  # as above
+def _warn_of_shares(url: str) -> None:
+    _log.warning(
+        "%s does not say in which parts its tasks are: if it serves a mixture, its weights have no"
+        " effect and all tasks are drawn alike. A server of this version says it.",
         url,
     )
 

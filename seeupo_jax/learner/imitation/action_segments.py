@@ -65,7 +65,7 @@ class Tokenized(Sequence[Segments]):
         segments = self.whole(index)
         if self.limit is not None:
             self.counts["cut"] += any(len(s.tokens_L) > self.limit for s in segments)
-            segments = tuple(_cut(segment, self.limit) for segment in segments)
+            segments = tuple(segment.until(self.limit) for segment in segments)
         return tuple(s for s in segments if (s.turn_L != CONTEXT).any())
 
     def whole(self, index: int) -> Segments:
@@ -81,8 +81,3 @@ def _only(segment: Segment, turn: int) -> Segment:
     """With one turn's tokens as actions, all others as context."""
     turn_L = np.where(segment.turn_L == turn, segment.turn_L, CONTEXT)
     return Segment(segment.tokens_L, turn_L, segment.logp_L)
-
-
-def _cut(segment: Segment, limit: int) -> Segment:
-    arrays = segment.tokens_L, segment.turn_L, segment.logp_L
-    return Segment(*(array[:limit] for array in arrays))

@@ -1,5 +1,6 @@
 """A remote environment is the local one, whatever happens to the wire and to the server."""
 
+import functools
 import time
 
 import pytest
@@ -7,7 +8,7 @@ from remote_cases import CutWire, Echo, OldServer, Process, answering, remote, s
 
 from seeupo_jax import envs
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import TransientError
+from seeupo_jax.envs.base import TaskShare, TransientError
 from seeupo_jax.envs.gate import ProtocolError
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.environment import OrderDesk
@@ -59,6 +60,32 @@ def test_reference_answers_come_from_the_server_and_older_ones_have_none(token_f
         assert remote(server.url, token_file).reference("train/0") is None
     with served(Echo, token_file, kind=OldServer) as server:
         assert remote(server.url, token_file).reference("train/0") is None
+
+
+def test_a_mixture_that_is_served_has_its_parts_and_labels(token_file, caplog):
+    parts = [{"name": "order_desk", "weight": 3, "label": "desk"}, {"name": "remote_cases:Echo"}]
+    mixture = functools.partial(envs.make, "mixture", environments=parts)
+    local = mixture()
+    with served(mixture, token_file) as server:
+        there = remote(server.url, token_file)
+        shares = gate.task_shares(there, "train")
+        assert [(share.name, share.weight) for share in shares] == [("desk", 3), ("Echo", 1)]
+        assert shares == gate.task_shares(local, "train")
+        for task_id in (shares[0].task_ids[5], shares[1].task_ids[0]):
+            assert gate.labels(there, task_id) == gate.labels(local, task_id)
+        assert gate.labels(there, shares[0].task_ids[5]).keys() > {"env"}
+    with served(Echo, token_file) as server:
+        assert gate.task_shares(remote(server.url, token_file), "train") == [
+            TaskShare("", 1.0, ["train/0", "train/1"])
+        ]
+    assert not caplog.records
+    with served(mixture, token_file, kind=OldServer) as server:
+        there = remote(server.url, token_file)
+        (share,) = gate.task_shares(there, "train")
+        assert share.task_ids == gate.task_ids(local, "train")
+        assert gate.labels(there, share.task_ids[0]) == {}
+    (record,) = caplog.records
+    assert "its weights have no effect" in record.getMessage()
 
 
 def test_make_knows_it_by_name(token_file):

@@ -53,6 +53,9 @@ function header(row, group, record) {
   if (record.turn_rewards.length) facts.push(["rewards by turn", record.turn_rewards.map((r) => number(r)).join(", ")]);
   const named = Object.entries(record.rewards ?? {}).map(([name, reward]) => `${name} ${number(reward)}`);
   if (named.length) facts.push(["rewards by name, unweighted", named.join(", ")]);
+  for (const [name, rewards] of Object.entries(record.named_turn_rewards ?? {})) {
+    facts.push([`${name} by turn, unweighted`, rewards.map((r) => number(r)).join(", ")]);
+  }
   const list = facts.flatMap(([key, value]) => [el("dt", {}, ...shown(key)), el("dd", {}, ...shown(String(value)))]);
   return [
     backButton(),
