@@ -21,15 +21,27 @@ CHOICES = (
 )
 
 
+# Two environments, tasks drawn by their success, and conversations that branch.
+PARTS = (
+    "--config.env.name=mixture",
+    "--config.env.options={'environments': [{'name': 'run_environment:Echo', 'weight': 3},"
+    " {'name': 'run_environment:Settled'}]}",
+    "--config.curriculum.by=variance",
+    "--config.algorithm.advantage=tree",
+    "--config.algorithm.forks=tree",
+    "--config.algorithm.fork_factors=(2,2)",
+)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return cases.save_policy(tmp_path_factory.mktemp("processes") / "model")
 
 
-def run(model, processes, devices):
+def run(model, processes, devices, *more):
     """A run of so many processes, and what each of them printed."""
     workdir = model.parent / f"of_{processes}_with_{devices}"
-    started = cases.start(model, workdir, *CHOICES, processes=processes, devices=devices)
+    started = cases.start(model, workdir, *CHOICES, *more, processes=processes, devices=devices)
     return workdir, cases.finish(started)
 
 
@@ -39,20 +51,22 @@ def without_times(line):
 
 
 def test_two_processes_one_of_them_told_to_stop_are_one_to_the_last_bit(model):
-    alone, _ = run(model, 1, 2)
+    alone, _ = run(model, 1, 2, *PARTS)
     workdir = model.parent / "told_to_stop"
-    first, second = cases.start(model, workdir, *CHOICES, processes=2)
+    first, second = cases.start(model, workdir, *CHOICES, *PARTS, processes=2)
     while not first.stdout.readline().startswith("compiled the sweep"):
         assert first.poll() is None
     second.send_signal(signal.SIGTERM)
     logged, _ = cases.finish([first, second])
     assert "; rerun the command to resume" in logged and "iteration 2/2" not in logged
-    logged, silent = cases.finish(cases.start(model, workdir, *CHOICES, processes=2))
+    logged, silent = cases.finish(cases.start(model, workdir, *CHOICES, *PARTS, processes=2))
     assert "iteration 2/2" in logged and "iteration" not in silent
     assert cases.checksums(workdir) == cases.checksums(alone)
     lines, wanted = cases.read_metrics(workdir), cases.read_metrics(alone)
     assert list(map(without_times, lines)) == list(map(without_times, wanted))
     first, second = (line for line in lines if "sweep/learning_rate" in line)
+    assert first["rollout/forks"] > 0 and first["rollout/trajectories/env=Settled"] == 4
+    assert second["curriculum/known_tasks"] == 4
     assert second["sweep/learning_rate"] == pytest.approx(first["sweep/learning_rate"] / 2)
     shards = [
         {file.name: file.read_bytes() for file in (folder / "trajectories").iterdir()}
