@@ -22,6 +22,7 @@ from seeupo_jax.agents.dialects.request_body import (
     Fields,
     Stops,
     as_list,
+    by_type,
     read_fields,
     refuse,
 )
@@ -58,22 +59,7 @@ class _ToolResult(_Cached):
     is_error: bool | None = None  # what the content says is what the policy reads
 
 
-class _OtherBlock(Fields):
-    type: Literal["text", "tool_use", "tool_result"]
-
-
-def _kind(block: Any) -> str:
-    kind = block.get("type") if isinstance(block, dict) else None
-    return f"({kind})" if kind in ("text", "tool_use", "tool_result") else "(other)"
-
-
-_Block = Annotated[
-    Annotated[_Text, pydantic.Tag("(text)")]
-    | Annotated[_ToolUse, pydantic.Tag("(tool_use)")]
-    | Annotated[_ToolResult, pydantic.Tag("(tool_result)")]
-    | Annotated[_OtherBlock, pydantic.Tag("(other)")],
-    pydantic.Discriminator(_kind),
-]
+_Block = by_type(text=_Text, tool_use=_ToolUse, tool_result=_ToolResult)
 
 
 class _Message(Fields):

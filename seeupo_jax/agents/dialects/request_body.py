@@ -6,7 +6,7 @@ import json
 import math
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn, TypeVar, cast
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, cast
 
 import pydantic
 
@@ -152,6 +152,24 @@ def _remove(tree: Any, path: Path) -> None:
     for part in path[:-1]:
         tree = tree[part]
     del tree[path[-1]]
+
+
+def by_type(default: str | None = None, **kinds: type[Fields]) -> Any:
+    """One of several kinds of objects, which their field `type` tells apart.
+
+    Args:
+      default: of an object without the field.
+    """
+    allowed: Any = Literal[tuple(kinds)]
+    other = pydantic.create_model("Other", __base__=Fields, type=(allowed, ...))
+
+    def tag(value: Any) -> str:
+        kind = value.get("type", default) if isinstance(value, dict) else None
+        return f"({kind})" if kind in list(kinds) else "(other)"  # it may be unhashable
+
+    tagged = [Annotated[kind, pydantic.Tag(f"({name})")] for name, kind in kinds.items()]
+    either: Any = Union[(*tagged, Annotated[other, pydantic.Tag("(other)")])]  # noqa: UP007
+    return Annotated[either, pydantic.Discriminator(tag)]
 
 
 def as_list(make: Callable[[str], Any], allowed: str) -> pydantic.BeforeValidator:

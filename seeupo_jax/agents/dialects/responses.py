@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-import pydantic
-
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
 from seeupo_jax.agents.dialects.exchange import (
     Caller,
@@ -25,6 +23,7 @@ from seeupo_jax.agents.dialects.request_body import (
     Count,
     Fields,
     as_list,
+    by_type,
     read_fields,
     refuse,
 )
@@ -72,25 +71,12 @@ class _FunctionOutput(Fields):
     status: str | None = None
 
 
-class _OtherItem(Fields):
-    type: Literal["message", "function_call", "function_call_output"]
-
-
-_KINDS = ("message", "function_call", "function_call_output")
-
-
-def _kind(item: Any) -> str:
-    kind = item.get("type", "message") if isinstance(item, dict) else None
-    return f"({kind})" if kind in _KINDS else "(other)"
-
-
-_Item = Annotated[
-    Annotated[_Message, pydantic.Tag("(message)")]
-    | Annotated[_FunctionCall, pydantic.Tag("(function_call)")]
-    | Annotated[_FunctionOutput, pydantic.Tag("(function_call_output)")]
-    | Annotated[_OtherItem, pydantic.Tag("(other)")],
-    pydantic.Discriminator(_kind),
-]
+_Item = by_type(
+    "message",
+    message=_Message,
+    function_call=_FunctionCall,
+    function_call_output=_FunctionOutput,
+)
 
 
 class _Tool(Fields):
