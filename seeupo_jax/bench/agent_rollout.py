@@ -21,9 +21,9 @@ import jax
 
 from seeupo_jax import envs
 from seeupo_jax.bench import comparison, machine
-from seeupo_jax.bench.settings import architecture, write_model
+from seeupo_jax.bench.settings import MODELS, architecture, write_model
 from seeupo_jax.configuration.agent_schema import Agent
-from seeupo_jax.configuration.flags import Flags, output_file, whole
+from seeupo_jax.configuration.flags import Flags, one_of, output_file, whole
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.planning.flops import parameters
@@ -41,7 +41,8 @@ TARGET = 1.15  # of the rollout's time, at most
 
 def add_flags(parser: Flags) -> None:
     """What is played, and by which policies."""
-    parser.flag("model", "size of the random policy: nano, tiny, 135m", default="tiny")
+    sizes = f"size of the random policy: {', '.join(MODELS)}"
+    parser.flag("model", sizes, one_of(*MODELS), default="tiny")
     parser.flag("tasks", "groups of episodes", whole(1), default=16)
     parser.flag("group_size", "episodes of a group", whole(2), default=8)
     parser.flag("repeats", "rounds", whole(1), default=5)

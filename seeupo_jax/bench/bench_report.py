@@ -15,7 +15,7 @@ from typing import Any
 from seeupo_jax.bench.comparison import OURS, Figures, OfSide, side
 from seeupo_jax.bench.settings import writable_folder
 from seeupo_jax.bench.update import flops_once
-from seeupo_jax.configuration.flags import Flags, output_file
+from seeupo_jax.configuration.flags import Flags, one_of, output_file
 
 _VARIED = {"turns": "turns", "prompt": "prompt, tokens", "group_size": "conversations a group"}
 
@@ -58,17 +58,15 @@ def add_flags(parser: Flags, folder: Callable[[str], Path] = Path) -> None:
 def add_all_flags(parser: Flags) -> None:
     """Those of the page, and which measurements are run."""
     add_flags(parser, writable_folder)
-    parser.flag("suite", f"one of {', '.join(SUITES)}", default="cpu")
+    parser.flag("suite", f"one of {', '.join(SUITES)}", one_of(*SUITES), default="cpu")
 
 
 def run_all(flags: argparse.Namespace) -> None:
     """Measures what has no figures yet, each in a process of its own, and writes the page.
 
     Raises:
-      ValueError: an unknown suite; a command failed, and the figures of those before it are there.
+      ValueError: a command failed, and the figures of those before it are there.
     """
-    if flags.suite not in SUITES:
-        raise ValueError(f"--suite: got {flags.suite!r}; allowed: {', '.join(SUITES)}.")
     commands = SUITES[flags.suite]
     flags.results.mkdir(parents=True, exist_ok=True)
     for number, (name, command) in enumerate(commands.items(), 1):

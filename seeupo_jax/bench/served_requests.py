@@ -34,8 +34,8 @@ from transformers.utils.import_utils import is_serve_available
 
 from seeupo_jax.bench import comparison, machine
 from seeupo_jax.bench.comparison import OURS
-from seeupo_jax.bench.settings import architecture, write_model
-from seeupo_jax.configuration.flags import Flags, Wrong, names, output_file, whole
+from seeupo_jax.bench.settings import MODELS, architecture, write_model
+from seeupo_jax.configuration.flags import Flags, Wrong, names, one_of, output_file, whole
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
@@ -55,7 +55,8 @@ def _counts(value: str) -> tuple[int, ...]:
 
 def add_flags(parser: Flags) -> None:
     """What is asked, and of what."""
-    parser.flag("model", "random weights of a size: nano, tiny, 135m", default="tiny")
+    sizes = f"random weights of a size: {', '.join(MODELS)}"
+    parser.flag("model", sizes, one_of(*MODELS), default="tiny")
     parser.flag("model_path", "a chat model's folder or GGUF file instead of random weights")
     parser.flag("clients", "that ask at once; default: 1,8,32", _counts, default=(1, 8, 32))
     parser.flag("requests", "of each client in a round", whole(1), default=4)

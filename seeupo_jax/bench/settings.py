@@ -16,10 +16,10 @@ from seeupo_jax.configuration.flags import (
     Flags,
     Wrong,
     names,
+    one_of,
     output_file,
     path,
     positive,
-    text,
     whole,
 )
 from seeupo_jax.policy import save_pretrained
@@ -32,6 +32,7 @@ from seeupo_jax.policy.transformer import Transformer
 RECIPE = "recipe"
 CONTENDERS = ("eager", "compile", RECIPE)
 GENERATE = ("resent", "kept", "static")  # ways to sample by `generate`
+WORKLOADS = ("bfcl", "order_desk", "appworld", "long")  # lengths; see `workloads.py`
 _QWEN = {"vocab_size": 151_936, "head_dim": 64, "kv_heads": 2, "qkv_bias": True, "qk_norm": False}
 # For rehearsals, with the vocabulary of the order desk's tokenizer; Qwen3's layout; that of
 # SmolLM2-135M, Qwen2.5-0.5B and Qwen2.5-1.5B.
@@ -83,8 +84,8 @@ def _flag(default: Any, kind: Callable[[str], Any], words: str, of: str = "") ->
 class Settings:
     """Of one run. None: the workload's or the device's own value."""
 
-    workload: str = _flag("bfcl", text, "lengths of: bfcl, order_desk, appworld, long")
-    model: str = _flag("tiny", text, "random weights of a size: nano, tiny, 135m, 0.5b, 1.5b")
+    workload: str = _flag("bfcl", one_of(*WORKLOADS), f"lengths of: {', '.join(WORKLOADS)}")
+    model: str = _flag("tiny", one_of(*MODELS), f"random weights of a size: {', '.join(MODELS)}")
     scale: float | None = _flag(None, positive, "of the workload's lengths; 1 is real")
     groups: int = _flag(2, whole(1), "prompts")
     group_size: int = _flag(8, whole(2), "conversations that begin with each prompt")
@@ -147,16 +148,7 @@ def read(given: argparse.Namespace) -> Settings:
 
 
 def architecture(name: str, dtype: str) -> Architecture:
-    """Of one of `MODELS`.
-
-    Args:
-      dtype: of activations.
-
-    Raises:
-      ValueError: an unknown name.
-    """
-    if name not in MODELS:
-        raise ValueError(f"--model: got {name!r}; allowed: {', '.join(MODELS)}.")
+    """Of one of `MODELS`, with activations of type `dtype`."""
     return Architecture(**MODELS[name], dtype=dtype)
 
 

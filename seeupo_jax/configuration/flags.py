@@ -170,6 +170,17 @@ def names(value: str) -> list[str]:
     return [name.strip() for name in text(value).split(",") if name.strip()]
 
 
+def one_of(*allowed: str) -> Callable[[str], str]:
+    """One of these names."""
+
+    def read(value: str) -> str:
+        if value not in allowed:
+            raise Wrong(value, ", ".join(allowed))
+        return value
+
+    return read
+
+
 def whole(low: int, high: int | None = None) -> Callable[[str], int]:
     """Whole numbers from `low` on, up to `high`."""
     return _Whole(low, high)

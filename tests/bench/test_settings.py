@@ -10,12 +10,12 @@ from seeupo_jax.bench.jax_runner import ABLATIONS, ablations
 from seeupo_jax.bench.settings import (
     CONTENDERS,
     MODELS,
+    WORKLOADS,
     Settings,
     add_flags,
     read,
     writable_folder,
 )
-from seeupo_jax.bench.workloads import WORKLOADS
 from seeupo_jax.configuration.flags import Flags, Wrong
 
 

@@ -29,7 +29,7 @@ from seeupo_jax.bench.accelerator.runner import (
     work_through,
 )
 from seeupo_jax.bench.settings import writable_folder
-from seeupo_jax.configuration.flags import Flags, Wrong, output_file, positive, whole
+from seeupo_jax.configuration.flags import Flags, one_of, output_file, positive, whole
 from seeupo_jax.envs.transport.processes import die_with
 from seeupo_jax.runtime.cli import prepare_xla
 
@@ -46,15 +46,9 @@ def add_flags(parser: Flags) -> None:
     words = f"also write the page to this file; by default, in a checkout, {DOCS / PAGE}"
     parser.flag("page", words, output_file)
     parser.switch("rehearse", "all pieces on CPU in the smallest sizes")
-    parser.flag("piece", "only this one, in this process, without the page", _piece)
+    words = "only this one, in this process, without the page"
+    parser.flag("piece", words, one_of(PROBE, *pieces.BY_NAME))
     parser.flag("size", "of --piece; 0 is the largest", whole(0), default=0)
-
-
-def _piece(value: str) -> str:
-    names = (PROBE, *pieces.BY_NAME)
-    if value not in names:
-        raise Wrong(value, ", ".join(names))
-    return value
 
 
 def run(flags: argparse.Namespace) -> None:
