@@ -12,6 +12,9 @@ from places import ROOT
 from process_cases import QUICK_XLA
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Threads of PyTorch and BLAS that wait for each other spin: where workers share the cores, tests of
+# a network in PyTorch cost two to five times the CPU time.
+os.environ["OMP_NUM_THREADS"] = "1"
 # Most of the tests' time is spent on compiling, and half of that on optimizations.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = " ".join(
