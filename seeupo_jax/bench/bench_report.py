@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.bench.comparison import OURS, Figures, OfSide, side
-from seeupo_jax.bench.settings import writable_folder
 from seeupo_jax.bench.update import flops_once
+from seeupo_jax.checkpoint import check_could_write
 from seeupo_jax.configuration.flags import Flags, one_of, output_file
 
 _VARIED = {"turns": "turns", "prompt": "prompt, tokens", "group_size": "conversations a group"}
@@ -49,15 +49,15 @@ ACCELERATOR: dict[str, str] = {
 SUITES = {"cpu": CPU, "accelerator": ACCELERATOR}
 
 
-def add_flags(parser: Flags, folder: Callable[[str], Path] = Path) -> None:
+def add_flags(parser: Flags) -> None:
     """Where figures are, and where the page goes."""
-    parser.flag("results", "where figures are", folder, default=Path("docs/benchmarks"))
+    parser.flag("results", "where figures are", Path, default=Path("docs/benchmarks"))
     parser.flag("output", "where the page goes", output_file, default="docs/benchmarks.md")
 
 
 def add_all_flags(parser: Flags) -> None:
     """Those of the page, and which measurements are run."""
-    add_flags(parser, writable_folder)
+    add_flags(parser)
     parser.flag("suite", f"one of {', '.join(SUITES)}", one_of(*SUITES), default="cpu")
 
 
@@ -65,8 +65,10 @@ def run_all(flags: argparse.Namespace) -> None:
     """Measures what has no figures yet, each in a process of its own, and writes the page.
 
     Raises:
-      ValueError: a command failed, and the figures of those before it are there.
+      ValueError: no folder can be made there; or a command failed, and the figures of those before
+        it are there.
     """
+    check_could_write(flags.results, "--results")
     commands = SUITES[flags.suite]
     flags.results.mkdir(parents=True, exist_ok=True)
     for number, (name, command) in enumerate(commands.items(), 1):

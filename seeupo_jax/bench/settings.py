@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from seeupo_jax.configuration.flags import (
     names,
     one_of,
     output_file,
-    path,
     positive,
     whole,
 )
@@ -48,15 +46,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "0.5b": _QWEN | {"width": 896, "layers": 24, "heads": 14, "mlp_width": 4864},
     "1.5b": _QWEN | {"width": 1536, "layers": 28, "heads": 12, "mlp_width": 8960, "head_dim": 128},
 }
-
-
-def writable_folder(value: str) -> Path:
-    """A folder that is there or can be made, known before anything is measured."""
-    folder = path(value)
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise Wrong(value, "a folder that can be written")
-    return folder
 
 
 def _some(*allowed: str) -> Callable[[str], tuple[str, ...]]:

@@ -114,7 +114,7 @@ def test_wrong_flags_and_folders_of_other_figures_are_refused(tmp_path, capsys, 
     out = f"--out={tmp_path}"
     assert "--minutes: got '0'; allowed: a number > 0" in refused([out, "--minutes=0"], capsys)
     assert "--page: got '/dev/null/x'" in refused([out, "--page=/dev/null/x"], capsys)
-    assert "allowed: a folder that can be written" in refused([f"--out={__file__}"], capsys)
+    assert "allowed: a folder that can be made" in refused([f"--out={__file__}"], capsys)
     assert "--out: got none; allowed: the folder of results" in refused([], capsys)
     with pytest.raises(SystemExit):
         piece("x", tmp_path)

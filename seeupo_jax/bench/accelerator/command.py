@@ -28,8 +28,8 @@ from seeupo_jax.bench.accelerator.runner import (
     sentence,
     work_through,
 )
-from seeupo_jax.bench.settings import writable_folder
-from seeupo_jax.configuration.flags import Flags, one_of, output_file, positive, whole
+from seeupo_jax.checkpoint import check_could_write
+from seeupo_jax.configuration.flags import Flags, one_of, output_file, path, positive, whole
 from seeupo_jax.envs.transport.processes import die_with
 from seeupo_jax.runtime.cli import prepare_xla
 
@@ -41,7 +41,7 @@ _GPUS, _CHIPS = "CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"
 
 def add_flags(parser: Flags) -> None:
     """Those of the command."""
-    parser.flag("out", "the folder of results", writable_folder, required=True)
+    parser.flag("out", "the folder of results", path, required=True)
     parser.flag("minutes", "for all pieces together", positive, default=30.0)
     words = f"also write the page to this file; by default, in a checkout, {DOCS / PAGE}"
     parser.flag("page", words, output_file)
@@ -55,8 +55,9 @@ def run(flags: argparse.Namespace) -> None:
     """Runs what is left, writes the page, and exits with 1 where a piece or a check failed.
 
     Raises:
-      ValueError: no accelerator; a folder with results of another machine.
+      ValueError: no accelerator; a folder that cannot be, or with results of another machine.
     """
+    check_could_write(flags.out, "--out")
     if flags.piece is not None:
         return run_piece(flags)
     ends = time.monotonic() + 60 * flags.minutes
