@@ -96,23 +96,27 @@ def test_four_processes_are_one_with_four_devices_to_rounding(model):
     assert step == same_step == 2
     difference = jax.tree.map(lambda x, y: abs(x - y).max(), state["params"], same_state["params"])
     assert 0 <= max(jax.tree.leaves(difference)) < 1e-5
+    _, written = split(from_pretrained(str(together / "policy"), dtype="float32")[0])
+    jax.tree.map(np.testing.assert_array_equal, written, state["params"])
 
 
 def test_two_processes_make_a_policy_from_nothing_and_train_adapters_of_it(model, tmp_path):
-    short = ("--config.iterations=1", "--config.evaluation.every=0", "--config.evaluation.tasks=2")
+    short = ("--config.evaluation.every=0", "--config.evaluation.tasks=2")
     demonstrations = {"skill": 0.5, "episodes": 100}
     stage = {"steps": 20, "learning_rate": 0.01, "demonstrations": demonstrations}
     desk = (
+        "--config.iterations=0",
         "--config.model.path=none",
         "--config.env.name=order_desk",
         f"--config.env.options={{'data_dir': '{tmp_path / 'data'}'}}",
         f"--config.warm_start.stages=({stage},)",
     )
     cases.finish(cases.start(model, tmp_path / "warm", *short, *desk, processes=2))
-    made = from_pretrained(str(tmp_path / "warm" / "policy"), dtype="float32")[0]
+    base = tmp_path / "warm" / "policy"
+    made = from_pretrained(str(base), dtype="float32")[0]
     warm = from_pretrained(str(tmp_path / "warm" / "warm_start"), dtype="float32")[0]
     assert made.arch == warm.arch
-    workdir = tmp_path / "adapters"
-    cases.finish(cases.start(model, workdir, *short, "--config.lora.rank=2", processes=2))
-    adapted = load_adapters(from_pretrained(str(model), dtype="float32")[0], workdir / "policy")
+    workdir, choices = tmp_path / "adapters", ("--config.iterations=1", "--config.lora.rank=2")
+    cases.finish(cases.start(base, workdir, *short, *choices, processes=2))
+    adapted = load_adapters(made, workdir / "policy")
     assert (adapted.layers[0].mlp.down.lora_b[...] != 0).any()
