@@ -20,8 +20,9 @@ from seeupo_jax.telemetry import read_trajectories
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 QUICKSTART = "python -m seeupo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart"
-SHORT = ("iterations=2", "rollout.tasks=4", "evaluation.tasks=4", "checkpoint.every=0")
-SHORT += ("batching.buckets=(256,)", "rollout.prefill_tokens=32", "rollout.slots=8")
+SHORT = ("iterations=2", "rollout.tasks=2", "evaluation.tasks=2", "checkpoint.every=0")
+SHORT += ("batching.buckets=(128,)", "rollout.prefill_tokens=32", "rollout.slots=8")
+SHORT += ("model.scan_layers=True", "checkpoint.keep_best=0")  # programs of one layer; one split
 
 
 def commands():
