@@ -11,7 +11,7 @@ _PLACEHOLDERS = {
     "cause=TEXT": "cause=.*",
     "NAME": r"[\w.-]+",
     "CAUSE": r"\w+",
-    "stop_STOP": "stop_(done|max_turns|max_tokens|env_error|timeout)",
+    "stop_STOP": "stop_(done|max_turns|max_tokens|unchosen|env_error|timeout)",
     "@K": r"@\d+",
 }
 

@@ -41,12 +41,14 @@ async def slowly(episode):
     return worth(episode)
 
 
-def several(call=worth, tasks=("4",), plan=PLAN, make=Counting, timeout_s=5.0, **options):
+def several(
+    call=worth, tasks=("4",), plan=PLAN, make=Counting, *, timeout_s=5.0, engine=None, **options
+):
     """What a plan's groups became: trajectories, the collection, what environments were asked."""
     ASKED.clear()
     judge = Scorer((RewardFunction("judge", call, 4, timeout_s),))
     try:
-        return grow(make, tasks, plan, engine=Wide(), judge=judge, **options)
+        return grow(make, tasks, plan, engine=engine or Wide(), judge=judge, **options)
     finally:
         judge.close()
 
@@ -171,6 +173,25 @@ def test_seed_iteration_task_and_turn_draw_it_and_nothing_else_does():
     assert_same(collected.trajectories, waiting.trajectories)
     first, _ = several(tasks=tasks[:2])
     assert_same(first.trajectories, [t for t in collected.trajectories if t.group < 2])
+
+
+class Part(Wide):
+    """That of one of two processes, which share the groups out."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def owns(self, group):
+        return group % 2 == self.number
+
+
+def test_processes_share_the_groups_out():
+    tasks = ("4", "3", "4")
+    together, _ = several(tasks=tasks)
+    parts = [several(tasks=tasks, engine=Part(number))[0].trajectories for number in range(2)]
+    assert [{t.group for t in part} for part in parts] == [{0, 2}, {1}]
+    joined = sorted((t for part in parts for t in part), key=lambda t: t.group)
+    assert_same(joined, together.trajectories)
 
 
 def test_a_candidate_without_a_score_fails_alone_and_does_not_go_on():
