@@ -3,6 +3,7 @@
     python -m seeupo_jax.bench update    [--workload=bfcl] [--model=tiny] [--json=OUT]
     python -m seeupo_jax.bench rollout   [--workload=bfcl] [--model=tiny] [--json=OUT]
     python -m seeupo_jax.bench iteration [--workload=bfcl] [--model=tiny] [--json=OUT]
+    python -m seeupo_jax.bench sft       [--workload=bfcl] [--model=tiny] [--json=OUT]
     python -m seeupo_jax.bench gain      [--workload=bfcl] [--model=tiny] [--json=OUT]
     python -m seeupo_jax.bench serving   [--model=tiny] [--clients=1,8,32] [--json=OUT]
     python -m seeupo_jax.bench agents    [--model=tiny] [--tasks=16] [--json=OUT]
@@ -10,7 +11,7 @@
     python -m seeupo_jax.bench report    [--results=docs/benchmarks] [--output=docs/benchmarks.md]
     python -m seeupo_jax.bench accelerator --out=DIR [--minutes=30] [--rehearse]
 
-The first six measure; each has `--help`. `gain` scores reference answers behind every turn, as
+The first seven measure; each has `--help`. `gain` scores reference answers behind every turn, as
 branches of one pass and by a pass for each; it needs no PyTorch. `serving` runs `seeupo-serve`
 beside `transformers`, and `agents` rollouts with and without the endpoint. `all` runs the
 measurements of the page
@@ -35,6 +36,7 @@ from seeupo_jax.bench import (  # noqa: E402
     rollout,
     served_requests,
     settings,
+    supervised_steps,
     update,
 )
 from seeupo_jax.bench.accelerator import command as accelerator  # noqa: E402
@@ -47,6 +49,7 @@ BENCHMARKS = {
     "update": update.run,
     "rollout": rollout.run_rollout,
     "iteration": rollout.run_iteration,
+    "sft": supervised_steps.run,
     "gain": gain.run,
 }
 OTHERS = {

@@ -32,6 +32,8 @@ CPU: dict[str, str] = {
     "iteration_order_desk_tiny": f"iteration --workload=order_desk --groups=4 {_EAGER}",
     "rollout_bfcl_tiny": "rollout --workload=bfcl",
     "rollout_order_desk_tiny": "rollout --workload=order_desk --groups=4",
+    "sft_bfcl_tiny": "sft --workload=bfcl --groups=4",
+    "sft_order_desk_tiny": "sft --workload=order_desk --groups=16",
     "techniques_bfcl_tiny": f"update --workload=bfcl {_EACH}",
     "techniques_order_desk_tiny": f"update --workload=order_desk --groups=16 {_EACH}",
     **{f"sizes_turns_{n}": f"{_POINT} --turns={n}" for n in (2, 4, 8, 16)},
@@ -374,8 +376,24 @@ def _iterations(runs: list[Figures]) -> str:
     return f"{text}\n\n{sides_table(runs, RATIO | over | SIZES, of_side)}"
 
 
+def _supervised(runs: list[Figures]) -> str:
+    text = (
+        "One optimizer step of supervised fine-tuning on all conversations, with the batch that it"
+        " needs. `transformers` has them padded or packed, in float32 on CPU; losses and weights"
+        " are the same on all sides. Logits are computed at assistant tokens only."
+    )
+    of_side: dict[str, OfSide] = {
+        "s": side("median_s", "{:.3f}"),
+        "least to most": least_to_most,
+        "tokens/s": side("tokens_per_second", "{:,.0f}"),
+        "computed tokens": side("positions", "{:,.0f}"),
+    }
+    return f"{text}\n\n{sides_table(runs, RATIO | SIZES, of_side)}"
+
+
 _SECTIONS: dict[str, tuple[str, Callable[[list[Figures]], str]]] = {
     "update": ("Update sweep", _updates),
     "rollout": ("Rollout", _rollouts),
     "iteration": ("Iteration", _iterations),
+    "sft": ("Supervised step", _supervised),
 }

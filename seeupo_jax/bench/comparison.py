@@ -47,11 +47,11 @@ def differences(one: Outcome, other: Outcome) -> dict[str, float]:
     same = [step["turns"] for step in one.steps] == [step["turns"] for step in other.steps]
     pairs = list(zip(one.steps, other.steps, strict=True)) if same else []
     found = {
-        name: max((_greatest(a[name], b[name]) for a, b in pairs), default=np.inf)
+        name: max((greatest(a[name], b[name]) for a, b in pairs), default=np.inf)
         for name in ("loss", "kl", "weights")
     }
     same = one.tensors.keys() == other.tensors.keys()
-    each = [_greatest(one.tensors[n], other.tensors[n]) for n in one.tensors] if same else []
+    each = [greatest(one.tensors[n], other.tensors[n]) for n in one.tensors] if same else []
     return found | {"parameters": max(each, default=np.inf)}
 
 
@@ -59,8 +59,8 @@ def moved(start: Mapping[str, np.ndarray], after: Outcome) -> dict[str, float]:
     """How far a sweep itself changed what is compared: without that nothing would be shown."""
     weights = [step["weights"] for step in after.steps]
     return {
-        "weights": max(_greatest(weights[-1], first) for first in weights),
-        "parameters": max(_greatest(after.tensors[name], start[name]) for name in start),
+        "weights": max(greatest(weights[-1], first) for first in weights),
+        "parameters": max(greatest(after.tensors[name], start[name]) for name in start),
     }
 
 
@@ -70,12 +70,12 @@ def require_same(found: Mapping[str, float], name: str, dtype: str) -> None:
     wrong = [f"{name} by {apart:.2g}" for name, apart in found.items() if not apart <= most]
     if wrong:
         raise ValueError(
-            f"bench: after one sweep from the same weights {OURS} and {name} differ:"
+            f"bench: from the same weights {OURS} and {name} differ:"
             f" {', '.join(wrong)}; allowed in {dtype}: {most:g}. Nothing was timed."
         )
 
 
-def _greatest(one: Any, other: Any) -> float:
+def greatest(one: Any, other: Any) -> float:
     """NaN, or None, is the same as NaN, and infinitely far from a number."""
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
     if one.shape != other.shape:

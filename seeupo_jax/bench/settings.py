@@ -31,6 +31,7 @@ RECIPE = "recipe"
 CONTENDERS = ("eager", "compile", RECIPE)
 GENERATE = ("resent", "kept", "static")  # ways to sample by `generate`
 WORKLOADS = ("bfcl", "order_desk", "appworld", "long")  # lengths; see `workloads.py`
+PADDED, PACKED = "padded", "packed"  # ways to batch conversations for `transformers`
 _QWEN = {"vocab_size": 151_936, "head_dim": 64, "kv_heads": 2, "qkv_bias": True, "qk_norm": False}
 # For rehearsals, with the vocabulary of the order desk's tokenizer; Qwen3's layout; that of
 # SmolLM2-135M, Qwen2.5-0.5B and Qwen2.5-1.5B.
@@ -63,7 +64,7 @@ def _some(*allowed: str) -> Callable[[str], tuple[str, ...]]:
 
 def _flag(default: Any, kind: Callable[[str], Any], words: str, of: str = "") -> Any:
     """A field whose flag the benchmarks named in `of` have; by default all."""
-    benchmarks = of.split() or ("update", "rollout", "iteration", "gain")
+    benchmarks = of.split() or ("update", "rollout", "iteration", "gain", "sft")
     return dataclasses.field(
         default=default, metadata={"kind": kind, "words": words, "of": benchmarks}
     )
@@ -92,7 +93,7 @@ class Settings:
         None,
         whole(1),
         "of a microbatch of the baseline, at most; default: by the device",
-        "update iteration",
+        "update iteration sft",
     )
     without: tuple[str, ...] = _flag(
         (), _some(), "techniques to leave out, one at a time; or all", "update"
@@ -102,6 +103,12 @@ class Settings:
         _some(*GENERATE),
         "of resent,kept,static: how generate samples; none: it does not",
         "rollout",
+    )
+    batches: tuple[str, ...] = _flag(
+        (PADDED, PACKED),
+        _some(PADDED, PACKED),
+        "of padded,packed: how the baseline batches conversations; none: it does not run",
+        "sft",
     )
     slots: int | None = _flag(
         None, whole(1), "conversations that decode together; default: all", "rollout iteration"
