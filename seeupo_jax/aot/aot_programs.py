@@ -17,6 +17,7 @@ from seeupo_jax.parallel.mesh import make_mesh, sampler_mesh
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.abstract_run import CACHE, SAMPLER, AbstractRun, abstract_run
 from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
+from seeupo_jax.planning.expected_time import scorer_flops, step_flops
 from seeupo_jax.planning.flops import Pass
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy.architecture import Architecture
@@ -208,7 +209,7 @@ def _sweep(setup: Setup) -> Iterator[Program]:
         rows, head = shapes.rows * trips, logits.get(kind, shapes.action)
         steps, hbm_bytes = {"sweep/turn": step_flops, "sweep/scorer": scorer_flops}, once * trips
         if kind in steps:
-            done = (steps[kind](setup, length, computed=computed) for computed in (False, True))
+            done = (steps[kind](setup, rows, length, computed=c) for c in (False, True))
             work = Work(*done, rows * length)
             hbm_bytes = hbm_bytes * passes + update
         else:
@@ -264,31 +265,6 @@ def _rollout(setup: Setup) -> Iterator[Program]:
             trips=trips,
             hbm_bytes=read,
         )
-
-
-def step_flops(setup: Setup, length: int, *, computed: bool) -> float:
-    """FLOPs of a sweep's step on rows of a length; see `flops.turn_step_flops`."""
-    shapes = setup.learner.shapes
-    return flops.turn_step_flops(
-        setup.arch,
-        shapes.rows * shapes.microbatches(length),
-        length,
-        shapes.action,
-        trees=shapes.share,
-        refresh=shapes.lengths[0] if setup.learner.fused else 0,
-        critic=setup.config.algorithm.critic,
-        computed=computed,
-    )
-
-
-def scorer_flops(setup: Setup, length: int, *, computed: bool) -> float:
-    """FLOPs of the scorer's step, on all action tokens, likewise."""
-    shapes = setup.learner.shapes
-    rows = shapes.rows * shapes.microbatches(length)
-    kind = setup.config.algorithm.scorer
-    return flops.scorer_step_flops(
-        setup.arch, kind, rows, length, trees=shapes.share, computed=computed
-    )
 
 
 def _weight_bytes(setup: Setup) -> float:

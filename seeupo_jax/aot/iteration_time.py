@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from seeupo_jax.aot import roofline
-from seeupo_jax.aot.aot_programs import Program, Setup, step_flops
+from seeupo_jax.aot.aot_programs import Program, Setup
 from seeupo_jax.aot.measure import Figures
-from seeupo_jax.planning.expected_time import scoring_passes, step_ends
+from seeupo_jax.planning.expected_time import scoring_passes, step_ends, step_flops
 
 NEEDED = ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode")
 
@@ -93,13 +93,13 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
     shapes = setup.learner.shapes
     for end in step_ends(setup.config):
         length = shapes.allowed(end)[0]
-        share = length / shapes.lengths[-1]
+        rows, share = shapes.rows * shapes.microbatches(length), length / shapes.lengths[-1]
         traffic = [
             dataclasses.replace(each, bytes=each.bytes * share) if "tensor" in each.axes else each
             for each in figures.collectives
         ]
         yield roofline.estimate(
-            step_flops(setup, length, computed=True) / setup.mesh.size,
+            step_flops(setup, rows, length, computed=True) / setup.mesh.size,
             program.hbm_bytes,
             traffic,
             setup.topology.chip,

@@ -70,25 +70,34 @@ def iteration_flops(found: AbstractRun) -> float:
     if config.algorithm.covariance != "none":  # again wherever a step has moved the policy
         scored += step_ends(config)[1:]
     scores = (Pass(rows(end), length, head=length, trees=shapes.share) for end in scored)
-    steps = [
-        flops.turn_step_flops(
-            arch,
-            rows(end),
-            length,
-            shapes.action,
-            trees=shapes.share,
-            refresh=shapes.lengths[0] if found.learner.fused else 0,
-            critic=config.algorithm.critic,
-            computed=True,
-        )
-        for end in step_ends(config)
-    ]
-    if (kind := config.algorithm.scorer) is not None:
-        whole = (rows(context), length)
-        each = flops.scorer_step_flops(arch, kind, *whole, trees=shapes.share, computed=True)
+    steps = [step_flops(found, rows(end), length, computed=True) for end in step_ends(config)]
+    if config.algorithm.scorer is not None:
+        each = scorer_flops(found, rows(context), length, computed=True)
         steps += [each] * config.algorithm.scorer_epochs
     forward = sum(flops.forward_flops(arch, each) for each in (sampled, *scores))
     return forward + sum(steps)
+
+
+def step_flops(found: AbstractRun, rows: int, length: int, *, computed: bool) -> float:
+    """FLOPs of a sweep's step on so many rows of a length; see `flops.turn_step_flops`."""
+    shapes = found.learner.shapes
+    return flops.turn_step_flops(
+        found.policy.network.arch,
+        rows,
+        length,
+        shapes.action,
+        trees=shapes.share,
+        refresh=shapes.lengths[0] if found.learner.fused else 0,
+        critic=found.config.algorithm.critic,
+        computed=computed,
+    )
+
+
+def scorer_flops(found: AbstractRun, rows: int, length: int, *, computed: bool) -> float:
+    """FLOPs of the scorer's step, on all action tokens, likewise."""
+    arch, kind = found.policy.network.arch, found.config.algorithm.scorer
+    trees = found.learner.shapes.share
+    return flops.scorer_step_flops(arch, kind, rows, length, trees=trees, computed=computed)
 
 
 def scoring_passes(config: Config) -> int:
