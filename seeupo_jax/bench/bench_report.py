@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.resources
-import json
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from seeupo_jax.bench.comparison import OURS, Figures, OfSide, side
 from seeupo_jax.bench.update import flops_once
 from seeupo_jax.checkpoint import check_could_write
 from seeupo_jax.configuration.flags import Flags, one_of, output_file
+from seeupo_jax.trajectories.json_lines import read_file
 
 _VARIED = {"turns": "turns", "prompt": "prompt, tokens", "group_size": "conversations a group"}
 
@@ -132,11 +132,8 @@ def read(folder: Path) -> dict[str, Figures]:
         raise ValueError(f"--results: got {folder}; allowed: a folder with figures of bench runs.")
     found = {}
     for file in files:
-        try:
-            figures = json.loads(file.read_text())
-        except (ValueError, RecursionError):
-            figures = None
-        if not isinstance(figures, dict) or figures.get("benchmark") not in _SECTIONS:
+        figures = read_file(file)
+        if figures is None or figures.get("benchmark") not in _SECTIONS:
             raise ValueError(
                 f"--results: got {file}, which is no bench run's; allowed: what --json wrote."
             )

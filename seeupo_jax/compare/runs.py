@@ -23,6 +23,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.reports.run_data import flatten
+from seeupo_jax.trajectories.json_lines import read_file
 
 LOG_FILE = "log.txt"
 CONFIG_FILE = "config.json"
@@ -258,11 +259,8 @@ def _check_same(run: PlannedRun) -> None:
     path = run.folder / CONFIG_FILE
     if not path.exists():
         return
-    try:
-        saved = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        saved = None
-    if not isinstance(saved, dict):
+    saved = read_file(path)
+    if saved is None:
         raise ValueError(
             f"--workdir: got {path}, which holds no configuration; allowed: what this command wrote"
             " there, or another workdir."

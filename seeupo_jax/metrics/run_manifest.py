@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.configuration.flags import command_name
-from seeupo_jax.trajectories.json_lines import plain, write_atomically
+from seeupo_jax.trajectories.json_lines import plain, read_file, write_atomically
 
 RUN_FILE = "run.json"
 SCHEMA = 1
@@ -71,11 +71,7 @@ def write_run_manifest(
 
 def read_run_manifest(workdir: str | Path) -> dict[str, Any] | None:
     """What the file says; None where there is none, or none that can be read."""
-    try:
-        manifest = json.loads((Path(workdir) / RUN_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return manifest if isinstance(manifest, dict) else None
+    return read_file(Path(workdir) / RUN_FILE)
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:

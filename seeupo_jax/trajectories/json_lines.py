@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -56,6 +56,15 @@ def read_object(line: bytes, where: str, allowed: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{where}: got {short(value)}; allowed: {allowed}.")
     return value
+
+
+def read_file(file: Path) -> dict[str, Any] | None:
+    """The object that a file holds; None where there is none, or something else."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def short(value: Any) -> str:

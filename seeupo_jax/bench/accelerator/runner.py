@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.envs.transport.processes import kill_group
+from seeupo_jax.trajectories.json_lines import read_file, write_atomically
 
 # How a piece ended. running: its process was killed with the command; stopped: by the command's
 # budget. skipped: it cannot run here. Only what is done is not tried again.
@@ -67,9 +68,7 @@ class Record:
     def put(self, **values: Any) -> None:
         """Adds or replaces values, and writes the file: whole, or not at all."""
         self.values.update(values)
-        new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(self.values, indent=1) + "\n")
-        os.replace(new, self.path)
+        write_atomically(self.path, (json.dumps(self.values, indent=1) + "\n").encode())
 
     def note(self, sentence: str) -> None:
         """Something that a reader of the figures must know."""
@@ -100,11 +99,8 @@ class Record:
 
 def read(path: Path) -> dict[str, Any] | None:
     """The values of a record; None where there is no file, or a damaged one."""
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return values if isinstance(values, dict) and "status" in values else None
+    values = read_file(path)
+    return values if values is not None and "status" in values else None
 
 
 @dataclass(frozen=True)
