@@ -49,8 +49,8 @@ class Segment:
 
     def until(self, end: int) -> Segment:
         """Its first tokens."""
-        arrays = (None if x is None else x[:end] for x in vars(self).values())
-        return Segment(*arrays)
+        arrays = self.tokens_L[:end], self.turn_L[:end], self.logp_L[:end]
+        return Segment(*arrays, None if self.expert_LG is None else self.expert_LG[:end])
 
 
 @dataclass(frozen=True)

@@ -30,3 +30,11 @@ def test_rewards_of_another_number_of_turns_are_told(turns):
     logged = f"task 'a/1': got 2; allowed: none, or one for each of its {turns} turns"
     with pytest.raises(ValueError, match=logged):
         rewards_of(trajectory)
+
+
+def test_the_first_tokens_of_a_segment_keep_their_record():
+    arrays = np.arange(4), np.array([-1, 0, 0, 1]), np.arange(4.0)
+    cut = Segment(*arrays, np.arange(8).reshape(4, 2)).until(2)
+    assert (cut.tokens_L.tolist(), cut.turn_L.tolist()) == ([0, 1], [-1, 0])
+    assert (cut.logp_L.tolist(), cut.expert_LG.tolist()) == ([0, 1], [[0, 1], [2, 3]])
+    assert Segment(*arrays).until(2).expert_LG is None

@@ -10,6 +10,12 @@ import pytest
 from flax import nnx
 
 from seeupo_jax.configuration import schema
+from seeupo_jax.learner.batching import all_actions
+from seeupo_jax.learner.credit.information_gain import (
+    AnswerTokens,
+    answer_branches,
+    branch_batch,
+)
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.step.expert_load import RouterCounts
@@ -158,6 +164,25 @@ def test_the_samplers_experts_are_replayed_in_every_pass():
     other, metrics = run(made, played=sampled(change=2))
     assert 0 < metrics["logp/router_mismatch"] < 0.2
     assert difference(other, wanted) > 1e-4
+
+
+def test_answers_that_are_scored_are_not_replayed_and_what_precedes_them_is():
+    played, made = sampled(), learner(router_replay="rollout")
+    rows = made.rows(played)
+    answer = AnswerTokens(np.array([1, 2, 3], np.int32), np.array([False, True, True]))
+    branches = answer_branches(rows, played, {"": answer}, made.shapes)
+    assert len(branches.spans) > 5
+    for span, owner, turn in zip(
+        branches.spans, branches.trajectory_B, branches.turn_B, strict=True
+    ):
+        record_LG = branches.rows.experts.expert_LG[span.segment]
+        (segment,) = (s for s in played[owner].segments if (s.turn_L == turn).any())
+        start = len(record_LG) - 3
+        assert (record_LG[start:] == 255).all()
+        np.testing.assert_array_equal(record_LG[:start], segment.expert_LG[:start])
+    batch, seats, _ = branch_batch(branches, all_actions(rows), made.shapes)
+    assert batch.expert_MRLG.shape[:3] == batch.tokens_MRL.shape
+    assert len(seats) == len(branches.spans)
 
 
 def test_trajectories_without_a_record_are_refused():
