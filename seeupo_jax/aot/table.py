@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.configuration.config_file import PACKAGE
+from seeupo_jax.metrics.statistics import markdown_table
 from seeupo_jax.parallel.device_memory import GIB
 
 _HEAD = (
@@ -30,10 +31,9 @@ _HEAD = (
 
 def table(reports: Sequence[Mapping[str, Any]]) -> str:
     """A row a report, and the command of each row below."""
-    rows = [_HEAD, ("---",) * len(_HEAD), *map(row, reports)]
-    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    rows = markdown_table(_HEAD, map(row, reports))
     commands = [f"python -m seeupo_jax.aot {report['command']}" for report in reports]
-    return "\n".join((*lines, "", "```bash", *commands, "```"))
+    return "\n".join((rows, "", "```bash", *commands, "```"))
 
 
 def row(report: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import importlib.resources
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from seeupo_jax.bench.comparison import OURS, Figures, OfSide, side
 from seeupo_jax.bench.update import flops_once
 from seeupo_jax.checkpoint import check_could_write
 from seeupo_jax.configuration.flags import Flags, one_of, output_file
+from seeupo_jax.metrics.statistics import markdown_table
 from seeupo_jax.trajectories.json_lines import read_file
 
 _VARIED = {"turns": "turns", "prompt": "prompt, tokens", "group_size": "conversations a group"}
@@ -214,13 +215,6 @@ def machine_line(m: Figures) -> str:
     return f"{m['device']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['system']}; {versions}"
 
 
-def table(head: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    head = list(head)
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
 OfRun = Callable[[Figures], str]
 
 
@@ -240,7 +234,7 @@ def sides_table(
             if " without " not in name:
                 first = [cell(figures) if name == OURS else "" for cell in of_run.values()]
                 rows.append([*first, name, *(cell(figures, name) for cell in of_side.values())])
-    return table([*of_run, "side", *of_side], rows)
+    return markdown_table([*of_run, "side", *of_side], rows)
 
 
 def least_to_most(figures: Figures, name: str) -> str:
@@ -334,7 +328,7 @@ def _flops(runs: list[Figures]) -> str:
         " everywhere; the formulas exclude attention, the counts include it. MFU: share of the"
         " matrix product's peak measured in the same run, on accelerators only."
     )
-    return f"### FLOPs\n\n{text}\n\n{table(cells, rows)}"
+    return f"### FLOPs\n\n{text}\n\n{markdown_table(cells, rows)}"
 
 
 def _contributions(runs: list[Figures]) -> list[str]:
@@ -346,7 +340,7 @@ def _contributions(runs: list[Figures]) -> list[str]:
         ]
         if rows:
             head = ("without", "instead", "time", "computed tokens", "FLOPs")
-            parts.append(f"{_workload(f)}; model {f['model']}:\n\n{table(head, rows)}")
+            parts.append(f"{_workload(f)}; model {f['model']}:\n\n{markdown_table(head, rows)}")
     words = "A sweep with one technique disabled, relative to the sweep with all of them."
     title = f"### What each technique contributes\n\n{words} Results stay the same."
     return [title, *parts] if parts else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,6 +138,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
+
+
+def markdown_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown; no text in it ends a cell or a line."""
+    lines = (head, ["---"] * len(head), *rows)
+    texts = ([str(c).replace("|", "\\|").replace("\n", " ") for c in cells] for cells in lines)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in texts)
 
 
 def read_estimates(metrics: Mapping[str, object]) -> dict[str, Estimate]:

@@ -16,6 +16,7 @@ from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.errors import WriteError
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.metrics.run_manifest import read_run_manifest
+from seeupo_jax.metrics.statistics import markdown_table
 
 CARD = "README.md"
 _VERSIONS = ("python", "seeupo_jax", "jax")  # of run.json, in the card
@@ -100,7 +101,6 @@ def model_card(config: Config, workdir: str | Path, step: int, repo: str) -> str
         tags=["seeupo_jax", "reinforcement-learning", "agents"],
         eval_results=results,
     )
-    rows = [f"| {key} | {_cell(value)} |" for key, value in _settings(config, workdir).items()]
     figures = [_figures(line, k) for line in (scored[:1] + scored[1:][-1:])]
     lines = [
         f"---\n{data.to_yaml()}\n---\n",
@@ -110,10 +110,11 @@ def model_card(config: Config, workdir: str | Path, step: int, repo: str) -> str
         " ([SeeUPO](https://arxiv.org/abs/2602.06554)).\n",
         f"## Evaluation\n\nOn the split `{split}` of `{played}`, {k} episodes per task,"
         " with 95% intervals.\n",
-        f"| iteration | avg@{k} | pass@{k} |\n|---|---|---|",
-        *(figures if figures else ["| none was recorded | | |"]),
-        "\n## Training\n\n| | |\n|---|---|",
-        *rows,
+        markdown_table(
+            ("iteration", f"avg@{k}", f"pass@{k}"), figures or [("none was recorded", "", "")]
+        ),
+        "\n## Training\n",
+        markdown_table(("", ""), _settings(config, workdir).items()),
     ]
     return "\n".join(lines) + "\n"
 
@@ -145,15 +146,11 @@ def _words(devices: Any) -> str | None:
     return ", ".join(f"{name} {value}" for name, value in devices.items())
 
 
-def _figures(line: Mapping[str, Any], k: int) -> str:
+def _figures(line: Mapping[str, Any], k: int) -> list[str]:
     """A row of the table of evaluations."""
     cells = [str(line["iteration"])]
     for name in (f"eval/avg@{k}", f"eval/pass@{k}"):
         value, low, high = (line.get(f"{name}{end}") for end in ("", "_low", "_high"))
         bounds = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
         cells.append("-" if value is None else f"{value:.2f}{bounds}")
-    return f"| {' | '.join(cells)} |"
-
-
-def _cell(value: Any) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    return cells

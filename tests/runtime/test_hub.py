@@ -71,7 +71,7 @@ def test_a_run_without_records_has_a_card_that_says_so(tmp_path):
     card = model_card(adapters, tmp_path, 3, "agent")
     values = yaml.safe_load(card.split("---\n")[1])
     assert values["library_name"] == "peft" and "model-index" not in values
-    assert "| none was recorded | | |" in card and "after iteration 3" in card
+    assert "| none was recorded |  |  |" in card and "after iteration 3" in card
 
 
 def test_a_folder_is_uploaded_to_a_repository_that_is_made(place, tmp_path):

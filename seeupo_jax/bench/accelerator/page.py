@@ -14,11 +14,11 @@ from seeupo_jax.bench.bench_report import (
     SWEEPS,
     machine_line,
     sides_table,
-    table,
 )
 from seeupo_jax.bench.comparison import OURS
 from seeupo_jax.bench.rollout import STATIC
 from seeupo_jax.bench.update import flops_once
+from seeupo_jax.metrics.statistics import markdown_table
 
 Values = Mapping[str, Any]
 
@@ -104,14 +104,14 @@ def _correctness(found: Mapping[str, Values]) -> str:
     )
     rows = [_check(check) for values in found.values() for check in values["checks"]]
     head = ("comparison", "type", "shape", "difference", "bound", "", "ms", "ms, plain")
-    return f"{text}\n\n{table(head, rows)}" if rows else ""
+    return f"{text}\n\n{markdown_table(head, rows)}" if rows else ""
 
 
 def _check(check: Values) -> tuple[str, ...]:
     about = (check["name"], check.get("dtype", "-"), check.get("shape", "-"))
     verdict = "pass" if check["passed"] else "**FAIL**"
     if not check["differences"]:
-        return (*about, _cell(check.get("error", "-")), "-", verdict, "-", "-")
+        return (*about, check.get("error", "-"), "-", verdict, "-", "-")
 
     def share(item: tuple[str, Values]) -> tuple[bool, float]:
         difference, bound = item[1]["difference"], item[1]["bound"]
@@ -200,7 +200,7 @@ def _left(pieces: Sequence[Piece], found: Mapping[str, Values], reasons: Mapping
         " never completed, then those that failed. What a piece measured before it ended is"
         " above."
     )
-    return f"## Not run\n\n{text}\n\n{table(('piece', 'shows', 'state', 'why'), rows)}"
+    return f"## Not run\n\n{text}\n\n{markdown_table(('piece', 'shows', 'state', 'why'), rows)}"
 
 
 def _rehearsed(
@@ -214,7 +214,7 @@ def _rehearsed(
         passed = sum(check["passed"] for check in checks)
         compared = f"{passed} of {len(checks)} within bounds" if checks else "-"
         rows.append((f"`{piece.name}`", piece.words, state, compared, why))
-    return table(("piece", "would show", "rehearsed", "comparisons", "why not"), rows)
+    return markdown_table(("piece", "would show", "rehearsed", "comparisons", "why not"), rows)
 
 
 def _state(name: str, found: Mapping[str, Values], reasons: Mapping[str, str]) -> tuple[str, str]:
@@ -222,12 +222,7 @@ def _state(name: str, found: Mapping[str, Values], reasons: Mapping[str, str]) -
     if name not in found:
         return "not begun", reasons.get(name, "the command ended before it")
     values = found[name]
-    return _STATUS[values["status"]], _cell(values.get("error") or "-")
-
-
-def _cell(text: str) -> str:
-    """Text that does not end a table's cell."""
-    return text.replace("|", "\\|").replace("\n", " ")
+    return _STATUS[values["status"]], values.get("error") or "-"
 
 
 _SECTIONS: dict[str, tuple[str, Callable[[Mapping[str, Values]], str]]] = {
