@@ -188,6 +188,7 @@ class Shapes:
     microbatch. trajectories: of an iteration. turns, context: of a trajectory, and its tokens, at
     the most; no context: those of the longest row. share: whether what the members of a group have
     in common is computed once. truncate: whether a row ends with its span's last token.
+    refreshed: tokens of a chunk of the fused refresh; None: those of the shortest row.
     """
 
     lengths: tuple[int, ...]
@@ -198,6 +199,12 @@ class Shapes:
     share: bool = True
     context: int | None = None
     truncate: bool = True
+    refreshed: int | None = None
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a chunk of the fused refresh."""
+        return self.lengths[0] if self.refreshed is None else self.refreshed
 
     @property
     def longest(self) -> int:

@@ -53,7 +53,7 @@ def refresh_batch(
 
     Returns: the refresh, and the previous spans that it cannot hold: those that do not continue a
       span of this step, all spans of a trajectory that has several in one step (their ratios
-      multiply first), those longer than the shortest listed length, and those for which a row has
+      multiply first), those longer than a chunk, and those for which a row has
       no chunk left.
     """
     P, A = shapes.spans(len(previous)), shapes.action
@@ -98,7 +98,7 @@ class _Chunks:
     """
 
     def __init__(self, shapes: Shapes, layout: Layout, rows: Rows):
-        C, R = shapes.lengths[0], shapes.rows
+        C, R = shapes.chunk, shapes.rows
         M, Q = shapes.microbatches(layout.length, len(layout.forest.tokens)), layout.length // C
         self._shape, self._layout, self._rows = (M, 1 + 2 * Q, R, C), layout, rows
         self.experts = None if rows.experts is None else rows.experts.unknown(*self._shape)

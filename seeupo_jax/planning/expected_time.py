@@ -17,7 +17,7 @@ from seeupo_jax.policy.architecture import Architecture
 # AMD EPYC: of the program, and of each of its layers. tests/planning/test_expected_time.py has the
 # programs that they were measured on.
 _COMPILING = {
-    "rollout/prefill": (0.3, 0.16),
+    "rollout/prefill": (0.22, 0.17),
     "rollout/decode": (2.3, 0.3),
     "sweep/score": (1.8, 0.17),
     "sweep/reference": (1.8, 0.17),
@@ -28,6 +28,17 @@ _COMPILING = {
     "sweep/refresh": (2.2, 0.2),
     "sweep/turn": (6.7, 0.75),
 }
+# Where attention computes all pairs of tokens: without loops over blocks.
+_ALL_PAIRS = {
+    "sweep/score": (0.6, 0.06),
+    "sweep/reference": (0.6, 0.06),
+    "sweep/value": (0.6, 0.06),
+    "sweep/old": (0.6, 0.06),
+    "sweep/scores": (0.6, 0.06),
+    "sweep/refresh": (0.7, 0.07),
+    "sweep/scorer": (4.3, 0.32),
+    "sweep/turn": (4.3, 0.32),
+}
 _OTHERS = (0.2, 0.02)
 COMPILING_WITHIN = 1.5  # a factor: how far a program's seconds are from these, at the most
 # FLOP/s of one core in sweeps of the bundled policy, measured as above; peak is several times it.
@@ -37,7 +48,8 @@ _CORE_FLOPS = 40e9
 def compile_seconds(names: Sequence[str], arch: Architecture) -> float:
     """Of one core, for programs of these names where none is in the cache."""
     layers = 1 if arch.scan_layers else arch.layers
-    each = (_COMPILING.get(name.partition(" ")[0], _OTHERS) for name in names)
+    costs = _COMPILING | (_ALL_PAIRS if arch.attention == "all_pairs" else {})
+    each = (costs.get(name.partition(" ")[0], _OTHERS) for name in names)
     return sum(whole + layers * layer for whole, layer in each)
 
 
@@ -87,7 +99,7 @@ def step_flops(found: AbstractRun, rows: int, length: int, *, computed: bool) ->
         length,
         shapes.action,
         trees=shapes.share,
-        refresh=shapes.lengths[0] if found.learner.fused else 0,
+        refresh=shapes.chunk if found.learner.fused else 0,
         critic=found.config.algorithm.critic,
         computed=computed,
     )

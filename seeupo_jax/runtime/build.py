@@ -55,6 +55,9 @@ from seeupo_jax.types import TrainState
 
 # Parameters: with fewer, a token takes a CPU microseconds, and a program seconds to compile.
 SMALL = 2_000_000
+# Tokens of a conversation: with so few, a small policy's attention computes all pairs of a row's
+# tokens as fast as the visible ones, by a program that compiles in half of the time.
+SHORT = 512
 ARCHITECTURES = "architectures"  # folder of `assets` with the config.json of published models
 TOKENIZER_DEMONSTRATIONS = 4000  # whose text a new tokenizer is trained on
 
@@ -170,7 +173,10 @@ def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
 def _layout(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """How the network is computed; what it computes, its files say."""
     model, platform = config.model, mesh.devices.flat[0].platform
-    attention = preferred_kernel(platform) if model.attention == "auto" else model.attention
+    attention = model.attention
+    if attention == "auto":
+        pairs = few_shapes(config, mesh) and config.rollout.max_context <= SHORT
+        attention = "all_pairs" if pairs else preferred_kernel(platform)
     check_kernel(attention, platform)
     return {
         "dtype": model.dtype,
@@ -192,7 +198,10 @@ def adapters(config: Config) -> Lora | None:
 
 def architecture(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
     """Of the model at `config.model.path`, or of one made from nothing."""
-    layout = _layout(config, mesh)
+    return _architecture(config, **_layout(config, mesh))
+
+
+def _architecture(config: Config, **layout: Any) -> Architecture:
     if config.model.path is not None:
         return inspect(config.model.path, **layout)
     names = {field.name for field in dataclasses.fields(Architecture)} - layout.keys()
@@ -284,14 +293,14 @@ def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
 
 
 def few_shapes(config: Config, mesh: jax.sharding.Mesh) -> bool:
-    """Whether two sizes of a kind of program do, because compiling more takes longer than it saves.
+    """Whether one size of a kind of program does: compiling more takes longer than it saves.
 
     So it is for a small policy on a CPU, where `config.batching` leaves the lengths of rows open.
     """
     batching = config.batching
     if batching.microbatch_tokens is not None or batching.buckets:
         return False
-    _, params = policy.abstract(architecture(config, mesh))
+    _, params = policy.abstract(_architecture(config))
     small = sum(leaf.size for leaf in jax.tree.leaves(params)) <= SMALL
     return small and mesh.devices.flat[0].platform == "cpu"
 
@@ -300,14 +309,15 @@ def build_shapes(config: Config, mesh: jax.sharding.Mesh, trajectories: int) -> 
     """The sweep's shapes for iterations of so many trajectories; a microbatch has a row a shard."""
     rollout, batching = config.rollout, config.batching
     algorithm, turns, tokens = config.algorithm, rollout.max_turns, batching.microbatch_tokens
-    tokens = max(2 * rollout.max_context, 1024) if tokens is None else tokens
+    few = few_shapes(config, mesh)
+    if tokens is None:
+        tokens = SHORT if few else max(2 * rollout.max_context, 1024)
     turns = turns if algorithm.order == "parallel" else algorithm.span(turns)
     block = row_block(mesh.devices.flat[0].platform) * mesh.shape["context"]
     lengths = batching.buckets or row_lengths(max(rollout.max_context, tokens), block=block)
-    if few_shapes(config, mesh):
-        lengths = lengths[-1] // 2, lengths[-1]
     return Shapes(
-        lengths=lengths,
+        lengths=lengths[-1:] if few else lengths,
+        refreshed=lengths[-1] // 2 if few else None,
         context=rollout.max_context,
         action=min(rollout.max_action_tokens * turns, rollout.max_context),
         rows=row_shards(mesh),

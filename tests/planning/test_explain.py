@@ -94,8 +94,10 @@ def test_the_quickstart_is_told_before_any_of_it(tmp_path, capsys):
 def test_a_small_policy_on_a_cpu_has_few_shapes_unless_asked(tmp_path, capsys):
     left_open = "batching.microbatch_tokens=none"
     said = explain(QUICKSTART, tmp_path, capsys, left_open)
-    assert "programs 15, compiled before the first iteration" in said
-    assert "decode 16x8 128x8" in said and "score 1024, turn 512 1024, refresh 1024" in said
+    assert "programs 10, compiled before the first iteration" in said
+    assert (
+        "prefill 2x128 16x16, decode 128x8" in said and "score 512, turn 512, refresh 512" in said
+    )
     assert "few shapes, since a policy of at most 2,000,000 parameters" in said
     for other in (["batching.microbatch_tokens=1024"], ["model.path=none", "model.width=512"]):
         config = load_config(QUICKSTART, [left_open, *other])

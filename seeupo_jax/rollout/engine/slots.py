@@ -35,6 +35,8 @@ from seeupo_jax.rollout.engine.read_plan import ANYWHERE, KVReadPlan
 from seeupo_jax.rollout.engine.row_sizes import at_least, cover, row_sizes
 from seeupo_jax.rollout.engine.sampling import Sampling, Streams
 
+FEW_ROWS = 128  # that a small policy decodes hardly slower than an eighth of them
+
 
 class Program(NamedTuple):
     """A program of a collection: `function.lower(*arguments)`, under the sampler's mesh.
@@ -74,7 +76,7 @@ class SlotEngine:
       steps: tokens that a dispatch decodes at most; with grammars it is one, since the host makes a
         mask after every token.
       prefill_tokens: that a dispatch prefills at most, on each shard of the rows.
-      few: whether decoding is compiled for two numbers of rows only.
+      few: whether decoding and prefilling are compiled for few numbers of rows only.
       records: whether actions come with the experts of their tokens.
     """
 
@@ -105,12 +107,15 @@ class SlotEngine:
         parts = 1 if read_plan.block is not None else 4
         self._widths = sorted({-(-plan.row_pages * i // parts) for i in range(1, parts + 1)})
         self._row_sizes = row_sizes(plan.slots, halvings=3 if parts == 1 else 1, least=8)
-        if few:
-            self._row_sizes = sorted({self._row_sizes[0], self._row_sizes[-1]})
         self._tile_sizes = {
             length: row_sizes(max(1, prefill_tokens // length), halvings=4, least=2)[::-2][::-1]
             for length in (LONG, SHORT)
         }
+        if few:
+            least, most = self._row_sizes[0], self._row_sizes[-1]
+            self._row_sizes = [most] if most <= FEW_ROWS else sorted({least, most})
+            middle = lambda sizes: [sizes[(len(sizes) - 1) // 2]]  # noqa: E731
+            self._tile_sizes = {each: middle(sizes) for each, sizes in self._tile_sizes.items()}
         self._params: Any = None
         self._numbers = (np.uint32(0), np.uint32(0))
         self._flights: deque[_Flight] = deque()
