@@ -134,7 +134,7 @@ def _replayed_bytes(config: Config, mesh: jax.sharding.Mesh, arch: Architecture)
     if config.algorithm.router_replay == "none" or arch.routing is None:
         return 0
     shapes = build.build_shapes(config, mesh, config.rollout.tasks * config.rollout.group_size)
-    length, chunk = shapes.lengths[-1], shapes.lengths[0]
+    length, chunk = shapes.lengths[-1], shapes.chunk
     refreshed = (1 + 2 * (length // chunk)) * chunk  # as `RefreshBatch` has room for
     tokens = shapes.microbatches(length) * shapes.rows * (length + refreshed)
     return tokens * arch.routing.size * arch.routing.dtype.itemsize

@@ -15,12 +15,12 @@ import seeupo_jax
 from seeupo_jax import envs
 from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.batching import Shapes, row_lengths
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.optimization.turn_moments import per_turn
 from seeupo_jax.learner.reference_policy import wait_reference, with_reference
+from seeupo_jax.learner.shapes import Shapes, row_lengths
 from seeupo_jax.learner.state_layout import abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
 from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer

@@ -11,10 +11,10 @@ from seeupo_jax.learner.batching import (
     all_actions,
     empty_batch,
     lay_out,
-    row_lengths,
     turn_batch,
 )
 from seeupo_jax.learner.refresh_batch import refresh_batch
+from seeupo_jax.learner.shapes import row_lengths
 from seeupo_jax.types import NO_TARGET, Segment, Trajectory
 
 # Two turns of two tokens and of one, an observation between them and one after; a turn alone; a

@@ -99,9 +99,17 @@ def test_a_small_policy_on_a_cpu_has_few_shapes_unless_asked(tmp_path, capsys):
         "prefill 2x128 16x16, decode 128x8" in said and "score 512, turn 512, refresh 512" in said
     )
     assert "few shapes, since a policy of at most 2,000,000 parameters" in said
+    config = load_config(QUICKSTART, [left_open])
+    mesh = make_mesh(config.mesh)
+    assert build.build_shapes(config, mesh, 1).chunk == 256
+    assert build.architecture(config, mesh).attention == "all_pairs"
+    longer = load_config(QUICKSTART, [left_open, "rollout.max_context=513"])
+    assert build.build_shapes(longer, mesh, 1).lengths == (640,)
+    assert build.architecture(longer, mesh).attention == "xla"  # the bundled policy's loops
     for other in (["batching.microbatch_tokens=1024"], ["model.path=none", "model.width=512"]):
         config = load_config(QUICKSTART, [left_open, *other])
-        assert len(build.build_shapes(config, make_mesh(config.mesh), 1).lengths) == 12
+        assert len(build.build_shapes(config, mesh, 1).lengths) == 12
+        assert build.architecture(config, mesh).attention == "xla"
 
 
 def test_rewards_are_told_with_their_weights_where_there_are_any():

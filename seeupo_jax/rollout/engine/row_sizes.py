@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+FEW = 128  # rows that a small policy decodes hardly slower than an eighth of them
+
 
 def row_sizes(most: int, *, halvings: int, least: int) -> list[int]:
     """Numbers of rows that programs are compiled for: the most, and halves of it."""
     return sorted({max(min(least, most), -(-most // 2**i)) for i in range(halvings + 1)})
+
+
+def decoded_rows(slots: int, *, halvings: int, few: bool) -> list[int]:
+    """Numbers of rows that decoding is compiled for; `few`: at most two."""
+    sizes = row_sizes(slots, halvings=halvings, least=8)
+    if not few:
+        return sizes
+    return sizes[-1:] if slots <= FEW else sorted({sizes[0], sizes[-1]})
+
+
+def prefilled_rows(tokens: int, length: int, *, few: bool) -> list[int]:
+    """Numbers of rows of a length that prefilling so many tokens is compiled for; `few`: one."""
+    sizes = row_sizes(max(1, tokens // length), halvings=4, least=2)[::-2][::-1]
+    middle = (len(sizes) - 1) // 2
+    return sizes[middle : middle + 1] if few else sizes
 
 
 def at_least(sizes: Sequence[int], wanted: int) -> int:

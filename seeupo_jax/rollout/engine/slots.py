@@ -32,10 +32,8 @@ from seeupo_jax.rollout.engine.grammar import Grammars
 from seeupo_jax.rollout.engine.jobs import LONG, SHORT, Job, Shard
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.read_plan import ANYWHERE, KVReadPlan
-from seeupo_jax.rollout.engine.row_sizes import at_least, cover, row_sizes
+from seeupo_jax.rollout.engine.row_sizes import at_least, cover, decoded_rows, prefilled_rows
 from seeupo_jax.rollout.engine.sampling import Sampling, Streams
-
-FEW_ROWS = 128  # that a small policy decodes hardly slower than an eighth of them
 
 
 class Program(NamedTuple):
@@ -106,16 +104,11 @@ class SlotEngine:
         self._shards = {number: Shard(plan, sampling.max_tokens, routing) for number in own}
         parts = 1 if read_plan.block is not None else 4
         self._widths = sorted({-(-plan.row_pages * i // parts) for i in range(1, parts + 1)})
-        self._row_sizes = row_sizes(plan.slots, halvings=3 if parts == 1 else 1, least=8)
+        halvings = 3 if parts == 1 else 1
+        self._row_sizes = decoded_rows(plan.slots, halvings=halvings, few=few)
         self._tile_sizes = {
-            length: row_sizes(max(1, prefill_tokens // length), halvings=4, least=2)[::-2][::-1]
-            for length in (LONG, SHORT)
+            length: prefilled_rows(prefill_tokens, length, few=few) for length in (LONG, SHORT)
         }
-        if few:
-            least, most = self._row_sizes[0], self._row_sizes[-1]
-            self._row_sizes = [most] if most <= FEW_ROWS else sorted({least, most})
-            middle = lambda sizes: [sizes[(len(sizes) - 1) // 2]]  # noqa: E731
-            self._tile_sizes = {each: middle(sizes) for each, sizes in self._tile_sizes.items()}
         self._params: Any = None
         self._numbers = (np.uint32(0), np.uint32(0))
         self._flights: deque[_Flight] = deque()

@@ -22,7 +22,7 @@ from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Turn
 from seeupo_jax.rollout.engine.read_plan import KVReadPlan
-from seeupo_jax.rollout.engine.row_sizes import cover, row_sizes
+from seeupo_jax.rollout.engine.row_sizes import cover, decoded_rows, prefilled_rows, row_sizes
 from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.rollout.engine.slots import SlotEngine
 
@@ -444,6 +444,10 @@ def test_rows_are_covered_by_dispatches_that_are_mostly_full(count, wanted):
 def test_programs_have_few_numbers_of_rows():
     assert row_sizes(128, halvings=3, least=8) == [16, 32, 64, 128]
     assert row_sizes(20, halvings=3, least=8) == [8, 10, 20]
+    assert decoded_rows(128, halvings=3, few=True) == [128]
+    assert decoded_rows(256, halvings=3, few=True) == [32, 256]
+    assert [prefilled_rows(1024, length, few=True) for length in (128, 16)] == [[2], [16]]
+    assert prefilled_rows(1024, 16, few=False) == [4, 16, 64]
     assert row_sizes(3, halvings=3, least=8) == [3]
 
 
