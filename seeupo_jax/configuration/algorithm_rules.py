@@ -23,7 +23,7 @@ def check_choices(algorithm: Algorithm, *, max_turns: int, ahead: bool = False) 
     _check_covariance(algorithm, max_turns, ahead)
     _check_overlong(algorithm)
     _check_reference(algorithm)
-    _check_candidates(algorithm)
+    _check_forks(algorithm)
     for rule in _RULES:
         name = vars(algorithm)[rule.beside]
         entry = find_entry(rule.beside, name)
@@ -265,7 +265,24 @@ def check_weights(algorithm: Algorithm, rewards: Sequence[Reward]) -> None:
             )
 
 
-def _check_candidates(algorithm: Algorithm) -> None:
+# How conversations branch -> the fields that only this reads.
+_FORK_FIELDS = {
+    "tree": ("fork_factors", "fork_every"),
+    "entropy": ("fork_roots", "fork_probability", "fork_entropy_coef", "fork_entropy_tokens"),
+    "candidates": ("fork_candidates", "fork_temperature"),
+}
+
+
+def _check_forks(algorithm: Algorithm) -> None:
+    defaults = vars(Algorithm())
+    for forks, names in _FORK_FIELDS.items():
+        for name in names:
+            got = vars(algorithm)[name]
+            if algorithm.forks != forks and got != defaults[name]:
+                raise ValueError(
+                    f"config.algorithm.{name}: got {got} with forks={algorithm.forks}; allowed:"
+                    f" {defaults[name]}, unless forks={forks}, which alone reads it."
+                )
     if algorithm.forks == "candidates" and algorithm.tree_baseline != "siblings":
         raise ValueError(
             "config.algorithm.forks: got 'candidates' with"
