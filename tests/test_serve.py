@@ -14,6 +14,7 @@ import openai
 import openai_cases
 import optax
 import pytest
+from loaded_python import LoadedPython
 from places import CONFIGS
 from process_cases import environment
 
@@ -39,9 +40,8 @@ def served():
     own = {name: value for name, value in environment().items() if name != KEY_VARIABLE}
     line = [QUICKSTART, f"--model={BASE}", "--port=0", "--temperature=0", *SMALL]
     command = [sys.executable, "-m", "seeupo_jax.serve", *line]
-    process = subprocess.Popen(
-        command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = LoadedPython(command, env=own, **streams)
     try:
         yield process, [process.stdout.readline() for _ in range(3)]
     finally:
