@@ -17,6 +17,7 @@ CHOICES = (
     "--config.rollout.group_size=4",
     "--config.optimizer.schedule=cosine",
     "--config.evaluation.every=0",
+    "--config.evaluation.tasks=2",
     "--config.checkpoint.every=0",
 )
 
