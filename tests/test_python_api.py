@@ -224,6 +224,13 @@ def test_train_is_the_function_in_every_order_of_imports(order, monkeypatch):
     assert package.evaluate is names["evaluate"] is sys.modules["seeupo_jax.evaluate"].evaluate
 
 
+@pytest.mark.parametrize("before, after", [("", "10000"), ("gc.set_threshold(0)", "0")])
+def test_garbage_is_looked_for_less_often_unless_its_threshold_was_set(before, after):
+    program = f"import gc\n{before}\nimport seeupo_jax\nprint(gc.get_threshold()[0])"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert said.stdout == f"{after}\n"
+
+
 def test_the_package_is_imported_without_jax():
     program = (
         "import sys, seeupo_jax\n"
