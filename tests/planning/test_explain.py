@@ -34,6 +34,7 @@ from seeupo_jax.planning.explain.explain_parts import (
 )
 from seeupo_jax.planning.explain.explain_training import explain_training
 from seeupo_jax.planning.explain.explanation import listed, print_explanation
+from seeupo_jax.policy.architecture import Moe
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config, check_planned
 from seeupo_jax.runtime.evaluation_run import episodes_name, evaluation_settings
@@ -161,6 +162,16 @@ def test_fewer_tasks_than_an_iteration_takes_are_told(model, tmp_path, capsys):
     choices += [f"model.path={model}", "rollout.tasks=16"]
     said = explain(TINY, tmp_path, capsys, *choices)
     assert "config.rollout.tasks: got 16, and there are 12 training tasks" in said
+
+
+def test_experts_that_are_replayed_take_memory(tmp_path, capsys):
+    folder = cases.save_policy(tmp_path / "model", moe=Moe(4, 2, 16, normalize=True))
+    choices = [text.removeprefix("--config.") for text in cases.CHOICES]
+    choices += [f"model.path={folder}", "algorithm.router_replay=rollout"]
+    said = explain(TINY, tmp_path, capsys, *choices)
+    # Of 8 rows of 128 tokens, with room for 3 x 128 to refresh, 2 bytes each.
+    assert " 8 KiB experts that a step's routers are given" in said
+    assert "at most 2 KiB for the experts of an iteration's tokens, 2 B each, 2 KiB a shard" in said
 
 
 def test_a_policy_that_is_made_from_nothing_has_a_warm_start(tmp_path, capsys):

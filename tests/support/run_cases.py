@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from flax import nnx
 from loaded_python import LoadedPython
@@ -32,8 +33,8 @@ CHOICES = (
 )
 
 
-def save_policy(folder: Path) -> Path:
-    """Writes the policy that `CHOICES` are for."""
+def save_policy(folder: Path, **choices: Any) -> Path:
+    """Writes the policy that `CHOICES` are for, of these fields of its architecture."""
     _, tokenizer = from_pretrained("package:order_desk")
     arch = Architecture(
         vocab_size=tokenizer.vocab_size,
@@ -43,6 +44,7 @@ def save_policy(folder: Path) -> Path:
         kv_heads=2,
         head_dim=16,
         mlp_width=64,
+        **choices,
     )
     save_pretrained(Transformer(arch, nnx.Rngs(0)), folder, tokenizer)
     return folder
