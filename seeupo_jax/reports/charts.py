@@ -267,14 +267,19 @@ def _made(
 
 
 def _styles(series: Sequence[str]) -> tuple[alt.Color, alt.StrokeDash, alt.Shape]:
-    """Colour, dash and shape of each series; no legend where there is one."""
+    """Colour, dash and shape of each series; no legend where there is one.
+
+    Where colours come again, it is with other dashes and shapes.
+    """
     legend = alt.Legend(**_LEGEND) if len(series) > 1 else None
 
-    def style(channel: Any, values: Sequence[Any]) -> Any:
-        used = [values[i % len(values)] for i in range(len(series))]
+    def style(channel: Any, values: Sequence[Any], step: int) -> Any:
+        count = len(values)
+        used = [values[(i + i // count * step) % count] for i in range(len(series))]
         return channel("series:N", legend=legend, scale=alt.Scale(domain=series, range=used))
 
-    return style(alt.Color, _COLORS), style(alt.StrokeDash, _DASHES), style(alt.Shape, _SHAPES)
+    dash, shape = style(alt.StrokeDash, _DASHES, 1), style(alt.Shape, _SHAPES, 2)
+    return style(alt.Color, _COLORS, 0), dash, shape
 
 
 def _if_picked(strength: float) -> alt.OpacityValue:

@@ -48,6 +48,16 @@ def test_lines_differ_in_more_than_colour_and_carry_their_names():
     assert names["encoding"]["color"] == encoding["color"]
 
 
+def test_lines_of_the_same_colour_differ_in_dash_and_shape():
+    names = [f"line {i}" for i in range(30)]
+    chart = line_chart("T", {n: [Point(1, 0), Point(2, 1)] for n in names}, y="y")
+    line, point = layers(chart, "line")[0]["encoding"], layers(chart, "point")[0]["encoding"]
+    colors = line["color"]["scale"]["range"]
+    for channel in (line["strokeDash"], point["shape"]):
+        pairs = zip(colors, channel["scale"]["range"], strict=True)
+        assert len({str(pair) for pair in pairs}) == 30
+
+
 def test_one_line_needs_no_name_and_no_legend():
     chart = line_chart("T", {"a": [Point(1, 2.0)]}, y="y")
     assert not layers(chart, "text")
