@@ -1,19 +1,21 @@
-"""The official scorer on a folder of results: `bfcl_official.py ROOT MODEL CATEGORY`.
+"""The official scorer on folders of results: `bfcl_official.py MODEL ROOT CATEGORY ...`.
 
 All of it is the official package's own; what it imports only to ask models or to draw tables, and
-what is not installed, is an empty shell. Prints the ids that failed, each with the official reason.
+what is not installed, is an empty shell. Prints, for each folder, a line with the ids that failed,
+each with the official reason.
 """
 
 import importlib.abc
 import importlib.machinery
 import json
+import multiprocessing
 import os
 import sys
 import types
 from pathlib import Path
 
-ROOT, MODEL, CATEGORY = sys.argv[1:]
-os.environ["BFCL_PROJECT_ROOT"] = ROOT
+MODEL, *PLACES = sys.argv[1:]
+os.environ["BFCL_PROJECT_ROOT"] = PLACES[0]
 
 
 class Anything(type):
@@ -86,19 +88,30 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 sys.meta_path.append(Finder())  # the last one: only asked for what is not installed
 from bfcl_eval.eval_checker import eval_runner  # noqa: E402
 
-place = Path(ROOT) / "result" / MODEL.replace("/", "_")
-(file,) = place.rglob("BFCL_v4_*_result.json")
-assert eval_runner.extract_test_category(file) == CATEGORY
-eval_runner.evaluate_task(
-    CATEGORY,
-    Path(ROOT) / "result",
-    Path(ROOT) / "score",
-    eval_runner.load_file(file, sort_by_id=True),
-    place.name,
-    eval_runner.get_handler(MODEL),
-    {},
-    allow_missing=True,
-)
-(scores,) = (Path(ROOT) / "score").rglob("*_score.json")
-head, *failures = map(json.loads, scores.read_text().splitlines())
-print(json.dumps({"head": head, "failed": {f["id"]: f["error"]["error_type"] for f in failures}}))
+
+def judge(root: Path, category: str) -> None:
+    place = root / "result" / MODEL.replace("/", "_")
+    (file,) = place.rglob("BFCL_v4_*_result.json")
+    assert eval_runner.extract_test_category(file) == category
+    eval_runner.evaluate_task(
+        category,
+        root / "result",
+        root / "score",
+        eval_runner.load_file(file, sort_by_id=True),
+        place.name,
+        eval_runner.get_handler(MODEL),
+        {},
+        allow_missing=True,
+    )
+    (scores,) = (root / "score").rglob("*_score.json")
+    head, *failures = map(json.loads, scores.read_text().splitlines())
+    failed = {f["id"]: f["error"]["error_type"] for f in failures}
+    print(json.dumps({"head": head, "failed": failed}), flush=True)
+
+
+for root, category in zip(PLACES[::2], PLACES[1::2], strict=True):
+    # Of its own, since it keeps the world of each task that it has seen; to import takes longer.
+    child = multiprocessing.get_context("fork").Process(target=judge, args=(Path(root), category))
+    child.start()
+    child.join()
+    assert child.exitcode == 0

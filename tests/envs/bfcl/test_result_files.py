@@ -1,5 +1,6 @@
 """What is exported is what was played: the official scorer comes to the same verdicts."""
 
+import itertools
 import json
 import random
 import subprocess
@@ -13,6 +14,7 @@ from seeupo_jax.envs.bfcl.result_files import DECODER, export_results, to_result
 from seeupo_jax.envs.tool_calls import render_hermes
 
 SCORER = SUPPORT / "bfcl_official.py"
+CATEGORIES, FORMS = ("multi_turn_base", "multi_turn_miss_func"), ("hermes", "python")
 NOTHING = '<tool_call>\n{"name": "no_such_tool", "arguments": {}}\n</tool_call>'
 
 
@@ -28,12 +30,26 @@ def play(env, task_id, actions):
     return messages
 
 
-def judge(root, category="multi_turn_base"):
-    """What the official scorer says: its head line, and the failed ids with reasons."""
-    arguments = [sys.executable, str(SCORER), str(root), DECODER, category]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """What was exported, and what the official scorer, begun once for all of it, says of it."""
+    mark = tmp_path_factory.mktemp("hostile") / "mark"
+    env, task_id = Bfcl(max_calls=20), "multi_turn_base_0"
+    played = play(env, task_id, [*hostile(mark), *["No."] * 4])
+    exported = {"hostile": (env, [(task_id, 0, played)], {task_id})}
+    for category, form in itertools.product(CATEGORIES, FORMS):
+        exported[category, form] = solved_and_spoilt(category, form)
+    places = []
+    for env, played, _ in exported.values():
+        root = tmp_path_factory.mktemp("exported")
+        export_results(env, played, root)
+        places += [str(root / "member_0"), env.category]
+    line = [sys.executable, str(SCORER), DECODER, *places]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    verdicts = [json.loads(text) for text in done.stdout.splitlines() if text.startswith('{"head"')]
+    pairs = zip(exported.items(), verdicts, strict=True)
+    return mark, {name: (failed, verdict) for (name, (*_, failed)), verdict in pairs}
 
 
 def steps(env, task_id, *actions):
@@ -58,9 +74,8 @@ def spoil(actions, rng):
     return actions
 
 
-@pytest.mark.parametrize("form", ["hermes", "python"])
-@pytest.mark.parametrize("category", ["multi_turn_base", "multi_turn_miss_func"])
-def test_the_official_scorer_agrees_on_solved_and_spoilt_episodes(tmp_path, category, form):
+def solved_and_spoilt(category, form):
+    """The environment, episodes of it, and the tasks that they failed."""
     env, rng = Bfcl(category=category, format=form, max_calls=40), random.Random(form)
     played, failed = [], set()
     for task_id in env.task_ids("test"):
@@ -68,9 +83,14 @@ def test_the_official_scorer_agrees_on_solved_and_spoilt_episodes(tmp_path, cate
         played.append((task_id, 0, play(env, task_id, spoil(actions, rng))))
         if env.score() < 1:
             failed.add(task_id)
+    return env, played, failed
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_the_official_scorer_agrees_on_solved_and_spoilt_episodes(judged, category, form):
+    failed, verdict = judged[1][category, form]
     assert 20 < len(failed) < 80
-    export_results(env, played, tmp_path)
-    verdict = judge(tmp_path / "member_0", category)
     assert verdict["head"]["total_count"] == 100
     assert set(verdict["failed"]) == failed
 
@@ -116,20 +136,23 @@ def test_text_that_was_not_run_is_no_call_to_the_scorer():
     assert "<tool_call>" not in unread + thought
 
 
-def test_nothing_that_a_policy_writes_is_evaluated_by_the_official_executor(tmp_path):
-    mark = tmp_path / "mark"
-    bad = [
+def hostile(mark):
+    """Actions that would write a file if any of them were evaluated."""
+    return [
         render_hermes("open", file=str(mark), mode="w"),
         render_hermes(f"open('{mark}', 'w').write"),
         render_hermes("ls", **{f"a=open('{mark}', 'w'), b": 1}),
         render_hermes("__init__"),
         render_hermes("_load_scenario", scenario={}),
     ]
-    env = Bfcl(max_calls=20)
-    played = [("multi_turn_base_0", 0, play(env, "multi_turn_base_0", [*bad, *["No."] * 4]))]
-    assert steps(env, "multi_turn_base_0", *bad, "No.") == [[*[NOTHING] * 5, "No."]]
-    export_results(env, played, tmp_path)
-    assert len(judge(tmp_path / "member_0")["failed"]) == 1
+
+
+def test_nothing_that_a_policy_writes_is_evaluated_by_the_official_executor(judged):
+    mark, verdicts = judged
+    exported = steps(Bfcl(max_calls=20), "multi_turn_base_0", *hostile(mark), "No.")
+    assert exported == [[*[NOTHING] * 5, "No."]]
+    failed, verdict = verdicts["hostile"]
+    assert set(verdict["failed"]) == failed
     assert not mark.exists()
 
 
