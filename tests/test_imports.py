@@ -1,6 +1,7 @@
 """Imports point down, environments start without jax, and no file or function grows too long."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -39,6 +40,7 @@ BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+@functools.cache
 def imports(file):
     """Full names that a file imports, wherever in it; a module's name before that of its part."""
     names = set()
@@ -48,7 +50,7 @@ def imports(file):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: imports name the package"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def own_imports(file):
