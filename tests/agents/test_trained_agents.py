@@ -22,6 +22,7 @@ SMALL = [  # the same shapes of programs for both
     "evaluation.k=1",
     "rollout.deterministic=True",
     "checkpoint.export=False",
+    "checkpoint.keep_best=0",  # else another split would be played
     "telemetry.display=plain",
 ]
 
@@ -102,7 +103,8 @@ def graph(tmp_path_factory):
     folder = tmp_path_factory.mktemp("graph")
     order_desk_cases.write(folder / "cases.jsonl", train=8, test=2)
     command = f"{PYTHON} {EXAMPLES / 'langgraph_desk.py'}"
-    choices = ["iterations=1", f"agent.tasks={folder / 'cases.jsonl'}"]
+    # Each episode is a process that imports langgraph.
+    choices = ["iterations=1", "rollout.group_size=2", f"agent.tasks={folder / 'cases.jsonl'}"]
     workdir = folder / "run"
     return run(ROOT / "configs/quickstart.py", [*choices, f"agent.command={command}"], workdir)
 
