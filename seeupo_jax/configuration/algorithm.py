@@ -99,7 +99,7 @@ class Algorithm(LossOptions):
     grounding_coef: float = within(0, 1000, 0.5)
     """spa: weight of whether the environment could execute the turn's action."""
     scorer_rate: float = above(0, 1.0, most=1000)
-    """Learning rate of the model that scores turns (istar), in units of the policy's."""
+    """Learning rate of the model that scores turns (istar, spa), in units of the policy's."""
     bootstrap_truncated: bool = False
     """gae: the value after an episode that max_turns or max_tokens cut is its last one, not 0."""
     a_grae_alpha: float = above(0, 1.0, most=1)
@@ -108,7 +108,6 @@ class Algorithm(LossOptions):
     """canon: what a group's trajectories are divided by: turns, sampled tokens, their entropy."""
     canon_mu: float = within(0, 1, 0.5)
     """canon: weight of the comparison with the other half; 0.5 is the group's mean as baseline."""
-    """Learning rate of the model that scores turns (istar, spa), in units of the policy's."""
     scorer_epochs: int = within(1, 1000, 1)
     """Optimizer steps of the model that scores turns (istar, spa) in an iteration."""
     old_policy: str = choice("iteration", "turn")
