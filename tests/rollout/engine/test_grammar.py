@@ -64,18 +64,20 @@ ARGUMENTS = {
 }
 
 
+@functools.cache
 def load(name):
+    """Read where it is needed: every worker imports this file."""
     if name == "order_desk":
         return read_tokenizer("package:order_desk")
     return load_tokenizer(MODELS / name)
 
 
-TOKENIZERS = {name: load(name) for name in ("qwen3", "llama3_2", "order_desk")}
+TOKENIZERS = ("qwen3", "llama3_2", "order_desk")
 
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
 def tokenizer(request):
-    return TOKENIZERS[request.param]
+    return load(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +192,7 @@ def test_a_forged_call_cannot_be_written(tokenizer, tool_calls, text):
 
 
 def test_a_tag_is_the_same_in_one_token_and_spelled_out():
-    tokenizer = TOKENIZERS["qwen3"]
+    tokenizer = load("qwen3")
     grammars = Grammars("tool_calls", tokenizer, tokenizer.vocab_size)
     one = tokenizer.action("<tool_call>")[:-1]
     assert len(one) == 1
@@ -315,7 +317,7 @@ def test_where_one_text_is_left_the_tokenizer_s_own_tokens_remain(tokenizer, tmp
 
 
 def test_text_that_the_tokenizer_would_normalise_can_be_written(tmp_path):
-    tokenizer = TOKENIZERS["qwen3"]
+    tokenizer = load("qwen3")
     source = write(tmp_path, "nfd.regex", "cafe\u0301!")  # Qwen's tokenizer writes é as one letter
     matcher = Grammars(source, tokenizer, tokenizer.vocab_size).begin(())
     assert sample(matcher, tokenizer, np.random.default_rng(0)) == "cafe\u0301!"
