@@ -63,6 +63,15 @@ LONGEST = (
     "tests/agents/test_agent_order_desk.py",
     "tests/test_python_api.py",
     "tests/test_ppo.py",
+    "tests/learner/test_recipes.py",
+    "tests/test_update.py",
+    "tests/test_serve.py",
+    "tests/test_own_algorithm.py",
+    "tests/test_numpy_twin.py",
+    "tests/third_party/test_torch_baseline_options.py",
+    "tests/test_report.py",
+    "tests/third_party/test_torch_baseline.py",
+    "tests/test_order_desk_warm_start.py",
 )
 MAPS = Path("/proc/self/maps")  # Linux's list of a process's memory maps; it allows 65,530 of them
 MANY = 20_000
