@@ -444,8 +444,8 @@ def test_rows_are_covered_by_dispatches_that_are_mostly_full(count, wanted):
 def test_programs_have_few_numbers_of_rows():
     assert row_sizes(128, halvings=3, least=8) == [16, 32, 64, 128]
     assert row_sizes(20, halvings=3, least=8) == [8, 10, 20]
-    assert decoded_rows(128, halvings=3, few=True) == [128]
-    assert decoded_rows(256, halvings=3, few=True) == [32, 256]
+    assert decoded_rows(32, halvings=3, few=True) == [32]
+    assert decoded_rows(128, halvings=3, few=True) == [16, 128]
     assert [prefilled_rows(1024, length, few=True) for length in (128, 16)] == [[2], [16]]
     assert prefilled_rows(1024, 16, few=False) == [4, 16, 64]
     assert row_sizes(3, halvings=3, least=8) == [3]
