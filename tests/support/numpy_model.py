@@ -238,11 +238,11 @@ def _attention(
     length, heads, scale = len(x), q.shape[1], arch.head_dim**-0.5
     shared = heads // k.shape[1]  # query heads h share key head h // shared
     probability, mixed = np.zeros((heads, length, length)), np.zeros_like(q)
+    visible = np.tri(length, dtype=bool)  # every query sees the keys up to its own
     for h in range(heads):
-        for i in range(length):
-            score = k[: i + 1, h // shared] @ q[i, h] * scale
-            score = np.exp(score - score.max())
-            probability[h, i, : i + 1] = score / score.sum()
+        score = np.where(visible, q[:, h] @ k[:, h // shared].T * scale, -np.inf)
+        score = np.exp(score - score.max(-1, keepdims=True))
+        probability[h] = score / score.sum(-1, keepdims=True)
         mixed[:, h] = probability[h] @ v[:, h // shared]
     y, out_back = _linear(weights, f"{prefix}.o_proj", mixed.reshape(length, -1))
 
