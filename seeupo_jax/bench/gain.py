@@ -56,7 +56,7 @@ class _Passes:
     def branches(self) -> list[np.ndarray]:
         """That pass with the answers as branches."""
         found = self._branches()
-        batch, seats = branch_batch(found, all_actions(self.rows), self._learner.shapes)
+        batch, seats, _ = branch_batch(found, all_actions(self.rows), self._learner.shapes)
         return information_gain(found, seats, self._score(batch), self.trajectories)
 
     def separate(self) -> list[np.ndarray]:

@@ -26,9 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import httpx
 import numpy as np
 from transformers.utils.import_utils import is_serve_available
 
@@ -39,6 +38,9 @@ from seeupo_jax.configuration.flags import Flags, Wrong, names, one_of, output_f
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
+
+if TYPE_CHECKING:
+    import httpx
 
 TOKENIZER = "package:order_desk"  # of a random model
 _TIMEOUT_S = 3600.0  # of a request
@@ -79,8 +81,10 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     """Measures, prints and returns the figures.
 
     Raises:
-      ValueError: a wrong setting, or a server that does not start.
+      ValueError: a wrong setting, a package that is missing, or a server that does not start.
     """
+    from seeupo_jax.agents import endpoint  # noqa: F401  # says what package is missing
+
     device = machine.only_device()
     dtype = machine.fast_dtype(device)
     with contextlib.ExitStack() as stack:
@@ -252,6 +256,8 @@ def ask(server: Server, clients: int, prompts: Sequence[str], max_tokens: int) -
     Raises:
       ValueError: a request failed.
     """
+    import httpx  # comes with the extra `agents`
+
     waiting = iter(prompts)
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
     headers = {"Authorization": f"Bearer {server.key}"}
