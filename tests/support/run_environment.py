@@ -62,3 +62,8 @@ class Broken(Echo):
 
     def reset(self, task_id, seed):
         raise ConnectionError("no server listens")
+
+
+def judge(episode):
+    """Scores what was said last: its length, in characters modulo 7."""
+    return len(episode.messages[-1]["content"]) % 7 / 7

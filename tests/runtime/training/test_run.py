@@ -213,6 +213,26 @@ def test_trajectories_of_failed_environments_are_sampled_again_by_the_same_comma
             assert run.parts.source.stored(1, run.parts.source.origin) is None
 
 
+@pytest.mark.parametrize(
+    "choices", [("recipe=arpo",), ("recipe=slate", "judge={'function': 'run_environment:judge'}")]
+)
+def test_conversations_that_branched_are_stored_and_sampled_again_to_the_bit(
+    begin, monkeypatch, choices
+):
+    choices = (*choices, "env.name=run_environment:Echo", "algorithm.dynamic_sampling=0")
+    with begin("whole", *choices) as (run, state):
+        first = run.rollout(1, state).sampled
+    forks = [(trajectory.parent, trajectory.fork) for trajectory in first]
+    assert any(fork for _, fork in forks)
+    with begin("again", *choices) as (run, state):
+        assert_same_trajectories(run.rollout(1, state).sampled, first)
+    with begin("whole", *choices) as (run, state):
+        monkeypatch.setattr(run.parts.source, "_sample", None)  # they are stored
+        stored = run.rollout(1, state).sampled
+    assert_same_trajectories(stored, first)
+    assert [(trajectory.parent, trajectory.fork) for trajectory in stored] == forks
+
+
 def test_groups_of_the_same_task_are_sampled_independently(begin):
     few = ("rollout.tasks=16", "rollout.concurrency=16", "algorithm.dynamic_sampling=0")
     with begin("few", *few) as (run, state):
