@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from seeupo_jax.envs.bfcl.benchmark_files import load_tasks, read_docs
-from seeupo_jax.envs.bfcl.environment import CATEGORIES, FORMATS, Bfcl
+from seeupo_jax.envs.bfcl.benchmark_files import CATEGORIES, load_tasks, read_docs
+from seeupo_jax.envs.bfcl.environment import Bfcl
+from seeupo_jax.envs.bfcl.formats import FORMATS
 from seeupo_jax.envs.tool_calls import ToolCall, render_python
 
 # What Python reports of the process: files and folders, sockets, processes, modules, and `exec`,
@@ -44,7 +45,9 @@ class Watched:
 
     def __init__(self, category, form, rng):
         self.rng, self.ids = rng, [*load_tasks(category)]
-        self.env = Bfcl(category, form, max_calls=100, max_calls_per_user_turn=100, reward="shaped")
+        self.env = Bfcl(
+            category, format=form, max_calls=100, max_calls_per_user_turn=100, reward="shaped"
+        )
         self.begin()
 
     def begin(self):

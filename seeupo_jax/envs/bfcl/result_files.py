@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from seeupo_jax.envs.bfcl.benchmark_files import load_tasks
 from seeupo_jax.envs.bfcl.environment import Bfcl
 from seeupo_jax.envs.bfcl.formats import FORMATS
 from seeupo_jax.envs.bfcl.simulated_apis import World
@@ -68,7 +67,7 @@ def to_result(
     message that was not run is broken.
     """
     parse = FORMATS[environment.format].parse
-    world = World(load_tasks(environment.category)[task_id])
+    world = World(environment.find_task(task_id))
     ended: list[list[str]] = []
     steps: list[str] = []
     for text in (m["content"] for m in messages if m["role"] == "assistant"):

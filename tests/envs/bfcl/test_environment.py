@@ -16,7 +16,10 @@ from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 
 from seeupo_jax.envs.base import Labelled
-from seeupo_jax.envs.bfcl.environment import CATEGORIES, CLOSING, FORMATS, Bfcl
+from seeupo_jax.envs.bfcl.benchmark_files import CATEGORIES
+from seeupo_jax.envs.bfcl.environment import Bfcl
+from seeupo_jax.envs.bfcl.formats import FORMATS
+from seeupo_jax.envs.bfcl.multi_turn import CLOSING
 from seeupo_jax.envs.tool_calls import parse_hermes, render_hermes
 
 DATA = files(bfcl_eval) / "data"
@@ -119,7 +122,7 @@ def edited(turns, rng):
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_the_oracle_solves_every_task_with_the_official_answers(category, form, calls_per_message):
-    env = Bfcl(category, form, **PATIENT)
+    env = Bfcl(category, format=form, **PATIENT)
     for task_id in ids_of(category):
         env.reset(task_id, seed=0)
         messages = [m for turn in env.oracle(task_id, calls_per_message) for m in turn]
@@ -135,7 +138,7 @@ def test_the_oracle_solves_every_task_with_the_official_answers(category, form, 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_an_oracle_that_drops_a_call_solves_no_task(category, form):
-    rng, env = random.Random(0), Bfcl(category, form, **PATIENT)
+    rng, env = random.Random(0), Bfcl(category, format=form, **PATIENT)
     for task_id in ids_of(category):
         env.reset(task_id, seed=0)
         turns = list(env.oracle(task_id, "one"))

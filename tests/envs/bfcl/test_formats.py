@@ -9,8 +9,10 @@ import bfcl_eval
 import pytest
 from bfcl_eval.constants import default_prompts
 
-from seeupo_jax.envs.bfcl.benchmark_files import added_docs, listed_docs, load_tasks
-from seeupo_jax.envs.bfcl.environment import CATEGORIES, CLOSING, FORMATS, Bfcl
+from seeupo_jax.envs.bfcl.benchmark_files import CATEGORIES, added_docs, listed_docs, load_tasks
+from seeupo_jax.envs.bfcl.environment import Bfcl
+from seeupo_jax.envs.bfcl.formats import FORMATS
+from seeupo_jax.envs.bfcl.multi_turn import CLOSING
 from seeupo_jax.envs.tool_calls import ToolCall, render_hermes
 
 BASE, MISSING = "multi_turn_base_0", "multi_turn_miss_func_0"
@@ -37,7 +39,7 @@ def with_hints(docs):
 
 
 def begin_added_turn(form, **options):
-    env = Bfcl("multi_turn_miss_func", form, **options)
+    env = Bfcl("multi_turn_miss_func", format=form, **options)
     env.reset(MISSING, seed=0)
     (turn,) = load_tasks("multi_turn_miss_func")[MISSING].held_out
     (message,) = [env.step(CLOSING) for _ in range(turn)][-1].observation
@@ -51,7 +53,7 @@ def test_without_shortening_the_python_prompt_is_the_official_one_to_the_letter(
         ["formulate_system_prompt", "format_function_doc", "parse_prompt_variation_params"],
     )["formulate_system_prompt"]
     for category in CATEGORIES:
-        env = Bfcl(category, "python", compact=False)
+        env = Bfcl(category, format="python", compact=False)
         for task_id, task in [*load_tasks(category).items()][::10]:
             docs = with_hints(listed_docs(task))
             wanted = formulate(default_prompts.DEFAULT_SYSTEM_PROMPT_FORMAT, docs)
@@ -84,7 +86,7 @@ def test_a_short_python_prompt_has_the_same_instructions_and_a_tool_a_line():
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_held_out_tools_are_unseen_until_their_turn(form):
-    env = Bfcl("multi_turn_miss_func", form)
+    env = Bfcl("multi_turn_miss_func", format=form)
     for task_id, task in load_tasks("multi_turn_miss_func").items():
         messages, tools = env.reset(task_id, seed=0)
         ((turn, names),) = task.held_out.items()

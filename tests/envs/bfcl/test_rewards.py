@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from seeupo_jax.envs.bfcl.benchmark_files import CATEGORIES, load_tasks
-from seeupo_jax.envs.bfcl.environment import CLOSING, Bfcl
+from seeupo_jax.envs.bfcl.environment import Bfcl
+from seeupo_jax.envs.bfcl.multi_turn import CLOSING
 from seeupo_jax.envs.episode_rewards import REWARDS
 
 TASK = "multi_turn_base_0"  # four user turns, each with a solution
@@ -81,7 +82,7 @@ def matched(env, task_id, actions):
 @pytest.mark.parametrize("category", CATEGORIES)
 @pytest.mark.parametrize("form", ["hermes", "python"])
 def test_reference_calls_match_themselves(category, form):
-    env = Bfcl(category, form, max_calls=100, turn_reward="matching_hard")
+    env = Bfcl(category, format=form, max_calls=100, turn_reward="matching_hard")
     for task_id in itertools.islice(load_tasks(category), 0, 200, 40):
         turns = [turn for turn in env.oracle(task_id, "one")]
         actions = [action for turn in turns for action in turn]
