@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 
-from seeupo_jax.envs.order_desk.demonstrator import play
-from seeupo_jax.envs.order_desk.desk import Case, find_task
+from seeupo_jax.envs.order_desk.demonstrator import PLAY
+from seeupo_jax.envs.order_desk.desk import Case
+from seeupo_jax.envs.order_desk.levels import LEVELS, level_of
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, parse_hermes
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 
-_READS = ("find_customer", "list_orders", "get_order")
+_READS = ("find_customer", "list_orders", "get_order", "get_customer", "get_parcel")
 
 
 def judge_action(episode: FinishedEpisode) -> float:
@@ -19,16 +20,18 @@ def judge_action(episode: FinishedEpisode) -> float:
     that the desk accepts and that is new. 0: anything else, such as text that is no call, an action
     that the customer does not need, or a reply too early or of another outcome.
     """
-    task = find_task(episode.task_id)
+    number = level_of(episode.task_id)
+    task = LEVELS[number].find_task(episode.task_id)
     *earlier, text = [m["content"] for m in episode.messages if m["role"] == "assistant"]
-    case, made = Case(task), list[ToolCall]()
+    case, made = Case(LEVELS[number].open_desk(task)), list[ToolCall]()
     for said in earlier:
         step = case.step(said)
         made += _calls(said) if step.info["executed"][-1] else []
     calls = _calls(text)
     if len(calls) != 1:
         return 0.0
-    oracle = [call for said in play(task, 1.0, random.Random(0)) for call in parse_hermes(said)]
+    responses = PLAY[number](task, 1.0, random.Random(0))
+    oracle = [call for said in responses for call in parse_hermes(said)]
     if calls == [call for call in oracle if call not in made][:1]:
         return 1.0
     executed = case.step(text).info["executed"][-1]

@@ -24,7 +24,7 @@ from seeupo_jax.agents.endpoint import Endpoint
 from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.demonstrator import play
-from seeupo_jax.envs.order_desk.desk import Case
+from seeupo_jax.envs.order_desk.desk import Case, Desk
 from seeupo_jax.envs.tool_calls import parse_hermes, render_hermes
 
 EXAMPLES = ROOT / "docs" / "examples" / "agents"
@@ -173,7 +173,7 @@ def test_the_desk_of_the_example_judges_as_the_environment_does():
     scores = []
     for index in range(200):
         task = world.make_task("train", index)
-        case = Case(task)
+        case = Case(Desk(task))
         tools, solved = open_desk(json.loads(json.dumps(case_of(task))))
         by_name = {tool.__name__: tool for tool in tools}
         for text in play(task, 0.4, random.Random(index)):

@@ -6,7 +6,7 @@ import pytest
 
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate, play
-from seeupo_jax.envs.order_desk.desk import find_task
+from seeupo_jax.envs.order_desk.levels import LEVELS
 from seeupo_jax.envs.tool_calls import render_hermes
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.order_desk_judge import judge_action
@@ -30,7 +30,7 @@ def test_the_oracles_every_call_is_worth_1(task_id):
 
 
 def test_other_look_ups_are_worth_half_and_all_else_nothing():
-    task = find_task(TASKS[0])
+    task = LEVELS[1].find_task(TASKS[0])
     oracle = [*play(task, 1.0, random.Random(0))]
     other = next(c for c in task.customers if c is not task.customers[task.customer])
     find = render_hermes("find_customer", name=other.name)

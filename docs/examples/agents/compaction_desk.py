@@ -6,8 +6,9 @@ import random
 from docs.examples.agents.compaction import LONGEST, SUMMARISE, compacted
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.order_desk.demonstrator import play
-from seeupo_jax.envs.order_desk.desk import TOOLS, Case, find_task, opening
+from seeupo_jax.envs.order_desk.desk import TOOLS, Case, Desk
 from seeupo_jax.envs.order_desk.environment import OrderDesk
+from seeupo_jax.envs.order_desk.levels import LEVELS
 
 STATUSES = ("processing", "shipped", "delivered")
 
@@ -22,9 +23,9 @@ class CompactionDesk(OrderDesk):
 
 
 def demonstrate(task_id, skill, faithful):
-    task = find_task(task_id)
+    task = LEVELS[1].find_task(task_id)
     rng = random.Random(f"compaction/{task_id}/{skill}/{faithful}")
-    case, (_, request) = Case(task), opening(task)
+    case, (_, request) = Case(Desk(task)), LEVELS[1].opening(task)
     history, finished = [request], []
     for action in play(task, skill, rng):
         if len(history) == LONGEST:

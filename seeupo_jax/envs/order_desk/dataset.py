@@ -13,16 +13,20 @@ import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
 
-from seeupo_jax.envs.base import Demonstration
+from seeupo_jax.envs.base import Demonstration, Tool
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
-from seeupo_jax.envs.order_desk.desk import TOOLS
+from seeupo_jax.envs.order_desk.levels import LEVELS, check_level
 
 
 @dataclass
 class OrderDeskConfig(tfds.core.BuilderConfig):
-    """skill: the demonstrator's, 0 to 1. episodes: of the train split. seed: of the slips."""
+    """level: of the desk. skill: the demonstrator's, 0 to 1. episodes: of the train split.
 
+    seed: of the slips.
+    """
+
+    level: int = 1
     skill: float = 1.0
     episodes: int = 8000
     seed: int = 0
@@ -33,7 +37,7 @@ class OrderDeskDataset(tfds.core.GeneratorBasedBuilder):
 
     name = "order_desk"
     VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES = {"1.0.0": "Cases with one customer, one request, two to four orders."}
+    RELEASE_NOTES = {"1.0.0": "Cases with one customer, one or several requests."}
     BUILDER_CONFIGS: list[OrderDeskConfig] = []
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -55,7 +59,7 @@ class OrderDeskDataset(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self, split: str, episodes: int) -> Iterator[tuple[int, dict[str, Any]]]:
         config = self.builder_config
         for index in range(episodes):
-            task_id = f"{split}/{index}"
+            task_id = f"{LEVELS[config.level].prefix}{split}/{index}"
             conversation, score = demonstrate(task_id, skill=config.skill, seed=config.seed)
             messages = json.dumps(conversation.messages)
             yield index, {"task_id": task_id, "messages": messages, "score": np.float32(score)}
@@ -64,8 +68,8 @@ class OrderDeskDataset(tfds.core.GeneratorBasedBuilder):
 class Demonstrations(Sequence[Demonstration]):
     """A split's conversations, read from array_record by random access."""
 
-    def __init__(self, source: Sequence[dict[str, Any]]):
-        self._source = source
+    def __init__(self, source: Sequence[dict[str, Any]], tools: tuple[Tool, ...]):
+        self._source, self._tools = source, tools
 
     def __len__(self) -> int:
         return len(self._source)
@@ -73,24 +77,32 @@ class Demonstrations(Sequence[Demonstration]):
     def __getitem__(self, index: int) -> Demonstration:
         position = range(len(self))[index]  # counts from the end too, and ends an iteration
         messages = json.loads(self._source[position]["messages"])
-        return Demonstration(tuple(messages), TOOLS)
+        return Demonstration(tuple(messages), self._tools)
 
 
 def builder(
-    *, skill: float = 1.0, episodes: int = 8000, seed: int = 0, data_dir: str | None = None
+    *,
+    level: int = 1,
+    skill: float = 1.0,
+    episodes: int = 8000,
+    seed: int = 0,
+    data_dir: str | None = None,
 ) -> OrderDeskDataset:
     """The builder of one demonstrator; `data_dir` is that of `tfds` (None: its default).
 
     Raises:
-      ValueError: a skill outside 0 to 1, or more episodes than there are tasks.
+      ValueError: an unknown level, a skill outside 0 to 1, or more episodes than there are tasks.
     """
+    check_level(level)
     if not 0 <= skill <= 1:
         raise ValueError(f"order_desk skill: got {skill}; allowed: a number from 0 to 1.")
     if not 1 <= episodes <= world.SPLITS["train"]:
         allowed = f"1 to {world.SPLITS['train']}"
         raise ValueError(f"order_desk episodes: got {episodes}; allowed: {allowed}.")
     name = f"skill{float(skill)}_episodes{episodes}_seed{seed}"
-    config = OrderDeskConfig(name=name, skill=skill, episodes=episodes, seed=seed)
+    if level != 1:
+        name = f"level{level}_{name}"
+    config = OrderDeskConfig(name=name, level=level, skill=skill, episodes=episodes, seed=seed)
     with _quietly():
         return OrderDeskDataset(config=config, data_dir=data_dir, file_format="array_record")
 
@@ -103,7 +115,8 @@ def load(split: str, *, data_dir: str | None = None, **options: Any) -> Demonstr
             dataset.download_and_prepare()
     except FileExistsError:  # another process has written the same demonstrations
         dataset = builder(data_dir=data_dir, **options)
-    return Demonstrations(dataset.as_data_source(split=split))
+    tools = LEVELS[dataset.builder_config.level].tools
+    return Demonstrations(dataset.as_data_source(split=split), tools)
 
 
 @contextlib.contextmanager

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.order_desk import orders as world
-from seeupo_jax.envs.order_desk.desk import OUTCOMES, TOOLS, Case, find_task, opening
+from seeupo_jax.envs.order_desk.desk import OUTCOMES, Case
+from seeupo_jax.envs.order_desk.errand_demonstrator import play_errand
+from seeupo_jax.envs.order_desk.levels import LEVELS, level_of
 from seeupo_jax.envs.tool_calls import render_hermes
 
-# The probability of each mistake at skill 0; at skill 1 it is 0.
+# The probability of each mistake at skill 0 at level 1; at skill 1 it is 0.
 SLIPS = {
     "guess": 0.5,  # acts without looking the order up
     "wrong_order": 0.4,  # takes another of the customer's orders
@@ -30,19 +33,20 @@ def demonstrate(task_id: str, *, skill: float = 1.0, seed: int = 0) -> tuple[Dem
     """
     if not 0 <= skill <= 1:
         raise ValueError(f"order_desk skill: got {skill}; allowed: a number from 0 to 1.")
-    task = find_task(task_id)
-    case, messages = Case(task), opening(task)
+    level = LEVELS[level_of(task_id)]
+    task = level.find_task(task_id)
+    case, messages = Case(level.open_desk(task)), level.opening(task)
     rng = random.Random(f"demonstrator/{task_id}/{skill}/{seed}")
-    for action in play(task, skill, rng):
+    for action in PLAY[level_of(task_id)](task, skill, rng):
         result = case.step(action)
         messages += ({"role": "assistant", "content": action}, *result.observation)
         if result.done:
             break
-    return Demonstration(messages, TOOLS), case.score()
+    return Demonstration(messages, level.tools), case.score()
 
 
 def play(task: world.Task, skill: float, rng: random.Random) -> Iterator[str]:
-    """The demonstrator's responses, one per turn."""
+    """The demonstrator's responses at level 1, one per turn."""
     slip = {name: rng.random() < (1 - skill) * chance for name, chance in SLIPS.items()}
     customer = task.customers[task.customer]
     order = rng.choice(customer.orders) if slip["wrong_order"] else task.target
@@ -70,3 +74,7 @@ def _act(outcome: str, order: world.Order, address: str) -> Iterator[str]:
         yield render_hermes("return_order", order_id=order.order_id)
     elif outcome == "address_changed":
         yield render_hermes("change_address", order_id=order.order_id, address=address)
+
+
+# Level -> what plays a task of it.
+PLAY: dict[int, Callable[[Any, float, random.Random], Iterator[str]]] = {1: play, 2: play_errand}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Protocol
 
-from seeupo_jax.envs.base import Message, StepResult, Tool
+from seeupo_jax.envs.base import StepResult, Tool
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, parse_hermes
 
@@ -13,40 +14,74 @@ OUTCOMES = ("cancelled", "returned", "address_changed", "refused", *world.STATUS
 MAX_TURNS = 6
 
 
-def _tool(name: str, description: str, /, **arguments: str) -> Tool:
+def tool(name: str, description: str, /, **arguments: str) -> Tool:
+    """A tool whose arguments are texts, all of them required."""
     properties = {key: {"type": "string", "description": text} for key, text in arguments.items()}
     parameters = {"type": "object", "properties": properties, "required": list(arguments)}
     return {"name": name, "description": description, "parameters": parameters}
 
 
 TOOLS: tuple[Tool, ...] = (
-    _tool("find_customer", "The id of a customer.", name="First and last name."),
-    _tool(
+    tool("find_customer", "The id of a customer.", name="First and last name."),
+    tool(
         "list_orders",
         "The ids of a customer's orders of one item.",
         customer_id="Such as C12.",
         item="Such as mug.",
     ),
-    _tool("get_order", "An order's status.", order_id="Such as mug-34."),
-    _tool("cancel_order", "Cancels an order; cannot be undone.", order_id="Such as mug-34."),
-    _tool("return_order", "Takes an order back; cannot be undone.", order_id="Such as mug-34."),
-    _tool(
+    tool("get_order", "An order's status.", order_id="Such as mug-34."),
+    tool("cancel_order", "Cancels an order; cannot be undone.", order_id="Such as mug-34."),
+    tool("return_order", "Takes an order back; cannot be undone.", order_id="Such as mug-34."),
+    tool(
         "change_address",
         "Sends an order elsewhere; cannot be undone.",
         order_id="Such as mug-34.",
         address="Such as 7 Oak Street.",
     ),
-    _tool("reply", "Answers the customer and ends the case.", outcome="|".join(OUTCOMES)),
+    tool("reply", "Answers the customer and ends the case.", outcome="|".join(OUTCOMES)),
 )
-_ARGUMENTS = {tool["name"]: tuple(tool["parameters"]["properties"]) for tool in TOOLS}
 
 
-class _Refusal(ValueError):
-    """A call that the desk refuses; the text goes back to the model."""
+class Refusal(ValueError):
+    """A call that a desk refuses; the text goes back to the model."""
+
+
+def check_call(call: ToolCall, tools: Sequence[Tool]) -> None:
+    """Raises:
+    Refusal: unknown tool, or wrong arguments.
+    """
+    arguments = {tool["name"]: tuple(tool["parameters"]["properties"]) for tool in tools}
+    if call.name not in arguments:
+        raise Refusal(f"no tool {call.name!r}; tools: {', '.join(arguments)}")
+    if sorted(call.arguments) != sorted(arguments[call.name]):
+        raise Refusal(f"{call.name} takes exactly: {', '.join(arguments[call.name])}")
+    if not all(isinstance(value, str) for value in call.arguments.values()):
+        raise Refusal(f"{call.name} takes texts only")
+
+
+class OpenDesk(Protocol):
+    """What a case is played on.
+
+    max_turns: of a case.
+    finished: whether the customer has all replies.
+    """
+
+    max_turns: ClassVar[int]
+
+    @property
+    def finished(self) -> bool: ...
+
+    def call(self, call: ToolCall) -> str:
+        """Executes a tool call; returns the tool's answer, or raises `Refusal`."""
+        ...
+
+    def solved(self) -> bool: ...
 
 
 class Desk:
     """The database of one case, and the outcome that the customer was given."""
+
+    max_turns: ClassVar[int] = MAX_TURNS
 
     def __init__(self, task: world.Task):
         self.task = task
@@ -55,18 +90,17 @@ class Desk:
         self.looked_up: set[str] = set()  # order ids
         self.outcome: str | None = None
 
+    @property
+    def finished(self) -> bool:
+        return self.outcome is not None
+
     def call(self, call: ToolCall) -> str:
         """Executes a tool call; returns the tool's answer.
 
         Raises:
-          _Refusal: unknown tool, wrong arguments, unknown names or ids.
+          Refusal: unknown tool, wrong arguments, unknown names or ids.
         """
-        if call.name not in _ARGUMENTS:
-            raise _Refusal(f"no tool {call.name!r}; tools: {', '.join(_ARGUMENTS)}")
-        if sorted(call.arguments) != sorted(_ARGUMENTS[call.name]):
-            raise _Refusal(f"{call.name} takes exactly: {', '.join(_ARGUMENTS[call.name])}")
-        if not all(isinstance(value, str) for value in call.arguments.values()):
-            raise _Refusal(f"{call.name} takes texts only")
+        check_call(call, TOOLS)
         tools: dict[str, Callable[..., str]] = {
             "find_customer": self._find_customer,
             "list_orders": self._list_orders,
@@ -91,14 +125,14 @@ class Desk:
 
     def _find_customer(self, name: str) -> str:
         if name not in self.customers:
-            raise _Refusal(f"no customer {name!r}")
+            raise Refusal(f"no customer {name!r}")
         return json.dumps({"customer_id": self.customers[name].customer_id})
 
     def _list_orders(self, customer_id: str, item: str) -> str:
         for customer in self.customers.values():
             if customer.customer_id == customer_id:
                 return json.dumps([o.order_id for o in customer.orders if o.item == item])
-        raise _Refusal(f"no customer {customer_id!r}")
+        raise Refusal(f"no customer {customer_id!r}")
 
     def _get_order(self, order_id: str) -> str:
         answer = world.describe(self._order(order_id))
@@ -107,19 +141,19 @@ class Desk:
 
     def _order(self, order_id: str) -> world.Order:
         if order_id not in self.orders:
-            raise _Refusal(f"no order {order_id!r}")
+            raise Refusal(f"no order {order_id!r}")
         return self.orders[order_id]
 
     def _change(self, order_id: str, action: Callable[[world.Order], world.Order]) -> str:
         order = self._order(order_id)
         if order.status in ("cancelled", "returned"):
-            raise _Refusal(f"{order_id} is already {order.status}")
+            raise Refusal(f"{order_id} is already {order.status}")
         self.orders[order_id] = action(order)
         return json.dumps({"done": order_id})
 
     def _reply(self, outcome: str) -> str:
         if outcome not in OUTCOMES:
-            raise _Refusal(f"outcome must be one of: {', '.join(OUTCOMES)}")
+            raise Refusal(f"outcome must be one of: {', '.join(OUTCOMES)}")
         self.outcome = outcome
         return ""
 
@@ -127,27 +161,27 @@ class Desk:
 class Case:
     """One case from its first message to its end: a response each turn."""
 
-    def __init__(self, task: world.Task):
-        self.desk = Desk(task)
+    def __init__(self, desk: OpenDesk):
+        self.desk = desk
         self._turns, self._executed = 0, list[bool]()
 
     def step(self, text: str) -> StepResult:
-        """Executes a response's one tool call; the reply, or the sixth turn, ends the case.
+        """Executes a response's one tool call; the last reply, or the last turn, ends the case.
 
         Raises:
           ValueError: the case is done.
         """
         desk = self.desk
-        if desk.outcome is not None or self._turns >= MAX_TURNS:
+        if desk.finished or self._turns >= desk.max_turns:
             raise ValueError("order_desk: the case is done; reset() must come before step().")
         self._turns += 1
         try:
             answer = desk.call(_single_call(text))
             self._executed.append(True)
-        except (_Refusal, ToolCallError) as error:
+        except (Refusal, ToolCallError) as error:
             answer = json.dumps({"error": str(error)})
             self._executed.append(False)
-        done = desk.outcome is not None or self._turns >= MAX_TURNS
+        done = desk.finished or self._turns >= desk.max_turns
         observation = () if done else ({"role": "tool", "content": answer},)
         reward = self.score() if done else 0.0
         info = {"bad_calls": self._executed.count(False), "executed": [*self._executed]}
@@ -156,21 +190,6 @@ class Case:
     def score(self) -> float:
         """1 where the case is solved, else 0."""
         return float(self.desk.solved())
-
-
-def find_task(task_id: str) -> world.Task:
-    split, _, index = task_id.partition("/")
-    if not index.isdigit():
-        raise ValueError(f"order_desk task: got {task_id!r}; allowed: SPLIT/NUMBER.")
-    return world.make_task(split, int(index))
-
-
-def opening(task: world.Task) -> tuple[Message, ...]:
-    """The messages that a case starts with."""
-    return (
-        {"role": "system", "content": world.POLICY},
-        {"role": "user", "content": task.message},
-    )
 
 
 def _single_call(text: str) -> ToolCall:

@@ -8,31 +8,38 @@ from typing import Any
 
 from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool, check_choice
 from seeupo_jax.envs.order_desk import orders as world
-from seeupo_jax.envs.order_desk.desk import OUTCOMES, TOOLS, Case, find_task, opening
-from seeupo_jax.envs.tool_calls import render_hermes
+from seeupo_jax.envs.order_desk.desk import OUTCOMES, Case
+from seeupo_jax.envs.order_desk.levels import check_level
 
 
 @dataclass
 class OrderDesk:
-    """The environment. `data_dir`: where demonstrations are kept (None: the user's cache)."""
+    """The environment.
+
+    data_dir: where demonstrations are kept; None: the user's cache.
+    level: 1: one request a case; 2: two or three that depend on each other.
+    """
 
     data_dir: str | None = None
+    level: int = 1
 
     def __post_init__(self) -> None:
+        self._level = check_level(self.level)
         self._case: Case | None = None
 
     def task_ids(self, split: str) -> Sequence[str]:
         check_choice("order_desk split", split, world.SPLITS)
-        return [f"{split}/{index}" for index in range(world.SPLITS[split])]
+        prefix = self._level.prefix
+        return [f"{prefix}{split}/{index}" for index in range(world.SPLITS[split])]
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """Starts a case. The desk is deterministic: `seed` changes nothing."""
-        task = find_task(task_id)
-        self._case = Case(task)
-        return opening(task), TOOLS
+        task = self._level.find_task(task_id)
+        self._case = Case(self._level.open_desk(task))
+        return self._level.opening(task), self._level.tools
 
     def step(self, text: str) -> StepResult:
-        """Executes a response's one tool call; the reply, or the sixth turn, ends the case."""
+        """Executes a response's one tool call; the last reply, or the last turn, ends the case."""
         return self._running().step(text)
 
     def score(self) -> float:
@@ -42,19 +49,23 @@ class OrderDesk:
         self._case = None
 
     def labels(self, task_id: str) -> Mapping[str, str]:
-        """What the customer wants: cancel, return, address or status."""
-        return {"request": find_task(task_id).request}
+        """The kind of a task.
+
+        Level 1: what the customer wants (`request`: cancel, return, address or status). Level 2:
+        how many things (`requests`), whether serving them in the order in which they were asked for
+        fails (`order`: matters or free), and how many look-ups beside the orders decide the case.
+        """
+        return self._level.labels(self._level.find_task(task_id))
 
     def reference(self, task_id: str) -> str:
-        """The call that ends the case: the reply with the outcome by the desk's policy."""
-        task = find_task(task_id)
-        return render_hermes("reply", outcome=world.resolve(task.request, task.target))
+        """The call that ends the case: the last reply, with the outcome by the desk's policy."""
+        return self._level.closing(self._level.find_task(task_id))
 
     def demonstrations(self, split: str, **options: Any) -> Sequence[Demonstration]:
         """Cases played by the demonstrator; options as of `dataset.load`."""
         from seeupo_jax.envs.order_desk import dataset  # tensorflow_datasets takes seconds
 
-        return dataset.load(split, data_dir=self.data_dir, **options)
+        return dataset.load(split, level=self.level, data_dir=self.data_dir, **options)
 
     def vocabulary(self) -> Sequence[str]:
         """Names, ids and outcomes as one token each, so that copying one is one step."""

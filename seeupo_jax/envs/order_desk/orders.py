@@ -39,7 +39,7 @@ POLICY = """You work at an online shop's order desk. Use the tools; end with one
 - Touch no order but the one that the customer means. Actions cannot be undone."""
 
 # What customers write, per request; {item}, {name} and {address} are filled in.
-_PHRASES = {
+PHRASES = {
     "cancel": (
         "Please cancel my {item}.",
         "I no longer need the {item}, can you cancel it?",
@@ -69,8 +69,8 @@ _PHRASES = {
         "Any news about my {item}?",
     ),
 }
-_GREETINGS = ("Hi, this is {name}.", "{name} here.", "Hello, I am {name}.", "My name is {name}.")
-_CLOSINGS = ("", " Thanks!", " Thank you.", " Best, {name}.")
+GREETINGS = ("Hi, this is {name}.", "{name} here.", "Hello, I am {name}.", "My name is {name}.")
+CLOSINGS = ("", " Thanks!", " Thank you.", " Best, {name}.")
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,8 @@ def _draw(rng: random.Random) -> Task:
     customer = rng.randrange(count)
     order = rng.randrange(len(customers[customer].orders))
     request = rng.choice(REQUESTS)
-    address = _draw_address(rng) if request == "address" else ""
-    phrase = f"{rng.choice(_GREETINGS)} {rng.choice(_PHRASES[request])}{rng.choice(_CLOSINGS)}"
+    address = draw_address(rng) if request == "address" else ""
+    phrase = f"{rng.choice(GREETINGS)} {rng.choice(PHRASES[request])}{rng.choice(CLOSINGS)}"
     item = customers[customer].orders[order].item
     message = phrase.format(name=names[customer], item=item, address=address)
     return Task(message, customers, customer, order, request, address)
@@ -188,12 +188,12 @@ def _draw(rng: random.Random) -> Task:
 def _draw_orders(rng: random.Random, numbers: list[str]) -> tuple[Order, ...]:
     items = rng.sample(ITEMS, rng.randint(2, 4))
     return tuple(
-        Order(item + number, item, rng.choice(STATUSES), _draw_address(rng), rng.random() < 0.15)
+        Order(item + number, item, rng.choice(STATUSES), draw_address(rng), rng.random() < 0.15)
         for item, number in zip(items, numbers, strict=False)
     )
 
 
-def _draw_address(rng: random.Random) -> str:
+def draw_address(rng: random.Random) -> str:
     return f"{rng.randint(1, 99)} {rng.choice(STREETS)} Street"
 
 

@@ -14,7 +14,7 @@ from seeupo_jax import envs
 from seeupo_jax.envs.order_desk import dataset
 from seeupo_jax.envs.order_desk.dataset import builder, load
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
-from seeupo_jax.envs.order_desk.environment import TOOLS
+from seeupo_jax.envs.order_desk.desk import TOOLS
 
 OPTIONS = {"skill": 0.4, "episodes": 30, "seed": 2}
 PROGRAM = """

@@ -1,0 +1,87 @@
+"""A customer's account at level 2: orders that share parcels, and changes that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from seeupo_jax.envs.order_desk import orders as world
+
+MAX_CHANGES = 2  # that an account begins with
+
+
+@dataclass(frozen=True)
+class ParcelledOrder(world.Order):
+    """An order in a parcel.
+
+    parcel: its number in the account; processing orders of one number are sent off together.
+    sent_to: the address that it was sent to; "" before that.
+    """
+
+    parcel: int
+    sent_to: str
+
+
+@dataclass(frozen=True)
+class Account:
+    """A customer's orders.
+
+    changes: how many of them may still be returned or sent elsewhere.
+    overdrawn: whether more of them ever were than the account allowed.
+    """
+
+    customer_id: str
+    name: str
+    changes: int
+    orders: tuple[ParcelledOrder, ...]
+    overdrawn: bool = False
+
+    def order(self, order_id: str) -> ParcelledOrder:
+        return next(order for order in self.orders if order.order_id == order_id)
+
+    def parcel(self, order_id: str) -> tuple[str, ...]:
+        """The ids of all orders in an order's parcel, its own too."""
+        number = self.order(order_id).parcel
+        return tuple(order.order_id for order in self.orders if order.parcel == number)
+
+
+def cancel(account: Account, order_id: str) -> Account:
+    """Cancels an order, gives a change back, and sends off the rest of the parcel."""
+    number = account.order(order_id).parcel
+
+    def after(order: ParcelledOrder) -> ParcelledOrder:
+        if order.order_id == order_id:
+            return replace(order, status="cancelled", changed=True)
+        if order.parcel == number and order.status == "processing":
+            return replace(order, status="shipped", sent_to=order.address)
+        return order
+
+    return replace(account, changes=account.changes + 1, orders=tuple(map(after, account.orders)))
+
+
+def send_back(account: Account, order_id: str) -> Account:
+    """Takes an order back for one of the changes."""
+    return _spend(account, order_id, lambda order: replace(order, status="returned", changed=True))
+
+
+def move(account: Account, order_id: str, address: str) -> Account:
+    """Enters another address for one of the changes; what is on its way stays on its way."""
+    return _spend(account, order_id, lambda order: replace(order, address=address, changed=True))
+
+
+def _spend(
+    account: Account, order_id: str, action: Callable[[ParcelledOrder], ParcelledOrder]
+) -> Account:
+    orders = (action(o) if o.order_id == order_id else o for o in account.orders)
+    left = account.changes - 1
+    overdrawn = account.overdrawn or left < 0
+    return replace(account, changes=left, overdrawn=overdrawn, orders=tuple(orders))
+
+
+def carry_out(account: Account, outcome: str, order_id: str, address: str) -> Account:
+    """The account after an outcome; unchanged by refusals and statuses."""
+    if outcome == "cancelled":
+        return cancel(account, order_id)
+    if outcome == "returned":
+        return send_back(account, order_id)
+    return move(account, order_id, address) if outcome == "address_changed" else account

@@ -1,0 +1,132 @@
+"""What several requests of one customer come to, in which order, and what must be known for it.
+
+A request is here what it would come to alone (`orders.resolve`): cancelled, address_changed and
+processing are of orders in the warehouse, which share parcels; the rest depends on no parcel.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from seeupo_jax.envs.order_desk.accounts import MAX_CHANGES
+
+# The changes that an action takes from the account.
+COSTS = {"cancelled": -1, "returned": 1, "address_changed": 1}
+_IN_WAREHOUSE = ("cancelled", "address_changed", "processing")
+CHANGES = -1  # the look-up of the account's changes; a request's index is that of its parcel
+
+
+@dataclass(frozen=True)
+class Agenda:
+    """The requests that are carried out, in this order, and what each request comes to."""
+
+    actions: tuple[int, ...]
+    outcomes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What requests share.
+
+    changes: that the account has left.
+    parcels: each request's, as the first request of the same parcel among those in the warehouse.
+    """
+
+    changes: int
+    parcels: tuple[int, ...]
+
+
+def share(alone: tuple[str, ...], changes: int, numbers: Sequence[int]) -> Shared:
+    """What requests share; `numbers` are those of their orders' parcels."""
+    inside = [request for request, outcome in enumerate(alone) if outcome in _IN_WAREHOUSE]
+    first = {numbers[request]: request for request in reversed(inside)}
+    parcels = (first[n] if r in inside else r for r, n in enumerate(numbers))
+    return Shared(changes, tuple(parcels))
+
+
+def serve(alone: tuple[str, ...], shared: Shared, order: tuple[int, ...]) -> Agenda:
+    """Serves requests in an order, each if the rules allow it by then; the others are refused."""
+    changes, sent, actions = shared.changes, set[int](), list[int]()
+    for request in order:
+        gone = alone[request] in _IN_WAREHOUSE and shared.parcels[request] in sent
+        if gone or changes < COSTS[alone[request]]:
+            continue
+        actions.append(request)
+        changes -= COSTS[alone[request]]
+        if alone[request] == "cancelled":
+            sent.add(shared.parcels[request])
+
+    def outcome(request: int) -> str:
+        if alone[request] in COSTS:
+            return alone[request] if request in actions else "refused"
+        gone = alone[request] == "processing" and shared.parcels[request] in sent
+        return "shipped" if gone else alone[request]
+
+    return Agenda(tuple(actions), tuple(map(outcome, range(len(alone)))))
+
+
+@functools.cache
+def solve(alone: tuple[str, ...], shared: Shared) -> Agenda:
+    """As many requests as any order allows; among equals those asked first, and in that order."""
+    asked = [request for request, outcome in enumerate(alone) if outcome in COSTS]
+    agendas = (serve(alone, shared, order) for order in itertools.permutations(asked))
+    return max(agendas, key=lambda a: (len(a.actions), [r in a.actions for r in asked]))
+
+
+@functools.cache
+def possible(alone: tuple[str, ...]) -> frozenset[Shared]:
+    """All that requests may share: the changes, and who is in a parcel with whom."""
+    return frozenset(
+        share(alone, changes, numbers)
+        for changes in range(MAX_CHANGES + 1)
+        for numbers in itertools.product(range(2), repeat=len(alone))
+    )
+
+
+def answer(shared: Shared, look_up: int) -> object:
+    """What a look-up shows of what requests share."""
+    if look_up == CHANGES:
+        return shared.changes
+    return tuple(parcel == shared.parcels[look_up] for parcel in shared.parcels)
+
+
+def narrow(worlds: frozenset[Shared], look_up: int, truth: Shared) -> frozenset[Shared]:
+    """The possibilities that a look-up leaves."""
+    return frozenset(w for w in worlds if answer(w, look_up) == answer(truth, look_up))
+
+
+@functools.cache
+def decide(alone: tuple[str, ...], worlds: frozenset[Shared]) -> Agenda | None:
+    """An agenda that is right in every possible world; None: it depends on which one it is."""
+    solved = {solve(alone, world) for world in worlds}
+    if len({agenda.outcomes for agenda in solved}) != 1:
+        return None
+    outcomes = next(iter(solved)).outcomes
+    actions = sorted(next(iter(solved)).actions)
+    for order in itertools.permutations(actions):
+        wanted = Agenda(order, outcomes)
+        if all(serve(alone, world, order) == wanted for world in worlds):
+            return wanted
+    return None
+
+
+@functools.cache
+def next_look_up(alone: tuple[str, ...], worlds: frozenset[Shared]) -> int | None:
+    """The look-up that leaves the fewest to do in the worst case; None: none is needed."""
+    return None if decide(alone, worlds) else _best(alone, worlds)[1]
+
+
+@functools.cache
+def _best(alone: tuple[str, ...], worlds: frozenset[Shared]) -> tuple[int, int]:
+    """How many look-ups are needed in the worst case, and the first of them."""
+    if decide(alone, worlds):
+        return 0, CHANGES
+    options = list[tuple[int, int]]()
+    for look_up in (CHANGES, *range(len(alone))):
+        rest = {narrow(worlds, look_up, world) for world in worlds}
+        if len(rest) > 1:
+            options.append((1 + max(_best(alone, each)[0] for each in rest), look_up))
+    return min(options)
