@@ -262,6 +262,11 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             raise ValueError(
                 f"--bfcl_results: got env {config.env.name!r}; allowed: config.env.name=bfcl."
             )
+        if given.bfcl_results is not None and config.env.options.get("data") is not None:
+            raise ValueError(
+                f"--bfcl_results: got env.options.data={config.env.options['data']!r}; allowed:"
+                " none, since the scorer only has the official tasks."
+            )
         if given.bfcl_results is not None and config.agent.given:
             raise ValueError(
                 f"--bfcl_results: got the agent {config.agent.label!r}; allowed: none, whose"

@@ -6,6 +6,8 @@ import functools
 import hashlib
 import importlib.resources
 import json
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 from seeupo_jax.envs.bfcl.simulated_apis import Task, official
@@ -40,10 +42,31 @@ def split_ids(category: str, split: str) -> list[str]:
 
 
 @functools.cache
-def load_tasks(category: str) -> dict[str, Task]:
-    """The tasks of a category by id."""
-    name = f"BFCL_v4_{category}.json"
-    answers = {row["id"]: row["ground_truth"] for row in _read_lines(f"possible_answer/{name}")}
+def load_tasks(category: str, folder: Path | None = None) -> dict[str, Task]:
+    """The tasks of a category by id: the official ones, or those of a folder in their format.
+
+    Raises:
+      ValueError: a folder whose files are not there or not of this format.
+    """
+    if folder is None:
+        return _read_tasks(category, importlib.resources.files(official("bfcl_eval")) / "data")
+    try:
+        return _read_tasks(category, folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"bfcl data: got {str(folder)!r}, whose {file_name(category)} or its possible_answer"
+            f" cannot be read: {type(error).__name__}: {error}."
+        ) from None
+
+
+def file_name(category: str) -> str:
+    """Of the questions of a category, and in `possible_answer` of the reference calls."""
+    return f"BFCL_v4_{category}.json"
+
+
+def _read_tasks(category: str, root: Traversable) -> dict[str, Task]:
+    name = file_name(category)
+    answers = {row["id"]: row["ground_truth"] for row in _read_lines(root, "possible_answer", name)}
     return {
         row["id"]: Task(
             task_id=row["id"],
@@ -54,7 +77,7 @@ def load_tasks(category: str) -> dict[str, Task]:
             held_out={int(k): tuple(names) for k, names in row.get("missed_function", {}).items()},
             long_context=category == "multi_turn_long_context",
         )
-        for row in _read_lines(name)
+        for row in _read_lines(root, name)
     }
 
 
@@ -63,7 +86,8 @@ def read_docs(class_name: str) -> tuple[Doc, ...]:
     """The official docs of a simulator's tools; read-only, because episodes share them."""
     config = official("bfcl_eval.constants.executable_backend_config")
     file = config.MULTI_TURN_FUNC_DOC_FILE_MAPPING[class_name]
-    return tuple(_read_lines(f"multi_turn_func_doc/{file}"))
+    root = importlib.resources.files(official("bfcl_eval")) / "data"
+    return tuple(_read_lines(root, "multi_turn_func_doc", file))
 
 
 def listed_docs(task: Task) -> list[Doc]:
@@ -78,7 +102,7 @@ def added_docs(task: Task, turn: int) -> list[Doc]:
     return [docs[name] for name in task.held_out.get(turn, ())]
 
 
-def _read_lines(path: str) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file in the official package's data folder."""
-    text = (importlib.resources.files(official("bfcl_eval")) / "data" / path).read_text("utf-8")
+def _read_lines(root: Traversable, *path: str) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file."""
+    text = root.joinpath(*path).read_text("utf-8")
     return [json.loads(line) for line in text.split("\n") if line.strip()]

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from seeupo_jax.envs.base import check_choice
-from seeupo_jax.envs.bfcl.benchmark_files import CATEGORIES, SPLITS, load_tasks, split_ids
+from seeupo_jax.envs.bfcl.benchmark_files import (
+    CATEGORIES,
+    SPLITS,
+    file_name,
+    load_tasks,
+    split_ids,
+)
 from seeupo_jax.envs.bfcl.multi_turn import MultiTurn
 from seeupo_jax.envs.bfcl.simulated_apis import Task
 
@@ -17,21 +24,28 @@ class Bfcl(MultiTurn):
 
     category: one of `CATEGORIES`. In `multi_turn_miss_func` a user turn may bring new tools, in the
       user's message; in `multi_turn_miss_param` a request may lack a detail that the next one has.
+    data: a folder with tasks of your own in the official format instead of the official ones:
+      `SPLIT/BFCL_v4_CATEGORY.json` and `SPLIT/possible_answer/BFCL_v4_CATEGORY.json` for each of
+      its splits, as `python -m seeupo_jax.envs.bfcl_worlds` writes them.
     """
 
     name = "bfcl"
 
     category: str = "multi_turn_base"
+    data: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("bfcl category", self.category, CATEGORIES)
         super().__post_init__()
-        self._tasks = load_tasks(self.category)
+        self._splits = _own_splits(self.category, self.data)
+        self._tasks = {k: v for tasks in self._splits.values() for k, v in tasks.items()}
+        if self.data is None:
+            self._tasks = load_tasks(self.category)
 
     def task_ids(self, split: str) -> Sequence[str]:
-        """The official ids of a hundred tasks; `split_ids` says which."""
-        check_choice("bfcl split", split, SPLITS)
-        return split_ids(self.category, split)
+        """The official ids of a hundred tasks; `split_ids` says which. With `data` a file's."""
+        check_choice("bfcl split", split, SPLITS if self.data is None else self._splits)
+        return split_ids(self.category, split) if self.data is None else [*self._splits[split]]
 
     def find_task(self, task_id: str) -> Task:
         if task_id not in self._tasks:
@@ -45,3 +59,17 @@ class Bfcl(MultiTurn):
         """The category, and how many turns the user takes."""
         turns = len(self.find_task(task_id).questions)
         return {"category": self.category, "user_turns": str(turns)}
+
+
+def _own_splits(category: str, data: str | None) -> dict[str, dict[str, Task]]:
+    """The tasks of each split of a user's folder; none without one."""
+    if data is None:
+        return {}
+    places = sorted(Path(data).glob(f"*/{file_name(category)}"))
+    if not places:
+        raise ValueError(f"bfcl data: got {data!r}, which has no SPLIT/{file_name(category)}.")
+    splits = {place.parent.name: load_tasks(category, place.parent) for place in places}
+    ids = [task_id for tasks in splits.values() for task_id in tasks]
+    if len({*ids}) < len(ids):
+        raise ValueError(f"bfcl data: got {data!r}, where tasks of two splits have one id.")
+    return splits

@@ -1,0 +1,1 @@
+"""Generated multi-turn tasks over BFCL's simulators."""

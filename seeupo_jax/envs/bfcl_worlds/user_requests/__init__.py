@@ -1,0 +1,1 @@
+"""What users ask for, one file for each simulator, and what carries over from one to another."""
