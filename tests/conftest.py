@@ -5,6 +5,7 @@ import gc
 import os
 import resource
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,10 @@ LARGEST = 2**31  # whatever is left: a file's own programs come on top
 gc.set_threshold(50_000, 10, 10)
 
 
+def pytest_collection_finish():
+    gc.freeze()  # what was imported stays: to look at it again each time takes half a second
+
+
 def pytest_collection_modifyitems(items):
     place = {ROOT / file: number for number, file in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
@@ -116,6 +121,15 @@ def cache_as_before():
 def in_memory() -> int:
     """Bytes of this process."""
     return int(PAGES.read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def threads_as_before():
+    """A benchmark takes every core for PyTorch; its threads would spin in all files that follow."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
