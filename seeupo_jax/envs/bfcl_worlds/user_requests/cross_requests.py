@@ -278,9 +278,9 @@ def split_fare(draft: Draft) -> Ask:
     people = draft.rng.randint(3, 7)
     draft.leave("figure", draft.call("divide", a=cost, b=people)["result"])
     return draft.ask(
-        "Look up the price of my newest booking again and divide it by {people}.",
-        "{people} of us share the flight you booked last. Get its cost: what is it for each?",
-        partial="We share the flight you booked last. Get its cost: what is it for each?",
+        "Ask for the flight cost of my newest booking once more and divide it by {people}.",
+        "{people} of us share my newest booking. Ask for its flight cost: what does each pay?",
+        partial="We share my newest booking. Ask for its flight cost: what does each pay?",
         detail="There are {people} of us.",
         people=people,
     )

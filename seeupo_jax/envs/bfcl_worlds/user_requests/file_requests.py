@@ -291,7 +291,7 @@ def disk_usage(draft: Draft) -> Ask:
     draft.call("du", human_readable=True)
     return draft.ask(
         "How much room does everything {place} take up? In units that people can read.",
-        "I am curious how big the things {place} are together, in a readable unit.",
+        "How big is everything {place}, all together? Use a readable unit.",
         place=place,
     )
 

@@ -150,8 +150,8 @@ def close_most_urgent(draft: Draft) -> Ask:
         urgent = []
     draft.call("close_ticket", ticket_id=draft.choose(urgent[:1])["id"])
     return draft.ask(
-        "Look through my open tickets and close whichever has the highest priority.",
-        "Of my open tickets, the one that is most urgent by its priority is done: close it.",
+        "List my tickets with status 'Open' and close the one of the highest priority.",
+        "Get my tickets whose status is 'Open'; the most urgent of them is done, so close it.",
         note=note,
     )
 
@@ -178,8 +178,8 @@ def resolve_by_title(draft: Draft) -> Ask:
     )
     draft.call("resolve_ticket", ticket_id=ticket["id"], resolution=fix)
     return draft.ask(
-        "One of my open tickets is '{title}'. Find it there and resolve it with '{fix}'",
-        "Check my open tickets for '{title}' and resolve that one. Resolution: '{fix}'",
+        "List my tickets with status 'Open'. Find '{title}' there, resolve it with '{fix}'",
+        "Get my 'Open' tickets and resolve the one titled '{title}'. Resolution: '{fix}'",
         note=note,
         title=ticket["title"],
         fix=fix,

@@ -73,8 +73,8 @@ def price_by_city(draft: Draft) -> Ask:
     draft.call("get_nearest_airport_by_city", location=found["end"])
     draft.call("get_flight_cost", **found["route"])
     return draft.ask(
-        "What is a {travel_class}-class flight, {start} to {end}, {travel_date}? Look up the"
-        " nearest airport of each city for it.",
+        "What does a seat in {travel_class} class cost, {start} to {end}, {travel_date}? Look up"
+        " the nearest airport of each city for it.",
         "Find the airports nearest to {start} and {end}, then what flying between them, in that"
         " direction, costs on {travel_date} in {travel_class} class.",
         partial="Find the airports nearest to {start} and {end}, then what flying between them, in"
@@ -90,7 +90,7 @@ def price_by_code(draft: Draft) -> Ask:
     draft.call("get_flight_cost", **route)
     return draft.ask(
         "How expensive is {travel_from} to {travel_to} on {travel_date}, {travel_class} class?",
-        "Price of a {travel_class}-class seat, {travel_from} to {travel_to}, {travel_date}?",
+        "Price of a seat in {travel_class} class, {travel_from} to {travel_to}, {travel_date}?",
         partial="How expensive is {travel_from} to {travel_to} on {travel_date}?",
         detail=("In {travel_class} class.", "I travel in {travel_class} class."),
         **route,
