@@ -17,9 +17,10 @@ def tasks(count, split="train", options=ALL):
 
 
 def entry_of(task):
-    """A task as the official checker wants it; the id has to begin with a category."""
+    """A task as the official checker wants it, which reads the category from the id."""
+    category = "multi_turn_long_context" if task.long_context else "multi_turn_base"
     classes = list(task.classes)
-    return {"initial_config": task.scenario, "involved_classes": classes, "id": "multi_turn_base_0"}
+    return {"initial_config": task.scenario, "involved_classes": classes, "id": f"{category}_0"}
 
 
 def official_verdict(entry, truth, turns):

@@ -88,14 +88,16 @@ def choose_classes(rng: Random, classes: Sequence[str], turns: int) -> tuple[str
     return (rng.choice([name for name in CLASSES if name in classes]),)
 
 
-def compose(rng: Random, classes: tuple[str, ...], turns: int) -> Conversation:
+def compose(
+    rng: Random, classes: tuple[str, ...], turns: int, long_context: bool = False
+) -> Conversation:
     """A conversation of so many turns over these simulators.
 
     Raises:
       Unfit: this world does not lend itself to one.
     """
     scenario = {name: scenarios.SCENARIOS[name](rng) for name in classes if name != scenarios.MATH}
-    draft = Draft(rng, classes, scenario)
+    draft = Draft(rng, classes, scenario, long_context)
     fitting = [request for request in REQUESTS if set(request.classes) <= set(classes)]
     written: list[Turn] = []
     untouched, opening = set(classes), ""

@@ -38,6 +38,7 @@ PREPARATIONS = frozenset(
 )
 # Facts that are called "it" or "that one", so that only the next turn may refer to them.
 FLEETING = {"file", "figure"}
+MAX_ARGUMENTS = 800  # characters of a call: nobody copies a padded file
 # What some tools answer instead of an error.
 NOT_FOUND = ("Stock not found", "Unknown", "00000")
 
@@ -84,16 +85,23 @@ class Draft:
     """The world that requests act on while a task is written.
 
     rng: the source of all choices.
+    long_context: the simulators pad their answers, as in the official category of that name.
     facts: what earlier turns left for later ones to refer to, such as the id of a booking, and
       whether it was left in the turn that is being written.
     calls: of the turn that is being written.
     """
 
-    def __init__(self, rng: Random, classes: Sequence[str], scenario: Mapping[str, Any]):
-        self.rng, self.classes = rng, tuple(classes)
+    def __init__(
+        self,
+        rng: Random,
+        classes: Sequence[str],
+        scenario: Mapping[str, Any],
+        long_context: bool = False,
+    ):
+        self.rng, self.classes, self.long_context = rng, tuple(classes), long_context
         self.facts: dict[str, tuple[Any, bool]] = {}
         self.calls: list[ToolCall] = []
-        self._world = World(Task("draft", (), self.classes, scenario, ()))
+        self._world = World(Task("draft", (), self.classes, scenario, (), {}, long_context))
         self._answers: set[str] = set()
 
     def begin_turn(self) -> None:
@@ -122,9 +130,11 @@ class Draft:
         answer = self._world.call(call)
         result = _read(answer)
         changed = self._fingerprint() != before
+        said = repr(arguments)
+        # The official executor takes a word before a parenthesis for a call, in texts too.
+        unwritable = "(" in said or len(said) > MAX_ARGUMENTS
         needless = not changed and (tool in CHANGES or answer in self._answers)
-        if needless or _failed(answer, result) or "(" in repr(arguments):
-            # The official executor takes a word before a parenthesis for a call, in texts too.
+        if needless or unwritable or _failed(answer, result):
             raise Unfit(f"{tool}: {answer}")
         self._answers.add(answer)
         self.calls.append(call)
@@ -151,6 +161,11 @@ class Draft:
         if name not in self.facts:
             raise Unfit(f"no {name}")
         return self.facts[name][0]
+
+    def need_short_answers(self) -> None:
+        """Unfit where the answer that a request needs is lost among padding."""
+        if self.long_context:
+            raise Unfit("a padded answer")
 
     def leave(self, name: str, value: Any) -> None:
         """Leaves a fact for later turns; those of `FLEETING` for the next turn only."""

@@ -21,8 +21,8 @@ class BfclWorlds(MultiTurn):
     """The environment; its other options are those of `MultiTurn`.
 
     categories: of the tasks, in turn: `multi_turn_base`, `multi_turn_miss_func` (a request needs a
-      tool that comes after it) and `multi_turn_miss_param` (a request lacks a detail that the next
-      message gives).
+      tool that comes after it), `multi_turn_miss_param` (a request lacks a detail that the next
+      message gives) and `multi_turn_long_context` (the simulators pad what they answer).
     turns: the fewest and the most requests of a conversation; what is withheld adds one user turn.
     classes: the simulators to draw from, under their official names; a conversation is over one of
       them or two. None: all.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from seeupo_jax.envs.bfcl_worlds.composition import Conversation, choose_classes
 from seeupo_jax.envs.bfcl_worlds.draft import CHANGES, PREPARATIONS, Unfit
 
 SPLITS = ("train", "validation", "test")
+LONG = "multi_turn_long_context"
 ATTEMPTS = 200  # a task takes 3 to 20
 
 
@@ -45,18 +47,21 @@ def opening_split(text: str) -> str:
 def generate(options: Options, split: str, index: int) -> Task:
     """The task `SPLIT/INDEX`: the same for the same arguments, on every machine."""
     category = options.categories[index % len(options.categories)]
-    withhold = VARIANTS[category]
+    withhold, long_context = VARIANTS[category], category == LONG
     for attempt in range(ATTEMPTS):
         name = f"{options.seed}/{split}/{index}/{attempt}"
         rng = Random(name)
         turns = rng.randint(*options.turns)
         try:
-            conversation = compose(rng, choose_classes(rng, options.classes, turns), turns)
+            classes = choose_classes(rng, options.classes, turns)
+            conversation = compose(rng, classes, turns, long_context)
         except Unfit:
             continue
         if opening_split(conversation.opening) != split:
             continue
         task = withhold(Random(f"{name}/withheld"), f"{split}/{index}", conversation)
+        if task is not None:
+            task = dataclasses.replace(task, long_context=long_context)
         if task is not None and is_solvable(task):
             return task
     raise ValueError(
@@ -136,4 +141,5 @@ VARIANTS: dict[str, Callable[[Random, str, Conversation], Task | None]] = {
     "multi_turn_base": _nothing,
     "multi_turn_miss_func": _function,
     "multi_turn_miss_param": _parameter,
+    LONG: _nothing,
 }

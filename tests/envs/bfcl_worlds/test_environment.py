@@ -76,7 +76,7 @@ def test_demonstrations_are_solved_conversations_in_the_tool_format():
 def test_labels_are_the_category_the_turns_and_the_simulators():
     env = make(turns=[2, 2], classes=["TicketAPI", "MathAPI"])
     found = [env.labels(f"train/{index}") for index in range(12)]
-    assert [label["category"] for label in found] == [*VARIANTS] * 4
+    assert [label["category"] for label in found] == [*VARIANTS] * 3
     assert {label["user_turns"] for label in found} == {"2", "3"}
     assert {label["classes"] for label in found} == {"MathAPI", "TicketAPI", "MathAPI+TicketAPI"}
     assert "create_ticket" in env.vocabulary() and "book_flight" not in env.vocabulary()

@@ -114,7 +114,8 @@ def test_what_is_withheld_is_missing_until_its_turn_and_needed_then():
         empty = [turn for turn, calls in enumerate(task.reference) if not calls]
         silent = [turn for turn, messages in enumerate(task.questions) if not messages]
         seen[category] += 1
-        if category == "multi_turn_base":
+        if category in ("multi_turn_base", "multi_turn_long_context"):
+            assert task.long_context == (category == "multi_turn_long_context")
             assert not empty and not silent and not task.held_out
             continue
         assert len(empty) == 1

@@ -16,7 +16,7 @@ from seeupo_jax.envs.bfcl_worlds.__main__ import main
 from seeupo_jax.envs.bfcl_worlds.generator import SPLITS, VARIANTS
 from seeupo_jax.envs.bfcl_worlds.official_format import export_tasks
 
-SIZES = {"train_tasks": 12, "validation_tasks": 3, "test_tasks": 6}
+SIZES = {"train_tasks": 16, "validation_tasks": 4, "test_tasks": 8}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def worlds():
 def folder(worlds, tmp_path_factory):
     folder = tmp_path_factory.mktemp("official")
     written = export_tasks(worlds, folder)
-    assert written.total() == 21 and len(written) == 9
+    assert written.total() == 28 and len(written) == 12
     return folder
 
 
@@ -54,7 +54,7 @@ def test_official_code_finds_the_exported_answers_valid(folder):
                 decoded = [[turn] if turn else [] for turn in truth]
                 assert multi_turn_irrelevance_checker(decoded, truth)["valid"]
                 assert not official_verdict(entry, truth, [*truth[:-1], truth[-1][:-1]])
-    assert len(seen) == 21
+    assert len(seen) == 28
 
 
 def test_bfcl_plays_the_exported_tasks(worlds, folder):
@@ -83,8 +83,8 @@ def test_the_command_writes_the_folder_and_refuses_in_a_sentence(tmp_path, capsy
     options = json.dumps(SIZES | {"classes": ["MathAPI"]})
     main([f"--output={tmp_path}", f"--options={options}"])
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"{tmp_path}/train/BFCL_v4_multi_turn_base.json: 12 tasks"
-    assert len(said) == 3 and len(Bfcl(data=str(tmp_path)).task_ids("train")) == 12
+    assert said[0] == f"{tmp_path}/train/BFCL_v4_multi_turn_base.json: 16 tasks"
+    assert len(said) == 3 and len(Bfcl(data=str(tmp_path)).task_ids("train")) == 16
     for wrong, sentence in (
         ("[]", "--options: got []"),
         ('{"turns": 1}', "bfcl_worlds turns: got 1"),

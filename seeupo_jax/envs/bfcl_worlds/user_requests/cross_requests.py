@@ -272,6 +272,7 @@ def report_booking(draft: Draft) -> Ask:
 
 
 def split_fare(draft: Draft) -> Ask:
+    draft.need_short_answers()
     _, record = _booking(draft)
     route = {k: record[k] for k in ("travel_from", "travel_to", "travel_date", "travel_class")}
     cost = draft.call("get_flight_cost", **route)["travel_cost_list"][0]

@@ -238,6 +238,7 @@ def watch_list(draft: Draft) -> Ask:
 
 
 def movers(draft: Draft) -> Ask:
+    draft.need_short_answers()
     note = sign_in(draft)
     watched = draft.call("get_watchlist")["watchlist"]
     threshold = draft.amount(1, 6)

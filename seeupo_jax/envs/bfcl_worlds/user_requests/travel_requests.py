@@ -48,7 +48,11 @@ def token(draft: Draft) -> tuple[str, str]:
 
 
 def _card(draft: Draft) -> str:
-    return draft.choose([*draft.simulator(TRAVEL).credit_card_list])
+    """One of the user's cards; long contexts are padded with other people's."""
+    agency = draft.simulator(TRAVEL)
+    owner = f"{agency.user_first_name} {agency.user_last_name}"
+    cards = agency.credit_card_list.items()
+    return draft.choose([key for key, card in cards if card.get("cardholder_name") == owner])
 
 
 def _route(draft: Draft) -> dict[str, Any]:
