@@ -54,12 +54,12 @@ ENDS = ("", "", "", "No hurry.", "Thanks in advance.", "That would help me a lot
 
 @dataclass(frozen=True)
 class Turn:
-    """A user turn. sources: its reference calls as Python. request: its kind, by name."""
+    """A user turn. sources: its reference calls as Python. request: its kind."""
 
     ask: Ask
     sources: tuple[str, ...]
     tools: tuple[str, ...]
-    request: str
+    request: Request
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def compose(
         sources = tuple(render_python([call])[1:-1] for call in draft.calls)
         ask = _link(rng, ask, first=position == 0)
         tools = tuple(call.name for call in draft.calls)
-        written.append(Turn(ask, sources, tools, request.write.__name__))
+        written.append(Turn(ask, sources, tools, request))
     if untouched:
         raise Unfit("a simulator without a turn")
     return Conversation(opening, classes, scenario, tuple(written))
