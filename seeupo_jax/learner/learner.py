@@ -20,7 +20,7 @@ from seeupo_jax.learner.reference_policy import moved
 from seeupo_jax.learner.state_layout import HashableLayout, average, on_device
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.learner.step.critic import Critic, make_critic
-from seeupo_jax.learner.step.loss_config import LossConfig
+from seeupo_jax.learner.step.loss_config import LossConfig, Numbers
 from seeupo_jax.learner.step.turn_scorer import Scorer, make_scorer, scorer_step
 from seeupo_jax.learner.step.turn_step import Scored
 from seeupo_jax.parallel import distributed
@@ -77,21 +77,23 @@ class Learner:
     def turn_step(self) -> Program:
         """`update.turn_step` from the state on; see there."""
         layout = None if self.layout is None else of_turn(self.layout, (0,))
+        config, numbers = self.loss_config.split()
         jitted = turn_step_program(
             self.network,
             self.optimizer,
-            self.loss_config,
+            config,
             self.critic,
             HashableLayout.of(layout),
             self.replicated,
         )
-        return self.through("turn_step", functools.partial(jitted, self.frozen))
+        return self.through("turn_step", functools.partial(jitted, numbers, self.frozen))
 
     @functools.cached_property
     def refresh(self) -> Program:
         """`update.refresh` from the trained parameters on; see there."""
-        jitted = refresh_program(self.network, self.loss_config, self.replicated)
-        return self.through("refresh", functools.partial(jitted, self.frozen))
+        config, numbers = self.loss_config.split()
+        jitted = refresh_program(self.network, config, self.replicated)
+        return self.through("refresh", functools.partial(jitted, numbers, self.frozen))
 
     @functools.cached_property
     def score(self) -> Program:
@@ -200,7 +202,7 @@ class Learner:
 
     @property
     def loss_config(self) -> LossConfig:
-        """The options that the turn step is compiled with."""
+        """The options of the turn step; it is compiled for what is left of them without numbers."""
         algorithm, turns = self.algorithm, self.shapes.turns
         parallel = algorithm.order == "parallel"
         return LossConfig(
@@ -237,7 +239,7 @@ class Learner:
 
 
 # Equal learners have one program of each kind, so that what one has compiled serves the next: the
-# choices of the algorithm that its sweeps make on the host do not matter to them.
+# choices of the algorithm that its sweeps make on the host do not matter to them, nor do numbers.
 _shared = functools.lru_cache(maxsize=16)
 
 
@@ -250,26 +252,29 @@ def turn_step_program(
     layout: HashableLayout,
     replicated: jax.sharding.Sharding | None,
 ) -> Callable[..., Any]:
-    """`turn_step.turn_step` from the frozen parameters on."""
-    step = functools.partial(
-        turn_step.turn_step, network, optimizer, config, layout.tree, critic=critic
-    )
+    """`turn_step.turn_step` from the frozen parameters on, behind the numbers of the loss."""
+
+    def turn(numbers: Numbers, frozen: Any, state: TrainState, *rest: Any) -> turn_step.StepResult:
+        given = (network, optimizer, config.with_numbers(numbers), layout.tree, frozen, state)
+        return turn_step.turn_step(*given, *rest, critic=critic)
+
     out = turn_step.StepResult(layout.tree, *(replicated,) * 3)
-    return jax.jit(step, donate_argnums=(1, 4), out_shardings=out)
+    return jax.jit(turn, donate_argnums=(2, 5), out_shardings=out)
 
 
 @_shared
 def refresh_program(
     network: Network, config: LossConfig, replicated: jax.sharding.Sharding | None
 ) -> Callable[..., Any]:
-    """`turn_step.refresh` from the frozen parameters on."""
+    """`turn_step.refresh` from the frozen parameters on, behind the numbers of the loss."""
 
     def refresh(
-        frozen: Any, params: Any, batch: TurnBatch, cumulative_ratio_N: jax.Array
+        numbers: Numbers, frozen: Any, params: Any, batch: TurnBatch, cumulative_ratio_N: jax.Array
     ) -> jax.Array:
-        return turn_step.refresh(network, config, join(params, frozen), batch, cumulative_ratio_N)
+        merged, own = join(params, frozen), config.with_numbers(numbers)
+        return turn_step.refresh(network, own, merged, batch, cumulative_ratio_N)
 
-    return jax.jit(refresh, donate_argnums=3, out_shardings=replicated)
+    return jax.jit(refresh, donate_argnums=4, out_shardings=replicated)
 
 
 @_shared

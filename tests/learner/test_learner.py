@@ -15,13 +15,18 @@ def own_programs(**choices):
     return {name: getattr(made, name).func for name in NAMES}
 
 
-@pytest.mark.parametrize("choices", [{}, {"scale": "none"}, {"order": "forward"}])
-def test_equal_learners_have_one_program_whatever_their_sweeps_make_on_the_host(choices):
+@pytest.mark.parametrize(
+    "choices",
+    [{}, {"scale": "none"}, {"order": "forward"}, {"clip_low": 0.1}, {"weight_clip": None}],
+)
+def test_equal_learners_have_one_program_whatever_their_numbers_and_what_sweeps_make_on_the_host(
+    choices,
+):
     assert own_programs(**choices) == own_programs()
 
 
 def test_learners_of_another_loss_have_programs_of_their_own_but_score_alike():
-    plain, other = own_programs(), own_programs(clip_low=0.1)
+    plain, other = own_programs(), own_programs(ratio="token")
     assert [plain[name] is other[name] for name in NAMES] == [False, False, True]
 
 

@@ -91,9 +91,30 @@ def learner(
     made = Learner(
         policy()[0], settings, algorithm, shapes, temperature, seed=5, reward_weights=weights
     )
-    first = _LEARNERS.setdefault((made.loss_config, made.critic, settings), made)
-    shared = {"turn_step": first.turn_step, "refresh": first.refresh, "value": first.value}
-    return with_programs(made, **shared)
+    return sharing(made)
+
+
+def sharing(made: Learner) -> Learner:
+    """The learner on one device, with programs of those before: more than `Learner` itself keeps.
+
+    What has no numbers of its own is what programs are compiled for.
+    """
+    config, _ = made.loss_config.split()
+    keys: dict[str, tuple[Any, ...]] = {
+        "turn_step": (config, made.critic, made.optimizer),
+        "refresh": (config,),
+    }
+    if made.critic is not None or made.scorer is not None:
+        keys["value"] = (made.critic, made.scorer)
+    if made.scorer is not None:
+        keys["scorer_step"] = (made.scorer,)
+    own = {name: getattr(made, name) for name in keys}
+    shared = {
+        name: _PROGRAMS.setdefault((name, made.network, *key), own[name].func)
+        for name, key in keys.items()
+    }
+    programs = {name: functools.partial(shared[name], *own[name].args) for name in keys}
+    return with_programs(made, **programs)
 
 
 def unshared(made: Learner, **fields: Any) -> Learner:
@@ -106,7 +127,7 @@ def with_programs(made: Learner, **programs: Any) -> Learner:
     return dataclasses.replace(made, through=lambda name, own: programs.get(name, own))
 
 
-_LEARNERS: dict[Any, Learner] = {}
+_PROGRAMS: dict[Any, Any] = {}
 
 
 def new_state(optimizer: Any, params: Any = None) -> TrainState:

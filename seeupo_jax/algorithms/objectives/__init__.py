@@ -29,8 +29,9 @@ class Objective:
       maximise, and 1.0 where a bound decided it (0.0 elsewhere), for metrics.
     needs: names of `ARRAYS`, passed by keyword. With `ratio` the term is corrected for steps since
       the action was sampled: `inner_epochs` and `rollout_ahead` are allowed.
-    bounds: fields of `config.algorithm` that it reads, of `BOUNDS`; None: unbounded. With an
-      estimator that adapts the clip range, clip_low and clip_high are arrays in the ratio's shape.
+    bounds: fields of `config.algorithm` that it reads, of `BOUNDS`; None: unbounded. In a step they
+      are scalar arrays, since a program serves all numbers; with an estimator that adapts the clip
+      range, clip_low and clip_high are arrays in the ratio's shape.
     """
 
     function: Callable[..., tuple[jax.Array, jax.Array]]

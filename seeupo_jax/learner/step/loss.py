@@ -47,8 +47,8 @@ def turn_loss(
     Returns: the loss's sum, and (logp_PA, refreshed cumulative_ratio_N, sums for metrics).
     """
     params = policy.join(trained[0], frozen)
-    options, entropy = config.options, config.options.entropy_coef > 0
-    found = row_logp(network, params, row, config.temperature, entropy=entropy)
+    options = config.options
+    found = row_logp(network, params, row, config.temperature, entropy=config.entropy)
     if continued is not None:
         past = (found.keys, Tree(row.depth_MRL, row.end_MRL))
         cumulative_ratio_N = refresh_spans(

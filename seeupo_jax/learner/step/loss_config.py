@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
-from seeupo_jax.algorithms.objectives import Objective
+import numpy as np
+
+from seeupo_jax.algorithms.objectives import BOUNDS, Objective
 from seeupo_jax.configuration.algorithm import LossOptions
 from seeupo_jax.configuration.entry_points import find_entry
+
+# Options of the loss that are numbers, or None. Programs take them as arguments, so that another
+# coefficient or clip range compiles nothing anew.
+NUMBERS = tuple(field.name for field in fields(LossOptions) if "float" in str(field.type))
+Numbers = dict[str, np.float32]
 
 
 @dataclass(frozen=True)
 class LossConfig:
-    """What is fixed about the loss; hashable, part of each program.
+    """What is fixed about the loss; without its numbers it is hashable, part of each program.
 
     old_is_current: the ratio is to the policy just before this very step.
     actions: that a row of a step may have, each with a ratio of its own.
@@ -21,6 +28,24 @@ class LossConfig:
     temperature: float
     old_is_current: bool
     actions: int = 1
+
+    def split(self) -> tuple[LossConfig, Numbers]:
+        """Itself without numbers, and these by name, without what the program does not read."""
+        options, unread = self.options, {*BOUNDS} - {*self.objective.bounds}
+        if not self.entropy:
+            unread.add("entropy_coef")
+        held = {name: vars(options)[name] for name in NUMBERS if name not in unread}
+        numbers = {name: np.float32(x) for name, x in held.items() if x is not None}
+        blank = dict.fromkeys(NUMBERS) | ({} if self.entropy else {"entropy_coef": 0.0})
+        # What a sum over tokens is divided by, and the tokens that are limited, are arguments too.
+        blank |= {"covariance": "none"}
+        if options.loss_mean == "constant":
+            blank |= {"loss_mean": "token"}
+        return replace(self, options=replace(options, **blank)), numbers
+
+    def with_numbers(self, numbers: Numbers) -> LossConfig:
+        """What `split` was called on, of arrays."""
+        return replace(self, options=replace(self.options, **numbers))
 
     @property
     def objective(self) -> Objective:
@@ -32,6 +57,12 @@ class LossConfig:
         return self.options.kl_coef if self.options.kl_in == "loss" else 0.0
 
     @property
+    def entropy(self) -> bool:
+        """Whether the loss has an entropy bonus."""
+        coef = self.options.entropy_coef
+        return coef > 0 if isinstance(coef, int | float) else True  # an argument is never 0
+
+    @property
     def sums(self) -> tuple[str, ...]:
         """What a step counts for its metrics, beside the loss."""
         names = ("actions", "clipped", "kl", "weight_max")
@@ -39,7 +70,7 @@ class LossConfig:
             names = (*names, "tis_weight", "tis_truncated")
         if self.options.router_replay != "none":
             names = (*names, "routed", "router_mismatched")
-        return (*names, "entropy") if self.options.entropy_coef else names
+        return (*names, "entropy") if self.entropy else names
 
     @property
     def reads_action_ratio(self) -> bool:

@@ -44,15 +44,13 @@ TRAJECTORIES = cases.ragged()
 ROWS = Rows.of(TRAJECTORIES)
 NETWORK, PARAMS = cases.policy()
 REFERENCE = cases.jittered(PARAMS, 0.02)
-_LEARNERS = {}
 
 
 def learner(kind, **choices):
     """A learner of PPO, whose optimizer steps the critic too; equal programs are shared."""
     algorithm = schema.Algorithm(**RECIPES["ppo"] | {"critic": kind} | choices)
     made = Learner(NETWORK, cases.recording(), algorithm, SHAPES, temperature=1.0, seed=5)
-    first = _LEARNERS.setdefault((made.loss_config, made.critic), made)
-    return cases.with_programs(made, turn_step=first.turn_step, value=first.value)
+    return cases.sharing(made)
 
 
 def without_critic(**choices):

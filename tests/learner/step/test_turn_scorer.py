@@ -37,17 +37,13 @@ REVERSE = [(3,), (2,), (1,), (0,)]
 # So much that a step of the scorer shows, and that a turn's credit is not the episode's.
 LOUD = {"implicit_coef": 2.0, "success_above": 0.2, "kl_coef": 0.1}
 ORDERS = {"istar": [(0, 1, 2, 3)], "seeupo": REVERSE}
-_LEARNERS = {}
 
 
 def learner(name, **choices):
     """A learner that credits by a scorer; equal programs are shared."""
     algorithm = schema.Algorithm(**RECIPES[name] | {"advantage": "istar"} | LOUD | choices)
     made = Learner(NETWORK, cases.recording(rate=RATE), algorithm, SHAPES, temperature=1.0, seed=5)
-    first = _LEARNERS.setdefault((made.loss_config, made.scorer), made)
-    others = [other for other in _LEARNERS.values() if other.scorer == made.scorer]
-    programs = {"turn_step": first.turn_step, "refresh": first.refresh}
-    return cases.with_programs(made, scorer_step=others[0].scorer_step, **programs)
+    return cases.sharing(made)
 
 
 def state_of(made):
@@ -192,8 +188,7 @@ def progress_learner(kind, rate=RATE, **choices):
     """A learner of SPA; equal programs are shared."""
     algorithm = schema.Algorithm(**RECIPES["spa"] | {"critic": kind} | choices)
     made = Learner(NETWORK, cases.recording(rate=rate), algorithm, SHAPES, temperature=1.0, seed=5)
-    first = _LEARNERS.setdefault(made.scorer, made)
-    return cases.with_programs(made, value=first.value, scorer_step=first.scorer_step)
+    return cases.sharing(made)
 
 
 def progress_state(made):
