@@ -8,9 +8,9 @@ from process_cases import run_processes
 
 
 def collect(folder, processes, devices):
-    """What each process has: the trajectories of four collections, of which one is in rounds and
-    one played by agents, and the actions of its own turns in a fifth one, in which some turns are
-    cancelled.
+    """What each process has: the trajectories of three collections, of which one is prefetched, one
+    in rounds and one played by agents, and the actions of its own turns in a fourth one, in which
+    some turns are cancelled.
     """
     return run_processes("rollout_process.py", processes, devices, folder, read=pickle.loads)
 
@@ -48,20 +48,16 @@ def test_several_processes_give_the_trajectories_of_one(alone, tmp_path, process
 
 
 def test_the_collections_of_the_test_are_no_trivial_ones(alone):
-    first, second, rounds, agents, uncancelled = alone
+    prefetched, rounds, agents, uncancelled = alone
     assert {t.stop for t in agents} == {"done", "max_turns", "env_error"}
     assert [t.turns for t in agents[::3]] == [4, 2, 3, 4, 2, 4, 1, 3]
     assert {t.info.get("agent_failure") for t in agents} == {None, "exception"}
-    stops = [t.stop for t in first]
-    assert {"done", "max_turns", "env_error"} == set(stops)
-    assert len({t.segments[0].tokens_L.tobytes() for t in (*first, *second)}) >= 40
-    assert (
-        min(len(t.segments[0].tokens_L) for t in first)
-        < 40
-        < 70
-        < max(len(t.segments[0].tokens_L) for t in first)
-    )
     kept, left_out = rounds[:24], rounds[24:]
+    for collection in (prefetched, rounds):
+        assert {t.stop for t in collection} == {"done", "max_turns", "env_error"}
+        lengths = [len(t.segments[0].tokens_L) for t in collection]
+        assert min(lengths) < 40 < 70 < max(lengths)
+    assert len({t.segments[0].tokens_L.tobytes() for t in (*prefetched, *rounds[:24])}) >= 40
     assert len(kept) == 24 and not any(t.failed for t in kept)
     assert len({t.reward for t in kept}) > 10
     assert any(t.failed for t in left_out)

@@ -31,7 +31,18 @@ from typing import Any
 from places import ROOT, SUPPORT
 
 # What a run imports late, beside the package's commands.
-LATE_IMPORTS = ("altair.utils.save", "chex", "ml_collections", "tensorboardX", "vl_convert")
+LATE_IMPORTS = (
+    "altair.utils.save",
+    "chex",
+    "grain.python",  # by Orbax, to save and to load
+    "jaxlib.mlir.dialects.mhlo",
+    "ml_collections",
+    "narwhals._interchange.dataframe",
+    "tensorboardX",
+    "transformers.models.llama.configuration_llama",  # and what writes and reads model folders
+    "transformers.models.qwen3.configuration_qwen3",
+    "vl_convert",
+)
 COMMANDS = ("train", "evaluate", "sft", "update", "report", "export")
 WITHOUT_TORCH = str(SUPPORT / "without_torch")
 # Variables that a process may have otherwise than its server: they are read late, or set again.

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 import rollout_cases
-from flax import nnx
 from places import SUPPORT
 
 from seeupo_jax.configuration import schema
@@ -26,7 +25,6 @@ from seeupo_jax.parallel.mesh import (
 )
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.collect import Collected, collect, group_requests, prefetch
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Turn
@@ -100,6 +98,18 @@ def of_agents(engine: SlotEngine, params: Any) -> Sequence[Trajectory]:
         host.close()
 
 
+def random_params(shapes: Any) -> Any:
+    """Of these shapes, in the host's memory: to draw them there compiles nothing."""
+    rng = np.random.default_rng(0)
+
+    def draw(leaf: Any) -> np.ndarray:
+        is_scale = leaf.ndim == 1
+        deviation = 0.2 if is_scale else leaf.shape[-1] ** -0.5
+        return rng.normal(float(is_scale), deviation, leaf.shape).astype(leaf.dtype)
+
+    return jax.tree.map(draw, shapes)
+
+
 def main() -> None:
     if COUNT > 1:
         jax.distributed.initialize(f"localhost:{PORT}", COUNT, RANK)
@@ -107,8 +117,8 @@ def main() -> None:
     mesh = make_mesh(schema.Mesh(data=1, fsdp=-1, tensor=tensor))
     own = sampler_mesh(mesh, schema.Mesh(data=-1, tensor=tensor))
     arch = Architecture(**SIZES, mlp_width=24)
-    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
-    params = jax.tree.map(np.asarray, rollout_cases.stir(params))
+    network, shapes = policy.abstract(arch)
+    params = random_params(shapes)
     params = jax.tree.map(
         lambda x, where: jax.make_array_from_callback(x.shape, where, lambda index: x[index]),
         params,
@@ -135,8 +145,8 @@ def main() -> None:
             return collect(worker, params, requests, options, prefetched=prefetched)
 
         collected = [
-            *(sample(number, TASKS).trajectories for number in (0, 1)),
-            resample(sample, TASKS, iter(OTHERS), rounds=3).sampled,
+            sample(1, TASKS).trajectories,
+            resample(sample, TASKS, iter(OTHERS), rounds=3).sampled,  # the first not prefetched
             of_agents(engine, params),
             uncancelled(engine, params),
         ]
