@@ -2,10 +2,8 @@
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -31,27 +29,16 @@ from seeupo_jax.runtime.policy_folder import export_policy
 from seeupo_jax.telemetry import read_trajectories
 
 CONFIG = TINY
+# A shorter warm start; 120 steps on 400 episodes solve no task either.
+DEMONSTRATIONS = "{'skill': 0.5, 'episodes': 60}"
+STAGE = f"{{'steps': 30, 'learning_rate': 1e-2, 'demonstrations': {DEMONSTRATIONS}}}"
 
 
 def command(workdir: Path, *overrides: str) -> list[str]:
     data = f"--config.env.options={{'data_dir': '{workdir.parent / 'data'}'}}"
     module = [sys.executable, "-m", "seeupo_jax.train"]
-    return [*module, f"--config={CONFIG}", f"--workdir={workdir}", data, *overrides]
-
-
-def run_killed_at(checkpoint: int, workdir: Path, *overrides: str) -> None:
-    """A run that is killed as soon as it has left a checkpoint."""
-    killed_at(checkpoint, workdir, command(workdir, *overrides))
-
-
-def killed_at(checkpoint: int, workdir: Path, called: list[str]) -> None:
-    process = loaded_python.LoadedPython(called, env=environment(), stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
-    while not (workdir / "checkpoints" / str(checkpoint) / "manifest.json").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    stages = f"--config.warm_start.stages=({STAGE},)"
+    return [*module, f"--config={CONFIG}", f"--workdir={workdir}", data, stages, *overrides]
 
 
 def run(workdir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
@@ -132,7 +119,7 @@ def test_the_sweep_compiles_nothing_after_the_third_iteration(finished):
 
 def test_killed_and_restarted_gives_the_same_numbers(finished):
     workdir = continue_from(finished[0], "killed")
-    run_killed_at(2, workdir)
+    run_cases.killed_after(2, workdir, command(workdir))
     done = run(workdir, "--config.env.isolation=process")  # where environments run changes nothing
     assert done.returncode == 0, done.stderr
     assert checksums(workdir) == checksums(finished[0])
@@ -205,24 +192,6 @@ def test_times_and_kinds_are_written(finished):
         assert "rollout/failed/cause" not in " ".join(line)
     evaluations = [line for line in read_metrics(finished[0]) if "eval/avg@2" in line]
     assert min(line["time/evaluation_s"] for line in evaluations) > 0
-
-
-def test_sampled_ahead_killed_and_restarted_gives_the_same_numbers(tmp_path):
-    model = run_cases.save_policy(tmp_path / "model")
-    choices = ["--config.rollout_ahead=1", "--config.iterations=5", "--config.checkpoint.every=3"]
-    choices += ["--config.evaluation.every=0", "--config.checkpoint.export=False"]
-    choices += ["--config.optimizer.learning_rate=0.05"]
-    undisturbed, killed = (tmp_path / name for name in ("ahead", "ahead_killed"))
-    run_cases.finish(run_cases.start(model, undisturbed, *choices))
-    killed_at(3, killed, run_cases.command(model, killed, *choices))
-    run_cases.finish(run_cases.start(model, killed, *choices))
-    assert checksums(killed) == checksums(undisturbed)
-    for workdir in (undisturbed, killed):
-        lines = iterations(workdir)
-        # After a checkpoint an iteration is sampled by the policy that it trains.
-        assert [line["rollout/policy_lag"] for line in lines] == [0, 1, 1, 0, 1]
-        gaps = [line["logp/sampler_trainer_gap"] for line in lines]
-        assert max(gaps[0], gaps[3]) < 1e-4 < 1e-2 < min(gaps[1], gaps[2], gaps[4])
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(finished):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,17 @@ def finish(each: Sequence[subprocess.Popen[str]], code: int = 0) -> list[str]:
     for process, (_, errors) in zip(each, printed, strict=True):
         assert process.returncode == code, errors[-3000:]
     return [out for out, _ in printed]
+
+
+def killed_after(checkpoint: int, workdir: Path, called: Sequence[str]) -> None:
+    """A run that is killed as soon as it has left a checkpoint."""
+    process = LoadedPython(called, env=environment(), stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not (workdir / "checkpoints" / str(checkpoint) / "manifest.json").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
 
 
 def iterations(workdir: Path) -> list[dict]:
