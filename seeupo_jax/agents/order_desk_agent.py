@@ -7,6 +7,7 @@ from typing import Any
 
 from seeupo_jax.agents.calls import AgentResult, AgentTask
 from seeupo_jax.envs.order_desk.environment import OrderDesk
+from seeupo_jax.envs.order_desk.levels import level_of
 from seeupo_jax.envs.tool_calls import render_hermes
 
 
@@ -16,7 +17,7 @@ async def play(task: AgentTask, client: Any) -> AgentResult:
     Args:
       client: an `openai.AsyncOpenAI`.
     """
-    desk, done, reward = OrderDesk(), False, 0.0
+    desk, done, reward = OrderDesk(level=level_of(task.task_id)), False, 0.0
     opening, functions = desk.reset(task.task_id, task.seed)
     messages: list[Any] = list(opening)
     tools: list[Any] = [{"type": "function", "function": each} for each in functions]

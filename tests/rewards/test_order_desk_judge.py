@@ -6,12 +6,17 @@ import pytest
 
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate, play
+from seeupo_jax.envs.order_desk.errand_demonstrator import play_errand
+from seeupo_jax.envs.order_desk.errands import settle
 from seeupo_jax.envs.order_desk.levels import LEVELS
 from seeupo_jax.envs.tool_calls import render_hermes
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.order_desk_judge import judge_action
 
-TASKS = [f"train/{index}" for index in range(12)]
+TASKS = [f"{level.prefix}train/{index}" for level in LEVELS.values() for index in range(12)]
+
+# An errand of three requests that are all served, in another order than they were asked for.
+WANTED = {"requests": "3", "order": "matters", "look_ups": "1"}
 
 
 def judged(task_id, *said):
@@ -44,3 +49,22 @@ def test_other_look_ups_are_worth_half_and_all_else_nothing():
     wrong = render_hermes("cancel_order", order_id=other.orders[0].order_id)
     assert judged(TASKS[0], *oracle[:3], wrong) == 0.0
     assert world.resolve(task.request, task.target) in oracle[-1]
+
+
+def test_look_ups_of_what_is_shared_are_look_ups_and_a_hasty_action_is_worth_nothing():
+    task_id = next(
+        each
+        for each in (f"level2/train/{index}" for index in range(100))
+        if LEVELS[2].labels(LEVELS[2].find_task(each)) == WANTED
+        and len(settle(LEVELS[2].find_task(each))[0].actions) == 3
+    )
+    errand = LEVELS[2].find_task(task_id)
+    oracle = [*play_errand(errand, 1.0, random.Random(0))]
+    looked = [text for text in oracle if "get_" in text or "find" in text or "list" in text]
+    look = render_hermes("get_parcel", order_id=errand.account.orders[-1].order_id)
+    assert judged(task_id, look) == 0.5
+    assert judged(task_id, look, look) == 0.0
+    actions = oracle[len(looked) : -3]
+    assert len(actions) == 3
+    assert judged(task_id, *looked, actions[0]) == 1.0
+    assert judged(task_id, *looked, actions[1]) == judged(task_id, *looked, actions[2]) == 0.0

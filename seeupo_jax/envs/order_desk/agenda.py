@@ -115,7 +115,10 @@ def decide(alone: tuple[str, ...], worlds: frozenset[Shared]) -> Agenda | None:
 
 @functools.cache
 def next_look_up(alone: tuple[str, ...], worlds: frozenset[Shared]) -> int | None:
-    """The look-up that leaves the fewest to do in the worst case; None: none is needed."""
+    """The look-up that leaves the fewest to do in the worst case; None: none is needed.
+
+    Of equals the changes come first, then the parcels of orders that would be cancelled.
+    """
     return None if decide(alone, worlds) else _best(alone, worlds)[1]
 
 
@@ -125,8 +128,9 @@ def _best(alone: tuple[str, ...], worlds: frozenset[Shared]) -> tuple[int, int]:
     if decide(alone, worlds):
         return 0, CHANGES
     options = list[tuple[int, int]]()
-    for look_up in (CHANGES, *range(len(alone))):
+    cancelled_first = sorted(range(len(alone)), key=lambda request: alone[request] != "cancelled")
+    for look_up in (CHANGES, *cancelled_first):
         rest = {narrow(worlds, look_up, world) for world in worlds}
         if len(rest) > 1:
             options.append((1 + max(_best(alone, each)[0] for each in rest), look_up))
-    return min(options)
+    return min(options, key=lambda option: option[0])

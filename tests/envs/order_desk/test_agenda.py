@@ -60,7 +60,7 @@ def test_parcels_are_named_by_their_first_request_in_the_warehouse():
         ((R, A), CHANGES),
         ((C, A), CHANGES),  # with one left, the move comes first whatever the parcel
         ((C, C), 0),  # the parcel of either
-        ((Q, C), 0),
+        ((Q, C), 1),  # what does the cancellation send off?
         ((C, R), None),  # the cancellation pays, and comes first
         ((C, X), None),
         ((Q, A), CHANGES),

@@ -1,6 +1,7 @@
 """Each level has tasks, tools and labels of its own, and its ids are refused by the other."""
 
 import pytest
+from places import ROOT
 
 from seeupo_jax import envs
 from seeupo_jax.envs.order_desk import dataset, errands
@@ -76,3 +77,12 @@ def test_demonstrations_of_level_2_lie_in_a_folder_of_their_own(tmp_path):
     assert shown[3].tools == LEVELS[2].tools
     folders = {str(dataset.builder(level=n, data_dir=str(tmp_path)).data_dir) for n in LEVELS}
     assert len(folders) == 2
+
+
+def test_the_page_shows_a_case_as_the_oracle_plays_it():
+    page = (ROOT / "docs" / "order_desk.md").read_text()
+    conversation, _ = demonstrate("level2/train/194")
+    _, first, *rest = conversation.messages
+    assert f"user       {first['content']}\n" in page
+    shown = "".join(f"{m['role']:10s} {m['content']}\n" for m in rest[14:])
+    assert shown.startswith("assistant") and shown in page
