@@ -54,6 +54,7 @@ LONGEST = (
     "tests/policy/test_transformer.py",
     "tests/agents/test_agent_examples.py",
     "tests/test_compare.py",
+    "tests/compare/test_study.py",
     "tests/test_notebook.py",
     "tests/rollout/engine/test_slots.py",
     "tests/browser/test_trajectory_pages.py",

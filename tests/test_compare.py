@@ -20,6 +20,7 @@ from run_cases import iterations, save_policy
 from seeupo_jax.compare import figures
 from seeupo_jax.compare.__main__ import main
 from seeupo_jax.compare.runs import RunFailed, plan, train, train_all, updates_at_once
+from seeupo_jax.compare.seed_statistics import seed_interval
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import StopRequest
@@ -248,14 +249,14 @@ def test_a_folder_of_a_version_without_a_field_goes_on(tmp_path):
 
 def test_the_interval_over_seeds_is_students():
     # Mean 0.5, standard deviation 0.1, t(2 degrees, 97.5%) = 4.302653: half a width of 0.248414.
-    estimate = figures.seed_interval([0.4, 0.5, 0.6, math.nan])
+    estimate = seed_interval([0.4, 0.5, 0.6, math.nan])
     np.testing.assert_allclose(
         [estimate.value, estimate.low, estimate.high], [0.5, 0.251586, 0.748414], atol=1e-6
     )
-    assert figures.seed_interval([0.0, 1.0]).high == 1.0
-    one = figures.seed_interval([0.5])
+    assert seed_interval([0.0, 1.0]).high == 1.0
+    one = seed_interval([0.5])
     assert one.value == 0.5 and math.isnan(one.low)
-    assert math.isnan(figures.seed_interval([]).value)
+    assert math.isnan(seed_interval([]).value)
 
 
 def test_success_lies_at_the_tokens_that_its_policy_was_trained_on(tmp_path):
@@ -322,9 +323,9 @@ def test_the_plot_is_written_in_every_format(tmp_path, suffix):
     runs = planned(tmp_path / "runs", "iterations=2")
     begins = {".svg": b"<svg", ".png": b"\x89PNG", ".pdf": b"%PDF"}[suffix]
     empty, plot = tmp_path / f"none{suffix}", tmp_path / "new" / f"plot{suffix}"
-    figures.draw(figures.read_lines(runs), empty)
+    figures.draw(figures.success_chart(figures.read_lines(runs)), empty)
     record(runs[0], [0.2, 0.4], after=0.5)
-    figures.draw(figures.read_lines(runs), plot)
+    figures.draw(figures.success_chart(figures.read_lines(runs)), plot)
     assert empty.read_bytes().startswith(begins) and plot.read_bytes().startswith(begins)
     if suffix == ".svg":
         assert "nothing measured yet" in empty.read_text()

@@ -4,22 +4,35 @@
         [--recipes=seeupo,grpo,gspo,rloo,seeupo_forward] [--seeds=5] [--config.FIELD=VALUE ...] \\
         [--sweep=optimizer.learning_rate=1e-4,2e-4 ...] [--plot=OUT.svg] [--json=OUT.json]
 
+    python -m seeupo_jax.compare --study --config=configs/study_order_desk.py --workdir=DIR \\
+        [--results=docs/convergence/order_desk] [--limit_minutes=60] [--explain | --draw_only]
+
 --sweep trains a field's values instead of recipes, or, with --recipes too, each with every recipe;
 several --sweep are combined. Everything is trained with seed 0 before seed 1. SIGTERM or Ctrl-C
 saves and stops the current run; rerunning the command resumes it and skips finished runs.
+
+--study trains what get_study() of the configuration's file describes: tuning, runs with fresh
+seeds, ablations, a stability map. Its finished runs are kept in the folder --results, and its page
+is RESULTS.md beside it. Several processes may train one study.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from seeupo_jax.compare import figures
+from seeupo_jax.compare.cell_results import by_key, changed_cells, read_results
 from seeupo_jax.compare.runs import PlannedRun, plan, train_all
+from seeupo_jax.compare.study import STAGES, read_study
+from seeupo_jax.compare.study_page import explain_study, write_page
+from seeupo_jax.compare.study_runs import THREADS, Places, choose, train_study
 from seeupo_jax.configuration.config_file import find_config
-from seeupo_jax.configuration.flags import Flags, names, output_file, whole
+from seeupo_jax.configuration.flags import Flags, names, output_file, path, positive, whole
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.runtime.cli import add_run_flags, check_places, read_config
@@ -60,6 +73,12 @@ def _flags() -> Flags:
         default=True,
     )
     flags.switch("draw_only", "train nothing; draw the existing results.")
+    flags.switch("study", "train the study that get_study() of the configuration's file describes.")
+    words = "with --study: the folder of finished runs; default: WORKDIR/results."
+    flags.flag("results", words, path)
+    words = "with --study: after so many minutes no further run is begun; default: all are."
+    flags.flag("limit_minutes", words, positive)
+    flags.switch("explain", "with --study: print what is left to run, and run nothing.")
     words = "an .svg, .png or .pdf; default: WORKDIR/comparison.svg."
     flags.flag("plot", words, output_file)
     flags.flag("json", "also write the figures to this file.", output_file)
@@ -70,6 +89,10 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
+        _check_flags(given, arguments)
+    if given.study:
+        return run_study(given)
+    with sentence_errors():
         config, workdir = read_config(given), given.workdir
         if given.draw_only and not workdir.is_dir():
             raise ValueError(
@@ -103,12 +126,50 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         sys.exit(f"error: {failed} of {len(runs)} runs failed; rerun the command to retry them.")
 
 
+def _check_flags(given: argparse.Namespace, arguments: Sequence[str]) -> None:
+    """ValueError where a flag goes without --study, or with it, that is not read there."""
+    only = ("results", "limit_minutes", "explain")
+    without = ("recipes", "sweep", "seeds", "equal_steps", "plot", "json")
+    typed = {text.lstrip("-").partition("=")[0].removeprefix("no") for text in arguments[1:]}
+    unread = [name for name in (without if given.study else only) if name in typed]
+    if unread:
+        allowed = "without --study, whose file says it" if given.study else "with --study"
+        raise ValueError(f"--{unread[0]}: got one; allowed {allowed}.")
+
+
+def run_study(given: argparse.Namespace) -> None:
+    """Trains a study, or as much as there is time for, and writes its page."""
+    with sentence_errors():
+        study = read_study(given.config, given.override)
+        default = given.workdir / "results"
+        places = Places(given.workdir, default if given.results is None else given.results)
+        results = read_results(places.results)
+        if given.explain:
+            return print(explain_study(study, by_key(results)))
+        check_places(load_config(study.config_file, given.override), given.workdir)
+        cells = [cell for s in STAGES for cell in study.cells(s, choose(study, by_key(results)))]
+        for sentence in changed_cells(cells, results):
+            print(sentence)
+    os.environ.update(THREADS)
+    failed = 0
+    with sentence_errors():
+        try:
+            minutes = given.limit_minutes
+            failed = 0 if given.draw_only else train_study(study, places, minutes=minutes)
+        except Stopped as stopped:
+            print(stopped)
+        page = write_page(study, by_key(read_results(places.results)), places.results)
+    print(f"wrote {page}")
+    if failed:
+        sys.exit(f"error: {failed} runs failed; rerun the command to retry them.")
+
+
 def compare(runs: Sequence[PlannedRun], given: argparse.Namespace, plot: Path) -> None:
     """Draws, writes and prints what the runs have recorded."""
     from rich.console import Console
 
     lines = figures.read_lines(runs)
-    figures.draw(lines, plot)
+    figures.draw(figures.success_chart(lines), plot)
     about = {"config": given.config, "overrides": given.override, "sweep": given.sweep}
     write_json(given.json, about | figures.figures(lines))
     # Where there is no terminal, lines are as long as they need to be.

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from seeupo_jax.compare.runs import PlannedRun, finished
+from seeupo_jax.compare.seed_statistics import mean_height, seed_interval
 from seeupo_jax.display.terminal import format_count
 from seeupo_jax.metrics.metrics_log import read_metrics
-from seeupo_jax.metrics.statistics import Estimate
+from seeupo_jax.metrics.statistics import Estimate, read_estimates
 from seeupo_jax.reports.blocks import Point
 from seeupo_jax.reports.charts import Chart, line_chart
 
@@ -33,14 +33,30 @@ class History:
     seed: int
     done: bool
     tokens_I: np.ndarray  # actions' tokens sampled, and trained on, before each of its rollouts
+    steps_I: np.ndarray  # optimizer steps made before each
     success_I: np.ndarray  # of the rollouts of each
-    before: float  # avg@k on the evaluation split; NaN where it was not measured
+    before: Estimate  # avg@k on the evaluation split over tasks; NaN where it was not measured
     after: float
-    steps: int  # optimizer steps
+    tokens: int  # in all
+    steps: int
 
-    def at(self, tokens: np.ndarray) -> np.ndarray:
-        """Success after so many tokens, between rollouts as on a straight line; NaN beyond."""
-        return np.interp(tokens, self.tokens_I, self.success_I, right=math.nan)
+    def spent(self, axis: str) -> np.ndarray:
+        """Before each of its rollouts: `tokens` or `steps`."""
+        return {"tokens": self.tokens_I, "steps": self.steps_I}[axis]
+
+    def at(self, spent: np.ndarray | float, axis: str = "tokens") -> np.ndarray:
+        """Success after so many, between rollouts as on a straight line; NaN beyond."""
+        return np.asarray(np.interp(spent, self.spent(axis), self.success_I, right=math.nan))
+
+    def area(self, axis: str, until: float) -> float:
+        """The mean success of the rollouts up to so many tokens or steps; NaN beyond."""
+        return mean_height(self.spent(axis), self.success_I, until)
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether it ended below the interval of its first policy, or below half of the best
+        success that its rollouts had."""
+        return self.after < max(self.before.low, float(self.success_I.max()) / 2)
 
 
 @dataclass(frozen=True)
@@ -55,17 +71,16 @@ class Line:
     def done(self) -> bool:
         return any(history.done for history in self.histories)
 
-    @property
-    def reach(self) -> float:
-        """The tokens that all of its runs have got to."""
-        return min((float(h.tokens_I[-1]) for h in self.histories), default=0.0)
+    def reach(self, axis: str = "tokens") -> float:
+        """The tokens or steps that all of its runs have got to."""
+        return min((float(h.spent(axis)[-1]) for h in self.histories), default=0.0)
 
-    def curve(self) -> list[Point]:
-        """At sampled tokens: the mean success of the runs there with its interval."""
+    def curve(self, axis: str = "tokens") -> list[Point]:
+        """At tokens or steps: the mean success of the runs there with its interval."""
         if not self.histories:
             return []
-        grid = np.linspace(0, self.reach, max(len(h.tokens_I) for h in self.histories))
-        values = np.stack([h.at(grid) for h in self.histories])
+        grid = np.linspace(0, self.reach(axis), max(len(h.success_I) for h in self.histories))
+        values = np.stack([h.at(grid, axis) for h in self.histories])
         means = [seed_interval(column) for column in values.T]
         return [
             Point(at, e.value, _plain(e.low), _plain(e.high))
@@ -87,44 +102,45 @@ def read_lines(runs: Sequence[PlannedRun]) -> list[Line]:
 def read_history(run: PlannedRun) -> History | None:
     """A run's record; None before its first iteration."""
     records = read_metrics(run.folder)
-    tokens, success, sampled, steps = [], [], 0, 0
+    last = run.config.iterations
+    return history_of(
+        records, seed=run.seed, done=finished(run, records), metric=run.metric, last=last
+    )
+
+
+def history_of(
+    records: Sequence[Mapping[str, Any]], *, seed: int, done: bool, metric: str, last: int
+) -> History | None:
+    """The record of a run's metrics, by iteration; None before its first iteration.
+
+    Args:
+      metric: of the evaluations. last: the iteration that it ends with.
+    """
+    tokens, steps, success, sampled, made = [], [], [], 0, 0
     for record in records:
         if "rollout/action_tokens" not in record:
             continue
         if record["rollout/success_rate"] is not None:
             tokens.append(sampled)
+            steps.append(made)
             success.append(record["rollout/success_rate"])
         sampled += record["rollout/action_tokens"]
-        steps += record.get("sweep/steps", 0)  # none where every environment failed
+        made += int(record.get("sweep/steps", 0))  # none where every environment failed
     if not tokens:
         return None
-    scores = {r["iteration"]: r[run.metric] for r in records if r.get(run.metric) is not None}
+    scores = {r["iteration"]: read_estimates(r)[metric] for r in records if metric in r}
+    unknown = Estimate(math.nan, math.nan, math.nan)
     return History(
-        seed=run.seed,
-        done=finished(run, records),
+        seed=seed,
+        done=done,
         tokens_I=np.array(tokens, np.float64),
+        steps_I=np.array(steps, np.float64),
         success_I=np.array(success, np.float64),
-        before=scores.get(0, math.nan),
-        after=scores.get(run.config.iterations, math.nan),
-        steps=int(steps),
+        before=scores.get(0, unknown),
+        after=scores.get(last, unknown).value,
+        tokens=sampled,
+        steps=made,
     )
-
-
-def seed_interval(values: Sequence[float] | np.ndarray) -> Estimate:
-    """The mean over seeds and its 95% interval by Student's t, within [0, 1].
-
-    Values that are NaN are left out; of one value there is no interval, of none no mean.
-    """
-    values = np.asarray(values, np.float64)
-    values = values[~np.isnan(values)]
-    if values.size == 0:
-        return Estimate(math.nan, math.nan, math.nan)
-    mean = float(values.mean())
-    if values.size == 1:
-        return Estimate(mean, math.nan, math.nan)
-    error = float(values.std(ddof=1)) / math.sqrt(values.size)
-    half = float(stdtrit(values.size - 1, 0.975)) * error
-    return Estimate(mean, max(0.0, mean - half), min(1.0, mean + half))
 
 
 def token_budget(lines: Sequence[Line]) -> float:
@@ -132,7 +148,7 @@ def token_budget(lines: Sequence[Line]) -> float:
     long as another has one. 0 where nothing was recorded."""
     drawn = [line for line in lines if line.histories]
     ended = [line for line in drawn if line.done]
-    return min((line.reach for line in (ended if ended else drawn)), default=0.0)
+    return min((line.reach() for line in (ended if ended else drawn)), default=0.0)
 
 
 def table(lines: Sequence[Line], *, k: int) -> Table:
@@ -156,7 +172,7 @@ def table(lines: Sequence[Line], *, k: int) -> Table:
     for line in lines:
         histories = line.histories
         steps = f"{np.mean([h.steps for h in histories]):.0f}" if histories else "-"
-        series = [[h.before for h in histories], [h.after for h in histories]]
+        series = [[h.before.value for h in histories], [h.after for h in histories]]
         series += [[float(h.at(share * budget)) for h in histories] for share in SHARES]
         cells = [_cell(seed_interval(values)) for values in series]
         ended = sum(h.done for h in histories)
@@ -175,7 +191,7 @@ def figures(lines: Sequence[Line]) -> dict[str, Any]:
             "runs_finished": sum(h.done for h in line.histories),
             "seeds": [h.seed for h in line.histories],
             "steps": [h.steps for h in line.histories],
-            "before": [_plain(h.before) for h in line.histories],
+            "before": [_plain(h.before.value) for h in line.histories],
             "after": [_plain(h.after) for h in line.histories],
             "success_at_share_of_budget": {
                 f"{share:g}": [_plain(float(h.at(share * budget))) for h in line.histories]
@@ -189,23 +205,24 @@ def figures(lines: Sequence[Line]) -> dict[str, Any]:
     return {"budget_tokens": budget, "recipes": recipes}
 
 
-def success_chart(lines: Sequence[Line]) -> Chart | None:
-    """Success of the rollouts against sampled tokens: means over seeds, not smoothed, with a 95%
-    band where a recipe has several runs; None where nothing was recorded."""
+def success_chart(lines: Sequence[Line], axis: str = "tokens") -> Chart | None:
+    """Success of the rollouts against sampled tokens, or optimizer steps (`steps`): means over
+    seeds, not smoothed, with a 95% band where a recipe has several runs; None where nothing was
+    recorded."""
+    x = {"tokens": "sampled tokens", "steps": "optimizer steps"}[axis]
     y = "success of the rollouts (mean over seeds, band: 95%)"
-    series = {_label(line): line.curve() for line in lines}
-    return line_chart("", series, x="sampled tokens", y=y, domain=(0, 1.02), height=_HEIGHT)
+    series = {_label(line): line.curve(axis) for line in lines}
+    return line_chart("", series, x=x, y=y, domain=(0, 1.02), height=_HEIGHT)
 
 
-def draw(lines: Sequence[Line], path: Path) -> None:
-    """Writes `success_chart`.
+def draw(chart: Chart | None, path: Path) -> None:
+    """Writes a chart of runs.
 
     Args:
       path: its suffix, one of `PLOT_SUFFIXES`, is the format.
     """
     import altair as alt
 
-    chart = success_chart(lines)
     if chart is None:
         drawing = alt.Chart().mark_text(text="nothing measured yet")
     else:

@@ -41,12 +41,15 @@ def third_party(path: str) -> str:
     return str(_CHECKOUT / path if _CHECKOUT.is_dir() else Path(_CHECKOUT.name) / path)
 
 
-def read_values(given: str | Path) -> dict[str, Any]:
+def read_values(given: str | Path, function: str = "get_config") -> dict[str, Any]:
     """The nested values that `get_config()` of a file or of `package:NAME`, or that a
     `module:function`, returns.
 
+    Args:
+      function: another one of the file, as `get_study`.
+
     Raises:
-      ValueError: no such file, a file that fails, or one whose `get_config` returns no values; one
+      ValueError: no such file, a file that fails, or one whose function returns no values; one
         sentence with the file, the line where there is one, and the reason.
     """
     path = find_config(given)
@@ -56,14 +59,14 @@ def read_values(given: str | Path) -> dict[str, Any]:
         raise ValueError(f"--config: no file {path}.")
     path = path.absolute()
     try:
-        values = _values(_module(path), path)
+        values = _values(_module(path), path, function)
     except _NoConfig as error:
         raise ValueError(str(error)) from None
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # anything, sys.exit() too
         raise ValueError(f"--config: {_place(error, path)}{_reason(error, path)}.") from error
-    return _checked(values, f"get_config() of {path}")
+    return _checked(values, f"{function}() of {path}")
 
 
 def _checked(values: Any, function: str) -> dict[str, Any]:
@@ -97,12 +100,12 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def _values(module: ModuleType, path: Path) -> Any:
-    """What `get_config()` returns, as a dict where it is a ConfigDict or a dataclass."""
-    get_config = getattr(module, "get_config", None)
-    if not callable(get_config):
-        raise _NoConfig(f"--config: {path} has no function get_config().")
-    return _plain(get_config())
+def _values(module: ModuleType, path: Path, function: str) -> Any:
+    """What the function returns, as a dict where it is a ConfigDict or a dataclass."""
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise _NoConfig(f"--config: {path} has no function {function}().")
+    return _plain(found())
 
 
 def _plain(values: Any) -> Any:

@@ -38,7 +38,7 @@ KNOWN = {
     *("equal_steps", "draw_only", "plot", "compare", "problem", "exact", "lr", "workload", "scale"),
     *("topology", "search", "programs", "coordinator", "process_id", "num_processes", "suite"),
     *("cluster_timeout_s", "results", "model", "trajectories", "torch", "slots", "override"),
-    *("push_to_hub", "private", "sweep", "data"),
+    *("push_to_hub", "private", "sweep", "data", "study", "limit_minutes"),
 }
 
 

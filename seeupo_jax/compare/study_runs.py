@@ -1,0 +1,211 @@
+"""Training the cells of a study, stage by stage, in this process, so that programs are shared."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import seeupo_jax
+from seeupo_jax.compare.cell_results import (
+    Result,
+    add_result,
+    by_key,
+    kept_records,
+    read_results,
+)
+from seeupo_jax.compare.figures import History, history_of
+from seeupo_jax.compare.study import STAGES, Cell, Point, Study, grid_points
+from seeupo_jax.errors import NotLearning, WriteError
+from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
+from seeupo_jax.metrics.run_manifest import versions
+from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
+
+# XLA's sums are divided among its threads: as many threads give the same bits on machines alike.
+THREADS = {"NPROC": "1"}
+_VERSIONS = ("seeupo_jax", "jax", "jaxlib", "optax")
+_POLL_S = 1.0
+_LOG_FILE = "log.txt"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a study keeps the run under way, and its finished cells."""
+
+    workdir: Path
+    results: Path
+
+
+def history(cell: Cell, result: Result) -> History:
+    """What a finished cell recorded."""
+    found = history_of(
+        result.records,
+        seed=cell.seed,
+        done=True,
+        metric=cell.metric,
+        last=cell.config.iterations,
+    )
+    if found is None or found.after != found.after:
+        raise ValueError(
+            f"--results: got {cell} without its last evaluation; allowed: what this command wrote."
+        )
+    return found
+
+
+def tuning_scores(
+    study: Study, results: Mapping[str, Result]
+) -> dict[str, list[tuple[Point, float | None]]]:
+    """Of each recipe: its points with what they are chosen by; None where a run is missing.
+
+    The area is up to the tokens that all finished tuning runs of the recipe have got to.
+    """
+    histories: dict[str, list[tuple[Point, History | None]]] = {}
+    for cell in study.cells("tuning", {}):
+        result = results.get(cell.key)
+        found = None if result is None else history(cell, result)
+        histories.setdefault(cell.variant, []).append((cell.point, found))
+    return {
+        name: [
+            (point, _score(study, [h for at, h in own if at == point], own))
+            for point in grid_points(study.tuning[name])
+        ]
+        for name, own in histories.items()
+    }
+
+
+def _score(
+    study: Study, runs: Sequence[History | None], own: Sequence[tuple[Point, History | None]]
+) -> float | None:
+    done = [run for run in runs if run is not None]
+    if len(done) < len(runs):
+        return None
+    until = min(h.tokens_I[-1] for _, h in own if h is not None)
+    scores = [run.area("tokens", until) if study.choose_by == "area" else run.after for run in done]
+    return sum(scores) / len(scores)
+
+
+def choose(study: Study, results: Mapping[str, Result]) -> dict[str, Point]:
+    """The point with the best score of each recipe whose tuning is complete; the first of equals.
+
+    The score is a mean over the tuning seeds.
+    """
+    chosen = {}
+    for name, scores in tuning_scores(study, results).items():
+        known = [(score, point) for point, score in scores if score is not None]
+        if len(known) == len(scores):
+            chosen[name] = max(known, key=lambda each: each[0])[1]
+    return chosen
+
+
+def train_study(study: Study, places: Places, *, minutes: float | None) -> int:
+    """Trains what the results do not have, and prints a line for each cell.
+
+    Args:
+      minutes: after so many no further cell is begun; None: all are.
+
+    Returns: how many cells failed. Stages after that of a failed one are not begun.
+
+    Raises:
+      Stopped: by a signal, or by the limit; what is finished is in the results.
+    """
+    until = None if minutes is None else time.monotonic() + 60 * minutes
+    with StopRequest() as request:
+        _remove_finished(places)
+        for stage in STAGES:
+            failed = _train_stage(study, stage, places, request, until)
+            if failed:
+                return failed
+    return 0
+
+
+def _remove_finished(places: Places) -> None:
+    """Removes what was left of runs where a process was killed after it had kept their result."""
+    folders = [places.workdir / key for key in by_key(read_results(places.results))]
+    for folder in filter(Path.exists, folders):
+        with _alone(folder) as free:
+            if free:
+                shutil.rmtree(folder)
+
+
+def _train_stage(
+    study: Study, stage: str, places: Places, request: StopRequest, until: float | None
+) -> int:
+    chosen = choose(study, by_key(read_results(places.results)))
+    cells = study.cells(stage, chosen)
+    failed: set[str] = set()
+    while True:
+        found = by_key(read_results(places.results))
+        left = [cell for cell in cells if cell.key not in found and cell.key not in failed]
+        if not left:
+            return len(failed)
+        tried = False
+        for cell in left:
+            if request.asked:
+                raise Stopped(f"stopped before {cell}; rerun the command to resume")
+            if until is not None and time.monotonic() > until:
+                raise Stopped(f"--limit_minutes: stopped before {cell}; rerun to go on")
+            at = f"[{stage} {cells.index(cell) + 1}/{len(cells)}] {cell.name}"
+            succeeded = _train_alone(cell, places, at)
+            tried = tried or succeeded is not None
+            failed |= {cell.key} if succeeded is False else set()
+        if not tried:
+            time.sleep(_POLL_S)  # other processes train what is left
+
+
+def _train_alone(cell: Cell, places: Places, at: str) -> bool | None:
+    """Whether it succeeded; None where another process trains it, or has done so."""
+    with _alone(places.workdir / cell.key) as free:
+        if not free or cell.key in by_key(read_results(places.results)):
+            return None
+        return _train(cell, places, at)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Whether no other process trains the cell of this folder; none does until the end."""
+    lock = folder.parent / f"{folder.name}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def _train(cell: Cell, places: Places, at: str) -> bool:
+    """Trains a cell and keeps its result; False: it failed."""
+    folder = places.workdir / cell.key
+    resumed = (folder / METRICS_FILE).exists()
+    began = time.process_time()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with (folder / _LOG_FILE).open("a") as log:
+            with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+                stopped = seeupo_jax.train(cell.config, folder).stopped
+    except (ValueError, NotLearning, WriteError) as error:
+        print(f"{at}: failed: {error} See {folder / _LOG_FILE}.", flush=True)
+        return False
+    if stopped is not None:
+        raise Stopped(f"stopped in {cell}; rerun with this workdir to resume, with another to redo")
+    result = Result(
+        stage=cell.stage,
+        variant=cell.variant,
+        name=cell.name,
+        key=cell.key,
+        definition=cell.definition(),
+        cpu_s=None if resumed else round(time.process_time() - began, 1),
+        versions=versions(_VERSIONS),
+        records=kept_records(read_metrics(folder)),
+    )
+    ended = history(cell, result)
+    add_result(places.results, result)
+    shutil.rmtree(folder)
+    took = "resumed" if result.cpu_s is None else f"{result.cpu_s:.0f} CPU s"
+    print(f"{at}: success {ended.before.value:.2f} -> {ended.after:.2f}, {took}", flush=True)
+    return True

@@ -1,0 +1,194 @@
+"""What a study came to, as numbers: rows of its tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from seeupo_jax.compare.cell_results import Result
+from seeupo_jax.compare.figures import Line
+from seeupo_jax.compare.seed_statistics import (
+    Difference,
+    holm,
+    paired_difference,
+    seed_interval,
+)
+from seeupo_jax.compare.study import STAGES, Cell, Point, Study, grid_points
+from seeupo_jax.compare.study_runs import choose, history
+from seeupo_jax.metrics.statistics import Estimate
+
+MEASURES = {
+    "final": "success after the last iteration",
+    "tokens": "area over sampled tokens",
+    "steps": "area over optimizer steps",
+}
+
+
+def lines_of(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[Line]:
+    """The finished cells of each variant, in the order of the cells."""
+    lines = []
+    for variant in dict.fromkeys(cell.variant for cell in cells):
+        own = [cell for cell in cells if cell.variant == variant]
+        ended = [history(cell, results[cell.key]) for cell in own if cell.key in results]
+        lines.append(Line(variant, len(own), tuple(ended)))
+    return lines
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A variant against the reference by one measure, seed by seed.
+
+    until: tokens or steps that both have got to; NaN for `final`. corrected: p by Holm's method
+    over the variants of the table.
+    """
+
+    variant: str
+    until: float
+    difference: Difference
+    corrected: float
+
+
+def compare_with(reference: Line, others: Sequence[Line], measure: str) -> list[Compared]:
+    """Reference minus each other, on the seeds that both have; above 0 it is ahead.
+
+    An area is up to the tokens, or steps, that all runs of the two have got to.
+    """
+    found = [(other.variant, *_difference(reference, other, measure)) for other in others]
+    corrected = holm([difference.p for _, _, difference in found])
+    return [Compared(*each, p) for each, p in zip(found, corrected, strict=True)]
+
+
+def _difference(reference: Line, other: Line, measure: str) -> tuple[float, Difference]:
+    until = math.nan
+    if measure != "final" and reference.histories and other.histories:
+        until = min(reference.reach(measure), other.reach(measure))
+    mine, theirs = (
+        {h.seed: h.after if measure == "final" else h.area(measure, until) for h in line.histories}
+        for line in (reference, other)
+    )
+    seeds = sorted(mine.keys() & theirs.keys())
+    return until, paired_difference([mine[s] for s in seeds], [theirs[s] for s in seeds])
+
+
+def verdicts(compared: Sequence[Compared]) -> dict[str, list[str]]:
+    """The variants that the reference is `ahead` of, `behind` or `undecided`, by a corrected p."""
+    found: dict[str, list[str]] = {"ahead": [], "behind": [], "undecided": []}
+    for each in compared:
+        decided = each.corrected < 0.05
+        above = each.difference.estimate.value > 0
+        kind = "undecided" if not decided else "ahead" if above else "behind"
+        found[kind].append(each.variant)
+    return found
+
+
+@dataclass(frozen=True)
+class MapCell:
+    """One place of the stability map of a recipe, over its seeds.
+
+    x, y: its values on the two axes; the second has its name, in which recipes may differ.
+    steps: optimizer steps per iteration, as measured.
+    """
+
+    recipe: str
+    x: str
+    y: str
+    final: Estimate
+    collapsed: int
+    runs: int
+    planned: int
+    steps: float
+
+
+def stability_map(study: Study, results: Mapping[str, Result]) -> list[MapCell]:
+    """Every place of every recipe that is tuned; without runs its numbers are NaN."""
+    cells = study.cells("stability", choose(study, results))
+    places = []
+    for recipe in dict.fromkeys(cell.variant for cell in cells):
+        grid = study.stability[recipe]
+        own = [cell for cell in cells if cell.variant == recipe]
+        for point in grid_points(grid):
+            here = [cell for cell in own if point.items() <= cell.point.items()]
+            places.append(_place(recipe, here, point, study, results))
+    return places
+
+
+def _place(
+    recipe: str, cells: Sequence[Cell], point: Point, study: Study, results: Mapping[str, Result]
+) -> MapCell:
+    runs = [history(cell, results[cell.key]) for cell in cells if cell.key in results]
+    x, y = study.stability[recipe]
+    iterations = cells[0].config.iterations
+    return MapCell(
+        recipe=recipe,
+        x=x.value_of(point),
+        y=f"{y.label}={y.value_of(point)}",
+        final=seed_interval([run.after for run in runs]),
+        collapsed=sum(run.collapsed for run in runs),
+        runs=len(runs),
+        planned=len(cells),
+        steps=float(np.mean([run.steps for run in runs])) / iterations if runs else math.nan,
+    )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A stage before it runs. Estimates are from finished cells; NaN where none is finished.
+
+    tokens: sampled in training. cpu_s: of one thread.
+    """
+
+    stage: str
+    cells: int
+    finished: int
+    iterations: int
+    tokens: float
+    cpu_s: float
+
+
+def costs(study: Study, results: Mapping[str, Result]) -> list[Cost]:
+    """What is left of each stage; a cell that an earlier stage trains too counts once there.
+
+    A cell costs the mean of finished cells of its recipe by iteration, or of all where its recipe
+    has none. Recipes that are not tuned yet count with the first point of their grid.
+    """
+    points = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
+    points |= choose(study, results)
+    every = [cell for stage in STAGES for cell in study.cells(stage, points)]
+    rates = {name: _rates(cells, results) for name, cells in _by_recipe(study, every).items()}
+    rates |= {"": _rates(every, results)}
+    seen: set[str] = set()
+    found = []
+    for stage in STAGES:
+        cells = [cell for cell in every if cell.stage == stage]
+        new = [c for c in cells if c.key not in results and c.key not in seen]
+        seen |= {cell.key for cell in cells}
+        spent = np.zeros(2)
+        for cell in new:
+            rate = rates[_recipe_of(study, cell)]
+            rate = np.where(np.isnan(rate), rates[""], rate)
+            spent += cell.config.iterations * rate
+        done = sum(cell.key in results for cell in cells)
+        iterations = sum(cell.config.iterations for cell in new)
+        found.append(Cost(stage, len(cells), done, iterations, *map(float, spent)))
+    return found
+
+
+def _recipe_of(study: Study, cell: Cell) -> str:
+    own = study.ablations.get(cell.variant)
+    return cell.variant if own is None else own.recipe
+
+
+def _by_recipe(study: Study, cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    return {name: [c for c in cells if _recipe_of(study, c) == name] for name in study.recipes}
+
+
+def _rates(cells: Sequence[Cell], results: Mapping[str, Result]) -> np.ndarray:
+    """Tokens and CPU seconds by iteration, means over finished cells; NaN without one."""
+    done = {cell.key: cell for cell in cells if cell.key in results}.values()
+    tokens = [history(c, results[c.key]).tokens / c.config.iterations for c in done]
+    timed = [(c, results[c.key].cpu_s) for c in done]
+    cpu = [s / c.config.iterations for c, s in timed if s is not None]
+    return np.array([np.mean(each) if each else math.nan for each in (tokens, cpu)])

@@ -1,0 +1,82 @@
+"""Statistics over seeds against scipy, and against values worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from seeupo_jax.compare.seed_statistics import (
+    holm,
+    mean_height,
+    paired_difference,
+    seed_interval,
+    student_interval,
+)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_paired_differences_are_scipys(count):
+    ours, theirs = np.random.default_rng(count).random((2, count))
+    found = paired_difference(ours, theirs)
+    wanted = stats.ttest_rel(ours, theirs)
+    low, high = wanted.confidence_interval(0.95)
+    estimate = found.estimate
+    np.testing.assert_allclose(found.p, wanted.pvalue, rtol=1e-10)
+    np.testing.assert_allclose(
+        [estimate.value, estimate.low, estimate.high], [(ours - theirs).mean(), low, high]
+    )
+
+
+def test_an_interval_of_a_mean_is_scipys_and_that_of_success_ends_at_its_bounds():
+    values = [0.2, 0.9, 1.0, 0.4]
+    low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    found = student_interval(values)
+    np.testing.assert_allclose([found.value, found.low, found.high], [0.625, low, high])
+    assert high > 1 and seed_interval(values).high == 1.0
+    assert seed_interval(values).low == pytest.approx(low)
+
+
+def test_pairs_without_both_values_are_left_out():
+    both = paired_difference([0.5, 0.7, math.nan], [0.4, 0.3, 0.1])
+    assert both.estimate.value == pytest.approx(0.25)
+    one = paired_difference([0.5, math.nan], [0.4, 0.1])
+    assert math.isnan(one.p) and one.estimate.value == pytest.approx(0.1)
+    assert math.isnan(paired_difference([], []).estimate.value)
+
+
+def test_differences_that_are_all_the_same_are_certain():
+    assert paired_difference([0.5, 0.75], [0.25, 0.5]).p == 0
+    assert paired_difference([0.5, 0.75], [0.5, 0.75]).p == 1
+
+
+def test_holms_correction_by_hand():
+    # 0.005 x 4, 0.01 x 3, 0.03 x 2, and 0.04 x 1, which may not be below the one before it.
+    np.testing.assert_allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
+    np.testing.assert_allclose(holm([0.4, 0.9]), [0.8, 0.9])
+    assert holm([0.7, 0.9])[0] == 1.0
+    corrected = holm([0.01, math.nan, 0.02])
+    np.testing.assert_allclose([corrected[0], corrected[2]], [0.02, 0.02])
+    assert math.isnan(corrected[1]) and holm([]) == []
+
+
+def test_holm_rejects_what_the_steps_of_its_definition_do():
+    rng = np.random.default_rng(0)
+    for p in rng.random((50, 5)) ** 3:
+        rejected, order = set(), np.argsort(p)
+        for rank, index in enumerate(order):
+            if p[index] > 0.05 / (5 - rank):
+                break
+            rejected.add(index)
+        assert {i for i, q in enumerate(holm(list(p))) if q <= 0.05} == rejected
+
+
+def test_an_area_by_hand_and_by_numpy():
+    at, values = np.array([0.0, 100, 300]), np.array([0.2, 0.4, 0.8])
+    # (0.3 x 100 + 0.5 x 100) / 200: half way between the last two it is 0.6.
+    assert mean_height(at, values, 200) == pytest.approx(0.4)
+    fine = np.linspace(0, 250, 100_001)
+    twin = np.trapezoid(np.interp(fine, at, values), fine) / 250
+    assert mean_height(at, values, 250) == pytest.approx(twin, rel=1e-6)
+    assert mean_height(at, values, 300) == pytest.approx((30 + 120) / 300)
+    assert math.isnan(mean_height(at, values, 301)) and mean_height(at, values, 0) == 0.2

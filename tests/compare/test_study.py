@@ -1,0 +1,399 @@
+"""A study: its cells, what is chosen and compared, its page, and its runs killed and resumed."""
+
+import dataclasses
+import gzip
+import math
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import loaded_python
+import numpy as np
+import pytest
+from places import CONFIGS, SUPPORT
+from process_cases import environment
+from run_cases import save_policy
+from scipy import stats
+
+from seeupo_jax.compare.__main__ import main
+from seeupo_jax.compare.cell_results import (
+    Result,
+    add_result,
+    by_key,
+    changed_cells,
+    kept_records,
+    read_results,
+)
+from seeupo_jax.compare.stability_chart import draw_map
+from seeupo_jax.compare.study import STAGES, grid_points, read_study
+from seeupo_jax.compare.study_page import explain_study, write_page
+from seeupo_jax.compare.study_runs import Places, choose, history, train_study
+from seeupo_jax.compare.study_tables import (
+    compare_with,
+    costs,
+    lines_of,
+    stability_map,
+    verdicts,
+)
+
+STUDY = SUPPORT / "study_config.py"
+RATE = "optimizer.learning_rate"
+
+
+def study_of(folder, text="", overrides=()):
+    """The study of `study_config.py` with some lines after it, where `study` is its dict."""
+    file = folder / "study.py"
+    lines = "import study_config\n\ndef get_config():\n    return study_config.get_config()\n"
+    lines += "\ndef get_study():\n    study = study_config.get_study()\n"
+    file.write_text(lines + textwrap.indent(textwrap.dedent(text), "    ") + "\n    return study\n")
+    return read_study(str(file), overrides)
+
+
+def done(cell, success=(0.25, 0.5), *, after=0.5, tokens=100, cpu_s=10.0):
+    """A result of so many rollouts, from a first policy of 0.25 [0.125, 0.5]."""
+    metric, last = cell.metric, cell.config.iterations
+    before = {metric: 0.25, f"{metric}_low": 0.125, f"{metric}_high": 0.5}
+    records = [{"iteration": 0, **before}]
+    for number, rate in enumerate(success, 1):
+        own = {"rollout/success_rate": rate, "rollout/action_tokens": tokens, "sweep/steps": 4}
+        records.append({"iteration": number, **own})
+    records.append({"iteration": last, metric: after})
+    return Result(
+        cell.stage, cell.variant, cell.name, cell.key, cell.definition(), cpu_s, {}, records
+    )
+
+
+def finished(cells, **values):
+    return by_key([done(cell, **values) for cell in cells])
+
+
+def test_cells_are_what_the_study_says(tmp_path):
+    study = study_of(tmp_path)
+    tuning = study.cells("tuning", {})
+    assert [str(cell) for cell in tuning] == [
+        "tuning seeupo learning_rate=0.001 seed 100",
+        "tuning seeupo learning_rate=0.01 seed 100",
+        "tuning grpo learning_rate=0.001 seed 100",
+        "tuning grpo learning_rate=0.01 seed 100",
+    ]
+    assert [cell.config.optimizer.learning_rate for cell in tuning] == [1e-3, 1e-2] * 2
+    assert [cell.config.algorithm.minibatches_per_turn for cell in tuning] == [1, 1, 2, 2]
+    chosen = {"seeupo": {RATE: 1e-2}, "grpo": {RATE: 1e-3}}
+    assert [cell.name for cell in study.cells("final", chosen)] == [
+        "seeupo learning_rate=0.01 seed 0",
+        "grpo learning_rate=0.001 seed 0",
+        "seeupo learning_rate=0.01 seed 1",
+        "grpo learning_rate=0.001 seed 1",
+    ]
+    (ablation, _) = study.cells("ablation", chosen)
+    assert ablation.config.algorithm.weight_clip is None
+    assert ablation.config.optimizer.learning_rate == 1e-2
+    assert {cell.variant for cell in study.cells("final", {"grpo": {RATE: 1e-3}})} == {"grpo"}
+
+
+def test_fields_that_are_tuned_together_are_one_axis(tmp_path):
+    study = study_of(
+        tmp_path,
+        "study['tuning']['grid'] = {('algorithm.clip_low', 'algorithm.clip_high'):"
+        " ((0.2, 0.2), (3e-4, 4e-4))}",
+    )
+    (axis,) = study.tuning["grpo"]
+    assert axis.label == "clip_low, clip_high"
+    last = study.cells("tuning", {})[-1]
+    assert axis.value_of(last.point) == "0.0003, 0.0004"
+    assert (last.config.algorithm.clip_low, last.config.algorithm.clip_high) == (3e-4, 4e-4)
+
+
+def test_a_cell_is_the_same_whatever_changes_no_result(tmp_path):
+    cell = study_of(tmp_path).cells("tuning", {})[0]
+    other = study_of(tmp_path, overrides=["checkpoint.every=3", "telemetry.entropy=False"])
+    assert other.cells("tuning", {})[0].key == cell.key
+    longer = study_of(tmp_path, overrides=["iterations=2"])
+    assert longer.cells("tuning", {})[0].key != cell.key
+    # A field that has its default is not part of it, and so neither is a new field.
+    assert "optimizer.name" not in cell.definition()
+    assert cell.definition()["seed"] == 100 and cell.definition()["env.name"].endswith("Echo")
+
+
+def test_runs_that_two_stages_have_are_trained_once(tmp_path):
+    study = study_of(tmp_path)
+    results = finished(study.cells("tuning", {}))
+    assert all(cell.key in results for cell in study.cells("stability", choose(study, results)))
+    left = {cost.stage: (cost.cells, cost.finished, cost.iterations) for cost in costs(study, {})}
+    assert left["tuning"] == (4, 0, 4) and left["stability"] == (4, 0, 0)
+
+
+def test_a_cell_of_another_definition_is_said_and_does_not_count(tmp_path):
+    cells = study_of(tmp_path).cells("tuning", {})
+    results = [done(cell) for cell in cells]
+    longer = study_of(tmp_path, overrides=["iterations=3"]).cells("tuning", {})
+    assert not any(cell.key in by_key(results) for cell in longer)
+    assert changed_cells(cells, results) == []
+    sentence = changed_cells(longer, results)[0]
+    assert sentence.startswith(f"{cells[0]} was trained with config.iterations=1, which is 3 now:")
+    for result in (*results, done(longer[0])):
+        add_result(tmp_path / "results", result)
+    kept = read_results(tmp_path / "results")
+    assert len(kept) == 4 and longer[0].key in by_key(kept) and cells[0].key not in by_key(kept)
+
+
+def test_the_point_with_the_largest_mean_is_chosen_and_the_first_of_equals(tmp_path):
+    study = study_of(tmp_path, "study['tuning']['seeds'] = (100, 101)")
+    cells = study.cells("tuning", {})
+    rates = {"seeupo": ((0.2, 0.4), (0.6, 0.1)), "grpo": ((0.5, 0.3), (0.4, 0.4))}
+    results = []
+    for cell in cells:
+        at = (cell.point[RATE] == 1e-2, cell.seed == 101)
+        rate = rates[cell.variant][at[0]][at[1]]
+        results.append(done(cell, (rate, rate)))
+    assert choose(study, by_key(results)) == {"seeupo": {RATE: 1e-2}, "grpo": {RATE: 1e-3}}
+    assert choose(study, by_key(results[:-1])) == {"seeupo": {RATE: 1e-2}}
+    by_final = study_of(
+        tmp_path, "study['tuning']['seeds'] = (100, 101); study['choose_by'] = 'final'"
+    )
+    last = {
+        cell.key: done(cell, (0.9, 0.9), after=float(cell.point[RATE] == 1e-2)) for cell in cells
+    }
+    assert choose(by_final, last)["grpo"] == {RATE: 1e-2}
+
+
+def test_a_recipe_is_compared_seed_by_seed_with_those_that_are_corrected_together(tmp_path):
+    study = study_of(tmp_path, "study['seeds'] = range(4)")
+    chosen = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
+    cells = study.cells("final", chosen)
+    after = {"seeupo": (0.9, 0.8, 0.95, 0.85), "grpo": (0.5, 0.6, 0.55, 0.4)}
+    results = by_key([done(cell, after=after[cell.variant][cell.seed]) for cell in cells])
+    seeupo, grpo = lines_of(cells, results)
+    (found,) = compare_with(seeupo, [grpo], "final")
+    wanted = stats.ttest_rel(after["seeupo"], after["grpo"])
+    assert found.difference.p == pytest.approx(wanted.pvalue) == found.corrected
+    assert found.difference.estimate.value == pytest.approx(0.3625)
+    assert verdicts([found]) == {"ahead": ["grpo"], "behind": [], "undecided": []}
+    (back,) = compare_with(grpo, [seeupo], "final")
+    assert verdicts([back])["behind"] == ["seeupo"]
+    (none,) = compare_with(seeupo, [dataclasses.replace(grpo, histories=())], "steps")
+    assert verdicts([none])["undecided"] == ["grpo"] and math.isnan(none.corrected)
+
+
+def test_areas_are_up_to_what_both_have_got_to(tmp_path):
+    study = study_of(tmp_path)
+    chosen = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
+    cells = study.cells("final", chosen)
+    results = by_key(
+        [
+            done(cell, (0.2, 0.4, 0.6) if cell.variant == "seeupo" else (0.1, 0.1), tokens=100)
+            for cell in cells
+        ]
+    )
+    seeupo, grpo = lines_of(cells, results)
+    (tokens,) = compare_with(seeupo, [grpo], "tokens")
+    (steps,) = compare_with(seeupo, [grpo], "steps")
+    # The second rollout of `grpo` is after 100 tokens and 4 steps: 0.3 and 0.1 until then.
+    assert (tokens.until, steps.until) == (100, 4)
+    assert tokens.difference.estimate.value == pytest.approx(0.2)
+    assert seeupo.histories[0].area("steps", 8) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    "success, after, collapsed",
+    [
+        ((0.25, 0.5), 0.25, False),
+        ((0.25, 0.5), 0.24, True),  # below half of its best
+        ((0.25, 0.25), 0.125, False),
+        ((0.2, 0.2), 0.12, True),  # below the interval of its first policy
+    ],
+)
+def test_what_a_collapsed_run_is(tmp_path, success, after, collapsed):
+    cell = study_of(tmp_path).cells("tuning", {})[0]
+    assert history(cell, done(cell, success, after=after)).collapsed is collapsed
+
+
+def test_the_stability_map_has_every_place_and_is_drawn(tmp_path):
+    study = study_of(tmp_path, "study['stability']['grid']['algorithm.inner_epochs'] = (1, 2)")
+    results = finished(study.cells("tuning", {}), after=0.75)
+    places = stability_map(study, results)
+    assert [(p.recipe, p.x, p.y, p.runs, p.planned) for p in places[:3]] == [
+        ("seeupo", "0.001", "inner_epochs=1", 1, 1),
+        ("seeupo", "0.001", "inner_epochs=2", 0, 1),
+        ("seeupo", "0.01", "inner_epochs=1", 1, 1),
+    ]
+    assert places[0].final.value == 0.75 and math.isnan(places[1].final.value)
+    assert places[0].steps == 8 and len(places) == 8
+    draw_map(places, tmp_path / "map.svg", x="learning_rate")
+    assert "0.75" in (tmp_path / "map.svg").read_text()
+
+
+def test_costs_are_means_of_finished_cells_and_unknown_before(tmp_path):
+    study = study_of(tmp_path, overrides=["iterations=2"])
+    assert all(math.isnan(c.cpu_s) for c in costs(study, {}) if c.iterations)
+    assert "unknown until a cell is finished" in explain_study(study, {})
+    first = study.cells("tuning", {})[0]
+    left = {cost.stage: cost for cost in costs(study, {first.key: done(first, cpu_s=8.0)})}
+    # 4 CPU seconds and 100 tokens by iteration; one recipe's finished cell stands for both.
+    assert (left["tuning"].cpu_s, left["tuning"].tokens) == (3 * 2 * 4.0, 3 * 2 * 100)
+    assert left["final"].cpu_s == 4 * 2 * 4.0 and left["stability"].cpu_s == 0
+
+
+def test_the_page_is_of_the_results_alone_and_the_shipped_study_can_be_read(tmp_path):
+    study = read_study(str(CONFIGS / "study_order_desk.py"), ())
+    first = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
+    assert {len(study.cells("tuning", {})) // len(study.recipes)} == {24}
+    # Tokens are equal for all; steps too, but for the one that says otherwise.
+    for cell in study.cells("final", first)[: len(study.recipes)]:
+        rollout, algorithm = cell.config.rollout, cell.config.algorithm
+        assert (rollout.tasks, rollout.group_size, cell.config.iterations) == (16, 8, 30)
+        at_once = algorithm.turns_per_update is None or algorithm.order == "parallel"
+        parts = algorithm.minibatches_per_turn if at_once else rollout.max_turns
+        assert parts == (1 if cell.variant == "grpo_one_step" else rollout.max_turns)
+    results = {}
+    for stage in STAGES:
+        cells = study.cells(stage, choose(study, results))
+        results |= finished(cells, success=np.linspace(0.2, 0.9, 30))
+    page = write_page(study, results, tmp_path / "study")
+    text = page.read_text()
+    assert "By success after the last iteration, seeupo is undecided against seeupo_unw" in text
+    assert "| grpo | 8 of 8 | 120 | 3.0k | 0.25 [0.25, 0.25] |" in text
+    for picture in ("success_tokens", "success_steps", "stability"):
+        assert f"(study/{picture}.svg)" in text
+        assert (tmp_path / "study" / f"{picture}.svg").stat().st_size < 150_000
+
+
+@pytest.mark.parametrize(
+    "text, sentence",
+    [
+        ("del study['seeds']", "study.seeds: got none; allowed: see"),
+        ("study['seed'] = 1", "study.seed: no such field; allowed: recipes, reference"),
+        ("study['seeds'] = (1, 1)", r"study.seeds: got \(1, 1\); allowed: whole numbers, each"),
+        ("study['seeds'] = (100,)", "study.seeds: got 100, which tuning or stability has too"),
+        ("study['recipes'] = {}", "study.recipes: got none; allowed: at least one name"),
+        ("study['recipes']['grpo'] = 3", "study.recipes.grpo: got 3; allowed: a dict of fields"),
+        ("study['reference'] = 'gspo'", "study.reference: got 'gspo'; allowed: seeupo, grpo."),
+        ("study['tuning']['grid'] = {}", "study.tuning: the grid of seeupo: got {}; allowed: a"),
+        (
+            "study['tuning']['grids'] = {'grpo': {'optimizer.learning_rate': (1e-3,)}}",
+            "study.tuning.grids.grpo: got 1 points; allowed: as many as seeupo has, 2: one budget",
+        ),
+        ("study['tuning']['grids'] = {'rloo': {}}", "grids.rloo: no such field; allowed: seeupo"),
+        ("study['ablations']['not_clipped']['of'] = 'x'", "not_clipped.of: got 'x'; allowed: one"),
+        ("del study['stability']['grid']['algorithm.inner_epochs']", "other than two axes"),
+        ("study['recipes']['grpo'] = {'recipe': 'grop'}", "config.recipe: got 'grop'"),
+        ("study['exploring'] = {'stop_after_idle': 3}", "stop_after_idle: got 3; allowed in a st"),
+        ("study['exploring'] = {'optimizer.rate': 3}", "config.optimizer.rate: no such field"),
+    ],
+)
+def test_a_study_that_cannot_run_is_one_sentence(tmp_path, text, sentence):
+    with pytest.raises(ValueError, match=sentence) as refused:
+        study_of(tmp_path, text)
+    assert "\n" not in str(refused.value)
+
+
+def called(folder, *more):
+    return ["compare", "--study", f"--config={STUDY}", f"--workdir={folder}", *more]
+
+
+@pytest.mark.parametrize(
+    "more, sentence",
+    [
+        (["--recipes=grpo"], "--recipes: got one; allowed without --study, whose file says it."),
+        (["--limit_minutes=0"], "--limit_minutes: got '0'; allowed: a number > 0."),
+        (["--config.seed=1"], "--config.seed=1: a study says the recipes and seeds of its runs."),
+        (["--study=False", "--results=x"], "--results: got one; allowed with --study."),
+        ([f"--config={CONFIGS / 'quickstart.py'}"], "has no function get_study()."),
+    ],
+)
+def test_a_users_mistake_is_one_sentence(tmp_path, capsys, more, sentence):
+    with pytest.raises(SystemExit) as refused:
+        main(called(tmp_path / "study", *more))
+    assert refused.value.code == 2 and not any(tmp_path.iterdir())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and line.endswith(sentence)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"no gzip",
+        lambda data: data[:-9],
+        lambda data: gzip.compress(b"[" * 100_000),
+        lambda data: gzip.compress(b'{"key": 1}\n'),
+    ],
+    ids=["other", "cut", "nested", "fields"],
+)
+def test_damaged_results_are_one_sentence(tmp_path, capsys, damage):
+    cell = study_of(tmp_path).cells("tuning", {})[0]
+    file = tmp_path / "run" / "results" / "tuning.jsonl.gz"
+    add_result(file.parent, done(cell))
+    assert read_results(file.parent) == [done(cell)]
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(SystemExit) as refused:
+        main(called(tmp_path / "run", "--draw_only"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert refused.value.code == 2 and line.startswith(f"error: --results: got {file}, which is d")
+
+
+def test_results_keep_what_is_read_of_them():
+    (record,) = kept_records(
+        [{"iteration": 1, "rollout/success_rate": 1 / 3, "time/sweep_s": 2.0, "eval/avg@2/a=b": 1}]
+    )
+    assert record == {"iteration": 1, "rollout/success_rate": 0.333333}
+
+
+def run(folder, *more, kill=None):
+    """The command in a folder with the policy; with `kill` it is killed once that is true."""
+    line = [sys.executable, "-m", "seeupo_jax.compare", *called(folder / "run")[1:]]
+    line += [f"--results={folder / 'study'}", *more]
+    env, where = environment(), folder.parent
+    if kill is None:
+        ended = loaded_python.run(line, env=env, cwd=where, timeout=300)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+    process = loaded_python.LoadedPython(line, env=env, cwd=where, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not kill():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return None
+
+
+def test_a_study_that_was_killed_and_resumed_gives_the_same_page(tmp_path, monkeypatch):
+    save_policy(tmp_path / "policy")
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    printed = run(whole)
+    trained = [line for line in printed.splitlines() if "CPU s" in line]
+    assert len(trained) == 10  # 4 and 4 and 2; the map has those of the tuning
+    page = (whole / "study.md").read_text()
+    assert "Runs finished: tuning 4 of 4, final 4 of 4, ablation 2 of 2, stability 4 of 4." in page
+
+    final = parted / "study" / "final.jsonl.gz"
+    run(parted, kill=final.exists)
+    before = {result.key: result for result in read_results(parted / "study")}
+    assert 5 <= len(before) < 10
+    again = run(parted)
+    assert again.count("-> ") == 10 - len(before)
+    assert (parted / "study.md").read_text() == page
+    after = {result.key: result for result in read_results(parted / "study")}
+    assert {key: after[key] for key in before} == before
+    for mine, theirs in zip(read_results(whole / "study"), after.values(), strict=True):
+        same = {"cpu_s": None}
+        assert dataclasses.replace(mine, **same) == dataclasses.replace(theirs, **same)
+    assert not [file for file in (parted / "run").iterdir() if file.is_dir()]
+
+    (parted / "study").rename(tmp_path / "study")  # all that the page needs
+    monkeypatch.chdir(tmp_path)
+    results = f"--results={tmp_path / 'study'}"
+    main(called(tmp_path / "none", results, "--draw_only"))
+    assert (tmp_path / "study.md").read_text() == page
+
+
+def test_a_cell_that_fails_ends_its_stage_and_is_said(tmp_path, capsys):
+    study = study_of(tmp_path, overrides=["model.path=nowhere"])
+    assert train_study(study, Places(tmp_path / "run", tmp_path / "results"), minutes=None) == 4
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        len(lines) == 4 and "[tuning 1/4] seeupo learning_rate=0.001 seed 100: failed" in lines[0]
+    )
+    assert not read_results(tmp_path / "results")
