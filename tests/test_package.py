@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shutil
 import subprocess
+import sysconfig
 import tomllib
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -29,6 +31,17 @@ def run(*command, folder, home):
     return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True)
 
 
+def copy_bytecode(source, target):
+    """What Python compiled of the same libraries; it uses what is of the very file that is there.
+
+    To compile them again takes longer than what the new environment is asked to do.
+    """
+    for folder, _, _ in os.walk(target):
+        compiled = source / Path(folder).relative_to(target) / "__pycache__"
+        if compiled.is_dir():
+            shutil.copytree(compiled, Path(folder) / "__pycache__", dirs_exist_ok=True)
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """The commands of an environment that holds the wheel and what it asks for, and no more."""
@@ -42,6 +55,8 @@ def installed(tmp_path_factory):
     (wheel,) = place.glob("*.whl")
     into = ("--python", place / "venv" / "bin" / "python", "--constraints", LOCK)
     subprocess.run([find, "pip", "install", "--quiet", *into, wheel], check=True)
+    (site,) = place.glob("venv/lib/python*/site-packages")
+    copy_bytecode(Path(sysconfig.get_path("purelib")), site)
     return place / "venv" / "bin"
 
 

@@ -1,47 +1,23 @@
 """What all commands do before they begin."""
 
-import os
 import re
-import subprocess
 import sys
 
 import pytest
-from places import ROOT
+from loaded_python import run
+from places import SUPPORT
+from process_cases import environment
 
 from seeupo_jax.configuration.flags import Flags
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.runtime import cli
 
-# Page faults of twenty executions of a program whose temporaries take 64 MiB, 16,384 pages.
-COUNT = """
-import resource, jax, jax.numpy as jnp
-from seeupo_jax.runtime.cli import prepare_xla
-if {prepared}:
-    prepare_xla()
-run = jax.jit(lambda x: jnp.outer(x, x) @ jnp.ones((4096, 8)))
-x = jnp.ones(4096)
-for _ in range(10):
-    run(x).block_until_ready()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
-    run(x).block_until_ready()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
 
 def faults(prepared, folder):
-    environment = {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(folder),
-        "XLA_FLAGS": "",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", COUNT.format(prepared=prepared)],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
+    """Page faults of twenty executions whose temporaries take 64 MiB, 16,384 pages."""
+    about = {"JAX_COMPILATION_CACHE_DIR": str(folder), "XLA_FLAGS": ""}
+    called = [sys.executable, SUPPORT / "page_faults.py", str(prepared)]
+    done = run(called, env=environment() | about)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
