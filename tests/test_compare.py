@@ -12,6 +12,7 @@ import time
 import loaded_python
 import numpy as np
 import pytest
+import run_cases
 from places import ROOT, TINY
 from process_cases import environment
 from rich.console import Console
@@ -346,21 +347,9 @@ def test_figures_are_json_without_nan(tmp_path):
 
 
 def command(workdir, model, *arguments):
-    choices = (
-        "env.name=run_environment:Echo",
-        "warm_start.stages=()",
-        f"model.path={model}",
-        "rollout.tasks=2",
-        "rollout.group_size=2",
-        "rollout.max_action_tokens=8",
-        "rollout.prefill_tokens=32",
-        "batching.buckets=(128,)",
-        "evaluation.tasks=2",
-        "iterations=6",
-        "checkpoint.export=False",
-    )
-    called = [sys.executable, "-m", "seeupo_jax.compare", f"--config={TINY}"]
-    called += [f"--workdir={workdir}", *(f"--config.{choice}" for choice in choices)]
+    own = ("evaluation.tasks=2", "iterations=6", "checkpoint.export=False")
+    overrides = [f"--config.{choice}" for choice in own]
+    called = run_cases.command(model, workdir, *overrides, module="compare")
     return [*called, "--recipes=seeupo", "--seeds=1", *arguments]
 
 
