@@ -1,10 +1,13 @@
-"""What waits in the host's memory: the same numbers, and less on the devices."""
+"""What waits in the hosts' memory, of one process or two: the same numbers, less on the devices."""
+
+import pickle
 
 import jax
 import learner_cases as cases
 import pytest
 import tpu_cases
 from learner_process import OFFLOAD, learner_on, swept_alone
+from process_cases import run_processes
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
@@ -38,6 +41,14 @@ def offloaded():
 
 def test_offloading_changes_no_bit(offloaded):
     assert swept_alone()[:2] == offloaded[:2]
+
+
+def test_two_processes_do_bit_for_bit_what_one_does_on_as_many_devices(tmp_path):
+    # And with the optimizer and the reference in the hosts' memory what is done without.
+    alone = swept_alone()[:2]
+    metrics, _ = alone
+    assert metrics["sweep/turns"] == 4 and metrics["sweep/kl"] > 0
+    assert run_processes("learner_process.py", 2, 2, tmp_path, read=pickle.loads) == [alone] * 2
 
 
 def test_moments_and_the_average_wait_on_the_host_and_parameters_do_not(offloaded):

@@ -66,6 +66,6 @@ if __name__ == "__main__":
     rank, count, port = map(int, sys.argv[1:4])
     if count > 1:
         jax.distributed.initialize(f"localhost:{port}", count, rank)
-    logged = swept(jax.devices(), OFFLOAD if count > 1 else KEEP)[:2]
+    logged = swept(jax.devices(), OFFLOAD)[:2]
     with open(sys.argv[4], "wb") as file:
         pickle.dump(logged, file)
