@@ -103,8 +103,8 @@ def test_four_processes_are_one_with_four_devices_to_rounding(model):
 
 def test_two_processes_make_a_policy_from_nothing_and_train_adapters_of_it(model, tmp_path):
     short = ("--config.evaluation.every=0", "--config.evaluation.tasks=2")
-    demonstrations = {"skill": 0.5, "episodes": 100}
-    stage = {"steps": 20, "learning_rate": 0.01, "demonstrations": demonstrations}
+    demonstrations = {"skill": 0.5, "episodes": 20}
+    stage = {"steps": 4, "learning_rate": 0.01, "demonstrations": demonstrations}
     desk = (
         "--config.iterations=0",
         "--config.model.path=none",
