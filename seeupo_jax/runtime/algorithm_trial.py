@@ -1,7 +1,7 @@
 """A user's estimator and objective, tried on a batch of a few numbers before anything is compiled.
 
-First abstractly, for shapes and types and for what no compiled program can do; then operation by
-operation, for numbers that are not finite.
+First abstractly, for shapes and types and for what no compiled program can do; then compiled, for
+numbers that are not finite.
 """
 
 from __future__ import annotations
@@ -78,19 +78,22 @@ def try_objective(name: str, objective: Objective, choices: Mapping[str, Any]) -
         "weight": weight_NL,
     }
     arrays = {key: arrays[key] if single else arrays[key][:, 0] for key in objective.needs}
-    bounds = {key: choices[key] for key in BOUNDS}
+    # Arguments, as they are of a step.
+    bounds = {key: None if (x := choices[key]) is None else jnp.float32(x) for key in BOUNDS}
     own = {key: bounds[key] for key in objective.bounds}
+    absent = {key: x for key, x in own.items() if x is None}
+    present = {key: x for key, x in own.items() if x is not None}
     shape = logp_NL.shape if single else logp_NL.shape[:1]
     wanted = {"terms": shape, "shares that are clipped": shape}
-    _tried(name, wanted, lambda arrays: objective.function(**arrays, **own), arrays)
+    call = jax.jit(lambda arrays: objective.function(**arrays, **absent))
+    _tried(name, wanted, call, arrays | present)
 
     def total(logp_NL: jax.Array) -> jax.Array:
         given = logp_NL, old_logp_NL, mask_NL, weight_NL, jnp.ones(3)
         terms = action_objective(*given, objective=objective, ratio=choices["ratio"], **bounds)
         return terms[0].sum()
 
-    with jax.disable_jit():
-        gradient = jax.grad(total)(logp_NL)
+    gradient = jax.jit(jax.grad(total))(logp_NL)
     if not np.isfinite(gradient).all():
         raise ValueError(f"{name} has a gradient that is not finite.")
     if not np.any(gradient):
@@ -107,8 +110,7 @@ def _tried(
     given = ", ".join(f"{key} {x.dtype}{list(x.shape)}" for key, x in arrays.items())
     try:
         shapes = jax.eval_shape(function, arrays)
-        with jax.disable_jit():
-            results = function(arrays)
+        results = function(arrays)
     except Exception as error:  # of a user's code
         raise ValueError(f"{name} fails on {given}: {describe(error)}.") from error
     shapes = shapes if isinstance(shapes, tuple) else (shapes,)

@@ -1,5 +1,7 @@
 """A user's estimator or objective that cannot work is refused before anything is compiled."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,15 +79,17 @@ def test_an_estimator_that_cannot_work_is_one_sentence(function, level, needs, s
 
 @pytest.mark.parametrize("scale", ["none", "batch"])
 def test_an_estimator_is_tried_abstractly_and_then_on_numbers(scale):
-    abstract = []
+    abstract, numbers = [], []
 
     def centred(reward_N, valid_N):
         abstract.append(isinstance(reward_N, jax.core.Tracer))
+        jax.debug.callback(lambda x_N: numbers.append(x_N.tolist()), reward_N)
         return reward_N - reward_N.mean(where=valid_N)
 
     estimator = Estimator(centred, "trajectory", ("reward_N", "valid_N"))
     try_estimator("own:X", estimator, vars(Algorithm(scale=scale)))
-    assert abstract == [True, False]
+    jax.effects_barrier()
+    assert abstract == [True] and numbers == [[1.0, 0.5, 2.0, 0.0]]
 
 
 def alone(ratio, weight):
@@ -122,6 +126,23 @@ def test_an_objective_that_cannot_work_is_one_sentence(function, said, ratio):
     assert str(error.value).startswith("own:X ") and said in str(error.value)
 
 
+def branching(ratio, weight, clip_low):
+    return (ratio if clip_low > 0.1 else 1 / ratio) * weight, 0 * weight
+
+
+def test_an_objective_that_asks_for_the_size_of_a_bound_cannot_be_compiled():
+    objective = Objective(branching, ("ratio", "weight"), ("clip_low",))
+    with pytest.raises(ValueError, match=r"own:X fails on .*clip_low float32\[\]: TracerBool"):
+        try_objective("own:X", objective, vars(Algorithm()))
+    # None is no array.
+    try_objective("own:X", dataclasses.replace(objective, function=open_below), vars(OPEN))
+
+
+def open_below(ratio, weight, clip_low):
+    return (ratio if clip_low is None else 1 / ratio) * weight, 0 * weight
+
+
+OPEN = Algorithm(clip_low=None)
 OVER_ZERO = Estimator(over_zero, "trajectory", ("reward_N",))
 CONSTANT = Objective(constant, ("ratio", "weight"))
 
