@@ -56,7 +56,8 @@ def make_engine(*, arch=ARCH, sampling=SAMPLING, mesh=None, options=None, **chan
     rollout = dataclasses.replace(ROLLOUT, **changes)
     shards = 1 if mesh is None else row_shards(mesh)
     plan = plan_cache(arch, rollout, shards=shards)
-    fields = {"group_size": 4, "steps": 3, "prefill_tokens": 256} | (options or {})
+    # Few numbers of rows, for few programs, where a test does not ask for more.
+    fields = {"group_size": 4, "steps": 3, "prefill_tokens": 256, "few": True} | (options or {})
     return SlotEngine(make(arch)[0], sampling, plan, mesh=mesh, **fields)
 
 
@@ -157,7 +158,7 @@ FEW_AT_ONCE = {"group_size": 2, "steps": 6, "prefill_tokens": 16}
 @pytest.mark.parametrize(
     "changes, options",
     [
-        ({}, {}),
+        ({}, {"few": False}),
         (FEW_SLOTS, FEW_AT_ONCE),
         (
             {"slots": 1, "concurrency": 3, "page_size": 1},
@@ -278,7 +279,7 @@ def test_eight_devices_give_the_actions_of_one():
 
 
 def test_every_program_is_compiled_ahead():
-    engine = make_engine(options={"steps": 4})
+    engine = make_engine(options={"steps": 4, "few": False})
     engine.compile(make()[1])
     compilations = Compilations()
     play(engine, make()[1], shuffle=2, delay=3)
