@@ -239,22 +239,22 @@ def test_costs_are_means_of_finished_cells_and_unknown_before(tmp_path):
 def test_the_page_is_of_the_results_alone_and_the_shipped_study_can_be_read(tmp_path):
     study = read_study(str(CONFIGS / "study_order_desk.py"), ())
     first = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
-    assert {len(study.cells("tuning", {})) // len(study.recipes)} == {24}
-    # Tokens are equal for all; steps too, but for the one that says otherwise.
+    assert {len(study.cells("tuning", {})) // len(study.recipes)} == {12}
+    # Tokens and steps are equal for all.
     for cell in study.cells("final", first)[: len(study.recipes)]:
         rollout, algorithm = cell.config.rollout, cell.config.algorithm
-        assert (rollout.tasks, rollout.group_size, cell.config.iterations) == (16, 8, 30)
+        assert (rollout.tasks, rollout.group_size, cell.config.iterations) == (8, 8, 32)
         at_once = algorithm.turns_per_update is None or algorithm.order == "parallel"
         parts = algorithm.minibatches_per_turn if at_once else rollout.max_turns
-        assert parts == (1 if cell.variant == "grpo_one_step" else rollout.max_turns)
+        assert parts == rollout.max_turns
     results = {}
     for stage in STAGES:
         cells = study.cells(stage, choose(study, results))
-        results |= finished(cells, success=np.linspace(0.2, 0.9, 30))
+        results |= finished(cells, success=np.linspace(0.2, 0.9, 32))
     page = write_page(study, results, tmp_path / "study")
     text = page.read_text()
     assert "By success after the last iteration, seeupo is undecided against seeupo_unw" in text
-    assert "| grpo | 8 of 8 | 120 | 3.0k | 0.25 [0.25, 0.25] |" in text
+    assert "| grpo | 8 of 8 | 128 | 3.2k | 0.25 [0.25, 0.25] |" in text
     for picture in ("success_tokens", "success_steps", "stability"):
         assert f"(study/{picture}.svg)" in text
         assert (tmp_path / "study" / f"{picture}.svg").stat().st_size < 150_000
