@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
+from altair.utils import schemapi
 
 from seeupo_jax.reports.blocks import Point, block_size, block_start, mean, rounded, thin
 
@@ -244,6 +246,14 @@ def share_chart(
     return _made(title, chart, rows, alt.Step(36))
 
 
+def unchecked() -> AbstractContextManager[None]:
+    """Charts made within are not checked against Vega-Lite's schema: that is for tests.
+
+    It takes a third of the time of a page.
+    """
+    return schemapi.debug_mode(False)
+
+
 def _made(
     title: str, chart: alt.TopLevelMixin, rows: list[dict[str, Any]], height: Any, note: str = ""
 ) -> Chart:
@@ -260,8 +270,7 @@ def _made(
         axis=alt.AxisConfig(**_TEXT, **_LINES, gridOpacity=0.13, labelOverlap=True),
         legend=alt.LegendConfig(**_TEXT),
     )
-    # Altair has checked each part as it was made; checking the whole again, and copying the rows
-    # with each part, would take longer than all else.
+    # Checking the whole, and copying the rows with each part, would take longer than all else.
     spec = chart.to_dict(validate=False)
     return Chart(title, spec | {"datasets": spec.get("datasets", {}) | {"rows": rows}}, note)
 

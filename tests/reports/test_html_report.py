@@ -4,6 +4,7 @@ import json
 import os
 import re
 
+import altair as alt
 import numpy as np
 import pytest
 import report_cases
@@ -295,6 +296,8 @@ def test_the_charts_of_a_page_are_those_of_its_sections(runs):
     text = write_report(runs[0].workdir).read_text()
     specs = json.loads(re.search(r'id="specs">(.*?)</script>', text, re.DOTALL)[1])
     assert set(re.findall(r'data-chart="([^"]+)"', text)) == set(specs) and len(specs) > 15
+    for spec in specs.values():  # which were not checked as they were made
+        alt.Chart.from_dict(spec, validate=True)
 
 
 def test_an_empty_folder_gives_a_page_that_says_so(tmp_path):
