@@ -299,20 +299,21 @@ class Predicted:
             )
         self.parent = np.zeros((rows, length), np.int32)
         self.target = np.full((rows, length), NO_TARGET, np.int32)
-        self._slot = np.full((rows, length), -1, np.int64)  # of each token of a row
+        # Of each token of a row, one more than its slot: zeros take no memory before they are used.
+        self._next = np.zeros((rows, length), np.int32)
         self._count = np.zeros(rows, np.int64)
 
     def slots(
         self, row: int, index_A: np.ndarray, parent_A: np.ndarray, token_A: np.ndarray
     ) -> np.ndarray:
         """Where in the flattened rows the tokens at some indices of a row are predicted."""
-        new_A = self._slot[row, index_A] < 0
+        new_A = self._next[row, index_A] == 0
         first, count = int(self._count[row]), int(new_A.sum())
-        self._slot[row, index_A[new_A]] = np.arange(first, first + count)
+        self._next[row, index_A[new_A]] = np.arange(first + 1, first + count + 1)
         self.parent[row, first : first + count] = parent_A[new_A]
         self.target[row, first : first + count] = token_A[new_A]
         self._count[row] += count
-        return row * self.target.shape[1] + self._slot[row, index_A]
+        return row * self.target.shape[1] + self._next[row, index_A] - 1
 
 
 def empty_layout(length: int) -> Layout:

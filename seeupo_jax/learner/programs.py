@@ -121,12 +121,16 @@ def compile_programs(
 
 def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
     """Of the whole trajectories, by the policies, the critic and the scorer; the scorer's step."""
-    size = {"length": length, "action": learner.shapes.longest}
     given, rows = rows, replace(rows, experts=None)
-    batch, replayed = (empty_batch(each, learner.shapes, **size) for each in (rows, given))
-    begins = given if learner.algorithm.router_replay == "rollout" else rows
+
+    @functools.cache  # equal ones are one: of long rows each takes much memory
+    def empty(replays: bool, doubled: bool) -> TurnBatch:
+        source, action = given if replays else rows, learner.shapes.longest
+        return empty_batch(source, learner.shapes, length=length, action=action, doubled=doubled)
+
+    batch, replayed = empty(False, False), empty(given.experts is not None, False)
     gains = learner.algorithm.scores_gain  # by branches, in the old policy's pass
-    first = empty_batch(begins, learner.shapes, **size, doubled=gains)
+    first = empty(learner.algorithm.router_replay == "rollout", gains)
     yield _call(f"sweep/score {length}", learner.begin, lambda state, _: (state.params, first))
     yield _call(
         f"sweep/reference {length}", learner.begin, lambda *given: (reference_of(*given), batch)
