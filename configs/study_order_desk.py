@@ -19,7 +19,7 @@ CLIP = ("algorithm.clip_low", "algorithm.clip_high")
 # The defaults, which SeeUPO's authors use, and those of GSPO's; a geometric ratio hardly ever
 # leaves the first.
 CLIPS = ((0.2, 0.2), (3e-4, 4e-4))
-RATES = (1e-4, 3e-4, 1e-3)
+RATES = (3e-5, 1e-4, 3e-4)
 
 
 def get_config() -> ConfigDict:
@@ -72,11 +72,11 @@ def get_study() -> dict:
         },
         "stability": {
             "seeds": (100, 101),
-            "grid": {"optimizer.learning_rate": (*RATES, 3e-3), "algorithm.inner_epochs": (1, 4)},
+            "grid": {"optimizer.learning_rate": (*RATES, 1e-3), "algorithm.inner_epochs": (1, 4)},
             # RLOO has no ratio, which a second pass over the same trajectories would need.
             "grids": {
                 "rloo": {
-                    "optimizer.learning_rate": (*RATES, 3e-3),
+                    "optimizer.learning_rate": (*RATES, 1e-3),
                     "algorithm.minibatches_per_turn": (TURNS, 4 * TURNS),
                 }
             },

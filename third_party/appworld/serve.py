@@ -24,6 +24,9 @@ from server import Limits, load, serve, watch_parent
 HOME = Path(__file__).resolve().parent
 RESTART_S = 0.2  # servers that fail at once must not keep the machine busy
 IDLE_S = 600.0  # seconds after which the server of a silent client is free
+# Blocked, and taken one by one: a handler that raises is not heard where a fork is under way, since
+# what it raises in functions of `os.register_at_fork` is printed and forgotten.
+SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
@@ -56,25 +59,29 @@ class Pool:
         self._processes: dict[int, int] = {}  # number by process id
 
     def run(self) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        app = load()
+        """Until SIGTERM or SIGINT."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
+            app = load()
             for number in range(len(self._listeners)):
                 self._fork(app, number)
             self._announce()
-            while True:
-                pid, status = os.wait()
-                number = self._processes.pop(pid)
-                print(f"server {number} ended ({status}) and is started again", flush=True)
-                time.sleep(RESTART_S)
-                self._fork(app, number)
-        except KeyboardInterrupt:
-            pass
+            while signal.sigwait(SIGNALS) == signal.SIGCHLD:
+                self._restart_ended(app)
         finally:
             self._options.file.unlink(missing_ok=True)
             for pid in self._processes:
                 os.kill(pid, signal.SIGKILL)
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _restart_ended(self, app) -> None:
+        """Several may have ended for one signal."""
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            number = self._processes.pop(pid)
+            print(f"server {number} ended ({status}) and is started again", flush=True)
+            time.sleep(RESTART_S)
+            self._fork(app, number)
 
     def _announce(self) -> None:
         ports = [listener.getsockname()[1] for listener in self._listeners]
@@ -103,7 +110,7 @@ class Pool:
 
     def _become(self, app, number: int, folder: str) -> None:
         """In the fork: the server of a number."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         os.close(self._end)  # else the servers would keep each other alive
         watch_parent(self._pipe, str(self._folder))
         os.chdir(folder)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from seeupo_jax.envs.base import Demonstration, Tool
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.envs.order_desk.levels import LEVELS, check_level
+
+SOURCE = Path(__file__).parent  # of the desk and of its demonstrators
 
 
 @dataclass
@@ -99,12 +103,18 @@ def builder(
     if not 1 <= episodes <= world.SPLITS["train"]:
         allowed = f"1 to {world.SPLITS['train']}"
         raise ValueError(f"order_desk episodes: got {episodes}; allowed: {allowed}.")
-    name = f"skill{float(skill)}_episodes{episodes}_seed{seed}"
+    name = f"skill{float(skill)}_episodes{episodes}_seed{seed}_source{_source_digest()}"
     if level != 1:
         name = f"level{level}_{name}"
     config = OrderDeskConfig(name=name, level=level, skill=skill, episodes=episodes, seed=seed)
     with _quietly():
         return OrderDeskDataset(config=config, data_dir=data_dir, file_format="array_record")
+
+
+def _source_digest() -> str:
+    """Demonstrations of a desk that was changed since are not those of this one."""
+    files = sorted(SOURCE.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
 
 def load(split: str, *, data_dir: str | None = None, **options: Any) -> Demonstrations:

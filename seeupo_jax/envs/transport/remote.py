@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +85,7 @@ class Remote:
         try:
             parts = self._result(self._post("task_shares", {"split": split}))
         except _Unknown:
-            _warn_of_shares(self.url)
+            _warn_once(self.url, "parts")
             return [TaskShare("", 1.0, self.task_ids(split))]
         try:
             return [TaskShare(name, weight, ids) for name, weight, ids in parts]
@@ -167,7 +167,7 @@ class Remote:
         except _Malformed:
             answer = self._play("reset", request)
         self._takes_episode_seed = False
-        _warn_of_shared_noise(self.url)
+        _warn_once(self.url, "episode_seed")
         return answer
 
     def _play(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -246,22 +246,23 @@ class Remote:
         return answer
 
 
-@functools.cache  # once for each server
-def _warn_of_shared_noise(url: str) -> None:
-    _log.warning(
-        "%s does not take episode_seed: if transitions are random there, the members of a group may"
-        " share them. A server of this version takes it.",
-        url,
-    )
+_OLDER = {
+    "episode_seed": "%s does not take episode_seed: if transitions are random there, the members of"
+    " a group may share them. A server of this version takes it.",
+    "parts": "%s does not say in which parts its tasks are: if it serves a mixture, its weights"
+    " have no effect and all tasks are drawn alike. A server of this version says it.",
+}
+_told: set[tuple[str, str]] = set()
+_telling = threading.Lock()  # environments of a pool find it out at the same time
 
 
-@functools.cache  # as above
-def _warn_of_shares(url: str) -> None:
-    _log.warning(
-        "%s does not say in which parts its tasks are: if it serves a mixture, its weights have no"
-        " effect and all tasks are drawn alike. A server of this version says it.",
-        url,
-    )
+def _warn_once(url: str, lacking: str) -> None:
+    """Once for each server and what it lacks, a key of `_OLDER`."""
+    with _telling:
+        told = (url, lacking) in _told
+        _told.add((url, lacking))
+    if not told:
+        _log.warning(_OLDER[lacking], url)
 
 
 def _keys(value: Any) -> set[str]:

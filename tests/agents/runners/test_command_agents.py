@@ -178,8 +178,8 @@ import queue, sys
 sys.path[:] = {path!r}
 from seeupo_jax.agents.calls import Access, AgentTask
 from seeupo_jax.agents.runners.command_agents import CommandAgents
-words = "sleep 1000 & echo $! $$ $PPID > {said}; pwd >> {said}; mv {said} {said}.done; sleep 1000"
-words = ["sh", "-c", words]
+begun = "sleep 1000 & echo $! $$ $PPID > {said}; pwd >> {said}; mv {said} {said}.done;"
+words = ["sh", "-c", begun + "exec sleep 1000"]
 agents = CommandAgents(words, model="m", memory_mib=None, output_kib=1, max_reward=1)
 agents.start(AgentTask("t", "train", None, 0, 0, 1), Access("http://x/v1", "k"), print)
 queue.SimpleQueue().get()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -263,12 +264,26 @@ def test_the_policys_code_gets_no_variable_of_the_trainer(world):
     assert "PATH" in names and "xyzzy" not in names
 
 
+# A pool that is told to end in the middle of a fork, once a file is there.
+SERVE = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {home!r})
+import serve
+os.register_at_fork(
+    after_in_parent=lambda: Path({end!r}).exists() and os.kill(os.getpid(), signal.SIGTERM)
+)
+serve.main()
+"""
+
+
 @pytest.fixture(scope="module")
 def pool(root, tmp_path_factory):
-    """The file of a pool of two servers with low limits."""
-    folder = tmp_path_factory.mktemp("pool")
+    """The file of a pool of two servers with low limits; it ends while it restarts one."""
+    folder, end = tmp_path_factory.mktemp("pool"), tmp_path_factory.mktemp("end") / "end"
     file = folder / "servers"
-    command = [python_of(HOME), HOME / "serve.py", "--servers=2", f"--file={file}"]
+    program = SERVE.format(home=str(HOME), end=str(end))
+    command = [python_of(HOME), "-c", program, "--servers=2", f"--file={file}"]
     with subprocess.Popen(
         [*command, f"--root={root}", "--request_s=3", "--memory_mb=500"],
         stdout=subprocess.DEVNULL,
@@ -276,7 +291,13 @@ def pool(root, tmp_path_factory):
     ) as process:
         wait_for(file.exists)
         yield file
-        process.terminate()
+        end.touch()
+        servers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(servers[0]), signal.SIGKILL)
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
     assert process.returncode == 0 and not any(folder.iterdir())
 
 

@@ -55,6 +55,17 @@ def test_files_are_array_records_and_a_second_load_writes_nothing(generated, mon
     assert {file: (file.stat().st_mtime_ns, file.stat().st_ino) for file in files} == before
 
 
+def test_a_desk_that_was_changed_is_played_again(generated, tmp_path, monkeypatch):
+    for file in dataset.SOURCE.glob("*.py"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(dataset, "SOURCE", tmp_path)
+    before = builder(data_dir=str(generated[0]), **OPTIONS).data_path
+    assert before == builder(data_dir=str(generated[0]), **OPTIONS).data_path and before.exists()
+    with (tmp_path / "desk.py").open("a") as file:
+        file.write("CHANGED = True\n")
+    assert not builder(data_dir=str(generated[0]), **OPTIONS).data_path.exists()
+
+
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_record_i_is_task_i_of_the_split(generated, split):
     demonstrations = load(split, data_dir=str(generated[0]), **OPTIONS)
