@@ -7,8 +7,8 @@
 many trajectories an iteration. SeeUPO makes one optimizer step per turn; recipes that update all
 turns at once split an iteration into as many minibatches as there may be turns, so that tokens and
 steps are equal. The ablation `grpo_one_step` makes one step of all an iteration's trajectories:
-tokens are equal, steps are not. It is planned for about six hours of two cores; `--explain`
-estimates what is left from the runs that are finished.
+tokens are equal, steps are not. The first tuning runs, of 20 iterations, took 117 to 131 seconds
+of one core each (190 where the policy collapsed); `--explain` estimates what is left.
 """
 
 from ml_collections import ConfigDict

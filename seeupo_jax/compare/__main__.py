@@ -76,7 +76,7 @@ def _flags() -> Flags:
     flags.switch("study", "train the study that get_study() of the configuration's file describes.")
     words = "with --study: the folder of finished runs; default: WORKDIR/results."
     flags.flag("results", words, path)
-    words = "with --study: after so many minutes no further run is begun; default: all are."
+    words = "with --study: after so many minutes no further run is started; default: all are."
     flags.flag("limit_minutes", words, positive)
     flags.switch("explain", "with --study: print what is left to run, and run nothing.")
     words = "an .svg, .png or .pdf; default: WORKDIR/comparison.svg."

@@ -99,18 +99,18 @@ class Study:
         """Of overrides; a study's cells are listed again and again, and each takes 5 ms."""
         return functools.cache(functools.partial(load_config, self.config_file))
 
-    def cells(self, stage: str, chosen: Mapping[str, Point]) -> list[Cell]:
+    def cells(self, stage: str, tuned: Mapping[str, Point]) -> list[Cell]:
         """The runs of a stage, in the order in which they are trained.
 
         Args:
-          chosen: the tuned points; what depends on one that is missing is left out.
+          tuned: the chosen points; what depends on one that is missing is left out.
         """
         return {
             "tuning": lambda _: self._tuning_cells,
             "final": self._final_cells,
             "ablation": self._ablation_cells,
             "stability": self._stability_cells,
-        }[stage](chosen)
+        }[stage](tuned)
 
     @functools.cached_property
     def _tuning_cells(self) -> list[Cell]:
@@ -121,29 +121,29 @@ class Study:
             for seed in self.tuning_seeds
         ]
 
-    def _final_cells(self, chosen: Mapping[str, Point]) -> list[Cell]:
+    def _final_cells(self, tuned: Mapping[str, Point]) -> list[Cell]:
         return [
-            self._cell("final", name, chosen[name], seed, self.recipes[name], {})
+            self._cell("final", name, tuned[name], seed, self.recipes[name], {})
             for seed in self.seeds
             for name in self.recipes
-            if name in chosen
+            if name in tuned
         ]
 
-    def _ablation_cells(self, chosen: Mapping[str, Point]) -> list[Cell]:
+    def _ablation_cells(self, tuned: Mapping[str, Point]) -> list[Cell]:
         return [
             self._cell("ablation", name, point | own.changes, seed, self.recipes[own.recipe], {})
             for seed in self.seeds
             for name, own in self.ablations.items()
-            if (point := chosen.get(own.recipe)) is not None
+            if (point := tuned.get(own.recipe)) is not None
         ]
 
-    def _stability_cells(self, chosen: Mapping[str, Point]) -> list[Cell]:
+    def _stability_cells(self, tuned: Mapping[str, Point]) -> list[Cell]:
         return [
             self._cell(
-                "stability", name, chosen[name] | point, seed, self.recipes[name], self.exploring
+                "stability", name, tuned[name] | point, seed, self.recipes[name], self.exploring
             )
             for name, grid in self.stability.items()
-            if name in chosen
+            if name in tuned
             for point in grid_points(grid)
             for seed in self.stability_seeds
         ]
@@ -210,8 +210,8 @@ def read_study(config: str, overrides: Sequence[str]) -> Study:
     """
     file = find_config(config).absolute()
     values = read_values(file, "get_study")
-    known = ("recipes", "reference", "choose_by", "tuning", "seeds", "ablations", "stability")
-    _check_names(values, "study", (*known, "exploring"), required=("recipes", "tuning", "seeds"))
+    fields = ("recipes", "reference", "choose_by", "tuning", "seeds", "ablations", "stability")
+    _check_names(values, "study", (*fields, "exploring"), required=("recipes", "tuning", "seeds"))
     recipes = {
         name: _point(own, f"recipes.{name}") for name, own in _map(values, "recipes").items()
     }
@@ -298,8 +298,8 @@ def _point(value: Any, name: str) -> Point:
 
 def _seeds(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
     seeds = values.get("seeds", ())
-    whole = isinstance(seeds, list | tuple | range) and all(type(seed) is int for seed in seeds)
-    if not whole or not seeds or len(set(seeds)) < len(seeds):
+    integers = isinstance(seeds, list | tuple | range) and all(type(s) is int for s in seeds)
+    if not integers or not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"study.{name}: got {shown(seeds)}; allowed: whole numbers, each once.")
     return tuple(seeds)
 

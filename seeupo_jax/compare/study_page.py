@@ -143,15 +143,15 @@ def _row(each: Compared) -> tuple[str, ...]:
 def _ablations(study: Study, results: Mapping[str, Result], folder: Path) -> Iterator[str]:
     if not study.ablations:
         return
-    chosen = choose(study, results)
+    tuned = choose(study, results)
     yield "## Ablations"
     yield "Each is a recipe with its tuned point and some fields changed, on the seeds above."
     rows = [(name, own.recipe, point_text(own.changes)) for name, own in study.ablations.items()]
     yield markdown_table(("ablation", "of", "with"), rows)
-    lines = lines_of(study.cells("ablation", chosen), results)
+    lines = lines_of(study.cells("ablation", tuned), results)
     if not any(line.histories for line in lines):
         return
-    final = lines_of(study.cells("final", chosen), results)
+    final = lines_of(study.cells("final", tuned), results)
     yield _runs_table([_split(final, study.reference)[0], *lines])
     for recipe in dict.fromkeys(own.recipe for own in study.ablations.values()):
         own = [line for line in lines if study.ablations[line.variant].recipe == recipe]
@@ -168,11 +168,11 @@ def _tuning(study: Study, results: Mapping[str, Result], folder: Path) -> Iterat
         f" {by}; of equals the first. *edge*: a chosen value is the first or last of its axis, so"
         " that a better one may lie outside of the grid."
     )
-    chosen = choose(study, results)
+    tuned = choose(study, results)
     rows = []
     for name, scores in tuning_scores(study, results).items():
         for point, score in scores:
-            marks = _marks(study, name, point) if chosen.get(name) == point else ""
+            marks = _marks(study, name, point) if tuned.get(name) == point else ""
             rows.append((name, point_text(point), "-" if score is None else f"{score:.3f}", marks))
     yield markdown_table(("recipe", "point", "mean", "chosen"), rows)
 
@@ -227,10 +227,10 @@ def explain_study(study: Study, results: Mapping[str, Result]) -> str:
     rows = [_cost_row(cost) for cost in costs(study, results)]
     head = ("stage", "cells", "finished", "iterations left", "tokens left", "CPU hours left")
     total = sum(cost.cpu_s for cost in costs(study, results)) / 3600
-    known = "unknown until a cell is finished" if math.isnan(total) else f"{total:.1f}"
+    estimate = "unknown until a cell is finished" if math.isnan(total) else f"{total:.1f}"
     return (
         f"{markdown_table(head, rows)}\n\n"
-        f"CPU hours left, of one thread: {known}. Tokens and hours are estimates: means by"
+        f"CPU hours left, of one thread: {estimate}. Tokens and hours are estimates: means by"
         " iteration of the recipe's finished cells, or of all where it has none.\n"
         "Nothing was run and nothing written."
     )

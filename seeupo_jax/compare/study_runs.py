@@ -93,21 +93,21 @@ def choose(study: Study, results: Mapping[str, Result]) -> dict[str, Point]:
 
     The score is a mean over the tuning seeds.
     """
-    chosen = {}
+    tuned = {}
     for name, scores in tuning_scores(study, results).items():
-        known = [(score, point) for point, score in scores if score is not None]
-        if len(known) == len(scores):
-            chosen[name] = max(known, key=lambda each: each[0])[1]
-    return chosen
+        complete = [(score, point) for point, score in scores if score is not None]
+        if len(complete) == len(scores):
+            tuned[name] = max(complete, key=lambda each: each[0])[1]
+    return tuned
 
 
 def train_study(study: Study, places: Places, *, minutes: float | None) -> int:
     """Trains what the results do not have, and prints a line for each cell.
 
     Args:
-      minutes: after so many no further cell is begun; None: all are.
+      minutes: after so many no further cell is started; None: all are.
 
-    Returns: how many cells failed. Stages after that of a failed one are not begun.
+    Returns: how many cells failed. Stages after that of a failed one are not started.
 
     Raises:
       Stopped: by a signal, or by the limit; what is finished is in the results.
@@ -134,8 +134,8 @@ def _remove_finished(places: Places) -> None:
 def _train_stage(
     study: Study, stage: str, places: Places, request: StopRequest, until: float | None
 ) -> int:
-    chosen = choose(study, by_key(read_results(places.results)))
-    cells = study.cells(stage, chosen)
+    tuned = choose(study, by_key(read_results(places.results)))
+    cells = study.cells(stage, tuned)
     failed: set[str] = set()
     while True:
         found = by_key(read_results(places.results))

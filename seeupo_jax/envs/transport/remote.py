@@ -252,16 +252,16 @@ _OLDER = {
     "parts": "%s does not say in which parts its tasks are: if it serves a mixture, its weights"
     " have no effect and all tasks are drawn alike. A server of this version says it.",
 }
-_told: set[tuple[str, str]] = set()
-_telling = threading.Lock()  # environments of a pool find it out at the same time
+_warned: set[tuple[str, str]] = set()
+_warning = threading.Lock()  # environments of a pool find it out at the same time
 
 
 def _warn_once(url: str, lacking: str) -> None:
     """Once for each server and what it lacks, a key of `_OLDER`."""
-    with _telling:
-        told = (url, lacking) in _told
-        _told.add((url, lacking))
-    if not told:
+    with _warning:
+        warned = (url, lacking) in _warned
+        _warned.add((url, lacking))
+    if not warned:
         _log.warning(_OLDER[lacking], url)
 
 
