@@ -12,12 +12,13 @@ from ml_collections import ConfigDict
 
 def get_config() -> ConfigDict:
     config = ConfigDict()
-    config.iterations = 20
+    config.iterations = 30
     config.env = {
         "name": "bfcl_worlds",
         "options": {
             "categories": ("multi_turn_base", "multi_turn_miss_param"),
             "turns": (1, 1),
+            "train_tasks": 20_000,  # 2,000 are learned by heart: 0.39 of the test tasks, not 0.54
             "classes": ("TicketAPI",),
             "max_calls": 5,
             "max_observation_chars": 300,
@@ -53,7 +54,7 @@ def get_config() -> ConfigDict:
         "deterministic": True,  # its environments answer at once
     }
     config.batching = {"microbatch_tokens": 8192}
-    config.optimizer = {"name": "adam", "learning_rate": 1e-4}
-    config.evaluation = {"every": 0, "tasks": 100, "k": 1}
+    config.optimizer = {"name": "adam", "learning_rate": 3e-5}
+    config.evaluation = {"every": 0, "tasks": 100, "k": 4}
     config.checkpoint = {"every": 10}
     return config
