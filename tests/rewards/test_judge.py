@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -71,11 +72,18 @@ BAD = {
 
 
 def test_what_is_no_score_costs_its_episode_and_is_counted_by_cause():
+    options = {"model": "m", "key_variable": None, "retries": 0, "prompt": "{{ task_id }}"}
     with judging({name: [item] for name, (item, _) in BAD.items()}) as server:
-        options = {"model": "m", "base_url": server.url, "key_variable": None, "retries": 0}
-        options |= {"prompt": "{{ task_id }}", "request_timeout_s": 0.5}
-        entry = {"function": "seeupo_jax.rewards.judge:Judge", "options": options, "name": "judge"}
-        found = collected([entry], make=reward_cases.Plain, tasks=["fine", *BAD])
+
+        def judged(tasks, **more):
+            entry = {"function": "seeupo_jax.rewards.judge:Judge", "name": "judge"}
+            entry["options"] = options | {"base_url": server.url} | more
+            return collected([entry], make=reward_cases.Plain, tasks=tasks)
+
+        # Only the slow reply comes too late, however busy the machine is.
+        found = judged(["fine", *(name for name in BAD if name != "slow")])
+        late = judged(["slow"], request_timeout_s=0.5)
+    found = replace(found, trajectories=(*found.trajectories, *late.trajectories))
     fine, *bad = found.trajectories
     assert fine.rewards == {"env": 0.5, "judge": 0.5} and fine.reward == 1.0
     got = {t.task_id: t.info["reward_failure"] for t in bad}
