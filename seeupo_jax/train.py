@@ -25,9 +25,8 @@ from seeupo_jax.checkpoint import Checkpoints, exclusive_run, find_directory
 from seeupo_jax.configuration.flags import Flags
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.learning_curve import learning_curve
 from seeupo_jax.display.progress import Progress
-from seeupo_jax.display.run_summary import print_summary
+from seeupo_jax.display.run_summary import learning_curve, print_summary
 from seeupo_jax.errors import NotLearning, WriteError, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import Launch

@@ -1,12 +1,12 @@
-"""What a run came to: a table of before and after, and where to look next."""
+"""What a run came to: its learning curve, and a table of before and after."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from seeupo_jax.display.learning_curve import CURVE_FILE, metric_points
 from seeupo_jax.display.terminal import SafeStream, can_redraw
 from seeupo_jax.display.view import sparkline
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
@@ -16,8 +16,89 @@ from seeupo_jax.metrics.trackers import TENSORBOARD_FOLDER
 if TYPE_CHECKING:
     from rich.table import Table
 
+CURVE_FILE = "learning_curve.png"
 CHECKPOINT_FOLDER = "checkpoints"
 _COLUMNS = ("split", "metric", "before", "after", "change")
+# Of the rollouts, then of the evaluations.
+_COLORS = ("#4c78a8", "#e45756", "#54a24b", "#b279a2", "#9d755d")
+_SHAPES = ("stroke", "circle", "square", "triangle-up", "diamond")
+
+
+def learning_curve(workdir: str | Path, *, split: str = "test") -> Path:
+    """Draws success against iteration: of the rollouts, and of the evaluations with 95% intervals.
+
+    Args:
+      workdir: a run's folder with metrics.jsonl.
+      split: what the metrics named `eval/` were measured on.
+
+    Returns:
+      The path of DIR/learning_curve.png.
+    """
+    import altair as alt
+
+    lines = read_metrics(workdir)
+    rollouts, evaluations, window = _curves(lines, split)
+    names = list(dict.fromkeys(row["series"] for row in (*rollouts, *evaluations)))
+    legend = alt.Legend(orient="top", title=None, labelLimit=320, columns=3, symbolOpacity=1)
+    last = max((line["iteration"] for line in lines), default=0)
+    x = alt.X("iteration:Q", title="iteration", axis=alt.Axis(grid=False, format="d"))
+    x = x.scale(domain=[-0.03 * max(last, 1), 1.04 * max(last, 1)], nice=False)
+    y = {"title": "success rate", "scale": alt.Scale(domain=[0, 1.02])}
+
+    def styled(channel: Any, values: Sequence[str]) -> Any:
+        used = [values[i % len(values)] for i in range(len(names))]
+        return channel("series:N", legend=legend, scale=alt.Scale(domain=names, range=used))
+
+    color = styled(alt.Color, _COLORS if rollouts else _COLORS[1:])
+    shape = styled(alt.Shape, _SHAPES if rollouts else _SHAPES[1:])
+    trained = alt.Chart(alt.InlineData(rollouts)).encode(x, color)
+    mean = trained.transform_window(mean="mean(value)", frame=[-(window // 2), window // 2])
+    evaluated = alt.Chart(alt.InlineData(evaluations)).encode(x, color)
+    every = [
+        trained.mark_line(strokeWidth=1, opacity=0.4, point={"size": 9}).encode(
+            alt.Y("value:Q", **y)
+        ),
+        mean.mark_line(strokeWidth=2.2).encode(alt.Y("mean:Q", **y)),
+        evaluated.mark_errorbar(ticks=True).encode(alt.Y("low:Q", **y), alt.Y2("high:Q")),
+        evaluated.mark_line(strokeWidth=1.4).encode(alt.Y("value:Q", **y)),
+        evaluated.mark_point(filled=True, size=50, opacity=1).encode(alt.Y("value:Q", **y), shape),
+    ]
+    if not names:
+        every = [alt.Chart().mark_text(text="nothing measured yet")]
+    path = Path(workdir) / CURVE_FILE
+    temporary = path.with_suffix(".png.tmp")
+    chart = alt.layer(*every).properties(width=640, height=320, background="white", padding=10)
+    chart = chart.configure_view(stroke=None).configure_axis(titleFontWeight="normal")
+    chart.save(temporary, format="png", scale_factor=2)
+    temporary.replace(path)
+    return path
+
+
+def _curves(
+    lines: Sequence[Mapping[str, Any]], split: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
+    """Rows of the rollouts and of the evaluations, and over how many rollouts the mean goes."""
+    iterations, success = _series(lines, "rollout/success_rate")
+    window = max(3, len(success) // 20 * 2 + 1)
+    series = f"rollouts (thick: mean of {window})"
+    rollouts = [
+        {"series": series, "iteration": i, "value": value}
+        for i, value in zip(iterations, success, strict=True)
+    ]
+    evaluations = []
+    names = dict.fromkeys(n for line in lines for n in read_estimates(line) if "/avg@" in n)
+    # Splits are mostly measured at the same iterations: a small shift keeps their bars apart.
+    shift = 0.01 * max((line["iteration"] for line in lines), default=0)
+    for i, name in enumerate(names):
+        series = f"{' '.join(split_and_metric(name, split))}, 95% interval"
+        for line in lines:
+            estimate = read_estimates(line).get(name)
+            if estimate is not None and not math.isnan(estimate.value):
+                bounds = {"low": estimate.low, "high": estimate.high}
+                row = {"series": series, "iteration": line["iteration"] + i * shift}
+                row |= {k: v for k, v in bounds.items() if not math.isnan(v)}
+                evaluations.append(row | {"value": estimate.value})
+    return rollouts, evaluations, window
 
 
 def summary_table(
@@ -109,7 +190,7 @@ def _curve_text(lines: Sequence[Mapping[str, Any]], split: str, *, unicode: bool
     text = ""
     for name in dict.fromkeys(name for line in lines for name in read_estimates(line)):
         split_name, metric = split_and_metric(name, split)
-        iterations, values = metric_points(lines, name)
+        iterations, values = _series(lines, name)
         if metric.startswith("avg@") and len(values) > 1:
             marks = sparkline(values, unicode=unicode)
             points = "  ".join(f"{i}: {v:.2f}" for i, v in zip(iterations, values, strict=True))
@@ -130,3 +211,9 @@ def _where_to_look(workdir: Path) -> str:
         if (workdir / name).exists()
     ]
     return "".join(["Where to look next\n", *found])
+
+
+def _series(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    """Iterations and values of a metric, where it is a number."""
+    points = [(line["iteration"], line[name]) for line in lines if line.get(name) is not None]
+    return [x for x, _ in points], [y for _, y in points]

@@ -2,7 +2,12 @@
 
 import io
 
+import numpy as np
+import pytest
+from PIL import Image
+
 from seeupo_jax.display.run_summary import (
+    learning_curve,
     print_summary,
     summary_table,
     summary_text,
@@ -30,6 +35,47 @@ def _write(workdir, success=(), evaluations=None):
             writer.write(i, {"rollout/success_rate": value})
         for i, metrics in ({} if evaluations is None else evaluations).items():
             writer.write(i, metrics)
+
+
+def _rows_of(path, color):
+    """Which pixel rows below the legend hold the colour."""
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        pixels = np.asarray(image.convert("RGB"))[80:]
+    return np.flatnonzero((pixels == np.array(color)).all(axis=-1).any(axis=1))
+
+
+def test_the_curve_is_a_png_that_shows_training_and_evaluation(tmp_path):
+    _write(tmp_path, np.linspace(0.3, 0.8, 30), {0: BEFORE, 30: AFTER})
+    path = learning_curve(tmp_path)
+    assert path == tmp_path / "learning_curve.png"
+    assert _rows_of(path, BLUE).size > 100 and _rows_of(path, RED).size > 100
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        "learning_curve.png",
+        "metrics.jsonl",
+    ]
+
+
+def test_better_training_is_drawn_higher(tmp_path):
+    for name, level in (("low", 0.2), ("high", 0.9)):
+        _write(tmp_path / name, [level] * 5)
+    low, high = (_rows_of(learning_curve(tmp_path / name), BLUE) for name in ("low", "high"))
+    assert high.max() < low.min()
+
+
+def test_a_wider_interval_is_drawn_longer(tmp_path):
+    for name, half in (("narrow", 0.05), ("wide", 0.3)):
+        _write(tmp_path / name, (), {0: _estimate("eval/avg@4", 0.5, 0.5 - half, 0.5 + half)})
+    spans = [np.ptp(_rows_of(learning_curve(tmp_path / n), RED)) for n in ("narrow", "wide")]
+    assert spans[1] == pytest.approx(6 * spans[0], rel=0.15)
+
+
+def test_runs_with_little_or_nothing_measured_still_give_a_curve(tmp_path):
+    _write(tmp_path / "none")
+    _write(tmp_path / "gaps", [0.5, float("nan"), 0.6], {2: {"eval/avg@4": float("nan")}})
+    _write(tmp_path / "one", [0.5], {0: {"eval/avg@4": 0.5}})
+    for name in ("none", "gaps", "one"):
+        assert learning_curve(tmp_path / name).stat().st_size > 1000
 
 
 def test_the_plain_summary_by_hand():
