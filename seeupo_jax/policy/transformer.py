@@ -333,14 +333,17 @@ class Transformer(nnx.Module):
             kept = [jax.tree.map(lambda y, i=i: y[i], kept) for i in range(self.arch.layers)]
         else:
             kept = []
+
+            def run_own(graph: nnx.GraphDef, state: nnx.State, x: jax.Array, *own: Any) -> Any:
+                return run(nnx.merge(graph, state), x, *own)
+
+            # A sampler has many programs: in each, layers of a kind are traced and lowered once.
+            body = jax.jit(run_own, static_argnums=0) if unroll else run_own
             for layer, *own in zip(
                 self.each_layer(), past or [None] * self.arch.layers, given, strict=True
             ):
                 graph, state = nnx.split(layer)
-                body = remat(
-                    lambda state, x, *own, graph=graph: run(nnx.merge(graph, state), x, *own)
-                )
-                x, found = body(state, x, *own)
+                x, found = remat(functools.partial(body, graph))(state, x, *own)
                 kept.append(found)
         chosen = [chosen_NLP for _, chosen_NLP in kept if chosen_NLP is not None]
         chosen_NLG = jnp.concatenate(chosen, axis=-1) if chosen else None

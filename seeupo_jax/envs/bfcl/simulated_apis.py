@@ -13,6 +13,7 @@ import functools
 import importlib
 import inspect
 import json
+import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -50,6 +51,11 @@ class Task:
     held_out: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     long_context: bool = False
 
+    @functools.cached_property
+    def pickled(self) -> dict[str, bytes]:
+        """Each simulator's state: from bytes an episode has its own sooner than by `deepcopy`."""
+        return {name: pickle.dumps(state) for name, state in self.scenario.items()}
+
 
 def official(module: str) -> ModuleType:
     """A module of the official package, imported on first use.
@@ -77,7 +83,7 @@ class World:
         for name in task.classes:
             instance = getattr(official(config.CLASS_FILE_PATH_MAPPING[name]), name)()
             if name not in config.STATELESS_CLASSES:
-                scenario = copy.deepcopy(task.scenario.get(name, {}))
+                scenario = pickle.loads(task.pickled[name]) if name in task.pickled else {}
                 instance._load_scenario(scenario, long_context=task.long_context)
             if task.long_context:
                 # The padding (credit cards, say) is the module's own until it is copied.
@@ -102,7 +108,7 @@ class World:
 
     def read(self, source: str) -> ToolCall:
         """A reference call from its Python source, every argument with its name."""
-        (call,) = parse_python(f"[{source}]")
+        call = copy.deepcopy(_reference_call(source))  # simulators keep what they are given
         return ToolCall(call.name, self._name_arguments(call))
 
     def name_arguments(self, call: ToolCall) -> ToolCall:
@@ -189,6 +195,13 @@ def _signatures(simulator: type) -> dict[str, inspect.Signature]:
         key: signature.replace(parameters=list(signature.parameters.values())[1:])
         for key, signature in signatures.items()
     }
+
+
+@functools.lru_cache(maxsize=10_000)
+def _reference_call(source: str) -> ToolCall:
+    """A call as `World.read` has it: episodes of a task read the same ones."""
+    (call,) = parse_python(f"[{source}]")
+    return call
 
 
 def _own_defaults(signature: inspect.Signature) -> dict[str, Any]:

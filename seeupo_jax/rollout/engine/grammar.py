@@ -84,7 +84,7 @@ class Grammars:
             )
         self.words = -(-vocab_size // 32)
         self._tokenizer = tokenizer
-        self._library = _Vocabulary(tokenizer).library
+        self._library = _library(tokenizer)
         self._of_tools = functools.lru_cache(COMPILED)(self._compile_tools)
         self._fixed = None if source == TOOL_CALLS else (self._compile(_read(source), source),)
 
@@ -186,6 +186,13 @@ def apply_mask(logits_NV: jax.Array, mask_NW: jax.Array) -> jax.Array:
     bits = mask_NW[:, :, None] >> jnp.arange(32, dtype=mask_NW.dtype)[None, None, :]
     allowed_NV = (bits & 1).astype(bool).reshape(rows, -1)[:, :vocab_size]
     return jnp.where(allowed_NV, logits_NV, -jnp.inf)
+
+
+# A large vocabulary takes half a second, the same for every grammar of a tokenizer.
+@functools.lru_cache(maxsize=2)
+def _library(tokenizer: Tokenizer) -> Any:
+    """A tokenizer as llguidance has it."""
+    return _Vocabulary(tokenizer).library
 
 
 def _llguidance() -> ModuleType:
