@@ -85,3 +85,14 @@ def test_copies_hold_no_second_cache():
     *_, pages, _, _, _ = shapes_of(ROWS, 1)
     some = np.zeros(ROWS, np.int32)
     assert_in_place(memory_of(sampler.copy_pages, pages, some, some))
+
+
+def test_layers_of_one_kind_are_lowered_once():
+    network, params, pages, _, page_table, tokens_RL = shapes_of(ROWS, 128)
+    page_table = page_table._replace(prefixes=None)
+    lowered = sampler.prefill.lower(
+        network, params, pages, tokens_RL, tokens_RL, page_table, block=256
+    )
+    text = lowered.as_text()
+    assert text.count("func.func private @run_own") == 1
+    assert text.count("call @run_own") == ARCH.layers == 3
