@@ -12,7 +12,7 @@ import numpy_twin as twin
 import pytest
 
 ARCH = model.Architecture(head_dim=4, rope_theta=100.0)
-SHAPE = {"vocab_size": 11, "width": 8, "layers": 2, "head_dim": 4, "mlp_width": 10}
+SHAPE = {"vocab_size": 11, "width": 8, "head_dim": 4, "mlp_width": 10}
 # Two groups; trajectory 2 lacks turn 1, trajectory 3 rewrote its context between turns 0 and 1.
 TRAJECTORIES = [
     twin.Trajectory([twin.Segment([1, 2, 3, 4, 5, 6], [-1, 0, 0, -1, 1, 1])], 1.0, 0),
@@ -25,10 +25,11 @@ TRAJECTORIES = [
 OPTIONS = twin.Options(order=[[1], [0]], learning_rate=0.5)
 
 
-def small_weights(seed=0, *, heads=4, kv_heads=2, qk_norm=True, qkv_bias=True, tied=False):
-    return model.random_weights(
-        seed, heads=heads, kv_heads=kv_heads, qk_norm=qk_norm, qkv_bias=qkv_bias, tied=tied, **SHAPE
-    )
+def small_weights(
+    seed=0, *, layers=2, heads=4, kv_heads=2, qk_norm=True, qkv_bias=True, tied=False
+):
+    sizes = SHAPE | {"layers": layers, "heads": heads, "kv_heads": kv_heads}
+    return model.random_weights(seed, qk_norm=qk_norm, qkv_bias=qkv_bias, tied=tied, **sizes)
 
 
 def run(trajectories=TRAJECTORIES, ref_weights=None, **options):
@@ -94,9 +95,10 @@ def test_the_gradients_of_log_probabilities_match_finite_differences(parts):
 def step_arguments(options, turns=(1,)):
     """A step on some turns: the weights, and the rest of `turn_loss`'s arguments but the options.
 
-    On turn 1 ratios are near 0.6, 1.3 and 1, and weights make both ends of the clip range bind.
+    On turn 1 ratios are near 0.6, 1.3 and 1, and weights make both ends of the clip range bind. Of
+    one layer: gradients through several are those of log-probabilities.
     """
-    weights, other, ref_weights = (small_weights(seed) for seed in (0, 5, 2))
+    weights, other, ref_weights = (small_weights(seed, layers=1) for seed in (0, 117, 2))
     old_weights = {name: 0.9 * value + 0.1 * other[name] for name, value in weights.items()}
     actions = twin.step_actions(TRAJECTORIES, turns)
     old, ref = (twin.action_logps(w, actions, ARCH, options) for w in (old_weights, ref_weights))
@@ -119,10 +121,10 @@ def test_the_gradients_of_a_step_match_finite_differences(ratio, bounds):
 
 def test_the_gradients_of_a_scorers_step_match_finite_differences():
     options = dataclasses.replace(OPTIONS, implicit_coef=0.7, success_above=0.2)
-    scorer = small_weights(5)
+    policy, scorer = (small_weights(seed, layers=1) for seed in (0, 5))
 
     def step(weights):
-        return twin.scorer_step(small_weights(), weights, TRAJECTORIES, options, ARCH)
+        return twin.scorer_step(policy, weights, TRAJECTORIES, options, ARCH)
 
     found = step(scorer)
     assert found.pairs == 2 and found.loss > 0.1
