@@ -13,7 +13,6 @@ import functools
 import importlib
 import inspect
 import json
-import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -51,11 +50,6 @@ class Task:
     held_out: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     long_context: bool = False
 
-    @functools.cached_property
-    def pickled(self) -> dict[str, bytes]:
-        """Each simulator's state: from bytes an episode has its own sooner than by `deepcopy`."""
-        return {name: pickle.dumps(state) for name, state in self.scenario.items()}
-
 
 def official(module: str) -> ModuleType:
     """A module of the official package, imported on first use.
@@ -83,7 +77,7 @@ class World:
         for name in task.classes:
             instance = getattr(official(config.CLASS_FILE_PATH_MAPPING[name]), name)()
             if name not in config.STATELESS_CLASSES:
-                scenario = pickle.loads(task.pickled[name]) if name in task.pickled else {}
+                scenario = copy.deepcopy(task.scenario.get(name, {}))
                 instance._load_scenario(scenario, long_context=task.long_context)
             if task.long_context:
                 # The padding (credit cards, say) is the module's own until it is copied.
