@@ -102,7 +102,7 @@ class World:
 
     def read(self, source: str) -> ToolCall:
         """A reference call from its Python source, every argument with its name."""
-        call = copy.deepcopy(_reference_call(source))  # simulators keep what they are given
+        (call,) = parse_python(f"[{source}]")
         return ToolCall(call.name, self._name_arguments(call))
 
     def name_arguments(self, call: ToolCall) -> ToolCall:
@@ -189,13 +189,6 @@ def _signatures(simulator: type) -> dict[str, inspect.Signature]:
         key: signature.replace(parameters=list(signature.parameters.values())[1:])
         for key, signature in signatures.items()
     }
-
-
-@functools.lru_cache(maxsize=10_000)
-def _reference_call(source: str) -> ToolCall:
-    """A call as `World.read` has it: episodes of a task read the same ones."""
-    (call,) = parse_python(f"[{source}]")
-    return call
 
 
 def _own_defaults(signature: inspect.Signature) -> dict[str, Any]:
