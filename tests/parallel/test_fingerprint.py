@@ -1,9 +1,14 @@
 """Equal parameters have equal fingerprints wherever they lie; one bit makes another."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
+import loaded_python
 import numpy as np
 import pytest
+from places import SUPPORT
+from process_cases import environment
 
 from seeupo_jax.configuration.schema import Mesh
 from seeupo_jax.parallel.fingerprint import device_sums, fingerprint, host_sums, mix
@@ -76,3 +81,9 @@ def test_how_an_array_is_cut_makes_no_difference():
 def test_small_steps_are_told_apart():
     x = numbers((64, 64))
     assert len({fingerprint([x * np.float32(1 + 2e-7 * i)]) for i in range(20)}) == 20
+
+
+def test_however_many_leaves_devices_share_they_do_not_wait_for_each_other():
+    command = [sys.executable, str(SUPPORT / "fingerprint_process.py")]
+    done = loaded_python.run(command, env=environment(8), timeout=60)
+    assert done.stdout.strip() == fingerprint([jnp.ones((8, 16))] * 1000), done.stderr
