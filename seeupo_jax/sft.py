@@ -173,6 +173,7 @@ def iterate(run: SftRun, state: SftState) -> int | None:
     try:
         if not state.evaluated:
             state = run.evaluate(state)
+        run.parts.progress.phase("steps", state.done)
         while state.done < run.parts.steps and not run.exhausted(state):
             run.check_stop(state)
             state = run.step(state)

@@ -98,17 +98,20 @@ class Progress:
             self._over.set()
             self._ticker.join()
 
-    def phase(self, name: str) -> None:
+    def phase(self, name: str, done: int = 0) -> None:
         """Says what the run does from now on; `rollout` begins an iteration.
 
         A phase of 10 s or more that is neither `rollout` nor `sweep` gets a line when it ends.
+
+        Args:
+          done: steps of it that were done before, by an earlier phase of the name or process.
         """
         now = self._clock()
         self._end_phase(now)
         if name == _OF_AN_ITERATION[0]:
             self._iteration_began = now
         self._next_line = now + _LONG_S
-        self._state = replace(self._state, phase=name, phase_began=now, step=(0, 0, ""))
+        self._state = replace(self._state, phase=name, phase_began=now, step=(0, 0, ""), first=done)
 
     def step(self, done: int, total: int, detail: str = "") -> None:
         """Says how far the phase is, as often as you like; plain lines come after 10 s, then 30 s.
@@ -184,7 +187,9 @@ class Progress:
         took = now - state.phase_began
         if not state.phase:
             return
-        self._pace.record(state.phase, took)
+        done, total, _ = state.step
+        if done - state.first == total:  # not what goes on later
+            self._pace.record(state.phase, took)
         if state.phase not in _OF_AN_ITERATION and took >= _LONG_S:
             self.log(f"{state.phase} took {format_duration(took)}")
 
@@ -192,7 +197,9 @@ class Progress:
         state, activity = self._state, self.watch.look()
         rate = 0.0 if activity is None else self._rate.of(now, activity.tokens)
         part = view.part_done(state, activity)
-        left = self._pace.left(state.phase, now - state.phase_began, part)
+        done, total, _ = state.step
+        own = (done - state.first) / (total - state.first) if state.first < total else part
+        left = self._pace.left(state.phase, now - state.phase_began, own)
         return Moment(now, activity, rate, None if part == 1 else left)
 
     def _live_display(self) -> LiveDisplay:

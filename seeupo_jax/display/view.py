@@ -31,6 +31,7 @@ class State:
     began: float
     phase_began: float
     step: tuple[int, int, str] = (0, 0, "")  # done, total and detail within the phase
+    first: int = 0  # steps that were done when the phase began
     metrics: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None  # of the last iteration
     successes: tuple[float, ...] = ()

@@ -18,7 +18,7 @@ import pytest
 from seeupo_jax.display import progress as progress_module
 from seeupo_jax.display.live_display import LiveDisplay
 from seeupo_jax.display.progress import Progress
-from seeupo_jax.display.terminal import SafeStream
+from seeupo_jax.display.terminal import SafeStream, format_duration
 from seeupo_jax.display.view import Row, sparkline
 from seeupo_jax.rollout.watch import Activity
 
@@ -118,6 +118,23 @@ def test_long_phases_tell_how_far_they_are_at_most_twice_a_minute():
         "warm start  100/100  loss 0.01",
         "warm start took 1m40s",
     ]
+
+
+def test_a_phase_that_goes_on_later_is_judged_by_its_own_steps():
+    progress, stream, clock = _plain()
+    with progress:
+        for first in (0, 15, 45):  # an evaluation comes between
+            progress.phase("steps", first)
+            for done in range(first + 1, first + 16):
+                clock.now += 10
+                progress.step(done, 60)
+            progress.phase("evaluation")
+    lines = [line for line in stream.getvalue().splitlines() if "/60" in line]
+    assert len(lines) == 15
+    for line in lines:
+        done = int(line.split()[1].split("/")[0])
+        left = f"  left {format_duration(10.0 * (60 - done))}" if done < 60 else ""
+        assert line == f"steps  {done}/60{left}"
 
 
 def test_short_phases_and_those_of_an_iteration_get_no_line():

@@ -150,7 +150,7 @@ class SftRun:
                 sums.append(parts.imitation.loss(params, batch.rows))
                 tokens += batch.trained
             loss = math.fsum(map(float, sums)) / tokens
-        parts.progress.phase("steps")
+        parts.progress.phase("steps", state.done)
         values = {"eval/loss": loss, "eval/tokens": tokens, **parts.times.take()}
         if parts.config.optimizer.ema is not None:
             values["eval/ema"] = 1.0
