@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import save_file
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.distributed import place, to_host
@@ -22,7 +21,7 @@ from seeupo_jax.policy.architecture import Architecture, Lora
 from seeupo_jax.policy.files.json_file import read_object
 from seeupo_jax.policy.files.parameter_names import at, stored_tensors
 from seeupo_jax.policy.files.placement import check_tensors, load_params
-from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder
+from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, write_file
 from seeupo_jax.policy.network import ADAPTER, Network, abstract, join, split, trainable
 from seeupo_jax.policy.transformer import Transformer
 
@@ -120,7 +119,7 @@ def save_adapters(model: Transformer, path: str | Path, base: str) -> None:
         return
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    write_file(tensors, folder / WEIGHTS_FILE)
     values = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

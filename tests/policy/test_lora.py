@@ -139,6 +139,7 @@ def test_we_read_what_peft_writes(peft, tmp_path):
 
 def test_saved_adapters_come_back_bit_for_bit_and_replace_others(tmp_path, adapted):
     save_adapters(adapted, tmp_path, "base")
+    assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1
     mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
     for model in (make(), attach(make(), Lora(2, 1.0, ("q_proj",)))):
         again = load_adapters(model, tmp_path, mesh=mesh)

@@ -103,6 +103,14 @@ def _open(file: Path) -> Any:
         raise ValueError(f"{file} cannot be read: {error}.") from None
 
 
+def write_file(tensors: Mapping[str, np.ndarray], path: Path) -> None:
+    """Writes one file, which may be read by whom other new files may: the library's only by us."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(dict(tensors), path, metadata={"format": "pt"})
+    path.chmod(mode)
+
+
 def write_tensors(
     folder: Path,
     sizes: Mapping[str, int],
@@ -132,7 +140,7 @@ def write_tensors(
     for old in [*folder.glob("model*.safetensors"), folder / INDEX_FILE]:
         old.unlink(missing_ok=True)
     for file, names in parts.filename_to_tensors.items():
-        save_file({name: read(name) for name in names}, folder / file, metadata={"format": "pt"})
+        write_file({name: read(name) for name in names}, folder / file)
     if parts.is_sharded:
         index = {"metadata": parts.metadata, "weight_map": parts.tensor_to_filename}
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")

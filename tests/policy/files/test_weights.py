@@ -74,6 +74,8 @@ def test_a_saved_policy_comes_back_bit_for_bit(tmp_path, family, scan_layers):
     arch = dataclasses.replace(ARCHITECTURES[family], scan_layers=scan_layers)
     model, _ = make(arch)
     save_pretrained(model, tmp_path, TOKENIZER)
+    # Weights may be read by whom the rest may be.
+    assert len({(tmp_path / n).stat().st_mode for n in ("config.json", "model.safetensors")}) == 1
     layout = {"scan_layers": scan_layers, "remat": "dots"}
     loaded, tokenizer = from_pretrained(str(tmp_path), dtype="float32", **layout)
     assert loaded.arch == dataclasses.replace(arch, remat="dots")
