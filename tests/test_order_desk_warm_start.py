@@ -17,7 +17,7 @@ from seeupo_jax.learner.imitation.imitation_batches import Batches
 from seeupo_jax.policy.files.tokenizer import MODEL_FILE
 from seeupo_jax.policy.files.weights import read_tokenizer, resolve_path
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.training.warm_starting import train_stage
+from seeupo_jax.runtime.training.warm_starting import BLOCK, train_stage
 
 GOLDEN = {
     name: json.loads((SUPPORT / "golden" / f"{name}_warm_start.json").read_text())
@@ -74,6 +74,7 @@ def first_losses(name, policy, params, played):
         build.build_shapes(config, policy.mesh, config.warm_start.batch_size),
         config.warm_start.batch_size,
         seed=config.seed,
+        block=BLOCK,
     )
     losses = []
 

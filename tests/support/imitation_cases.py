@@ -57,5 +57,5 @@ def tokenized(conversations=None, **choices):
     return Tokenized(shown, tokenizer(), **choices)
 
 
-def batches(seed=3, shapes=SHAPES, **choices):
-    return Batches(tokenized(**choices), shapes, batch_size=2, seed=seed)
+def batches(seed=3, shapes=SHAPES, block=1, **choices):
+    return Batches(tokenized(**choices), shapes, batch_size=2, seed=seed, block=block)

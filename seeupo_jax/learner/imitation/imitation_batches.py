@@ -13,8 +13,6 @@ from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn
 from seeupo_jax.learner.imitation.action_segments import Segments
 from seeupo_jax.types import Segment, TurnBatch
 
-BLOCK = 16  # batches sorted by length together
-
 
 class ImitationBatch(NamedTuple):
     """A step's conversations in rows.
@@ -34,17 +32,19 @@ class ImitationBatch(NamedTuple):
 class Batches:
     """Endless batches of conversations in a seeded order, the same whenever they are iterated.
 
-    A batch has `batch_size` conversations; what several of them begin with is computed once. Those
-    of one batch have similar lengths: each block of 16 batches (or as many as an epoch has) is
-    sorted by length before it is cut, and the batches of a block come in random order.
+    A batch has `batch_size` conversations; what several of them begin with is computed once.
 
     conversations: as segments, each with a token to train on.
+    block: so many batches (or as many as an epoch has) are sorted by length before they are cut,
+      and come in random order. Those of one batch then have similar lengths, and may be of one kind
+      (episodes that failed early), of which the last steps are. 1: lengths do not matter.
     """
 
     conversations: Sequence[Segments]
     shapes: Shapes
     batch_size: int
     seed: int
+    block: int = 1
 
     def __iter__(self) -> Iterator[ImitationBatch]:
         return self.after(0)
@@ -55,7 +55,7 @@ class Batches:
 
         source = grain.MapDataset.source(range(len(self.conversations)))
         order = source.shuffle(seed=self.seed).repeat()
-        size = min(BLOCK, max(1, len(self.conversations) // self.batch_size))
+        size = min(self.block, max(1, len(self.conversations) // self.batch_size))
         for block in itertools.count(batches // size):
             start = block * size * self.batch_size
             indices = range(start, start + size * self.batch_size)

@@ -28,6 +28,7 @@ from seeupo_jax.runtime.sft.conversation_sources import (
 from seeupo_jax.runtime.sft.sft_data import tokenize
 from seeupo_jax.runtime.sft.supervised import begin_imitation, supervised
 
+BLOCK = 16  # batches sorted by length together, as for the shipped policies
 _AGREED = 10  # steps between two times that processes ask each other whether to stop
 
 
@@ -89,7 +90,7 @@ def _warm_start(
         for index, stage in enumerate(stages):
             progress.phase(f"warm start {index + 1}/{len(stages)}")
             shown = tokenize(sources[index], policy.tokenizer, limit=shapes.lengths[-1])
-            batches = Batches(shown, shapes, size, seed=config.seed + index)
+            batches = Batches(shown, shapes, size, seed=config.seed + index, block=BLOCK)
 
             def show(
                 done: int, loss: Any, total: int = stage.steps, stage_number: int = index + 1

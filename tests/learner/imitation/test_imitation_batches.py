@@ -60,10 +60,14 @@ def test_every_demonstration_comes_once_an_epoch_in_an_order_of_the_seed():
     assert shown(3) != shown(4)
 
 
-def test_rows_of_a_batch_are_of_similar_length():
-    lengths = [list(map(len, rows_of(b))) for b in first(batches(shapes=APART), 16)]
-    assert max(abs(one - two) for one, two in lengths) <= 2  # a word and its space
-    assert lengths != sorted(lengths)
+def test_rows_of_a_batch_are_of_similar_length_only_where_blocks_are_sorted():
+    def lengths(block):
+        made = batches(shapes=APART, block=block)
+        return [list(map(len, rows_of(batch))) for batch in first(made, 16)]
+
+    assert max(abs(one - two) for one, two in lengths(16)) <= 2  # a word and its space
+    assert lengths(16) != sorted(lengths(16))
+    assert sum(abs(one - two) > 2 for one, two in lengths(1)) >= 8
 
 
 def test_the_loss_is_the_mean_over_action_tokens_alone():
@@ -150,7 +154,7 @@ def test_demonstrations_longer_than_the_longest_row_are_cut_and_counted():
     batch = next(iter(Batches(cut, shapes, batch_size=2, seed=0)))
     first_action = len(tokenizer().action("b"))
     assert batch.rows.mask_PA.sum(axis=1).tolist() == [first_action, first_action]
-    assert cut.counts["cut"] == 32  # a block's
+    assert cut.counts["cut"] == 2
 
 
 def test_prompts_that_fill_the_longest_row_are_told():
@@ -159,8 +163,9 @@ def test_prompts_that_fill_the_longest_row_are_told():
         next(iter(full))
 
 
-def test_batches_resume_where_they_were_left():
-    made = batches()
+@pytest.mark.parametrize("block", [1, 16])
+def test_batches_resume_where_they_were_left(block):
+    made = batches(block=block)
     for number in (0, 3, 16, 21):
         wanted = first(made, number + 2)[number:]
         for one, two in zip(wanted, first(made.after(number), 2), strict=True):
