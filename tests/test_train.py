@@ -33,12 +33,23 @@ CONFIG = TINY
 DEMONSTRATIONS = "{'skill': 0.5, 'episodes': 60}"
 STAGE = f"{{'steps': 30, 'learning_rate': 1e-2, 'demonstrations': {DEMONSTRATIONS}}}"
 
+# What is said is rewarded by its length: no task is solved, and without rewards nothing is learned.
+REWARDS = "--config.rewards=({'function': 'run_environment:judge'},)"
+
 
 def command(workdir: Path, *overrides: str) -> list[str]:
     data = f"--config.env.options={{'data_dir': '{workdir.parent / 'data'}'}}"
     module = [sys.executable, "-m", "seeupo_jax.train"]
     stages = f"--config.warm_start.stages=({STAGE},)"
-    return [*module, f"--config={CONFIG}", f"--workdir={workdir}", data, stages, *overrides]
+    return [
+        *module,
+        f"--config={CONFIG}",
+        f"--workdir={workdir}",
+        data,
+        stages,
+        REWARDS,
+        *overrides,
+    ]
 
 
 def run(workdir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
@@ -152,6 +163,10 @@ def test_every_trajectory_is_kept_with_what_was_learned_of_it(finished):
         assert np.mean([r["success"] for r in records]) == line["rollout/success_rate"]
         weights = [w for r in records for w in r["weights"] if w is not None]
         assert max(map(abs, weights)) == pytest.approx(line["sweep/weight_max"], abs=1e-4)
+        # Eq. 8: the last turn is updated first, when there is no ratio yet.
+        last = [(r["weights"][r["turns"] - 1], r["advantage"]) for r in records]
+        np.testing.assert_allclose(*zip(*last, strict=True), atol=1e-5)
+        assert np.ptp([advantage for _, advantage in last]) > 1
         acted = [
             (logp, trainer, entropy)
             for r in records
