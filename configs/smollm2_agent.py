@@ -1,0 +1,56 @@
+"""SmolLM2-135M-Instruct becomes an order-desk agent on two CPU cores: docs/smollm2_agent.md.
+
+    sh third_party/models/setup.sh .venv/bin/python smollm2
+    python -m seeupo_jax.sft --config=configs/smollm2_agent.py --workdir=runs/smollm2_sft \\
+        --config.optimizer.learning_rate=3e-4 --config.optimizer.schedule=linear
+    python -m seeupo_jax.train --config=configs/smollm2_agent.py --workdir=runs/smollm2_agent \\
+        --config.model.path=runs/smollm2_sft/policy
+
+First it imitates a demonstrator that fails in half of the cases, then SeeUPO trains it on what
+its own episodes come to. The upper ten of thirty layers train: their step takes half of the time
+that a step of all layers takes.
+"""
+
+from ml_collections import ConfigDict
+
+from seeupo_jax.configuration.config_file import third_party
+
+
+def get_config() -> ConfigDict:
+    config = ConfigDict()
+    config.iterations = 24
+    config.env = {"name": "order_desk"}
+    config.chat = {"tools": "signatures"}  # the tools' JSON would be longer than the conversation
+    config.model = {
+        "path": third_party("models/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        "dtype": "float32",  # faster than bfloat16 on a CPU
+    }
+    config.sft = {
+        "data": "demonstrations",
+        "options": {"skill": 0.5, "episodes": 500},
+        "batch_size": 16,
+        "steps": 64,
+        "eval_every": 16,
+    }
+    config.rollout = {
+        "tasks": 8,
+        "group_size": 8,
+        "max_turns": 6,
+        "max_action_tokens": 48,
+        "max_context": 640,
+        "deterministic": True,
+    }
+    config.algorithm = {"kl_coef": 0.0}  # saves a pass of the reference policy
+    config.batching = {"buckets": (2560,), "microbatch_tokens": 2560}
+    config.optimizer = {
+        "name": "adamw",
+        "learning_rate": 3e-5,
+        "groups": [
+            {"pattern": "embedding", "frozen": True},
+            {"pattern": "layers/?/*", "frozen": True},
+            {"pattern": "layers/1?/*", "frozen": True},
+        ],
+    }
+    config.evaluation = {"every": 8, "split": "test", "tasks": 32, "k": 4}
+    config.checkpoint = {"every": 8}
+    return config
