@@ -1,14 +1,15 @@
 """SmolLM2-135M-Instruct becomes an order-desk agent on two CPU cores: docs/smollm2_agent.md.
 
     sh third_party/models/setup.sh .venv/bin/python smollm2
-    python -m seeupo_jax.sft --config=configs/smollm2_agent.py --workdir=runs/smollm2_sft \\
-        --config.optimizer.learning_rate=3e-4 --config.optimizer.schedule=linear
+    python -m seeupo_jax.sft --config=configs/smollm2_agent.py --data=demonstrations \\
+        --workdir=runs/smollm2_sft --config.optimizer.learning_rate=3e-4 \\
+        --config.optimizer.schedule=linear
     python -m seeupo_jax.train --config=configs/smollm2_agent.py --workdir=runs/smollm2_agent \\
         --config.model.path=runs/smollm2_sft/policy
 
 First it imitates a demonstrator that fails in half of the cases, then SeeUPO trains it on what
 its own episodes come to. The upper ten of thirty layers train: their step takes half of the time
-that a step of all layers takes.
+that one of adapters on all layers takes.
 """
 
 from ml_collections import ConfigDict
@@ -26,7 +27,6 @@ def get_config() -> ConfigDict:
         "dtype": "float32",  # faster than bfloat16 on a CPU
     }
     config.sft = {
-        "data": "demonstrations",
         "options": {"skill": 0.5, "episodes": 500},
         "batch_size": 16,
         "steps": 64,

@@ -188,7 +188,7 @@ class Progress:
         if not state.phase:
             return
         done, total, _ = state.step
-        if done - state.first == total:  # not what goes on later
+        if state.first == 0 and done == total:  # not a part of what goes on later
             self._pace.record(state.phase, took)
         if state.phase not in _OF_AN_ITERATION and took >= _LONG_S:
             self.log(f"{state.phase} took {format_duration(took)}")
