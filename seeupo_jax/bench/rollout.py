@@ -147,7 +147,7 @@ def make_engine(network: Network, work: Workload, settings: Settings) -> SlotEng
         plan_cache(network.arch, rollout),
         group_size=work.group_size,
         steps=settings.decode_steps,
-        read_plan=choose_read_plan(network.arch, rollout.page_size, platform),
+        read_plan=choose_read_plan(network.arch, rollout, platform),
     )
 
 

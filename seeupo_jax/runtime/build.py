@@ -259,7 +259,7 @@ def build_engine(
         prefill_tokens=rollout.prefill_tokens,
         few=few_shapes(config, made.mesh),
         records=config.algorithm.router_replay == "rollout",
-        read_plan=choose_read_plan(arch, rollout.page_size, device.platform),
+        read_plan=choose_read_plan(arch, rollout, device.platform),
         grammars=build_grammars(config, made.tokenizer, arch.vocab_size),
     )
 

@@ -19,6 +19,7 @@ SMALL = (
     "iterations=2",
     "rollout.tasks=2",
     "rollout.group_size=4",
+    "rollout.max_action_tokens=8",  # its longest actions are cut
     "rollout.prefill_tokens=32",
     "evaluation.tasks=2",
     "evaluation.k=2",

@@ -548,7 +548,7 @@ class Desk:
         pass
 
 
-LIMIT = 160  # tokens of a segment
+LIMIT = 168  # tokens of a segment
 
 
 def converse(**template_kwargs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from seeupo_jax.configuration import schema
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.paged import BLOCK, decode_kernel
 
@@ -20,15 +21,24 @@ class KVReadPlan(NamedTuple):
 
 
 ANYWHERE = KVReadPlan()
+# What is gathered stays in the CPU's own cache: 64 rows of 340 tokens take 7 to 9 ms a layer of
+# SmolLM2-135M on two cores, where blocks of 256 take 11 to 20.
+_CPU_BLOCK = 64
 
 
-def choose_read_plan(arch: Architecture, page_size: int, platform: str) -> KVReadPlan:
-    """What suits a platform: a loop over blocks costs a GPU a round trip to the host for each."""
+def choose_read_plan(arch: Architecture, rollout: schema.Rollout, platform: str) -> KVReadPlan:
+    """What suits a platform: a loop over blocks costs a GPU a round trip to the host for each.
+
+    A CPU has one only where tables are long: with a loop a program takes longer to compile.
+    """
     kernel, _ = decode_kernel(
         platform,
         head_dim=arch.head_dim,
-        page_size=page_size,
+        page_size=rollout.page_size,
         dtype=arch.dtype,
         window=next((window for window in arch.windows if window is not None), None),
     )
-    return KVReadPlan(kernel, None if platform in ("cuda", "gpu", "rocm") else BLOCK)
+    if platform in ("cuda", "gpu", "rocm"):
+        return KVReadPlan(kernel, None)
+    small = platform == "cpu" and rollout.max_context > BLOCK
+    return KVReadPlan(kernel, _CPU_BLOCK if small else BLOCK)

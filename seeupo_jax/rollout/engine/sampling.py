@@ -10,6 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seeupo_jax.parallel.mesh import parts, per_shard
+from seeupo_jax.policy.network import VOCAB
+
 
 class Sampling(NamedTuple):
     """What is fixed about sampling; hashable.
@@ -107,13 +110,67 @@ def draw(
     logits = filter_logits(
         logits_NV / sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
     )
-    token_N = jax.vmap(jax.random.categorical)(keys_N, logits)
+    token_N = pick(logits, jax.vmap(jax.random.uniform)(keys_N))
     drawn_N = jnp.take_along_axis(logits, token_N[:, None], axis=1)[:, 0]
     logp_N = drawn_N - jax.nn.logsumexp(logits, axis=1)
     if masked or sampling.top_k is not None or sampling.top_p is not None:
         alone_N = jnp.isfinite(logits).sum(axis=1) == 1
         logp_N = jnp.where(alone_N, 0.0, logp_N)
     return token_N, logp_N
+
+
+def pick(logits_NV: jax.Array, u_N: jax.Array) -> jax.Array:
+    """The tokens at which the distributions' cumulative sums pass u: int32 [N].
+
+    By inversion a token takes one random number, where a Gumbel's maximum takes one a candidate.
+    Sums are over the parts of the vocabulary that devices hold, over blocks of a part, and over the
+    tokens of a block.
+
+    Args:
+      logits_NV: float32; -inf: never picked.
+      u_N: uniform in [0, 1).
+    """
+    return per_shard(_pick, (("rows", "vocab"), ("rows",)), ("rows",))(logits_NV, u_N)
+
+
+def _pick(logits_NV: jax.Array, u_N: jax.Array) -> jax.Array:
+    (N, V), cut = logits_NV.shape, parts("vocab") > 1
+    top_N = logits_NV.max(axis=1)
+    top_N = jax.lax.pmax(top_N, VOCAB) if cut else top_N
+    weight_NV = jnp.exp(logits_NV - top_N[:, None])
+    block = math.isqrt(V - 1) + 1
+    count = -(-V // block)
+    weight_NBC = jnp.pad(weight_NV, ((0, 0), (0, count * block - V))).reshape(N, count, block)
+    sum_NB = weight_NBC.sum(axis=2)
+    own_N = sum_NB.sum(axis=1)
+    sum_NS = jax.lax.all_gather(own_N, VOCAB, axis=1) if cut else own_N[:, None]
+    wanted_N = u_N * sum_NS.sum(axis=1)
+    part_N, before_part_N = _passed(sum_NS, wanted_N)
+    block_N, before_block_N = _passed(sum_NB, wanted_N - before_part_N)
+    weight_NC = jnp.take_along_axis(weight_NBC, block_N[:, None, None], axis=1)[:, 0]
+    place_N, _ = _passed(weight_NC, wanted_N - before_part_N - before_block_N)
+    token_N = block_N * block + place_N
+    if not cut:
+        return token_N
+    here = jax.lax.axis_index(VOCAB)
+    return jax.lax.psum(jnp.where(part_N == here, here * V + token_N, 0), VOCAB)
+
+
+def _passed(weight_NX: jax.Array, wanted_N: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first entry above 0 with which the sum exceeds what is wanted, and the sum before it.
+
+    Sums are rounded: where none exceeds it, the last entry above 0.
+    """
+    X = weight_NX.shape[1]
+    index_1X = jnp.arange(X)[None, :]
+    # A cumulative sum as a product: as a scan it takes a CPU a second to compile.
+    earlier_XX = jnp.arange(X)[:, None] < index_1X
+    before_NX = jnp.matmul(weight_NX, earlier_XX.astype(jnp.float32), precision="highest")
+    some_NX = weight_NX > 0
+    passes_NX = some_NX & (before_NX + weight_NX > wanted_N[:, None])
+    last_N = jnp.where(some_NX, index_1X, 0).max(axis=1)
+    place_N = jnp.where(passes_NX, index_1X, last_N[:, None]).min(axis=1)
+    return place_N, jnp.take_along_axis(before_NX, place_N[:, None], axis=1)[:, 0]
 
 
 def relative_entropy(logits_NV: jax.Array, sampling: Sampling) -> jax.Array:

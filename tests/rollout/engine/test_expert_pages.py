@@ -95,7 +95,7 @@ def test_experts_are_recorded_of_prompts_and_of_what_was_sampled():
 
 def test_evicted_and_copied_pages_leave_no_record_behind():
     page_gib = 8 * 3 * 2 * 2 * 8 * 4 / 2**30
-    rows, usage = record(make()[1], cache_gib=9.5 * page_gib)
+    rows, usage = record(make()[1], cache_gib=8.5 * page_gib)
     assert_recorded(rows)
     assert usage["evicted_pages"] > 10
 

@@ -5,11 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seeupo_jax.configuration import schema
+from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.rollout.engine.sampling import (
     Sampling,
     Streams,
     draw,
     filter_logits,
+    pick,
     stream_keys,
     task_number,
     truncation_note,
@@ -92,6 +95,33 @@ def test_a_draw_follows_the_renormalised_distribution_at_the_temperature():
     np.testing.assert_allclose(np.exp(logp_N), wanted[np.asarray(token_N)], rtol=1e-5)
     frequency = np.bincount(token_N, minlength=3) / draws
     np.testing.assert_allclose(frequency, wanted, atol=0.03)  # 4 standard deviations
+
+
+@pytest.mark.parametrize("size, tensor", [(5, 1), (300, 1), (300, 4), (1024, 4)])
+def test_a_token_is_picked_where_the_cumulative_sum_passes(size, tensor):
+    rng = np.random.default_rng(size)
+    logits_NV = 3 * rng.normal(size=(40, size)).astype(np.float32)
+    logits_NV[:, rng.permutation(size)[: size // 3]] = -np.inf
+    u_N = np.linspace(0, 1, 40, endpoint=False, dtype=np.float32)
+    mesh = make_mesh(schema.Mesh(data=2, tensor=tensor), jax.devices()[: 2 * tensor])
+    with jax.set_mesh(mesh):
+        token_N = np.asarray(jax.jit(pick)(jnp.asarray(logits_NV), jnp.asarray(u_N)))
+    p_NV = np.exp(logits_NV.astype(np.float64))
+    sum_NV = np.cumsum(p_NV / p_NV.sum(axis=1, keepdims=True), axis=1)
+    before_N, after_N = (
+        np.take_along_axis(x, token_N[:, None], 1)[:, 0]
+        for x in (np.pad(sum_NV, ((0, 0), (1, 0))), sum_NV)
+    )
+    assert (before_N - 1e-6 <= u_N).all() and (u_N < after_N + 1e-6).all()
+    assert np.isfinite(logits_NV[np.arange(40), token_N]).all()
+
+
+def test_no_rounding_picks_what_may_not_be():
+    """Of a sum that ends before u, the last candidate; never one of the tokens behind it."""
+    logits_NV = np.full((2, 300), -np.inf, np.float32)
+    logits_NV[:, 3:200] = np.random.default_rng(0).normal(size=(2, 197))
+    last = np.nextafter(np.float32(1), np.float32(0))
+    np.testing.assert_array_equal(pick(jnp.asarray(logits_NV), jnp.asarray([last, 0.0])), [199, 3])
 
 
 @pytest.mark.parametrize("top_k, top_p", [(None, None), (1, None), (None, 0.39), (None, 0.65)])

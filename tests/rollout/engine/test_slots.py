@@ -36,7 +36,7 @@ ARCH = Architecture(
     mlp_width=24,
     rope=Rope(theta=100.0),
 )
-END_IDS = (3, 7, 11, 14, 19, 23)
+END_IDS = (2, 3, 7, 11, 14, 19, 23, 26)
 TEMPERATURE, LONGEST, CONTEXT = 0.6, 6, 320
 FIRST = 3  # tokens whose entropy is computed
 SAMPLING = Sampling(TEMPERATURE, None, None, LONGEST, END_IDS, FIRST)
