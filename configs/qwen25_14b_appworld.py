@@ -8,8 +8,9 @@ The model is downloaded by you:
 
     hf download Qwen/Qwen2.5-14B-Instruct --local-dir models/Qwen2.5-14B-Instruct
 
-The sizes are for a slice of 64 TPU chips; docs/hardware.md tells what each holds. Nothing of this
-configuration has been trained here.
+`--config=configs/qwen25_14b_appworld.py:v5p:4x4x4` lays the run out for a slice, as found by
+`python -m seeupo_jax.aot --tune` (docs/tpu.md); docs/hardware.md tells what each holds. Nothing of
+this configuration has been trained here.
 Sources: [paper] is arXiv:2602.06554, [code] the authors' code (AgentEvolver, branch `seeupo`).
 """
 
@@ -17,12 +18,13 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from seeupo_jax.configuration.config_file import read_values
+from seeupo_jax.configuration.config_file import lay_out, read_values
 
 SHARED = Path(__file__).parent / "shared" / "paper_14b.py"
+LAYOUTS = Path(__file__).parent / "layouts" / "qwen25_14b_appworld.json"
 
 
-def get_config() -> ConfigDict:
+def get_config(slice: str | None = None) -> ConfigDict:
     config = ConfigDict(read_values(SHARED))
     config.iterations = 150  # [code] 75 epochs of 90 tasks, two batches each
     config.model.path = "models/Qwen2.5-14B-Instruct"  # [paper] Qwen2.5-14B; instruct: ours
@@ -37,4 +39,4 @@ def get_config() -> ConfigDict:
     config.rollout.concurrency = 64  # ours: AppWorld servers that run at once
     config.batching = {"microbatch_tokens": 16384}  # ours: of one device, the longest context
     config.evaluation.tasks = 57  # [code] all of dev
-    return config
+    return lay_out(config, LAYOUTS, slice)

@@ -8,8 +8,9 @@ The model is downloaded by you:
 
     hf download Qwen/Qwen2.5-14B-Instruct --local-dir models/Qwen2.5-14B-Instruct
 
-The sizes are for a slice of 64 TPU chips; docs/hardware.md tells what each holds. Nothing of this
-configuration has been trained here.
+`--config=configs/qwen25_14b_bfcl.py:v5p:4x4x4` lays the run out for a slice, as found by
+`python -m seeupo_jax.aot --tune` (docs/tpu.md); docs/hardware.md tells what each holds. Nothing of
+this configuration has been trained here.
 Sources: [paper] is arXiv:2602.06554, [code] the authors' code (AgentEvolver, branch `seeupo`).
 """
 
@@ -17,12 +18,13 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from seeupo_jax.configuration.config_file import read_values
+from seeupo_jax.configuration.config_file import lay_out, read_values
 
 SHARED = Path(__file__).parent / "shared" / "paper_14b.py"
+LAYOUTS = Path(__file__).parent / "layouts" / "qwen25_14b_bfcl.json"
 
 
-def get_config() -> ConfigDict:
+def get_config(slice: str | None = None) -> ConfigDict:
     config = ConfigDict(read_values(SHARED))
     config.iterations = 150  # [code] 50 epochs of 100 tasks, three batches each
     config.model.path = "models/Qwen2.5-14B-Instruct"  # [paper] Qwen2.5-14B; instruct: ours
@@ -38,4 +40,4 @@ def get_config() -> ConfigDict:
     config.rollout.max_context = 18000  # [code] 14000 of prompt and 4000 of response
     config.batching = {"microbatch_tokens": 18432}  # ours: of one device, the longest context
     config.evaluation.tasks = 100  # [code] ids 100 to 199
-    return config
+    return lay_out(config, LAYOUTS, slice)

@@ -321,4 +321,4 @@ def test_explain_says_what_would_run_and_writes_nothing(model, data, undisturbed
     assert "steps 4 of 4 conversations: 1.00 epochs" in said
     assert "from the start" in said and not (tmp_path / "run").exists()
     main(["sft", *cases.arguments(model, data, undisturbed.workdir, "sft.epochs=3"), "--explain"])
-    assert "resuming after step 12" in capsys.readouterr().out
+    assert "resuming after step 12 of 12: nothing is left to train" in capsys.readouterr().out

@@ -1,6 +1,6 @@
 """What the configurations of the paper's 14B models share; a benchmark's own are beside it.
 
-The sizes are for a slice of 64 TPU chips; docs/hardware.md tells what each holds.
+Meshes are for a slice of 64 TPU chips of any kind; `configs/layouts` has better ones for some.
 Sources: [paper] is arXiv:2602.06554, [code] the authors' code (AgentEvolver, branch `seeupo`).
 """
 
@@ -12,7 +12,7 @@ def get_config() -> ConfigDict:
     config.model = {
         "dtype": "bfloat16",  # ours: of activations; parameters are float32
         "scan_layers": True,  # ours: one layer is compiled, not 40 or 48
-        "remat": "full",  # ours
+        "remat": "auto",  # ours
     }
     config.mesh = {"data": 1, "fsdp": -1, "tensor": 4}  # ours: a slice of 64 chips as 16 x 4
     config.env = {

@@ -8,16 +8,20 @@ Exits 0 when the run fits and no program holds a score matrix or logits of whole
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 
-from seeupo_jax.aot.aot_programs import KINDS, choose_programs, list_programs, prepare
+from seeupo_jax.aot.aot_programs import KINDS, Setup, choose_programs, list_programs, prepare
 from seeupo_jax.aot.aot_report import Report
 from seeupo_jax.aot.measure import measure
 from seeupo_jax.aot.search import search
+from seeupo_jax.aot.tune import tune, with_fields
+from seeupo_jax.configuration.config_file import read_layouts
 from seeupo_jax.configuration.flags import Flags, names, output_file
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.errors import sentence_errors
@@ -36,6 +40,8 @@ def main(arguments: Sequence[str] = sys.argv) -> int:
     with sentence_errors():
         config = load_config(given.config, given.override)
         setup = prepare(config, parse_topology(given.topology))
+        if given.tune is not None:
+            setup = _tuned(setup, given.tune)
         programs = choose_programs(list_programs(setup), given.programs)
     report = Report(setup, given.config)
     print(report.head() + "\n\ncompiling", flush=True)
@@ -51,6 +57,24 @@ def main(arguments: Sequence[str] = sys.argv) -> int:
     return 0 if report.fits and not report.held else 1
 
 
+def _tuned(setup: Setup, file: Path) -> Setup:
+    """The run in its shortest layout, which the file says of its slice then.
+
+    Raises:
+      ValueError: a file that is no list of layouts, or nothing fits.
+    """
+    known = read_layouts(file) if file.exists() else {}
+    fields = tune(setup, lambda line: print(line, flush=True))
+    if not fields:
+        raise ValueError(
+            f"--tune: none of the layouts that were compiled fits on {setup.topology}; allowed:"
+            ' a larger slice, or what docs/tpu.md lists under "If it does not fit".'
+        )
+    write_json(file, known | {str(setup.topology): fields})
+    print(f"wrote {file}: {setup.topology}: {json.dumps(fields)}\n")
+    return prepare(with_fields(setup.given, fields), setup.topology)
+
+
 def _command(arguments: Sequence[str]) -> str:
     """What was asked for, without what is only about where it goes."""
     return shlex.join(each for each in arguments[1:] if not each.startswith("--json"))
@@ -62,6 +86,9 @@ def _flags() -> Flags:
     flags.flag("topology", "v5e:4x8, v5p:4x4x4, v6e:16x16*2, v5p-128, ...", required=True)
     flags.flag("programs", f"of these only: {', '.join(KINDS)}, or full names.", names)
     flags.switch("search", "also find the largest that fits.")
+    flags.flag(
+        "tune", "find the layout of the shortest iteration; it goes to this file.", output_file
+    )
     flags.flag("json", "also write all figures to this file.", output_file)
     return flags
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from ml_collections import ConfigDict
 
 import seeupo_jax
 from seeupo_jax.configuration.user_code import describe, import_attribute, shown
@@ -45,6 +49,8 @@ def read_values(given: str | Path, function: str = "get_config") -> dict[str, An
     """The nested values that `get_config()` of a file or of `package:NAME`, or that a
     `module:function`, returns.
 
+    `FILE.py:TEXT` and `package:NAME:TEXT` call `get_config(TEXT)`.
+
     Args:
       function: another one of the file, as `get_study`.
 
@@ -52,14 +58,15 @@ def read_values(given: str | Path, function: str = "get_config") -> dict[str, An
       ValueError: no such file, a file that fails, or one whose function returns no values; one
         sentence with the file, the line where there is one, and the reason.
     """
-    path = find_config(given)
-    if ":" in str(given) and not path.exists():
-        return _checked(_of_function(str(given)), str(given))
+    name, argument = _split(str(given))
+    path = find_config(name)
+    if ":" in name and not path.exists():
+        return _checked(_of_function(name), name)
     if not path.is_file():
         raise ValueError(f"--config: no file {path}.")
     path = path.absolute()
     try:
-        values = _values(_module(path), path, function)
+        values = _values(_module(path), path, function, argument)
     except _NoConfig as error:
         raise ValueError(str(error)) from None
     except KeyboardInterrupt:
@@ -67,6 +74,50 @@ def read_values(given: str | Path, function: str = "get_config") -> dict[str, An
     except BaseException as error:  # anything, sys.exit() too
         raise ValueError(f"--config: {_place(error, path)}{_reason(error, path)}.") from error
     return _checked(values, f"{function}() of {path}")
+
+
+def _split(given: str) -> tuple[str, tuple[str, ...]]:
+    """A file or name, and what its function is called with: nothing, or one text."""
+    found = re.fullmatch(rf"(.+?\.py|{PACKAGE}[^:]+):(.*)", given)
+    return (given, ()) if found is None or Path(given).exists() else (found[1], (found[2],))
+
+
+def read_layouts(file: Path) -> dict[str, dict[str, Any]]:
+    """Fields of configurations by the slice that they are for, as `aot --tune` leaves them.
+
+    Raises:
+      ValueError: a file that cannot be read, or that holds something else.
+    """
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read: {describe(error)}.") from error
+    if not isinstance(found, dict) or not all(isinstance(x, dict) for x in found.values()):
+        raise ValueError(f"{file}: allowed: an object of objects, slices and fields by name.")
+    return found
+
+
+def lay_out(config: ConfigDict, file: Path, slice: str | None) -> ConfigDict:
+    """A configuration with a slice's fields of a file of `read_layouts`; None: as it is.
+
+    Raises:
+      ValueError: no such slice in the file.
+    """
+    if slice is None:
+        return config
+    layouts = read_layouts(file)
+    if slice not in layouts:
+        raise ValueError(
+            f"slice: got {slice!r}; allowed: {', '.join(layouts)}, and what"
+            f" python -m seeupo_jax.aot --topology=SLICE --tune={file} adds"
+        )
+    for name, value in layouts[slice].items():
+        *parents, field = name.split(".")
+        part = config
+        for parent in parents:
+            part = part[parent]
+        part[field] = value
+    return config
 
 
 def _checked(values: Any, function: str) -> dict[str, Any]:
@@ -100,12 +151,12 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def _values(module: ModuleType, path: Path, function: str) -> Any:
+def _values(module: ModuleType, path: Path, function: str, argument: tuple[str, ...] = ()) -> Any:
     """What the function returns, as a dict where it is a ConfigDict or a dataclass."""
     found = getattr(module, function, None)
     if not callable(found):
         raise _NoConfig(f"--config: {path} has no function {function}().")
-    return _plain(found())
+    return _plain(found(*argument))
 
 
 def _plain(values: Any) -> Any:

@@ -22,6 +22,11 @@ _RECEIVED: dict[str, Callable[[int], float]] = {
 }
 
 
+def received(kind: str, group: int) -> float:
+    """Bytes that a device of a group receives, as a share of its operand's bytes, on a ring."""
+    return _RECEIVED[kind](group)
+
+
 @dataclass(frozen=True)
 class Collective:
     """One collective operation of a program.
@@ -78,9 +83,9 @@ def collectives(
                 continue
             kind = "reduce-scatter" if scattered and kind == "all-reduce" else kind
             axes, group = _span(_groups(instruction.rest, mesh_shape), mesh_shape)
-            received = module.operand_bytes(computation, instruction) * _RECEIVED[kind](group)
+            size = module.operand_bytes(computation, instruction) * received(kind, group)
             scope = module.scope(computation, instruction)
-            found.append(Collective(kind, axes, group, received, runs, scope))
+            found.append(Collective(kind, axes, group, size, runs, scope))
     return found
 
 

@@ -252,3 +252,13 @@ def _same_fields(config: Config) -> dict[str, Any]:
     same = {"seed": values["seed"], "rollout": rollout, "env": env, "rewards": rewards}
     judge = {name: values["judge"][name] for name in ("function", "options")}
     return same | {"agent": agent, "curriculum": values["curriculum"], "judge": judge}
+
+
+def resumption(unit: str, done: int, asked: int) -> str:
+    """Where a run goes on from a checkpoint; also that it does not, where all is done.
+
+    Args:
+      unit: what is counted, in the singular.
+    """
+    line = f"resuming after {unit} {done}"
+    return line if done < asked else f"{line} of {asked}: nothing is left to train"

@@ -11,9 +11,10 @@ from jax.experimental.compilation_cache import compilation_cache
 from places import SUPPORT
 from tpu_cases import needs_libtpu
 
-from seeupo_jax.aot import measure, search
+from seeupo_jax.aot import measure, search, tune
 from seeupo_jax.aot.__main__ import main
 from seeupo_jax.aot.aot_programs import choose_programs, list_programs, prepare
+from seeupo_jax.aot.expected_figures import expected_figures
 from seeupo_jax.aot.table import table
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.learner.programs import sweep_programs
@@ -275,3 +276,40 @@ def test_without_libtpu_the_command_says_what_to_install(capsys, monkeypatch):
 )
 def test_the_architectures_in_the_package_have_the_published_parameters(name, parameters):
     assert flops.parameters(inspect(f"package:architectures/{name}")) == parameters
+
+
+@needs_libtpu
+def test_the_layout_of_the_shortest_iteration_is_found_and_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tune, "COMPILED", 1)
+    file = tmp_path / "layouts.json"
+    file.write_text('{"v5p:4x4x4": {"mesh": {"fsdp": 64}}}')
+    assert run(f"--tune={file}", "--programs=rollout/reshard") == 0
+    told = capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert found.keys() == {"v5p:4x4x4", "v5e:2x2"}  # others' stay
+    tuned = found["v5e:2x2"]
+    assert tuned.keys() == {"mesh", "model.remat", "rollout.mesh", "rollout.concurrency"}
+    assert tuned["model.remat"] == "none" and tuned["rollout.concurrency"] == 8
+    assert told.count("an iteration of") == 2
+    mesh = " x ".join(f"{axis} {size}" for axis, size in tuned["mesh"].items() if size > 1)
+    assert f"mesh: {mesh}; the sampler's: " in told
+
+
+@needs_libtpu
+def test_what_is_expected_of_a_program_is_near_what_the_compiler_says(report, setup):
+    """FLOPs and memory traffic are the same; communication is of the same order."""
+    for kind in ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode"):
+        (program,) = choose_programs(list_programs(setup), [kind])
+        expected, measured = expected_figures(setup, program), report["programs"][kind]
+        assert expected.executed_flops == measured["executed_flops"]
+        assert expected.roofline.memory_s == measured["roofline"]["memory_s"]
+        ratio = measured["roofline"]["network_s"] / expected.roofline.network_s
+        assert 0.4 < ratio < 2.5, (kind, ratio)
+
+
+@needs_libtpu
+def test_no_layout_that_fits_is_one_sentence(tmp_path, capsys):
+    wide = "--config.model.mlp_width=8388608"  # 19 billion parameters
+    assert run(wide, f"--tune={tmp_path / 'layouts.json'}") == 2
+    assert sentence(capsys).startswith("error: --tune: none of the layouts")
+    assert not (tmp_path / "layouts.json").exists()

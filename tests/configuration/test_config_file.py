@@ -253,6 +253,31 @@ def test_an_unknown_name_of_a_shipped_configuration_lists_the_names(name):
     )
 
 
+@pytest.mark.parametrize("kind", ["file", "package"])
+def test_a_slice_lays_out_a_configuration_that_takes_one(kind):
+    name = "qwen3_14b_appworld"
+    given = str(CONFIGS / f"{name}.py") if kind == "file" else f"package:{name}"
+    layouts = config_file.read_layouts(CONFIGS / "layouts" / f"{name}.json")
+    plain = load_config(given)
+    for slice, fields in layouts.items():
+        overrides = [f"{field}={value!r}" for field, value in fields.items()]
+        assert load_config(f"{given}:{slice}") == load_config(given, overrides) != plain
+    assert "v5p:4x4x4" in layouts
+    text = _sentence(lambda: load_config(f"{given}:v9:2x2"))
+    assert f"got 'v9:2x2'; allowed: {', '.join(layouts)}, and what" in text
+
+
+def test_an_argument_that_a_configuration_does_not_take_is_told():
+    text = _sentence(lambda: load_config("package:quickstart:v5p:4x4x4"))
+    assert "get_config() takes 0 positional arguments but 1 was given" in text
+
+
+@pytest.mark.parametrize("text", ["[]", '{"v5e:2x2": 1}', "{"])
+def test_a_file_of_something_else_than_layouts_is_told(tmp_path, text):
+    (tmp_path / "layouts.json").write_text(text)
+    assert "layouts.json" in _sentence(lambda: config_file.read_layouts(tmp_path / "layouts.json"))
+
+
 def test_what_a_script_of_the_repository_fetches_is_sought_below_the_folder_elsewhere(
     tmp_path, monkeypatch
 ):

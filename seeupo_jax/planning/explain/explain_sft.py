@@ -19,7 +19,7 @@ from seeupo_jax.planning.explain.explain_parts import model_lines
 from seeupo_jax.planning.explain.explanation import Section, listed
 from seeupo_jax.planning.remat import choose_remat, plan_remat
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import SUPERVISED
+from seeupo_jax.runtime.checks import SUPERVISED, resumption
 from seeupo_jax.runtime.sft.sft_checkpoints import check_same_sft
 from seeupo_jax.runtime.sft.sft_data import SftData, load_data
 from seeupo_jax.runtime.sft.supervised import (
@@ -121,7 +121,8 @@ def _begins(found: AbstractSft, workdir: Path, data: SftData) -> list[str]:
     check_same_sft(found.config, data.fingerprint, newest[1])
     best = newest[1][SUPERVISED]["best"]
     lowest = "" if best is None else f"; the lowest held-out loss is {best[1]:.4f} at {best[0]}"
-    return [f"resuming after step {newest[0]}, from {folder}{lowest}", *passed]
+    line = resumption("step", newest[0], found.config.iterations)
+    return [f"{line}, from {folder}{lowest}", *passed]
 
 
 def _steps(config: Config, data: SftData, steps: int, begins: list[str]) -> list[str]:

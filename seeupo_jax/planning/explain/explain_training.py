@@ -34,7 +34,7 @@ from seeupo_jax.planning.explain.explain_parts import (
 )
 from seeupo_jax.planning.explain.explanation import Section, choices, listed
 from seeupo_jax.policy.network import trainable
-from seeupo_jax.runtime.checks import check_same_run, check_training
+from seeupo_jax.runtime.checks import check_same_run, check_training, resumption
 from seeupo_jax.runtime.policy_folder import starting_folder
 
 # What of an algorithm is always shown; the other fields where they are not the default.
@@ -108,8 +108,8 @@ def _start(found: AbstractRun, workdir: Path) -> _Start:
     if sweep is not None and sweep > done:
         line = f"resuming in the sweep of iteration {sweep}, where a run was stopped"
         return _Start(sweep - 1, True, [*passed, line])
-    line = f"resuming after iteration {done}, from {folder}"
-    return _Start(done, notes.get("evaluated", True), [*passed, line])
+    line = resumption("iteration", done, config.iterations)
+    return _Start(done, notes.get("evaluated", True), [*passed, f"{line}, from {folder}"])
 
 
 def _tasks(config: Config) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.runtime.checks import SUPERVISED
+from seeupo_jax.runtime.checks import SUPERVISED, resumption
 from seeupo_jax.runtime.sft.sft_parts import Best, SftParts, SftState
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.types import TrainState
@@ -33,7 +33,7 @@ class SftCheckpoints:
             return None
         done, train, notes = restored
         check_same_sft(self._parts.given, self._parts.data.fingerprint, notes)
-        self._parts.progress.log(f"resuming after step {done}")
+        self._parts.progress.log(resumption("step", done, self._parts.steps))
         own = notes[SUPERVISED]
         best = None if own["best"] is None else Best(*own["best"])
         return SftState(done, train, own["evaluated"], True, best, own["worse"], own["idle"])

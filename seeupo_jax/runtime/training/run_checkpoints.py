@@ -15,7 +15,7 @@ from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.credit.running_rewards import Moments, Statistics
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.parallel.stop_signal import Stopped, StoppedCompiling
-from seeupo_jax.runtime.checks import check_same_run, check_training
+from seeupo_jax.runtime.checks import check_same_run, check_training, resumption
 from seeupo_jax.runtime.training.run_parts import RunParts
 from seeupo_jax.runtime.training.trajectory_source import Origin, Stored
 from seeupo_jax.trajectories.forks import fill_up
@@ -73,7 +73,7 @@ class RunCheckpoints:
         self._resume_from(done, notes)
         self._print_remat(notes)
         self._print_selection(notes)
-        self._parts.progress.log(f"resuming after iteration {done}")
+        self._parts.progress.log(resumption("iteration", done, self._parts.config.iterations))
         # Older versions saved after they evaluated, and did not say so.
         evaluated = notes.get("evaluated", True)
         return RunState(done, train, evaluated=evaluated, statistics=_statistics(notes))

@@ -1,0 +1,201 @@
+"""The layout of a run on a slice with the least estimated iteration."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from seeupo_jax.aot.aot_programs import Program, Setup, choose_programs, list_programs, prepare
+from seeupo_jax.aot.expected_figures import expected_figures
+from seeupo_jax.aot.iteration_time import Iteration, estimate_iteration
+from seeupo_jax.aot.measure import Figures, measure
+from seeupo_jax.aot.search import fits
+from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.parallel.device_memory import GIB
+from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.planning.chips import topology_devices, usable_hbm
+from seeupo_jax.planning.remat import plan_remat
+
+Fields = Mapping[str, Any]  # of a configuration, as `--config.FIELD=VALUE` names them
+
+COMPILED = 4  # layouts of the sweep, and of the sampler, that are compiled
+_KINDS = {
+    "sweep": ("sweep/turn",),
+    "sampler": ("rollout/reshard", "rollout/prefill", "rollout/decode"),
+}
+_OFFLOADED = {"offload.optimizer": True, "offload.reference": True}
+_MOST_CONTEXT = 4
+# Estimates of activations are on the safe side: what seems to need so much more is compiled too.
+_SLACK = 1.25
+_ROOM = 0.95  # of a device's memory, for what lasts beside programs' temporaries
+
+
+class Layout(NamedTuple):
+    """A way to lay a run out; figures: of the largest program of each kind."""
+
+    fields: Fields
+    setup: Setup
+    programs: dict[str, Program]
+    figures: dict[str, Figures]
+
+    @property
+    def iteration(self) -> Iteration:
+        found = estimate_iteration(self.setup, self.programs, self.figures)
+        assert found is not None  # each kind has figures, if expected ones
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """Of an iteration, where nothing overlaps."""
+        return self.iteration.seconds(serial=True)
+
+
+def tune(setup: Setup, log: Callable[[str], None]) -> dict[str, Any]:
+    """Fields with which an iteration is estimated to be the shortest, of those that fit.
+
+    First the trainer's mesh and what its backward pass computes again, then the sampler's mesh, how
+    many conversations it has at once, and its cache. Of each, all are ranked by formulas and the
+    first `COMPILED` are compiled: their memory and communication are the compiler's then.
+
+    Args:
+      log: takes a line for each that was compiled.
+
+    Returns: by field of the configuration; empty where nothing that was compiled fits.
+    """
+    sweep = _shortest("sweep", setup, sweep_fields(setup), log)
+    if sweep is None:
+        log("nothing fits; once more with what can wait in the host's memory there")
+        offloaded = prepare(with_fields(setup.given, _OFFLOADED), setup.topology)
+        sweep = _shortest("sweep", offloaded, sweep_fields(offloaded), log)
+        sweep = sweep and sweep._replace(fields=_OFFLOADED | sweep.fields)
+    sampler = sweep and _shortest("sampler", sweep.setup, sampler_fields(sweep.setup), log)
+    return {**sweep.fields, **sampler.fields} if sweep and sampler else {}
+
+
+def sweep_fields(setup: Setup) -> Iterator[Fields]:
+    """Meshes of the trainer that cut heads, rows and tokens, each with what it may recompute."""
+    topology, expert = setup.topology, setup.mesh.shape["expert"]
+    for tensor, context in itertools.product(
+        _doubling(setup.arch.kv_heads), _doubling(_MOST_CONTEXT)
+    ):
+        cut = topology.slices * expert * tensor * context
+        if topology.devices % cut:
+            continue
+        mesh = {
+            "data": topology.slices,
+            "fsdp": topology.devices // cut,
+            "expert": expert,
+            "context": context,
+            "tensor": tensor,
+        }
+        for remat in _remats(setup, mesh):
+            yield {"mesh": mesh, "model.remat": remat}
+
+
+def _remats(setup: Setup, mesh: Mapping[str, int]) -> list[str]:
+    """What the backward pass may compute again, by the estimate of memory; none: no such mesh."""
+    config = dataclasses.replace(setup.given, mesh=schema.Mesh(**mesh))
+    devices = topology_devices(setup.topology)
+    hbm = usable_hbm(devices[0])
+    try:
+        plan = plan_remat(config, make_mesh(config.mesh, devices), hbm)
+    except ValueError:
+        return []
+    return [name for name in plan.activations if plan.needed(name) <= _SLACK * hbm]
+
+
+def sampler_fields(setup: Setup) -> Iterator[Fields]:
+    """Meshes of the sampler, with as many conversations at once as their caches have room for."""
+    whole = {} if setup.given.rollout.cache_gib is None else {"rollout.cache_gib": None}
+    for tensor, concurrency in itertools.product(
+        _doubling(setup.arch.kv_heads), _doubling(setup.trajectories)
+    ):
+        replicas, rest = divmod(setup.topology.devices, tensor)
+        if not rest and concurrency >= replicas:
+            mesh = {"data": -1, "tensor": tensor}
+            yield {"rollout.mesh": mesh, "rollout.concurrency": concurrency} | whole
+
+
+def _doubling(most: int) -> Iterator[int]:
+    size = 1
+    while size <= most:
+        yield size
+        size *= 2
+
+
+def with_fields(config: Config, fields: Fields) -> Config:
+    """The configuration with these fields.
+
+    Raises:
+      ValueError: one that is not allowed.
+    """
+    return load_config(config, [f"{name}={value!r}" for name, value in fields.items()])
+
+
+def _shortest(
+    part: str, setup: Setup, tried: Iterable[Fields], log: Callable[[str], None]
+) -> Layout | None:
+    """Of what is tried the shortest iteration, by the compiler; None where nothing fits."""
+    kinds, found = _KINDS[part], list[Layout]()
+    ranked = _ranked(setup, tried, kinds)
+    log(f"{part}: {len(ranked)} layouts")
+    for layout in ranked[: 2 * COMPILED]:
+        least = layout.iteration.seconds(serial=False)
+        if any(least >= other.seconds for other in found):
+            continue  # also where all of its communication is hidden
+        measured = _compiled(layout, kinds, log)
+        found += [] if measured is None else [measured]
+        if len(found) == COMPILED:
+            break
+    return min(found, key=lambda layout: layout.seconds, default=None)
+
+
+def _compiled(layout: Layout, kinds: tuple[str, ...], log: Callable[[str], None]) -> Layout | None:
+    """With the compiler's figures of these kinds of programs; None where one does not fit."""
+    figures: dict[str, Figures] = {}
+    for kind in kinds:
+        figures[kind] = measure(layout.setup, layout.programs[kind])
+        if not fits(layout.setup, figures[kind]):
+            log(f"  {_told(layout.fields)}: {kind} does not fit")
+            return None
+    measured = layout._replace(figures=layout.figures | figures)
+    made, peak = measured.iteration, max(each.peak for each in figures.values())
+    log(
+        f"  {_told(layout.fields)}: {peak / GIB:.2f} GiB, an iteration of"
+        f" {made.seconds(serial=False):.3g} to {made.seconds(serial=True):.3g} s"
+        f" ({layout.seconds:.3g} by formula)"
+    )
+    return measured
+
+
+def _ranked(given: Setup, tried: Iterable[Fields], kinds: tuple[str, ...]) -> list[Layout]:
+    """What can be and has room for what lasts, the shortest iteration by formula first."""
+    found = []
+    for fields in tried:
+        try:
+            setup = prepare(with_fields(given.given, fields), given.topology)
+        except ValueError:
+            continue
+        hbm = usable_hbm(setup.mesh.devices.flat[0])
+        if max(sum(setup.resident(kind).values()) for kind in kinds) > _ROOM * hbm:
+            continue
+        programs = {program.kind: program for program in choose_programs(list_programs(setup))}
+        figures = {kind: expected_figures(setup, program) for kind, program in programs.items()}
+        found.append(Layout(fields, setup, programs, figures))
+    return sorted(found, key=lambda layout: layout.seconds)
+
+
+def _told(fields: Fields) -> str:
+    """The fields in words, without mesh axes that cut nothing."""
+    words = []
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            cut = [f"{axis} {size}" for axis, size in value.items() if size not in (1, -1)]
+            words.append(f"{name} {' x '.join(cut) or 'data'}")
+        elif value is not None:
+            words.append(f"{name} {value}")
+    return ", ".join(words)
