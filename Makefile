@@ -22,7 +22,7 @@ install = $(UV) pip install --quiet --python $(RUN) $(1) \
 	|| { echo "uv could not install this; trying pip."; \
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(1); }
 
-.PHONY: help setup lock test-torch test-tools test-models test-appworld test-libtpu test-agents quickstart bfcl test check lint docs clean
+.PHONY: help setup lock test-torch test-tools test-models test-appworld test-libtpu test-agents quickstart bfcl test check lint lint-style lint-types lint-scripts docs clean
 
 help:
 	@echo "make quickstart   train the bundled example policy and show its learning curve (about 5 minutes)"
@@ -82,9 +82,16 @@ bfcl: $(VENV)/development
 	@echo "Training: configs/bfcl_tiny.py -> runs/bfcl_tiny"
 	$(RUN) -m seeupo_jax.train --config=configs/bfcl_tiny.py --workdir=runs/bfcl_tiny
 
-test: $(VENV)/development
+test: $(VENV)/collected
 	@echo "Running every test ..."
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
+
+# The bytecode of the tests and of all that they import, made once: workers that begin together would
+# each make it.
+$(VENV)/collected: $(VENV)/development
+	@echo "Collecting the tests ..."
+	@$(RUN) -m pytest --collect-only -qq > $@.log || { cat $@.log; exit 1; }
+	@touch $@
 
 # Of a file: itself where it is a test, else the test that mirrors it; and the rules of the house.
 FILES ?= $(shell git diff --name-only HEAD; git ls-files --others --exclude-standard)
@@ -98,12 +105,17 @@ check: $(VENV)/development
 	$(RUN) -m ruff check .
 	$(RUN) -m pytest tests/test_imports.py $(sort $(CHECKED))
 
-lint: $(VENV)/development
+lint: lint-style lint-types lint-scripts docs
+
+lint-style: $(VENV)/development
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
+
+lint-types: $(VENV)/development
 	$(RUN) -m pyright --warnings
+
+lint-scripts: $(VENV)/development
 	$(VENV)/bin/shellcheck -x launch/*.sh third_party/*/*.sh
-	@$(MAKE) --no-print-directory docs
 
 # Fails at a broken link or anchor and at a page outside the navigation; --quiet would not count them.
 docs: $(VENV)/development

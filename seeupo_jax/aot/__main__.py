@@ -18,7 +18,7 @@ import jax
 
 from seeupo_jax.aot.aot_programs import KINDS, Setup, choose_programs, list_programs, prepare
 from seeupo_jax.aot.aot_report import Report
-from seeupo_jax.aot.measure import measure
+from seeupo_jax.aot.measure import Figures, measure
 from seeupo_jax.aot.search import search
 from seeupo_jax.aot.tune import tune, with_fields
 from seeupo_jax.configuration.config_file import read_layouts
@@ -40,39 +40,40 @@ def main(arguments: Sequence[str] = sys.argv) -> int:
     with sentence_errors():
         config = load_config(given.config, given.override)
         setup = prepare(config, parse_topology(given.topology))
-        if given.tune is not None:
-            setup = _tuned(setup, given.tune)
+        setup, figures = (setup, {}) if given.tune is None else _tuned(setup, given.tune)
         programs = choose_programs(list_programs(setup), given.programs)
     report = Report(setup, given.config)
     print(report.head() + "\n\ncompiling", flush=True)
     for program in programs:
-        figures = measure(setup, program)
-        report.add(program, figures)
-        print(f"  {figures.name}: {figures.compile_s:.0f} s", flush=True)
+        found = figures.get(program.kind)
+        if found is None or found.name != program.name:
+            found = measure(setup, program)
+        report.add(program, found)
+        print(f"  {found.name}: {found.compile_s:.0f} s", flush=True)
     print("\n" + report.text())
-    found = search(setup, report.figures) if given.search else {}
-    for name, value in found.items():
+    largest = search(setup, report.figures) if given.search else {}
+    for name, value in largest.items():
         print(f"largest {name} that fits: {value}")
-    write_json(given.json, report.values() | {"search": found, "command": _command(arguments)})
+    write_json(given.json, report.values() | {"search": largest, "command": _command(arguments)})
     return 0 if report.fits and not report.held else 1
 
 
-def _tuned(setup: Setup, file: Path) -> Setup:
-    """The run in its shortest layout, which the file says of its slice then.
+def _tuned(setup: Setup, file: Path) -> tuple[Setup, dict[str, Figures]]:
+    """The run in its shortest layout, which the file says of its slice then, and its figures.
 
     Raises:
       ValueError: a file that is no list of layouts, or nothing fits.
     """
     known = read_layouts(file) if file.exists() else {}
-    fields = tune(setup, lambda line: print(line, flush=True))
-    if not fields:
+    found = tune(setup, lambda line: print(line, flush=True))
+    if found is None:
         raise ValueError(
             f"--tune: none of the layouts that were compiled fits on {setup.topology}; allowed:"
             ' a larger slice, or what docs/tpu.md lists under "If it does not fit".'
         )
-    write_json(file, known | {str(setup.topology): fields})
-    print(f"wrote {file}: {setup.topology}: {json.dumps(fields)}\n")
-    return prepare(with_fields(setup.given, fields), setup.topology)
+    write_json(file, known | {str(setup.topology): found.fields})
+    print(f"wrote {file}: {setup.topology}: {json.dumps(found.fields)}\n")
+    return prepare(with_fields(setup.given, found.fields), setup.topology), found.figures
 
 
 def _command(arguments: Sequence[str]) -> str:

@@ -54,8 +54,18 @@ class Layout(NamedTuple):
         return self.iteration.seconds(serial=True)
 
 
-def tune(setup: Setup, log: Callable[[str], None]) -> dict[str, Any]:
-    """Fields with which an iteration is estimated to be the shortest, of those that fit.
+class Tuned(NamedTuple):
+    """What `tune` found.
+
+    fields: of the configuration. figures: of the programs that were compiled with them, by kind.
+    """
+
+    fields: dict[str, Any]
+    figures: dict[str, Figures]
+
+
+def tune(setup: Setup, log: Callable[[str], None]) -> Tuned | None:
+    """The layout with which an iteration is estimated to be the shortest, of those that fit.
 
     First the trainer's mesh and what its backward pass computes again, then the sampler's mesh, how
     many conversations it has at once, and its cache. Of each, all are ranked by formulas and the
@@ -64,7 +74,7 @@ def tune(setup: Setup, log: Callable[[str], None]) -> dict[str, Any]:
     Args:
       log: takes a line for each that was compiled.
 
-    Returns: by field of the configuration; empty where nothing that was compiled fits.
+    Returns: None where nothing that was compiled fits.
     """
     sweep = _shortest("sweep", setup, sweep_fields(setup), log)
     if sweep is None:
@@ -73,7 +83,15 @@ def tune(setup: Setup, log: Callable[[str], None]) -> dict[str, Any]:
         sweep = _shortest("sweep", offloaded, sweep_fields(offloaded), log)
         sweep = sweep and sweep._replace(fields=_OFFLOADED | sweep.fields)
     sampler = sweep and _shortest("sampler", sweep.setup, sampler_fields(sweep.setup), log)
-    return {**sweep.fields, **sampler.fields} if sweep and sampler else {}
+    if sweep is None or sampler is None:
+        return None
+    figures = {
+        kind: each.figures[kind]
+        for each, part in ((sweep, "sweep"), (sampler, "sampler"))
+        for kind in _KINDS[part]
+        if kind in each.figures
+    }
+    return Tuned({**sweep.fields, **sampler.fields}, figures)
 
 
 def sweep_fields(setup: Setup) -> Iterator[Fields]:
@@ -157,7 +175,7 @@ def _shortest(
 def _compiled(layout: Layout, kinds: tuple[str, ...], log: Callable[[str], None]) -> Layout | None:
     """With the compiler's figures of these kinds of programs; None where one does not fit."""
     figures: dict[str, Figures] = {}
-    for kind in kinds:
+    for kind in (kind for kind in kinds if kind in layout.programs):
         figures[kind] = measure(layout.setup, layout.programs[kind])
         if not fits(layout.setup, figures[kind]):
             log(f"  {_told(layout.fields)}: {kind} does not fit")
