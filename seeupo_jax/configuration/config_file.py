@@ -108,7 +108,7 @@ def lay_out(config: ConfigDict, file: Path, slice: str | None) -> ConfigDict:
     layouts = read_layouts(file)
     if slice not in layouts:
         raise ValueError(
-            f"slice: got {slice!r}; allowed: {', '.join(layouts)}, and what"
+            f"slice: got {slice!r}; allowed: {''.join(f'{name}, ' for name in layouts)}and what"
             f" python -m seeupo_jax.aot --topology=SLICE --tune={file} adds"
         )
     for name, value in layouts[slice].items():

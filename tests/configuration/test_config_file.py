@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from ml_collections import ConfigDict
 from places import CONFIGS, ROOT
 
 from seeupo_jax.configuration import config_file
@@ -262,9 +263,16 @@ def test_a_slice_lays_out_a_configuration_that_takes_one(kind):
     for slice, fields in layouts.items():
         overrides = [f"{field}={value!r}" for field, value in fields.items()]
         assert load_config(f"{given}:{slice}") == load_config(given, overrides) != plain
-    assert "v5p:4x4x4" in layouts
     text = _sentence(lambda: load_config(f"{given}:v9:2x2"))
-    assert f"got 'v9:2x2'; allowed: {', '.join(layouts)}, and what" in text
+    assert f"got 'v9:2x2'; allowed: {''.join(f'{known}, ' for known in layouts)}and what" in text
+
+
+def test_a_layout_replaces_whole_fields(tmp_path):
+    file = tmp_path / "layouts.json"
+    file.write_text('{"v5e:2x2": {"mesh": {"fsdp": 4}, "rollout.concurrency": 8}}')
+    config = ConfigDict({"mesh": {"data": 1, "tensor": 4}, "rollout": {"tasks": 2}})
+    found = config_file.lay_out(config, file, "v5e:2x2").to_dict()
+    assert found == {"mesh": {"fsdp": 4}, "rollout": {"tasks": 2, "concurrency": 8}}
 
 
 def test_an_argument_that_a_configuration_does_not_take_is_told():
