@@ -12,7 +12,7 @@ def get_config() -> ConfigDict:
     config.model = {
         "dtype": "bfloat16",  # ours: of activations; parameters are float32
         "scan_layers": True,  # ours: one layer is compiled, not 40 or 48
-        "remat": "auto",  # ours
+        "remat": "full",  # ours
     }
     config.mesh = {"data": 1, "fsdp": -1, "tensor": 4}  # ours: a slice of 64 chips as 16 x 4
     config.env = {
