@@ -9,12 +9,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-from ml_collections import ConfigDict
+from typing import TYPE_CHECKING, Any
 
 import seeupo_jax
 from seeupo_jax.configuration.user_code import describe, import_attribute, shown
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 PACKAGE = "package:"  # prefix of the names of configurations that ship with the package
 _ROOT = Path(seeupo_jax.__path__[0])
