@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
+
+import jax
 
 from seeupo_jax.aot.aot_programs import Program, Setup, choose_programs, list_programs, prepare
 from seeupo_jax.aot.expected_figures import expected_figures
@@ -17,7 +22,7 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.parallel.mesh import make_mesh
-from seeupo_jax.planning.chips import topology_devices, usable_hbm
+from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
 from seeupo_jax.planning.remat import plan_remat
 
 Fields = Mapping[str, Any]  # of a configuration, as `--config.FIELD=VALUE` names them
@@ -173,21 +178,43 @@ def _shortest(
 
 
 def _compiled(layout: Layout, kinds: tuple[str, ...], log: Callable[[str], None]) -> Layout | None:
-    """With the compiler's figures of these kinds of programs; None where one does not fit."""
-    figures: dict[str, Figures] = {}
-    for kind in (kind for kind in kinds if kind in layout.programs):
-        figures[kind] = measure(layout.setup, layout.programs[kind])
-        if not fits(layout.setup, figures[kind]):
-            log(f"  {_told(layout.fields)}: {kind} does not fit")
+    """With the compiler's figures of these kinds of programs; None where one does not fit.
+
+    A process of its own compiles: libtpu ends it for some meshes, and keeps gigabytes for each.
+    """
+    words = _told(layout.fields)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            run = pool.submit(_figures, layout.setup.given, layout.setup.topology, kinds)
+            figures = run.result()
+        except BrokenProcessPool:
+            log(f"  {words}: the compiler fails")
+            return None
+    for kind, each in figures.items():
+        if not fits(layout.setup, each):
+            log(f"  {words}: {kind} does not fit")
             return None
     measured = layout._replace(figures=layout.figures | figures)
     made, peak = measured.iteration, max(each.peak for each in figures.values())
     log(
-        f"  {_told(layout.fields)}: {peak / GIB:.2f} GiB, an iteration of"
-        f" {made.seconds(serial=False):.3g} to {made.seconds(serial=True):.3g} s"
-        f" ({layout.seconds:.3g} by formula)"
+        f"  {words}: {peak / GIB:.2f} GiB, an iteration of {made.seconds(serial=False):.3g} to"
+        f" {made.seconds(serial=True):.3g} s ({layout.seconds:.3g} by formula)"
     )
     return measured
+
+
+def _figures(config: Config, topology: Topology, kinds: tuple[str, ...]) -> dict[str, Figures]:
+    """Of the largest programs of these kinds, up to one that does not fit; by kind."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+    setup = prepare(config, topology)
+    programs = {program.kind: program for program in choose_programs(list_programs(setup))}
+    figures: dict[str, Figures] = {}
+    for kind in (kind for kind in kinds if kind in programs):
+        figures[kind] = measure(setup, programs[kind])
+        if not fits(setup, figures[kind]):
+            break
+    return figures
 
 
 def _ranked(given: Setup, tried: Iterable[Fields], kinds: tuple[str, ...]) -> list[Layout]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tpu_cases
 from jax.experimental.compilation_cache import compilation_cache
 from places import SUPPORT
 from tpu_cases import needs_libtpu
@@ -305,6 +306,16 @@ def test_what_is_expected_of_a_program_is_near_what_the_compiler_says(report, se
         assert expected.roofline.memory_s == measured["roofline"]["memory_s"]
         ratio = measured["roofline"]["network_s"] / expected.roofline.network_s
         assert 0.4 < ratio < 2.5, (kind, ratio)
+
+
+@needs_libtpu
+def test_a_compiler_that_crashes_ends_its_own_process_only(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tune, "COMPILED", 1)
+    monkeypatch.setattr(tune, "_figures", tpu_cases.crash)
+    assert run(f"--tune={tmp_path / 'layouts.json'}") == 2
+    told = capsys.readouterr()
+    assert "model.remat none: the compiler fails" in told.out
+    assert told.err.startswith("error: --tune: none of the layouts that were compiled fits")
 
 
 @needs_libtpu
