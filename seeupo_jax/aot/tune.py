@@ -187,7 +187,7 @@ def _compiled(layout: Layout, kinds: tuple[str, ...], log: Callable[[str], None]
         try:
             run = pool.submit(_figures, layout.setup.given, layout.setup.topology, kinds)
             figures = run.result()
-        except BrokenProcessPool:
+        except (BrokenProcessPool, jax.errors.JaxRuntimeError):
             log(f"  {words}: the compiler fails")
             return None
     for kind, each in figures.items():

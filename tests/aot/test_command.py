@@ -309,9 +309,10 @@ def test_what_is_expected_of_a_program_is_near_what_the_compiler_says(report, se
 
 
 @needs_libtpu
-def test_a_compiler_that_crashes_ends_its_own_process_only(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("end", [tpu_cases.crash, tpu_cases.refuse])
+def test_a_compiler_that_fails_ends_no_search(tmp_path, capsys, monkeypatch, end):
     monkeypatch.setattr(tune, "COMPILED", 1)
-    monkeypatch.setattr(tune, "_figures", tpu_cases.crash)
+    monkeypatch.setattr(tune, "_figures", end)
     assert run(f"--tune={tmp_path / 'layouts.json'}") == 2
     told = capsys.readouterr()
     assert "model.remat none: the compiler fails" in told.out

@@ -37,3 +37,8 @@ def devices(topology: str, **options: int) -> Sequence[jax.Device]:
 def crash(*_: object) -> None:
     """As libtpu does with some meshes."""
     os._exit(134)
+
+
+def refuse(*_: object) -> None:
+    """As it does with others."""
+    raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure")
