@@ -72,7 +72,7 @@ def test_a_run_tells_what_its_recipe_does(runs, name):
         # Ratios of single steps are 1: what is clipped was moved by other turns' steps.
         assert line["sweep/clip_fraction"] < (1e-9 if single else 0.9)
     has_penalty = fields.get("kl_coef") != 0
-    assert (second["sweep/kl"] > 1e-9) == has_penalty  # rounding alone: 1e-13
+    assert (second["sweep/kl"] > 1e-5) == has_penalty
 
 
 def test_a_recipe_of_the_command_line_wins_over_the_file_and_a_field_over_the_recipe(tmp_path):

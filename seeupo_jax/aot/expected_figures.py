@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from seeupo_jax.aot import roofline
 from seeupo_jax.aot.aot_programs import Program, Setup
-from seeupo_jax.aot.measure import Figures
+from seeupo_jax.aot.measure import Figures, program_roofline
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.collectives import Collective, received
 
@@ -24,21 +23,14 @@ def expected_figures(setup: Setup, program: Program) -> Figures:
     gathers keys and values.
     """
     traffic = tuple(each for each in _traffic(setup, program) if each.group > 1)
-    work, mesh = program.work, program.mesh
-    line = roofline.estimate(
-        work.executed / mesh.size,
-        program.hbm_bytes,
-        traffic,
-        setup.topology.chip,
-        roofline.axis_links(mesh),
-    )
+    work = program.work
     return Figures(
         program.name,
         needed_flops=work.needed,
         executed_flops=work.executed,
         yardstick_flops=flops.six_nd(setup.arch, work.tokens),
         collectives=traffic,
-        roofline=line,
+        roofline=program_roofline(setup, program, traffic),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -77,15 +77,21 @@ def measure(setup: Setup, program: Program) -> Figures:
         executed_flops=work.executed,
         yardstick_flops=flops.six_nd(setup.arch, work.tokens),
         collectives=tuple(found),
-        roofline=roofline.estimate(
-            work.executed / mesh.size,
-            program.hbm_bytes,
-            found,
-            setup.topology.chip,
-            roofline.axis_links(mesh),
-        ),
+        roofline=program_roofline(setup, program, found),
         held=tuple(forbidden(text, setup, program)),
         largest=tuple(hlo.largest_arrays(text, 5)),
+    )
+
+
+def program_roofline(setup: Setup, program: Program, traffic: Sequence[Collective]) -> Roofline:
+    """An estimate of one execution of a program with this communication."""
+    mesh = program.mesh
+    return roofline.estimate(
+        program.work.executed / mesh.size,
+        program.hbm_bytes,
+        traffic,
+        setup.topology.chip,
+        roofline.axis_links(mesh),
     )
 
 
