@@ -212,7 +212,8 @@ def by_file_name(arch: Architecture, params: Any) -> dict[str, np.ndarray]:
     """A tree of the parameters' kind as float32 arrays, by their names in files."""
     found = {}
     for stored in stored_tensors(arch, params):
-        leaf = np.asarray(to_host(at(params, stored.path)), np.float32)
+        leaf = at(params, stored.path)
+        leaf = np.asarray(to_host(leaf if stored.layer is None else leaf[stored.layer]), np.float32)
         found[stored.names[0]] = leaf.T if stored.transposed else leaf
     return found
 

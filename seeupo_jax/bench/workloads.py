@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
+from seeupo_jax.bench import machine
 from seeupo_jax.bench.settings import Settings, architecture, write_model
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.learner.imitation.action_segments import to_segments
@@ -341,6 +343,7 @@ def prepared(settings: Settings, dtype: str) -> Iterator[Inputs]:
     fields = {
         "seed": settings.seed,
         "model.dtype": dtype,
+        "model.scan_layers": machine.scans_layers(jax.devices()[0]),
         "optimizer.name": "adam",
         "optimizer.learning_rate": _LEARNING_RATE,
         "optimizer.kwargs": {"eps": _EPS},

@@ -40,6 +40,7 @@ from seeupo_jax.parallel import cluster
 # 64 MiB more than asked for when it grows.
 _MALLOC_OPTIONS = {-8: 1, -4: 0, -1: -1, -2: 2**26}
 
+_TRITON_PRODUCTS = "xla_gpu_enable_triton_gemm"  # of XLA_FLAGS
 _CLUSTER_TIMEOUT_S = 300
 
 
@@ -203,15 +204,28 @@ def prepare_xla() -> None:
     """Settings of a process that trains or measures; before the first array is made.
 
     Compiled programs are kept, in JAX_COMPILATION_CACHE_DIR or the user's cache. Where XLA computes
-    on the CPU, so is the memory that its programs give back.
+    on the CPU, so is the memory that its programs give back. On a GPU, matrix products are cuBLAS's
+    unless XLA_FLAGS says otherwise.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(cache / "seeupo_jax" / "xla"))
     jax.config.update("jax_compilation_cache_dir", folder)
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    _set_products_of_gpu()
     if _only_cpu():
         _keep_freed_memory()
+
+
+def _set_products_of_gpu() -> None:
+    """Keeps XLA from trying Triton's kernels for each matrix product, before its backend starts.
+
+    On an H200 the pass that scores with 135 million parameters compiled in 39 s with them, in 4 s
+    without (jax 0.11.2).
+    """
+    given, plugins = os.environ.get("XLA_FLAGS", ""), metadata.entry_points(group="jax_plugins")
+    if _TRITON_PRODUCTS not in given and any("cuda" in plugin.name for plugin in plugins):
+        os.environ["XLA_FLAGS"] = f"{given} --{_TRITON_PRODUCTS}=false".strip()
 
 
 def _only_cpu() -> bool:

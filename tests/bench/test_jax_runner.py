@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from bench_cases import SETTINGS, SMALL, small  # noqa: F401
 
+from seeupo_jax.bench import comparison, machine
 from seeupo_jax.bench.jax_runner import Call, OurSweeps, trips
+from seeupo_jax.bench.settings import MODELS
 from seeupo_jax.bench.workloads import prepared
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.planning.program_flops import Flops, Passes, Trips, count
@@ -64,6 +66,21 @@ def test_a_sweeps_flops_by_hand(sweeps):
     assert sum(f.total for f in sweeps.flops(calls).values()) == pytest.approx(
         sum(sum(by_hand(call, arch)[:2]) for call in calls)
     )
+
+
+def test_layers_that_are_scanned_give_the_same_sweep_and_the_same_tensors(monkeypatch):
+    """As on an accelerator, whose sweeps are compared with PyTorch's by the tensors' names."""
+    monkeypatch.setitem(MODELS, SETTINGS.model, SMALL | {"layers": 2})
+    found = []
+    for scanned in (False, True):
+        monkeypatch.setattr(machine, "scans_layers", lambda device, scanned=scanned: scanned)
+        with prepared(SETTINGS, "float32") as inputs:
+            sweeps = OurSweeps(inputs)
+            assert sweeps.policy.network.arch.scan_layers == scanned
+            sweeps.run()
+            found.append(sweeps.outcome())
+    assert found[0].tensors.keys() == found[1].tensors.keys()
+    assert max(comparison.differences(*found).values()) < 1e-5
 
 
 def test_nothing_is_recorded_that_nobody_asked_for(sweeps):

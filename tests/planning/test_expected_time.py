@@ -1,8 +1,11 @@
 """Estimates of time: against programs that were measured once, and FLOPs worked by hand."""
 
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 from places import CONFIGS
 
@@ -109,3 +112,15 @@ def test_the_estimate_is_said_with_what_it_rests_on(quickstart):
     assert int(core) == round(compile_seconds(names, quickstart.policy.network.arch))
     assert "each program within a factor of 1.5" in compiling
     assert "6 turns and 128 tokens in every conversation, nothing shared" in iteration
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_on_a_gpu_layers_that_are_compiled_one_by_one_are_told(quickstart, scanned):
+    device = np.array([SimpleNamespace(platform="gpu")])
+    arch = replace(quickstart.policy.network.arch, layers=24, scan_layers=scanned)
+    network, mesh = SimpleNamespace(arch=arch), SimpleNamespace(devices=device)
+    found = SimpleNamespace(policy=SimpleNamespace(network=network, mesh=mesh))
+    lines = time_lines(found)
+    assert lines[0].startswith("not estimated for gpu")
+    assert lines[1:] == ([] if scanned else [lines[-1]])
+    assert scanned or lines[1].startswith("24 layers are compiled one by one")

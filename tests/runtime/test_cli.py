@@ -2,6 +2,7 @@
 
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 from loaded_python import run
@@ -43,3 +44,22 @@ def test_a_file_where_checkpoints_are_to_be_is_refused_before_anything_runs(tmp_
 def test_memory_that_programs_give_back_is_not_cleared_again(tmp_path):
     every = 20 * 16_384
     assert faults(True, tmp_path) < every / 2 < every <= faults(False, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "plugin, given, wanted",
+    [
+        ("xla_cuda13", "", "--xla_gpu_enable_triton_gemm=false"),
+        ("xla_cuda13", "--a=1", "--a=1 --xla_gpu_enable_triton_gemm=false"),
+        ("xla_cuda13", "--xla_gpu_enable_triton_gemm=true", "--xla_gpu_enable_triton_gemm=true"),
+        ("another", "--a=1", "--a=1"),
+    ],
+)
+def test_products_of_a_gpu_are_cublas_s_unless_flags_say_otherwise(
+    plugin, given, wanted, monkeypatch
+):
+    found = [SimpleNamespace(name=plugin)]
+    monkeypatch.setattr(cli.metadata, "entry_points", lambda group: found)
+    monkeypatch.setenv("XLA_FLAGS", given)
+    cli._set_products_of_gpu()
+    assert cli.os.environ["XLA_FLAGS"] == wanted

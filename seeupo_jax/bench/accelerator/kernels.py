@@ -7,6 +7,7 @@ and plain attention in the kernel's own type, whose distance is the measure for 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
 import time
@@ -41,7 +42,7 @@ _PADDING = 5  # tokens at the end of the longest row
 _PAGE = 16  # tokens, as `rollout.page_size` by default
 
 Arrays = tuple[jax.Array, ...]
-Attend = Callable[..., jax.Array]  # of queries, keys and values
+Attend = Callable[..., jax.Array]  # of queries, keys, values, and where they stand
 # Greatest differences with their bounds, by name; and what else describes the comparison.
 Found = tuple[dict[str, tuple[float, float]], dict[str, Any]]
 
@@ -111,13 +112,14 @@ class Forest:
         if not self.continued:
             real_NL = jnp.arange(L)[None, :] < self.tree().end_NL[:, :1]
 
-        def fused(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def fused(q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask) -> jax.Array:
             return attend_trees(q, KeyValues(k, v), mask, window=window, kernel=kernel)
 
-        def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def plain(q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask) -> jax.Array:
             return attention.all_pairs(q, k, v, *mask, window=window)
 
-        return compare(fused, plain, random_arrays(N, L, C, self.heads), real_NL, dtype, timed)
+        arrays = random_arrays(N, L, C, self.heads)
+        return compare(fused, plain, arrays, mask, real_NL, dtype, timed)
 
     def __str__(self) -> str:
         window = "" if self.window is None else f", window {self.window}"
@@ -147,7 +149,8 @@ class Rows:
             segment_NL = jnp.searchsorted(starts, position_NL, "right").astype(jnp.int32) - 1
             position_NL -= starts[segment_NL]
 
-        def attend(kernel: str, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def attend(kernel: str, q: jax.Array, k: jax.Array, v: jax.Array, places: Any) -> jax.Array:
+            position_NL, segment_NL = places
             return attention.attend(
                 q,
                 KeyValues(k, v),
@@ -161,7 +164,8 @@ class Rows:
 
         fused, plain = functools.partial(attend, kernel), functools.partial(attend, "xla")
         arrays = random_arrays(self.rows, self.length, self.length, self.heads)
-        return compare(fused, plain, arrays, jnp.ones(position_NL.shape, bool), dtype, timed)
+        real_NL, places = jnp.ones(position_NL.shape, bool), (position_NL, segment_NL)
+        return compare(fused, plain, arrays, places, real_NL, dtype, timed)
 
     def __str__(self) -> str:
         window = "" if self.window is None else f", window {self.window}"
@@ -205,7 +209,8 @@ class Cached:
             pages, page_table = self._in_pages(k, v, held)
             return paged.attend(q, pages, position, page_table, kernel=kernel, block=block)
 
-        exact, arrays = _run(plain, (q, k, v), "float32"), (q, k, v)
+        plain, by_pages, arrays = jax.jit(plain), jax.jit(by_pages), (q, k, v)
+        exact = _run(plain, arrays, "float32")
         off = _distance(_run(by_pages, arrays, dtype), exact)
         near = FLOAT32
         if dtype != "float32":
@@ -324,52 +329,69 @@ def _require(kernel: str, length: int, heads: Heads, dtype: str, *, trees: bool)
 
 
 def compare(
-    fused: Attend, plain: Attend, arrays: Arrays, real_NL: jax.Array, dtype: str, timed: bool
+    fused: Attend,
+    plain: Attend,
+    arrays: Arrays,
+    places: Any,
+    real_NL: jax.Array,
+    dtype: str,
+    timed: bool,
 ) -> Found:
     """Distances of outputs and gradients from the exact ones, with bounds; and seconds.
 
     Args:
-      arrays: as `random_arrays`. real_NL: which queries count.
+      arrays: as `random_arrays`. places: what both are given after queries, keys and values.
+      real_NL: which queries count.
     """
     *qkv, weight = arrays
-    real = real_NL[:, :, None, None]
 
-    def trained(attend: Attend, *qkv: jax.Array) -> Arrays:
+    def trained(attend: Attend) -> Callable[..., Arrays]:
         """Outputs, and gradients of their weighted sum."""
 
-        def loss(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
-            out = attend(*qkv)
-            return jnp.sum(out.astype(jnp.float32) * weight * real), out * real
+        # Constants would be folded by the compiler, for seconds each.
+        def run(q: Any, k: Any, v: Any, weight: Any, real: Any, places: Any) -> Arrays:
+            def loss(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
+                out = attend(*qkv, places)
+                return jnp.sum(out.astype(jnp.float32) * weight * real), out * real
 
-        (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*qkv)
-        return out, *gradients
+            (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
+            return out, *gradients
 
-    ours, reference = functools.partial(trained, fused), functools.partial(trained, plain)
-    exact, found = _run(reference, qkv, "float32"), {}
-    usual = exact if dtype == "float32" else _run(reference, qkv, dtype)
+        return jax.jit(run)
+
+    ours, reference = trained(fused), trained(plain)
+    others = (weight, real_NL[:, :, None, None], places)
+    exact, found = _run(reference, qkv, "float32", *others), {}
+    usual = exact if dtype == "float32" else _run(reference, qkv, dtype, *others)
     names = ("out", "d_q", "d_k", "d_v")
-    for name, x, y, z in zip(names, _run(ours, qkv, dtype), usual, exact, strict=True):
+    for name, x, y, z in zip(names, _run(ours, qkv, dtype, *others), usual, exact, strict=True):
         bound = FLOAT32 if dtype == "float32" else AS_PLAIN * _distance(y, z)
         found[name] = (_distance(x, z), bound)
     if not timed:
         return found, {}
-    qkv = [x.astype(dtype) for x in qkv]
-    return found, {"kernel_s": _seconds(ours, qkv), "plain_s": _seconds(reference, qkv)}
+    sides = {"kernel_s": ours, "plain_s": reference}
+    return found, {name: _seconds(side, qkv, dtype, *others) for name, side in sides.items()}
 
 
-def _run(f: Callable[..., Any], arrays: Any, dtype: str) -> Any:
-    with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
-        return jax.block_until_ready(jax.jit(f)(*(x.astype(dtype) for x in arrays)))
+def _run(f: Callable[..., Any], arrays: Any, dtype: str, *others: Any) -> Any:
+    """`f` of arrays of type `dtype`, and of others as they are."""
+    with _precision(dtype):
+        return jax.block_until_ready(f(*(x.astype(dtype) for x in arrays), *others))
 
 
-def _seconds(f: Callable[..., Any], arrays: Any) -> float:
-    """Of one call, the median of nine."""
-    jitted, each = jax.jit(f), []
-    for _ in range(11):
-        began = time.perf_counter()
-        jax.block_until_ready(jitted(*arrays))
-        each.append(time.perf_counter() - began)
+def _seconds(f: Callable[..., Any], arrays: Any, dtype: str, *others: Any) -> float:
+    """Of one such call, the median of nine."""
+    each, arrays = [], [x.astype(dtype) for x in arrays]
+    with _precision(dtype):
+        for _ in range(11):
+            began = time.perf_counter()
+            jax.block_until_ready(f(*arrays, *others))
+            each.append(time.perf_counter() - began)
     return statistics.median(each[2:])
+
+
+def _precision(dtype: str) -> contextlib.AbstractContextManager[None]:
+    return jax.default_matmul_precision("highest" if dtype == "float32" else "default")
 
 
 def random_arrays(N: int, L: int, C: int, heads: Heads) -> Arrays:

@@ -16,6 +16,7 @@ from seeupo_jax.bench import comparison, torch_runner
 from seeupo_jax.bench.accelerator.runner import NotHere, Record
 from seeupo_jax.bench.comparison import TOLERANCES
 from seeupo_jax.bench.jax_runner import ABLATIONS, OurSweeps, by_file_name
+from seeupo_jax.bench.machine import scans_layers
 from seeupo_jax.bench.rollout import converse, make_engine
 from seeupo_jax.bench.settings import Settings, architecture, write_model
 from seeupo_jax.bench.torch_runner import TorchSweeps
@@ -91,8 +92,9 @@ def _of_torch(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
 
 
 def _of_ours(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
-    kernel = preferred_kernel(jax.devices()[0].platform)  # as in training
-    model, _ = from_pretrained(folder, dtype=dtype, attention=kernel)
+    device = jax.devices()[0]
+    layout = {"attention": preferred_kernel(device.platform), "scan_layers": scans_layers(device)}
+    model, _ = from_pretrained(folder, dtype=dtype, **layout)  # as in training
     network, params = split(model)
 
     def loss(params: Any) -> jax.Array:
