@@ -251,7 +251,8 @@ def _ratio(figures: Figures) -> str:
 
 
 def _over(name: str) -> OfRun:
-    return lambda f: "-" if f[name] is None else f"{f[name]['ratio']:.2f}x"
+    """A ratio that older figures may lack."""
+    return lambda f: "-" if f.get(name) is None else f"{f[name]['ratio']:.2f}x"
 
 
 def _workload(figures: Figures) -> str:
@@ -267,6 +268,7 @@ def _workload(figures: Figures) -> str:
 
 
 RATIO: dict[str, OfRun] = {"ratio": _ratio}
+_OVER = {"over the recipe": _over("over_recipe"), "over packed rows": _over("over_packed")}
 SIZES: dict[str, OfRun] = {"model": lambda f: f["model"], "workload": _workload}
 SWEEPS: dict[str, OfSide] = {
     "s per sweep": side("median_s", "{:.3f}"),
@@ -289,7 +291,7 @@ def _updates(runs: list[Figures]) -> str:
     )
     sides = sides_table(
         [f for f in runs if f["against"] is not None],
-        RATIO | {"over the recipe": _over("over_recipe")} | SIZES,
+        RATIO | _OVER | SIZES,
         SWEEPS | {"computed tokens": side("positions", "{:,.0f}")},
     )
     return "\n\n".join([text, sides, _flops(runs), *_contributions(runs)])
@@ -361,7 +363,7 @@ def _iterations(runs: list[Figures]) -> str:
         "A rollout and a sweep over it. Each side sweeps over the tokens that it has sampled, with"
         " the lengths of the workload."
     )
-    over = {"over the recipe": _over("over_recipe"), "over the cache kept": _over("over_kept")}
+    over = _OVER | {"over the cache kept": _over("over_kept")}
     seconds = {"s": "median_s", "rollout s": "rollout_s", "sweep s": "sweep_s"}
     of_side = {head: side(key, "{:.2f}") for head, key in seconds.items()}
     return f"{text}\n\n{sides_table(runs, RATIO | over | SIZES, of_side)}"

@@ -244,7 +244,7 @@ def run_iteration(settings: Settings) -> dict[str, Any]:
         "tokens/s": side("tokens_per_second", "{:.0f}"),
     }
     over = {"over_kept": "the same with the KV cache kept from turn to turn"}
-    comparison.print_figures(figures, "an iteration", columns, comparison.RECIPE_WORDS | over)
+    comparison.print_figures(figures, "an iteration", columns, comparison.OVER_WORDS | over)
     return figures
 
 

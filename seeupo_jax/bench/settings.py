@@ -26,12 +26,13 @@ from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.transformer import Transformer
 
 # Ways to run the PyTorch baseline. The recipe is the reference implementation's: a turn's batch is
-# padded with trajectories that do not have the turn.
-RECIPE = "recipe"
-CONTENDERS = ("eager", "compile", RECIPE)
+# padded with trajectories that do not have the turn. Packed is eager, on rows of a group each: what
+# its conversations begin with is computed once.
+RECIPE, PACKED = "recipe", "packed"
+CONTENDERS = ("eager", "compile", RECIPE, PACKED)
 GENERATE = ("resent", "kept", "static")  # ways to sample by `generate`
 WORKLOADS = ("bfcl", "order_desk", "appworld", "long")  # lengths; see `workloads.py`
-PADDED, PACKED = "padded", "packed"  # ways to batch conversations for `transformers`
+PADDED = "padded"  # as `PACKED`, a way to batch conversations for `transformers`
 _QWEN = {"vocab_size": 151_936, "head_dim": 64, "kv_heads": 2, "qkv_bias": True, "qk_norm": False}
 # For rehearsals, with the vocabulary of the order desk's tokenizer; Qwen3's layout; that of
 # SmolLM2-135M, Qwen2.5-0.5B and Qwen2.5-1.5B.
@@ -86,7 +87,7 @@ class Settings:
     torch: tuple[str, ...] = _flag(
         CONTENDERS,
         _some(*CONTENDERS),
-        "of eager,compile,recipe: how the baseline runs; none: it does not",
+        "of eager,compile,recipe,packed: how the baseline runs; none: it does not",
         "update iteration",
     )
     torch_tokens: int | None = _flag(

@@ -199,7 +199,7 @@ def run(settings: Settings) -> dict[str, Any]:
         {name: _timed(each.step) for name, each in contenders.items()}, settings.repeats
     )
     figures = about | {
-        **comparison.against_torch(timings, settings.batches),
+        **comparison.against_torch(timings, settings.batches, over={}),
         "contenders": {
             name: timing.as_json()
             | {"tokens_per_second": tokens / timing.median, "positions": steps[name][0].positions}

@@ -14,7 +14,7 @@ import jax
 
 from seeupo_jax.bench import machine
 from seeupo_jax.bench.comparison import Outcome, torch_name
-from seeupo_jax.bench.settings import RECIPE
+from seeupo_jax.bench.settings import PACKED, RECIPE
 from seeupo_jax.bench.workloads import Inputs
 
 FOLDER = Path(__file__).parents[2] / "third_party" / "torch_baseline"
@@ -101,6 +101,7 @@ class TorchSweeps:
             inputs.fields,
             compile=way == "compile",
             null_turns=way == RECIPE,
+            share_prefixes=way == PACKED,
             microbatch_tokens=MICROBATCH_TOKENS[self._device] if tokens is None else tokens,
         )
         self._sweep = modules["sweep"].Sweep(self.model, options)

@@ -212,7 +212,7 @@ def _print(figures: Mapping[str, Any]) -> None:
         "peak MiB": side("peak_bytes", "{:.0f}", 2**20),
         "computed tokens": side("positions", "{:.0f}"),
     }
-    comparison.print_figures(figures, "a sweep", columns, comparison.RECIPE_WORDS)
+    comparison.print_figures(figures, "a sweep", columns, comparison.OVER_WORDS)
     ours, budget = figures["contenders"][OURS], figures["budgets"]
     once = flops_once(ours)
     print(

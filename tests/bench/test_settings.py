@@ -67,7 +67,7 @@ def test_all_techniques_are_named_by_one_word():
         ("update --scale=0", "--scale: got '0'; allowed: a number > 0."),
         (
             "update --torch=fast",
-            "--torch: got 'fast'; allowed: none, or some of eager, compile, recipe.",
+            "--torch: got 'fast'; allowed: none, or some of eager, compile, recipe, packed.",
         ),
         (
             "rollout --without=all",

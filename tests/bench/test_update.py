@@ -34,15 +34,17 @@ def test_both_sides_are_the_same_before_they_are_timed(results, capsys):
     assert found["verified"]["differences"].keys() == {
         EAGER,
         torch_name("recipe"),
+        torch_name("packed"),
         *(update.without_name(name) for name in found["without"]),
     }
     assert all(max(d.values()) < 1e-4 for d in found["verified"]["differences"].values())
     assert min(found["verified"]["moved"].values()) > 1e-3  # or nothing would be shown
     for one in found["contenders"].values():
         assert len(one["each_s"]) == 2 and one["peak_bytes"] >= one["state_bytes"] > 0
-    first, second, *_ = capsys.readouterr().out.splitlines()
+    first, second, third, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{found['ratio']:.2f}x") and EAGER in first
     assert second.startswith(f"{found['over_recipe']['ratio']:.2f}x the reference's recipe")
+    assert third.startswith(f"{found['over_packed']['ratio']:.2f}x the baseline with the common")
 
 
 def test_nothing_is_timed_where_one_sides_numbers_are_others(monkeypatch):

@@ -24,7 +24,7 @@ SETTINGS = Settings(
     groups=1,
     group_size=2,
     repeats=2,
-    torch=("eager", "recipe"),
+    torch=("eager", "recipe", "packed"),
 )
 
 

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import json
+import os
 
 import jax
 import learner_cases
@@ -85,11 +87,11 @@ def line(trajectory):
 THEIRS = [trajectories.parse(line(t), f"line {n}") for n, t in enumerate(TRAJECTORIES)]
 
 
-def their_sweep(folder, values, **own):
+def their_sweep(folder, values, given=THEIRS, **own):
     """The baseline's sweep, and the weights after it by their names in files."""
     model = update.load(folder)
     chosen = options.from_flat({"seed": 5, "rollout.max_turns": 4} | values, **own)
-    result = sweep.Sweep(model, chosen).run(THEIRS, iteration=3)
+    result = sweep.Sweep(model, chosen).run(given, iteration=3)
     tensors = {name: p.detach().numpy() for name, p in model.named_parameters()}
     return result, tensors
 
@@ -289,6 +291,57 @@ def test_microbatches_change_rounding_only_and_save_padding(folder, plain):
     assert_same_numbers(several, plain, 5e-6)
     between = several[0].positions["train"]
     assert alone[0].positions["train"] < between < plain[0].positions["train"]
+
+
+@functools.cache
+def begun_alike():
+    """Trajectories whose segments begin with their group's prompt; two of a group are equal."""
+    rng = np.random.default_rng(1)
+    prompt = {group: rng.integers(0, 16, 5 + group) for group in range(10)}
+
+    def longer(trajectory):
+        own = prompt[trajectory.group]
+        return dataclasses.replace(
+            trajectory,
+            segments=tuple(
+                trajectories.Segment(
+                    np.concatenate([own, segment.tokens]),
+                    np.concatenate([np.full(len(own), trajectories.CONTEXT), segment.turn]),
+                )
+                for segment in trajectory.segments
+            ),
+        )
+
+    made = [longer(trajectory) for trajectory in THEIRS]
+    return (*made, dataclasses.replace(made[5], reward=0.1))
+
+
+def tokens_of_tries(given):
+    """Of all turns' contexts, those that the contexts of a group begin with counted once."""
+    kept, total = trajectories.learnable(given), 0
+    for turn in range(4):
+        contexts = {}
+        for trajectory in itertools.compress(given, kept):
+            for segment in trajectory.segments:
+                if (segment.turn == turn).any():
+                    end = np.flatnonzero(segment.turn == turn)[-1] + 1
+                    own = segment.tokens[:end].tolist()
+                    contexts.setdefault(trajectory.group, []).append(own)
+        for own in contexts.values():
+            total += sum(map(len, own)) - (len(own) - 1) * len(os.path.commonprefix(own))
+    return total
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_what_a_group_begins_with_is_computed_once_and_changes_no_number(family, folder):
+    sweep_of = functools.partial(their_sweep, folder(family), SGD, begun_alike())
+    alone, together = sweep_of(), sweep_of(share_prefixes=True)
+    assert_same_numbers(together, alone, 5e-6)
+    assert together[0].tokens["train"] == tokens_of_tries(begun_alike())
+    narrow = sweep_of(share_prefixes=True, microbatch_tokens=20)
+    assert_same_numbers(narrow, alone, 5e-6)
+    counts = [result.tokens["train"] for result, _ in (together, narrow, alone)]
+    assert counts == sorted(set(counts))
 
 
 def test_recomputed_activations_give_the_same_numbers(folder, plain):

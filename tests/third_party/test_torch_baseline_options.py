@@ -116,9 +116,9 @@ def test_learning_rates_are_those_of_our_schedules(schedule, warmup):
 def test_the_kl_penalty_of_far_tokens_is_bounded_as_ours():
     difference = np.array([95.0, -95.0, 3.0, -10.5, 0.5], np.float32)
     logp = torch.tensor([-1.0] * 5, requires_grad=True)
-    at, row = torch.arange(5), torch.zeros(5, dtype=torch.int64)
-    real = torch.tensor([True])
-    batch = samples.Microbatch(at[None], row, at, at, torch.tensor([5.0]), row[:1], real, 5)
+    at, row, real = torch.arange(5), torch.zeros(5, dtype=torch.int64), torch.tensor([True])
+    of_row = (row, torch.tensor([5.0]), row[:1], real)
+    batch = samples.Microbatch(at[None], None, None, at, at, *of_row, length=5)
     algorithm = options.Algorithm(kl_coef=1.0)
     ref_logp = torch.tensor(-1 + difference)
     terms = objective.row_terms(algorithm, batch, logp, logp.detach(), ref_logp, torch.zeros(1))

@@ -60,6 +60,8 @@ class Options:
     null_turns: a turn's batch also has the trajectories without that turn, as in the reference
       implementation. They change no number.
     microbatch_tokens: of one forward pass, padding included, at the most.
+    share_prefixes: what the samples of a group begin with is computed once in a pass, by rows of
+      several samples and a mask of which token sees which.
     compile: the layers, with `torch.compile`.
     checkpointing: recompute activations in the backward pass.
     """
@@ -73,6 +75,7 @@ class Options:
     dtype: str = "float32"
     null_turns: bool = False
     microbatch_tokens: int = 8192
+    share_prefixes: bool = False
     compile: bool = False
     checkpointing: bool = False
 

@@ -1,9 +1,9 @@
-"""Every turn of every trajectory as a sample of its own, in microbatches of like lengths."""
+"""Every turn of every trajectory as a sample, in microbatches of rows of like lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,25 +20,76 @@ class Sample:
     """
 
     trajectory: int
+    group: int
     tokens: np.ndarray
     position: np.ndarray
     real: bool = True
 
 
 @dataclass(frozen=True)
-class Microbatch:
-    """Samples as the rows [R] of one forward pass, with X action tokens together.
+class Row:
+    """Samples [S] in one row: what all of them begin with, then the rest of each in turn.
 
-    tokens: int64 [R, L], padded on the right, where no causal query looks: no mask is needed.
-    row, position, target: int64 [X], of each action token: its row, its place, its id.
-    size: float32 [R], action tokens of a row. trajectory: int64 [R]. real: bool [R].
+    common: tokens that they have in common. start: [S], where in the row the rest of each begins.
+    """
+
+    samples: tuple[Sample, ...]
+    common: int
+
+    @property
+    def start(self) -> np.ndarray:
+        rests = [len(sample.tokens) - self.common for sample in self.samples]
+        return self.common + np.cumsum([0, *rests[:-1]])
+
+    @property
+    def length(self) -> int:
+        return self.common + sum(len(sample.tokens) - self.common for sample in self.samples)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """[L]."""
+        first = self.samples[0].tokens[: self.common]
+        return np.concatenate([first, *(sample.tokens[self.common :] for sample in self.samples)])
+
+    @property
+    def depth(self) -> np.ndarray:
+        """[L], the place of each token in its sample."""
+        rests = [np.arange(self.common, len(sample.tokens)) for sample in self.samples]
+        return np.concatenate([np.arange(self.common), *rests])
+
+    @property
+    def branch(self) -> np.ndarray:
+        """[L], the sample of each token, and -1 of all."""
+        sizes = [self.common, *(len(sample.tokens) - self.common for sample in self.samples)]
+        return np.repeat(np.arange(-1, len(self.samples)), sizes)
+
+    def place(self, sample: int, position: np.ndarray) -> np.ndarray:
+        """Where in the row tokens of a sample stand."""
+        return np.where(
+            position < self.common, position, self.start[sample] + position - self.common
+        )
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Rows [R] of one forward pass, of S samples with X action tokens together.
+
+    tokens: int64 [R, L], padded on the right.
+    depth, visible: int64 [R, L], places of the tokens in their samples; bool [R, 1, L, L], which
+      keys each query looks at. Neither where every row is one sample: no causal query looks at
+      padding.
+    source, target, row: int64 [X], of each action token: which of the R x L tokens it follows, its
+      id, its sample.
+    size: float32 [S], action tokens of a sample. trajectory: int64 [S]. real: bool [S].
     length: tokens that are no padding.
     """
 
     tokens: torch.Tensor
-    row: torch.Tensor
-    position: torch.Tensor
+    depth: torch.Tensor | None
+    visible: torch.Tensor | None
+    source: torch.Tensor
     target: torch.Tensor
+    row: torch.Tensor
     size: torch.Tensor
     trajectory: torch.Tensor
     real: torch.Tensor
@@ -60,7 +111,7 @@ def samples_of(
             samples.append(real)
         elif null_turns and trajectories[i].turns:
             last = _sample(trajectories[i], int(i), trajectories[i].turns - 1)
-            samples.append(Sample(last.trajectory, last.tokens, last.position, real=False))
+            samples.append(replace(last, real=False))
     return samples
 
 
@@ -68,27 +119,71 @@ def _sample(trajectory: Trajectory, index: int, turn: int) -> Sample | None:
     for segment in trajectory.segments:
         position = np.flatnonzero(segment.turn == turn)
         if position.size:
-            return Sample(index, segment.tokens[: position[-1] + 1], position)
+            tokens = segment.tokens[: position[-1] + 1]
+            return Sample(index, trajectory.group, tokens, position)
     return None
 
 
-def microbatches(samples: Sequence[Sample], budget: int, device: torch.device) -> list[Microbatch]:
-    """Samples by falling length, as many together as stay within `budget` tokens, or one."""
-    batches: list[list[Sample]] = []
-    for sample in sorted(samples, key=lambda s: len(s.tokens), reverse=True):
-        fits = batches and (len(batches[-1]) + 1) * len(batches[-1][0].tokens) <= budget
-        if fits:
-            batches[-1].append(sample)
+def microbatches(
+    samples: Sequence[Sample], budget: int, device: torch.device, *, share_prefixes: bool = False
+) -> list[Microbatch]:
+    """Rows by falling length, as many together as stay within `budget` tokens, or one.
+
+    Args:
+      share_prefixes: the samples of a group are rows together, as far as `budget` allows.
+    """
+    rows = _shared(samples, budget) if share_prefixes else [Row((one,), 0) for one in samples]
+    batches: list[list[Row]] = []
+    for row in sorted(rows, key=lambda row: row.length, reverse=True):
+        if batches and (len(batches[-1]) + 1) * batches[-1][0].length <= budget:
+            batches[-1].append(row)
         else:
-            batches.append([sample])
+            batches.append([row])
     return [_microbatch(rows, device) for rows in batches]
 
 
-def _microbatch(samples: Sequence[Sample], device: torch.device) -> Microbatch:
-    longest = len(samples[0].tokens)
-    tokens = np.zeros((len(samples), longest), np.int64)
-    for row, sample in enumerate(samples):
-        tokens[row, : len(sample.tokens)] = sample.tokens
+def _shared(samples: Sequence[Sample], budget: int) -> list[Row]:
+    """Rows of the samples of one group each, which begin alike."""
+    groups: dict[int, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
+    rows = []
+    for group in groups.values():
+        common = _common([sample.tokens for sample in group])
+        rows.append(Row(tuple(group[:1]), common))
+        for sample in group[1:]:
+            longer = Row((*rows[-1].samples, sample), common)
+            if longer.length <= budget:
+                rows[-1] = longer
+            else:
+                rows.append(Row((sample,), common))
+    return rows
+
+
+def _common(tokens: Sequence[np.ndarray]) -> int:
+    """How many tokens all begin with."""
+    shortest = min(map(len, tokens))
+    stacked = np.stack([each[:shortest] for each in tokens])
+    differ = (stacked != stacked[0]).any(axis=0)
+    return int(np.argmax(differ)) if differ.any() else shortest
+
+
+def _microbatch(rows: Sequence[Row], device: torch.device) -> Microbatch:
+    longest = rows[0].length
+    tokens, depth = np.zeros((2, len(rows), longest), np.int64)
+    branch = np.full((len(rows), longest), -2)  # of padding, which sees padding
+    source, target = [], []
+    for number, row in enumerate(rows):
+        own = slice(0, row.length)
+        tokens[number, own], depth[number, own], branch[number, own] = (
+            row.tokens,
+            row.depth,
+            row.branch,
+        )
+        for index, sample in enumerate(row.samples):
+            source.append(number * longest + row.place(index, sample.position - 1))
+            target.append(sample.tokens[sample.position])
+    samples = [sample for row in rows for sample in row.samples]
     sizes = np.array([len(sample.position) for sample in samples])
 
     def put(array: np.ndarray) -> torch.Tensor:
@@ -97,13 +192,22 @@ def _microbatch(samples: Sequence[Sample], device: torch.device) -> Microbatch:
         tensor = tensor.pin_memory() if device.type == "cuda" else tensor
         return tensor.to(device, non_blocking=True)
 
+    alone = all(len(row.samples) == 1 for row in rows)
     return Microbatch(
         tokens=put(tokens),
+        depth=None if alone else put(depth),
+        visible=None if alone else _visible(put(branch)),
+        source=put(np.concatenate(source)),
+        target=put(np.concatenate(target)),
         row=put(np.repeat(np.arange(len(samples)), sizes)),
-        position=put(np.concatenate([sample.position for sample in samples])),
-        target=put(np.concatenate([sample.tokens[sample.position] for sample in samples])),
         size=put(sizes.astype(np.float32)),
         trajectory=put(np.array([sample.trajectory for sample in samples])),
         real=put(np.array([sample.real for sample in samples])),
-        length=sum(len(sample.tokens) for sample in samples),
+        length=sum(row.length for row in rows),
     )
+
+
+def _visible(branch: torch.Tensor) -> torch.Tensor:
+    """[R, 1, L, L]: of the tokens before a query those of its branch and of all."""
+    key, query = branch[:, None, None, :], branch[:, None, :, None]
+    return ((key == query) | (key == -1)).tril()

@@ -1,7 +1,8 @@
 """One iteration's updates: SeeUPO as PyTorch trainers run it, turn after turn.
 
 Before a turn's step its old and reference log-probabilities are computed, after it the new ones,
-each in a pass of its own over all samples of the turn, and a sample is a turn's whole context.
+each in a pass of its own over all samples of the turn, and a sample is a turn's whole context;
+what the samples of a group begin with may be computed once.
 """
 
 from __future__ import annotations
@@ -146,9 +147,12 @@ class Sweep:
             for turn in range(turns)
         }
         real = {turn: sum(sample.real for sample in own) for turn, own in samples.items()}
-        budget = self.options.microbatch_tokens
+        budget, share = self.options.microbatch_tokens, self.options.share_prefixes
         return _Pass(
-            {t: microbatches(samples[t] if real[t] else [], budget, self.device) for t in samples},
+            {
+                t: microbatches(own if real[t] else [], budget, self.device, share_prefixes=share)
+                for t, own in samples.items()
+            },
             real,
             int(kept.sum()),
             torch.tensor(advantage, dtype=torch.float32, device=self.device),
@@ -203,9 +207,7 @@ class Sweep:
 
     def _logp(self, model: Any, batch: Microbatch, current: _Pass, phase: str) -> torch.Tensor:
         current.clock.count(phase, batch.length, batch.tokens.numel())
-        return token_logp(
-            model, batch.tokens, batch.row, batch.position, batch.target, self.options.temperature
-        )
+        return token_logp(model, batch, self.options.temperature)
 
     def _no_grad(self) -> Any:
         # What is compiled in inference mode is compiled anew for training.
@@ -217,20 +219,19 @@ class Sweep:
         )
 
 
-def token_logp(
-    model: Any,
-    tokens: torch.Tensor,
-    row: torch.Tensor,
-    position: torch.Tensor,
-    target: torch.Tensor,
-    temperature: float,
-) -> torch.Tensor:
+def token_logp(model: Any, batch: Microbatch, temperature: float) -> torch.Tensor:
     """Log-probabilities of action tokens [X]: logits are computed where one is predicted only."""
-    hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-    logits = model.get_output_embeddings()(hidden[row, position - 1]).float()
+    decoded = model.get_decoder()(
+        input_ids=batch.tokens,
+        position_ids=batch.depth,
+        attention_mask=batch.visible,
+        use_cache=False,
+    )
+    hidden = decoded.last_hidden_state.flatten(0, 1)[batch.source]
+    logits = model.get_output_embeddings()(hidden).float()
     if temperature != 1:
         logits = logits / temperature
-    return -torch.nn.functional.cross_entropy(logits, target, reduction="none")
+    return -torch.nn.functional.cross_entropy(logits, batch.target, reduction="none")
 
 
 def _compile_layers(model: Any) -> None:

@@ -122,13 +122,13 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--iteration", type=int, default=1)
     parser.add_argument("--microbatch_tokens", type=int, default=8192)
-    for name in ("null_turns", "compile", "checkpointing"):
+    for name in ("null_turns", "share_prefixes", "compile", "checkpointing"):
         parser.add_argument(f"--{name}", action="store_true")
     return parser.parse_args([re.sub(r"^--config\.", "--override=", text) for text in argv])
 
 
 def _run(given: argparse.Namespace) -> None:
-    names = ("null_turns", "microbatch_tokens", "compile", "checkpointing")
+    names = ("null_turns", "share_prefixes", "microbatch_tokens", "compile", "checkpointing")
     options = read_options(
         given.config, given.override, **{name: getattr(given, name) for name in names}
     )
