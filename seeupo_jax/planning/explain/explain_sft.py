@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -15,6 +15,7 @@ from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.parallel.device_memory import device_bytes, in_units, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.planning.explain.explain_files import checkpoint_lines, file_lines
 from seeupo_jax.planning.explain.explain_parts import model_lines
 from seeupo_jax.planning.explain.explanation import Section, listed
 from seeupo_jax.planning.remat import choose_remat, plan_remat
@@ -67,8 +68,8 @@ def explain_sft(config: Config, workdir: Path) -> list[Section]:
         ("optimizer", _optimizer(config, steps)),
         ("steps", _steps(config, data, steps, _begins(found, workdir, data))),
         ("evaluations", _evaluations(config, data)),
-        ("checkpoints", _checkpoints(found, workdir)),
-        ("files", _files(config, workdir)),
+        ("checkpoints", checkpoint_lines(config, workdir, found.state, _saved(config))),
+        ("files", file_lines(config, workdir, {})),
     ]
 
 
@@ -144,25 +145,6 @@ def _evaluations(config: Config, data: SftData) -> list[str]:
     return [f"loss of {len(data.held_out):,} conversations before, after{every}{ends}"]
 
 
-def _checkpoints(found: AbstractSft, workdir: Path) -> list[str]:
-    kept: Any = found.config.checkpoint
-    leaves = jax.tree.leaves(found.state)
-    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    every = f"every {kept.every} steps, " if kept.every else ""
-    return [
-        f"{every}at the end and at the lowest held-out loss so far, of at most {in_units(size)}"
-        " each",
-        f"the newest {kept.keep} and the best {kept.keep_best} of the others stay, in"
-        f" {find_directory(kept, workdir)}",
-    ]
-
-
-def _files(config: Config, workdir: Path) -> list[str]:
-    names = {
-        "metrics.jsonl": True,
-        "run.json": True,
-        "tensorboard/": "tensorboard" in config.telemetry.trackers,
-        "wandb/": "wandb" in config.telemetry.trackers,
-        "policy/": config.checkpoint.export,
-    }
-    return [f"in {workdir}: " + "; ".join(name for name, there in names.items() if there)]
+def _saved(config: Config) -> str:
+    every = f"every {config.checkpoint.every} steps, " if config.checkpoint.every else ""
+    return f"{every}at the end and at the lowest held-out loss so far"

@@ -18,9 +18,9 @@ from seeupo_jax.configuration.schema import Config, recipe_fields
 from seeupo_jax.envs.base import Missing
 from seeupo_jax.learner.optimization.parameter_groups import group_of, of_all_layers, path_name
 from seeupo_jax.learner.optimization.schedule import Schedule
-from seeupo_jax.parallel.device_memory import in_units
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned
 from seeupo_jax.planning.expected_time import step_ends, time_lines
+from seeupo_jax.planning.explain.explain_files import checkpoint_lines, file_lines
 from seeupo_jax.planning.explain.explain_parts import (
     episode_section,
     memory_lines,
@@ -224,32 +224,17 @@ def _evaluations(config: Config, begins: _Start) -> list[str]:
 
 
 def _checkpoints(found: AbstractRun, workdir: Path, begins: _Start) -> list[str]:
-    config = found.config
-    due = _due(config, config.checkpoint.every, begins.done)
-    if not due:
-        return ["none"]
-    leaves = jax.tree.leaves(found.state)
-    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    kept = config.checkpoint
-    return [
-        f"{len(due)}, after iterations {listed(due)}, of at most {in_units(size)} each",
-        f"the newest {kept.keep} and the best {kept.keep_best} of the others stay, in"
-        f" {find_directory(kept, workdir)}",
-    ]
+    due = _due(found.config, found.config.checkpoint.every, begins.done)
+    when = f"{len(due)}, after iterations {listed(due)}"
+    return checkpoint_lines(found.config, workdir, found.state, when) if due else ["none"]
 
 
 def _files(config: Config, workdir: Path) -> list[str]:
-    """What the run leaves in its folder."""
-    names = {
-        "metrics.jsonl": True,
-        "run.json": True,
+    own = {
         "trajectories/": True,
         "rollouts/, until a checkpoint covers them": True,
-        "tensorboard/": "tensorboard" in config.telemetry.trackers,
-        "wandb/": "wandb" in config.telemetry.trackers,
         "warm_start/": bool(config.warm_start.stages),
         "profile/": bool(config.profile.steps),
-        "policy/": config.checkpoint.export,
         "learning_curve.png": True,
     }
-    return [f"in {workdir}: " + "; ".join(name for name, there in names.items() if there)]
+    return file_lines(config, workdir, own)

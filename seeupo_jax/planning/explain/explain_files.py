@@ -1,0 +1,46 @@
+"""What a run leaves in its folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from seeupo_jax.checkpoint import find_directory
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.parallel.device_memory import in_units
+
+
+def checkpoint_lines(config: Config, workdir: Path, state: Any, when: str) -> list[str]:
+    """When checkpoints are saved, their size, and which of them stay.
+
+    Args:
+      state: arrays, or structs of their shapes.
+    """
+    kept: Any = config.checkpoint
+    leaves = jax.tree.leaves(state)
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    return [
+        f"{when}, of at most {in_units(size)} each",
+        f"the newest {kept.keep} and the best {kept.keep_best} of the others stay, in"
+        f" {find_directory(kept, workdir)}",
+    ]
+
+
+def file_lines(config: Config, workdir: Path, own: Mapping[str, bool]) -> list[str]:
+    """The folder's files and folders.
+
+    Args:
+      own: those that only this command writes, and whether this run does.
+    """
+    names = {
+        "metrics.jsonl": True,
+        "run.json": True,
+        **own,
+        **{f"{name}/": name in config.telemetry.trackers for name in ("tensorboard", "wandb")},
+        "policy/": config.checkpoint.export,
+    }
+    return [f"in {workdir}: " + "; ".join(name for name, there in names.items() if there)]
