@@ -31,6 +31,7 @@ from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.collect import Collected, collect, group_requests
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
 from seeupo_jax.runtime import build
+from seeupo_jax.runtime.build_sampler import build_engine
 from seeupo_jax.runtime.cli import prepare_xla
 from seeupo_jax.runtime.episode_host import build_host
 
@@ -106,7 +107,7 @@ def _measure(given: argparse.Namespace, path: str) -> dict[str, Any]:
     config = load_config(CONFIG, [f"{name}={value}" for name, value in fields.items()])
     made, trained = build.load_policy(config, path)
     with jax.set_mesh(made.mesh), contextlib.ExitStack() as stack:
-        params, engine = made.merged(trained), build.build_engine(config, made)
+        params, engine = made.merged(trained), build_engine(config, made)
         engine.compile(params)
         workers = stack.enter_context(_workers(config, engine, made.tokenizer))
         environment = envs.make(config.env.name, **config.env.options)

@@ -92,6 +92,8 @@ class Rollout:
     """Seconds of the previous sweep to prefetch environments in; then once more; 0: off."""
     mesh: Mesh | None = None
     """The sampler's layout of the same devices; none: the trainer's."""
+    quantize: str = choice("none", "int8")
+    """int8: the sampler's copy of the layers' matrices has 8 bits, a scale for each output."""
 
     @property
     def truncated(self) -> bool:

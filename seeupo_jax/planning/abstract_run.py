@@ -17,6 +17,7 @@ from seeupo_jax.learner.programs import COPY_FACTORS, distinct_programs, sweep_p
 from seeupo_jax.parallel.device_memory import device_bytes
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime import build
+from seeupo_jax.runtime.build_sampler import build_engine
 from seeupo_jax.types import TrainState
 
 SAMPLER, CACHE = "sampler's policy", "KV cache"
@@ -97,7 +98,7 @@ def abstract_run(
     def free(_: jax.Device) -> int | None:
         return None if planned.memory_bytes is None else max(0, planned.memory_bytes - held)
 
-    engine = build.build_engine(config, policy, None if planned is None else free)
+    engine = build_engine(config, policy, None if planned is None else free)
     parts = {
         "parameters": device_bytes(state.params),
         "optimizer": device_bytes(state.opt_state),

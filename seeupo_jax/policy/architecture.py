@@ -72,6 +72,7 @@ class Architecture:
       no layer has a window.
     max_positions: the longest context that the model was trained for.
     longest: tokens of the longest sequence in token trees; None: unknown.
+    int8: whether the layers' matrices are int8, with a scale for each output: a sampler's copy.
     dtype: of activations; param_dtype: of the parameters that do not train where `lora` is set.
     attention: kernel of whole-row passes (`policy/kernels/fused.py`).
 
@@ -103,6 +104,7 @@ class Architecture:
     remat: str = "none"
     attention: str = "xla"
     longest: int | None = None
+    int8: bool = False
 
     def __post_init__(self) -> None:
         kinds = {(self.window(i), self.is_sparse(i)) for i in range(self.layers)}

@@ -14,10 +14,11 @@ from seeupo_jax.parallel.mesh import constrain, head_axes
 from seeupo_jax.policy.architecture import Architecture, Lora
 from seeupo_jax.policy.kernels import attention, paged
 from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree
-from seeupo_jax.policy.kernels.derivatives import matmul, rms_norm
+from seeupo_jax.policy.kernels.derivatives import rms_norm
 from seeupo_jax.policy.kernels.fused import kernel_for
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
 from seeupo_jax.policy.moe import Experts, by_layer
+from seeupo_jax.policy.projection import Projection
 from seeupo_jax.policy.rope import rotate
 
 REMAT: dict[str, Callable[..., Any]] = {
@@ -38,46 +39,12 @@ class Norm(nnx.Module):
         return rms_norm(x, self.scale[...], self.eps)
 
 
-class Projection(nnx.Module):
-    """A dense layer, with a low-rank adapter beside it where `lora` is given.
-
-    Normal initialisation scaled by 1/sqrt(fan-in) times `gain`; adapters get their first values in
-    `policy/lora.py`.
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, int],
-        logical: tuple[str, str],
-        rngs: nnx.Rngs,
-        *,
-        bias: bool = False,
-        gain: float = 1.0,
-        lora: Lora | None = None,
-    ):
-        init = jax.random.normal(rngs.params(), shape) * (gain * shape[0] ** -0.5)
-        self.kernel = nnx.Param(init, logical=logical)
-        self.bias = nnx.Param(jnp.zeros(shape[1]), logical=logical[1:]) if bias else None
-        self.lora = lora
-        if lora is not None:
-            low = (shape[0], lora.rank), (lora.rank, shape[1])
-            self.lora_a = nnx.Param(jnp.zeros(low[0]), logical=(logical[0], "rank"))
-            self.lora_b = nnx.Param(jnp.zeros(low[1]), logical=("rank", logical[1]))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        y = matmul(x, self.kernel[...].astype(x.dtype))
-        if self.lora is not None:
-            low = x @ self.lora_a[...].astype(x.dtype)
-            y = y + (low @ self.lora_b[...].astype(x.dtype)) * self.lora.scale
-        return y if self.bias is None else y + self.bias[...].astype(x.dtype)[None, None, :]
-
-
 class Mlp(nnx.Module):
     """SwiGLU: down(silu(gate(x)) · up(x))."""
 
     def __init__(self, arch: Architecture, rngs: nnx.Rngs, *, gain: float):
         D, F, lora = arch.width, arch.mlp_width, adapters(arch)
-        options = {"bias": arch.mlp_bias}
+        options = {"bias": arch.mlp_bias, "int8": arch.int8}
         self.gate = Projection((D, F), ("embed", "mlp"), rngs, lora=lora("gate_proj"), **options)
         self.up = Projection((D, F), ("embed", "mlp"), rngs, lora=lora("up_proj"), **options)
         self.down = Projection(
@@ -106,17 +73,13 @@ class Layer(nnx.Module):
         D, q, kv = arch.width, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
         bias, lora = arch.qkv_bias, adapters(arch)
         residual = (2 * arch.layers) ** -0.5  # keeps the residual stream's scale
+        project = functools.partial(Projection, rngs=rngs, int8=arch.int8)
         self.attention_norm = Norm(D, arch.norm_eps, "embed")
-        self.q = Projection((D, q), ("embed", "heads"), rngs, bias=bias, lora=lora("q_proj"))
-        self.k = Projection((D, kv), ("embed", "kv_heads"), rngs, bias=bias, lora=lora("k_proj"))
-        self.v = Projection((D, kv), ("embed", "kv_heads"), rngs, bias=bias, lora=lora("v_proj"))
-        self.out = Projection(
-            (q, D),
-            ("heads", "embed"),
-            rngs,
-            bias=arch.out_bias,
-            gain=residual,
-            lora=lora("o_proj"),
+        self.q = project((D, q), ("embed", "heads"), bias=bias, lora=lora("q_proj"))
+        self.k = project((D, kv), ("embed", "kv_heads"), bias=bias, lora=lora("k_proj"))
+        self.v = project((D, kv), ("embed", "kv_heads"), bias=bias, lora=lora("v_proj"))
+        self.out = project(
+            (q, D), ("heads", "embed"), bias=arch.out_bias, gain=residual, lora=lora("o_proj")
         )
         self.q_norm = Norm(arch.head_dim, arch.norm_eps, "head_dim") if arch.qk_norm else None
         self.k_norm = Norm(arch.head_dim, arch.norm_eps, "head_dim") if arch.qk_norm else None

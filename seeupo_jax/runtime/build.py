@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from seeupo_jax.learner.shapes import Shapes, row_lengths
 from seeupo_jax.learner.state_layout import abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
 from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
-from seeupo_jax.parallel.device_memory import free_memory
 from seeupo_jax.parallel.distributed import place
 from seeupo_jax.parallel.mesh import (
     ROW_AXES,
@@ -45,12 +44,7 @@ from seeupo_jax.policy.lora import attach, load_adapters, read_lora, with_adapte
 from seeupo_jax.policy.network import Network
 from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer
-from seeupo_jax.rollout.engine.cache_layout import Layout
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
-from seeupo_jax.rollout.engine.grammar import Grammars
-from seeupo_jax.rollout.engine.read_plan import choose_read_plan
-from seeupo_jax.rollout.engine.sampling import Sampling
-from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.types import TrainState
 
 # Parameters: with fewer, a token takes a CPU microseconds, and a program seconds to compile.
@@ -226,70 +220,6 @@ def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, A
     network, params = policy.split(Transformer(arch, nnx.Rngs(config.seed)))
     made = Policy(network, tokenizer, mesh)
     return made, made.place(params)
-
-
-def build_engine(
-    config: Config, made: Policy, free: Callable[[jax.Device], int | None] | None = None
-) -> SlotEngine:
-    """The sampler, on a layout of its own of the policy's devices.
-
-    Args:
-      free: bytes that a device has left, or None where unknown; default: what it says.
-
-    Raises:
-      ValueError: its cache and its copy of the policy do not fit into what memory is free.
-    """
-    rollout, arch = config.rollout, made.network.arch
-    mesh = sampler_mesh(made.mesh, rollout.mesh)
-    device = mesh.local_devices[0]
-    return SlotEngine(
-        made.network,
-        build_sampling(config, made.tokenizer),
-        plan_cache(
-            arch,
-            rollout,
-            shards=row_shards(mesh),
-            tensor=mesh.shape["tensor"],
-            reshard=Layout(made.network, mesh).reshard(_held(config, made)),
-            free_bytes=(free_memory if free is None else free)(device),
-        ),
-        mesh=mesh,
-        group_size=rollout.group_size,
-        steps=rollout.decode_steps,
-        prefill_tokens=rollout.prefill_tokens,
-        few=few_shapes(config, made.mesh),
-        records=config.algorithm.router_replay == "rollout",
-        read_plan=choose_read_plan(arch, rollout, device.platform),
-        grammars=build_grammars(config, made.tokenizer, arch.vocab_size),
-    )
-
-
-def _held(config: Config, made: Policy) -> Any:
-    """Shape structs of all parameters, as the trainer holds them."""
-    network, shapes = policy.abstract(made.network.arch)
-    shapes = made.merged(split_trained(config.optimizer.groups, network, shapes)[0])
-    where = param_shardings(made.mesh, network.logical_axes(), shapes)
-    struct = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)  # noqa: E731
-    return jax.tree.map(struct, shapes, where)
-
-
-def build_grammars(config: Config, tokenizer: Tokenizer, vocab_size: int) -> Grammars | None:
-    """What constrains actions; None where nothing does."""
-    source = config.rollout.grammar
-    return None if source is None else Grammars(source, tokenizer, vocab_size)
-
-
-def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
-    """How tokens are drawn in training."""
-    rollout = config.rollout
-    return Sampling(
-        rollout.temperature,
-        rollout.top_k,
-        rollout.top_p,
-        rollout.max_action_tokens,
-        tokenizer.end_ids,
-        config.algorithm.fork_entropy_tokens if config.algorithm.forks == "entropy" else 0,
-    )
 
 
 def few_shapes(config: Config, mesh: jax.sharding.Mesh) -> bool:

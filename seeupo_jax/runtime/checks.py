@@ -35,6 +35,7 @@ from seeupo_jax.rollout.branching.replay import check_replayable
 from seeupo_jax.rollout.tasks import share_counts
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries
+from seeupo_jax.runtime.build_sampler import build_grammars
 from seeupo_jax.runtime.episode_host import check_host
 from seeupo_jax.runtime.training.reference_answers import check_references
 from seeupo_jax.trajectories.json_lines import plain
@@ -158,6 +159,11 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
     if tokenizer and config.model.path is not None:
         _check_tokenizer(config, arch.vocab_size)
     check_experts(config.algorithm, arch)
+    if config.rollout.quantize != "none" and arch.moe is not None:
+        raise ValueError(
+            f"config.rollout.quantize: got {config.rollout.quantize!r} for a model of experts;"
+            " allowed: none."
+        )
     if lora is not None or config.optimizer.groups:
         made = policy.abstract(arch) if lora is None else with_adapters(arch, lora)
         split_trained(config.optimizer.groups, *made)
@@ -185,7 +191,7 @@ def _check_tokenizer(config: Config, vocab_size: int) -> None:
             " tokenizer.json, or a SentencePiece tokenizer.model and its tokenizer_config.json."
         )
     tokenizer.begin([{"role": "user", "content": "?"}], ())
-    build.build_grammars(config, tokenizer, vocab_size)
+    build_grammars(config, tokenizer, vocab_size)
 
 
 def made_by(config: Config) -> str:

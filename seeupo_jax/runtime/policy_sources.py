@@ -20,6 +20,7 @@ from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.runtime import build
+from seeupo_jax.runtime.build_sampler import build_engine, build_sampling
 from seeupo_jax.runtime.episode_host import check_host
 from seeupo_jax.runtime.policy_folder import find_step, saved_weights, starting_folder
 
@@ -107,7 +108,7 @@ def own_policy(
     if restored is not None:
         iteration, state, _ = restored
         params = state[part]
-    engine = build.build_engine(config, made)
+    engine = build_engine(config, made)
     with jax.set_mesh(made.mesh):
         about = about_policy(config, iteration, None if untrained else part)
         merged = made.merged(params)
@@ -133,7 +134,7 @@ def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[Pol
         url,
         server.model,
         concurrency=open_at_once,
-        sampling=build.build_sampling(config, tokenizer),
+        sampling=build_sampling(config, tokenizer),
         max_context=rollout.max_context,
         timeout_s=server.timeout_s,
         retries=config.env.retries,

@@ -12,6 +12,7 @@ from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
 from seeupo_jax.runtime import build
+from seeupo_jax.runtime.build_sampler import build_engine
 from seeupo_jax.runtime.episode_host import build_host
 from seeupo_jax.train import train
 
@@ -51,7 +52,7 @@ def trajectories():
     """What either plays with one engine, by its name and the limit on turns: 4 tasks, 4 times."""
     config = CONFIG["environment"]
     made, params = build.load_policy(config, config.model.path)
-    engine, found = build.build_engine(config, made), {}
+    engine, found = build_engine(config, made), {}
     requests = group_requests([f"train/{number}" for number in range(4)], 4)
     options = CollectionOptions(seed=0, iteration=1, policy_version=3)
     with jax.set_mesh(made.mesh):

@@ -8,6 +8,7 @@ import pytest
 
 from seeupo_jax.bench import machine, torch_runner
 from seeupo_jax.bench.accelerator import command, kernels
+from seeupo_jax.bench.accelerator.kernel_comparison import compare, random_arrays
 from seeupo_jax.bench.accelerator.pieces import BY_NAME, beside_torch, quickstart
 from seeupo_jax.bench.accelerator.runner import Record, read
 from seeupo_jax.bench.settings import Settings
@@ -181,7 +182,7 @@ def test_what_is_wrong_is_told_from_what_is_right(tmp_path):
     (forest,) = kernels.SMALLEST_FORESTS["bfloat16"]
     tree_mask = forest.tree_mask()
     N, L = tree_mask.order_NL.shape
-    arrays, real = kernels.random_arrays(N, L, L, forest.heads), jnp.ones((N, L), bool)
+    arrays, real = random_arrays(N, L, L, forest.heads), jnp.ones((N, L), bool)
 
     def right(q, k, v, mask):
         return attention.all_pairs(q, k, v, *mask, window=None)
@@ -190,8 +191,8 @@ def test_what_is_wrong_is_told_from_what_is_right(tmp_path):
         return right(q, k, v, mask._replace(order_NL=mask.order_NL + 1))
 
     for dtype in ("float32", "bfloat16"):
-        found, times = kernels.compare(right, right, arrays, tree_mask, real, dtype, timed=True)
+        found, times = compare(right, right, arrays, tree_mask, real, dtype, timed=True)
         assert all(off <= bound for off, bound in found.values())
         assert times["kernel_s"] > 0 and times["plain_s"] > 0
-        found, _ = kernels.compare(wrong, right, arrays, tree_mask, real, dtype, timed=False)
+        found, _ = compare(wrong, right, arrays, tree_mask, real, dtype, timed=False)
         assert all(off > bound for off, bound in found.values())

@@ -138,17 +138,6 @@ def test_a_cache_that_cannot_be_laid_out_is_told_before_any_work(override, reaso
     check_config(load_config(CONFIG, [*mesh, "rollout.cache_gib=9.16e-5", "rollout.slots=8"]))
 
 
-def test_a_cache_larger_than_what_memory_is_free_is_told_before_it_is_made(monkeypatch):
-    config = load_config(CONFIG, ["mesh.data=8"])
-    policy, _ = build.load_policy(config, "package:order_desk")
-    needed = build.build_engine(config, policy).plan.bytes
-    monkeypatch.setattr(build, "free_memory", lambda device: needed - 1)
-    with pytest.raises(ValueError, match="rollout.cache_gib: got None, which means .*: less"):
-        build.build_engine(config, policy)
-    monkeypatch.setattr(build, "free_memory", lambda device: needed)
-    assert build.build_engine(config, policy).plan.bytes == needed
-
-
 def test_a_model_that_cannot_converse_is_told_before_it_is_loaded(tmp_path):
     model, _ = from_pretrained("package:order_desk")
     save_pretrained(model, tmp_path)

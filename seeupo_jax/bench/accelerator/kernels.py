@@ -7,18 +7,21 @@ and plain attention in the kernel's own type, whose distance is the measure for 
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seeupo_jax.bench.accelerator.kernel_comparison import (
+    Found,
+    Heads,
+    compare,
+    outputs_apart,
+    random_arrays,
+)
 from seeupo_jax.bench.accelerator.runner import NotHere, Record
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.policy.kernels import attention, paged
@@ -33,29 +36,8 @@ from seeupo_jax.policy.kernels.attention import (
 from seeupo_jax.policy.kernels.fused import preferred_kernel, select_kernel
 from seeupo_jax.policy.kernels.tree_mask import TreeMask
 
-# Against the largest number of the exact result. A product in tf32, which float32 must not use
-# here, is 5e-4 away.
-FLOAT32 = 1e-4
-# Times plain attention's own distance in bfloat16; the greatest of many rounding errors is chance.
-AS_PLAIN = 2.0
 _PADDING = 5  # tokens at the end of the longest row
 _PAGE = 16  # tokens, as `rollout.page_size` by default
-
-Arrays = tuple[jax.Array, ...]
-Attend = Callable[..., jax.Array]  # of queries, keys, values, and where they stand
-# Greatest differences with their bounds, by name; and what else describes the comparison.
-Found = tuple[dict[str, tuple[float, float]], dict[str, Any]]
-
-
-class Heads(NamedTuple):
-    """Of queries, of keys and values, and the channels of each."""
-
-    queries: int
-    keys: int
-    channels: int
-
-    def __str__(self) -> str:
-        return f"{self.queries} heads over {self.keys} of {self.channels}"
 
 
 @dataclass(frozen=True)
@@ -209,13 +191,7 @@ class Cached:
             pages, page_table = self._in_pages(k, v, held)
             return paged.attend(q, pages, position, page_table, kernel=kernel, block=block)
 
-        plain, by_pages, arrays = jax.jit(plain), jax.jit(by_pages), (q, k, v)
-        exact = _run(plain, arrays, "float32")
-        off = _distance(_run(by_pages, arrays, dtype), exact)
-        near = FLOAT32
-        if dtype != "float32":
-            near = AS_PLAIN * _distance(_run(plain, arrays, dtype), exact)
-        return {"out": (off, near)}, {}
+        return outputs_apart(by_pages, plain, (q, k, v), dtype), {}
 
     def _in_pages(
         self, k: jax.Array, v: jax.Array, held: jax.Array
@@ -326,85 +302,3 @@ def _require(kernel: str, length: int, heads: Heads, dtype: str, *, trees: bool)
     taken, reason = select_kernel(kernel, length=length, dtype=dtype, trees=trees, **options)
     if taken != kernel:
         raise NotHere(reason)
-
-
-def compare(
-    fused: Attend,
-    plain: Attend,
-    arrays: Arrays,
-    places: Any,
-    real_NL: jax.Array,
-    dtype: str,
-    timed: bool,
-) -> Found:
-    """Distances of outputs and gradients from the exact ones, with bounds; and seconds.
-
-    Args:
-      arrays: as `random_arrays`. places: what both are given after queries, keys and values.
-      real_NL: which queries count.
-    """
-    *qkv, weight = arrays
-
-    def trained(attend: Attend) -> Callable[..., Arrays]:
-        """Outputs, and gradients of their weighted sum."""
-
-        # Constants would be folded by the compiler, for seconds each.
-        def run(q: Any, k: Any, v: Any, weight: Any, real: Any, places: Any) -> Arrays:
-            def loss(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
-                out = attend(*qkv, places)
-                return jnp.sum(out.astype(jnp.float32) * weight * real), out * real
-
-            (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
-            return out, *gradients
-
-        return jax.jit(run)
-
-    ours, reference = trained(fused), trained(plain)
-    others = (weight, real_NL[:, :, None, None], places)
-    exact, found = _run(reference, qkv, "float32", *others), {}
-    usual = exact if dtype == "float32" else _run(reference, qkv, dtype, *others)
-    names = ("out", "d_q", "d_k", "d_v")
-    for name, x, y, z in zip(names, _run(ours, qkv, dtype, *others), usual, exact, strict=True):
-        bound = FLOAT32 if dtype == "float32" else AS_PLAIN * _distance(y, z)
-        found[name] = (_distance(x, z), bound)
-    if not timed:
-        return found, {}
-    sides = {"kernel_s": ours, "plain_s": reference}
-    return found, {name: _seconds(side, qkv, dtype, *others) for name, side in sides.items()}
-
-
-def _run(f: Callable[..., Any], arrays: Any, dtype: str, *others: Any) -> Any:
-    """`f` of arrays of type `dtype`, and of others as they are."""
-    with _precision(dtype):
-        return jax.block_until_ready(f(*(x.astype(dtype) for x in arrays), *others))
-
-
-def _seconds(f: Callable[..., Any], arrays: Any, dtype: str, *others: Any) -> float:
-    """Of one such call, the median of nine."""
-    each, arrays = [], [x.astype(dtype) for x in arrays]
-    with _precision(dtype):
-        for _ in range(11):
-            began = time.perf_counter()
-            jax.block_until_ready(f(*arrays, *others))
-            each.append(time.perf_counter() - began)
-    return statistics.median(each[2:])
-
-
-def _precision(dtype: str) -> contextlib.AbstractContextManager[None]:
-    return jax.default_matmul_precision("highest" if dtype == "float32" else "default")
-
-
-def random_arrays(N: int, L: int, C: int, heads: Heads) -> Arrays:
-    """Queries, keys, values, and weights of the outputs; numbers that bfloat16 has."""
-    keys = jax.random.split(jax.random.key(7), 4)
-    shapes = ((L, heads.queries), (C, heads.keys), (C, heads.keys), (L, heads.queries))
-    return tuple(
-        jax.random.normal(key, (N, *shape, heads.channels), jnp.bfloat16).astype(jnp.float32)
-        for key, shape in zip(keys, shapes, strict=True)
-    )
-
-
-def _distance(x: jax.Array, exact: jax.Array) -> float:
-    """The greatest difference, against the largest number of the exact result."""
-    x, y = (np.asarray(a, np.float64) for a in (x, exact))
-    return float(np.abs(x - y).max() / np.abs(y).max())

@@ -3,6 +3,8 @@
 Decoding reads every matrix once a token. From a stack of layers it would first copy each out,
 float32 matrices of a bfloat16 policy would be read at twice the size, and those that are cut over
 `fsdp` would be gathered again for every token. One program before each collection settles it all.
+
+With `int8` the layers' matrices are quantised on the way, so that a token reads half as many bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from jax.sharding import Sharding
 
 from seeupo_jax.parallel.mesh import param_shardings, sharding
 from seeupo_jax.policy.network import Network, abstract
+from seeupo_jax.policy.projection import quantize
 from seeupo_jax.rollout.engine.cache_memory import Reshard
 
 Path = tuple[Any, ...]  # keys of a parameter in the tree
@@ -27,8 +30,9 @@ Path = tuple[Any, ...]  # keys of a parameter in the tree
 class Layout:
     """How a sampler holds a policy: where, in which type, layers side by side.
 
-    No value changes, since every use converts to the compute dtype first; norms, which compute in
-    float32, keep their type. What needs no change is not copied.
+    Unless `int8` rounds the layers' matrices, no value changes, since every use converts to the
+    compute dtype first; norms, which compute in float32, keep their type. What needs no change is
+    not copied.
 
     Args:
       trainers: the network as the trainer has it.
@@ -38,10 +42,11 @@ class Layout:
       network: as the sampler has it.
     """
 
-    def __init__(self, trainers: Network, mesh: jax.sharding.Mesh | None):
-        self._arch, self._mesh, self._axes = trainers.arch, mesh, trainers.logical_axes()
-        single = dataclasses.replace(trainers.arch, scan_layers=False)
-        self.network = abstract(single)[0] if trainers.arch.scan_layers else trainers
+    def __init__(self, trainers: Network, mesh: jax.sharding.Mesh | None, *, int8: bool = False):
+        self._arch, self._mesh, self._int8 = trainers.arch, mesh, int8
+        self._axes = flatten_dict(trainers.logical_axes())
+        own = dataclasses.replace(trainers.arch, scan_layers=False, int8=int8)
+        self.network = trainers if own == trainers.arch else abstract(own)[0]
         self._programs: dict[Any, Any] = {}
 
     def place(self, params: Any) -> Any:
@@ -66,13 +71,13 @@ class Layout:
         which = tuple(changed)
         if which not in self._programs:
             where = {
-                new: sharding(self._mesh, names[len(index) :])
-                for path, names in flatten_dict(self._axes).items()
-                for new, index in self._parts(path)
-                if self._mesh is not None and path in changed
+                new: place
+                for path, x in changed.items()
+                for new, (_, _, place) in self._made(path, x).items()
             }
             move = jax.named_scope("rollout/reshard")(self._move)
-            self._programs[which] = jax.jit(move, out_shardings=where if where else None)
+            shardings = None if self._mesh is None else where
+            self._programs[which] = jax.jit(move, out_shardings=shardings)
         return self._programs[which], changed
 
     def shapes(self, params: Any) -> Any:
@@ -84,11 +89,8 @@ class Layout:
             if path not in changed
         }
         for path, x in changed.items():
-            for new, index in self._parts(path):
-                names = flatten_dict(self._axes)[path][len(index) :]
-                where = None if self._mesh is None else sharding(self._mesh, names)
-                dtype = self._dtype(path, x)
-                shapes[new] = jax.ShapeDtypeStruct(x.shape[len(index) :], dtype, sharding=where)
+            for new, (shape, dtype, place) in self._made(path, x).items():
+                shapes[new] = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
         return unflatten_dict(shapes)
 
     def reshard(self, params: Any) -> Reshard:
@@ -96,23 +98,49 @@ class Layout:
         changed, targets = self._changed(params), self._targets(params)
         received_D, held = [0] * (1 if self._mesh is None else self._mesh.size), 0
         for path, x in changed.items():
-            target, size = targets[path], self._dtype(path, x).itemsize
-            shape = x.shape if target is None else target.shard_shape(x.shape)
-            held += math.prod(shape) * size
+            target, dtype = targets[path], self._dtype(path, x)
+            for shape, made, place in self._made(path, x).values():
+                local = shape if place is None else place.shard_shape(shape)
+                held += math.prod(local) * made.itemsize
             if target is not None:
                 numbers_D = _received(x.sharding, target, x.shape)
-                received_D = [a + b * size for a, b in zip(received_D, numbers_D, strict=True)]
+                pairs = zip(received_D, numbers_D, strict=True)
+                received_D = [have + dtype.itemsize * more for have, more in pairs]
         devices = jax.local_devices()[:1] if self._mesh is None else self._mesh.devices.flat
         here = (device.process_index == jax.process_index() for device in devices)
         local = sum(count for count, is_local in zip(received_D, here, strict=True) if is_local)
         sizes = {} if self._mesh is None else self._mesh.shape
         axes = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
-        return Reshard(axes if axes else "one device", held, max(received_D), local)
+        where = axes if axes else "one device"
+        return Reshard(where, held, max(received_D), local, self._int8)
 
     def _move(self, changed: Mapping[Path, jax.Array]) -> dict[Path, jax.Array]:
-        # To the compute dtype before anything else: what devices send each other is of that type.
-        moved = {path: x.astype(self._dtype(path, x)) for path, x in changed.items()}
+        # To its type before anything else: what devices send each other is of that type.
+        moved = {}
+        for path, x in changed.items():
+            if self._rounded(path):
+                moved[path], moved[_scale_of(path)] = quantize(x)
+            else:
+                moved[path] = x.astype(self._dtype(path, x))
         return {new: x[index] for path, x in moved.items() for new, index in self._parts(path)}
+
+    def _made(self, path: Path, x: Any) -> dict[Path, tuple[tuple[int, ...], Any, Any]]:
+        """What a parameter becomes: shapes, types and shardings by path."""
+        shape, names = tuple(x.shape), self._axes[path]
+        made = {path: (shape, names, self._dtype(path, x))}
+        if self._rounded(path):
+            without = lambda axes: (*axes[:-2], axes[-1])  # noqa: E731
+            scale = without(shape), without(names), jax.numpy.dtype("float32")
+            made[_scale_of(path)] = scale
+        return {
+            new: (
+                shape[len(index) :],
+                dtype,
+                None if self._mesh is None else sharding(self._mesh, names[len(index) :]),
+            )
+            for path, (shape, names, dtype) in made.items()
+            for new, index in self._parts(path)
+        }
 
     def _changed(self, params: Any) -> dict[Path, Any]:
         targets = self._targets(params)
@@ -131,19 +159,28 @@ class Layout:
         if self._mesh is None:
             return dict.fromkeys(flatten_dict(params))
         key = "config.rollout.mesh"
-        return flatten_dict(param_shardings(self._mesh, self._axes, params, key))
+        axes = unflatten_dict(self._axes)
+        return flatten_dict(param_shardings(self._mesh, axes, params, key))
 
     def _dtype(self, path: Path, x: Any) -> jax.numpy.dtype:
-        return jax.numpy.dtype(x.dtype if path[-1] == "scale" else self._arch.dtype)
+        kept = x.dtype if path[-1] == "scale" else self._arch.dtype
+        return jax.numpy.dtype("int8" if self._rounded(path) else kept)
+
+    def _rounded(self, path: Path) -> bool:
+        return self._int8 and path[-1] == "kernel"
 
     def _stacked(self, path: Path) -> bool:
         return self._arch.scan_layers and path[0] == "layers"
 
     def _parts(self, path: Path) -> list[tuple[Path, tuple[int, ...]]]:
-        """What a parameter becomes: paths, and the index of each in it."""
+        """Where a parameter goes: paths, and the index of each in it."""
         if not self._stacked(path):
             return [(path, ())]
         return [(("layers", i, *path[1:]), (i,)) for i in range(self._arch.layers)]
+
+
+def _scale_of(path: Path) -> Path:
+    return (*path[:-1], "kernel_scale")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -21,20 +21,23 @@ class Reshard:
     held_bytes: the sampler's own copy, on one device; 0: it reads the trainer's parameters.
     received_bytes: from other devices, on the device that receives most.
     own_bytes: received by all devices of this process.
+    int8: whether the copy's matrices of the layers have 8 bits.
     """
 
     axes: str
     held_bytes: int
     received_bytes: int
     own_bytes: int
+    int8: bool = False
 
     def __str__(self) -> str:
         if not self.held_bytes:
             return f"sampler's layout: {self.axes}; it reads the trainer's parameters"
+        rounded = ", layers in int8" if self.int8 else ""
         return (
             f"sampler's layout: {self.axes}; {in_units(self.held_bytes)} per device for its copy of"
-            f" the policy, {in_units(self.received_bytes)} of it from other devices before each"
-            " rollout"
+            f" the policy{rounded}, {in_units(self.received_bytes)} of it from other devices before"
+            " each rollout"
         )
 
 

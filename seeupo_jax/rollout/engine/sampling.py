@@ -99,6 +99,16 @@ def truncation_note(*, top_k: int | None, top_p: float | None, grammar: str | No
     )
 
 
+def quantization_note(quantize: str, tis_clip: float | None) -> str | None:
+    """A sentence where rounded matrices draw the tokens and nothing corrects for it."""
+    if quantize == "none" or tis_clip is not None:
+        return None
+    return (
+        f"config.rollout.quantize={quantize}: tokens are drawn from a slightly different policy"
+        " (logp/sampler_trainer_gap_mean); config.algorithm.tis_clip=2 weighs them for it"
+    )
+
+
 def draw(
     logits_NV: jax.Array, keys_N: jax.Array, sampling: Sampling, *, masked: bool = False
 ) -> tuple[jax.Array, jax.Array]:

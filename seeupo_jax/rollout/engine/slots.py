@@ -76,6 +76,7 @@ class SlotEngine:
       prefill_tokens: that a dispatch prefills at most, on each shard of the rows.
       few: whether decoding and prefilling are compiled for few numbers of rows only.
       records: whether actions come with the experts of their tokens.
+      int8: whether the sampler's matrices of the layers are rounded to 8 bits.
     """
 
     def __init__(
@@ -90,11 +91,12 @@ class SlotEngine:
         prefill_tokens: int = 1024,
         few: bool = False,
         records: bool = False,
+        int8: bool = False,
         read_plan: KVReadPlan = ANYWHERE,
         grammars: Grammars | None = None,
     ):
         self._arch, self._sampling, self.plan = network.arch, sampling, plan
-        self._layout, self._reshard_bytes = Layout(network, mesh), 0
+        self._layout, self._reshard_bytes = Layout(network, mesh, int8=int8), 0
         self._training = sampling.temperature
         self._mesh, self._read_plan, self._grammars = mesh, read_plan, grammars
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)

@@ -21,6 +21,7 @@ from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.player import RolloutWorker
 from seeupo_jax.runtime import build
+from seeupo_jax.runtime.build_sampler import build_engine
 from seeupo_jax.runtime.episode_host import build_host
 from seeupo_jax.runtime.evaluation import selection_split, selection_warning
 from seeupo_jax.runtime.training.callbacks import Callback, Callbacks, RunHandle
@@ -89,7 +90,7 @@ def build_parts(
     train = build.new_state(config, policy, optimizer, params)
     ref_params = build.place_reference(config, params)
     learner = build.build_learner(config, policy, optimizer, train)
-    engine = build.build_engine(config, policy)
+    engine = build_engine(config, policy)
     judged = config.algorithm.forks == "candidates"
     judge = make_judge(config.judge, config.env.name) if judged else None
     worker = RolloutWorker(

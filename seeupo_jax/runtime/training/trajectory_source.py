@@ -19,7 +19,7 @@ from seeupo_jax.parallel.fingerprint import fingerprint
 from seeupo_jax.rollout.branching.plans import make_plan, root_requests
 from seeupo_jax.rollout.collect import Collected, collect, group_requests, prefetch
 from seeupo_jax.rollout.curriculum import TaskSuccess
-from seeupo_jax.rollout.engine.sampling import truncation_note
+from seeupo_jax.rollout.engine.sampling import quantization_note, truncation_note
 from seeupo_jax.rollout.episode import Request
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.resample import collection_number, resample
@@ -82,7 +82,8 @@ class TrajectorySource:
     ):
         self._config, self._policy, self._worker, self._log = config, policy, worker, log
         drawn = {name: vars(config.rollout)[name] for name in ("top_k", "top_p", "grammar")}
-        for note in (*repeats(shares, config.rollout.tasks), truncation_note(**drawn)):
+        rounded = quantization_note(config.rollout.quantize, config.algorithm.tis_clip)
+        for note in (*repeats(shares, config.rollout.tasks), truncation_note(**drawn), rounded):
             if note is not None:
                 log(note)
         by_success = config.curriculum.by != "none"

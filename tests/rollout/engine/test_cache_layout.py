@@ -190,6 +190,71 @@ def test_the_samplers_parameters_are_the_trainers_in_the_compute_type_side_by_si
         assert (x.shape, x.dtype) == (struct.shape, struct.dtype)
 
 
+def rounded(kernel):
+    """By hand: 255 steps from minus to plus the largest number of a column."""
+    step = np.abs(kernel).max(axis=-2, keepdims=True) / np.float32(127)
+    return np.round(kernel / step).astype(np.int8), step
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_matrices_of_the_layers_are_rounded_to_8_bits_by_column(scan):
+    arch = dataclasses.replace(ARCH, scan_layers=scan, dtype="bfloat16", qkv_bias=True)
+    mesh, params = placed(arch)
+    own = sampler_mesh(mesh, REPLICATED)
+    layout = Layout(make(arch)[0], own, int8=True)
+    got = layout.place(params)
+    for index in range(ARCH.layers):
+        up = params["layers"] if scan else params["layers"][index]
+        up = np.asarray(up["mlp"]["up"]["kernel"][(index,) if scan else ()])
+        kernel, step = rounded(up)
+        mine = got["layers"][index]["mlp"]["up"]
+        np.testing.assert_array_equal(mine["kernel"], kernel)
+        np.testing.assert_allclose(mine["kernel_scale"], step[0], rtol=1e-6)
+        assert got["layers"][index]["q"]["bias"].dtype == got["embedding"].dtype == jnp.bfloat16
+    where = param_shardings(own, layout.network.logical_axes(), got)
+    for x, place, struct in zip(
+        *map(jax.tree.leaves, (got, where, layout.shapes(params))), strict=True
+    ):
+        assert x.sharding.is_equivalent_to(place, x.ndim)
+        assert struct.sharding.is_equivalent_to(place, x.ndim)
+        assert (x.shape, x.dtype) == (struct.shape, struct.dtype)
+    found = layout.reshard(params)
+    on_one = [x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(got)]
+    heads = 0 if scan else 2 * ARCH.layers * ARCH.head_dim * 4  # stay where they are
+    assert found.held_bytes == sum(on_one) - heads
+    assert "its copy of the policy, layers in int8, " in str(found)
+
+
+@pytest.mark.usefixtures("optimized")
+def test_what_devices_send_each_other_are_8_bits_of_a_number():
+    mesh, params = placed()
+    function, changed = Layout(make()[0], sampler_mesh(mesh, REPLICATED), int8=True).program(params)
+    text = function.lower(changed).compile().as_text()
+    sent = re.findall(r"= (\w+)\[([\d,]+)\]\S* (?:all-gather|all-to-all|collective-permute)", text)
+    of_mlp = {(WIDTH, MLP // 2), (MLP // 2, WIDTH)}  # halves, by `tensor`
+    types = [kind for kind, shape in sent if tuple(map(int, shape.split(","))) in of_mlp]
+    assert types == ["s8"] * 3 * ARCH.layers
+
+
+def test_an_engine_of_8_bits_plays_as_one_with_matrices_that_were_rounded_by_hand():
+    network, params = make()
+    played = play(make_engine(None, int8=True), params)
+
+    def by_hand(path, x):
+        if path[-1].key != "kernel":
+            return x
+        kernel, step = rounded(np.asarray(x))
+        return jnp.asarray(kernel * step)
+
+    wanted = play(make_engine(None), jax.tree_util.tree_map_with_path(by_hand, params))
+    for key, turns in wanted.items():
+        for (context, action, logp), got in zip(turns, played[key], strict=True):
+            assert got[:2] == (context, action)
+            np.testing.assert_allclose(got[2], logp, atol=1e-5)
+    exact = [turn[2] for turns in alone().values() for turn in turns]
+    assert not np.allclose(exact[0], [turn[2] for turn in played[0]][0], atol=1e-5)
+
+
 def gathered(text):
     """Numbers in the results of a compiled program's all-gathers."""
     found = re.findall(r"= \w+\[([\d,]*)\]\S* all-gather", text)

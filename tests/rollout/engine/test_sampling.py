@@ -13,6 +13,7 @@ from seeupo_jax.rollout.engine.sampling import (
     draw,
     filter_logits,
     pick,
+    quantization_note,
     stream_keys,
     task_number,
     truncation_note,
@@ -138,6 +139,11 @@ def test_the_only_candidate_has_probability_one_to_the_bit(top_k, top_p):
     _, logp_N = draw(jnp.asarray(logits_NV), keys, sampling)
     single = top_k == 1 or top_p == 0.39  # at this temperature the likeliest has 0.46 of the mass
     assert (np.asarray(logp_N) == 0).all() == single
+
+
+def test_draws_by_rounded_matrices_are_said_where_nothing_corrects_for_them():
+    assert quantization_note("none", None) is quantization_note("int8", 2.0) is None
+    assert quantization_note("int8", None).startswith("config.rollout.quantize=int8: ")
 
 
 def test_draws_from_a_part_of_the_softmax_are_said():

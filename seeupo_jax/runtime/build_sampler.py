@@ -1,0 +1,87 @@
+"""The sampler of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.optimization.parameter_groups import split_trained
+from seeupo_jax.parallel.device_memory import free_memory
+from seeupo_jax.parallel.mesh import param_shardings, row_shards, sampler_mesh
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.rollout.engine.cache_layout import Layout
+from seeupo_jax.rollout.engine.cache_memory import plan_cache
+from seeupo_jax.rollout.engine.grammar import Grammars
+from seeupo_jax.rollout.engine.read_plan import choose_read_plan
+from seeupo_jax.rollout.engine.sampling import Sampling
+from seeupo_jax.rollout.engine.slots import SlotEngine
+from seeupo_jax.runtime import build
+
+
+def build_engine(
+    config: Config, made: build.Policy, free: Callable[[jax.Device], int | None] | None = None
+) -> SlotEngine:
+    """The sampler, on a layout of its own of the policy's devices.
+
+    Args:
+      free: bytes that a device has left, or None where unknown; default: what it says.
+
+    Raises:
+      ValueError: its cache and its copy of the policy do not fit into what memory is free.
+    """
+    rollout, arch = config.rollout, made.network.arch
+    mesh = sampler_mesh(made.mesh, rollout.mesh)
+    device, int8 = mesh.local_devices[0], rollout.quantize == "int8"
+    return SlotEngine(
+        made.network,
+        build_sampling(config, made.tokenizer),
+        plan_cache(
+            arch,
+            rollout,
+            shards=row_shards(mesh),
+            tensor=mesh.shape["tensor"],
+            reshard=Layout(made.network, mesh, int8=int8).reshard(_held(config, made)),
+            free_bytes=(free_memory if free is None else free)(device),
+        ),
+        mesh=mesh,
+        group_size=rollout.group_size,
+        steps=rollout.decode_steps,
+        prefill_tokens=rollout.prefill_tokens,
+        few=build.few_shapes(config, made.mesh),
+        records=config.algorithm.router_replay == "rollout",
+        int8=int8,
+        read_plan=choose_read_plan(arch, rollout, device.platform),
+        grammars=build_grammars(config, made.tokenizer, arch.vocab_size),
+    )
+
+
+def _held(config: Config, made: build.Policy) -> Any:
+    """Shape structs of all parameters, as the trainer holds them."""
+    network, shapes = policy.abstract(made.network.arch)
+    shapes = made.merged(split_trained(config.optimizer.groups, network, shapes)[0])
+    where = param_shardings(made.mesh, network.logical_axes(), shapes)
+    struct = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)  # noqa: E731
+    return jax.tree.map(struct, shapes, where)
+
+
+def build_grammars(config: Config, tokenizer: Tokenizer, vocab_size: int) -> Grammars | None:
+    """What constrains actions; None where nothing does."""
+    source = config.rollout.grammar
+    return None if source is None else Grammars(source, tokenizer, vocab_size)
+
+
+def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
+    """How tokens are drawn in training."""
+    rollout = config.rollout
+    return Sampling(
+        rollout.temperature,
+        rollout.top_k,
+        rollout.top_p,
+        rollout.max_action_tokens,
+        tokenizer.end_ids,
+        config.algorithm.fork_entropy_tokens if config.algorithm.forks == "entropy" else 0,
+    )
