@@ -128,7 +128,7 @@ def time_lines(found: AbstractRun) -> list[str]:
         if arch.layers > 1 and not arch.scan_layers:
             lines.append(
                 f"{arch.layers} layers are compiled one by one: a step's program of 24 took 35 s on"
-                " the host of an H200; with config.model.scan_layers=True one layer is compiled"
+                " an H200's busy host; with config.model.scan_layers=True one layer is compiled"
             )
         return lines
     names = [*found.rollout_programs(), *found.sweep_programs()]
