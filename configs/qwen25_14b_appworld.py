@@ -8,10 +8,9 @@ The model is downloaded by you:
 
     hf download Qwen/Qwen2.5-14B-Instruct --local-dir models/Qwen2.5-14B-Instruct
 
-`--config=configs/qwen25_14b_appworld.py:SLICE` lays the run out for a slice once
-`python -m seeupo_jax.aot --tune` (docs/tpu.md) has put it into configs/layouts, which has none yet.
-The sizes here are for 64 TPU chips; docs/hardware.md tells what each holds. Nothing of this
-configuration has been trained here.
+`--config=configs/qwen25_14b_appworld.py:v5p:4x4x4` lays the run out for a slice, as found by
+`python -m seeupo_jax.aot --tune` (docs/tpu.md); docs/hardware.md tells what each holds. Nothing of
+this configuration has been trained here.
 Sources: [paper] is arXiv:2602.06554, [code] the authors' code (AgentEvolver, branch `seeupo`).
 """
 

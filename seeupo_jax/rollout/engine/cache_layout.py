@@ -94,7 +94,10 @@ class Layout:
         return unflatten_dict(shapes)
 
     def reshard(self, params: Any) -> Reshard:
-        """What laying out parameters (arrays, or shape structs with shardings) costs."""
+        """What laying out parameters (arrays, or shape structs with shardings) costs.
+
+        What is received is without the scales of int8 matrices, a number for each of their columns.
+        """
         changed, targets = self._changed(params), self._targets(params)
         received_D, held = [0] * (1 if self._mesh is None else self._mesh.size), 0
         for path, x in changed.items():
@@ -127,20 +130,17 @@ class Layout:
     def _made(self, path: Path, x: Any) -> dict[Path, tuple[tuple[int, ...], Any, Any]]:
         """What a parameter becomes: shapes, types and shardings by path."""
         shape, names = tuple(x.shape), self._axes[path]
-        made = {path: (shape, names, self._dtype(path, x))}
-        if self._rounded(path):
-            without = lambda axes: (*axes[:-2], axes[-1])  # noqa: E731
-            scale = without(shape), without(names), jax.numpy.dtype("float32")
-            made[_scale_of(path)] = scale
-        return {
-            new: (
-                shape[len(index) :],
-                dtype,
-                None if self._mesh is None else sharding(self._mesh, names[len(index) :]),
-            )
-            for path, (shape, names, dtype) in made.items()
-            for new, index in self._parts(path)
-        }
+        moved = {path: (shape, names, self._dtype(path, x))}
+        if self._rounded(path):  # a scale has no axis of inputs, the last but one
+            scale = (*shape[:-2], shape[-1]), (*names[:-2], names[-1])
+            moved[_scale_of(path)] = *scale, jax.numpy.dtype("float32")
+        made = {}
+        for own, (shape, names, dtype) in moved.items():
+            for new, index in self._parts(own):
+                cut = names[len(index) :]
+                place = None if self._mesh is None else sharding(self._mesh, cut)
+                made[new] = shape[len(index) :], dtype, place
+        return made
 
     def _changed(self, params: Any) -> dict[Path, Any]:
         targets = self._targets(params)

@@ -99,9 +99,13 @@ def truncation_note(*, top_k: int | None, top_p: float | None, grammar: str | No
     )
 
 
-def quantization_note(quantize: str, tis_clip: float | None) -> str | None:
-    """A sentence where rounded matrices draw the tokens and nothing corrects for it."""
-    if quantize == "none" or tis_clip is not None:
+def quantization_note(quantize: str, tis_clip: float | None, *, ahead: bool) -> str | None:
+    """A sentence where rounded matrices draw the tokens and nothing corrects for it.
+
+    Args:
+      ahead: whether the policy before samples: ratios are to what sampled, as with `tis_clip`.
+    """
+    if quantize == "none" or tis_clip is not None or ahead:
         return None
     return (
         f"config.rollout.quantize={quantize}: tokens are drawn from a slightly different policy"

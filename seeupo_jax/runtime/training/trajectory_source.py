@@ -82,7 +82,9 @@ class TrajectorySource:
     ):
         self._config, self._policy, self._worker, self._log = config, policy, worker, log
         drawn = {name: vars(config.rollout)[name] for name in ("top_k", "top_p", "grammar")}
-        rounded = quantization_note(config.rollout.quantize, config.algorithm.tis_clip)
+        rounded = quantization_note(
+            config.rollout.quantize, config.algorithm.tis_clip, ahead=bool(config.rollout_ahead)
+        )
         for note in (*repeats(shares, config.rollout.tasks), truncation_note(**drawn), rounded):
             if note is not None:
                 log(note)

@@ -225,6 +225,14 @@ def test_matrices_of_the_layers_are_rounded_to_8_bits_by_column(scan):
     assert "its copy of the policy, layers in int8, " in str(found)
 
 
+def test_the_bytes_of_8_bits_that_move_by_hand():
+    network, mesh, params = structs(dataclasses.replace(ARCH, dtype="bfloat16"))
+    found = Layout(network, sampler_mesh(mesh, REPLICATED), int8=True).reshard(params)
+    of_layers, embedding = MATRICES - 32 * WIDTH, 32 * WIDTH
+    # As above; a byte a number in layers, two in the embedding.
+    assert found.received_bytes == 3 * (of_layers // 2 + embedding // 2 * 2 + NORMS * 4) // 4
+
+
 @pytest.mark.usefixtures("optimized")
 def test_what_devices_send_each_other_are_8_bits_of_a_number():
     mesh, params = placed()

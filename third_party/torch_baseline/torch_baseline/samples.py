@@ -130,7 +130,7 @@ def microbatches(
     """Rows by falling length, as many together as stay within `budget` tokens, or one.
 
     Args:
-      share_prefixes: the samples of a group are rows together, as far as `budget` allows.
+      share_prefixes: the samples of a group share a row, as far as `budget` allows.
     """
     rows = _shared(samples, budget) if share_prefixes else [Row((one,), 0) for one in samples]
     batches: list[list[Row]] = []
