@@ -45,8 +45,13 @@ CACHE_KEPT = "KV cache kept"
 Parts = tuple[float, float]  # seconds of the rollout and of the sweep
 
 
-def run_rollout(settings: Settings) -> dict[str, Any]:
+def run_rollout(
+    settings: Settings, *, alone: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
     """Measures, prints a table and returns its figures.
+
+    Args:
+      alone: is given the figures of our side before `generate` runs.
 
     Raises:
       ValueError: a wrong setting.
@@ -66,8 +71,7 @@ def run_rollout(settings: Settings) -> dict[str, Any]:
     network, params = policy.split(model)
     engine = make_engine(network, work, settings)
     engine.compile(params)
-    ways = dict(WAYS[way] for way in settings.generate)
-    figures: dict[str, dict[str, Any]] = {name: {} for name in (*ways, OURS)}
+    sides: dict[str, dict[str, Any]] = {}
 
     def ours(number: int) -> float:
         played, usage = converse(engine, params, work, settings.seed + number), engine.usage()
@@ -75,39 +79,52 @@ def run_rollout(settings: Settings) -> dict[str, Any]:
         # idle rows included.
         computed = usage["prefilled_tokens"] + usage["decoded_tokens"]
         positions = usage["prefill_positions"] + usage["decode_positions"]
-        figures[OURS] |= {"computed": computed, "positions": positions}
+        sides[OURS] = {"computed": computed, "positions": positions}
         return played.seconds
 
     def of_torch(name: str, options: Mapping[str, bool]) -> Callable[[int], float]:
         def contend(number: int) -> float:
             result = generate(torch_model, work, seed=settings.seed + number, **options)
-            figures[name] |= {"computed": result.computed_tokens, "positions": result.computed}
+            sides[name] = {"computed": result.computed_tokens, "positions": result.computed}
             return result.seconds
 
         return contend
 
-    contenders = {name: of_torch(name, options) for name, options in ways.items()} | {OURS: ours}
-    timings = comparison.alternate(contenders, settings.repeats)
+    def measured(ways: Mapping[str, dict[str, bool]]) -> dict[str, Any]:
+        contenders = {name: of_torch(name, options) for name, options in ways.items()}
+        timings = comparison.alternate(contenders | {OURS: ours}, settings.repeats)
+        return about | _figures(timings, sides, work)
+
+    if alone is not None:
+        alone(measured({}))
+    figures = measured(dict(WAYS[way] for way in settings.generate))
+    _print(figures)
+    return figures
+
+
+def _figures(
+    timings: Mapping[str, Timing], sides: Mapping[str, dict[str, Any]], work: Workload
+) -> dict[str, Any]:
+    """Of sides by what they computed, the baseline's ways first."""
+    contenders = {}
     for name, timing in timings.items():
-        figures[name] |= timing.as_json()
-        figures[name] |= {
+        side = sides[name] | timing.as_json()
+        contenders[name] = side | {
             "tokens_per_second": work.sampled / timing.median,
-            "computed_per_sampled": figures[name]["computed"] / work.sampled,
-            "positions_per_sampled": figures[name]["positions"] / work.sampled,
-            "waste": figures[name]["computed"] / work.least_computed,
+            "computed_per_sampled": side["computed"] / work.sampled,
+            "positions_per_sampled": side["positions"] / work.sampled,
+            "waste": side["computed"] / work.least_computed,
         }
-    over = {name: comparison.ratio(timings[name], timings[OURS]) for name in ways}
-    against = next(iter(ways), None)
-    done = about | {
+    over = {n: comparison.ratio(timings[n], timings[OURS]) for n in timings if n != OURS}
+    against = next(iter(over), None)
+    return {
         **over.get(against, {}),
         "against": against,
         "over_kept": over.get(KEPT),
         "over_static": over.get(STATIC),
         "least_computed_per_sampled": work.least_computed / work.sampled,
-        "contenders": figures,
+        "contenders": contenders,
     }
-    _print(done)
-    return done
 
 
 def _print(figures: comparison.Figures) -> None:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from seeupo_jax.bench import comparison, machine
-from seeupo_jax.bench.comparison import OURS, TOLERANCES, side
-from seeupo_jax.bench.jax_runner import OurSweeps, ablations
+from seeupo_jax.bench.comparison import OURS, TOLERANCES, Outcome, side, torch_name
+from seeupo_jax.bench.jax_runner import Ablation, OurSweeps, ablations
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.bench.torch_runner import TorchSweeps, torch_sweeps
-from seeupo_jax.bench.workloads import prepared
+from seeupo_jax.bench.workloads import Inputs, prepared
 from seeupo_jax.planning.flops import parameters
 from seeupo_jax.planning.program_flops import Flops
 from seeupo_jax.policy.architecture import Architecture
@@ -35,89 +35,120 @@ def without_name(technique: str) -> str:
     return f"{OURS} without {technique}"
 
 
-def run(settings: Settings, *, strict: bool = True) -> dict[str, Any]:
+def run(
+    settings: Settings,
+    *,
+    strict: bool = True,
+    alone: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
     """Checks, measures and prints; the figures.
 
     Args:
       strict: nothing is timed where the sides do not compute the same; otherwise their differences
         are among the figures, for the caller to judge.
+      alone: is given the figures of our side before the others begin.
 
     Raises:
       ValueError: a wrong setting; or, if strict, the sides do not compute the same.
     """
     device, left_out = machine.only_device(), ablations(settings.without)
     with prepared(settings, machine.fast_dtype(device)) as inputs:
-        about = comparison.about("update", settings, inputs.arch, inputs.work)
-        contenders: dict[str, OurSweeps | TorchSweeps] = {OURS: OurSweeps(inputs)}
-        contenders |= {without_name(name): OurSweeps(inputs, a) for name, a in left_out.items()}
-        contenders |= torch_sweeps(inputs)
-    arch, work, started = inputs.arch, inputs.work, time.perf_counter()
-    sides: dict[str, dict[str, Any]] = {name: {} for name in contenders}
-    verified = _verify(contenders, sides, arch.dtype, strict=strict)
-    for name, contender in contenders.items():
-        grown, held = machine.memory_growth(contender.run, device.platform), contender.state_bytes
-        sides[name]["state_bytes"] = held
-        sides[name]["peak_bytes"] = None if grown is None else held + grown
-    _log("checked, and FLOPs and memory counted", started)
-    timings = comparison.alternate(
-        {name: lambda _, each=each: each.run() for name, each in contenders.items()},
-        settings.repeats,
-    )
-    for name, timing in timings.items():
-        sides[name] |= timing.as_json() | {"tokens_per_second": work.tokens / timing.median}
-    ours = contenders[OURS]
-    pools = Pools.of(ours.trajectories)
-    figures = about | {
-        **comparison.against_torch(timings, settings.torch),
-        "budgets": budgets(arch, pools),
-        "pools": vars(pools),
-        "row_lengths": list(ours.learner.shapes.lengths),
-        "contenders": sides,
-        "without": {
-            name: _contribution(sides[without_name(name)], sides[OURS]) | {"words": ablation.words}
-            for name, ablation in left_out.items()
-        },
-        "verified": verified,
-    }
-    if device.platform != "cpu":
-        figures["matmul_peak"] = peak = machine.matmul_peak(arch.dtype)
-        figures["mfu"] = flops_once(sides[OURS]) / timings[OURS].median / peak
+        sweeps = Sweeps(inputs, device.platform, strict)
+        sweeps.add(OURS, OurSweeps(inputs))
+        if alone is not None:
+            alone(sweeps.figures({}))
+        for name, ablation in left_out.items():
+            sweeps.add(without_name(name), OurSweeps(inputs, ablation))
+        for name, contender in torch_sweeps(inputs).items():
+            sweeps.add(name, contender)
+    figures = sweeps.figures(left_out)
     _print(figures)
     return figures
 
 
-def _verify(
-    contenders: Mapping[str, OurSweeps | TorchSweeps],
-    sides: dict[str, dict[str, Any]],
-    dtype: str,
-    *,
-    strict: bool,
-) -> dict[str, Any]:
-    """Every contender's first sweep, against ours; what ours cost goes to `sides`.
+class Sweeps:
+    """Contenders that have made their first sweep, from the same weights, and what it showed.
 
-    Returns: by contender the greatest differences, and under `moved` what the sweep itself changed.
+    Args:
+      strict: as in `run`.
     """
-    start, found = contenders[OURS].tensors(), {}
-    for name, contender in contenders.items():
-        began = time.perf_counter()
+
+    def __init__(self, inputs: Inputs, platform: str, strict: bool) -> None:
+        self._inputs, self._platform, self._strict = inputs, platform, strict
+        self._about = comparison.about("update", inputs.settings, inputs.arch, inputs.work)
+        self._contenders: dict[str, OurSweeps | TorchSweeps] = {}
+        self._sides: dict[str, dict[str, Any]] = {}
+        self._differences: dict[str, dict[str, float]] = {}
+        self._moved: dict[str, float] = {}
+        self._ours: Outcome | None = None
+
+    def add(self, name: str, contender: OurSweeps | TorchSweeps) -> None:
+        """Its first sweep, beside ours, which is the first to be added; a second for its memory.
+
+        Raises:
+          ValueError: if strict, where it does not compute the same as ours.
+        """
+        began, dtype = time.perf_counter(), self._inputs.arch.dtype
+        start = None if self._ours is not None else contender.tensors()
         if isinstance(contender, OurSweeps):
-            sides[name] |= _costs(contender, contender.recorded())
+            side = _costs(contender, contender.recorded())
         else:
             contender.run()
-            sides[name]["positions"] = contender.positions
+            side = {"positions": contender.positions}
         outcome = contender.outcome()
         _log(f"{name}: first sweep", began)
-        if name == OURS:
-            ours = outcome
-            continue
-        found[name] = comparison.differences(ours, outcome)
-        if strict:
-            comparison.require_same(found[name], name, dtype)
-    return {
-        "tolerance": TOLERANCES[dtype],
-        "differences": found,
-        "moved": comparison.moved(start, ours),
-    }
+        if self._ours is None:
+            self._ours, self._moved = outcome, comparison.moved(start, outcome)
+        else:
+            apart = self._differences[name] = comparison.differences(self._ours, outcome)
+            if self._strict:
+                comparison.require_same(apart, name, dtype)
+        grown, held = machine.memory_growth(contender.run, self._platform), contender.state_bytes
+        peak = None if grown is None else held + grown
+        self._sides[name] = side | {"state_bytes": held, "peak_bytes": peak}
+        self._contenders[name] = contender
+
+    def figures(self, left_out: Mapping[str, Ablation]) -> dict[str, Any]:
+        """Times all that were added, one sweep each in turn.
+
+        Args:
+          left_out: of our contenders without a technique, the techniques.
+        """
+        arch, work, settings = self._inputs.arch, self._inputs.work, self._inputs.settings
+        timings = comparison.alternate(
+            {name: lambda _, each=each: each.run() for name, each in self._contenders.items()},
+            settings.repeats,
+        )
+        sides = {
+            name: self._sides[name]
+            | timing.as_json()
+            | {"tokens_per_second": work.tokens / timing.median}
+            for name, timing in timings.items()
+        }
+        ours = self._contenders[OURS]
+        pools = Pools.of(ours.trajectories)
+        ways = [way for way in settings.torch if torch_name(way) in timings]
+        figures = self._about | {
+            **comparison.against_torch(timings, ways),
+            "budgets": budgets(arch, pools),
+            "pools": vars(pools),
+            "row_lengths": list(ours.learner.shapes.lengths),
+            "contenders": sides,
+            "without": {
+                name: _contribution(sides[without_name(name)], sides[OURS])
+                | {"words": ablation.words}
+                for name, ablation in left_out.items()
+            },
+            "verified": {
+                "tolerance": TOLERANCES[arch.dtype],
+                "differences": dict(self._differences),
+                "moved": self._moved,
+            },
+        }
+        if self._platform != "cpu":
+            figures["matmul_peak"] = peak = machine.matmul_peak(arch.dtype)
+            figures["mfu"] = flops_once(sides[OURS]) / timings[OURS].median / peak
+        return figures
 
 
 def _log(what: str, began: float) -> None:

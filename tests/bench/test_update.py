@@ -11,8 +11,10 @@ from seeupo_jax.bench import bench_report, comparison, rollout, update
 from seeupo_jax.bench.comparison import OURS, torch_name
 
 RUNS = {
-    "update": lambda: update.run(dataclasses.replace(SETTINGS, without=("truncation",))),
-    "rollout": lambda: rollout.run_rollout(dataclasses.replace(SETTINGS, repeats=1)),
+    "update": lambda **more: update.run(
+        dataclasses.replace(SETTINGS, without=("truncation",)), **more
+    ),
+    "rollout": lambda **more: rollout.run_rollout(dataclasses.replace(SETTINGS, repeats=1), **more),
     "iteration": lambda: rollout.run_iteration(dataclasses.replace(SETTINGS, repeats=1)),
 }
 EAGER = torch_name("eager")
@@ -28,8 +30,18 @@ def keep(results, name, figures):
     (results / f"{name}.json").write_text(json.dumps(figures))
 
 
+def assert_alone(first, found):
+    """Our side's figures came once before the others ran, and are of the same kind."""
+    (alone,) = first
+    assert alone.keys() == found.keys() - {"ratio", "ratio_least", "ratio_most"}
+    assert alone["against"] is None and alone["contenders"].keys() == {OURS}
+    assert alone["contenders"][OURS].keys() == found["contenders"][OURS].keys()
+
+
 def test_both_sides_are_the_same_before_they_are_timed(results, capsys):
-    found = RUNS["update"]()
+    first = []
+    found = RUNS["update"](alone=first.append)
+    assert_alone(first, found)
     keep(results, "update", found)
     assert found["verified"]["differences"].keys() == {
         EAGER,
@@ -61,7 +73,9 @@ def test_nothing_is_timed_where_one_sides_numbers_are_others(monkeypatch):
 
 
 def test_the_sampler_computes_every_token_once_and_resending_does_not(results, capsys):
-    found = RUNS["rollout"]()
+    first = []
+    found = RUNS["rollout"](alone=first.append)
+    assert_alone(first, found)
     keep(results, "rollout", found)
     # What is shared is shared by whole pages; the least of all is each token once.
     assert 1 <= found["contenders"][OURS]["waste"] < 1.1

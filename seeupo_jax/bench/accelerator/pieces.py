@@ -35,6 +35,7 @@ _OURS, _TORCH = 22, 24
 _SAMPLED = 2  # of a rollout, a side: weights in bfloat16
 _TOKENS = 9000  # of a microbatch of one group's conversations, at real lengths, about
 _BESIDE = 6 * GIB  # logits, caches and the libraries themselves, about
+Alone = Callable[[dict[str, Any]], None]  # takes the figures of our side alone
 _SMALLEST_TRAINING = {
     "iterations": 1,
     "rollout.tasks": 2,
@@ -53,8 +54,9 @@ def update(record: Record, settings: Settings, rehearse: bool) -> None:
     """`bench update`: against compiled PyTorch, or eager where compiling fails."""
     peak = {"peak_flops": machine.peak_flops(jax.devices()[0].device_kind)}
 
-    def run(settings: Settings) -> dict[str, Any]:
-        return update_bench.run(settings, strict=False) | peak
+    def run(settings: Settings, alone: Alone | None) -> dict[str, Any]:
+        kept = None if alone is None else lambda figures: alone(figures | peak)
+        return update_bench.run(settings, strict=False, alone=kept) | peak
 
     figures = beside_torch(record, settings, "torch", run, ("eager",), rehearse=rehearse)
     record.put(figures=figures)
@@ -66,15 +68,19 @@ def update(record: Record, settings: Settings, rehearse: bool) -> None:
 
 def rollout(record: Record, settings: Settings, rehearse: bool) -> None:
     """`bench rollout`: against `generate` with a static cache; a growing one if that fails."""
-    run, fallback = rollout_bench.run_rollout, ("kept",)
-    record.put(figures=beside_torch(record, settings, "generate", run, fallback, rehearse=rehearse))
+
+    def run(settings: Settings, alone: Alone | None) -> dict[str, Any]:
+        return rollout_bench.run_rollout(settings, alone=alone)
+
+    figures = beside_torch(record, settings, "generate", run, ("kept",), rehearse=rehearse)
+    record.put(figures=figures)
 
 
 def beside_torch(
     record: Record,
     settings: Settings,
     field: str,
-    run: Callable[[Settings], dict[str, Any]],
+    run: Callable[[Settings, Alone | None], dict[str, Any]],
     fallback: tuple[str, ...],
     *,
     rehearse: bool,
@@ -83,24 +89,27 @@ def beside_torch(
 
     Args:
       field: of the settings, the baseline's ways.
+      run: the benchmark; what it is given takes the figures of our side before the other begins.
     """
-    alone, ways = replace(settings, **{field: ()}), getattr(settings, field)
+    ways = getattr(settings, field)
     missing = torch_runner.no_torch(jax.devices()[0].platform)
     if missing is not None:
         record.note(f"Only our side was measured: {missing}.")
     if missing is not None or not ways:
-        return run(alone)
-    if not rehearse:  # what is measured of ours stays if the other side takes too long
-        record.put(figures=run(alone))
+        return run(replace(settings, **{field: ()}), None)
+
+    def alone(figures: dict[str, Any]) -> None:
+        record.put(figures=figures)  # what is measured of ours stays if the other takes too long
+
     try:
-        return run(settings)
+        return run(settings, None if rehearse else alone)
     except Exception as error:
         said = sentence(error)
         if ways == fallback or is_out_of_memory(str(error)):
             raise
     # Outside of the handler: its traceback would hold what the first try had in memory.
     record.note(f"Not measured against {ways[0]}: {said}")
-    return run(replace(settings, **{field: fallback}))
+    return run(replace(settings, **{field: fallback}), None)
 
 
 def quickstart(record: Record, _: Settings, rehearse: bool) -> None:
