@@ -123,8 +123,9 @@ class Batching:
     """Shapes of the sweep's programs."""
 
     microbatch_tokens: int | None = at_least(1, None)
-    """Tokens per device, if no conversation is longer; none: twice the longest, at least 1024, or
-    for a small policy on a CPU the longest, at least 512, and few shapes of programs."""
+    """Tokens per device, if no conversation is longer; none: twice the longest, at least 1024 (on a
+    GPU 8192), or for a small policy on a CPU the longest, at least 512, and few shapes of
+    programs."""
     share_prefixes: bool = True
     """Common prefixes of a group are computed once."""
     buckets: tuple[int, ...] = ()

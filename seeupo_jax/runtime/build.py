@@ -52,6 +52,9 @@ SMALL = 2_000_000
 # Tokens of a conversation: with so few, a small policy's attention computes all pairs of a row's
 # tokens as fast as the visible ones, by a program that compiles in half of the time.
 SHORT = 512
+# Tokens of a microbatch, at least, by platform. On an H200 0.5B parameters computed 0.8e14 FLOP/s
+# in microbatches of 1,024 and 2.2e14 in those of 8,192 (docs/benchmarks_gpu.md).
+LEAST_TOKENS = {"gpu": 8192, "cuda": 8192}
 ARCHITECTURES = "architectures"  # folder of `assets` with the config.json of published models
 TOKENIZER_DEMONSTRATIONS = 4000  # whose text a new tokenizer is trained on
 
@@ -239,11 +242,12 @@ def build_shapes(config: Config, mesh: jax.sharding.Mesh, trajectories: int) -> 
     """The sweep's shapes for iterations of so many trajectories; a microbatch has a row a shard."""
     rollout, batching = config.rollout, config.batching
     algorithm, turns, tokens = config.algorithm, rollout.max_turns, batching.microbatch_tokens
-    few = few_shapes(config, mesh)
+    few, platform = few_shapes(config, mesh), mesh.devices.flat[0].platform
     if tokens is None:
-        tokens = SHORT if few else max(2 * rollout.max_context, 1024)
+        least = LEAST_TOKENS.get(platform, 1024)
+        tokens = SHORT if few else max(2 * rollout.max_context, least)
     turns = turns if algorithm.order == "parallel" else algorithm.span(turns)
-    block = row_block(mesh.devices.flat[0].platform) * mesh.shape["context"]
+    block = row_block(platform) * mesh.shape["context"]
     lengths = batching.buckets or row_lengths(max(rollout.max_context, tokens), block=block)
     return Shapes(
         lengths=lengths[-1:] if few else lengths,

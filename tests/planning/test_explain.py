@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from types import SimpleNamespace
 
 import jax
 import loaded_python
@@ -112,6 +113,18 @@ def test_a_small_policy_on_a_cpu_has_few_shapes_unless_asked(tmp_path, capsys):
         config = load_config(QUICKSTART, [left_open, *other])
         assert len(build.build_shapes(config, mesh, 1).lengths) == 12
         assert build.architecture(config, mesh).attention == "xla"
+
+
+def test_a_gpu_has_larger_microbatches_unless_asked():
+    """None is here: of its mesh only the platform and the shape are looked at."""
+    mesh = make_mesh(load_config(QUICKSTART, []).mesh)
+    gpu = SimpleNamespace(
+        shape=mesh.shape, devices=np.full(mesh.devices.shape, SimpleNamespace(platform="gpu"))
+    )
+    for tokens, longest in (("none", 8192), ("1024", 1024)):
+        config = load_config(QUICKSTART, [f"batching.microbatch_tokens={tokens}"])
+        lengths = build.build_shapes(config, gpu, 1).lengths
+        assert lengths[-1] == longest and len(lengths) == 12  # as many programs either way
 
 
 def test_rewards_are_told_with_their_weights_where_there_are_any():
@@ -414,6 +427,7 @@ def test_many_numbers_are_cut_short():
 
 PLANNED = """
 import sys
+from types import SimpleNamespace
 sys.modules["bfcl_eval"] = None  # not installed
 from seeupo_jax.train import main
 for file in sys.argv[1:]:
