@@ -15,7 +15,8 @@ from seeupo_jax.bench.accelerator.runner import Record, read
 
 # Those that are run in this process, which has imported everything and has their programs; and the
 # one that the command itself runs, in a process of its own.
-HERE = ("trees_float32", "rows", "parity", "sweep", "update_bfcl_0.5b", "rollout_0.5b")
+SWEEPS = ("sweep", "sweep_long")
+HERE = ("trees_float32", "rows", "parity", *SWEEPS, "update_bfcl_0.5b", "rollout_0.5b")
 PROCESS = "trees_bfloat16"
 MISSING = ("altair", "ml_collections", "grain", "gguf", "llguidance", "tensorboardX", "vl_convert")
 

@@ -147,6 +147,52 @@ def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
             )
 
 
+def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
+    """A sweep over whole conversations in float32, and how far one in bfloat16 is from it.
+
+    Rounding grows from turn to turn, as steps follow from each other: what bfloat16 makes of a
+    sweep is measured by PyTorch's own distance, over all parameters.
+
+    Raises:
+      NotHere: PyTorch is missing.
+    """
+    missing = torch_runner.no_torch(jax.devices()[0].platform)
+    if missing is not None:
+        raise NotHere(missing)
+    found: dict[tuple[str, str], comparison.Outcome] = {}
+    for dtype in ("float32", "bfloat16"):
+        with prepared(settings, dtype) as inputs, _precision(dtype):
+            for side, make in (("ours", OurSweeps), ("theirs", _eager)):
+                sweeps = make(inputs)
+                sweeps.run()
+                found[side, dtype] = sweeps.outcome()
+                del sweeps  # its memory is the next one's
+            shape = f"{settings.model}, {inputs.work.name}, {inputs.work.tokens} tokens"
+    ours, exact = found["ours", "float32"], found["theirs", "float32"]
+    bounded = {
+        of: (off, TOLERANCES["float32"]) for of, off in comparison.differences(ours, exact).items()
+    }
+    record.check("a whole sweep against PyTorch", bounded, dtype="float32", shape=shape)
+    off, usual = (_distance(found[side, "bfloat16"], exact) for side in ("ours", "theirs"))
+    record.check(
+        "a whole sweep, as near to PyTorch's in float32 as PyTorch's own",
+        {"parameters": (off, AS_PYTORCH * usual)},
+        dtype="bfloat16",
+        shape=shape,
+    )
+
+
+def _eager(inputs: Inputs) -> TorchSweeps:
+    torch_runner.torch().set_float32_matmul_precision("highest")
+    return TorchSweeps(inputs, "eager")
+
+
+def _distance(one: comparison.Outcome, exact: comparison.Outcome) -> float:
+    """Of all parameters, by the Euclidean norm."""
+    squares = [np.sum((one.tensors[name] - exact.tensors[name]) ** 2) for name in exact.tensors]
+    return float(np.sqrt(np.sum(squares)))
+
+
 def _sampler_gap(ours: OurSweeps, inputs: Inputs) -> tuple[float, float]:
     """The greatest and the mean difference, in nats."""
     engine = make_engine(ours.policy.network, inputs.work, inputs.settings)
