@@ -84,7 +84,8 @@ class Experts(nnx.Module):
         """
         rows = ("rows", "length", "embed")
         params = (self.router, self.gate, self.up, self.down)
-        names = [param.get_metadata("logical") for param in params]
+        # Of a layer of a scan they still begin with that of the stack.
+        names = [param.get_metadata("logical")[-param[...].ndim :] for param in params]
         arrays = [x_NLD, *(param[...].astype(x_NLD.dtype) for param in params)]
         if given_NLP is None:
             return per_shard(self._run, [rows, *names], rows)(*arrays)

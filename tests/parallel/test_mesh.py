@@ -278,14 +278,18 @@ def logp_and_grads(network, params, tokens_NL):
 
 
 @pytest.mark.parametrize(
-    "moe, sizes",
+    "fields, sizes",
     [
-        (None, {"data": 2, "fsdp": 2, "tensor": 2}),
-        (Moe(4, 2, 24, True), {"expert": 2, "fsdp": 2, "tensor": 2}),
+        ({}, {"data": 2, "fsdp": 2, "tensor": 2}),
+        ({"moe": Moe(4, 2, 24, True)}, {"expert": 2, "fsdp": 2, "tensor": 2}),
+        (
+            {"moe": Moe(4, 2, 24, True), "layers": 2, "scan_layers": True},
+            {"expert": 2, "fsdp": 2, "tensor": 2},
+        ),
     ],
 )
-def test_eight_devices_compute_what_one_computes(capfd, moe, sizes):
-    arch = dataclasses.replace(ARCH, moe=moe)
+def test_eight_devices_compute_what_one_computes(capfd, fields, sizes):
+    arch = dataclasses.replace(ARCH, **fields)
     network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
     tokens_NL = np.random.default_rng(0).integers(0, 32, (4, 6)).astype(np.int32)
     wanted = logp_and_grads(network, params, tokens_NL)
