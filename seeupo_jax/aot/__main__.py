@@ -16,7 +16,6 @@ from pathlib import Path
 
 import jax
 
-from seeupo_jax.aot.aot_programs import KINDS, Setup, choose_programs, list_programs, prepare
 from seeupo_jax.aot.aot_report import Report
 from seeupo_jax.aot.measure import Figures, measure
 from seeupo_jax.aot.search import search
@@ -26,6 +25,13 @@ from seeupo_jax.configuration.flags import Flags, names, output_file
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.planning.chips import parse_topology
+from seeupo_jax.planning.slices.slice_programs import (
+    KINDS,
+    Setup,
+    choose_programs,
+    list_programs,
+    prepare,
+)
 from seeupo_jax.runtime.cli import add_config_flags
 from seeupo_jax.trajectories.json_lines import write_json
 

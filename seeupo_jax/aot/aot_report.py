@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from seeupo_jax.aot.aot_programs import Program, Setup
-from seeupo_jax.aot.iteration_time import estimate_iteration
+from seeupo_jax.aot import calibration
 from seeupo_jax.aot.measure import Figures
 from seeupo_jax.aot.search import fits
 from seeupo_jax.configuration.loading import to_dict
@@ -16,6 +15,8 @@ from seeupo_jax.parallel.mesh import row_shards
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.chips import usable_hbm
 from seeupo_jax.planning.collectives import by_kind_and_axis
+from seeupo_jax.planning.slices.iteration_time import estimate_iteration
+from seeupo_jax.planning.slices.slice_programs import Program, Setup
 
 _LABEL, _COLUMN = 22, 19  # widths
 _PHASES = ("sweep", "rollout")
@@ -158,7 +159,7 @@ class Report:
             f"  {part.name}: {part.times:,.0f} x, {_span(part.step_s, part.serial_s)}"
             for part in made.parts
         ]
-        return "\n".join(lines)
+        return "\n".join([*lines, f"  {calibration.in_words()}"])
 
     def values(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -186,6 +187,7 @@ class Report:
             "fits": self.fits,
             "held": self.held,
             "iteration": None if made is None else dataclasses.asdict(made),
+            "measured_over_estimate": calibration.factors(),
         }
 
 

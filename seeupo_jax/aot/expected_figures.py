@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from seeupo_jax.aot.aot_programs import Program, Setup
-from seeupo_jax.aot.measure import Figures, program_roofline
+from seeupo_jax.aot.measure import Figures
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.collectives import Collective, received
+from seeupo_jax.planning.slices.iteration_time import program_roofline
+from seeupo_jax.planning.slices.slice_programs import Program, Setup
 
 _FLOAT32 = 4
 # Passes over the layers of a step's microbatch: forwards, backwards, and the refresh of weights;

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
 
-from seeupo_jax.aot import roofline
-from seeupo_jax.aot.aot_programs import Program, Setup
-from seeupo_jax.aot.roofline import Roofline
 from seeupo_jax.planning import flops, hlo
 from seeupo_jax.planning.collectives import Collective, collectives
 from seeupo_jax.planning.hlo import Array
+from seeupo_jax.planning.slices.iteration_time import program_roofline
+from seeupo_jax.planning.slices.roofline import Roofline
+from seeupo_jax.planning.slices.slice_programs import Program, Setup
 from seeupo_jax.policy.kernels.attention import SCORES_AT_ONCE
 
 # Passes that go through queries or tokens in chunks may hold this much of a chunk's; see
@@ -80,18 +80,6 @@ def measure(setup: Setup, program: Program) -> Figures:
         roofline=program_roofline(setup, program, found),
         held=tuple(forbidden(text, setup, program)),
         largest=tuple(hlo.largest_arrays(text, 5)),
-    )
-
-
-def program_roofline(setup: Setup, program: Program, traffic: Sequence[Collective]) -> Roofline:
-    """An estimate of one execution of a program with this communication."""
-    mesh = program.mesh
-    return roofline.estimate(
-        program.work.executed / mesh.size,
-        program.hbm_bytes,
-        traffic,
-        setup.topology.chip,
-        roofline.axis_links(mesh),
     )
 
 

@@ -6,11 +6,11 @@ import bisect
 import dataclasses
 from collections.abc import Mapping
 
-from seeupo_jax.aot.aot_programs import Setup, choose_programs, list_programs, prepare
 from seeupo_jax.aot.measure import Figures, measure
 from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.parallel.mesh import row_shards
 from seeupo_jax.planning.chips import usable_hbm
+from seeupo_jax.planning.slices.slice_programs import Setup, choose_programs, list_programs, prepare
 
 
 def search(setup: Setup, figures: Mapping[str, Figures]) -> dict[str, float | None]:

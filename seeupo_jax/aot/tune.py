@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from seeupo_jax.aot.aot_programs import Program, Setup, choose_programs, list_programs, prepare
 from seeupo_jax.aot.expected_figures import expected_figures
-from seeupo_jax.aot.iteration_time import Iteration, estimate_iteration
 from seeupo_jax.aot.measure import Figures, measure
 from seeupo_jax.aot.search import fits
 from seeupo_jax.configuration import schema
@@ -24,6 +22,14 @@ from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
 from seeupo_jax.planning.remat import plan_remat
+from seeupo_jax.planning.slices.iteration_time import Iteration, estimate_iteration
+from seeupo_jax.planning.slices.slice_programs import (
+    Program,
+    Setup,
+    choose_programs,
+    list_programs,
+    prepare,
+)
 
 Fields = Mapping[str, Any]  # of a configuration, as `--config.FIELD=VALUE` names them
 

@@ -9,6 +9,7 @@
     python -m seeupo_jax.bench agents    [--model=tiny] [--tasks=16] [--json=OUT]
     python -m seeupo_jax.bench all       [--suite=cpu] [--results=docs/benchmarks]
     python -m seeupo_jax.bench report    [--results=docs/benchmarks] [--output=docs/benchmarks.md]
+    python -m seeupo_jax.bench estimates [--json=OUT]
     python -m seeupo_jax.bench accelerator --out=DIR [--minutes=30] [--rehearse]
 
 The first seven measure; each has `--help`. `gain` scores reference answers behind every turn, as
@@ -16,8 +17,9 @@ branches of one pass and by a pass for each; it needs no PyTorch. `serving` runs
 beside `transformers`, and `agents` rollouts with and without the endpoint. `all` runs the
 measurements of the page
 (`--suite=accelerator`: for a GPU or a TPU), except those that have figures already, and then
-`report`, which writes the page from the existing figures. `accelerator` measures what only a GPU or
-a TPU can show.
+`report`, which writes the page from the existing figures. `estimates` compares the seconds that
+`aot` would estimate of programs on this machine's CPU with those that they take. `accelerator`
+measures what only a GPU or a TPU can show.
 """
 
 from __future__ import annotations
@@ -30,16 +32,16 @@ from collections.abc import Sequence
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 from seeupo_jax.bench import (  # noqa: E402
-    agent_rollout,
     bench_report,
+    estimates,
     gain,
     rollout,
-    served_requests,
     settings,
     supervised_steps,
     update,
 )
 from seeupo_jax.bench.accelerator import command as accelerator  # noqa: E402
+from seeupo_jax.bench.serving import agent_rollout, served_requests  # noqa: E402
 from seeupo_jax.configuration.flags import Flags  # noqa: E402
 from seeupo_jax.errors import sentence_errors  # noqa: E402
 from seeupo_jax.runtime.cli import prepare_xla  # noqa: E402
@@ -57,6 +59,7 @@ OTHERS = {
     "serving": (served_requests.add_flags, served_requests.run),
     "all": (bench_report.add_all_flags, bench_report.run_all),
     "report": (bench_report.add_flags, bench_report.run),
+    "estimates": (estimates.add_flags, estimates.run),
     "accelerator": (accelerator.add_flags, accelerator.run),
 }
 

@@ -23,7 +23,9 @@ from seeupo_jax.planning.chips import CHIPS
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _VERSIONS = ("jax", "jaxlib", "flax", "numpy", "torch", "transformers")
-_SIDE, _PRODUCTS = 8192, 20  # of the products that the peak is measured by
+_SIDE, _PRODUCTS = 8192, 20  # of the products, and copies, that a peak is measured by
+_CPU_SIDE = 2048  # whose products take a core a fifth of a second
+_COPIED = 2**29  # bytes of an array that no cache holds
 # Dense bfloat16 FLOP/s without sparsity, by the vendors' data sheets (NVIDIA: B200, H200, H100,
 # A100, L40S, L4, A10). The first pattern that the device's name matches counts.
 _PEAKS = {
@@ -94,15 +96,25 @@ def _processor() -> str:
 
 def matmul_peak(dtype: str) -> float:
     """FLOP/s of large matrix products, the fastest of several."""
+    side = _CPU_SIDE if jax.devices()[0].platform == "cpu" else _SIDE
     # Zeros and ones take less power, and run faster than any real matrix.
-    x = jax.random.normal(jax.random.key(0), (_SIDE, _SIDE), dtype)
-    multiply = jax.jit(lambda x: x @ x)
+    x = jax.random.normal(jax.random.key(0), (side, side), dtype)
+    return 2 * side**3 / _least_seconds(jax.jit(lambda x: x @ x), x)
+
+
+def memory_bandwidth() -> float:
+    """Bytes/s that a copy reads and writes, the fastest of several."""
+    x = jax.random.normal(jax.random.key(0), (_COPIED // 4,), "float32")
+    return 2 * x.nbytes / _least_seconds(jax.jit(lambda x: -x), x)
+
+
+def _least_seconds(run: Callable[[jax.Array], jax.Array], x: jax.Array) -> float:
     seconds = []
     for _ in range(_PRODUCTS):
         began = time.perf_counter()
-        multiply(x).block_until_ready()
+        run(x).block_until_ready()
         seconds.append(time.perf_counter() - began)
-    return 2 * _SIDE**3 / min(seconds)
+    return min(seconds)
 
 
 def peak_flops(name: str) -> float | None:

@@ -14,12 +14,12 @@ from tpu_cases import needs_libtpu
 
 from seeupo_jax.aot import measure, search, tune
 from seeupo_jax.aot.__main__ import main
-from seeupo_jax.aot.aot_programs import choose_programs, list_programs, prepare
 from seeupo_jax.aot.expected_figures import expected_figures
 from seeupo_jax.aot.table import table
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.learner.programs import sweep_programs
 from seeupo_jax.planning import chips, flops
+from seeupo_jax.planning.slices.slice_programs import choose_programs, list_programs, prepare
 from seeupo_jax.policy.files.weights import inspect
 
 SMALL = str(SUPPORT / "aot_config.py")

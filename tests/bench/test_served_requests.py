@@ -11,8 +11,8 @@ from agent_cases import ToldSession
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.agents.endpoint import Endpoint
 from seeupo_jax.bench import __main__ as bench
-from seeupo_jax.bench import generate_server
-from seeupo_jax.bench.served_requests import Server, _Prompts, ask
+from seeupo_jax.bench.serving import generate_server
+from seeupo_jax.bench.serving.served_requests import Server, _Prompts, ask
 from seeupo_jax.bench.settings import architecture, write_model
 from seeupo_jax.policy.files.weights import read_tokenizer
 

@@ -1,6 +1,6 @@
 """`transformers`' `generate` behind chat completions, as `transformers serve` has it by default.
 
-    python -m seeupo_jax.bench.generate_server FOLDER PORT DTYPE
+    python -m seeupo_jax.bench.serving.generate_server FOLDER PORT DTYPE
 
 One thread generates one answer after the other, and each is streamed token by token. Used where
 the dependencies of `transformers serve` itself are not installed.

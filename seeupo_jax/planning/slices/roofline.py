@@ -76,8 +76,10 @@ def axis_links(mesh: jax.sharding.Mesh) -> dict[str, float]:
     0: the data centre network. Axes of size 1 are left out.
 
     Args:
-      mesh: of TPU devices.
+      mesh: of TPU devices, or of one device.
     """
+    if mesh.devices.size == 1:
+        return {}
     first = mesh.devices.flat[0]
     flat = "lite" in first.device_kind
     place = np.array([[*d.coords, _slice(d)] for d in mesh.devices.flat])

@@ -170,7 +170,7 @@ def _of_transformers(folder: Path, platform: str, dtype: str) -> tuple[str, list
         device = "cpu" if platform == "cpu" else "cuda"
         line = ["transformers.cli.transformers", "serve", str(folder), "--port={port}"]
         return "transformers serve", [*line, f"--device={device}", f"--dtype={dtype}"]
-    line = ["seeupo_jax.bench.generate_server", str(folder), "{port}", dtype]
+    line = ["seeupo_jax.bench.serving.generate_server", str(folder), "{port}", dtype]
     return "transformers generate", line
 
 

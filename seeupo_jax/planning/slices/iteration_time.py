@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from seeupo_jax.aot import roofline
-from seeupo_jax.aot.aot_programs import Program, Setup
-from seeupo_jax.aot.measure import Figures
+from seeupo_jax.planning.collectives import Collective
 from seeupo_jax.planning.expected_time import scoring_passes, step_ends, step_flops
+from seeupo_jax.planning.slices import roofline
+from seeupo_jax.planning.slices.slice_programs import Program, Setup
 
 NEEDED = ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode")
+
+
+class Figures(Protocol):
+    """What is known of a program. roofline: None where it did not compile."""
+
+    @property
+    def roofline(self) -> roofline.Roofline | None: ...
+
+    @property
+    def collectives(self) -> Sequence[Collective]: ...
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,20 @@ class Iteration:
 
     def seconds(self, *, serial: bool) -> float:
         return sum(part.serial_s if serial else part.step_s for part in self.parts)
+
+
+def program_roofline(
+    setup: Setup, program: Program, traffic: Sequence[Collective]
+) -> roofline.Roofline:
+    """An estimate of one execution of a program with this communication."""
+    mesh = program.mesh
+    return roofline.estimate(
+        program.work.executed / mesh.size,
+        program.hbm_bytes,
+        traffic,
+        setup.topology.chip,
+        roofline.axis_links(mesh),
+    )
 
 
 def estimate_iteration(

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from seeupo_jax.aot.roofline import axis_links, estimate
 from seeupo_jax.planning.chips import Chip
 from seeupo_jax.planning.collectives import Collective
+from seeupo_jax.planning.slices.roofline import axis_links, estimate
 
 # 100 FLOP/s, 10 bytes/s of memory, 6 bytes/s over six links, 0.5 between slices.
 CHIP = Chip("toy", 1, 100.0, 10.0, 6.0, 0.5, 4, 1, 3, 64)

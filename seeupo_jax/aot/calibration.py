@@ -1,0 +1,37 @@
+"""How far estimates were from what was measured: figures of `bench estimates` on a CPU."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+from typing import Any
+
+FILE = "assets/aot/estimates_cpu.json"  # as `bench estimates --json` writes it
+
+
+@functools.cache
+def measured() -> dict[str, Any]:
+    """The figures, as they were written."""
+    return json.loads((importlib.resources.files("seeupo_jax") / FILE).read_text())
+
+
+def factors() -> dict[str, tuple[float, float]]:
+    """Of each part of an iteration the least and the most of what it took over its estimate.
+
+    The estimate is the one without overlap, since one CPU has nothing that overlaps.
+    """
+    found: dict[str, list[float]] = {}
+    for row in measured()["rows"]:
+        found.setdefault(row["part"], []).append(row["measured_s"] / row["serial_s"])
+    return {part: (min(each), max(each)) for part, each in found.items()}
+
+
+def in_words() -> str:
+    """One line for a report."""
+    parts = ", ".join(
+        f"{part.partition('/')[2]} {least:.2f} to {most:.2f}"
+        for part, (least, most) in factors().items()
+    )
+    count = len(measured()["rows"])
+    return f"on a CPU {count} parts of iterations took so many times such an estimate: {parts}"

@@ -1,0 +1,1 @@
+"""Rollouts of agents, and requests of many clients, against servers of `transformers`."""

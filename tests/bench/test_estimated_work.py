@@ -1,0 +1,43 @@
+"""What `bench estimates` measures is what an estimate assumes, in the models' real sizes."""
+
+import jax
+import pytest
+
+from seeupo_jax.bench import estimates
+from seeupo_jax.planning.chips import Chip
+
+PEAK, BANDWIDTH = 1e11, 1e10
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    first = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *_: first)
+
+
+@pytest.mark.parametrize("case", estimates.CASES, ids=str)
+def test_conversations_are_those_that_an_estimate_assumes(case):
+    work = estimates._conversations(case)
+    chip = Chip("cpu", 0, PEAK, BANDWIDTH, 0.0, 0.0, 1, 1, 2, 1)
+    found = estimates._estimate(estimates._fields(case, work), chip)
+    assert {c.tokens for c in work.conversations} == {case.context}
+    assert found.sampled * case.turns * case.conversations == work.sampled
+    assert found.context == work.tokens - work.sampled
+    assert len({c.prompt for c in work.conversations}) == case.conversations  # nothing is shared
+
+
+def test_a_sweep_is_estimated_by_its_products():
+    """By hand: 2 FLOPs a weight and token forwards, 6 with the way back, all pairs of tokens."""
+    case = estimates.Case("tiny", 512, 2, 16)
+    chip = Chip("cpu", 0, PEAK, 1e30, 0.0, 0.0, 1, 1, 2, 1)
+    fields = estimates._fields(case, estimates._conversations(case))
+    parts = {part.name: part for part in estimates._estimate(fields, chip).parts}
+    layers = 6 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512)  # q, o; k, v; the MLP's three
+    head, tokens = 256 * 8192, 16 * 512
+    pairs = 6 * 4 * 256 * 512**2 * 16
+    scored = 2 * (2 * tokens * (layers + head) + pairs)  # by the old and the reference policy
+    assert parts["sweep/score"].times == 2
+    assert parts["sweep/score"].serial_s == pytest.approx(scored / PEAK, rel=1e-3)
+    # Steps over whole and over half conversations; the refresh and the logits of actions besides.
+    stepped = 6 * (tokens + tokens / 2) * layers + 3 * (pairs + pairs / 4)
+    assert 1 < parts["sweep/turn"].serial_s * PEAK / stepped < 1.8
