@@ -6,6 +6,7 @@ python -m seeupo_jax.aot.table REPORT.json ...
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ def row(report: Mapping[str, Any]) -> tuple[str, ...]:
     line = turn["roofline"] if done else None
     made = report["iteration"]
     return (
-        Path(report["config_file"].removeprefix(PACKAGE)).stem,
+        _name(report),
         report["topology"],
         _peak(programs, "sweep"),
         _peak(programs, "rollout"),
@@ -55,6 +56,13 @@ def row(report: Mapping[str, Any]) -> tuple[str, ...]:
         line["bound"] if done else "",
         "" if made is None else _iteration(made["parts"]),
     )
+
+
+def _name(report: Mapping[str, Any]) -> str:
+    """The configuration, and the model that the command named instead of its own."""
+    file = Path(report["config_file"].removeprefix(PACKAGE)).stem
+    model = re.search(r"--config\.model\.path=(\S+)", report["command"])
+    return file if model is None else f"{file}, {Path(model[1]).name}"
 
 
 def _peak(programs: Mapping[str, Any], phase: str) -> str:

@@ -130,6 +130,8 @@ def test_reports_become_rows_of_a_table(report):
     cells = dict(zip(head.split(" | "), row.split(" | "), strict=True))
     assert cells["slice"] == "v5e:2x2" and cells["fits"] == "yes" and cells["of GiB"] == "15.75"
     assert command.startswith(f"python -m seeupo_jax.aot --config={SMALL} --topology=v5e:2x2")
+    other = report | {"command": f"{report['command']} --config.model.path=models/Other"}
+    assert f"{cells['| config']}, Other |" in table([other])
 
 
 @needs_libtpu
