@@ -16,6 +16,7 @@ from seeupo_jax.planning.flops import parameters
 from seeupo_jax.policy.architecture import Architecture
 
 Figures = dict[str, Any]  # of a run, as they go into the JSON
+Alone = Callable[[Figures], None]  # takes the figures of our side before another begins
 OfSide = Callable[[Figures, str], str]  # of a run's figures and a contender's name
 
 OURS = "seeupo_jax"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from seeupo_jax.bench import comparison, machine, torch_runner, workloads
-from seeupo_jax.bench.comparison import OURS, Timing, side
+from seeupo_jax.bench.comparison import OURS, Alone, Timing, side
 from seeupo_jax.bench.jax_runner import OurSweeps
 from seeupo_jax.bench.settings import Settings, architecture, write_model
 from seeupo_jax.bench.torch_runner import TorchSweeps, torch_sweeps
@@ -45,9 +45,7 @@ CACHE_KEPT = "KV cache kept"
 Parts = tuple[float, float]  # seconds of the rollout and of the sweep
 
 
-def run_rollout(
-    settings: Settings, *, alone: Callable[[dict[str, Any]], None] | None = None
-) -> dict[str, Any]:
+def run_rollout(settings: Settings, *, alone: Alone | None = None) -> dict[str, Any]:
     """Measures, prints a table and returns its figures.
 
     Args:

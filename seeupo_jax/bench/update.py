@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from seeupo_jax.bench import comparison, machine
-from seeupo_jax.bench.comparison import OURS, TOLERANCES, Outcome, side, torch_name
+from seeupo_jax.bench.comparison import OURS, TOLERANCES, Alone, Outcome, side, torch_name
 from seeupo_jax.bench.jax_runner import Ablation, OurSweeps, ablations
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.bench.torch_runner import TorchSweeps, torch_sweeps
@@ -39,7 +39,7 @@ def run(
     settings: Settings,
     *,
     strict: bool = True,
-    alone: Callable[[dict[str, Any]], None] | None = None,
+    alone: Alone | None = None,
 ) -> dict[str, Any]:
     """Checks, measures and prints; the figures.
 
@@ -53,20 +53,20 @@ def run(
     """
     device, left_out = machine.only_device(), ablations(settings.without)
     with prepared(settings, machine.fast_dtype(device)) as inputs:
-        sweeps = Sweeps(inputs, device.platform, strict)
-        sweeps.add(OURS, OurSweeps(inputs))
+        contenders = Contenders(inputs, device.platform, strict)
+        contenders.add(OURS, OurSweeps(inputs))
         if alone is not None:
-            alone(sweeps.figures({}))
+            alone(contenders.figures({}))
         for name, ablation in left_out.items():
-            sweeps.add(without_name(name), OurSweeps(inputs, ablation))
+            contenders.add(without_name(name), OurSweeps(inputs, ablation))
         for name, contender in torch_sweeps(inputs).items():
-            sweeps.add(name, contender)
-    figures = sweeps.figures(left_out)
+            contenders.add(name, contender)
+    figures = contenders.figures(left_out)
     _print(figures)
     return figures
 
 
-class Sweeps:
+class Contenders:
     """Contenders that have made their first sweep, from the same weights, and what it showed.
 
     Args:

@@ -21,6 +21,7 @@ from seeupo_jax.bench import rollout as rollout_bench
 from seeupo_jax.bench import update as update_bench
 from seeupo_jax.bench.accelerator import kernels, numerics
 from seeupo_jax.bench.accelerator.runner import Record, is_out_of_memory, sentence
+from seeupo_jax.bench.comparison import Alone
 from seeupo_jax.bench.settings import Settings, architecture
 from seeupo_jax.planning.flops import parameters
 
@@ -35,7 +36,6 @@ _OURS, _TORCH = 22, 24
 _SAMPLED = 2  # of a rollout, a side: weights in bfloat16
 _TOKENS = 9000  # of a microbatch of one group's conversations, at real lengths, about
 _BESIDE = 6 * GIB  # logits, caches and the libraries themselves, about
-Alone = Callable[[dict[str, Any]], None]  # takes the figures of our side alone
 _SMALLEST_TRAINING = {
     "iterations": 1,
     "rollout.tasks": 2,
