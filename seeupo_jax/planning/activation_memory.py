@@ -31,7 +31,7 @@ _STREAMS = 6
 
 
 def microbatch_bytes(
-    arch: Architecture, remat: str, *, rows: int, length: int, platform: str
+    arch: Architecture, remat: str, *, rows: int, length: int, platform: str, expert: int = 1
 ) -> int:
     """Bytes of activations while a microbatch is differentiated, at the most.
 
@@ -41,10 +41,14 @@ def microbatch_bytes(
     Args:
       arch: as one device has it: of heads and widths that are cut, its share (`share_of`).
       remat: one of `REMATS`. rows, length: of the microbatch on one device.
+      expert: devices that share a layer's experts.
     """
     item, tokens = jnp.dtype(arch.dtype).itemsize, rows * length
-    kept = sum(_layer_bytes(arch, i, remat, rows, length, platform) for i in range(arch.layers))
-    own = max(_layer_bytes(arch, i, "none", rows, length, platform) for i in range(arch.layers))
+    of_layer = functools.partial(
+        _layer_bytes, arch, rows=rows, length=length, platform=platform, expert=expert
+    )
+    kept = sum(of_layer(i, remat) for i in range(arch.layers))
+    own = max(of_layer(i, "none") for i in range(arch.layers))
     # Keys and values stand by for the refresh of the weights, whatever is computed again.
     keys = 2 * tokens * arch.layers * arch.kv_heads * arch.head_dim * item
     chunk = min(tokens, TOKENS_AT_ONCE, max(1, LOGITS_AT_ONCE // arch.vocab_size))
@@ -73,22 +77,41 @@ def share_of(arch: Architecture, tensor: int) -> Architecture:
 
 
 def _layer_bytes(
-    arch: Architecture, index: int, remat: str, rows: int, length: int, platform: str
+    arch: Architecture,
+    index: int,
+    remat: str,
+    *,
+    rows: int,
+    length: int,
+    platform: str,
+    expert: int,
 ) -> int:
     """What is kept of one layer; its parameters, which stay in any case, are not counted."""
-    alike = dataclasses.replace(arch, layers=1, windows=(), scan_layers=False, remat="none")
+    alike = dataclasses.replace(
+        arch, layers=1, windows=(), scan_layers=False, remat="none", moe=None
+    )
     if not arch.is_sparse(index):
-        alike = dataclasses.replace(alike, moe=None)
-    elif arch.moe is not None:
-        alike = dataclasses.replace(alike, moe=dataclasses.replace(arch.moe, dense_layers=()))
-    one, two = (_traced(alike, remat, count, length) for count in (1, 2))
+        of_row, cast = _kept(alike, remat, length)
+    else:
+        assert arch.moe is not None
+        moe = dataclasses.replace(arch.moe, dense_layers=())
+        whole = _kept(dataclasses.replace(alike, moe=moe), remat, length)
+        rest = _kept(dataclasses.replace(alike, mlp_width=1), remat, length)
+        # A device has the tokens of all that share the experts, and its part of the experts.
+        of_row = rest[0] + expert * (whole[0] - rest[0])
+        cast = rest[1] + (whole[1] - rest[1]) // expert
     scores = 0
     if _in_whole(arch, rows, length, platform):
         item = {"none": jnp.dtype(arch.dtype).itemsize, "dots": _FLOAT32, "full": 0}[remat]
         scores = rows * arch.heads * length**2 * item
-    # What does not grow with the rows is parameters, and these in the compute dtype.
-    cast = 0 if arch.dtype == "float32" else max(0, 2 * one - two)
-    return (two - one) * rows + cast + scores
+    return of_row * rows + cast + scores
+
+
+def _kept(arch: Architecture, remat: str, length: int) -> tuple[int, int]:
+    """Bytes of a layer for each row, and of its parameters in the compute dtype."""
+    one, two = (_traced(arch, remat, count, length) for count in (1, 2))
+    # What does not grow with the rows is parameters.
+    return two - one, 0 if arch.dtype == "float32" else max(0, 2 * one - two)
 
 
 @functools.cache

@@ -121,6 +121,7 @@ def plan_remat(
             rows=1,
             length=-(-shapes.lengths[-1] // mesh.shape["context"]),
             platform=platform,
+            expert=mesh.shape["expert"],
         )
         for name in names
     }

@@ -51,10 +51,10 @@ def test_the_estimate_is_what_xla_gives_the_program_within_a_quarter(arch, rows,
         assert estimate == pytest.approx(compiled_bytes(arch, rows, length), rel=0.25)
 
 
-def layer_bytes(arch, remat, rows=2, length=16, platform="cpu"):
+def layer_bytes(arch, remat, rows=2, length=16, platform="cpu", expert=1):
     """What one more layer adds."""
     more = dataclasses.replace(arch, layers=arch.layers + 1)
-    sizes = {"rows": rows, "length": length, "platform": platform}
+    sizes = {"rows": rows, "length": length, "platform": platform, "expert": expert}
     return microbatch_bytes(more, remat, **sizes) - microbatch_bytes(arch, remat, **sizes)
 
 
@@ -93,6 +93,20 @@ def test_experts_are_counted_in_the_layers_that_have_them():
     sizes = {"rows": 2, "length": 16, "platform": "cpu"}
     assert microbatch_bytes(arch, "none", **sizes) == microbatch_bytes(dense, "none", **sizes)
     assert layer_bytes(arch, "none") != layer_bytes(dense, "none")
+
+
+def test_devices_that_share_experts_keep_each_others_tokens_there():
+    arch = dataclasses.replace(SMALL, moe=Moe(8, 2, 96, True))
+    D, E, P, F, S = 64, 8, 2, 96, 2 * 32  # S: pairs of a token and an expert, of all tokens
+    one, four = (layer_bytes(arch, "none", expert=expert) for expert in (1, 4))
+    # At least a pair's input of its expert, gate, up and their product, and what comes out.
+    assert four - one >= 3 * S * 4 * (2 * D + 3 * F)
+    # At most all that a token has without sharing, and the router's.
+    assert four - one <= 3 * S * 4 * (6 * D + 8 * F + 4 * E + 16 * P)
+    assert layer_bytes(arch, "full", expert=4) == layer_bytes(arch, "full")
+    half = dataclasses.replace(arch, dtype="bfloat16", moe=Moe(64, 2, 96, True))
+    weights = [layer_bytes(half, "none", length=8, expert=expert) for expert in (1, 4)]
+    assert weights[1] < weights[0] / 2  # of the copies of its experts it has a quarter
 
 
 def test_without_a_kernel_for_trees_attention_keeps_its_weights_until_they_come_in_chunks():
