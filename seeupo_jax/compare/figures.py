@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 SHARES = (0.25, 0.5, 1.0)  # of the budget
+IN_A_ROW = 5  # rollouts by which a collapse is told from chance
 _WIDTH, _HEIGHT = 720, 360  # of the plot, in pixels
 
 
@@ -54,9 +55,11 @@ class History:
 
     @property
     def collapsed(self) -> bool:
-        """Whether it ended below the interval of its first policy, or below half of the best
-        success that its rollouts had."""
-        return self.after < max(self.before.low, float(self.success_I.max()) / 2)
+        """Whether it ended below the interval of its first policy, or its last `IN_A_ROW` rollouts
+        succeeded less than half as often as its best in a row: one batch may be a lucky one."""
+        in_a_row = min(IN_A_ROW, len(self.success_I))
+        mean = np.lib.stride_tricks.sliding_window_view(self.success_I, in_a_row).mean(-1)
+        return bool(self.after < self.before.low or mean[-1] < mean.max() / 2)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from seeupo_jax.compare.cell_results import Result
-from seeupo_jax.compare.figures import Line, draw, success_chart
+from seeupo_jax.compare.figures import IN_A_ROW, Line, draw, success_chart
 from seeupo_jax.compare.seed_statistics import seed_interval
 from seeupo_jax.compare.stability_chart import draw_map
 from seeupo_jax.compare.study import Study, grid_points, point_text
@@ -32,8 +32,8 @@ _DEFINITIONS = """\
   split, {k} episodes each.
 - *area over tokens* (or *steps*): the mean success of the rollouts, which are of the train split,
   up to as many sampled tokens (optimizer steps) as all runs that are compared have got to.
-- *collapsed*: ended below the 95% interval of its own first policy, or below half of the best
-  success of its rollouts.
+- *collapsed*: ended below the 95% interval of its own first policy, or the last {in_a_row}
+  rollouts succeeded less than half as often as the best {in_a_row} in a row.
 - Intervals are of the mean over seeds, 95%, by Student's t. Differences are paired by seed; *p* is
   of Student's paired test, two-sided; *Holm* is corrected for the rows of the table, and decides
   at 0.05."""
@@ -57,7 +57,7 @@ def _head(study: Study, results: Mapping[str, Result], folder: Path) -> Iterator
     )
     left = [_progress(cost) for cost in costs(study, results)]
     yield f"Runs finished: {', '.join(left)}."
-    yield _DEFINITIONS.format(k=config.k, tasks=config.tasks, split=config.split)
+    yield _DEFINITIONS.format(k=config.k, tasks=config.tasks, split=config.split, in_a_row=IN_A_ROW)
 
 
 def _progress(cost: Cost) -> str:

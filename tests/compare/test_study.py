@@ -199,8 +199,9 @@ def test_areas_are_up_to_what_both_have_got_to(tmp_path):
 @pytest.mark.parametrize(
     "success, after, collapsed",
     [
-        ((0.25, 0.5), 0.25, False),
-        ((0.25, 0.5), 0.24, True),  # below half of its best
+        ((0.5,) * 5 + (0.25,) * 5, 0.25, False),
+        ((0.5,) * 5 + (0.24,) * 5, 0.25, True),  # less than half as often as at its best
+        ((0.1, 0.5, 0.1, 0.1, 0.2) * 2, 0.2, False),  # of one lucky batch
         ((0.25, 0.25), 0.125, False),
         ((0.2, 0.2), 0.12, True),  # below the interval of its first policy
     ],
