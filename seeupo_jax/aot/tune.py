@@ -90,9 +90,8 @@ def tune(setup: Setup, log: Callable[[str], None]) -> Tuned | None:
     sweep = _shortest("sweep", setup, sweep_fields(setup), log)
     if sweep is None:
         log("nothing fits; once more with what can wait in the host's memory there")
-        offloaded = prepare(with_fields(setup.given, _OFFLOADED), setup.topology)
-        sweep = _shortest("sweep", offloaded, sweep_fields(offloaded), log)
-        sweep = sweep and sweep._replace(fields=_OFFLOADED | sweep.fields)
+        setup = prepare(with_fields(setup.given, _OFFLOADED), setup.topology)
+        sweep = _shortest("sweep", setup, sweep_fields(setup), log)
     sampler = sweep and _shortest("sampler", sweep.setup, sampler_fields(sweep.setup), log)
     if sweep is None or sampler is None:
         return None
@@ -102,7 +101,8 @@ def tune(setup: Setup, log: Callable[[str], None]) -> Tuned | None:
         for kind in _KINDS[part]
         if kind in each.figures
     }
-    return Tuned({**sweep.fields, **sampler.fields}, figures)
+    waiting = {f"offload.{part}": True for part, on in vars(setup.given.offload).items() if on}
+    return Tuned({**waiting, **sweep.fields, **sampler.fields}, figures)
 
 
 def sweep_fields(setup: Setup) -> Iterator[Fields]:

@@ -286,12 +286,14 @@ def test_the_layout_of_the_shortest_iteration_is_found_and_written(tmp_path, cap
     monkeypatch.setattr(tune, "COMPILED", 1)
     file = tmp_path / "layouts.json"
     file.write_text('{"v5p:4x4x4": {"mesh": {"fsdp": 64}}}')
-    assert run(f"--tune={file}", "--programs=rollout/reshard") == 0
+    choices = ("--config.offload.optimizer=True", "--programs=rollout/reshard")
+    assert run(f"--tune={file}", *choices) == 0
     told = capsys.readouterr().out
     found = json.loads(file.read_text())
     assert found.keys() == {"v5p:4x4x4", "v5e:2x2"}  # others' stay
     tuned = found["v5e:2x2"]
-    assert tuned.keys() == {"mesh", "model.remat", "rollout.mesh", "rollout.concurrency"}
+    searched = {"mesh", "model.remat", "rollout.mesh", "rollout.concurrency"}
+    assert tuned.keys() == {"offload.optimizer", *searched}  # what it was found with
     assert tuned["model.remat"] == "none" and tuned["rollout.concurrency"] == 8
     assert told.count("an iteration of") == 2
     mesh = " x ".join(f"{axis} {size}" for axis, size in tuned["mesh"].items() if size > 1)
