@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -46,10 +47,14 @@ _ROOM = 0.95  # of a device's memory, for what lasts beside programs' temporarie
 
 
 class Layout(NamedTuple):
-    """A way to lay a run out; figures: of the largest program of each kind."""
+    """A way to lay a run out; figures: of the largest program of each kind.
+
+    needs: bytes of a device, by estimate.
+    """
 
     fields: Fields
     setup: Setup
+    needs: int
     programs: dict[str, Program]
     figures: dict[str, Figures]
 
@@ -58,6 +63,10 @@ class Layout(NamedTuple):
         found = estimate_iteration(self.setup, self.programs, self.figures)
         assert found is not None  # each kind has figures, if expected ones
         return found
+
+    @property
+    def fits(self) -> bool:
+        return all(fits(self.setup, each) for each in self.figures.values())
 
     @property
     def seconds(self) -> float:
@@ -169,22 +178,27 @@ def _shortest(
     part: str, setup: Setup, tried: Iterable[Fields], log: Callable[[str], None]
 ) -> Layout | None:
     """Of what is tried the shortest iteration, by the compiler; None where nothing fits."""
-    kinds, found = _KINDS[part], list[Layout]()
-    ranked = _ranked(setup, tried, kinds)
+    found = list[Layout]()
+    ranked = _ranked(part, setup, tried)
     log(f"{part}: {len(ranked)} layouts")
-    for layout in ranked[: 2 * COMPILED]:
+    compiled, too_much = 0, math.inf
+    for layout in ranked:
         least = layout.iteration.seconds(serial=False)
-        if any(least >= other.seconds for other in found):
-            continue  # also where all of its communication is hidden
-        measured = _compiled(layout, kinds, log)
-        found += [] if measured is None else [measured]
-        if len(found) == COMPILED:
+        if layout.needs >= too_much or any(least >= other.seconds for other in found):
+            continue  # longer also where all of its communication is hidden
+        measured = _compiled(layout, _KINDS[part], log)
+        if measured is not None and measured.fits:
+            found.append(measured)
+        elif measured is not None:
+            too_much = layout.needs
+        compiled += 1
+        if len(found) == COMPILED or compiled == 2 * COMPILED:
             break
     return min(found, key=lambda layout: layout.seconds, default=None)
 
 
 def _compiled(layout: Layout, kinds: tuple[str, ...], log: Callable[[str], None]) -> Layout | None:
-    """With the compiler's figures of these kinds of programs; None where one does not fit.
+    """With the compiler's figures, up to a program that does not fit; None where it fails.
 
     A process of its own compiles: libtpu ends it for some meshes, and keeps gigabytes for each.
     """
@@ -196,11 +210,10 @@ def _compiled(layout: Layout, kinds: tuple[str, ...], log: Callable[[str], None]
         except (BrokenProcessPool, jax.errors.JaxRuntimeError):
             log(f"  {words}: the compiler fails")
             return None
-    for kind, each in figures.items():
-        if not fits(layout.setup, each):
-            log(f"  {words}: {kind} does not fit")
-            return None
     measured = layout._replace(figures=layout.figures | figures)
+    if not measured.fits:
+        log(f"  {words}: {[*figures][-1]} does not fit")
+        return measured
     made, peak = measured.iteration, max(each.peak for each in figures.values())
     log(
         f"  {words}: {peak / GIB:.2f} GiB, an iteration of {made.seconds(serial=False):.3g} to"
@@ -223,7 +236,7 @@ def _figures(config: Config, topology: Topology, kinds: tuple[str, ...]) -> dict
     return figures
 
 
-def _ranked(given: Setup, tried: Iterable[Fields], kinds: tuple[str, ...]) -> list[Layout]:
+def _ranked(part: str, given: Setup, tried: Iterable[Fields]) -> list[Layout]:
     """What can be and has room for what lasts, the shortest iteration by formula first."""
     found = []
     for fields in tried:
@@ -232,11 +245,14 @@ def _ranked(given: Setup, tried: Iterable[Fields], kinds: tuple[str, ...]) -> li
         except ValueError:
             continue
         hbm = usable_hbm(setup.mesh.devices.flat[0])
-        if max(sum(setup.resident(kind).values()) for kind in kinds) > _ROOM * hbm:
+        needs = max(sum(setup.resident(kind).values()) for kind in _KINDS[part])
+        if needs > _ROOM * hbm:
             continue
+        if part == "sweep":
+            needs = plan_remat(setup.given, setup.mesh, hbm).needed(setup.given.model.remat)
         programs = {program.kind: program for program in choose_programs(list_programs(setup))}
         figures = {kind: expected_figures(setup, program) for kind, program in programs.items()}
-        found.append(Layout(fields, setup, programs, figures))
+        found.append(Layout(fields, setup, needs, programs, figures))
     return sorted(found, key=lambda layout: layout.seconds)
 
 
