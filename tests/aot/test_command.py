@@ -324,6 +324,21 @@ def test_a_compiler_that_fails_ends_no_search(tmp_path, capsys, monkeypatch, end
 
 
 @needs_libtpu
+def test_what_needs_as_much_as_a_layout_that_did_not_fit_is_not_compiled(setup, monkeypatch):
+    compiled = []
+
+    def too_large(layout, kinds, log):
+        compiled.append(layout.needs)
+        return layout._replace(figures={kinds[0]: measure.Figures(kinds[0], error="too large")})
+
+    monkeypatch.setattr(tune, "_compiled", too_large)
+    ranked = [layout.needs for layout in tune._ranked("sweep", setup, tune.sweep_fields(setup))]
+    assert tune._shortest("sweep", setup, tune.sweep_fields(setup), print) is None
+    assert ranked != sorted(ranked, reverse=True)  # by seconds, some need more than one before
+    assert compiled == [n for i, n in enumerate(ranked) if n < min(ranked[:i], default=n + 1)][:8]
+
+
+@needs_libtpu
 def test_no_layout_that_fits_is_one_sentence(tmp_path, capsys):
     wide = ("--config.model.mlp_width=2097152", "--config.model.layers=8")  # 19 billion parameters
     assert run(*wide, f"--tune={tmp_path / 'layouts.json'}") == 2
