@@ -93,10 +93,9 @@ def _layer_bytes(
     alike = dataclasses.replace(
         arch, layers=1, windows=(), scan_layers=False, remat="none", moe=None
     )
-    if not arch.is_sparse(index):
+    if arch.moe is None or not arch.is_sparse(index):
         of_row, cast = _kept(alike, remat, length)
     else:
-        assert arch.moe is not None
         moe = dataclasses.replace(arch.moe, dense_layers=())
         whole = _kept(dataclasses.replace(alike, moe=moe), remat, length)
         rest = _kept(dataclasses.replace(alike, mlp_width=1), remat, length)
