@@ -217,10 +217,18 @@ def on_device(tree: Any) -> Any:
     """Inside a program: brings what lies in the host's memory onto the devices."""
 
     def bring(leaf: jax.Array) -> jax.Array:
-        away = jax.typeof(leaf).memory_space == jax.memory.Space.Host
-        return jax.device_put(leaf, jax.memory.Space.Device) if away else leaf
+        return jax.device_put(leaf, jax.memory.Space.Device) if _waits(leaf) else leaf
 
     return jax.tree.map(bring, tree)
+
+
+def in_host_memory(tree: Any) -> bool:
+    """Inside a program: whether any of a tree lies in the host's memory."""
+    return any(map(_waits, jax.tree.leaves(tree)))
+
+
+def _waits(leaf: jax.Array) -> bool:
+    return jax.typeof(leaf).memory_space == jax.memory.Space.Host
 
 
 def check_offload(offload: Offload, device: jax.Device) -> None:

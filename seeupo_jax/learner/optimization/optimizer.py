@@ -8,7 +8,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from seeupo_jax.learner.optimization.muon import muon_options
 from seeupo_jax.learner.optimization.parameter_groups import REST, labels
 from seeupo_jax.learner.optimization.schedule import by_iteration, step_warmup
 from seeupo_jax.types import CriticState, TrainState
+
+T = TypeVar("T")
 
 
 def make_optimizer(config: Optimizer, *, total_steps: int) -> optax.GradientTransformation:
@@ -151,6 +153,8 @@ def apply_update(
     state: TrainState,
     critic_optimizer: optax.GradientTransformation | None = None,
     critic_grads: Any = None,
+    *,
+    streamed: bool = False,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Applies one optimizer step, or none of it when a gradient is not finite.
 
@@ -159,6 +163,7 @@ def apply_update(
     Args:
       grads: gradients of the loss to minimise, a tree like `state.params`.
       critic_optimizer, critic_grads: of `state.critic`; None where there is none.
+      streamed: see `either`.
 
     Returns:
       The next state (`step` + 1; or the same bits with `skipped` + 1) and float32 scalars:
@@ -181,9 +186,23 @@ def apply_update(
     def skipped(state: TrainState) -> TrainState:
         return state._replace(skipped=state.skipped + 1)
 
-    # A branch updates donated buffers in place; a select on every leaf copies most of them.
-    state = jax.lax.cond(finite, applied, skipped, state)
+    state = either(finite, lambda: applied(state), lambda: skipped(state), streamed=streamed)
     return state, norms | {"update_skipped": 1.0 - finite.astype(jnp.float32)}
+
+
+def either(
+    condition: jax.Array, step: Callable[[], T], kept: Callable[[], T], *, streamed: bool
+) -> T:
+    """What `step` gives where a condition holds, and else what `kept` gives.
+
+    Args:
+      streamed: whether the optimizer's state comes from the host's memory. A branch would hold all
+        of it at once, beside what it becomes; of a choice leaf by leaf each comes and goes alone.
+        Elsewhere a branch it is: it updates donated buffers in place, and a choice copies most.
+    """
+    if streamed:
+        return jax.tree.map(functools.partial(jax.lax.select, condition), step(), kept())
+    return jax.lax.cond(condition, step, kept)
 
 
 def step_if_finite(

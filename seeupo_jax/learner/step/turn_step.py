@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from seeupo_jax.learner.optimization.optimizer import apply_update
+from seeupo_jax.learner.optimization.optimizer import apply_update, either
 from seeupo_jax.learner.refresh_batch import RefreshBatch
-from seeupo_jax.learner.state_layout import on_device
+from seeupo_jax.learner.state_layout import in_host_memory, on_device
 from seeupo_jax.learner.step.actions import split_actions
 from seeupo_jax.learner.step.critic import Critic, ValueModel, row_value
 from seeupo_jax.learner.step.expert_load import RouterCounts, count_routed
@@ -205,14 +205,16 @@ def apply_gradients(
     """Steps the policy and the critic; nothing where the batch has no rows."""
     # These wait for the iteration's end, maybe in the host's memory: they go by the branch.
     aside = {name: getattr(state, name) for name in ("ema", "scorer", "reference")}
+    streamed = in_host_memory(state.opt_state)
     opt_state, critic_state = on_device(state.opt_state), on_device(state.critic)
     state = state._replace(opt_state=opt_state, critic=critic_state, **dict.fromkeys(aside))
     others = () if critic is None else (critic.optimizer, grads[1])
     norms = ("grad_norm",) if critic is None else ("grad_norm", "critic_grad_norm")
-    state, metrics = jax.lax.cond(
+    state, metrics = either(
         any_rows,
-        lambda: apply_update(optimizer, grads[0], state, *others),
+        lambda: apply_update(optimizer, grads[0], state, *others, streamed=streamed),
         lambda: (state, {name: jnp.zeros(()) for name in (*norms, "update_skipped")}),
+        streamed=streamed,
     )
     return state._replace(**aside), metrics
 
