@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
@@ -19,6 +20,7 @@ from seeupo_jax.policy.kernels.attention import (
     SCORES_AT_ONCE,
     KeyValues,
 )
+from seeupo_jax.policy.kernels.derivatives import FUSED
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE, Network
 from seeupo_jax.policy.transformer import REMAT, Layer
 
@@ -127,10 +129,11 @@ def _traced(arch: Architecture, remat: str, rows: int, length: int) -> int:
     graph, state = nnx.split(layer)
     params, frozen = policy.trainable(Network(arch, graph), nnx.to_pure_dict(state))
     position_NL = jnp.zeros((rows, length), jnp.int32)
+    attend = functools.partial(_attend, arch.attention in ("splash", "cudnn"))
 
     def run(params: Any, frozen: Any, x: jax.Array) -> jax.Array:
         whole = nnx.merge(graph, nnx.State(policy.join(params, frozen)))
-        return whole(x, position_NL, _attend)[0]
+        return whole(x, position_NL, attend)[0]
 
     def backward(params: Any, frozen: Any, x: jax.Array) -> Any:
         body = REMAT[remat](run)
@@ -146,22 +149,28 @@ def _traced(arch: Architecture, remat: str, rows: int, length: int) -> int:
     )
 
 
-def _attend(q: jax.Array, new: KeyValues, _: int | None) -> tuple[jax.Array, KeyValues]:
-    return _attended(q, *new), new
+def _attend(
+    fused: bool, q: jax.Array, new: KeyValues, _: int | None
+) -> tuple[jax.Array, KeyValues]:
+    return _attended(fused, q, *new), new
 
 
-@jax.custom_vjp
-def _attended(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attended(fused: bool, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.zeros_like(q)
 
 
-def _forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+def _forward(
+    fused: bool, q: jax.Array, k: jax.Array, v: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     out = jnp.zeros_like(q)
     # Turned: kernels keep all four in an order of axes of their own.
-    return out, (*(x.swapaxes(1, 2) for x in (q, k, v, out)), jnp.zeros(q.shape[:3]))
+    q, k, v, turned = (x.swapaxes(1, 2) for x in (q, k, v, out))
+    own = turned, jnp.zeros(q.shape[:3])
+    return out, (q, k, v, *(checkpoint_name(x, FUSED) if fused else x for x in own))
 
 
-def _backward(kept: tuple[jax.Array, ...], _: jax.Array) -> tuple[jax.Array, ...]:
+def _backward(fused: bool, kept: tuple[jax.Array, ...], _: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(x.swapaxes(1, 2) for x in kept[:3])
 
 

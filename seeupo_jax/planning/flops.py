@@ -259,7 +259,8 @@ def _again(arch: Architecture, work: Pass, kernel: str, attention: float) -> flo
     layers = _projections(arch, work) - 2.0 * work.rows * work.new * last
     again = {
         "none": 0.0,
-        "dots": 0.0 if kernel == "xla" else attention,  # what is kept are plain products
+        # Kept are plain products, and the results of our own kernels, by their name.
+        "dots": attention if kernel in ("splash", "cudnn") else 0.0,
         "full": layers + attention,
     }[arch.remat]
     at_once = SCORES_AT_ONCE // (work.rows * arch.heads * (work.past + work.new))

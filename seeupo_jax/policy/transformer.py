@@ -14,17 +14,20 @@ from seeupo_jax.parallel.mesh import constrain, head_axes
 from seeupo_jax.policy.architecture import Architecture, Lora
 from seeupo_jax.policy.kernels import attention, paged
 from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree
-from seeupo_jax.policy.kernels.derivatives import rms_norm
+from seeupo_jax.policy.kernels.derivatives import FUSED, rms_norm
 from seeupo_jax.policy.kernels.fused import kernel_for
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
 from seeupo_jax.policy.moe import Experts, by_layer
 from seeupo_jax.policy.projection import Projection
 from seeupo_jax.policy.rope import rotate
 
+_PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_saveable, jax.checkpoint_policies.save_only_these_names(FUSED)
+)
 REMAT: dict[str, Callable[..., Any]] = {
     "none": lambda f: f,
     "full": jax.checkpoint,
-    "dots": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable),
+    "dots": functools.partial(jax.checkpoint, policy=_PRODUCTS),
 }
 
 

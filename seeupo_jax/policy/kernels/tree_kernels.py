@@ -12,10 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from seeupo_jax.policy.kernels.derivatives import RECOMPUTE, dot, dot_t
+from seeupo_jax.policy.kernels.derivatives import FUSED, RECOMPUTE, dot, dot_t
 from seeupo_jax.policy.kernels.tree_mask import (
     FLOOR,
     MASKED,
@@ -110,6 +111,7 @@ def _forward(
         [(groups, block, 1), (groups, block, 1), (groups, block, d)],
         block,
     )
+    out, logsumexp = (checkpoint_name(x, FUSED) for x in (out, logsumexp))
     return out, (q, k, v, places, visits, out, logsumexp)
 
 

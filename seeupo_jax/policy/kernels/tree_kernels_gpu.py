@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from seeupo_jax.policy.kernels.derivatives import RECOMPUTE, dot, dot_t
+from seeupo_jax.policy.kernels.derivatives import FUSED, RECOMPUTE, dot, dot_t
 from seeupo_jax.policy.kernels.tree_mask import (
     FLOOR,
     MASKED,
@@ -132,6 +133,7 @@ def _forward(
         plan,
         last_first=True,
     )
+    out, logsumexp = (checkpoint_name(x, FUSED) for x in (out, logsumexp))
     return out, (q, k, v, places, visits, out, logsumexp)
 
 

@@ -12,6 +12,7 @@ from tree_cases import CASES, assert_equal, attend, random_arrays, trained, tree
 from seeupo_jax.policy.kernels.attention import KeyValues, attend_trees
 from seeupo_jax.policy.kernels.tree_attention import block_for
 from seeupo_jax.policy.kernels.tree_mask import TreeMask, list_visits, visible_pairs, visited_blocks
+from seeupo_jax.policy.transformer import REMAT
 
 TRIALS = [
     *(("xla", 16, name, None) for name in CASES),
@@ -30,6 +31,22 @@ def test_every_path_is_attended_as_if_it_were_alone(implementation, block, name,
     options = {"window": window, "implementation": implementation, "block": block}
     got = trained(*random_arrays(case), case.tree_mask, **options)
     assert_equal(got, wanted(name, window))
+
+
+@pytest.mark.parametrize("implementation, block", [("pallas", 128), ("triton", 16)])
+def test_a_layer_that_keeps_its_products_keeps_what_a_kernel_gives(implementation, block):
+    case = CASES["continued"]
+    q, k, v, weight = random_arrays(case)
+
+    def loss(remat, *qkv):
+        options = {"implementation": implementation, "block": block}
+        run = functools.partial(attend, tree_mask=case.tree_mask, **options)
+        return jnp.sum(REMAT[remat](run)(*qkv) * weight)
+
+    step = jax.grad(loss, (1, 2, 3))
+    program = jax.make_jaxpr(step, static_argnums=0)
+    calls = {remat: str(program(remat, q, k, v)).count("pallas_call[") for remat in REMAT}
+    assert calls["none"] == calls["dots"] < calls["full"]
 
 
 def test_short_paths_are_attended_in_smaller_blocks():
