@@ -116,6 +116,8 @@ def lay_out(config: ConfigDict, file: Path, slice: str | None) -> ConfigDict:
         *parents, field = name.split(".")
         part = config
         for parent in parents:
+            if parent not in part:  # the file left all of it at its defaults
+                part[parent] = {}
             part = part[parent]
         part[field] = value
     return config

@@ -1,5 +1,6 @@
 """Whatever is wrong with a configuration file or an override, it is one sentence, and soon."""
 
+import json
 import subprocess
 import sys
 
@@ -269,10 +270,15 @@ def test_a_slice_lays_out_a_configuration_that_takes_one(kind):
 
 def test_a_layout_replaces_whole_fields(tmp_path):
     file = tmp_path / "layouts.json"
-    file.write_text('{"v5e:2x2": {"mesh": {"fsdp": 4}, "rollout.concurrency": 8}}')
+    layout = {"mesh": {"fsdp": 4}, "rollout.concurrency": 8, "offload.optimizer": True}
+    file.write_text(json.dumps({"v5e:2x2": layout}))
     config = ConfigDict({"mesh": {"data": 1, "tensor": 4}, "rollout": {"tasks": 2}})
     found = config_file.lay_out(config, file, "v5e:2x2").to_dict()
-    assert found == {"mesh": {"fsdp": 4}, "rollout": {"tasks": 2, "concurrency": 8}}
+    assert found == {
+        "mesh": {"fsdp": 4},
+        "rollout": {"tasks": 2, "concurrency": 8},
+        "offload": {"optimizer": True},
+    }
 
 
 def test_an_argument_that_a_configuration_does_not_take_is_told():
