@@ -30,8 +30,8 @@ _SCORES = 3  # copies of a chunk's scores while it is differentiated: themselves
 _LOGITS = 3  # and of a chunk's logits
 # Copies of the residual stream beside the layers': embedded, normed, picked, gradients.
 _STREAMS = 6
-# With experts, XLA for TPU took 1.6 to 2.0 times what is counted here (docs/hardware.md).
-_SPARSE = 2
+# With experts, XLA for TPU laid out 1.05 to 1.31 times what is counted here (docs/hardware.md).
+_SPARSE = 1.3
 
 
 def microbatch_bytes(
@@ -60,7 +60,7 @@ def microbatch_bytes(
     outside = chunk * _LOGITS * arch.vocab_size * _FLOAT32 + head
     outside += _STREAMS * tokens * arch.width * item
     counted = kept + own + keys + outside + _scores_at_once(arch, rows, length, platform)
-    return counted if arch.routing is None else _SPARSE * counted
+    return counted if arch.routing is None else round(_SPARSE * counted)
 
 
 def share_of(arch: Architecture, tensor: int) -> Architecture:

@@ -98,9 +98,9 @@ def test_experts_are_counted_in_the_layers_that_have_them():
 def test_devices_that_share_experts_keep_each_others_tokens_there():
     arch = dataclasses.replace(SMALL, moe=Moe(8, 2, 96, True))
     D, E, P, F, S = 64, 8, 2, 96, 2 * 32  # S: pairs of a token and an expert, of all tokens
-    one, four = (layer_bytes(arch, "none", expert=expert) / 2 for expert in (1, 4))
-    # Twice, as XLA takes with experts: at least a pair's input of its expert, gate, up and their
-    # product, and what comes out.
+    one, four = (layer_bytes(arch, "none", expert=expert) / 1.3 for expert in (1, 4))
+    # 1.3 times, as XLA takes with experts: at least a pair's input of its expert, gate, up and
+    # their product, and what comes out.
     assert four - one >= 3 * S * 4 * (2 * D + 3 * F)
     # At most all that a token has without sharing, and the router's.
     assert four - one <= 3 * S * 4 * (6 * D + 8 * F + 4 * E + 16 * P)
