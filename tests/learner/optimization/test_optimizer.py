@@ -25,7 +25,8 @@ def _state(optimizer, params):
 
 
 def _jitted(optimizer):
-    return jax.jit(functools.partial(apply_update, optimizer), donate_argnums=1)
+    step = functools.partial(apply_update, optimizer)
+    return jax.jit(step, donate_argnums=1, static_argnames="streamed")
 
 
 @functools.cache
@@ -59,10 +60,16 @@ def test_a_finite_gradient_moves_every_parameter_against_it(name):
 
 
 @pytest.mark.parametrize(
-    "name, bad", [*((name, np.nan) for name in _NAMES), ("adam", np.inf), ("adam", -np.inf)]
+    "name, bad, streamed",
+    [
+        *((name, np.nan, False) for name in _NAMES),
+        *(("adam", bad, streamed) for bad in (np.inf, -np.inf) for streamed in (False, True)),
+        ("adam", np.nan, True),
+    ],
 )
-def test_a_gradient_that_is_not_finite_changes_no_bit_but_the_count(name, bad):
+def test_a_gradient_that_is_not_finite_changes_no_bit_but_the_count(name, bad, streamed):
     optimizer, step = _named(name)
+    step = functools.partial(step, streamed=streamed)
     good = jax.tree.map(lambda p: 0.1 * p, _params())
     state, _ = step(good, _state(optimizer, _params()))
     before = _bits(state._replace(skipped=jnp.int32(3)))
