@@ -11,8 +11,8 @@ MIB = 2**20
 # Of programs compiled for v6e: the statistics of `Compiled.memory_analysis()` (arguments, results,
 # results in the place of arguments, temporaries, peak, arguments on the host), and `Total bytes` of
 # memory space 0 in the `memory-usage-report.txt` that XLA writes with `xla_dump_to`. With a limit
-# (`xla_tpu_max_hbm_size_mib`) between that and what the temporaries would come to, the 0.6B turn and
-# the layers in a loop compile; below it the latter are refused.
+# (`xla_tpu_max_hbm_size_mib`) between that and what the temporaries would come to, the 0.6B turn
+# and the layers in a loop compile; below it the latter are refused.
 CASES = {
     "a 14B turn": (GIB, (2.62, 2.582, 2.58, 15.611, 14.326, 0), 15_584_519_392),
     "its moments on the host": (GIB, (3.496, 3.442, 3.439, 31.551, 32.623, 6.877), 27_760_861_856),
