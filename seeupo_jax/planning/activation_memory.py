@@ -30,7 +30,7 @@ _SCORES = 3  # copies of a chunk's scores while it is differentiated: themselves
 _LOGITS = 3  # and of a chunk's logits
 # Copies of the residual stream beside the layers': embedded, normed, picked, gradients.
 _STREAMS = 6
-# With experts, XLA for TPU laid out 1.05 to 1.31 times what is counted here (docs/hardware.md).
+# With experts, XLA for TPU laid out 1.0 to 1.31 times what is counted here (docs/hardware.md).
 _SPARSE = 1.3
 
 
