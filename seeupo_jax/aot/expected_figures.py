@@ -13,7 +13,7 @@ from seeupo_jax.planning.slices.slice_programs import Program, Setup
 _FLOAT32 = 4
 # Passes over the layers of a step's microbatch: forwards, backwards, and the refresh of weights;
 # where activations are computed again, forwards once more.
-_PASSES = {"none": 3, "dots": 4, "full": 4}
+_PASSES = {"none": 3, "dots": 4, "attention": 4, "full": 4}
 
 
 def expected_figures(setup: Setup, program: Program) -> Figures:

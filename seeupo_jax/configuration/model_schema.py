@@ -62,7 +62,7 @@ class Model:
     """Type of frozen parameters, with lora.rank > 0; parameters that train are float32."""
     scan_layers: bool = False
     """Whether one layer is compiled and looped over; all are compiled as one program otherwise."""
-    remat: str = choice("auto", "none", "dots", "full")
+    remat: str = choice("auto", "none", "dots", "attention", "full")
     """Rematerialisation in the backward pass; auto: as little as memory allows."""
     attention: str = choice("auto", "xla", "all_pairs", "splash", "cudnn")
     """Kernel of whole-row passes; all_pairs: of token trees too, for comparison."""

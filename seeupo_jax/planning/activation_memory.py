@@ -24,7 +24,7 @@ from seeupo_jax.policy.kernels.derivatives import FUSED
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE, Network
 from seeupo_jax.policy.transformer import REMAT, Layer
 
-REMATS = ("none", "dots", "full")  # the least that is computed again first
+REMATS = ("none", "dots", "attention", "full")  # the least that is computed again first
 _FLOAT32 = 4
 _SCORES = 3  # copies of a chunk's scores while it is differentiated: themselves, weights, gradient
 _LOGITS = 3  # and of a chunk's logits
@@ -32,6 +32,13 @@ _LOGITS = 3  # and of a chunk's logits
 _STREAMS = 6
 # With experts, XLA for TPU laid out 1.0 to 1.31 times what is counted here (docs/hardware.md).
 _SPARSE = 1.3
+
+
+def remats(arch: Architecture, platform: str) -> tuple[str, ...]:
+    """Those of `REMATS` that are different programs on a platform."""
+    if platform == "cpu" and not arch.scan_layers:  # XLA for CPU undoes recomputation there
+        return REMATS[:1]
+    return tuple(name for name in REMATS if name != "attention" or _fused(arch))
 
 
 def microbatch_bytes(
@@ -106,7 +113,7 @@ def _layer_bytes(
         cast = rest[1] + (whole[1] - rest[1]) // expert
     scores = 0
     if _in_whole(arch, rows, length, platform):
-        item = {"none": jnp.dtype(arch.dtype).itemsize, "dots": _FLOAT32, "full": 0}[remat]
+        item = {"none": jnp.dtype(arch.dtype).itemsize, "dots": _FLOAT32}.get(remat, 0)
         scores = rows * arch.heads * length**2 * item
     return of_row * rows + cast + scores
 
@@ -129,7 +136,7 @@ def _traced(arch: Architecture, remat: str, rows: int, length: int) -> int:
     graph, state = nnx.split(layer)
     params, frozen = policy.trainable(Network(arch, graph), nnx.to_pure_dict(state))
     position_NL = jnp.zeros((rows, length), jnp.int32)
-    attend = functools.partial(_attend, arch.attention in ("splash", "cudnn"))
+    attend = functools.partial(_attend, _fused(arch))
 
     def run(params: Any, frozen: Any, x: jax.Array) -> jax.Array:
         whole = nnx.merge(graph, nnx.State(policy.join(params, frozen)))
@@ -147,6 +154,11 @@ def _traced(arch: Architecture, remat: str, rows: int, length: int) -> int:
         for leaf in kept
         if (leaf.shape, leaf.dtype) not in own and leaf.dtype != position_NL.dtype
     )
+
+
+def _fused(arch: Architecture) -> bool:
+    """Whether a kernel attends token trees; it names what it gives, so that a layer can keep it."""
+    return arch.attention in ("splash", "cudnn")
 
 
 def _attend(

@@ -257,10 +257,11 @@ def _again(arch: Architecture, work: Pass, kernel: str, attention: float) -> flo
     sparse = [arch.is_sparse(layer) for layer in range(arch.layers)]
     last = sum(arch.moe.per_token if moe else arch.mlp_width for moe in sparse) * arch.width
     layers = _projections(arch, work) - 2.0 * work.rows * work.new * last
+    # The results of our own kernels are kept by their name; "xla" are plain products.
     again = {
         "none": 0.0,
-        # Kept are plain products, and the results of our own kernels, by their name.
         "dots": attention if kernel in ("splash", "cudnn") else 0.0,
+        "attention": layers + (0.0 if kernel == "trees" else attention),
         "full": layers + attention,
     }[arch.remat]
     at_once = SCORES_AT_ONCE // (work.rows * arch.heads * (work.past + work.new))

@@ -12,7 +12,7 @@ from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.parallel.device_memory import device_bytes, in_units, total_memory
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.parallel.mesh import make_mesh, row_shards, sampler_mesh
-from seeupo_jax.planning.activation_memory import REMATS, microbatch_bytes, share_of
+from seeupo_jax.planning.activation_memory import microbatch_bytes, remats, share_of
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.runtime import build
@@ -110,8 +110,6 @@ def plan_remat(
         standing += _sampling_bytes(config, policy, mesh) + device_bytes(params)
     platform, arch = mesh.devices.flat[0].platform, policy.network.arch
     shapes = build.build_shapes(config, mesh, 1)
-    # XLA for CPU undoes recomputation where layers are not scanned, so that nothing is saved.
-    names = REMATS if platform != "cpu" or arch.scan_layers else REMATS[:1]
     networks = 2 if config.algorithm.critic == "model" else 1
     activations = {
         name: networks
@@ -123,7 +121,7 @@ def plan_remat(
             platform=platform,
             expert=mesh.shape["expert"],
         )
-        for name in names
+        for name in remats(arch, platform)
     }
     share = _SHARES.get(platform, SHARE) if share is None else share
     allowed = memory_bytes and int(share * memory_bytes)

@@ -21,13 +21,15 @@ from seeupo_jax.policy.moe import Experts, by_layer
 from seeupo_jax.policy.projection import Projection
 from seeupo_jax.policy.rope import rotate
 
+_ATTENTION = jax.checkpoint_policies.save_only_these_names(FUSED)
 _PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.dots_saveable, jax.checkpoint_policies.save_only_these_names(FUSED)
+    jax.checkpoint_policies.dots_saveable, _ATTENTION
 )
 REMAT: dict[str, Callable[..., Any]] = {
     "none": lambda f: f,
-    "full": jax.checkpoint,
     "dots": functools.partial(jax.checkpoint, policy=_PRODUCTS),
+    "attention": functools.partial(jax.checkpoint, policy=_ATTENTION),
+    "full": jax.checkpoint,
 }
 
 

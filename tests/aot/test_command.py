@@ -191,7 +191,9 @@ def test_the_search_finds_the_last_size_that_fits(setup, monkeypatch):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("tokens, wanted", [(512, {"none"}), (2**20, {"dots", "full"})])
+@pytest.mark.parametrize(
+    "tokens, wanted", [(512, {"none"}), (2**20, {"dots", "attention", "full"})]
+)
 def test_recomputation_is_chosen_by_the_memory_of_the_chip(tokens, wanted):
     choices = ["model.remat=auto", f"batching.buckets=({tokens},)", "rollout.concurrency=2"]
     found = prepare(load_config(SMALL, choices), chips.parse_topology("v5e:2x2"))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from seeupo_jax.planning.activation_memory import REMATS, microbatch_bytes, share_of
+from seeupo_jax.planning.activation_memory import microbatch_bytes, remats, share_of
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, Lora, Moe
 from seeupo_jax.policy.kernels.attention import Tree
@@ -41,11 +41,11 @@ def compiled_bytes(arch, rows, length):
 
 
 @pytest.mark.parametrize(
-    "arch, rows, length, remats", [(WIDE, 2, 384, REMATS), (SMALL, 4, 256, ("dots",))]
+    "arch, rows, length, names", [(WIDE, 2, 384, remats(WIDE, "cpu")), (SMALL, 4, 256, ("dots",))]
 )
 @pytest.mark.usefixtures("optimized")
-def test_the_estimate_is_what_xla_gives_the_program_within_a_quarter(arch, rows, length, remats):
-    for remat in remats:
+def test_the_estimate_is_what_xla_gives_the_program_within_a_quarter(arch, rows, length, names):
+    for remat in names:
         arch = dataclasses.replace(arch, remat=remat)
         estimate = microbatch_bytes(arch, remat, rows=rows, length=length, platform="cpu")
         assert estimate == pytest.approx(compiled_bytes(arch, rows, length), rel=0.25)
@@ -62,6 +62,10 @@ def test_what_a_layer_keeps_is_counted_by_hand():
     D, Q, K, F, H = 64, 64, 32, 192, 4
     # The input; and keys and values, which stand by for the refresh whatever is kept.
     assert layer_bytes(SMALL, "full") == 32 * 4 * (D + 2 * K)
+    assert layer_bytes(SMALL, "attention") == layer_bytes(SMALL, "full")
+    # Of a kernel its result, in heads of 16 numbers, and a number a head.
+    fused = dataclasses.replace(SMALL, attention="splash")
+    assert layer_bytes(fused, "attention") == 32 * 4 * (D + 2 * K + Q + H)
     # Besides the products of all matrices but the last.
     weights = H * 16  # of attention to so few keys
     assert layer_bytes(SMALL, "dots") == 32 * 4 * (D + Q + 2 * K + D + 2 * F + 2 * K + weights)
@@ -70,6 +74,13 @@ def test_what_a_layer_keeps_is_counted_by_hand():
     # matrix; a number a norm; and the rotation's cosines and sines.
     kept = 4 * D + (Q + K) + (2 * Q + 2 * K + H + Q) + 6 * F + (2 + H + K // 16) + 4 * 8
     assert layer_bytes(SMALL, "none") == 32 * 4 * (kept + 2 * K + weights)
+
+
+def test_what_changes_nothing_on_a_platform_is_no_choice_there():
+    fused, looped = (dataclasses.replace(SMALL, attention=name) for name in ("splash", "xla"))
+    assert remats(fused, "tpu") == ("none", "dots", "attention", "full")
+    assert remats(looped, "gpu") == remats(looped, "cpu") == ("none", "dots", "full")
+    assert remats(dataclasses.replace(looped, scan_layers=False), "cpu") == ("none",)
 
 
 def test_half_the_width_of_numbers_takes_half_the_memory_and_a_copy_of_the_weights():

@@ -178,6 +178,16 @@ def test_a_step_on_trees_is_counted_by_the_kernel_of_its_platform():
     assert executed["xla"] - executed["splash"] == (again - seen) * a_square
 
 
+def test_attention_that_is_kept_is_not_computed_again():
+    def executed(remat):
+        arch = changed(attention="splash", remat=remat)
+        return flops.turn_step_flops(arch, 1, 4096, 16, computed=True)
+
+    forwards = 4 * ARCH.layers * ARCH.heads * ARCH.head_dim * 4096**2 * (1 + 1 / 16) / 2
+    assert executed("full") - executed("attention") == forwards
+    assert executed("none") == executed("dots") < executed("attention")
+
+
 @pytest.mark.parametrize(
     "arch",
     [

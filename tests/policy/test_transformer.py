@@ -16,7 +16,7 @@ from seeupo_jax.policy.architecture import Architecture, Lora, Moe
 from seeupo_jax.policy.kernels.attention import NOWHERE, Past, Tree
 from seeupo_jax.policy.kernels.paged import PageTable, new_pages
 from seeupo_jax.policy.rope import Rope
-from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.policy.transformer import REMAT, Transformer
 
 TEMPERATURE = 0.7
 ROWS, LENGTH = 3, 11
@@ -48,7 +48,7 @@ WAYS = {
     "experts": dataclasses.replace(QWEN3, moe=Moe(4, 2, 10, True, dense_layers=(1,))),
     "adapters": dataclasses.replace(QWEN3, lora=Lora(2, 4.0, ("q_proj", "down_proj"))),
 }
-LAYOUTS = [(False, "dots"), (True, "none"), (True, "full")]
+LAYOUTS = [(False, "dots"), (False, "attention"), (True, "none"), (True, "full")]
 
 
 @functools.cache
@@ -130,11 +130,11 @@ def test_scanning_and_rematerialising_change_no_value_and_no_gradient(scan_layer
 def test_full_remat_computes_products_again_and_dots_keeps_them(scan_layers):
     tokens_NL, pull_NL = tokens_and_pulls(QWEN3)
     products = {}
-    for remat in ("none", "dots", "full"):
+    for remat in REMAT:
         arch = dataclasses.replace(QWEN3, scan_layers=scan_layers, remat=remat)
         program = jax.make_jaxpr(evaluate, static_argnums=0)(*make(arch), tokens_NL, pull_NL)
         products[remat] = str(program).count("dot_general")
-    assert products["none"] == products["dots"] < products["full"]
+    assert products["none"] == products["dots"] < products["attention"] == products["full"]
 
 
 def test_what_stands_to_the_right_never_reaches_a_row():
