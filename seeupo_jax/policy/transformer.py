@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seeupo_jax.parallel.mesh import constrain, head_axes
+from seeupo_jax.policy import zigzag
 from seeupo_jax.policy.architecture import Architecture, Lora
 from seeupo_jax.policy.kernels import attention, paged
 from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree
@@ -228,16 +229,25 @@ class Transformer(nnx.Module):
         given_NLG: jax.Array | None,
     ) -> Computed:
         tree = Tree(*(constrain(x, "rows", None) for x in tree))
+        devices = zigzag.dealt_to(tokens_NL.shape[1]) if past is None else 1
+        deal = functools.partial(zigzag.deal, devices=devices)
         tree_mask = attention.tree_mask_of(tree, past)
+        order_NL, depth_NL = deal(tree_mask.order_NL), deal(tree.depth_NL)
+        tree_mask = tree_mask._replace(order_NL=order_NL, depth_NL=depth_NL)
 
         def attend(old: KeyValues | None, q: jax.Array, new: KeyValues, window: int | None) -> Any:
-            new = _by_rows(new)
+            new = _by_rows(new, devices)
             keys = new if old is None else attention.join(old, new)
             of = {"window": window, "kernel": kernel, "longest": self.arch.longest}
             return attention.attend_trees(q, keys, tree_mask, **of), new
 
         keys = () if past is None else past.keys
-        return self._run(tokens_NL, tree.depth_NL, keys, attend, given_NLG)
+        given_NLG = None if given_NLG is None else deal(given_NLG)
+        hidden_NLD, new, chosen_NLG = self._run(deal(tokens_NL), depth_NL, keys, attend, given_NLG)
+        hidden_NLD = zigzag.collect(hidden_NLD, devices, "embed")
+        if chosen_NLG is not None:
+            chosen_NLG = zigzag.collect(chosen_NLG, devices, None)
+        return Computed(hidden_NLD, new, chosen_NLG)
 
     def extend(
         self,
@@ -336,10 +346,11 @@ def _logits(graph: nnx.GraphDef, state: nnx.State, tokens_NL: jax.Array) -> jax.
     )
 
 
-def _by_rows(keys: KeyValues) -> KeyValues:
-    """Keys and values, sharded by rows, lengths and heads."""
-    axes = ("rows", "length", head_axes(keys.k.shape[2])[0], "head_dim")
-    return KeyValues(*(constrain(x, *axes) for x in keys))
+def _by_rows(keys: KeyValues, devices: int = 1) -> KeyValues:
+    """Keys and values, sharded by rows, lengths and heads; of rows dealt to devices in order."""
+    axes = head_axes(keys.k.shape[2])[0], "head_dim"
+    ordered = (zigzag.collect(x, devices, *axes) for x in keys)
+    return KeyValues(*(constrain(x, "rows", "length", *axes) for x in ordered))
 
 
 def _starts(segment_NL: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ from twin_policy import random_network
 from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import constrain, make_mesh, param_shardings, sharding
 from seeupo_jax.policy import network as policy
+from seeupo_jax.policy import zigzag
 from seeupo_jax.policy.architecture import Architecture, Moe
 from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree, attend
 from seeupo_jax.policy.kernels.fused import select_kernel
@@ -145,6 +146,56 @@ def test_a_policy_computes_the_same_with_its_rows_cut(capfd, sizes, L, changes):
     if L % sizes["context"] == 0:
         k = got[2][0].k
         assert k.sharding.shard_shape(k.shape)[1] == L // sizes["context"]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def trees_and_gradients(network, params, tokens_NL, tree, pull_NLD):
+    """Of a pass over token trees: what it computes, and the gradient of a sum of it."""
+
+    def loss(params):
+        found = policy.compute(network, params, tokens_NL, tree=tree)
+        return jnp.sum(found.hidden_NLD * pull_NLD), found
+
+    return jax.grad(loss, has_aux=True)(params)
+
+
+@pytest.mark.parametrize(
+    "sizes, changes",
+    [
+        ({"fsdp": 2, "context": 2, "tensor": 2}, {"windows": (9, None)}),
+        ({"fsdp": 2, "context": 4}, {"scan_layers": True, "attention": "all_pairs"}),
+        ({"expert": 2, "context": 2, "tensor": 2}, {"moe": Moe(4, 2, 24, True)}),
+    ],
+)
+def test_token_trees_are_computed_the_same_dealt_to_devices(capfd, sizes, changes):
+    network, params = random_network(dataclasses.replace(ARCH, **changes))
+    rng = np.random.default_rng(0)
+    tokens_NL = rng.integers(0, 32, (4, 32)).astype(np.int32)
+    pull_NLD = rng.normal(0, 1 / 64, (4, 32, ARCH.width)).astype(np.float32)
+    # A path of 12 tokens that two of 8 and 4 continue, and another tree of 8.
+    depth_L = np.r_[:20, 12:16, :8].astype(np.int32)
+    end_L = np.r_[[24] * 12, [20] * 8, [24] * 4, [32] * 8].astype(np.int32)
+    tree = Tree(*(np.tile(x_L, (4, 1)) for x_L in (depth_L, end_L)))
+    given = (tokens_NL, tree, pull_NLD)
+    wanted = trees_and_gradients(network, params, *given)
+    mesh = mesh_of(**sizes)
+    placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
+    capfd.readouterr()
+    with jax.set_mesh(mesh):
+        got = trees_and_gradients(network, placed, *given)
+    assert "rematerialization" not in capfd.readouterr().err
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, wanted)
+    for x in (got[1].hidden_NLD, got[1].keys[1].v):
+        assert x.sharding.shard_shape(x.shape)[1] == 32 // sizes["context"]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_dealt_rows_have_every_device_attend_to_equally_many_keys(devices):
+    index_NL = jnp.arange(64)[None]
+    dealt_NL = zigzag.deal(index_NL, devices)
+    seen = [int(part.sum()) for part in jnp.split(dealt_NL + 1, devices, axis=1)]
+    assert seen == [64 * 65 // 2 // devices] * devices
+    assert jnp.array_equal(zigzag.collect(dealt_NL, devices), index_NL)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -1,0 +1,41 @@
+"""How rows are dealt to the devices that share them, so that all have as many keys to attend to.
+
+Of contiguous parts of a causal row, the last of c devices would see (2c - 1) / c times the average.
+Of 2c chunks the i-th device gets chunks i and 2c - 1 - i instead.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from seeupo_jax.parallel.mesh import constrain, parts
+
+
+def dealt_to(length: int) -> int:
+    """How many devices rows of a length are dealt to; 1: all is left in order."""
+    devices = parts("length")
+    return devices if length % (2 * devices) == 0 else 1
+
+
+def deal(x_NL: jax.Array, devices: int) -> jax.Array:
+    """[N, L, ...], which every device has, in the order of what they get."""
+    if devices == 1:
+        return x_NL
+    N, L, *rest = x_NL.shape
+    first, last = jnp.unstack(x_NL.reshape(N, 2, devices, -1, *rest), axis=1)
+    return jnp.stack([first, jnp.flip(last, 1)], 2).reshape(N, L, *rest)
+
+
+def collect(x_NL: jax.Array, devices: int, *logical: str | None) -> jax.Array:
+    """[N, L, ...] back in its own order, of which each device keeps a contiguous part.
+
+    logical: names of the axes behind the length, as of `constrain`.
+    """
+    if devices == 1:
+        return x_NL
+    N, L, *rest = x_NL.shape
+    x_NL = constrain(x_NL, "rows", None, *logical)
+    first, last = jnp.unstack(x_NL.reshape(N, devices, 2, -1, *rest), axis=2)
+    x_NL = jnp.stack([first, jnp.flip(last, 1)], 1).reshape(N, L, *rest)
+    return constrain(x_NL, "rows", "length", *logical)
