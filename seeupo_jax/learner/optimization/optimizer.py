@@ -206,15 +206,19 @@ def either(
 
 
 def step_if_finite(
-    optimizer: optax.GradientTransformation, grads: Any, state: CriticState
+    optimizer: optax.GradientTransformation, grads: Any, state: CriticState, *, streamed: bool
 ) -> tuple[CriticState, jax.Array, jax.Array]:
     """A model beside the policy after one step, or as it was when a gradient is not finite.
+
+    Args:
+      streamed: see `either`.
 
     Returns: its state; the global norm before clipping; 1.0 where the step was skipped.
     """
     norm = _norm(grads)
     finite = jnp.isfinite(norm)
-    state = jax.lax.cond(finite, lambda: _stepped(optimizer, grads, state), lambda: state)
+    stepped = functools.partial(_stepped, optimizer, grads, state)
+    state = either(finite, stepped, lambda: state, streamed=streamed)
     return state, norm, 1.0 - finite.astype(jnp.float32)
 
 

@@ -11,8 +11,8 @@ import optax
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.optimization.optimizer import step_if_finite
-from seeupo_jax.learner.state_layout import on_device
+from seeupo_jax.learner.optimization.optimizer import either, step_if_finite
+from seeupo_jax.learner.state_layout import in_host_memory, on_device
 from seeupo_jax.learner.step.critic import (
     fresh_head,
     fresh_state,
@@ -136,11 +136,13 @@ def scorer_step(
     with jax.named_scope("sweep/scorer"):
         zeros = place(jax.tree.map(jnp.zeros_like, held.params))
         grads = jax.lax.fori_loop(0, batch.microbatches, body, zeros)
+        streamed = in_host_memory(held.opt_state)
         held = held._replace(opt_state=on_device(held.opt_state))
-        held, norm, skipped = jax.lax.cond(
+        held, norm, skipped = either(
             batch.microbatches > 0,
-            lambda: step_if_finite(scorer.optimizer, grads, held),
+            lambda: step_if_finite(scorer.optimizer, grads, held, streamed=streamed),
             lambda: (held, jnp.zeros(()), jnp.zeros(())),
+            streamed=streamed,
         )
     metrics = {"scorer_grad_norm": norm, "scorer_skipped": skipped}
     return state._replace(scorer=held), metrics
