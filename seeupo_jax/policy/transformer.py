@@ -232,22 +232,26 @@ class Transformer(nnx.Module):
         devices = zigzag.dealt_to(tokens_NL.shape[1]) if past is None else 1
         deal = functools.partial(zigzag.deal, devices=devices)
         tree_mask = attention.tree_mask_of(tree, past)
-        order_NL, depth_NL = deal(tree_mask.order_NL), deal(tree.depth_NL)
-        tree_mask = tree_mask._replace(order_NL=order_NL, depth_NL=depth_NL)
+        tree_mask = attention.TreeMask(*map(deal, tree_mask))
 
         def attend(old: KeyValues | None, q: jax.Array, new: KeyValues, window: int | None) -> Any:
-            new = _by_rows(new, devices)
+            new = _by_rows(new)
             keys = new if old is None else attention.join(old, new)
             of = {"window": window, "kernel": kernel, "longest": self.arch.longest}
             return attention.attend_trees(q, keys, tree_mask, **of), new
 
         keys = () if past is None else past.keys
         given_NLG = None if given_NLG is None else deal(given_NLG)
-        hidden_NLD, new, chosen_NLG = self._run(deal(tokens_NL), depth_NL, keys, attend, given_NLG)
-        hidden_NLD = zigzag.collect(hidden_NLD, devices, "embed")
+        found = self._run(deal(tokens_NL), deal(tree.depth_NL), keys, attend, given_NLG)
+        if devices == 1:
+            return found
+        hidden_NLD = zigzag.collect(found.hidden_NLD, devices, "embed")
+        axes = (head_axes(self.arch.kv_heads)[0], "head_dim")
+        kept = [KeyValues(*(zigzag.collect(x, devices, *axes) for x in new)) for new in found.keys]
+        chosen_NLG = found.chosen_NLG
         if chosen_NLG is not None:
             chosen_NLG = zigzag.collect(chosen_NLG, devices, None)
-        return Computed(hidden_NLD, new, chosen_NLG)
+        return Computed(hidden_NLD, kept, chosen_NLG)
 
     def extend(
         self,
@@ -346,11 +350,10 @@ def _logits(graph: nnx.GraphDef, state: nnx.State, tokens_NL: jax.Array) -> jax.
     )
 
 
-def _by_rows(keys: KeyValues, devices: int = 1) -> KeyValues:
-    """Keys and values, sharded by rows, lengths and heads; of rows dealt to devices in order."""
-    axes = head_axes(keys.k.shape[2])[0], "head_dim"
-    ordered = (zigzag.collect(x, devices, *axes) for x in keys)
-    return KeyValues(*(constrain(x, "rows", "length", *axes) for x in ordered))
+def _by_rows(keys: KeyValues) -> KeyValues:
+    """Keys and values, sharded by rows, lengths and heads."""
+    axes = ("rows", "length", head_axes(keys.k.shape[2])[0], "head_dim")
+    return KeyValues(*(constrain(x, *axes) for x in keys))
 
 
 def _starts(segment_NL: jax.Array) -> jax.Array:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.parallel.mesh import constrain, parts
+from seeupo_jax.parallel.mesh import RULES, parts, per_shard
+
+LENGTH = RULES["length"]
 
 
 def dealt_to(length: int) -> int:
@@ -27,15 +29,25 @@ def deal(x_NL: jax.Array, devices: int) -> jax.Array:
     return jnp.stack([first, jnp.flip(last, 1)], 2).reshape(N, L, *rest)
 
 
+def in_order(x_NL: jax.Array, devices: int) -> jax.Array:
+    """The inverse of `deal`."""
+    N, L, *rest = x_NL.shape
+    first, last = jnp.unstack(x_NL.reshape(N, devices, 2, -1, *rest), axis=2)
+    return jnp.stack([first, jnp.flip(last, 1)], 1).reshape(N, L, *rest)
+
+
 def collect(x_NL: jax.Array, devices: int, *logical: str | None) -> jax.Array:
-    """[N, L, ...] back in its own order, of which each device keeps a contiguous part.
+    """[N, L, ...] of dealt rows back in order, of which each device then has a contiguous part.
 
     logical: names of the axes behind the length, as of `constrain`.
     """
     if devices == 1:
         return x_NL
-    N, L, *rest = x_NL.shape
-    x_NL = constrain(x_NL, "rows", None, *logical)
-    first, last = jnp.unstack(x_NL.reshape(N, devices, 2, -1, *rest), axis=2)
-    x_NL = jnp.stack([first, jnp.flip(last, 1)], 1).reshape(N, L, *rest)
-    return constrain(x_NL, "rows", "length", *logical)
+
+    def own(part_NL: jax.Array) -> jax.Array:
+        whole_NL = in_order(jax.lax.all_gather(part_NL, LENGTH, axis=1, tiled=True), devices)
+        size = part_NL.shape[1]
+        return jax.lax.dynamic_slice_in_dim(whole_NL, jax.lax.axis_index(LENGTH) * size, size, 1)
+
+    axes = ("rows", "length", *logical)
+    return per_shard(own, [axes], axes)(x_NL)

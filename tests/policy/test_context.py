@@ -195,7 +195,7 @@ def test_dealt_rows_have_every_device_attend_to_equally_many_keys(devices):
     dealt_NL = zigzag.deal(index_NL, devices)
     seen = [int(part.sum()) for part in jnp.split(dealt_NL + 1, devices, axis=1)]
     assert seen == [64 * 65 // 2 // devices] * devices
-    assert jnp.array_equal(zigzag.collect(dealt_NL, devices), index_NL)
+    assert jnp.array_equal(zigzag.in_order(dealt_NL, devices), index_NL)
 
 
 @pytest.mark.parametrize("packed", [False, True])
