@@ -149,11 +149,11 @@ def test_a_policy_computes_the_same_with_its_rows_cut(capfd, sizes, L, changes):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def trees_and_gradients(network, params, tokens_NL, tree, pull_NLD):
+def trees_and_gradients(network, params, tokens_NL, tree, pull_NLD, given_NLG=None):
     """Of a pass over token trees: what it computes, and the gradient of a sum of it."""
 
     def loss(params):
-        found = policy.compute(network, params, tokens_NL, tree=tree)
+        found = policy.compute(network, params, tokens_NL, tree=tree, given_NLG=given_NLG)
         return jnp.sum(found.hidden_NLD * pull_NLD), found
 
     return jax.grad(loss, has_aux=True)(params)
@@ -176,13 +176,16 @@ def test_token_trees_are_computed_the_same_dealt_to_devices(capfd, sizes, change
     depth_L = np.r_[:20, 12:16, :8].astype(np.int32)
     end_L = np.r_[[24] * 12, [20] * 8, [24] * 4, [32] * 8].astype(np.int32)
     tree = Tree(*(np.tile(x_L, (4, 1)) for x_L in (depth_L, end_L)))
-    given = (tokens_NL, tree, pull_NLD)
-    wanted = trees_and_gradients(network, params, *given)
+    case = (tokens_NL, tree, pull_NLD)
+    if "moe" in changes:  # routers that are given what another pass chose, for one token otherwise
+        chosen_NLG = trees_and_gradients(network, params, *case)[1].chosen_NLG
+        case = (*case, chosen_NLG.at[1, 5].set(chosen_NLG[1, 5, ::-1]))
+    wanted = trees_and_gradients(network, params, *case)
     mesh = mesh_of(**sizes)
     placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
     capfd.readouterr()
     with jax.set_mesh(mesh):
-        got = trees_and_gradients(network, placed, *given)
+        got = trees_and_gradients(network, placed, *case)
     assert "rematerialization" not in capfd.readouterr().err
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, wanted)
     for x in (got[1].hidden_NLD, got[1].keys[1].v):
