@@ -231,8 +231,7 @@ class Transformer(nnx.Module):
         tree = Tree(*(constrain(x, "rows", None) for x in tree))
         devices = zigzag.dealt_to(tokens_NL.shape[1]) if past is None else 1
         deal = functools.partial(zigzag.deal, devices=devices)
-        tree_mask = attention.tree_mask_of(tree, past)
-        tree_mask = attention.TreeMask(*map(deal, tree_mask))
+        tree_mask = attention.TreeMask(*map(deal, attention.tree_mask_of(tree, past)))
 
         def attend(old: KeyValues | None, q: jax.Array, new: KeyValues, window: int | None) -> Any:
             new = _by_rows(new)
@@ -242,7 +241,7 @@ class Transformer(nnx.Module):
 
         keys = () if past is None else past.keys
         given_NLG = None if given_NLG is None else deal(given_NLG)
-        found = self._run(deal(tokens_NL), deal(tree.depth_NL), keys, attend, given_NLG)
+        found = self._run(deal(tokens_NL), tree_mask.depth_NL, keys, attend, given_NLG)
         if devices == 1:
             return found
         hidden_NLD = zigzag.collect(found.hidden_NLD, devices, "embed")
