@@ -45,9 +45,13 @@ class RematPlan:
         fitting = [n for n in self.activations if allowed is None or self.needed(n) <= allowed]
         return [*fitting, [*self.activations][-1]][0]
 
+    def same_as(self, name: str) -> str:
+        """The one of `activations` that a choice comes to: the last, where it is none of them."""
+        return name if name in self.activations else [*self.activations][-1]
+
     def needed(self, name: str) -> int:
         """By a step with this choice."""
-        return self.standing + self.replayed + self.activations[name]
+        return self.standing + self.replayed + self.activations[self.same_as(name)]
 
     def __str__(self) -> str:
         name, least = self.selected, next(iter(self.activations))

@@ -50,7 +50,15 @@ def test_the_choice_is_told_in_a_sentence():
     assert unknown.selected == "none" and "not known" in str(unknown)
 
 
-@pytest.mark.parametrize("name", ["none", "dots", "full"])
+@pytest.mark.parametrize("scan_layers, last", [(True, "full"), (False, "none")])
+def test_what_recomputes_nothing_more_there_is_counted_as_what_it_comes_to(one, scan_layers, last):
+    plan = plan_remat(config_of(scan_layers=scan_layers), one, None)
+    assert plan.same_as("attention") == last  # no kernel of a CPU names what it gives
+    assert plan.needed("attention") == plan.needed(last)
+    assert plan.same_as("none") == "none"
+
+
+@pytest.mark.parametrize("name", ["none", "dots", "attention", "full"])
 def test_what_was_chosen_by_hand_stays(one, name):
     model = MODEL | {"mlp_width": 192, "remat": name}
     config = config_of(model=model)

@@ -130,7 +130,7 @@ def memory_lines(found: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list
     }
     sizes = {label: found.parts[name] for name, label in names.items() if name in found.parts}
     sizes["gradients, two copies at most"] = remat.standing - sum(sizes.values())
-    name = arch.remat if arch.remat in remat.activations else next(iter(remat.activations))
+    name = remat.same_as(arch.remat)
     sizes[f"activations of a microbatch, remat {name}"] = remat.activations[name]
     sizes["experts that a step's routers are given"] = remat.replayed
     lines = ["of one device, by estimate:"]

@@ -90,9 +90,9 @@ def _memory(found: AbstractSft, mesh: jax.sharding.Mesh) -> list[str]:
         "parameters that do not train": device_bytes(found.policy.frozen),
         "average of the parameters": device_bytes(found.state.ema),
     }
-    name = found.policy.network.arch.remat
+    name = remat.same_as(found.policy.network.arch.remat)
     sizes["gradients, two copies at most"] = 2 * sizes["parameters that train"]
-    sizes[f"activations of a microbatch, remat {name}"] = remat.activations.get(name, 0)
+    sizes[f"activations of a microbatch, remat {name}"] = remat.activations[name]
     lines = [f"{in_units(size):>12}  {label}" for label, size in sizes.items() if size]
     allowed = "" if remat.allowed is None else f", of {in_units(remat.allowed)}"
     return [
