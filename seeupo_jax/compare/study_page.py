@@ -231,7 +231,7 @@ def explain_study(study: Study, results: Mapping[str, Result]) -> str:
     return (
         f"{markdown_table(head, rows)}\n\n"
         f"CPU hours left, of one thread: {estimate}. Tokens and hours are estimates: means by"
-        " iteration of the recipe's finished cells, or of all where it has none.\n"
+        " iteration of finished cells, of the same recipe and inner epochs where there are such.\n"
         "Nothing was run and nothing written."
     )
 

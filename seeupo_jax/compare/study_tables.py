@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,14 +152,18 @@ class Cost:
 def costs(study: Study, results: Mapping[str, Result]) -> list[Cost]:
     """What is left of each stage; a cell that an earlier stage trains too counts once there.
 
-    A cell costs the mean of finished cells of its recipe by iteration, or of all where its recipe
-    has none. Recipes that are not tuned yet count with the first point of their grid.
+    A cell costs the mean by iteration of finished cells of its recipe with as many inner epochs; of
+    all recipes' with as many where there is none, else of its recipe's, else of all. Recipes that
+    are not tuned yet count with the first point of their grid.
     """
     points = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
     points |= choose(study, results)
     every = [cell for stage in STAGES for cell in study.cells(stage, points)]
-    rates = {name: _rates(cells, results) for name, cells in _by_recipe(study, every).items()}
-    rates |= {"": _rates(every, results)}
+    alike: dict[tuple, list[Cell]] = {}
+    for cell in every:
+        for kind in _kinds(study, cell):
+            alike.setdefault(kind, []).append(cell)
+    rates = {kind: _rates(cells, results) for kind, cells in alike.items()}
     seen: set[str] = set()
     found = []
     for stage in STAGES:
@@ -167,8 +172,8 @@ def costs(study: Study, results: Mapping[str, Result]) -> list[Cost]:
         seen |= {cell.key for cell in cells}
         spent = np.zeros(2)
         for cell in new:
-            rate = rates[_recipe_of(study, cell)]
-            rate = np.where(np.isnan(rate), rates[""], rate)
+            near = [rates[kind] for kind in _kinds(study, cell)]
+            rate = functools.reduce(lambda x, y: np.where(np.isnan(x), y, x), near)
             spent += cell.config.iterations * rate
         done = sum(cell.key in results for cell in cells)
         iterations = sum(cell.config.iterations for cell in new)
@@ -176,13 +181,12 @@ def costs(study: Study, results: Mapping[str, Result]) -> list[Cost]:
     return found
 
 
-def _recipe_of(study: Study, cell: Cell) -> str:
+def _kinds(study: Study, cell: Cell) -> list[tuple]:
+    """What its cost is reckoned by, the cells most like it first."""
     own = study.ablations.get(cell.variant)
-    return cell.variant if own is None else own.recipe
-
-
-def _by_recipe(study: Study, cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    return {name: [c for c in cells if _recipe_of(study, c) == name] for name in study.recipes}
+    recipe = cell.variant if own is None else own.recipe
+    epochs = cell.config.algorithm.inner_epochs
+    return [(recipe, epochs), (epochs,), (recipe,), ()]
 
 
 def _rates(cells: Sequence[Cell], results: Mapping[str, Result]) -> np.ndarray:

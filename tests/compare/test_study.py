@@ -2,11 +2,9 @@
 
 import dataclasses
 import gzip
-import math
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
 import loaded_python
@@ -15,58 +13,24 @@ import pytest
 from places import CONFIGS, SUPPORT
 from process_cases import environment
 from run_cases import save_policy
-from scipy import stats
+from study_cases import RATE, done, finished, study_of
 
 from seeupo_jax.compare.__main__ import main
 from seeupo_jax.compare.cell_results import (
-    Result,
     add_result,
     by_key,
     changed_cells,
     kept_records,
     read_results,
 )
-from seeupo_jax.compare.stability_chart import draw_map
 from seeupo_jax.compare.study import STAGES, grid_points, read_study
-from seeupo_jax.compare.study_page import explain_study, write_page
-from seeupo_jax.compare.study_runs import Places, choose, history, train_study
+from seeupo_jax.compare.study_page import write_page
+from seeupo_jax.compare.study_runs import Places, choose, train_study
 from seeupo_jax.compare.study_tables import (
-    compare_with,
     costs,
-    lines_of,
-    stability_map,
-    verdicts,
 )
 
 STUDY = SUPPORT / "study_config.py"
-RATE = "optimizer.learning_rate"
-
-
-def study_of(folder, text="", overrides=()):
-    """The study of `study_config.py` with some lines after it, where `study` is its dict."""
-    file = folder / "study.py"
-    lines = "import study_config\n\ndef get_config():\n    return study_config.get_config()\n"
-    lines += "\ndef get_study():\n    study = study_config.get_study()\n"
-    file.write_text(lines + textwrap.indent(textwrap.dedent(text), "    ") + "\n    return study\n")
-    return read_study(str(file), overrides)
-
-
-def done(cell, success=(0.25, 0.5), *, after=0.5, tokens=100, cpu_s=10.0):
-    """A result of so many rollouts, from a first policy of 0.25 [0.125, 0.5]."""
-    metric, last = cell.metric, cell.config.iterations
-    before = {metric: 0.25, f"{metric}_low": 0.125, f"{metric}_high": 0.5}
-    records = [{"iteration": 0, **before}]
-    for number, rate in enumerate(success, 1):
-        own = {"rollout/success_rate": rate, "rollout/action_tokens": tokens, "sweep/steps": 4}
-        records.append({"iteration": number, **own})
-    records.append({"iteration": last, metric: after})
-    return Result(
-        cell.stage, cell.variant, cell.name, cell.key, cell.definition(), cpu_s, {}, records
-    )
-
-
-def finished(cells, **values):
-    return by_key([done(cell, **values) for cell in cells])
 
 
 def test_cells_are_what_the_study_says(tmp_path):
@@ -157,84 +121,6 @@ def test_the_point_with_the_largest_mean_is_chosen_and_the_first_of_equals(tmp_p
         cell.key: done(cell, (0.9, 0.9), after=float(cell.point[RATE] == 1e-2)) for cell in cells
     }
     assert choose(by_final, last)["grpo"] == {RATE: 1e-2}
-
-
-def test_a_recipe_is_compared_seed_by_seed_with_those_that_are_corrected_together(tmp_path):
-    study = study_of(tmp_path, "study['seeds'] = range(4)")
-    chosen = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
-    cells = study.cells("final", chosen)
-    after = {"seeupo": (0.9, 0.8, 0.95, 0.85), "grpo": (0.5, 0.6, 0.55, 0.4)}
-    results = by_key([done(cell, after=after[cell.variant][cell.seed]) for cell in cells])
-    seeupo, grpo = lines_of(cells, results)
-    (found,) = compare_with(seeupo, [grpo], "final")
-    wanted = stats.ttest_rel(after["seeupo"], after["grpo"])
-    assert found.difference.p == pytest.approx(wanted.pvalue) == found.corrected
-    assert found.difference.estimate.value == pytest.approx(0.3625)
-    assert verdicts([found]) == {"ahead": ["grpo"], "behind": [], "undecided": []}
-    (back,) = compare_with(grpo, [seeupo], "final")
-    assert verdicts([back])["behind"] == ["seeupo"]
-    (none,) = compare_with(seeupo, [dataclasses.replace(grpo, histories=())], "steps")
-    assert verdicts([none])["undecided"] == ["grpo"] and math.isnan(none.corrected)
-
-
-def test_areas_are_up_to_what_both_have_got_to(tmp_path):
-    study = study_of(tmp_path)
-    chosen = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
-    cells = study.cells("final", chosen)
-    results = by_key(
-        [
-            done(cell, (0.2, 0.4, 0.6) if cell.variant == "seeupo" else (0.1, 0.1), tokens=100)
-            for cell in cells
-        ]
-    )
-    seeupo, grpo = lines_of(cells, results)
-    (tokens,) = compare_with(seeupo, [grpo], "tokens")
-    (steps,) = compare_with(seeupo, [grpo], "steps")
-    # The second rollout of `grpo` is after 100 tokens and 4 steps: 0.3 and 0.1 until then.
-    assert (tokens.until, steps.until) == (100, 4)
-    assert tokens.difference.estimate.value == pytest.approx(0.2)
-    assert seeupo.histories[0].area("steps", 8) == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize(
-    "success, after, collapsed",
-    [
-        ((0.5,) * 5 + (0.25,) * 5, 0.25, False),
-        ((0.5,) * 5 + (0.24,) * 5, 0.25, True),  # less than half as often as at its best
-        ((0.1, 0.5, 0.1, 0.1, 0.2) * 2, 0.2, False),  # of one lucky batch
-        ((0.25, 0.25), 0.125, False),
-        ((0.2, 0.2), 0.12, True),  # below the interval of its first policy
-    ],
-)
-def test_what_a_collapsed_run_is(tmp_path, success, after, collapsed):
-    cell = study_of(tmp_path).cells("tuning", {})[0]
-    assert history(cell, done(cell, success, after=after)).collapsed is collapsed
-
-
-def test_the_stability_map_has_every_place_and_is_drawn(tmp_path):
-    study = study_of(tmp_path, "study['stability']['grid']['algorithm.inner_epochs'] = (1, 2)")
-    results = finished(study.cells("tuning", {}), after=0.75)
-    places = stability_map(study, results)
-    assert [(p.recipe, p.x, p.y, p.runs, p.planned) for p in places[:3]] == [
-        ("seeupo", "0.001", "inner_epochs=1", 1, 1),
-        ("seeupo", "0.001", "inner_epochs=2", 0, 1),
-        ("seeupo", "0.01", "inner_epochs=1", 1, 1),
-    ]
-    assert places[0].final.value == 0.75 and math.isnan(places[1].final.value)
-    assert places[0].steps == 8 and len(places) == 8
-    draw_map(places, tmp_path / "map.svg", x="learning_rate")
-    assert "0.75" in (tmp_path / "map.svg").read_text()
-
-
-def test_costs_are_means_of_finished_cells_and_unknown_before(tmp_path):
-    study = study_of(tmp_path, overrides=["iterations=2"])
-    assert all(math.isnan(c.cpu_s) for c in costs(study, {}) if c.iterations)
-    assert "unknown until a cell is finished" in explain_study(study, {})
-    first = study.cells("tuning", {})[0]
-    left = {cost.stage: cost for cost in costs(study, {first.key: done(first, cpu_s=8.0)})}
-    # 4 CPU seconds and 100 tokens by iteration; one recipe's finished cell stands for both.
-    assert (left["tuning"].cpu_s, left["tuning"].tokens) == (3 * 2 * 4.0, 3 * 2 * 100)
-    assert left["final"].cpu_s == 4 * 2 * 4.0 and left["stability"].cpu_s == 0
 
 
 def test_the_page_is_of_the_results_alone_and_the_shipped_study_can_be_read(tmp_path):
