@@ -39,10 +39,8 @@ def in_order(x_NL: jax.Array, devices: int) -> jax.Array:
 def collect(x_NL: jax.Array, devices: int, *logical: str | None) -> jax.Array:
     """[N, L, ...] of dealt rows back in order, of which each device then has a contiguous part.
 
-    logical: names of the axes behind the length, as of `constrain`.
+    devices: more than one. logical: names of the axes behind the length, as of `constrain`.
     """
-    if devices == 1:
-        return x_NL
 
     def own(part_NL: jax.Array) -> jax.Array:
         whole_NL = in_order(jax.lax.all_gather(part_NL, LENGTH, axis=1, tiled=True), devices)
