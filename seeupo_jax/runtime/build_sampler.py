@@ -64,7 +64,10 @@ def _held(config: Config, made: build.Policy) -> Any:
     network, shapes = policy.abstract(made.network.arch)
     shapes = made.merged(split_trained(config.optimizer.groups, network, shapes)[0])
     where = param_shardings(made.mesh, network.logical_axes(), shapes)
-    struct = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)  # noqa: E731
+
+    def struct(x: jax.Array, where: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
     return jax.tree.map(struct, shapes, where)
 
 

@@ -14,7 +14,9 @@ from jax.experimental.compilation_cache import compilation_cache
 from places import TINY
 
 from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.display.progress import Progress
 from seeupo_jax.parallel.stop_signal import StopRequest
+from seeupo_jax.runtime.training import warm_starting
 from seeupo_jax.train import train as train_run
 
 CHOICES = ("--config.iterations=4", "--config.checkpoint.every=3", "--config.evaluation.every=2")
@@ -236,8 +238,12 @@ def test_a_signal_while_programs_are_compiled_is_heard_before_all_of_them_are(mo
     )
 
 
-def test_stopped_in_a_warm_start_it_says_that_nothing_of_it_is_kept(here, model, capsys):
-    workdir = model.parent / "warm"
+def test_stopped_in_a_warm_start_it_says_that_nothing_of_it_is_kept(
+    here, model, capsys, monkeypatch
+):
+    workdir, shown = model.parent / "warm", []
+    monkeypatch.setattr(warm_starting, "_SHOWN_EVERY_S", 0.0)
+    monkeypatch.setattr(Progress, "step", lambda _, *step: shown.append(step[:2]))
     stage = "({'steps': 30, 'demonstrations': {}},)"
     choices = ("env.name=order_desk", f"warm_start.stages={stage}", "warm_start.batch_size=4")
     here(workdir, Asked("show", 2), *choices)
@@ -245,6 +251,7 @@ def test_stopped_in_a_warm_start_it_says_that_nothing_of_it_is_kept(here, model,
     assert logged == (
         "stopped in the warm start, 3 steps into stage 1; rerun the command to start it again"
     )
+    assert shown == [(1, 30), (2, 30), (3, 30)]
     assert not (workdir / "warm_start").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from seeupo_jax.runtime.sft.sft_data import tokenize
 from seeupo_jax.runtime.sft.supervised import begin_imitation, supervised
 
 BLOCK = 16  # batches sorted by length together, as for the shipped policies
+_SHOWN_EVERY_S = 5.0  # to give the loss, a step has to wait for the device
 _AGREED = 10  # steps between two times that processes ask each other whether to stop
 
 
@@ -91,12 +93,15 @@ def _warm_start(
             progress.phase(f"warm start {index + 1}/{len(stages)}")
             shown = tokenize(sources[index], policy.tokenizer, limit=shapes.lengths[-1])
             batches = Batches(shown, shapes, size, seed=config.seed + index, block=BLOCK)
+            next_shown = time.monotonic()
 
             def show(
                 done: int, loss: Any, total: int = stage.steps, stage_number: int = index + 1
             ) -> None:
-                if done % 100 == 0 or done == total:
+                nonlocal next_shown
+                if done == total or time.monotonic() >= next_shown:
                     progress.step(done, total, f"loss {loss():.4f}")
+                    next_shown = time.monotonic() + _SHOWN_EVERY_S
                 # Each step may be another program. Several processes wait for each other to agree.
                 if (jax.process_count() == 1 or done % _AGREED == 0) and agree([stop()])[0]:
                     raise Stopped(f"in the warm start, {done} steps into stage {stage_number}")
