@@ -45,7 +45,7 @@ STEPS = (
     Metric("sweep/value_loss", "squared reward", "sum / actions", "value_loss"),
     Metric("sweep/value_clip_fraction", "share of tokens", "sum / actions", "value_clipped"),
     Metric("sweep/critic_grad_norm", "norm before clipping", "mean of steps", "critic_grad_norm"),
-    Metric("sweep/router_mismatch", "share of routings", "sum / routed", "router_mismatched"),
+    Metric("sweep/router_mismatch", "share of routings", "sum / replayed", "router_mismatched"),
 )
 SWEEP = (
     Metric("sweep/turns", "turns", "count"),

@@ -71,7 +71,7 @@ def _flags() -> Flags:
 
 
 class _Source(NamedTuple):
-    """Which policy is meant. workdir: of a run; None: what the configuration starts from."""
+    """The policy to serve. workdir: of a run; None: what the configuration starts from."""
 
     workdir: Path | None
     step: str

@@ -48,7 +48,7 @@ class Segment:
     expert_LG: np.ndarray | None = None
 
     def until(self, end: int) -> Segment:
-        """Its first tokens."""
+        """The segment up to so many tokens."""
         arrays = self.tokens_L[:end], self.turn_L[:end], self.logp_L[:end]
         return Segment(*arrays, None if self.expert_LG is None else self.expert_LG[:end])
 

@@ -43,7 +43,10 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         given = _flags().read(arguments[1:])
     log_to_stderr()
     prepare_xla()
-    log = lambda sentence: print(sentence, file=sys.stderr)  # noqa: E731
+
+    def log(sentence: str) -> None:
+        print(sentence, file=sys.stderr)
+
     folder = given.output
     with contextlib.ExitStack() as held:
         with sentence_errors():

@@ -22,11 +22,11 @@ class AgentTasks(Tasks, Protocol):
     """Tasks by split; `envs.gate` asks it for ids and labels as it asks an environment."""
 
     def labels(self, task_id: str) -> Mapping[str, str]:
-        """As `Labelled.labels`; empty where a task has none."""
+        """The labels of each task, as in `Labelled.labels`; empty where a task has none."""
         ...
 
     def reference(self, task_id: str) -> str | None:
-        """As `Referenced.reference`; None where a task has none."""
+        """A task's reference answer, as in `Referenced.reference`; None where it has none."""
         ...
 
     def data(self, task_id: str, split: str) -> Any:
@@ -35,7 +35,7 @@ class AgentTasks(Tasks, Protocol):
 
 
 def find_tasks(config: Config) -> AgentTasks:
-    """Those of `config.agent.tasks`, of `task_ids(split)` beside its function, or of `config.env`.
+    """Tasks of `config.agent.tasks`, of `task_ids(split)` beside its function, or of `config.env`.
 
     Raises:
       ValueError: a file or an environment without such tasks; one sentence.
@@ -57,7 +57,7 @@ def find_tasks(config: Config) -> AgentTasks:
 
 
 def describe_tasks(config: Config) -> str:
-    """Where `find_tasks` finds them, in words."""
+    """The place where `find_tasks` finds the tasks, in words."""
     agent = config.agent
     if agent.tasks is not None:
         return agent.tasks

@@ -321,7 +321,7 @@ class Endpoint:
         return JSONResponse(self._describe_model())
 
     def _describe_model(self) -> dict[str, Any]:
-        """In OpenAI's and Anthropic's form at once; their fields do not meet."""
+        """A model in OpenAI's and Anthropic's form at once; their fields do not collide."""
         return {
             "id": self._model,
             "object": "model",

@@ -149,7 +149,7 @@ class Lineages:
             del self._tips[turn.lineage]
 
     def segments(self) -> tuple[Segment, ...]:
-        """Those of all lineages; turns that were answered have dense numbers, in their order."""
+        """Segments of all lineages; turns that were answered have dense numbers, in order."""
         transcripts: dict[int, Transcript] = {}
         for number, turn in enumerate(self._answered()):
             transcript = transcripts.setdefault(turn.lineage, Transcript())

@@ -92,7 +92,7 @@ class Remembered:
 
 
 def _digests(messages: Sequence[HistoryMessage], tools: Sequence[Tool]) -> Iterator[bytes]:
-    """Of the first 0, 1, 2, ... messages with these tools."""
+    """Digests of the first 0, 1, 2, ... messages with these tools."""
     digest = hashlib.sha256(canonical_json(tools).encode())
     yield digest.digest()
     for message in messages:

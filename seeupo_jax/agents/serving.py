@@ -75,7 +75,7 @@ class Serving:
     async def complete(
         self, call: ModelCall, on_text: Callable[[str], None] | None = None
     ) -> Completion:
-        """As `Session.complete`."""
+        """Answers a request, as `Session.complete` does."""
         loop = asyncio.get_running_loop()
         waiting = WaitingCall(next(self._keys), call, loop, loop.create_future(), on_text)
         self._inbox.put(functools.partial(self._begin, waiting))
@@ -88,7 +88,7 @@ class Serving:
             raise
 
     def ignored(self, param: str) -> None:
-        """As `Session.ignored`; warns once of each field, of whichever element of a list."""
+        """As `Session.ignored`; warns once per field, whichever element of a list it is in."""
         name = re.sub(r"\[\d+\]", "[]", param)
         name = f"ignored {name[:_SHOWN]!r}"
         if name not in self.counts and len(self.counts) >= _NAMES:

@@ -17,7 +17,7 @@ def measured() -> dict[str, Any]:
 
 
 def factors() -> dict[str, tuple[float, float]]:
-    """Of each part of an iteration the least and the most of what it took over its estimate.
+    """For each part of an iteration the least and the largest ratio of measured to estimated time.
 
     The estimate is the one without overlap, since one CPU has nothing that overlaps.
     """

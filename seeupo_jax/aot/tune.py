@@ -70,7 +70,7 @@ class Layout(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of an iteration, where nothing overlaps."""
+        """Seconds of an iteration, where nothing overlaps."""
         return self.iteration.seconds(serial=True)
 
 
@@ -177,7 +177,7 @@ def with_fields(config: Config, fields: Fields) -> Config:
 def _shortest(
     part: str, setup: Setup, tried: Iterable[Fields], log: Callable[[str], None]
 ) -> Layout | None:
-    """Of what is tried the shortest iteration, by the compiler; None where nothing fits."""
+    """The shortest iteration among the candidates, by the compiler; None where nothing fits."""
     found = list[Layout]()
     ranked = _ranked(part, setup, tried)
     log(f"{part}: {len(ranked)} layouts")
@@ -198,7 +198,7 @@ def _shortest(
 
 
 def _compiled(layout: Layout, kinds: tuple[str, ...], log: Callable[[str], None]) -> Layout | None:
-    """With the compiler's figures, up to a program that does not fit; None where it fails.
+    """A layout with the compiler's figures, up to a program that does not fit; None where it fails.
 
     A process of its own compiles: libtpu ends it for some meshes, and keeps gigabytes for each.
     """
@@ -223,7 +223,7 @@ def _compiled(layout: Layout, kinds: tuple[str, ...], log: Callable[[str], None]
 
 
 def _figures(config: Config, topology: Topology, kinds: tuple[str, ...]) -> dict[str, Figures]:
-    """Of the largest programs of these kinds, up to one that does not fit; by kind."""
+    """Figures of the largest program of each of these kinds, up to one that does not fit."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)
     setup = prepare(config, topology)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.bench.comparison import OURS, Figures, OfSide, side
+from seeupo_jax.bench.comparison import JAX, Figures, OfSide, side
 from seeupo_jax.bench.update import flops_once
 from seeupo_jax.checkpoint import check_could_write
 from seeupo_jax.configuration.flags import Flags, one_of, output_file
@@ -59,7 +59,7 @@ def add_flags(parser: Flags) -> None:
 
 
 def add_all_flags(parser: Flags) -> None:
-    """Those of the page, and which measurements are run."""
+    """Adds the flags of the page, and of which measurements are run."""
     add_flags(parser)
     parser.flag("suite", f"one of {', '.join(SUITES)}", one_of(*SUITES), default="cpu")
 
@@ -221,7 +221,7 @@ OfRun = Callable[[Figures], str]
 def sides_table(
     runs: Iterable[Figures], of_run: Mapping[str, OfRun], of_side: Mapping[str, OfSide]
 ) -> str:
-    """A row for each contender of each run, ours first, with what is said once of the run.
+    """A row for each contender of each run, JAX's first, with what is said once of the run.
 
     Sweeps without a technique have a table of their own.
 
@@ -230,15 +230,15 @@ def sides_table(
     """
     rows = []
     for figures in runs:
-        for name in sorted(figures["contenders"], key=lambda name: name != OURS):
+        for name in sorted(figures["contenders"], key=lambda name: name != JAX):
             if " without " not in name:
-                first = [cell(figures) if name == OURS else "" for cell in of_run.values()]
+                first = [cell(figures) if name == JAX else "" for cell in of_run.values()]
                 rows.append([*first, name, *(cell(figures, name) for cell in of_side.values())])
     return markdown_table([*of_run, "side", *of_side], rows)
 
 
 def least_to_most(figures: Figures, name: str) -> str:
-    """Of a contender's seconds."""
+    """A contender's least and most seconds."""
     one = figures["contenders"][name]
     return f"{one['least_s']:.3f} to {one['most_s']:.3f}"
 
@@ -300,17 +300,17 @@ def _updates(runs: list[Figures]) -> str:
 def _flops(runs: list[Figures]) -> str:
     rows = []
     for f in runs:
-        ours, budget = f["contenders"][OURS], f["budgets"]
-        metrics = ours["metrics"]
+        swept, budget = f["contenders"][JAX], f["budgets"]
+        metrics = swept["metrics"]
         # Older figures do not separate recomputed FLOPs: all count against the budget.
-        separate = "flops_again" in ours
-        once = flops_once(ours) if separate else ours["flops"]
+        separate = "flops_again" in swept
+        once = flops_once(swept) if separate else swept["flops"]
         cells = {
             "model": f["model"],
             "workload": f["workload"]["name"],
-            "FLOPs per sweep": f"{ours['flops']:.3g}",
-            "attention": f"{ours['flops_attention'] / ours['flops']:.0%}",
-            "recomputed": f"{ours['flops_again'] / ours['flops']:.0%}" if separate else "?",
+            "FLOPs per sweep": f"{swept['flops']:.3g}",
+            "attention": f"{swept['flops_attention'] / swept['flops']:.0%}",
+            "recomputed": f"{swept['flops_again'] / swept['flops']:.0%}" if separate else "?",
             "budget": f"{budget['goal']:.3g}",
             "of the budget": f"{once / budget['goal']:.2f}",
             "reference recipe": f"{budget['recipe']:.3g}",

@@ -19,7 +19,7 @@ Figures = dict[str, Any]  # of a run, as they go into the JSON
 Alone = Callable[[Figures], None]  # takes the figures of our side before another begins
 OfSide = Callable[[Figures, str], str]  # of a run's figures and a contender's name
 
-OURS = "seeupo_jax"
+JAX = "seeupo_jax"
 # Ratios beside the one against the baseline, by the way that it ran.
 OVER = {RECIPE: "over_recipe", PACKED: "over_packed"}
 OVER_WORDS = {
@@ -32,7 +32,7 @@ TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
 
 
 def torch_name(way: str) -> str:
-    """Of a contender, for people."""
+    """A PyTorch contender's name, for people."""
     return f"PyTorch, {way}"
 
 
@@ -71,12 +71,12 @@ def moved(start: Mapping[str, np.ndarray], after: Outcome) -> dict[str, float]:
 
 
 def require_same(found: Mapping[str, float], name: str, dtype: str) -> None:
-    """Raises ValueError where ours and a side differ by more than the activations' type allows."""
+    """Raises ValueError where JAX and a side differ by more than the activations' type allows."""
     most = TOLERANCES[dtype]
     wrong = [f"{name} by {apart:.2g}" for name, apart in found.items() if not apart <= most]
     if wrong:
         raise ValueError(
-            f"bench: from the same weights {OURS} and {name} differ:"
+            f"bench: from the same weights {JAX} and {name} differ:"
             f" {', '.join(wrong)}; allowed in {dtype}: {most:g}. Nothing was timed."
         )
 
@@ -132,7 +132,7 @@ def fastest(timings: Mapping[str, Timing], names: Sequence[str]) -> str:
 
 
 def ratio(slower: Timing, faster: Timing) -> dict[str, float]:
-    """Of the medians, and the least and greatest of a round."""
+    """The ratio of the medians, and the least and greatest ratio of a round."""
     rounds = [a / b for a, b in zip(slower.each, faster.each, strict=True)]
     return {
         "ratio": slower.median / faster.median,
@@ -153,9 +153,9 @@ def against_torch(
     found: dict[str, Any] = {"against": None} | dict.fromkeys(over.values())
     if own:
         found["against"] = against = fastest(timings, own)
-        found |= ratio(timings[against], timings[OURS])
+        found |= ratio(timings[against], timings[JAX])
     for way in set(ways) & set(over):
-        found[over[way]] = ratio(timings[torch_name(way)], timings[OURS])
+        found[over[way]] = ratio(timings[torch_name(way)], timings[JAX])
     return found
 
 
@@ -204,14 +204,14 @@ def print_figures(
       over: other ratios among the figures, with words.
     """
     work, sides, against = figures["workload"], figures["contenders"], figures["against"]
-    ours = f"{OURS} {sides[OURS]['median_s']:.3g} s {what}"
+    result = f"{JAX} {sides[JAX]['median_s']:.3g} s {what}"
     if against is not None:
-        ours = (
+        result = (
             f"{figures['ratio']:.2f}x ({figures['ratio_least']:.2f} to"
-            f" {figures['ratio_most']:.2f} by rounds): {ours},"
+            f" {figures['ratio_most']:.2f} by rounds): {result},"
             f" {against} {sides[against]['median_s']:.3g} s"
         )
-    print(ours)
+    print(result)
     for name, words in over.items():
         if figures[name] is not None:
             print(f"{figures[name]['ratio']:.2f}x {words}")

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from seeupo_jax.bench import machine
-from seeupo_jax.bench.jax_runner import OurSweeps
+from seeupo_jax.bench.jax_runner import JaxSweeps
 from seeupo_jax.bench.rollout import converse, make_engine
 from seeupo_jax.bench.settings import MODELS, Settings, architecture, write_model
 from seeupo_jax.bench.workloads import (
@@ -52,7 +52,7 @@ PARTS = (*_KINDS.values(), *_SAMPLERS)
 
 
 class Figures(NamedTuple):
-    """Of a program on one device."""
+    """Figures of a program on one device."""
 
     roofline: Roofline
     collectives: tuple[()] = ()
@@ -79,7 +79,7 @@ SMALLEST = (Case("nano", 64, 2, 2),)
 
 
 def add_flags(parser: Flags) -> None:
-    """Those of the command."""
+    """Adds the command's flags."""
     parser.flag("repeats", "timed iterations of each case", whole(1), default=3)
     parser.switch("smallest", "one small case, to try the command")
     parser.flag("json", "also write the figures to this file", output_file)
@@ -140,7 +140,7 @@ def _measure(case: Case, chip: Chip, repeats: int) -> tuple[Iteration, dict[str,
         write_model(arch, model, seed=settings.seed)
         made = trajectory_lines(work, random_actions(work, settings.seed), seed=settings.seed)
         lines.write_text("\n".join(made) + "\n")
-        sweeps = OurSweeps(Inputs(settings, arch, work, model, lines, fields))
+        sweeps = JaxSweeps(Inputs(settings, arch, work, model, lines, fields))
         estimated = _estimate(fields, chip)
     timer = Timer()
     sweeps.learner = dataclasses.replace(sweeps.learner, through=timer.through)
@@ -162,7 +162,7 @@ def _measure(case: Case, chip: Chip, repeats: int) -> tuple[Iteration, dict[str,
 
 
 def _fields(case: Case, work: Workload) -> dict[str, Any]:
-    """Of the configuration; a sweep has the path of a folder of weights besides."""
+    """Fields of the configuration; for a sweep also the path of a folder of weights."""
     sizes = {f"model.{name}": value for name, value in MODELS[case.model].items()}
     return sizes | {
         "model.dtype": "float32",
@@ -177,7 +177,7 @@ def _fields(case: Case, work: Workload) -> dict[str, Any]:
 
 
 def _conversations(case: Case) -> Workload:
-    """As an estimate assumes them, of random tokens."""
+    """Conversations as an estimate assumes them, of random tokens."""
     rng, step = np.random.default_rng(0), case.context // case.turns
     size = architecture(case.model, "float32").vocab_size
 

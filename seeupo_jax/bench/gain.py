@@ -15,7 +15,7 @@ import numpy as np
 
 from seeupo_jax.bench import comparison, machine
 from seeupo_jax.bench.comparison import TOLERANCES, Timing
-from seeupo_jax.bench.jax_runner import OurSweeps
+from seeupo_jax.bench.jax_runner import JaxSweeps
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.bench.workloads import prepared
 from seeupo_jax.learner.batching import Rows, all_actions, lay_out, turn_batch
@@ -34,12 +34,12 @@ PLAIN, BRANCHES, SEPARATE = "no gains", "branches of one pass", "a pass for each
 class _Passes:
     """What begins a sweep, without gains and with them, in either way."""
 
-    def __init__(self, ours: OurSweeps, seed: int):
-        self._learner, self._state = ours.learner, ours.state
-        self._mesh, self.trajectories = ours.policy.mesh, ours.trajectories
-        self.rows = Rows.of(ours.trajectories)
+    def __init__(self, sweeps: JaxSweeps, seed: int):
+        self._learner, self._state = sweeps.learner, sweeps.state
+        self._mesh, self.trajectories = sweeps.policy.mesh, sweeps.trajectories
+        self.rows = Rows.of(sweeps.trajectories)
         rng, size = np.random.default_rng(seed), TEMPLATE + ANSWER
-        vocabulary = ours.policy.network.arch.vocab_size
+        vocabulary = sweeps.policy.network.arch.vocab_size
         tokens = rng.integers(0, vocabulary, (1 + max(t.group for t in self.trajectories), size))
         scored_L = np.arange(size) >= TEMPLATE
         self._answers = {
@@ -54,13 +54,13 @@ class _Passes:
         self._score(turn_batch(self.rows, layout, shapes, {}, action=shapes.longest))
 
     def branches(self) -> list[np.ndarray]:
-        """That pass with the answers as branches."""
+        """Scores the answers as branches in the pass over the trajectories."""
         found = self._branches()
         batch, seats, _ = branch_batch(found, all_actions(self.rows), self._learner.shapes)
         return information_gain(found, seats, self._score(batch), self.trajectories)
 
     def separate(self) -> list[np.ndarray]:
-        """That pass, and one for the contexts of each turn."""
+        """Scores the answers in one pass more, over the contexts of each turn."""
         self.plain()
         found, shapes = self._branches(), self._learner.shapes
         logp = np.zeros((len(found.spans), ANSWER), np.float32)
@@ -90,7 +90,7 @@ def run(settings: Settings) -> dict[str, Any]:
     dtype = machine.fast_dtype(machine.only_device())
     with prepared(settings, dtype) as inputs:
         about = comparison.about("gain", settings, inputs.arch, inputs.work)
-        passes = _Passes(OurSweeps(inputs), settings.seed)
+        passes = _Passes(JaxSweeps(inputs), settings.seed)
     passes.plain()
     one, other = (np.concatenate(gains()) for gains in (passes.branches, passes.separate))
     apart = float(np.nanmax(np.abs(one - other)) / np.nanmax(np.abs(one)))

@@ -115,7 +115,7 @@ ABLATIONS = {
 
 
 def ablations(names: Sequence[str]) -> dict[str, Ablation]:
-    """Those that `--without` names; `all` is every one.
+    """The ablations that `--without` names; `all` is every one.
 
     Raises:
       ValueError: an unknown one.
@@ -128,7 +128,7 @@ def ablations(names: Sequence[str]) -> dict[str, Ablation]:
     return {name: ABLATIONS[name] for name in names}
 
 
-class OurSweeps:
+class JaxSweeps:
     """Sweeps that go on from each other's weights.
 
     Args:
@@ -163,7 +163,7 @@ class OurSweeps:
         self.steps: Sequence[Step] = ()
 
     def run(self, lines: Path | None = None) -> float:
-        """One sweep; the seconds it took.
+        """Runs one sweep; the seconds it took.
 
         Args:
           lines: a file of other trajectories, no longer than those of the inputs; reading it back
@@ -179,7 +179,7 @@ class OurSweeps:
         return time.perf_counter() - began
 
     def recorded(self) -> list[Call]:
-        """One sweep: what its programs were given."""
+        """Runs one sweep, and records what its programs were given."""
         with self._recorder.recording() as calls:
             self.run()
         return list(calls)
@@ -327,7 +327,7 @@ def trips(call: Call, arch: Architecture, platform: str = "cpu") -> Trips:
 def _passes(
     trees: list[tuple[Tree, Past | None]], targets: list[Any], arch: Architecture, platform: str
 ) -> Passes:
-    """Of these microbatches or chunks, on average."""
+    """The average number of passes over these microbatches or chunks."""
     if not trees:
         return Passes(0.0, 0.0)
     block, blocks = block_for(arch.heads, arch.longest), tree_blocks(platform, arch.dtype)

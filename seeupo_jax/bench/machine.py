@@ -60,7 +60,7 @@ def only_device() -> jax.Device:
 
 
 def fast_dtype(device: jax.Device) -> str:
-    """Of activations: on CPU float32, where XLA's bfloat16 is slower still."""
+    """The faster type of activations: on CPU float32, where XLA's bfloat16 is slower still."""
     return "float32" if device.platform == "cpu" else "bfloat16"
 
 
@@ -83,7 +83,7 @@ def describe(device: jax.Device) -> dict[str, Any]:
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The number of cores that this process may use."""
     can_ask = hasattr(os, "sched_getaffinity")
     return len(os.sched_getaffinity(0)) if can_ask else os.cpu_count() or 1
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 
 from seeupo_jax.bench import comparison, machine, torch_runner, workloads
-from seeupo_jax.bench.comparison import OURS, Alone, Timing, side
-from seeupo_jax.bench.jax_runner import OurSweeps
+from seeupo_jax.bench.comparison import JAX, Alone, Timing, side
+from seeupo_jax.bench.jax_runner import JaxSweeps
 from seeupo_jax.bench.settings import Settings, architecture, write_model
 from seeupo_jax.bench.torch_runner import TorchSweeps, torch_sweeps
 from seeupo_jax.bench.workloads import Actions, Inputs, Workload, prepared, trajectory_lines
@@ -71,13 +71,13 @@ def run_rollout(settings: Settings, *, alone: Alone | None = None) -> dict[str, 
     engine.compile(params)
     sides: dict[str, dict[str, Any]] = {}
 
-    def ours(number: int) -> float:
+    def jax_rollout(number: int) -> float:
         played, usage = converse(engine, params, work, settings.seed + number), engine.usage()
         # Tokens of conversations that went through the network, and all that did, padding and
         # idle rows included.
         computed = usage["prefilled_tokens"] + usage["decoded_tokens"]
         positions = usage["prefill_positions"] + usage["decode_positions"]
-        sides[OURS] = {"computed": computed, "positions": positions}
+        sides[JAX] = {"computed": computed, "positions": positions}
         return played.seconds
 
     def of_torch(name: str, options: Mapping[str, bool]) -> Callable[[int], float]:
@@ -90,7 +90,7 @@ def run_rollout(settings: Settings, *, alone: Alone | None = None) -> dict[str, 
 
     def measured(ways: Mapping[str, dict[str, bool]]) -> dict[str, Any]:
         contenders = {name: of_torch(name, options) for name, options in ways.items()}
-        timings = comparison.alternate(contenders | {OURS: ours}, settings.repeats)
+        timings = comparison.alternate(contenders | {JAX: jax_rollout}, settings.repeats)
         return about | _figures(timings, sides, work)
 
     if alone is not None:
@@ -103,7 +103,7 @@ def run_rollout(settings: Settings, *, alone: Alone | None = None) -> dict[str, 
 def _figures(
     timings: Mapping[str, Timing], sides: Mapping[str, dict[str, Any]], work: Workload
 ) -> dict[str, Any]:
-    """Of sides by what they computed, the baseline's ways first."""
+    """Figures of sides by what they computed, the baseline's ways first."""
     contenders = {}
     for name, timing in timings.items():
         side = sides[name] | timing.as_json()
@@ -113,7 +113,7 @@ def _figures(
             "positions_per_sampled": side["positions"] / work.sampled,
             "waste": side["computed"] / work.least_computed,
         }
-    over = {n: comparison.ratio(timings[n], timings[OURS]) for n in timings if n != OURS}
+    over = {n: comparison.ratio(timings[n], timings[JAX]) for n in timings if n != JAX}
     against = next(iter(over), None)
     return {
         **over.get(against, {}),
@@ -217,11 +217,11 @@ def run_iteration(settings: Settings) -> dict[str, Any]:
       ValueError: a wrong setting.
     """
     if not settings.torch:
-        raise ValueError("--torch: got none; allowed: a way to run what ours is measured against.")
+        raise ValueError("--torch: got none; allowed: a way to run what JAX is measured against.")
     parts: dict[str, list[Parts]] = {}
     with prepared(settings, machine.fast_dtype(machine.only_device())) as inputs:
         about = comparison.about("iteration", settings, inputs.arch, inputs.work)
-        sides = {OURS: _ours(OurSweeps(inputs), inputs)}
+        sides = {JAX: _jax_rollout(JaxSweeps(inputs), inputs)}
         for name, sweeps in torch_sweeps(inputs).items():
             sides[name] = _of_torch(sweeps, inputs, kept=False)
             sides[f"{name}, {CACHE_KEPT}"] = _of_torch(sweeps, inputs, kept=True)
@@ -239,7 +239,7 @@ def run_iteration(settings: Settings) -> dict[str, Any]:
     kept = comparison.fastest(timings, [name for name in timings if name.endswith(CACHE_KEPT)])
     figures = about | {
         **comparison.against_torch(timings, settings.torch),
-        "over_kept": comparison.ratio(timings[kept], timings[OURS]),
+        "over_kept": comparison.ratio(timings[kept], timings[JAX]),
         "contenders": {
             name: timing.as_json()
             | {
@@ -263,7 +263,7 @@ def run_iteration(settings: Settings) -> dict[str, Any]:
     return figures
 
 
-def _swept(sweeps: OurSweeps | TorchSweeps, inputs: Inputs, actions: Actions) -> float:
+def _swept(sweeps: JaxSweeps | TorchSweeps, inputs: Inputs, actions: Actions) -> float:
     """Seconds of a sweep over what was sampled; writing and reading it is not timed."""
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder, "sampled.jsonl")
@@ -272,7 +272,7 @@ def _swept(sweeps: OurSweeps | TorchSweeps, inputs: Inputs, actions: Actions) ->
         return sweeps.run(lines)
 
 
-def _ours(sweeps: OurSweeps, inputs: Inputs) -> Callable[[int], Parts]:
+def _jax_rollout(sweeps: JaxSweeps, inputs: Inputs) -> Callable[[int], Parts]:
     engine = make_engine(sweeps.policy.network, inputs.work, inputs.settings)
     engine.compile(sweeps.params())
 

@@ -73,7 +73,7 @@ def _flag(default: Any, kind: Callable[[str], Any], words: str, of: str = "") ->
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one run. None: the workload's or the device's own value."""
+    """Settings of one run. None: the workload's or the device's own value."""
 
     workload: str = _flag("bfcl", one_of(*WORKLOADS), f"lengths of: {', '.join(WORKLOADS)}")
     model: str = _flag("tiny", one_of(*MODELS), f"random weights of a size: {', '.join(MODELS)}")
@@ -145,7 +145,7 @@ def read(given: argparse.Namespace) -> Settings:
 
 
 def architecture(name: str, dtype: str) -> Architecture:
-    """Of one of `MODELS`, with activations of type `dtype`."""
+    """The architecture of one of `MODELS`, with activations of type `dtype`."""
     return Architecture(**MODELS[name], dtype=dtype)
 
 

@@ -1,4 +1,4 @@
-"""A supervised step, ours beside `transformers`: same weights, same conversations, same numbers.
+"""A supervised step, in JAX beside `transformers`: same weights, same conversations, same numbers.
 
 A step is on all conversations of the workload, with the loss on what its actions are. The baseline
 has them padded, in microbatches of similar length, or packed into rows that its attention keeps
@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from seeupo_jax.bench import comparison, machine
-from seeupo_jax.bench.comparison import OURS, TOLERANCES, side, torch_name
+from seeupo_jax.bench.comparison import JAX, TOLERANCES, side, torch_name
 from seeupo_jax.bench.jax_runner import by_file_name
 from seeupo_jax.bench.settings import PACKED, Settings
 from seeupo_jax.bench.torch_runner import (
@@ -62,7 +62,7 @@ def read_segments(lines: Path) -> list[Segment]:
     ]
 
 
-class OurSteps:
+class JaxSteps:
     """Steps that go on from each other's weights."""
 
     def __init__(self, inputs: Inputs, segments: Sequence[Segment]):
@@ -148,7 +148,10 @@ class TorchSteps:
             place[number, :end] = np.concatenate([np.arange(len(s.tokens_L)) for s in row])
             acted[number, :end] = np.concatenate([s.turn_L != CONTEXT for s in row])
             there[number, :end] = 1
-        bring = lambda x: library.from_numpy(x).to(self._device)  # noqa: E731
+
+        def bring(x: np.ndarray) -> Any:
+            return library.from_numpy(x).to(self._device)
+
         # Positions that begin again keep packed conversations apart; padding is masked instead.
         apart = {"position_ids": bring(place)} if self._pack else {"attention_mask": bring(there)}
         ids, where = bring(tokens), bring(np.argwhere(acted))
@@ -186,7 +189,7 @@ def run(settings: Settings) -> dict[str, Any]:
     with prepared(settings, machine.fast_dtype(device)) as inputs:
         about = comparison.about("sft", settings, inputs.arch, inputs.work)
         segments = read_segments(inputs.lines)
-        contenders: dict[str, OurSteps | TorchSteps] = {OURS: OurSteps(inputs, segments)}
+        contenders: dict[str, JaxSteps | TorchSteps] = {JAX: JaxSteps(inputs, segments)}
         if settings.batches:
             use_every_core()
             importlib.import_module("transformers")
@@ -219,16 +222,18 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def _verify(
-    contenders: dict[str, OurSteps | TorchSteps], steps: dict[str, list[Step]], dtype: str
+    contenders: dict[str, JaxSteps | TorchSteps], steps: dict[str, list[Step]], dtype: str
 ) -> dict[str, dict[str, float]]:
-    """The greatest differences from ours in losses, and in weights after the steps."""
-    ours, found = contenders[OURS].tensors(), {}
-    for name in (name for name in contenders if name != OURS):
-        losses = zip(steps[OURS], steps[name], strict=True)
-        theirs = contenders[name].tensors()
+    """The greatest differences from JAX in losses, and in weights after the steps."""
+    jax_tensors, found = contenders[JAX].tensors(), {}
+    for name in (name for name in contenders if name != JAX):
+        losses = zip(steps[JAX], steps[name], strict=True)
+        torch_tensors = contenders[name].tensors()
         found[name] = {
             "loss": max(comparison.greatest(a.loss, b.loss) for a, b in losses),
-            "parameters": max(comparison.greatest(ours[key], theirs[key]) for key in ours),
+            "parameters": max(
+                comparison.greatest(jax_tensors[key], torch_tensors[key]) for key in jax_tensors
+            ),
         }
         comparison.require_same(found[name], name, dtype)
     return found

@@ -55,7 +55,7 @@ def torch() -> ModuleType:
 
 
 def no_torch(platform: str) -> str | None:
-    """Why the baseline cannot run beside ours on a platform; None where it can."""
+    """Why the baseline cannot run beside JAX on a platform; None where it can."""
     if platform == "tpu":
         return "the PyTorch baseline does not run on TPU"
     try:
@@ -108,7 +108,7 @@ class TorchSweeps:
         self._last: Any = None
 
     def run(self, lines: Path | None = None) -> float:
-        """One sweep; the seconds it took.
+        """Runs one sweep; the seconds it took.
 
         Args:
           lines: a file of trajectories to sweep over instead.
@@ -128,7 +128,7 @@ class TorchSweeps:
 
     @property
     def positions(self) -> int:
-        """That went through the network in the last sweep, padding included."""
+        """Positions that went through the network in the last sweep, padding included."""
         return sum(self._last.positions.values())
 
     @property

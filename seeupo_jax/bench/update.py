@@ -1,4 +1,4 @@
-"""One sweep, ours beside the PyTorch baseline's: same weights, same trajectories, same numbers.
+"""One sweep, in JAX beside the PyTorch baseline's: same weights, same trajectories, same numbers.
 
 The first sweep of every contender starts from the same weights and must give the same losses, KL,
 weights M and parameters, or nothing is timed. In the second its memory is measured. Then they
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from seeupo_jax.bench import comparison, machine
-from seeupo_jax.bench.comparison import OURS, TOLERANCES, Alone, Outcome, side, torch_name
-from seeupo_jax.bench.jax_runner import Ablation, OurSweeps, ablations
+from seeupo_jax.bench.comparison import JAX, TOLERANCES, Alone, Outcome, side, torch_name
+from seeupo_jax.bench.jax_runner import Ablation, JaxSweeps, ablations
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.bench.torch_runner import TorchSweeps, torch_sweeps
 from seeupo_jax.bench.workloads import Inputs, prepared
@@ -31,8 +31,8 @@ _ALLOWED = 1.15  # of the budget's formula: padding, attention and the refresh
 
 
 def without_name(technique: str) -> str:
-    """Of a contender, for people."""
-    return f"{OURS} without {technique}"
+    """The name of a contender without a technique, for people."""
+    return f"{JAX} without {technique}"
 
 
 def run(
@@ -54,11 +54,11 @@ def run(
     device, left_out = machine.only_device(), ablations(settings.without)
     with prepared(settings, machine.fast_dtype(device)) as inputs:
         contenders = Contenders(inputs, device.platform, strict)
-        contenders.add(OURS, OurSweeps(inputs))
+        contenders.add(JAX, JaxSweeps(inputs))
         if alone is not None:
             alone(contenders.figures({}))
         for name, ablation in left_out.items():
-            contenders.add(without_name(name), OurSweeps(inputs, ablation))
+            contenders.add(without_name(name), JaxSweeps(inputs, ablation))
         for name, contender in torch_sweeps(inputs).items():
             contenders.add(name, contender)
     figures = contenders.figures(left_out)
@@ -76,31 +76,31 @@ class Contenders:
     def __init__(self, inputs: Inputs, platform: str, strict: bool) -> None:
         self._inputs, self._platform, self._strict = inputs, platform, strict
         self._about = comparison.about("update", inputs.settings, inputs.arch, inputs.work)
-        self._contenders: dict[str, OurSweeps | TorchSweeps] = {}
+        self._contenders: dict[str, JaxSweeps | TorchSweeps] = {}
         self._sides: dict[str, dict[str, Any]] = {}
         self._differences: dict[str, dict[str, float]] = {}
         self._moved: dict[str, float] = {}
-        self._ours: Outcome | None = None
+        self._jax_outcome: Outcome | None = None
 
-    def add(self, name: str, contender: OurSweeps | TorchSweeps) -> None:
-        """Its first sweep, beside ours, which is the first to be added; a second for its memory.
+    def add(self, name: str, contender: JaxSweeps | TorchSweeps) -> None:
+        """Runs its first sweep, which is compared with JAX's, added first; a second for its memory.
 
         Raises:
-          ValueError: if strict, where it does not compute the same as ours.
+          ValueError: if strict, where it does not compute the same as JAX.
         """
         began, dtype = time.perf_counter(), self._inputs.arch.dtype
-        start = None if self._ours is not None else contender.tensors()
-        if isinstance(contender, OurSweeps):
+        start = None if self._jax_outcome is not None else contender.tensors()
+        if isinstance(contender, JaxSweeps):
             side = _costs(contender, contender.recorded())
         else:
             contender.run()
             side = {"positions": contender.positions}
         outcome = contender.outcome()
         _log(f"{name}: first sweep", began)
-        if self._ours is None:
-            self._ours, self._moved = outcome, comparison.moved(start, outcome)
+        if self._jax_outcome is None:
+            self._jax_outcome, self._moved = outcome, comparison.moved(start, outcome)
         else:
-            apart = self._differences[name] = comparison.differences(self._ours, outcome)
+            apart = self._differences[name] = comparison.differences(self._jax_outcome, outcome)
             if self._strict:
                 comparison.require_same(apart, name, dtype)
         grown, held = machine.memory_growth(contender.run, self._platform), contender.state_bytes
@@ -125,17 +125,17 @@ class Contenders:
             | {"tokens_per_second": work.tokens / timing.median}
             for name, timing in timings.items()
         }
-        ours = self._contenders[OURS]
-        pools = Pools.of(ours.trajectories)
+        jax_side = self._contenders[JAX]
+        pools = Pools.of(jax_side.trajectories)
         ways = [way for way in settings.torch if torch_name(way) in timings]
         figures = self._about | {
             **comparison.against_torch(timings, ways),
             "budgets": budgets(arch, pools),
             "pools": vars(pools),
-            "row_lengths": list(ours.learner.shapes.lengths),
+            "row_lengths": list(jax_side.learner.shapes.lengths),
             "contenders": sides,
             "without": {
-                name: _contribution(sides[without_name(name)], sides[OURS])
+                name: _contribution(sides[without_name(name)], sides[JAX])
                 | {"words": ablation.words}
                 for name, ablation in left_out.items()
             },
@@ -147,7 +147,7 @@ class Contenders:
         }
         if self._platform != "cpu":
             figures["matmul_peak"] = peak = machine.matmul_peak(arch.dtype)
-            figures["mfu"] = flops_once(sides[OURS]) / timings[OURS].median / peak
+            figures["mfu"] = flops_once(sides[JAX]) / timings[JAX].median / peak
         return figures
 
 
@@ -155,7 +155,7 @@ def _log(what: str, began: float) -> None:
     print(f"{what} in {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
 
 
-def _costs(contender: OurSweeps, calls: list[Any]) -> dict[str, Any]:
+def _costs(contender: JaxSweeps, calls: list[Any]) -> dict[str, Any]:
     """FLOPs and tokens of a sweep, by what its programs were given."""
     flops = contender.flops(calls)
     total = Flops()
@@ -171,15 +171,15 @@ def _costs(contender: OurSweeps, calls: list[Any]) -> dict[str, Any]:
     }
 
 
-def flops_once(ours: Mapping[str, Any]) -> float:
-    """Of a sweep, without what backward passes recompute: what budgets and MFU are about."""
-    return ours["flops"] - ours["flops_again"]
+def flops_once(jax_side: Mapping[str, Any]) -> float:
+    """FLOPs of a sweep without those recomputed in backward passes: what budgets and MFU count."""
+    return jax_side["flops"] - jax_side["flops_again"]
 
 
-def _contribution(without: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+def _contribution(without: Mapping[str, Any], jax_side: Mapping[str, Any]) -> dict[str, Any]:
     """How many times as much a sweep costs without a technique."""
     measures = {"time": "median_s", "computed": "positions", "flops": "flops"}
-    return {name: without[of] / ours[of] for name, of in measures.items()}
+    return {name: without[of] / jax_side[of] for name, of in measures.items()}
 
 
 @dataclass(frozen=True)
@@ -197,13 +197,13 @@ class Pools:
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory]) -> Pools:
-        """Of trajectories of one segment each."""
+        """The pools of trajectories of one segment each."""
         kept = [t for t, keep in zip(trajectories, learnable(trajectories), strict=True) if keep]
         turn = [t.segments[0].turn_L for t in kept]
         prompt = [int(np.argmax(turn_L >= 0)) for turn_L in turn]
 
         def tokens(action: list[np.ndarray]) -> tuple[int, int]:
-            """To the last of these tokens of each: with a group's prompt once, and in all."""
+            """Tokens up to the last of these of each: with a group's prompt once, and in all."""
             end = [int(np.flatnonzero(is_L)[-1]) + 1 if is_L.any() else 0 for is_L in action]
             there = [i for i, e in enumerate(end) if e]
             once = {kept[i].group: prompt[i] for i in there}
@@ -244,10 +244,11 @@ def _print(figures: Mapping[str, Any]) -> None:
         "computed tokens": side("positions", "{:.0f}"),
     }
     comparison.print_figures(figures, "a sweep", columns, comparison.OVER_WORDS)
-    ours, budget = figures["contenders"][OURS], figures["budgets"]
-    once = flops_once(ours)
+    jax_side, budget = figures["contenders"][JAX], figures["budgets"]
+    once = flops_once(jax_side)
     print(
-        f"FLOPs per sweep: {once:.3g}, and {ours['flops_again']:.2g} recomputed in backward passes;"
+        f"FLOPs per sweep: {once:.3g}, and {jax_side['flops_again']:.2g} recomputed in backward"
+        " passes;"
         f" {once / budget['goal']:.2f} of the budget {budget['goal']:.3g};"
         f" the reference recipe costs {budget['recipe']:.3g}"
     )

@@ -95,12 +95,12 @@ class Workload:
 
     @property
     def turns(self) -> int:
-        """Of the conversation that has most."""
+        """The turns of the conversation that has most."""
         return max(len(c.lengths) for c in self.conversations)
 
     @property
     def action_tokens(self) -> int:
-        """Of the longest action."""
+        """The tokens of the longest action."""
         return max(max(c.lengths) for c in self.conversations)
 
     @property
@@ -115,7 +115,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Of all conversations, a group's prompt once for each member."""
+        """The tokens of all conversations, a group's prompt once for each member."""
         return sum(c.tokens for c in self.conversations)
 
     @property
@@ -131,7 +131,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of a conversation, in tokens; as many observations as actions but one."""
+    """Lengths of a conversation, in tokens; it has one observation fewer than actions."""
 
     prompt: int
     actions: tuple[int, ...]
@@ -220,7 +220,7 @@ def _random(settings: Settings, vocab_size: int, *, lengths: Lengths | None = No
 
 @functools.cache
 def bfcl_lengths() -> tuple[Lengths, ...]:
-    """Of BFCL's multi-turn base tasks for training, as `third_party/bfcl/lengths.py` found them.
+    """Lengths of BFCL's multi-turn base tasks for training, from `third_party/bfcl/lengths.py`.
 
     An action is all that one model call says: the calls that a user's turn needs, or its closing
     message.
@@ -314,7 +314,7 @@ def trajectory_lines(
 
 @dataclass(frozen=True)
 class Inputs:
-    """Of one run.
+    """The inputs of one run.
 
     model: a folder. lines: a file of trajectories.
     fields: of the configuration by their full names; all others are as they are by default.

@@ -172,7 +172,7 @@ class Checkpoints:
         return None
 
     def finished(self) -> int | None:
-        """As `latest`, as this process alone sees it: no other need call it."""
+        """As `latest`, but as this process alone sees it: no other need call it."""
         return max(self._finished(), default=None)
 
     def best(self) -> int | None:
@@ -316,7 +316,7 @@ class Checkpoints:
         return {k: name for k, name in self._finished().items() if name not in self._damaged}
 
     def _best_first(self, steps: Mapping[int, str]) -> list[int]:
-        """Those that have a score, the best first."""
+        """The checkpoints that have a score, the best first."""
         scores = {step: read_score(self._directory / name) for step, name in steps.items()}
         scored = [(score, step) for step, score in scores.items() if score is not None]
         return [step for _, step in sorted(scored, reverse=True)]

@@ -99,7 +99,7 @@ def add_result(folder: Path, result: Result) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time changes the folder's files."""
+    """A lock, with which one process at a time changes the folder's files."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

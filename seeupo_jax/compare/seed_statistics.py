@@ -50,7 +50,7 @@ class Difference:
 
 
 def paired_difference(values: Sequence[float], others: Sequence[float]) -> Difference:
-    """Of values minus others, seed by seed: t = mean / (s / √n), two-sided, n-1 degrees.
+    """The mean of values minus others, seed by seed: t = mean / (s / √n), two-sided, n-1 degrees.
 
     Pairs with NaN are left out; of fewer than two pairs there is no p-value. Differences that are
     all the same have p = 0, or 1 where they are 0.

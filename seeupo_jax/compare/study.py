@@ -96,7 +96,7 @@ class Study:
 
     @functools.cached_property
     def _load(self) -> Callable[[tuple[str, ...]], Config]:
-        """Of overrides; a study's cells are listed again and again, and each takes 5 ms."""
+        """Loads by overrides, once each: a study lists its cells often, and a load takes 5 ms."""
         return functools.cache(functools.partial(load_config, self.config_file))
 
     def cells(self, stage: str, tuned: Mapping[str, Point]) -> list[Cell]:

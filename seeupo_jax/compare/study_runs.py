@@ -59,7 +59,7 @@ def history(cell: Cell, result: Result) -> History:
 def tuning_scores(
     study: Study, results: Mapping[str, Result]
 ) -> dict[str, list[tuple[Point, float | None]]]:
-    """Of each recipe: its points with what they are chosen by; None where a run is missing.
+    """For each recipe its points with the score that decides; None where a run is missing.
 
     The area is up to the tokens that all finished tuning runs of the recipe have got to.
     """

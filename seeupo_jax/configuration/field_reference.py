@@ -37,7 +37,7 @@ class FieldDescription(NamedTuple):
 
     @property
     def full_name(self) -> str:
-        """With the group, as after `--config.`."""
+        """The name with its group, as after `--config.`."""
         return f"{self.group}.{self.name}".removeprefix(".")
 
 

@@ -92,7 +92,7 @@ class Flags(argparse.ArgumentParser):
         )
 
     def format_help(self) -> str:
-        """With the fields of the configuration where the command takes them."""
+        """The help, with the fields of the configuration where the command takes them."""
         text = super().format_help()
         if "--override" not in self._option_string_actions:
             return text

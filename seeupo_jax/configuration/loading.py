@@ -1,4 +1,4 @@
-"""From a file, overrides or plain values to a validated configuration, and back."""
+"""Turns a file, overrides or plain values into a validated configuration, and back."""
 
 from __future__ import annotations
 

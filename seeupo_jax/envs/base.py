@@ -72,7 +72,7 @@ class Tasks(Protocol):
     """What names the tasks: an environment, or what an agent's come from."""
 
     def task_ids(self, split: str) -> Sequence[str]:
-        """As `Environment.task_ids`."""
+        """The tasks of a split, as in `Environment.task_ids`."""
         ...
 
 

@@ -102,7 +102,7 @@ def _lack(plan_PG: np.ndarray) -> float:
 
 
 def _newton_step(plan_PG: np.ndarray) -> np.ndarray:
-    """Of the potentials, the first of which stays: only their differences matter."""
+    """A step of the potentials, the first of which stays: only their differences matter."""
     share_G = plan_PG.sum(0)
     slope_GG = np.diag(share_G) - len(plan_PG) * plan_PG.T @ plan_PG
     step_G = np.zeros(len(share_G))

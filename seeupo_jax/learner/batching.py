@@ -1,4 +1,4 @@
-"""From ragged trajectories on the host to padded batches of few shapes."""
+"""Packs ragged trajectories on the host into padded batches of few shapes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Rows:
         return rows.without([(turn_L != CONTEXT) & (logp_L == 0) for turn_L, logp_L in drawn])
 
     def without(self, left_out: Sequence[np.ndarray]) -> Rows:
-        """With some of the action tokens as context.
+        """The rows with some of the action tokens as context.
 
         Args:
           left_out: bool, one array a segment.
@@ -114,7 +114,7 @@ class Rows:
 
     @property
     def updated_S(self) -> np.ndarray:
-        """Of what updates are made: bool [S]."""
+        """Which segments updates are made of: bool [S]."""
         whole_S = np.ones(len(self.tokens), bool)
         return whole_S if self.masked_S is None else ~self.masked_S
 
@@ -182,7 +182,7 @@ class Layout:
 
     @property
     def tokens(self) -> int:
-        """That are computed, padding left out."""
+        """The number of tokens that are computed, without padding."""
         return sum(map(len, self.forest.tokens))
 
 
@@ -259,21 +259,22 @@ def turn_batch(
         for name, source in per_token.items():
             padded[name][place, own] = source[span.segment][span.position_A]
         trajectory[place] = rows.trajectory_S[span.segment]
-    fold = lambda x: x.reshape(M, R, L)  # noqa: E731
+
+    shape = (M, R, L)
     expert = (
         None
         if rows.experts is None
         else rows.experts.rows((M * R, L), [span.segment for span in spans], forest)
     )
-    segment = None if shapes.share else fold(np.cumsum(depth == 0, axis=1, dtype=np.int32))
+    segment = None if shapes.share else np.cumsum(depth == 0, axis=1, dtype=np.int32).reshape(shape)
     return TurnBatch(
-        *map(fold, (tokens, depth, end, predicted.parent, predicted.target)),
+        *(x.reshape(shape) for x in (tokens, depth, end, predicted.parent, predicted.target)),
         slot,
         mask,
         trajectory,
         microbatches=np.int32(-(-len(forest.tokens) // R)),
         segment_MRL=segment,
-        counted_MRL=None if rows.routing is None else fold(forest.counted((M * R, L))),
+        counted_MRL=None if rows.routing is None else forest.counted((M * R, L)).reshape(shape),
         expert_MRLG=None if expert is None else expert.reshape(M, R, L, -1),
         **{f"{name}_PA": array for name, array in padded.items()},
     )
@@ -317,7 +318,7 @@ class Predicted:
 
 
 def empty_layout(length: int) -> Layout:
-    """Of no span, in rows of a length."""
+    """A layout without spans, in rows of a length."""
     return Layout([], *choose_length([], [], lengths=(length,), rows=1))
 
 

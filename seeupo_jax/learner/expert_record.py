@@ -52,7 +52,7 @@ class ExpertRecord:
         lengths: Sequence[int],
         segments: Sequence[int],
         forest: Forest,
-        chosen_RLG: np.ndarray,
+        routed_RLG: np.ndarray,
     ) -> ExpertRecord:
         """What the routers chose in a pass over a forest's rows.
 
@@ -65,19 +65,19 @@ class ExpertRecord:
         for place, segment in enumerate(segments):
             if segment < len(record):
                 index_L = forest.index[place]
-                record[segment][: index_L.size] = chosen_RLG[forest.row_S[place], index_L]
+                record[segment][: index_L.size] = routed_RLG[forest.row_S[place], index_L]
         return cls(routing, tuple(record))
 
     def with_more(self, expert_LG: Sequence[np.ndarray]) -> ExpertRecord:
-        """With more segments."""
+        """The record with more segments."""
         return ExpertRecord(self.routing, (*self.expert_LG, *expert_LG))
 
     def unknown(self, *shape: int) -> np.ndarray:
-        """Of so many tokens of which nothing was recorded."""
+        """A record of so many tokens whose experts are unknown."""
         return _unknown(self.routing, *shape)
 
     def rows(self, shape: tuple[int, int], segments: Sequence[int], forest: Forest) -> np.ndarray:
-        """Those of a forest's padded rows, [R, L, G] for this [R, L]; arguments as of `of_pass`."""
+        """Experts of a forest's padded rows, [R, L, G] for [R, L]; arguments as of `of_pass`."""
         expert_RLG = self.unknown(*shape)
         for place, segment in enumerate(segments):
             index_L = forest.index[place]
@@ -114,7 +114,7 @@ def describe_routers(counts: RouterCounts) -> dict[str, float]:
     experts of all layers with p = 0. Where experts were given, the share of (token, layer) pairs
     whose router would have chosen others.
     """
-    load_YE, routed, mismatched = map(np.asarray, counts)
+    load_YE, replayed, mismatched = map(np.asarray, counts)
     share_YE = load_YE / np.maximum(load_YE.sum(axis=1, keepdims=True), 1)
     log_YE = np.log(share_YE, out=np.zeros_like(share_YE), where=share_YE > 0)
     experts = load_YE.shape[1]
@@ -124,4 +124,4 @@ def describe_routers(counts: RouterCounts) -> dict[str, float]:
         "sweep/expert_load_entropy": entropy / float(np.log(experts)) if experts > 1 else 1.0,
         "sweep/dead_experts": int((load_YE == 0).sum()),
     }
-    return metrics | ({"logp/router_mismatch": float(mismatched / routed)} if routed else {})
+    return metrics | ({"logp/router_mismatch": float(mismatched / replayed)} if replayed else {})

@@ -120,7 +120,7 @@ def compile_programs(
 
 
 def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
-    """Of the whole trajectories, by the policies, the critic and the scorer; the scorer's step."""
+    """Passes over trajectories by the policies, the critic and the scorer; the scorer's step."""
     given, rows = rows, replace(rows, experts=None)
 
     @functools.cache  # equal ones are one: of long rows each takes much memory
@@ -158,8 +158,8 @@ def _scorer_programs(
     def of_turns(state: TrainState, _: Any) -> tuple[Any, ...]:
         return state.params, state.scorer.params, batch
 
-    found = (learner.begin, of_tokens) if learner.scorer.of_tokens else (learner.value, of_turns)
-    yield _call(f"sweep/scores {length}", *found)
+    scorer = (learner.begin, of_tokens) if learner.scorer.of_tokens else (learner.value, of_turns)
+    yield _call(f"sweep/scores {length}", *scorer)
     yield _call(
         f"sweep/scorer {length}",
         learner.scorer_step,

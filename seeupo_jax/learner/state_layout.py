@@ -162,7 +162,7 @@ def _fresh(
     layout: TrainState,
     scorer: Beside | None,
 ) -> Callable[[Any], TrainState]:
-    """From parameters to the state before the first step; an average begins as they are."""
+    """The state before the first step; an average of the weights starts as the parameters are."""
 
     def fresh(params: Any) -> TrainState:
         zero = jnp.zeros((), jnp.int32)

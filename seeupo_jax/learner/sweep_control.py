@@ -20,10 +20,10 @@ from seeupo_jax.learner.sweep_state import (
     SweepData,
     SweepState,
     Work,
-    chosen_rows,
     count_valid,
     derived_per_token,
     sweep_order,
+    unmasked_rows,
 )
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.types import TrainState, Trajectory
@@ -107,7 +107,7 @@ def resume_sweep(
     if _records(learner):
         expert_LG = tuple(np.split(np.asarray(arrays["expert"]), ends))
         rows = replace(rows, experts=ExpertRecord(learner.routing, expert_LG))
-    rows = chosen_rows(learner, rows, initial)
+    rows = unmasked_rows(learner, rows, initial)
     per_token = ragged | derived_per_token(learner, rows, initial)
     ratio_of_turns = {tuple(turns): np.float32(ratio_N) for turns, ratio_N in notes["weighed"]}
     order = sweep_order(learner.algorithm, rows, seed)

@@ -27,7 +27,7 @@ class Weights(NamedTuple):
 
 
 def host_metrics(steps: Sequence[Step]) -> list[dict[str, float]]:
-    """Of every step, as host numbers; this waits for the device once."""
+    """Metrics of every step, as host numbers; this waits for the device once."""
     fetched = jax.device_get([dict(step.metrics) for step in steps])
     return [{name: float(value) for name, value in step.items()} for step in fetched]
 
@@ -58,7 +58,7 @@ def left_out(learner: Learner, rows: Rows) -> dict[str, float]:
 
 
 def trajectory_stats(current: SweepState, weights: Weights) -> list[TrajectoryStats | None]:
-    """Of every trajectory, in order; None of those that the sweep left out."""
+    """Statistics of every trajectory, in order; None for those that the sweep left out."""
     rows, initial = current.data.rows, current.data.initial
     owner, _, advantage = _actions(current)
     count_N = np.bincount(owner, minlength=rows.trajectories)
@@ -98,7 +98,7 @@ def step_weights(current: SweepState) -> Weights:
 def _of_turns(
     current: SweepState, weights: Weights, totals: Sequence[Mapping[str, float]]
 ) -> dict[str, float]:
-    """Of every turn that a step was taken on, counted from 1.
+    """Metrics of every turn that a step was taken on, counted from 1.
 
     What only a step knows is left out of turns that were updated together.
 
@@ -134,7 +134,7 @@ def _actions(current: SweepState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _summary(
     current: SweepState, totals: Sequence[Mapping[str, float]], turns: int
 ) -> dict[str, float]:
-    """Of all steps together."""
+    """Metrics over all steps."""
     work = current.work
     return {
         "sweep/turns": turns,
@@ -164,7 +164,7 @@ def _over(counted: str) -> Callable[[Sequence[Mapping[str, float]], str], float]
 # As `metric_table` calls them.
 REDUCTIONS: dict[str, Callable[[Sequence[Mapping[str, float]], str], float]] = {
     "sum / actions": _over("actions"),
-    "sum / routed": _over("routed"),
+    "sum / replayed": _over("replayed"),
     "mean of steps": lambda steps, name: float(np.mean([step[name] for step in steps])),
     "sum": lambda steps, name: sum(step[name] for step in steps),
     "max": lambda steps, name: max(step[name] for step in steps),

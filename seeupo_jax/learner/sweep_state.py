@@ -138,7 +138,7 @@ class SweepState(NamedTuple):
     def with_logp(
         self, name: str, spans: Sequence[ActionSpan], logp_PA: np.ndarray | jax.Array
     ) -> SweepState:
-        """With log-probabilities just computed in the place of those of a name at these spans."""
+        """The state with new log-probabilities of a name at these spans."""
         replaced = list(self.per_token[name])
         for segment in {span.segment for span in spans}:
             replaced[segment] = replaced[segment].copy()
@@ -146,7 +146,7 @@ class SweepState(NamedTuple):
         return self._replace(per_token={**self.per_token, name: replaced})
 
     def fetch_pending(self) -> SweepState:
-        """With what is pending in `per_token`, which waits for the device."""
+        """The state with pending log-probabilities in `per_token`; this waits for the device."""
         if self.pending_logp is None:
             return self
         return self.with_logp("old_logp", *self.pending_logp)._replace(pending_logp=None)
@@ -187,12 +187,13 @@ def begin_sweep(
     if learner.algorithm.kl_coef:  # by routers of its own
         own = batch._replace(expert_MRLG=None)
         ref_logp = ragged(learner.scored(reference_of(train, ref_params), own).logp_PA)
-    if scored.chosen_MRLG is not None:
-        rows = _recorded(learner, rows, first)
+    if scored.routed_MRLG is not None:
+        rows = _with_experts(learner, rows, first)
         layout = lay_out(rows, spans, learner.shapes, learner.shapes.long)
         batch = turn_batch(rows, layout, learner.shapes, {}, action=learner.shapes.longest)
-    chosen = chosen_rows(learner, rows, initial)
-    metrics = _sampler_trainer_gap(rows, old_logp) | first.metrics | _masked(rows, chosen)
+    unmasked = unmasked_rows(learner, rows, initial)
+    metrics = _sampler_trainer_gap(rows, old_logp) | first.metrics
+    metrics |= _masked_fraction(rows, unmasked)
     if learner.finds_entropy:
         metrics["rollout/entropy"] = float(np.nanmean(np.concatenate(initial["entropy"])))
     per_token: dict[str, Sequence[np.ndarray]] = {
@@ -205,24 +206,25 @@ def begin_sweep(
         per_token["start_logp"] = old_logp
     scores: dict[str, Sequence[np.ndarray]] = {"entropy": initial["entropy"]}
     if learner.scorer is not None:
-        train, said, told = score_turns(learner, train, rows, trajectories, per_token)
-        scores.update(said)
-        metrics |= told
-    per_token |= derived_per_token(learner, chosen, initial)
+        turns = score_turns(learner, train, rows, trajectories, per_token)
+        train = turns.train
+        scores.update(turns.per_token)
+        metrics |= turns.metrics
+    per_token |= derived_per_token(learner, unmasked, initial)
     algorithm, weights = options_now(learner.algorithm, train), learner.reward_weights
-    fixed = algorithm, learner.shapes, chosen, trajectories, {**per_token, **scores}, weights
+    fixed = algorithm, learner.shapes, unmasked, trajectories, {**per_token, **scores}, weights
     arrays = CreditArrays(*fixed, first.gains, statistics)
     credit, shares = credit_tokens(algorithm, arrays)
     per_token |= credit
     metrics |= shares
     if train.critic is not None:
-        metrics["sweep/explained_variance"] = _explained_variance(chosen, per_token)
-    data = SweepData(chosen, count_valid(learner, trajectories), initial, metrics)
+        metrics["sweep/explained_variance"] = _explained_variance(unmasked, per_token)
+    data = SweepData(unmasked, count_valid(learner, trajectories), initial, metrics)
     ones_N = learner.replicate(np.ones(rows.trajectories, np.float32))
     return SweepState(data, train, ones_N, per_token)
 
 
-def chosen_rows(learner: Learner, rows: Rows, initial: PerToken) -> Rows:
+def unmasked_rows(learner: Learner, rows: Rows, initial: PerToken) -> Rows:
     """Rows without the action tokens that were too likely to be learned from (`mask_above`)."""
     bound = learner.algorithm.mask_above
     if bound is None:
@@ -242,12 +244,12 @@ def sweep_order(algorithm: Algorithm, rows: Rows, seed: Sequence[int]) -> list[t
     )
 
 
-def _masked(rows: Rows, chosen: Rows) -> dict[str, float]:
-    """Share of the rows' action tokens that are none of the chosen rows', which are others."""
-    if chosen is rows:
+def _masked_fraction(rows: Rows, unmasked: Rows) -> dict[str, float]:
+    """Share of the rows' action tokens that the unmasked rows do not have."""
+    if unmasked is rows:
         return {}
     before, after = (
-        sum(int((turn_L != CONTEXT).sum()) for turn_L in each.turn) for each in (rows, chosen)
+        sum(int((turn_L != CONTEXT).sum()) for turn_L in each.turn) for each in (rows, unmasked)
     )
     return {"sweep/masked_fraction": 1 - after / before}
 
@@ -298,12 +300,12 @@ def _first_pass(
     return _FirstPass(scored, layout, gains, metrics | routers)
 
 
-def _recorded(learner: Learner, rows: Rows, first: _FirstPass) -> Rows:
+def _with_experts(learner: Learner, rows: Rows, first: _FirstPass) -> Rows:
     """Rows with the experts that the policy's routers chose as the sweep began."""
-    chosen_MRLG, layout = np.asarray(first.scored.chosen_MRLG), first.layout
-    chosen_RLG = chosen_MRLG.reshape(-1, *chosen_MRLG.shape[2:])
+    routed_MRLG, layout = np.asarray(first.scored.routed_MRLG), first.layout
+    routed_RLG = routed_MRLG.reshape(-1, *routed_MRLG.shape[2:])
     lengths, segments = [*map(len, rows.tokens)], [span.segment for span in layout.spans]
-    of_pass = lengths, segments, layout.forest, chosen_RLG
+    of_pass = lengths, segments, layout.forest, routed_RLG
     return replace(rows, experts=ExpertRecord.of_pass(learner.routing, *of_pass))
 
 

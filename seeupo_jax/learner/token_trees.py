@@ -21,7 +21,7 @@ class Forest:
       one past the last index of the token's subtree.
     row_S: int32, the row that holds sequence S.
     index: one int32 array a sequence: where in that row each of its tokens stands.
-    known_S: int32, how many of its first tokens another sequence has in this or another row, each
+    shared_S: int32, how many of its first tokens another sequence has in this or another row, each
       of which would count them itself: what remains counts every shared token once.
     """
 
@@ -30,13 +30,13 @@ class Forest:
     end: tuple[np.ndarray, ...]
     row_S: np.ndarray
     index: tuple[np.ndarray, ...]
-    known_S: np.ndarray
+    shared_S: np.ndarray
 
     def counted(self, shape: tuple[int, int]) -> np.ndarray:
         """Which tokens of padded rows are counted, bool of this shape: each shared one once."""
         counted_RL = np.zeros(shape, bool)
-        for row, known, index_L in zip(self.row_S, self.known_S, self.index, strict=True):
-            counted_RL[row, index_L[known:]] = True
+        for row, shared, index_L in zip(self.row_S, self.shared_S, self.index, strict=True):
+            counted_RL[row, index_L[shared:]] = True
         return counted_RL
 
 
@@ -243,8 +243,8 @@ def _lay_out(sequences: Sequence[np.ndarray], line: _Line, rows: Sequence[list[i
     """Writes the rows that hold these places of the line."""
     trees = [_Tree.of(line, places) for places in rows]
     ramp = np.arange(max(line.length_I, default=0))
-    row_S, known_S = np.zeros((2, len(sequences)), np.int32)
-    known_S[line.sequence_I] = line.common_I
+    row_S, shared_S = np.zeros((2, len(sequences)), np.int32)
+    shared_S[line.sequence_I] = line.common_I
     index = [ramp] * len(sequences)
     for row, tree in enumerate(trees):
         row_S[tree.sequence_J] = row
@@ -256,5 +256,5 @@ def _lay_out(sequences: Sequence[np.ndarray], line: _Line, rows: Sequence[list[i
         tuple(tree.end() for tree in trees),
         row_S,
         tuple(index),
-        known_S,
+        shared_S,
     )

@@ -75,7 +75,7 @@ def read_run_manifest(workdir: str | Path) -> dict[str, Any] | None:
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
-    """Of Python and of the packages that are installed; this one from its source tree too."""
+    """Versions of Python and of the installed packages; this one's from its source tree too."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:

@@ -12,7 +12,7 @@ from seeupo_jax.types import Trajectory, TrajectoryStats
 
 
 def histograms_of(learned: Sequence[TrajectoryStats | None]) -> dict[str, np.ndarray]:
-    """Of the advantages, and of the weights M at every turn (from 1); finite numbers only."""
+    """Histograms of advantages, and of weights M at every turn (from 1); of finite numbers."""
     found = [each for each in learned if each is not None]
     turns = max((len(each.weight_K) for each in found), default=0)
     values = {"sweep/advantage": np.array([each.advantage for each in found])}

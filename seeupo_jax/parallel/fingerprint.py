@@ -35,7 +35,7 @@ def fingerprint(tree: Any) -> str:
 
 
 def _sums_of(x: jax.Array) -> Sequence[Any]:
-    """By NumPy where that is quicker than to compile a program for a shape."""
+    """Checksums, by NumPy where that is quicker than to compile a program for a shape."""
     on_host = x.is_fully_addressable and all(d.platform == "cpu" for d in x.devices())
     return host_sums(np.asarray(x)) if on_host and x.size <= _FEW else device_sums(x)
 

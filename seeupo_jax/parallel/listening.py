@@ -64,7 +64,7 @@ def split_address(text: str, name: str) -> tuple[str, int]:
 def _addresses(
     host: str, port: int, name: str, deadline: float
 ) -> list[tuple[socket.AddressFamily, tuple]]:
-    """Those of a host, IPv4 first; a name may become known only after the machine has begun."""
+    """Addresses of a host, IPv4 first; a name may not resolve as soon as the machine is up."""
     while True:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -147,7 +147,9 @@ def param_shardings(
                 )
         return NamedSharding(mesh, spec)
 
-    is_leaf = lambda node: isinstance(node, tuple)  # noqa: E731
+    def is_leaf(node: Any) -> bool:
+        return isinstance(node, tuple)
+
     return jax.tree_util.tree_map_with_path(place, logical_axes, shapes, is_leaf=is_leaf)
 
 

@@ -53,7 +53,7 @@ class AbstractRun:
 
     @property
     def trajectories(self) -> int:
-        """Of an iteration."""
+        """The number of trajectories of an iteration."""
         return self.config.rollout.tasks * self.config.rollout.group_size
 
     def rollout_programs(self) -> list[str]:

@@ -35,7 +35,7 @@ _SPARSE = 1.3
 
 
 def remats(arch: Architecture, platform: str) -> tuple[str, ...]:
-    """Those of `REMATS` that are different programs on a platform."""
+    """The levels of `REMATS` that are different programs on a platform."""
     if platform == "cpu" and not arch.scan_layers:  # XLA for CPU undoes recomputation there
         return REMATS[:1]
     return tuple(name for name in REMATS if name != "attention" or _fused(arch))
@@ -74,7 +74,10 @@ def share_of(arch: Architecture, tensor: int) -> Architecture:
     """A network's part on one of so many devices that share each row's heads and widths."""
     if tensor == 1:
         return arch
-    divide = lambda size: size // tensor if size % tensor == 0 else size  # noqa: E731
+
+    def divide(size: int) -> int:
+        return size // tensor if size % tensor == 0 else size
+
     moe = arch.moe
     if moe is not None:
         moe = dataclasses.replace(moe, mlp_width=divide(moe.mlp_width))

@@ -93,17 +93,17 @@ class Topology:
 
     @property
     def chips(self) -> int:
-        """Of all slices."""
+        """Chips of all slices."""
         return math.prod(self.shape) * self.slices
 
     @property
     def hosts(self) -> int:
-        """Of all slices."""
+        """Hosts of all slices."""
         return -(-math.prod(self.shape) // self.chip.chips_per_host) * self.slices
 
     @property
     def devices(self) -> int:
-        """That jax shows for all slices."""
+        """Devices that jax shows for all slices."""
         return self.chips * self.chip.devices
 
 

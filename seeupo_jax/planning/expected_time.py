@@ -46,7 +46,7 @@ _CORE_FLOPS = 40e9
 
 
 def compile_seconds(names: Sequence[str], arch: Architecture) -> float:
-    """Of one core, for programs of these names where none is in the cache."""
+    """Seconds of one core, for programs of these names where none is in the cache."""
     layers = 1 if arch.scan_layers else arch.layers
     costs = _COMPILING | (_ALL_PAIRS if arch.attention == "all_pairs" else {})
     each = (costs.get(name.partition(" ")[0], _OTHERS) for name in names)
@@ -70,7 +70,7 @@ def step_ends(config: Config) -> list[int]:
 
 
 def iteration_flops(found: AbstractRun) -> float:
-    """Of an iteration whose conversations all end at `max_context`, as if nothing were shared."""
+    """FLOPs of an iteration whose conversations all end at `max_context` and share nothing."""
     config, arch, shapes = found.config, found.policy.network.arch, found.learner.shapes
     context, length = config.rollout.max_context, shapes.lengths[-1]
 

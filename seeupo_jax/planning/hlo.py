@@ -43,7 +43,7 @@ class Instruction:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Of the result; several of a tuple."""
+        """Shapes of the result; several for a tuple."""
         return [
             (dtype, tuple(int(dim) for dim in dims.split(",") if dim))
             for dtype, dims in _SHAPE.findall(self.shape)
@@ -51,7 +51,7 @@ class Instruction:
 
     @property
     def scope(self) -> str:
-        """Where in the source it comes from; empty where nothing says so."""
+        """The scope in the source that it comes from; empty if unknown."""
         found = _SCOPE.search(self.rest)
         return found[1] if found else ""
 

@@ -59,7 +59,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class Trips:
-    """Of one execution: its microbatches, and the chunks of each that are continued."""
+    """Trips of loops in one execution: microbatches, and the chunks of each that are continued."""
 
     microbatches: float = 1.0
     rows: Passes = Passes()

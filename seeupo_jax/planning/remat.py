@@ -50,7 +50,7 @@ class RematPlan:
         return name if name in self.activations else [*self.activations][-1]
 
     def needed(self, name: str) -> int:
-        """By a step with this choice."""
+        """Bytes that a step needs with this choice."""
         return self.standing + self.replayed + self.activations[self.same_as(name)]
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ def plan_remat(
 
 
 def _replayed_bytes(config: Config, mesh: jax.sharding.Mesh, arch: Architecture) -> int:
-    """Of the record that a step of the longest rows is given, all microbatches, on every device."""
+    """Bytes of the routing record of a step's longest rows: all microbatches, on every device."""
     if config.algorithm.router_replay == "none" or arch.routing is None:
         return 0
     shapes = build.build_shapes(config, mesh, config.rollout.tasks * config.rollout.group_size)
@@ -144,7 +144,7 @@ def _replayed_bytes(config: Config, mesh: jax.sharding.Mesh, arch: Architecture)
 
 
 def _sampling_bytes(config: Config, policy: build.Policy, mesh: jax.sharding.Mesh) -> int:
-    """Of the KV cache, which is there in the sweep only with `rollout_ahead`."""
+    """Bytes of the KV cache, which is there in the sweep only with `rollout_ahead`."""
     own = sampler_mesh(mesh, config.rollout.mesh)
     plan = plan_cache(
         policy.network.arch, config.rollout, shards=row_shards(own), tensor=own.shape["tensor"]

@@ -38,7 +38,7 @@ class Routing(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype:
-        """Of an index, or `unknown`."""
+        """The type of an expert's index, or of `unknown`."""
         return np.dtype(np.uint8 if self.experts < np.iinfo(np.uint8).max else np.uint16)
 
     @property

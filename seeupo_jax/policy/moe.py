@@ -115,7 +115,10 @@ class Experts(nnx.Module):
         local = matrices[0].shape[0]
         sharded = local < router_DE.shape[1]
         if sharded:
-            gather = lambda y: jax.lax.all_gather(y, EXPERT, tiled=True)  # noqa: E731
+
+            def gather(y: jax.Array) -> jax.Array:
+                return jax.lax.all_gather(y, EXPERT, tiled=True)
+
             x_XD, weight_XP, expert_XP = map(gather, (x_XD, weight_XP, expert_XP))
             expert_XP = expert_XP - jax.lax.axis_index(EXPERT) * local
         y_XD = mix(x_XD, weight_XP, expert_XP, *matrices)

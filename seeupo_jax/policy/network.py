@@ -70,7 +70,10 @@ def _shapes(arch: Architecture) -> tuple[Network, Any, Any]:
     """The network, its parameters' shapes, and the names of their axes."""
     model = nnx.eval_shape(lambda: Transformer(arch, _OneKey()))
     _, state = nnx.split(model)
-    is_param = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
+
+    def is_param(node: Any) -> bool:
+        return isinstance(node, nnx.Variable)
+
     names = jax.tree.map(lambda p: p.get_metadata("logical"), state, is_leaf=is_param)
     return *split(model), nnx.to_pure_dict(names)
 
@@ -213,7 +216,10 @@ def _chunk_logp(
     """`_token_logp` of tokens whose logits are held at once."""
     V = wide_VD.shape[0]
     word_V = jnp.arange(V) + (jax.lax.axis_index(VOCAB) * V if cut else 0)
-    over_parts = lambda reduce, x: reduce(x, VOCAB) if cut else x  # noqa: E731
+
+    def over_parts(reduce: Callable, x: jax.Array) -> jax.Array:
+        return reduce(x, VOCAB) if cut else x
+
     head_VD = wide_VD.astype(hidden_XD.dtype)
     product = jnp.einsum("xd,vd->xv", hidden_XD, head_VD, preferred_element_type=jnp.float32)
     logits = product / temperature
@@ -245,7 +251,10 @@ def _by_chunk(
 
     def of_chunk(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
         shapes = jax.eval_shape(predict, wide_VD, *chunk)
-        zeros = lambda *_: tuple(jnp.zeros(x.shape, x.dtype) for x in shapes)  # noqa: E731
+
+        def zeros(*_: Any) -> tuple[jax.Array, ...]:
+            return tuple(jnp.zeros(x.shape, x.dtype) for x in shapes)
+
         return jax.lax.cond(_any(chunk[1]), predict, zeros, wide_VD, *chunk)
 
     return jax.lax.map(of_chunk, (hidden_CXD, target_CX))
@@ -267,10 +276,15 @@ def _by_chunk_backward(
     predict: Callable[..., tuple[jax.Array, ...]], kept: tuple[Any, ...], d_out: tuple[Any, ...]
 ) -> tuple[jax.Array | None, jax.Array, None]:
     wide_VD, hidden_CXD, target_CX, trains = kept
-    zero = lambda d: jnp.zeros(d.shape, d.dtype) if isinstance(d, SymbolicZero) else d  # noqa: E731
+
+    def zero(d: Any) -> jax.Array:
+        return jnp.zeros(d.shape, d.dtype) if isinstance(d, SymbolicZero) else d
 
     def work(d_wide_VD: Any, hidden_XD: jax.Array, target_X: jax.Array, d_out: Any) -> Any:
-        of_chunk = lambda wide_VD, hidden_XD: predict(wide_VD, hidden_XD, target_X)  # noqa: E731
+
+        def of_chunk(wide_VD: jax.Array, hidden_XD: jax.Array) -> Any:
+            return predict(wide_VD, hidden_XD, target_X)
+
         with jax.named_scope(RECOMPUTE):
             if trains is None:
                 _, back = jax.vjp(functools.partial(of_chunk, wide_VD), hidden_XD)
@@ -280,7 +294,12 @@ def _by_chunk_backward(
         return jax.tree.map(jnp.add, d_wide_VD, *of_head), d_XD
 
     def add(d_wide_VD: Any, chunk: tuple[Any, ...]) -> Any:
-        idle = lambda d_wide_VD, hidden_XD, *_: (d_wide_VD, jnp.zeros_like(hidden_XD))  # noqa: E731
+
+        def idle(
+            d_wide_VD: jax.Array, hidden_XD: jax.Array, *_: Any
+        ) -> tuple[jax.Array, jax.Array]:
+            return d_wide_VD, jnp.zeros_like(hidden_XD)
+
         return jax.lax.cond(_any(chunk[1]), work, idle, d_wide_VD, *chunk)
 
     start = None if trains is None else jnp.zeros_like(wide_VD)
@@ -313,5 +332,5 @@ def _pick_from_parts(x_RLD: jax.Array, position_RA: jax.Array) -> jax.Array:
     L = x_RLD.shape[1]
     own_RA = position_RA - jax.lax.axis_index(LENGTH) * L
     inside_RA = (own_RA >= 0) & (own_RA < L)
-    found = jnp.where(inside_RA[:, :, None], _pick(x_RLD, own_RA.clip(0, L - 1)), 0)
-    return jax.lax.psum_scatter(found, LENGTH, scatter_dimension=1, tiled=True)
+    picked = jnp.where(inside_RA[:, :, None], _pick(x_RLD, own_RA.clip(0, L - 1)), 0)
+    return jax.lax.psum_scatter(picked, LENGTH, scatter_dimension=1, tiled=True)

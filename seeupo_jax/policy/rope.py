@@ -74,7 +74,7 @@ def _yarn(rope: Rope, frequency: np.ndarray) -> tuple[np.ndarray, float]:
     head_dim = 2 * len(frequency)
 
     def dimension(turns: float) -> float:
-        """Of the pair that makes so many turns within the original context."""
+        """The dimension of the pair that makes so many turns within the original context."""
         wavelength = rope.original_positions / (turns * 2 * math.pi)
         return head_dim * math.log(wavelength) / (2 * math.log(rope.theta))
 
@@ -91,7 +91,10 @@ def _yarn_scale(rope: Rope) -> float:
     """Grows with the logarithm of the factor, unless the model says otherwise."""
     if rope.attention_factor is not None:
         return rope.attention_factor
-    growth = lambda weight: 1 + 0.1 * weight * math.log(max(rope.factor, 1))  # noqa: E731
+
+    def growth(weight: float) -> float:
+        return 1 + 0.1 * weight * math.log(max(rope.factor, 1))
+
     if rope.mscale and rope.mscale_all_dim:  # zero is how a config.json says that there is none
         return growth(rope.mscale) / growth(rope.mscale_all_dim)
     return growth(1)

@@ -114,15 +114,18 @@ class Layer(nnx.Module):
         q, new = self._project(self.attention_norm(x), position_NL)
         y, kept = attend(q, new, self.window)
         x = x + self.out(y.reshape(*y.shape[:2], -1))
-        y, chosen_NLP = self.mlp_norm(x), None
+        y, routed_NLP = self.mlp_norm(x), None
         if isinstance(self.mlp, Experts):
-            y, chosen_NLP = self.mlp(y, given_NLP)
+            y, routed_NLP = self.mlp(y, given_NLP)
         else:
             y = self.mlp(y)
-        return constrain(x + y, "rows", "length", "embed"), kept, chosen_NLP
+        return constrain(x + y, "rows", "length", "embed"), kept, routed_NLP
 
     def _project(self, x: jax.Array, position_NL: jax.Array) -> tuple[jax.Array, KeyValues]:
-        heads = lambda y: y.reshape(*y.shape[:2], -1, self.arch.head_dim)  # noqa: E731
+
+        def heads(y: jax.Array) -> jax.Array:
+            return y.reshape(*y.shape[:2], -1, self.arch.head_dim)
+
         q, k, v = heads(self.q(x)), heads(self.k(x)), heads(self.v(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -134,12 +137,12 @@ class Computed(NamedTuple):
     """What a pass found of its tokens.
 
     hidden_NLD: final hidden states. keys: its keys and values, or its cache, per layer.
-    chosen_NLG: what the routers chose, as `Architecture.routing` says; None without experts.
+    routed_NLG: what the routers chose, as `Architecture.routing` says; None without experts.
     """
 
     hidden_NLD: jax.Array
     keys: Sequence[Any]
-    chosen_NLG: jax.Array | None
+    routed_NLG: jax.Array | None
 
 
 class Transformer(nnx.Module):
@@ -247,10 +250,10 @@ class Transformer(nnx.Module):
         hidden_NLD = zigzag.collect(found.hidden_NLD, devices, "embed")
         axes = (head_axes(self.arch.kv_heads)[0], "head_dim")
         kept = [KeyValues(*(zigzag.collect(x, devices, *axes) for x in new)) for new in found.keys]
-        chosen_NLG = found.chosen_NLG
-        if chosen_NLG is not None:
-            chosen_NLG = zigzag.collect(chosen_NLG, devices, None)
-        return Computed(hidden_NLD, kept, chosen_NLG)
+        routed_NLG = found.routed_NLG
+        if routed_NLG is not None:
+            routed_NLG = zigzag.collect(routed_NLG, devices, None)
+        return Computed(hidden_NLD, kept, routed_NLG)
 
     def extend(
         self,
@@ -301,8 +304,8 @@ class Transformer(nnx.Module):
         remat = REMAT[self.arch.remat]
 
         def run(layer: Layer, x: jax.Array, old: Any, given: Any) -> Any:
-            x, keys, chosen_NLP = layer(x, position_NL, functools.partial(attend, old), given)
-            return x, (keys, chosen_NLP)
+            x, keys, routed_NLP = layer(x, position_NL, functools.partial(attend, old), given)
+            return x, (keys, routed_NLP)
 
         given = by_layer(self.arch, given_NLG)
         if self.arch.scan_layers and not unroll:
@@ -326,9 +329,9 @@ class Transformer(nnx.Module):
                 graph, state = nnx.split(layer)
                 x, found = remat(functools.partial(body, graph))(state, x, *own)
                 kept.append(found)
-        chosen = [chosen_NLP for _, chosen_NLP in kept if chosen_NLP is not None]
-        chosen_NLG = jnp.concatenate(chosen, axis=-1) if chosen else None
-        return Computed(self.norm(x), [keys for keys, _ in kept], chosen_NLG)
+        routed = [routed_NLP for _, routed_NLP in kept if routed_NLP is not None]
+        routed_NLG = jnp.concatenate(routed, axis=-1) if routed else None
+        return Computed(self.norm(x), [keys for keys, _ in kept], routed_NLG)
 
     def each_layer(self) -> list[Layer]:
         """The layers one by one, also where they are stored stacked."""

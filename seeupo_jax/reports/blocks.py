@@ -45,7 +45,7 @@ def thin(points: Sequence[Point], block: int) -> list[Point]:
 
 
 def mean(numbers: Sequence[float | None]) -> float | None:
-    """Of those that are there."""
+    """The mean of the values that are there."""
     known = [number for number in numbers if number is not None]
     return sum(known) / len(known) if known else None
 

@@ -378,7 +378,7 @@ def shortened(text: str) -> str:
 
 
 def _range(lines: Iterable[Sequence[Point]]) -> tuple[float, float]:
-    """From 0, or below, to a little more than the largest value."""
+    """The axis's range: from 0, or below, to a little more than the largest value."""
     values = [n for line in lines for p in line for n in (p.value, p.low, p.high) if n is not None]
     low, high = min(0.0, *values, 0.0), max(0.0, *values, 0.0)
     return (low, low + 1.0) if high == low else (low * 1.05, high * 1.05)

@@ -110,7 +110,7 @@ def _evaluated(name: str) -> Callable[[Recorded], list[Point]]:
 
 
 def _estimates(run: Recorded, key: str, kind: str) -> list[Point]:
-    """Of a metric of evaluations, of all tasks or of a `/LABEL=VALUE`."""
+    """A metric of evaluations, of all tasks or of a `/LABEL=VALUE`."""
     low, high = (dict(run.series(f"{key}_{bound}{kind}")) for bound in ("low", "high"))
     return [Point(i, value, low.get(i), high.get(i)) for i, value in run.series(key + kind)]
 
@@ -122,7 +122,7 @@ def _evaluated_kinds(run: Recorded, name: str) -> list[str]:
 
 
 def _evaluated_by(runs: Sequence[Recorded], name: str, label: str) -> dict[str, list[Point]]:
-    """By a label's values: the first and the last evaluation of a run, or the last of several."""
+    """Success by a label's values: a run's first and last evaluation, or several runs' last."""
     series: dict[str, list[Point]] = {}
     for run in runs:
         for kind in (k for k in _evaluated_kinds(run, name) if _label(k) == label):

@@ -13,7 +13,7 @@ from typing import Any
 
 from seeupo_jax.configuration.schema import Evaluation
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
-from seeupo_jax.metrics.phases import whole_time
+from seeupo_jax.metrics.phases import total_time
 from seeupo_jax.metrics.run_manifest import read_run_manifest
 
 
@@ -73,8 +73,8 @@ class Recorded:
 
     @property
     def seconds(self) -> float:
-        """Of work that the metrics account for."""
-        return sum(map(whole_time, self.lines))
+        """Seconds that the metrics account for."""
+        return sum(map(total_time, self.lines))
 
     @property
     def finished(self) -> bool:

@@ -23,7 +23,7 @@ def configuration_table(runs: Sequence[Recorded]) -> Table | None:
 
 
 def versions_table(runs: Sequence[Recorded]) -> Table | None:
-    """With what the runs were made: model, devices, versions of software, and the command."""
+    """A table of what the runs were made with: model, devices, software versions, command."""
     known = [run for run in runs if "versions" in run.about]
     abouts = [{key: run.about[key] for key in _ABOUT if key in run.about} for run in known]
     return _table("Versions", "what", known, abouts)

@@ -73,7 +73,7 @@ def load_function(reward: Reward, field: str) -> RewardFunction:
     """The function that a reward names; `field` is where, in errors. Raises: as above."""
     where, options = f"{field}.function", dict(reward.options)
     found = import_attribute(reward.function, where, "function or class", callable)
-    close: Callable[[], None] = lambda: None  # noqa: E731
+    close: Callable[[], None] = _nothing_to_close
     if inspect.isclass(found):
         _check_call(found, (), options, f"{where}: {reward.function}", f"{field}.options")
         found, options = _make(found, options, f"{where}: {reward.function}"), {}
@@ -81,6 +81,10 @@ def load_function(reward: Reward, field: str) -> RewardFunction:
     _check_call(found, (_EPISODE,), options, f"{where}: {reward.function}", f"{field}.options")
     call = functools.partial(found, **options)
     return RewardFunction(reward.label, call, reward.concurrency, reward.timeout_s, close)
+
+
+def _nothing_to_close() -> None:
+    pass
 
 
 def _make(cls: type, options: Mapping[str, Any], where: str) -> Callable[..., Any]:

@@ -183,7 +183,7 @@ class _Calls:
             self._pool.submit(Call(slot, partial(self._ask, episode)))
 
     def _ask(self, episode: FinishedEpisode, _: Any) -> Any:
-        """In a thread of the pool: the function's answer, or what it raised."""
+        """Calls the function in a thread of the pool: its answer, or what it raised."""
         try:
             answer = self._function.call(copy.deepcopy(episode))
             if not inspect.isawaitable(answer):

@@ -94,7 +94,7 @@ class Collection:
         return actions
 
     def _key(self, index: int, request: Request) -> int:
-        """Of a request: its index or, with forks, one that any process gives it."""
+        """A request's key: its index or, with forks, one that any process gives it."""
         return index if self.forks is None else self.forks.key(request)
 
     def _next(self) -> int:

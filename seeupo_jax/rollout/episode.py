@@ -101,7 +101,7 @@ class Episode:
 
     @property
     def turn(self) -> int:
-        """To be sampled next."""
+        """The number of the turn to be sampled next."""
         return len(self.rewards)
 
     @property
@@ -111,7 +111,7 @@ class Episode:
 
     @property
     def failed(self) -> bool:
-        """As `Trajectory.failed`."""
+        """Whether the episode failed, as in `Trajectory.failed`."""
         return self.stop == "env_error" or (self.stop == "timeout" and not self.timeout_counts)
 
     def copy(self, snapshot: Snapshot | None = None) -> Episode:
@@ -132,7 +132,7 @@ class Episode:
 
     @classmethod
     def begin(cls, request: Request, slot: int) -> Episode:
-        """Of a request; one that continues another has what was said in that one's turns."""
+        """An episode of a request; one that continues another has its turns as history."""
         if request.fork is None:
             return cls(request, slot)
         return replace(request.fork.start.copy(), request=request, slot=slot, replayed=0)

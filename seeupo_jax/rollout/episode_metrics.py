@@ -46,7 +46,10 @@ def rollout_metrics(
     trained = np.flatnonzero(learnable(trajectories, grouped=grouped))
     kept = {trajectories[i].group for i in trained}
     idle = sum(not has_signal(group, weights) for group in groups.values())
-    mean = lambda values: float(np.mean(values)) if good else float("nan")  # noqa: E731
+
+    def mean(values: Sequence[float]) -> float:
+        return float(np.mean(values)) if good else float("nan")
+
     counts = {f"rollout/stop_{name}": stops.count(name) for name in sorted(set(stops))}
     usage = {f"rollout/{name}": count for name, count in collected.usage.items()}
     return {
@@ -79,7 +82,7 @@ def rollout_metrics(
 
 
 def _by_name(collected: Collected, good: Sequence[Trajectory]) -> dict[str, float]:
-    """Of each named reward; how many episodes lack one, for what cause; and the wait."""
+    """For each named reward how many episodes lack it, for which cause; and the wait."""
     named = named_rewards(good)
     means = {f"rollout/reward/{name}": float(each_N.mean()) for name, each_N in named.items()}
     means |= {f"rollout/reward_std/{name}": float(each_N.std()) for name, each_N in named.items()}

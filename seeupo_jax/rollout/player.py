@@ -141,7 +141,7 @@ class Player(Protocol):
 
     @property
     def slowest(self) -> tuple[str, float] | None:
-        """Of these the task that has waited longest, and its seconds; any thread may ask."""
+        """The task that has waited longest, and its seconds; any thread may ask."""
         ...
 
     def close(self) -> None:

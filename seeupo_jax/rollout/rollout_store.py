@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -153,7 +154,10 @@ def _pack(iteration: int, collected: Collected, origin: Mapping[str, str]) -> by
 
 def _with_json(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
     """Trajectories whose messages and `info` hold nothing but JSON's values."""
-    as_json = lambda value: json.loads(json.dumps(plain(value, finite=False)))  # noqa: E731
+
+    def as_json(value: Any) -> Any:
+        return json.loads(json.dumps(plain(value, finite=False)))
+
     return tuple(
         replace(t, messages=tuple(as_json(t.messages)), info=as_json(t.info)) for t in trajectories
     )

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run: environments, policy, sampler, learner."""
+"""Builds the parts of a run from a configuration: environments, policy, sampler, learner."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def adapters(config: Config) -> Lora | None:
 
 
 def architecture(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
-    """Of the model at `config.model.path`, or of one made from nothing."""
+    """The architecture of the model at `config.model.path`, or of one made from nothing."""
     return _architecture(config, **_layout(config, mesh))
 
 

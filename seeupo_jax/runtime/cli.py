@@ -192,7 +192,7 @@ def join_cluster(
 
 
 def _fingerprint() -> str:
-    """Of the package's source, so that hosts with different copies are detected."""
+    """A hash of the package's source, so that hosts with different copies are detected."""
     root = Path(seeupo_jax.__path__[0])
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):

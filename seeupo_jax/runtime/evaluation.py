@@ -87,7 +87,7 @@ def evaluate(
 def _metrics(
     prefix: str, episodes: Sequence[Episode], labels: Sequence[Mapping[str, str]]
 ) -> dict[str, float]:
-    """Of the episodes of some tasks, task by task, and the labels of each task."""
+    """Metrics of the episodes of some tasks, task by task, and the labels of each task."""
     success = np.array([episode.success for episode in episodes]).reshape(len(labels), -1)
     timeouts = sum(episode.stop == "timeout" for episode in episodes)
     return evaluation_metrics(prefix, success, labels) | {f"{prefix}/timeouts": timeouts}

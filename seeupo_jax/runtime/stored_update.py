@@ -32,7 +32,7 @@ ITERATION = 1
 def update(
     config: Config, policy: build.Policy, params: Any, trajectories: Sequence[Trajectory]
 ) -> tuple[Any, dict[str, Any]]:
-    """One sweep from a fresh optimizer state.
+    """Runs one sweep from a fresh optimizer state.
 
     Args:
       config: with room for the trajectories; see `fit`.

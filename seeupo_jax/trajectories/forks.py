@@ -116,7 +116,7 @@ def new_turns(trajectory: Trajectory) -> list[np.ndarray]:
 
 
 def fill_up(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
-    """So many trajectories: behind those that there are, some that nothing is learned from.
+    """So many trajectories: those that there are, then some that nothing is learned from.
 
     With forks an iteration has fewer than `tasks x group_size` where episodes are over early; its
     programs are compiled for all.

@@ -33,7 +33,7 @@ def named_rewards(
 def named_turn_rewards(
     trajectories: Sequence[Trajectory], first: Iterable[str] = ()
 ) -> dict[str, list[list[float]]]:
-    """As `named_rewards`, of each turn: a list per trajectory, empty for one that failed."""
+    """As `named_rewards`, for each turn: a list per trajectory, empty for one that failed."""
     good = [t for t in trajectories if not t.failed]
     totals = [replace(t, rewards=dict.fromkeys(t.named_turn_rewards, 0.0)) for t in good]
     return {

@@ -37,7 +37,7 @@ def turn_states(trajectories: Sequence[Trajectory]) -> np.ndarray:
 
 
 def executed_turns(trajectory: Trajectory) -> Sequence[bool]:
-    """Of each turn whether its action was executed; True where the environment does not say.
+    """For each turn whether its action was executed; True where the environment does not say.
 
     `info["executed"]` lists it for each of its steps so far. A step that hung was not executed.
 

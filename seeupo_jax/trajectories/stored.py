@@ -255,7 +255,7 @@ def _unknown(turn: Sequence[np.ndarray]) -> list[np.ndarray]:
 def _check_lengths(
     name: str, lists: Sequence[np.ndarray], tokens: Sequence[np.ndarray], where: str
 ) -> None:
-    """As many numbers as tokens, segment by segment."""
+    """Checks that there are as many numbers as tokens, segment by segment."""
     got, wanted = ([len(part) for part in parts] for parts in (lists, tokens))
     if got != wanted:
         got, wanted = (sizes[0] if len(sizes) == 1 else sizes for sizes in (got, wanted))

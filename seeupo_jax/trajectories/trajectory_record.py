@@ -1,4 +1,4 @@
-"""From a trajectory, and what a sweep stats of it, to the record that is kept on disk."""
+"""Converts a trajectory, and a sweep's statistics of it, to the record that is kept on disk."""
 
 from __future__ import annotations
 
@@ -128,7 +128,10 @@ def _segment(
     tokens = segment.tokens_L.tolist()
     acted_L = segment.turn_L != CONTEXT
     unknown_L = np.full(len(tokens), np.nan)
-    of_actions = lambda x_L: _rounded(np.where(acted_L, x_L, np.nan))  # noqa: E731
+
+    def of_actions(x_L: np.ndarray) -> Any:
+        return _rounded(np.where(acted_L, x_L, np.nan))
+
     return {
         "tokens": tokens,
         "turn": segment.turn_L.tolist(),

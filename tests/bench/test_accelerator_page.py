@@ -2,7 +2,7 @@
 
 from seeupo_jax.bench.accelerator.page import page
 from seeupo_jax.bench.accelerator.pieces import PIECES
-from seeupo_jax.bench.comparison import OURS
+from seeupo_jax.bench.comparison import JAX
 
 GIB = 2**30
 DEVICE = {
@@ -58,7 +58,7 @@ def figures(**more):
         "peak_flops": 989e12,
         # Half of a second's peak, and as much again that backward passes compute twice.
         "contenders": {
-            OURS: side(2.0, flops=2 * 989e12, flops_again=989e12),
+            JAX: side(2.0, flops=2 * 989e12, flops_again=989e12),
             "PyTorch, compile": side(8.0),
         },
     } | more
@@ -131,11 +131,11 @@ def test_the_page_tells_what_was_measured_and_what_was_not():
 
 def test_without_pytorch_or_a_known_peak_our_side_stands_alone():
     ours = side(2.0, flops=2e12, flops_again=0.0)
-    alone = figures(against=None, peak_flops=None, contenders={OURS: ours})
+    alone = figures(against=None, peak_flops=None, contenders={JAX: ours})
     found = {"update_bfcl_0.5b": done(figures=alone)}
     unknown = DEVICE | {"peak_flops": None, "free_bytes": None}
     text = page(PIECES, found, {}, unknown, rehearsal=False)
-    row = next(row for row in rows_of(text) if OURS in row)
+    row = next(row for row in rows_of(text) if JAX in row)
     assert row[0] == "| -" and row[9:] == ["?", "- |"]
     assert "data sheet: not known" in text and "free memory unknown" in text
 

@@ -9,7 +9,7 @@ import pytest
 from bench_cases import SETTINGS, SMALL, small  # noqa: F401
 
 from seeupo_jax.bench import comparison, machine
-from seeupo_jax.bench.jax_runner import Call, OurSweeps, trips
+from seeupo_jax.bench.jax_runner import Call, JaxSweeps, trips
 from seeupo_jax.bench.settings import MODELS
 from seeupo_jax.bench.workloads import prepared
 from seeupo_jax.learner.refresh_batch import RefreshBatch
@@ -32,7 +32,7 @@ ARCH = Architecture(vocab_size=512, width=8, layers=1, heads=2, kv_heads=1, head
 def sweeps():
     """Of trajectories of one turn: no refresh goes on from a step."""
     with prepared(dataclasses.replace(SETTINGS, turns=1), "float32") as inputs:
-        return OurSweeps(inputs)
+        return JaxSweeps(inputs)
 
 
 def by_hand(call, arch):
@@ -75,7 +75,7 @@ def test_layers_that_are_scanned_give_the_same_sweep_and_the_same_tensors(monkey
     for scanned in (False, True):
         monkeypatch.setattr(machine, "scans_layers", lambda device, scanned=scanned: scanned)
         with prepared(SETTINGS, "float32") as inputs:
-            sweeps = OurSweeps(inputs)
+            sweeps = JaxSweeps(inputs)
             assert sweeps.policy.network.arch.scan_layers == scanned
             sweeps.run()
             found.append(sweeps.outcome())

@@ -8,7 +8,7 @@ from bench_cases import SETTINGS, small  # noqa: F401
 
 from seeupo_jax.bench import __main__ as command
 from seeupo_jax.bench import bench_report, comparison, rollout, update
-from seeupo_jax.bench.comparison import OURS, torch_name
+from seeupo_jax.bench.comparison import JAX, torch_name
 
 RUNS = {
     "update": lambda **more: update.run(
@@ -34,8 +34,8 @@ def assert_alone(first, found):
     """Our side's figures came once before the others ran, and are of the same kind."""
     (alone,) = first
     assert alone.keys() == found.keys() - {"ratio", "ratio_least", "ratio_most"}
-    assert alone["against"] is None and alone["contenders"].keys() == {OURS}
-    assert alone["contenders"][OURS].keys() == found["contenders"][OURS].keys()
+    assert alone["against"] is None and alone["contenders"].keys() == {JAX}
+    assert alone["contenders"][JAX].keys() == found["contenders"][JAX].keys()
 
 
 def test_both_sides_are_the_same_before_they_are_timed(results, capsys):
@@ -78,7 +78,7 @@ def test_the_sampler_computes_every_token_once_and_resending_does_not(results, c
     assert_alone(first, found)
     keep(results, "rollout", found)
     # What is shared is shared by whole pages; the least of all is each token once.
-    assert 1 <= found["contenders"][OURS]["waste"] < 1.1
+    assert 1 <= found["contenders"][JAX]["waste"] < 1.1
     assert found["contenders"][rollout.RESENT]["waste"] > 1.5
     assert capsys.readouterr().out.startswith(f"{found['ratio']:.2f}x")
 
@@ -115,7 +115,7 @@ def test_the_page_has_the_figures_of_every_run(results, tmp_path, monkeypatch):
         assert title in text
     assert figures["update"]["machine"]["versions"]["jax"] in text
     plot = results / "time_against_turns.svg"
-    assert OURS in plot.read_text()
+    assert JAX in plot.read_text()
     drawn = plot.read_bytes()
     bench_report.run(type("Flags", (), {"results": results, "output": page}))
     assert (page.read_text(), plot.read_bytes()) == (text, drawn)

@@ -61,7 +61,7 @@ def alone(tokens):
     row_1L = np.zeros((1, 32), np.int32)
     row_1L[0, : len(tokens)] = tokens
     found = jax.jit(compute, static_argnums=0)(*policy(), row_1L)
-    return np.asarray(found.chosen_NLG[0, : len(tokens)])
+    return np.asarray(found.routed_NLG[0, : len(tokens)])
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from seeupo_jax.metrics.phases import PHASES, split_time, whole_time
+from seeupo_jax.metrics.phases import PHASES, split_time, total_time
 
 LINE = {
     "time/rollout_s": 10.0,
@@ -69,7 +69,7 @@ def test_the_parts_add_up_to_the_whole_and_none_is_negative(seed):
         if draw.random() < 0.5:
             line[f"{part}/programs_compiled"] = draw.randrange(4)
     times = split_time(line)
-    assert sum(times.values()) == pytest.approx(whole_time(line), abs=1e-12)
+    assert sum(times.values()) == pytest.approx(total_time(line), abs=1e-12)
     assert all(seconds > 0 for seconds in times.values())
     assert list(times) == [phase for phase in PHASES if phase in times]
 

@@ -178,8 +178,8 @@ def test_token_trees_are_computed_the_same_dealt_to_devices(capfd, sizes, change
     tree = Tree(*(np.tile(x_L, (4, 1)) for x_L in (depth_L, end_L)))
     case = (tokens_NL, tree, pull_NLD)
     if "moe" in changes:  # routers that are given what another pass chose, for one token otherwise
-        chosen_NLG = trees_and_gradients(network, params, *case)[1].chosen_NLG
-        case = (*case, chosen_NLG.at[1, 5].set(chosen_NLG[1, 5, ::-1]))
+        routed_NLG = trees_and_gradients(network, params, *case)[1].routed_NLG
+        case = (*case, routed_NLG.at[1, 5].set(routed_NLG[1, 5, ::-1]))
     wanted = trees_and_gradients(network, params, *case)
     mesh = mesh_of(**sizes)
     placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))

@@ -183,14 +183,14 @@ def test_a_replay_of_the_routers_own_choice_changes_no_bit():
     graph, params = layer()
     x_NLD = tokens(2, 8)
     unknown = np.full((2, 8, P), 255, np.uint8)
-    y_NLD, chosen_NLP = run_given(graph, params, x_NLD, unknown)
-    again_NLD, same_NLP = run_given(graph, params, x_NLD, chosen_NLP)
-    assert chosen_NLP.dtype == np.uint8
+    y_NLD, routed_NLP = run_given(graph, params, x_NLD, unknown)
+    again_NLD, same_NLP = run_given(graph, params, x_NLD, routed_NLP)
+    assert routed_NLP.dtype == np.uint8
     np.testing.assert_array_equal(again_NLD, y_NLD)
-    np.testing.assert_array_equal(same_NLP, chosen_NLP)
+    np.testing.assert_array_equal(same_NLP, routed_NLP)
     np.testing.assert_allclose(run(graph, params, x_NLD), y_NLD, atol=1e-6)
     other_NLD, own_NLP = run_given(graph, params, x_NLD, drawn_experts(x_NLD))
-    np.testing.assert_array_equal(own_NLP, chosen_NLP)  # whatever was given
+    np.testing.assert_array_equal(own_NLP, routed_NLP)  # whatever was given
     assert np.abs(other_NLD - y_NLD).max() > 0.1
 
 
@@ -201,14 +201,14 @@ def test_near_a_tie_only_a_replay_is_continuous():
     params["router"][:, :2] = 5 * params["router"][:, :1]
     nudge = lambda size: {**params, "router": params["router"] * (1 + size * np.eye(E)[1])}  # noqa: E731
     x_NLD = tokens(2, 8)
-    _, chosen_NLP = run_given(graph, params, x_NLD, np.full((2, 8, 1), 255, np.uint8))
-    tied = np.isin(chosen_NLP[..., 0], (0, 1))
+    _, routed_NLP = run_given(graph, params, x_NLD, np.full((2, 8, 1), 255, np.uint8))
+    tied = np.isin(routed_NLP[..., 0], (0, 1))
     assert tied.any()
     before, below, above = (nudge(size) for size in (0, -1e-6, 1e-6))
     jumps = [np.abs(run(graph, each, x_NLD) - run(graph, before, x_NLD)) for each in (below, above)]
     assert max(jump[tied].max() for jump in jumps) > 0.1
     for each in (below, above):
-        replayed = [run_given(graph, at, x_NLD, chosen_NLP)[0] for at in (each, before)]
+        replayed = [run_given(graph, at, x_NLD, routed_NLP)[0] for at in (each, before)]
         np.testing.assert_allclose(*replayed, atol=1e-5)
 
 

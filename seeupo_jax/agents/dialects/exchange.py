@@ -90,7 +90,7 @@ def make_tool(name: str, description: str | None, parameters: dict[str, Any] | N
 
 
 def reply_id() -> str:
-    """Of a reply; no secret: the system's random numbers cost a call that others wait for."""
+    """A reply's id; no secret: the system's random numbers cost a call that others wait for."""
     return f"{_NUMBERS.getrandbits(96):024x}"
 
 

@@ -136,7 +136,7 @@ def _refuse_field(tree: Any, error: Any) -> NoReturn:
 
 
 def _path(tree: Any, loc: Path) -> Path:
-    """Where an error is; names of alternatives, which pydantic puts between, are left out."""
+    """The path of an error, without the names of alternatives that pydantic puts between."""
     path: list[int | str] = []
     node: Any = tree
     for part in loc:
@@ -173,7 +173,7 @@ def by_type(default: str | None = None, **kinds: type[Fields]) -> Any:
 
 
 def as_list(make: Callable[[str], Any], allowed: str) -> pydantic.BeforeValidator:
-    """Where one text may stand for a list of one."""
+    """A list, where one text may stand for a list of one."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, str):

@@ -135,7 +135,7 @@ class _Processes:
         )
 
     def _limit(self) -> None:
-        """In the new process, before it becomes the command."""
+        """Sets the limits in the new process, before it becomes the command."""
         memory = self._first["memory_bytes"]
         die_with(self._id)
         if memory is not None:

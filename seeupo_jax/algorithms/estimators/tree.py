@@ -15,7 +15,7 @@ from seeupo_jax.algorithms.value import exact_unit, standardize
 
 
 class _Nodes(NamedTuple):
-    """Of the node that each turn leads to, [N, K]; 0 where there is no turn.
+    """Statistics of the node that each turn leads to, [N, K]; 0 where there is no turn.
 
     leaves_NK: trajectories that pass it. value_NK: the mean of their rewards.
     """

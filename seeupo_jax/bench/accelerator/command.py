@@ -40,7 +40,7 @@ _GPUS, _CHIPS = "CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"
 
 
 def add_flags(parser: Flags) -> None:
-    """Those of the command."""
+    """Adds the command's flags."""
     parser.flag("out", "the folder of results", path, required=True)
     parser.flag("minutes", "for all pieces together", positive, default=30.0)
     words = f"also write the page to this file; by default, in a checkout, {DOCS / PAGE}"
@@ -102,7 +102,7 @@ def run_piece(flags: argparse.Namespace) -> None:
 
 
 def _environment(*, rehearse: bool) -> dict[str, str]:
-    """Of the pieces' processes."""
+    """The environment variables of the pieces' processes."""
     environment = dict(os.environ)
     if rehearse:
         environment |= {"JAX_PLATFORMS": "cpu", _GPUS: ""}

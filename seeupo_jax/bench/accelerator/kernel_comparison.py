@@ -25,7 +25,7 @@ Found = tuple[dict[str, tuple[float, float]], dict[str, Any]]
 
 
 class Heads(NamedTuple):
-    """Of queries, of keys and values, and the channels of each."""
+    """Numbers of heads of queries, and of keys and values, and the channels of each."""
 
     queries: int
     keys: int
@@ -66,17 +66,17 @@ def compare(
 
         return jax.jit(run)
 
-    ours, reference = trained(fused), trained(plain)
+    kernel, reference = trained(fused), trained(plain)
     others = (weight, real_NL[:, :, None, None], places)
     exact, found = _run(reference, qkv, "float32", *others), {}
     usual = exact if dtype == "float32" else _run(reference, qkv, dtype, *others)
     names = ("out", "d_q", "d_k", "d_v")
-    for name, x, y, z in zip(names, _run(ours, qkv, dtype, *others), usual, exact, strict=True):
+    for name, x, y, z in zip(names, _run(kernel, qkv, dtype, *others), usual, exact, strict=True):
         bound = FLOAT32 if dtype == "float32" else AS_PLAIN * _distance(y, z)
         found[name] = (_distance(x, z), bound)
     if not timed:
         return found, {}
-    sides = {"kernel_s": ours, "plain_s": reference}
+    sides = {"kernel_s": kernel, "plain_s": reference}
     return found, {name: _seconds(side, qkv, dtype, *others) for name, side in sides.items()}
 
 
@@ -88,9 +88,9 @@ def outputs_apart(
     Args:
       arrays: queries, keys and values.
     """
-    ours, reference = jax.jit(fused), jax.jit(plain)
+    kernel, reference = jax.jit(fused), jax.jit(plain)
     exact = _run(reference, arrays, "float32")
-    off, near = _distance(_run(ours, arrays, dtype), exact), FLOAT32
+    off, near = _distance(_run(kernel, arrays, dtype), exact), FLOAT32
     if dtype != "float32":
         near = AS_PLAIN * _distance(_run(reference, arrays, dtype), exact)
     return {"out": (off, near)}
@@ -103,7 +103,7 @@ def _run(f: Callable[..., Any], arrays: Any, dtype: str, *others: Any) -> Any:
 
 
 def _seconds(f: Callable[..., Any], arrays: Any, dtype: str, *others: Any) -> float:
-    """Of one such call, the median of nine."""
+    """Seconds of one such call, the median of nine."""
     each, arrays = [], [x.astype(dtype) for x in arrays]
     with _precision(dtype):
         for _ in range(11):

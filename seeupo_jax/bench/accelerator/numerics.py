@@ -15,7 +15,7 @@ import numpy as np
 from seeupo_jax.bench import comparison, torch_runner
 from seeupo_jax.bench.accelerator.runner import NotHere, Record
 from seeupo_jax.bench.comparison import TOLERANCES
-from seeupo_jax.bench.jax_runner import ABLATIONS, OurSweeps, by_file_name
+from seeupo_jax.bench.jax_runner import ABLATIONS, JaxSweeps, by_file_name
 from seeupo_jax.bench.machine import scans_layers
 from seeupo_jax.bench.rollout import converse, make_engine
 from seeupo_jax.bench.settings import Settings, architecture, write_model
@@ -51,18 +51,18 @@ def parity(record: Record, settings: Settings, rehearse: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_model(arch, Path(folder), seed=settings.seed)
         exact = _of_torch(folder, ids, "float32")
-        ours = _apart(_of_ours(folder, ids, "float32"), exact)
+        apart = _apart(_of_jax(folder, ids, "float32"), exact)
         record.check(
             "logits and gradients against PyTorch",
-            {name: (off, BOUNDS[name]) for name, off in ours.items()},
+            {name: (off, BOUNDS[name]) for name, off in apart.items()},
             dtype="float32",
             shape=shape,
         )
-        ours = _apart(_of_ours(folder, ids, "bfloat16"), exact)
+        apart = _apart(_of_jax(folder, ids, "bfloat16"), exact)
         usual = _apart(_of_torch(folder, ids, "bfloat16"), exact)
     record.check(
         "logits and gradients, as near to PyTorch's in float32 as PyTorch's own",
-        {name: (off, AS_PYTORCH * usual[name]) for name, off in ours.items()},
+        {name: (off, AS_PYTORCH * usual[name]) for name, off in apart.items()},
         dtype="bfloat16",
         shape=shape,
     )
@@ -91,7 +91,7 @@ def _of_torch(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
     return logits.detach().cpu().numpy(), gradients
 
 
-def _of_ours(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
+def _of_jax(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
     device = jax.devices()[0]
     layout = {"attention": preferred_kernel(device.platform), "scan_layers": scans_layers(device)}
     model, _ = from_pretrained(folder, dtype=dtype, **layout)  # as in training
@@ -126,10 +126,10 @@ def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
         with prepared(settings, dtype) as inputs, _precision(dtype):
             work = inputs.work
             shape = f"{settings.model}, {work.name}, {work.tokens} tokens"
-            ours = OurSweeps(inputs)
-            ours.run()
-            fused, others = ours.outcome(), {}
-            separate = OurSweeps(inputs, ABLATIONS["fused_refresh"])
+            sweeps = JaxSweeps(inputs)
+            sweeps.run()
+            fused, others = sweeps.outcome(), {}
+            separate = JaxSweeps(inputs, ABLATIONS["fused_refresh"])
             others["a sweep, fused against separate refresh"] = separate
             if missing is None:
                 others["a sweep against PyTorch"] = TorchSweeps(inputs, "eager")
@@ -138,7 +138,7 @@ def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
                 apart = comparison.differences(fused, other.outcome())
                 found = {of: (off, TOLERANCES[dtype]) for of, off in apart.items()}
                 record.check(name, found, dtype=dtype, shape=shape)
-            greatest, mean = _sampler_gap(ours, inputs)
+            greatest, mean = _sampler_gap(sweeps, inputs)
             record.check(
                 "log-probabilities of the sampler against the trainer's",
                 {"greatest": (greatest, GAPS[dtype]), "mean": (mean, GAPS_MEAN[dtype])},
@@ -162,18 +162,19 @@ def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
     found: dict[tuple[str, str], comparison.Outcome] = {}
     for dtype in ("float32", "bfloat16"):
         with prepared(settings, dtype) as inputs, _precision(dtype):
-            for side, make in (("ours", OurSweeps), ("theirs", _eager)):
+            for side, make in (("jax", JaxSweeps), ("torch", _eager)):
                 sweeps = make(inputs)
                 sweeps.run()
                 found[side, dtype] = sweeps.outcome()
                 del sweeps  # its memory is the next one's
             shape = f"{settings.model}, {inputs.work.name}, {inputs.work.tokens} tokens"
-    ours, exact = found["ours", "float32"], found["theirs", "float32"]
+    jax_side, exact = found["jax", "float32"], found["torch", "float32"]
     bounded = {
-        of: (off, TOLERANCES["float32"]) for of, off in comparison.differences(ours, exact).items()
+        of: (off, TOLERANCES["float32"])
+        for of, off in comparison.differences(jax_side, exact).items()
     }
     record.check("a whole sweep against PyTorch", bounded, dtype="float32", shape=shape)
-    off, usual = (_distance(found[side, "bfloat16"], exact) for side in ("ours", "theirs"))
+    off, usual = (_distance(found[side, "bfloat16"], exact) for side in ("jax", "torch"))
     record.check(
         "a whole sweep, as near to PyTorch's in float32 as PyTorch's own",
         {"parameters": (off, AS_PYTORCH * usual)},
@@ -188,19 +189,19 @@ def _eager(inputs: Inputs) -> TorchSweeps:
 
 
 def _distance(one: comparison.Outcome, exact: comparison.Outcome) -> float:
-    """Of all parameters, by the Euclidean norm."""
+    """The distance of all parameters, by the Euclidean norm."""
     squares = [np.sum((one.tensors[name] - exact.tensors[name]) ** 2) for name in exact.tensors]
     return float(np.sqrt(np.sum(squares)))
 
 
-def _sampler_gap(ours: OurSweeps, inputs: Inputs) -> tuple[float, float]:
+def _sampler_gap(sweeps: JaxSweeps, inputs: Inputs) -> tuple[float, float]:
     """The greatest and the mean difference, in nats."""
-    engine = make_engine(ours.policy.network, inputs.work, inputs.settings)
-    params, seed = ours.params(), inputs.settings.seed
+    engine = make_engine(sweeps.policy.network, inputs.work, inputs.settings)
+    params, seed = sweeps.params(), inputs.settings.seed
     engine.compile(params)
     played = converse(engine, params, inputs.work, seed)
     lines = trajectory_lines(inputs.work, played.actions, seed=seed, logp=played.logp)
     inputs.lines.write_text("\n".join(lines) + "\n")
-    ours.run(inputs.lines)
+    sweeps.run(inputs.lines)
     gap = "logp/sampler_trainer_gap"
-    return ours.metrics[gap], ours.metrics[f"{gap}_mean"]
+    return sweeps.metrics[gap], sweeps.metrics[f"{gap}_mean"]

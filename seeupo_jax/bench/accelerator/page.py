@@ -15,7 +15,7 @@ from seeupo_jax.bench.bench_report import (
     machine_line,
     sides_table,
 )
-from seeupo_jax.bench.comparison import OURS
+from seeupo_jax.bench.comparison import JAX
 from seeupo_jax.bench.rollout import STATIC
 from seeupo_jax.bench.update import flops_once
 from seeupo_jax.metrics.statistics import markdown_table
@@ -131,14 +131,14 @@ def _runs(found: Mapping[str, Values]) -> list[dict[str, Any]]:
 
 
 def _flops(figures: Values, name: str) -> str:
-    return f"{flops_once(figures['contenders'][name]):.2e}" if name == OURS else "-"
+    return f"{flops_once(figures['contenders'][name]):.2e}" if name == JAX else "-"
 
 
 def _mfu(figures: Values, name: str) -> str:
-    if name != OURS:
+    if name != JAX:
         return "-"
-    ours, peak = figures["contenders"][name], figures["peak_flops"]
-    return "?" if peak is None else f"{flops_once(ours) / ours['median_s'] / peak:.1%}"
+    side, peak = figures["contenders"][name], figures["peak_flops"]
+    return "?" if peak is None else f"{flops_once(side) / side['median_s'] / peak:.1%}"
 
 
 def _same(figures: Values, name: str) -> str:
@@ -165,7 +165,7 @@ def _updates(found: Mapping[str, Values]) -> str:
 def _rollouts(found: Mapping[str, Values]) -> str:
     text = (
         "The same conversations sampled in bfloat16. The ratio is to the first side below"
-        f" {OURS}. `{STATIC}`: `transformers` compiles its decode steps; conversations that have"
+        f" {JAX}. `{STATIC}`: `transformers` compiles its decode steps; conversations that have"
         " ended stay in its batch."
     )
     runs = _runs(found)
@@ -218,7 +218,7 @@ def _rehearsed(
 
 
 def _state(name: str, found: Mapping[str, Values], reasons: Mapping[str, str]) -> tuple[str, str]:
-    """Of a piece, and why it is not done."""
+    """The state of a piece, and why it is not done."""
     if name not in found:
         return "not begun", reasons.get(name, "the command ended before it")
     values = found[name]

@@ -99,7 +99,7 @@ def beside_torch(
         return run(replace(settings, **{field: ()}), None)
 
     def alone(figures: dict[str, Any]) -> None:
-        record.put(figures=figures)  # what is measured of ours stays if the other takes too long
+        record.put(figures=figures)  # what is measured of JAX stays if the other takes too long
 
     try:
         return run(settings, None if rehearse else alone)
@@ -186,7 +186,7 @@ class Piece:
 
         Args:
           free_bytes: of the device; None: not known, all are tried.
-          alone: whether PyTorch does not run beside ours.
+          alone: whether PyTorch does not run beside JAX.
         """
         kept, notes = [], []
         for index, size in enumerate(self.sizes):

@@ -2,7 +2,7 @@
 
 Both serve one model folder, and answer the same prompts at temperature 1 with as many tokens at
 most. The clients are a process of their own. No prompt comes twice: no cache knows it. Where the
-dependencies of `transformers serve` are not installed, `generate` runs behind a server of ours.
+dependencies of `transformers serve` are not installed, `generate` runs behind a small server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import numpy as np
 from transformers.utils.import_utils import is_serve_available
 
 from seeupo_jax.bench import comparison, machine
-from seeupo_jax.bench.comparison import OURS
+from seeupo_jax.bench.comparison import JAX
 from seeupo_jax.bench.settings import MODELS, architecture, write_model
 from seeupo_jax.configuration.flags import Flags, Wrong, names, one_of, output_file, whole
 from seeupo_jax.policy import from_pretrained, save_pretrained
@@ -91,10 +91,10 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()), "model")
         tokenizer = _write_model(given, folder, dtype)
         prompts = _Prompts(given, tokenizer)
-        theirs, command = _of_transformers(folder, device.platform, dtype)
+        baseline, command = _of_transformers(folder, device.platform, dtype)
         contenders = {
-            OURS: stack.enter_context(_running(_ours(folder, given, prompts.longest, dtype))),
-            theirs: stack.enter_context(_running(command)),
+            JAX: stack.enter_context(_running(_seeupo_jax(folder, given, prompts.longest, dtype))),
+            baseline: stack.enter_context(_running(command)),
         }
         pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
         for server in contenders.values():
@@ -105,7 +105,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         }
     figures = {
         "benchmark": "serving",
-        "against": theirs,
+        "against": baseline,
         "model": given.model if given.model_path is None else given.model_path,
         "dtype": dtype,
         "prompt_words": given.words,
@@ -152,7 +152,7 @@ def _message(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def _ours(folder: Path, given: argparse.Namespace, longest: int, dtype: str) -> list[str]:
+def _seeupo_jax(folder: Path, given: argparse.Namespace, longest: int, dtype: str) -> list[str]:
     fields = {
         "model.dtype": dtype,
         "rollout.max_context": longest,
@@ -241,9 +241,9 @@ def _measure(
             "first_text_s": statistics.median(firsts),
             "first_text_most_s": max(firsts),
         }
-    ours, theirs = contenders
-    first = sides[theirs]["first_text_s"] / sides[ours]["first_text_s"]
-    ratio = comparison.ratio(timings[theirs], timings[ours])
+    jax_name, baseline = contenders
+    first = sides[baseline]["first_text_s"] / sides[jax_name]["first_text_s"]
+    ratio = comparison.ratio(timings[baseline], timings[jax_name])
     return {"requests": count, **ratio, "first_text_ratio": first, "contenders": sides}
 
 
@@ -307,7 +307,7 @@ async def _request(
 
 def _print(figures: dict[str, Any]) -> None:
     print(
-        f"{OURS} against {figures['against']}: model {figures['model']}, {figures['dtype']},"
+        f"{JAX} against {figures['against']}: model {figures['model']}, {figures['dtype']},"
         f" prompts of {figures['prompt_words']} words, answers of {figures['answer_tokens']} tokens"
         f" at most, {figures['machine']['device']}"
     )

@@ -60,7 +60,7 @@ def load_tasks(category: str, folder: Path | None = None) -> dict[str, Task]:
 
 
 def file_name(category: str) -> str:
-    """Of the questions of a category, and in `possible_answer` of the reference calls."""
+    """The file of a category's questions, and in `possible_answer` of its reference calls."""
     return f"BFCL_v4_{category}.json"
 
 

@@ -70,7 +70,7 @@ def serve(alone: tuple[str, ...], shared: Shared, order: tuple[int, ...]) -> Age
 
 @functools.cache
 def solve(alone: tuple[str, ...], shared: Shared) -> Agenda:
-    """As many requests as any order allows; among equals those asked first, and in that order."""
+    """Serves as many requests as any order allows; of equals those asked first, in that order."""
     asked = [request for request, outcome in enumerate(alone) if outcome in COSTS]
     agendas = (serve(alone, shared, order) for order in itertools.permutations(asked))
     return max(agendas, key=lambda a: (len(a.actions), [r in a.actions for r in asked]))

@@ -175,5 +175,5 @@ def _draw_orders(rng: random.Random, number: str) -> tuple[ParcelledOrder, ...]:
 
 
 def _draw_address(rng: random.Random) -> str:
-    """Of one digit: copying long numbers is not what a small policy is to learn here."""
+    """An address of one digit: copying long numbers is not what a small policy is to learn here."""
     return f"{rng.randint(1, 9)} {rng.choice(world.STREETS)} Street"

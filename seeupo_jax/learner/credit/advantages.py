@@ -44,19 +44,19 @@ def assign_credit(
 def credit_tokens(
     algorithm: Algorithm, batch: CreditArrays
 ) -> tuple[dict[str, Ragged], dict[str, float]]:
-    """As `assign_credit`; and each named reward's share of the gradient, by metrics' names."""
+    """As `assign_credit`, and each named reward's share of the gradient, by metrics' names."""
     estimator, choices = find_entry("advantage", algorithm.advantage), vars(algorithm)
     check_rewards(algorithm, batch.trajectories)
     arrays = {name: getattr(batch, name) for name in estimator.inputs(choices)}
-    found = estimator.credit(arrays, choices)
-    credit = {"advantage": _OF_TOKENS[estimator.level](batch, np.asarray(found.advantage))}
-    if found.returns is not None:
-        credit["returns"] = batch.time.unpad(found.returns)
+    credited = estimator.credit(arrays, choices)
+    credit = {"advantage": _OF_TOKENS[estimator.level](batch, np.asarray(credited.advantage))}
+    if credited.returns is not None:
+        credit["returns"] = batch.time.unpad(credited.returns)
     if algorithm.adapts_clip:
-        credit["clip_scale"] = _from_turns(batch, np.asarray(found.clip_scale))
+        credit["clip_scale"] = _from_turns(batch, np.asarray(credited.clip_scale))
     if algorithm.compares_siblings:  # by the rewards of turns, whichever names they are of
         return credit, {}
-    return credit, reward_shares(batch, found.part_NQ, grouped=algorithm.grouped)
+    return credit, reward_shares(batch, credited.part_NQ, grouped=algorithm.grouped)
 
 
 def check_rewards(algorithm: Algorithm, trajectories: Sequence[Trajectory]) -> None:

@@ -31,9 +31,9 @@ def token_covariance(
 
 def largest(covariance_PA: np.ndarray, count: int) -> np.ndarray:
     """KL-Cov's tokens: those of the largest covariances; of equal ones the first. bool [P, A]."""
-    chosen = np.zeros(covariance_PA.size, bool)
-    chosen[np.argsort(-covariance_PA, axis=None, kind="stable")[:count]] = True
-    return chosen.reshape(covariance_PA.shape) & (covariance_PA > -np.inf)
+    selected = np.zeros(covariance_PA.size, bool)
+    selected[np.argsort(-covariance_PA, axis=None, kind="stable")[:count]] = True
+    return selected.reshape(covariance_PA.shape) & (covariance_PA > -np.inf)
 
 
 def drawn(
@@ -41,9 +41,9 @@ def drawn(
 ) -> np.ndarray:
     """Clip-Cov's tokens: so many at random of those with low < covariance < high. bool [P, A]."""
     inside = np.flatnonzero((low < covariance_PA) & (covariance_PA < high))
-    chosen = np.zeros(covariance_PA.size, bool)
-    chosen[rng.permutation(inside)[:count]] = True
-    return chosen.reshape(covariance_PA.shape)
+    selected = np.zeros(covariance_PA.size, bool)
+    selected[rng.permutation(inside)[:count]] = True
+    return selected.reshape(covariance_PA.shape)
 
 
 def ratio_is_clipped(
@@ -65,7 +65,7 @@ def ratio_is_clipped(
 
 
 class Limited(NamedTuple):
-    """A step's batch whose chosen tokens are limited, and what that counts for its metrics."""
+    """A step's batch whose selected tokens are limited, and what that counts for its metrics."""
 
     batch: TurnBatch
     counted: Mapping[str, float]
@@ -92,12 +92,12 @@ def limit_tokens(
     counted = {"covariance": float(covariance_PA[mask_PA].mean()) if tokens else 0.0}
     count = max(1, int(options.covariance_share * tokens))
     if options.covariance == "kl":
-        chosen = largest(covariance_PA, count)
-        sign_PA = np.sign(np.where(chosen, difference_PA, 0.0)).astype(np.float32)
+        selected = largest(covariance_PA, count)
+        sign_PA = np.sign(np.where(selected, difference_PA, 0.0)).astype(np.float32)
         batch = batch._replace(drift_sign_PA=sign_PA)
     else:
         within = {"low": options.covariance_low, "high": options.covariance_high}
         clipped = ratio_is_clipped(difference_PA, advantage_PA, options, batch.clip_scale_PA)
-        chosen = drawn(np.where(clipped, -np.inf, covariance_PA), count, **within, rng=rng)
-        batch = batch._replace(advantage_PA=np.where(chosen, np.float32(0), advantage_PA))
-    return Limited(batch, counted | {"covariance_tokens": float(chosen.sum())})
+        selected = drawn(np.where(clipped, -np.inf, covariance_PA), count, **within, rng=rng)
+        batch = batch._replace(advantage_PA=np.where(selected, np.float32(0), advantage_PA))
+    return Limited(batch, counted | {"covariance_tokens": float(selected.sum())})

@@ -102,7 +102,7 @@ class CreditArrays:
 
     @functools.cached_property
     def turn_named(self) -> dict[str, list[list[float]]]:
-        """As `named`, of turns: a list per trajectory, empty for one that failed."""
+        """Named rewards of turns: a list per trajectory, empty for one that failed."""
         return named_turn_rewards(self.trajectories, self._weights)
 
     @functools.cached_property
@@ -229,5 +229,5 @@ class CreditArrays:
 
 
 def _padded(numbers: Sequence[float]) -> np.ndarray:
-    """Of named rewards, with 0 for those that are not there."""
+    """Named rewards, with 0 for those that are missing."""
     return np.float32([*numbers] + [0.0] * (-len(numbers) % _REWARDS))

@@ -55,10 +55,10 @@ class Branches(NamedTuple):
 def answer_branches(
     rows: Rows, trajectories: Sequence[Trajectory], references: References, shapes: Shapes
 ) -> Branches:
-    """Of every turn's context in its own segment, where a row has room for the answer."""
+    """A branch for every turn's context, where a row has room for the answer."""
     tokens: list[np.ndarray] = []
     experts: list[np.ndarray] = []
-    found = Branches(rows, [], [], [])
+    branches = Branches(rows, [], [], [])
     group_of = dict(zip(rows.trajectory_S.tolist(), rows.group_S.tolist(), strict=True))
     for owner in group_of:
         answer = references.get(trajectories[owner].task_id)
@@ -70,16 +70,16 @@ def answer_branches(
             if start == 0 or end > shapes.lengths[-1]:
                 continue
             position_A = start + np.flatnonzero(answer.scored_L)
-            found.spans.append(ActionSpan(len(rows.tokens) + len(tokens), position_A))
-            found.trajectory_B.append(owner)
-            found.turn_B.append(turn)
+            branches.spans.append(ActionSpan(len(rows.tokens) + len(tokens), position_A))
+            branches.trajectory_B.append(owner)
+            branches.turn_B.append(turn)
             tokens.append(np.concatenate([context.tokens_L, answer.tokens_L]))
             if rows.experts is not None:  # nothing sampled the answer
                 none = rows.experts.unknown(answer.tokens_L.size)
                 experts.append(np.concatenate([context.expert_LG, none]))
     nothing = [np.full(len(tokens_L), CONTEXT, np.int32) for tokens_L in tokens]
-    owner_B = np.array(found.trajectory_B, np.int32)
-    group_B = np.array([group_of[owner] for owner in found.trajectory_B], np.int32)
+    owner_B = np.array(branches.trajectory_B, np.int32)
+    group_B = np.array([group_of[owner] for owner in branches.trajectory_B], np.int32)
     more = dataclasses.replace(
         rows,
         masked_S=None,  # of no concern to scores
@@ -90,7 +90,7 @@ def answer_branches(
         group_S=np.concatenate([rows.group_S, group_B]),
         experts=None if rows.experts is None else rows.experts.with_more(experts),
     )
-    return found._replace(rows=more)
+    return branches._replace(rows=more)
 
 
 def _contexts(trajectory: Trajectory) -> Iterator[tuple[int, Segment]]:

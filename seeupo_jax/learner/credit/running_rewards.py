@@ -13,7 +13,7 @@ from seeupo_jax.types import Trajectory, learnable, rewards_of
 
 
 class Moments(NamedTuple):
-    """Of all numbers so far. squares: sum of the squared distances from their mean."""
+    """Moments of all numbers so far. squares: sum of the squared distances from their mean."""
 
     count: int
     mean: float
@@ -21,7 +21,7 @@ class Moments(NamedTuple):
 
     @property
     def std(self) -> float:
-        """Of n - 1; 0 of a single number."""
+        """The standard deviation, by n - 1; 0 for a single number."""
         return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
 
 

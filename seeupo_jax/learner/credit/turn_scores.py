@@ -68,9 +68,9 @@ def score_turns(
     batch = turn_batch(rows, layout, shapes, {}, **size)
     first, metrics, steps = None, {}, []
     for _ in range(algorithm.scorer_epochs):
-        said = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
-        scatter(said, spans, np.asarray(_say(learner, train, batch)))
-        scores = {"scorer_logp" if scorer.of_tokens else "progress": said}
+        output = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
+        scatter(output, spans, np.asarray(_scorer_output(learner, train, batch)))
+        scores = {"scorer_logp" if scorer.of_tokens else "progress": output}
         arrays = CreditArrays(algorithm, shapes, rows, trajectories, {**per_token, **scores})
         loss = scorer_loss(algorithm, arrays, rows, trajectories)
         if first is None:
@@ -78,25 +78,25 @@ def score_turns(
         if loss.slope is None:
             break
         sloped = turn_batch(rows, layout, shapes, {"slope": loss.slope}, **size)
-        train, told = learner.scorer_step(train, sloped)
-        steps.append(told)
-    found = jax.device_get(steps)
-    if found:
-        norms, skipped = ([float(step[name]) for step in found] for name in _COUNTED)
+        train, step_metrics = learner.scorer_step(train, sloped)
+        steps.append(step_metrics)
+    if steps:
+        fetched = jax.device_get(steps)
+        norms, skipped = ([float(step[name]) for step in fetched] for name in _STEP_METRICS)
         metrics["sweep/scorer_grad_norm"] = float(np.mean(norms))
         metrics["sweep/scorer_skipped"] = sum(skipped)
     return TurnScores(train, first, metrics)
 
 
-_COUNTED = ("scorer_grad_norm", "scorer_skipped")  # by each step
+_STEP_METRICS = ("scorer_grad_norm", "scorer_skipped")
 
 
-def _say(learner: Learner, train: TrainState, batch: TurnBatch) -> Any:
-    """What the scorer says of a batch's tokens, [P, A]."""
-    own = train.scorer.params
+def _scorer_output(learner: Learner, train: TrainState, batch: TurnBatch) -> Any:
+    """What the scorer gives each of a batch's tokens: progress or log-probability, [P, A]."""
+    params = train.scorer.params
     if not learner.scorer.of_tokens:
-        return learner.value(train.params, own, batch)
-    return learner.scored(own["trunk"], batch).logp_PA
+        return learner.value(train.params, params, batch)
+    return learner.scored(params["trunk"], batch).logp_PA
 
 
 def _turn_ends(rows: Rows) -> list[ActionSpan]:
@@ -144,30 +144,30 @@ def _over_pairs(
     if algorithm.pair_score == "mean":
         share_N = np.float32(1 / np.maximum(turns_N, 1))
     success_N = np.array([t.reward > algorithm.success_above for t in trajectories], bool)
-    found = pair_preference(
+    preference = pair_preference(
         arrays.implicit_NK.sum(axis=1) * share_N, success_N, arrays.group_N, arrays.valid_N
     )
-    pairs = int(found.pairs)
+    pairs = int(preference.pairs)
     metrics = {"sweep/pairs": float(pairs)}
     if not pairs:
         return ScorerLoss(None, metrics)
-    metrics["sweep/pair_loss"] = float(found.loss)
-    metrics["sweep/pair_accuracy"] = float(found.accuracy)
-    slope_N = algorithm.implicit_coef * share_N * np.asarray(found.slope_N)
+    metrics["sweep/pair_loss"] = float(preference.loss)
+    metrics["sweep/pair_accuracy"] = float(preference.accuracy)
+    slope_N = algorithm.implicit_coef * share_N * np.asarray(preference.slope_N)
     return ScorerLoss(_of_tokens(rows, slope_N), metrics)
 
 
 def _of_progress(
     algorithm: Algorithm, arrays: CreditArrays, rows: Rows, trajectories: Sequence[Trajectory]
 ) -> ScorerLoss:
-    """Of the sum of each trajectory's contributions against its reward."""
+    """The loss of each trajectory's summed contributions against its reward."""
     reward_N = np.array([t.reward for t in trajectories], np.float32)
-    found = progress_loss(arrays.progress_NL.sum(axis=1), reward_N, arrays.valid_N)
+    regression = progress_loss(arrays.progress_NL.sum(axis=1), reward_N, arrays.valid_N)
     metrics = {
-        "sweep/progress_loss": float(found.loss),
-        "sweep/progress_error": float(found.error),
+        "sweep/progress_loss": float(regression.loss),
+        "sweep/progress_error": float(regression.error),
     }
-    return ScorerLoss(_of_tokens(rows, np.asarray(found.slope_N)), metrics)
+    return ScorerLoss(_of_tokens(rows, np.asarray(regression.slope_N)), metrics)
 
 
 def _of_tokens(rows: Rows, slope_N: np.ndarray) -> Ragged:

@@ -78,6 +78,6 @@ class Tokenized(Sequence[Segments]):
 
 
 def _only(segment: Segment, turn: int) -> Segment:
-    """With one turn's tokens as actions, all others as context."""
+    """The segment with one turn's tokens as actions, all others as context."""
     turn_L = np.where(segment.turn_L == turn, segment.turn_L, CONTEXT)
     return Segment(segment.tokens_L, turn_L, segment.logp_L)

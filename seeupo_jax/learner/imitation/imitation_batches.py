@@ -50,7 +50,7 @@ class Batches:
         return self.after(0)
 
     def after(self, batches: int) -> Iterator[ImitationBatch]:
-        """Those that come after so many."""
+        """The batches after so many."""
         import grain  # what only measures a loss goes without it
 
         source = grain.MapDataset.source(range(len(self.conversations)))

@@ -23,8 +23,8 @@ def imitation_loss(params: Any, frozen: Any, network: Network, row: TurnBatch) -
 
     A token that several conversations share counts for each of them.
     """
-    found = row_logp(network, join(params, frozen), row, 1.0)
-    return -of_spans(found.logp_RX, row.slot_PA, row.mask_PA).sum()
+    scored = row_logp(network, join(params, frozen), row, 1.0)
+    return -of_spans(scored.logp_RX, row.slot_PA, row.mask_PA).sum()
 
 
 def imitation_step(

@@ -19,6 +19,12 @@ def by_action(row: TurnBatch, actions: int) -> jax.Array:
     return own_PJA * row.mask_PA[:, None, :]
 
 
+def action_means(x_PA: jax.Array, mask_PJA: jax.Array) -> jax.Array:
+    """The mean over each action's tokens, [P, J]; 0 of an action that the span has none of."""
+    total_PJ = (x_PA[:, None, :] * mask_PJA).sum(axis=2)
+    return total_PJ / jnp.maximum(mask_PJA.sum(axis=2), 1)
+
+
 class SplitActions(NamedTuple):
     """Actions whose tokens lie in several spans: what each span lacks of them; [P, J].
 
@@ -61,7 +67,7 @@ class SplitActions(NamedTuple):
 
 
 def split_actions(config: LossConfig, batch: TurnBatch, trajectories: int) -> SplitActions | None:
-    """Of a batch with every span of its actions; None: each of these is one turn, in one span."""
+    """Splits of the actions of a batch; None where each action is one turn, in one span."""
     if batch.logp_PA is None:
         return None
     mask_PJA = by_action(batch, config.actions)

@@ -50,7 +50,7 @@ class Critic:
         return own_trunk(self.kind, tree)
 
     def init(self, params: Any) -> CriticState:
-        """Its state before the first step: every value is 0. For use inside `jax.jit`.
+        """The critic before the first step: every value is 0. For use inside `jax.jit`.
 
         Args:
           params: those of the policy's parameters that train; `model` begins with a copy of them.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from seeupo_jax.algorithms.objective import action_objective
 from seeupo_jax.algorithms.surrogate import kl_estimate, truncated_importance
 from seeupo_jax.learner.refresh_batch import RefreshBatch
-from seeupo_jax.learner.step.actions import SplitActions, by_action
+from seeupo_jax.learner.step.actions import SplitActions, action_means, by_action
 from seeupo_jax.learner.step.critic import Critic, row_value, span_loss
 from seeupo_jax.learner.step.expert_load import routing_sums
 from seeupo_jax.learner.step.loss_config import LossConfig
@@ -48,20 +48,19 @@ def turn_loss(
     """
     params = policy.join(trained[0], frozen)
     options = config.options
-    found = row_logp(network, params, row, config.temperature, entropy=config.entropy)
+    scored = row_logp(network, params, row, config.temperature, entropy=config.entropy)
     if continued is not None:
-        past = (found.keys, Tree(row.depth_MRL, row.end_MRL))
+        past = (scored.keys, Tree(row.depth_MRL, row.end_MRL))
         cumulative_ratio_N = refresh_spans(
             params, network, config, continued, index, past, cumulative_ratio_N
         )
     last = cumulative_ratio_N.shape[0] - 1
     cumulative_ratio_P = cumulative_ratio_N[jnp.minimum(row.trajectory_P, last)]
     of_own = functools.partial(of_spans, slot_PA=row.slot_PA, mask_PA=row.mask_PA)
-    logp_PA = of_own(found.logp_RX)
+    logp_PA = of_own(scored.logp_RX)
     mask_PJA = by_action(row, config.actions)
     count_PJ = mask_PJA.sum(axis=2)
-    total = lambda x_PA: (x_PA[:, None, :] * mask_PJA).sum(axis=2)  # noqa: E731
-    mean = lambda x_PA: total(x_PA) / jnp.maximum(count_PJ, 1)  # noqa: E731
+    mean = functools.partial(action_means, mask_PJA=mask_PJA)
     term_PJ, clipped_PJ, shares = _action_terms(
         config, row, logp_PA, cumulative_ratio_P, mask_PJA, split
     )
@@ -70,12 +69,12 @@ def turn_loss(
     kl_PJ = mean(kl_estimate(logp_PA, row.ref_logp_PA, mask=row.mask_PA))
     # An action's terms are means over its tokens.
     size_PJ = part_PJ if options.loss_mean == "action" else count_PJ
-    counted = lambda x_PJ: jnp.sum(part_PJ * x_PJ)  # noqa: E731
+    counted = functools.partial(_sum_of_parts, part_PJ)
     gain_PJ = term_PJ - (config.kl_coef if row.kl_coef is None else row.kl_coef) * kl_PJ
     if row.drift_sign_PA is not None:  # |log s| of some tokens
         gain_PJ -= options.covariance_kl * mean(row.drift_sign_PA * (logp_PA - row.old_logp_PA))
-    if found.entropy_RX is not None:
-        shares["entropy"] = mean(of_own(found.entropy_RX))
+    if scored.entropy_RX is not None:
+        shares["entropy"] = mean(of_own(scored.entropy_RX))
         gain_PJ += options.entropy_coef * shares["entropy"]
     loss = -jnp.sum(size_PJ * gain_PJ)
     weight_PA = jnp.where(row.mask_PA > 0, row.advantage_PA * cumulative_ratio_P[:, None], 0.0)
@@ -85,14 +84,18 @@ def turn_loss(
         "kl": counted(kl_PJ),
         "weight_max": jnp.max(jnp.abs(weight_PA)),
         **{name: counted(share_PJ) for name, share_PJ in shares.items()},
-        **routing_sums(config, network.arch.routing, row, found.chosen_RLG),
+        **routing_sums(config, network.arch.routing, row, scored.routed_RLG),
     }
     if critic is not None:
-        value_PA = of_own(row_value(network, critic, params, trained[1], row, found.hidden_RXD))
+        value_PA = of_own(row_value(network, critic, params, trained[1], row, scored.hidden_RXD))
         error_PJ, clipped_PJ = map(mean, span_loss(critic, value_PA, row))
         loss += critic.coef * jnp.sum(size_PJ * error_PJ)
         sums |= {"value_loss": counted(error_PJ), "value_clipped": counted(clipped_PJ)}
     return loss, (logp_PA, cumulative_ratio_N, jax.lax.stop_gradient(sums))
+
+
+def _sum_of_parts(part_PJ: jax.Array, x_PJ: jax.Array) -> jax.Array:
+    return jnp.sum(part_PJ * x_PJ)
 
 
 def _action_terms(

@@ -53,7 +53,7 @@ class LossConfig:
 
     @property
     def kl_coef(self) -> float:
-        """Of the KL term in the loss; 0 where rewards have it."""
+        """The coefficient of the KL term in the loss; 0 where rewards have it."""
         return self.options.kl_coef if self.options.kl_in == "loss" else 0.0
 
     @property
@@ -69,7 +69,7 @@ class LossConfig:
         if self.options.tis_clip is not None:
             names = (*names, "tis_weight", "tis_truncated")
         if self.options.router_replay != "none":
-            names = (*names, "routed", "router_mismatched")
+            names = (*names, "replayed", "router_mismatched")
         return (*names, "entropy") if self.entropy else names
 
     @property

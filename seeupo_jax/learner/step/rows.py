@@ -62,30 +62,30 @@ class RowLogp(NamedTuple):
     """log π of what one microbatch predicts, and the entropy of what it is drawn from (nats).
 
     entropy_RX: None where it was not asked for. hidden_RXD: what predicts.
-    keys: keys and values of the pass. chosen_RLG: what its routers chose; None without experts.
+    keys: keys and values of the pass. routed_RLG: what its routers chose; None without experts.
     """
 
     logp_RX: jax.Array
     entropy_RX: jax.Array | None
     hidden_RXD: jax.Array
     keys: list[KeyValues]
-    chosen_RLG: jax.Array | None
+    routed_RLG: jax.Array | None
 
 
 def row_logp(
     network: Network, params: Any, row: TurnBatch, temperature: float, *, entropy: bool = False
 ) -> RowLogp:
-    """Of one microbatch; see `RowLogp`."""
-    hidden_RLD, keys, chosen_RLG = compute_row(network, params, row)
+    """Log-probabilities of one microbatch; see `RowLogp`."""
+    hidden_RLD, keys, routed_RLG = compute_row(network, params, row)
     if not entropy:
         predicted = (row.parent_MRX, row.target_MRX)
         logp_RX, hidden_RXD = logp_at(network, params, hidden_RLD, *predicted, temperature)
-        return RowLogp(logp_RX, None, hidden_RXD, list(keys), chosen_RLG)
+        return RowLogp(logp_RX, None, hidden_RXD, list(keys), routed_RLG)
     hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
     found = policy.token_logp_and_entropy(
         network, params, hidden_RXD, row.target_MRX, temperature=temperature
     )
-    return RowLogp(*found, hidden_RXD, list(keys), chosen_RLG)
+    return RowLogp(*found, hidden_RXD, list(keys), routed_RLG)
 
 
 def logp_at(

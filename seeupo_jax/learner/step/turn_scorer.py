@@ -54,7 +54,7 @@ class Scorer:
         return tree if self.kind == "policy" else own_trunk(self.kind, tree)
 
     def init(self, params: Any) -> CriticState:
-        """Its state before the first step: the policy, or scores of 0. For use inside `jax.jit`.
+        """The scorer before the first step: the policy, or scores of 0. For use inside `jax.jit`.
 
         Args:
           params: those of the policy's parameters that train.

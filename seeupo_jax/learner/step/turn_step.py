@@ -36,13 +36,13 @@ class Scored(NamedTuple):
 
     logp_PA: `score`. entropy_PA: nats, of what each token was drawn from; None: not asked for.
     routers: what the routers chose; None without experts.
-    chosen_MRLG: every choice of theirs; None: not recorded.
+    routed_MRLG: every choice of theirs; None: not recorded.
     """
 
     logp_PA: jax.Array
     entropy_PA: jax.Array | None = None
     routers: RouterCounts | None = None
-    chosen_MRLG: jax.Array | None = None
+    routed_MRLG: jax.Array | None = None
 
 
 def score_in_full(
@@ -64,19 +64,22 @@ def score_in_full(
 
     def body(index: jax.Array, scored: Scored) -> Scored:
         row = microbatch(batch, index)
-        found = row_logp(network, params, row, temperature, entropy=entropy)
-        added = lambda x_PA, x_RX: x_PA + of_spans(x_RX, row.slot_PA, row.mask_PA)  # noqa: E731
-        scored = scored._replace(logp_PA=added(scored.logp_PA, found.logp_RX))
+        row_scored = row_logp(network, params, row, temperature, entropy=entropy)
+
+        def added(x_PA: jax.Array, x_RX: jax.Array) -> jax.Array:
+            return x_PA + of_spans(x_RX, row.slot_PA, row.mask_PA)
+
+        scored = scored._replace(logp_PA=added(scored.logp_PA, row_scored.logp_RX))
         if entropy:
-            scored = scored._replace(entropy_PA=added(scored.entropy_PA, found.entropy_RX))
+            scored = scored._replace(entropy_PA=added(scored.entropy_PA, row_scored.entropy_RX))
         if scored.routers is not None:
-            counts = count_routed(routing, row, found.chosen_RLG)
+            counts = count_routed(routing, row, row_scored.routed_RLG)
             scored = scored._replace(routers=scored.routers.plus(counts))
         if record:
             held = jax.lax.dynamic_update_index_in_dim(
-                scored.chosen_MRLG, found.chosen_RLG, index, axis=0
+                scored.routed_MRLG, row_scored.routed_RLG, index, axis=0
             )
-            scored = scored._replace(chosen_MRLG=constrain(held, None, "rows", None, None))
+            scored = scored._replace(routed_MRLG=constrain(held, None, "rows", None, None))
         return scored
 
     start = Scored(

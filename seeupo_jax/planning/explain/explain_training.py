@@ -139,7 +139,7 @@ def _recipe(config: Config) -> list[str]:
 
 
 def _optimizer(config: Config) -> list[str]:
-    """Its name, its learning rate at some iterations, its groups, and the average."""
+    """The optimizer's name, learning rates at some iterations, groups, and the average."""
     optimizer, last = config.optimizer, config.iterations
     rate = f"learning rate {optimizer.learning_rate:g} ({optimizer.schedule})"
     for unit in ("iterations", "steps"):

@@ -88,7 +88,7 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, arch: Architecture, each: Pass, times: int = 1) -> Work:
-        """Of so many passes forwards."""
+        """The cost of so many forward passes."""
         needed, executed = (
             times * flops.forward_flops(arch, each, computed=c) for c in (False, True)
         )
@@ -149,7 +149,7 @@ def list_programs(setup: Setup) -> list[Program]:
 def choose_programs(
     programs: Sequence[Program], wanted: Sequence[str] | None = None
 ) -> list[Program]:
-    """Those of these names, a kind alone meaning its largest program; None: the largest of `KINDS`.
+    """Programs of these names, a kind alone meaning its largest; None: the largest of `KINDS`.
 
     Raises:
       ValueError: no program has the name.

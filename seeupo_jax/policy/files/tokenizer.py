@@ -113,7 +113,7 @@ class Transcript:
         self._experts: list[np.ndarray] = []  # of its first tokens
 
     def copy(self) -> Transcript:
-        """One of its own, which goes on from here."""
+        """An independent copy, which continues from here."""
         copied = Transcript()
         copied._finished = list(self._finished)
         copied._record(self._tokens, self._turn, self._logp)

@@ -37,7 +37,10 @@ def _matmul_backward(
     kept: tuple[jax.Array | None, jax.Array | None], dy_NLF: jax.Array
 ) -> tuple[jax.Array | None, jax.Array | None]:
     x_NLD, w_DF = kept
-    dot = lambda a, b, axes: jax.lax.dot_general(a, b, (axes, ((), ())))  # noqa: E731
+
+    def dot(a: jax.Array, b: jax.Array, axes: tuple) -> jax.Array:
+        return jax.lax.dot_general(a, b, (axes, ((), ())))
+
     dx_NLD = None if w_DF is None else dot(dy_NLF, w_DF, ((2,), (1,)))
     dw_DF = None if x_NLD is None else dot(x_NLD, dy_NLF, ((0, 1), (0, 1)))
     return dx_NLD, dw_DF

@@ -71,7 +71,10 @@ def new_pages(arch: Architecture, pages: int, page_size: int) -> list[Pages]:
       pages: of all shards together; they divide it.
     """
     shape = (arch.kv_heads, pages, page_size, arch.head_dim)
-    make = lambda: constrain(jnp.zeros(shape, arch.dtype), *page_axes(arch.kv_heads))  # noqa: E731
+
+    def make() -> jax.Array:
+        return constrain(jnp.zeros(shape, arch.dtype), *page_axes(arch.kv_heads))
+
     return [Pages(make(), make()) for _ in range(arch.layers)]
 
 

@@ -178,7 +178,7 @@ def _key_block(
 def _scores(
     q_b: jax.Array, k_b: jax.Array, blocks: TreeMask, r: jax.Array, c: jax.Array, window: int | None
 ) -> jax.Array:
-    """Of a pair of blocks, [kv_heads, groups * block, block]."""
+    """Scores of a pair of blocks, [kv_heads, groups * block, block]."""
     here = TreeMask(*(_at(x, at) for x, at in zip(blocks, (r, r, c, c, c), strict=True)))
     visible_qc = visible_pairs(here, window)
     scores = _dot("kqd,kcd->kqc", q_b, k_b) * q_b.shape[2] ** -0.5

@@ -60,7 +60,7 @@ class _Plan(NamedTuple):
 
     @property
     def scale_2(self) -> float:
-        """Of scores whose softmax is of powers of 2, which a GPU has an instruction for."""
+        """The scale of scores for a softmax of powers of 2, which a GPU has an instruction for."""
         return self.scale * math.log2(math.e)
 
 
@@ -156,7 +156,7 @@ def _backward(plan: _Plan, kept: tuple, d_out: jax.Array) -> tuple:
     # Of each head of queries; the sum over those that share keys comes after it. So there are
     # enough programs where a pass has few rows.
     shares = jax.ShapeDtypeStruct((*k.shape[:2], *q.shape[2:]), jnp.float32)
-    found = _call(
+    derivatives = _call(
         _keys_gradient,
         visits[1],
         arrays(_VISITED, _KEYS_HELD, _ROWS_VISITED, _PLACES_VISITED, _PLACES_HELD),
@@ -165,7 +165,7 @@ def _backward(plan: _Plan, kept: tuple, d_out: jax.Array) -> tuple:
         last_first=False,
     )
     N, C, kv_heads, d = k.shape
-    d_k, d_v = (x.reshape(N, C, kv_heads, -1, d).sum(3).astype(k.dtype) for x in found)
+    d_k, d_v = (x.reshape(N, C, kv_heads, -1, d).sum(3).astype(k.dtype) for x in derivatives)
     return d_q, d_k, d_v, None, None
 
 

@@ -262,7 +262,7 @@ def _paid(trajectory: Trajectory, scores: Sequence[float]) -> Trajectory:
 
 
 def _env(trajectory: Trajectory) -> dict[str, tuple[float, ...]]:
-    """Its rewards of turns but for the judge's."""
+    """A trajectory's rewards of turns without the judge's."""
     named = trajectory.named_turn_rewards
     return {name: own for name, own in named.items() if name != JUDGE}
 

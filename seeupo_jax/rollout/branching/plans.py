@@ -41,7 +41,7 @@ def make_plan(config: Config) -> ForkPlan | None:
 
 
 def root_requests(requests: Sequence[Request], plan: ForkPlan | None) -> list[Request]:
-    """Of the requests of whole groups those that a collection begins with."""
+    """The requests that a collection starts with, out of those of whole groups."""
     if plan is None:
         return list(requests)
     size = plan.budget.group_size

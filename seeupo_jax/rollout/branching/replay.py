@@ -49,7 +49,9 @@ def begin_call(episode: Episode, seed: int, episode_seed: int) -> Call:
         _check_same("reset() messages", messages, opening)
         _check_same("reset() tools", tools, start.tools)
 
-    reset = lambda env: gate.reset(env, request.task_id, seed, episode_seed)  # noqa: E731
+    def reset(env: Environment) -> Any:
+        return gate.reset(env, request.task_id, seed, episode_seed)
+
     return Call(episode.slot, reset, check, fresh=True)
 
 

@@ -66,12 +66,12 @@ class CachePlan:
 
     @property
     def bytes(self) -> int:
-        """Of the whole cache, on one device."""
+        """Bytes of the cache on one device."""
         return self.pages * self.page_size * self.token_bytes
 
     @property
     def policy_bytes(self) -> int:
-        """Of the sampler's own copy of the policy, on one device."""
+        """Bytes of the sampler's own copy of the policy on one device."""
         return 0 if self.reshard is None else self.reshard.held_bytes
 
     def __str__(self) -> str:

@@ -35,7 +35,7 @@ class Clock:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """By kind of dispatch."""
+        """Seconds by kind of dispatch."""
         return dict(self._seconds)
 
     def prefill(self, mark: Any) -> None:

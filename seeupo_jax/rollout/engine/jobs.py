@@ -60,7 +60,7 @@ class Job:
 
     @property
     def position(self) -> int:
-        """Where its last token goes, which is not in the cache yet."""
+        """The position of the last token, which is not in the cache yet."""
         return len(self.turn.context) - 1 + len(self.tokens)
 
     @property
@@ -249,13 +249,13 @@ class Shard:
         logp: list[float],
         *,
         alive: bool,
-        chosen_KG: np.ndarray | None = None,
+        routed_KG: np.ndarray | None = None,
     ) -> list[Action]:
         """Takes what a dispatch sampled for an action; the action, if that was its end."""
         if self.jobs.get(job.slot) is not job:
             return []  # it had ended before
         if self.experts is not None:
-            self.experts.write(job.lease.pages, job.position, chosen_KG)
+            self.experts.write(job.lease.pages, job.position, routed_KG)
         job.tokens += tokens
         job.logp += logp
         self.counts["decoded_tokens"] += len(tokens)

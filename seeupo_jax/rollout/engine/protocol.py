@@ -134,5 +134,5 @@ class Engine(Protocol):
         ...
 
     def seconds(self) -> Mapping[str, float]:
-        """Of these the devices' time, by kind of work; empty where the engine cannot say."""
+        """Device seconds of these by kind of work; empty where the engine cannot say."""
         ...

@@ -65,7 +65,7 @@ class Sampled(NamedTuple):
     alive_R: the action is not at its end. steps: how many the dispatch took, int32 [1].
     entropy_RK: of the tokens that are among an action's first ones (`Action.entropy`), 0 of others;
       None: not computed.
-    chosen_RKG: experts of the tokens that these were sampled behind; None: not recorded.
+    routed_RKG: experts of the tokens that these were sampled behind; None: not recorded.
     """
 
     tokens_RK: jax.Array
@@ -74,7 +74,7 @@ class Sampled(NamedTuple):
     alive_R: jax.Array
     steps: jax.Array
     entropy_RK: jax.Array | None = None
-    chosen_RKG: jax.Array | None = None
+    routed_RKG: jax.Array | None = None
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -82,7 +82,10 @@ def allocate(
     arch: Architecture, pages: int, page_size: int, slots: int
 ) -> tuple[Sequence[Pages], Slots]:
     """An empty cache and empty slots, laid out on the mesh in force."""
-    make = lambda: constrain(jnp.zeros(slots, jnp.int32), "rows")  # noqa: E731
+
+    def make() -> jax.Array:
+        return constrain(jnp.zeros(slots, jnp.int32), "rows")
+
     return paged.new_pages(arch, pages, page_size), Slots(make(), make(), make(), make() > 0)
 
 
@@ -111,8 +114,8 @@ def prefill(
     """
     with jax.named_scope("rollout/prefill"):
         model = network.bind(params)
-        _, pages, chosen = model.extend(tokens_RL, position_RL, pages, page_table, block=block)
-    return pages, position_RL[:, 0] + 0, constrain(chosen, "rows", None, None) if records else None
+        _, pages, routed = model.extend(tokens_RL, position_RL, pages, page_table, block=block)
+    return pages, position_RL[:, 0] + 0, constrain(routed, "rows", None, None) if records else None
 
 
 @functools.partial(jax.jit, donate_argnames="pages")
@@ -149,9 +152,9 @@ def decode(
 
     def body(carry: Any) -> Any:
         i, token_R, position_R, step_R, alive_R, sampled, pages = carry
-        tokens_RK, logp_RK, entropy_RK, chosen_RKG = sampled
+        tokens_RK, logp_RK, entropy_RK, routed_RKG = sampled
         at_R1 = jnp.where(alive_R, position_R, NOWHERE)[:, None]
-        hidden_R1D, pages, chosen_R1G = model.extend(
+        hidden_R1D, pages, routed_R1G = model.extend(
             token_R[:, None], at_R1, pages, page_table, kernel=kernel, block=block
         )
         logits_RV = jnp.einsum(
@@ -164,13 +167,13 @@ def decode(
         logp_RK = logp_RK.at[:, i].set(jnp.where(alive_R, drawn_logp_R, 0.0))
         if entropy_RK is not None:
             entropy_RK = entropy_RK.at[:, i].set(jnp.where(alive_R, drawn_entropy_R, 0.0))
-        if chosen_RKG is not None:
-            chosen_RKG = chosen_RKG.at[:, i].set(chosen_R1G[:, 0])
+        if routed_RKG is not None:
+            routed_RKG = routed_RKG.at[:, i].set(routed_R1G[:, 0])
         token_R = jnp.where(alive_R, drawn_R, token_R)
         ended_R = (drawn_R[:, None] == end_ids[None, :]).any(axis=1)
         position_R, step_R = position_R + alive_R, step_R + alive_R
         alive_R = alive_R & ~ended_R & (step_R < rows.limit_R)
-        sampled = tokens_RK, logp_RK, entropy_RK, chosen_RKG
+        sampled = tokens_RK, logp_RK, entropy_RK, routed_RKG
         return i + 1, token_R, position_R, step_R, alive_R, sampled, pages
 
     def unfinished(carry: Any) -> jax.Array:
@@ -182,8 +185,8 @@ def decode(
     with jax.named_scope("rollout/decode"):
         i, *after, drawn, pages = jax.lax.while_loop(unfinished, body, carry)
     _, _, step_R, alive_R = after
-    by_rows = lambda x: constrain(x, "rows", *(None,) * (x.ndim - 1))  # noqa: E731
-    tokens_RK, logp_RK, entropy_RK, chosen_RKG = jax.tree.map(by_rows, drawn)
+
+    tokens_RK, logp_RK, entropy_RK, routed_RKG = jax.tree.map(_by_rows, drawn)
     sampled = Sampled(
         tokens_RK,
         logp_RK,
@@ -191,9 +194,13 @@ def decode(
         constrain(alive_R, "rows"),
         i[None],
         entropy_RK,
-        chosen_RKG,
+        routed_RKG,
     )
     return sampled, pages, _remember(slots, rows, Slots(*after))
+
+
+def _by_rows(x: jax.Array) -> jax.Array:
+    return constrain(x, "rows", *(None,) * (x.ndim - 1))
 
 
 def _nothing(
@@ -202,8 +209,8 @@ def _nothing(
     """What a dispatch samples, [R, K], before it does; see `Sampled`."""
     empty, routing = jnp.zeros(shape), network.arch.routing
     entropy_RK = empty if sampling.entropy_tokens else None
-    chosen_RKG = jnp.zeros((*shape, routing.size), routing.dtype) if records else None
-    return empty.astype(jnp.int32), empty, entropy_RK, chosen_RKG
+    routed_RKG = jnp.zeros((*shape, routing.size), routing.dtype) if records else None
+    return empty.astype(jnp.int32), empty, entropy_RK, routed_RKG
 
 
 def _draw_next(

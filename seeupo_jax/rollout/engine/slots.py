@@ -241,7 +241,7 @@ class SlotEngine:
         yield from self._programs(params, pages, slots)
 
     def _programs(self, params: Any, pages: Any, slots: Any) -> Iterator[Program]:
-        """Those that run on the sampler's copy of the policy, a cache and slots."""
+        """The programs that run on the sampler's copy of the policy, a cache and slots."""
         shards, idle = self.plan.shards, Shard(self.plan, self._sampling.max_tokens)
         pairs = self._global_shapes(self._pairs([]))
         yield Program("rollout/copy", sampler.copy_pages, (pages, *pairs))
@@ -299,7 +299,10 @@ class SlotEngine:
 
     def _global_shapes(self, part: Any) -> Any:
         """What `_join_shards` gives where every shard has such a part, as shape structs."""
-        shape = lambda x: (self.plan.shards * x.shape[0], *x.shape[1:])  # noqa: E731
+
+        def shape(x: np.ndarray) -> tuple[int, ...]:
+            return (self.plan.shards * x.shape[0], *x.shape[1:])
+
         return jax.tree.map(lambda x: self._struct(shape(x), x.dtype, "rows"), part)
 
     def _struct(self, shape: Any, dtype: Any, *logical: str | None) -> jax.ShapeDtypeStruct:
@@ -320,15 +323,15 @@ class SlotEngine:
     def _prefill(self, length: int, rows: int) -> None:
         tiles = [shard.take_tiles(rows, length) for shard in self._shards.values()]
         state = self._layout.network, self._params, self._pages
-        self._pages, mark, chosen_RLG = sampler.prefill(
+        self._pages, mark, routed_RLG = sampler.prefill(
             *state, *self._join_shards(tiles), self._read_plan.block, self._records
         )
         self._clock.prefill(mark)
         if self._records:
-            self._to_record.append(functools.partial(self._record_tiles, tiles, chosen_RLG))
+            self._to_record.append(functools.partial(self._record_tiles, tiles, routed_RLG))
 
-    def _record_tiles(self, tiles: Sequence[Any], chosen_RLG: jax.Array) -> None:
-        parts = np.split(own_rows(chosen_RLG), len(tiles))
+    def _record_tiles(self, tiles: Sequence[Any], routed_RLG: jax.Array) -> None:
+        parts = np.split(own_rows(routed_RLG), len(tiles))
         for shard, (_, *where), part in zip(self._shards.values(), tiles, parts, strict=True):
             shard.experts.write_tiles(*where, part)
 
@@ -381,7 +384,7 @@ class SlotEngine:
         for record in flight.records:
             record()
         sampled = jax.tree.map(own_rows, flight.sampled)
-        tokens_RK, logp_RK, count_R, alive_R, (steps,), entropy_RK, chosen_RKG = sampled
+        tokens_RK, logp_RK, count_R, alive_R, (steps,), entropy_RK, routed_RKG = sampled
         rows = len(count_R) // len(self._shards)
         actions = []
         for index, (shard, jobs) in enumerate(zip(self._shards.values(), flight.jobs, strict=True)):
@@ -391,6 +394,6 @@ class SlotEngine:
                 told = tokens_RK[row, :count].tolist(), logp_RK[row, :count].tolist()
                 if entropy_RK is not None:
                     job.add_entropy(entropy_RK[row, :count].tolist())
-                own = None if chosen_RKG is None else chosen_RKG[row, :count]
-                actions += shard.on_result(job, *told, alive=bool(alive_R[row]), chosen_KG=own)
+                own = None if routed_RKG is None else routed_RKG[row, :count]
+                actions += shard.on_result(job, *told, alive=bool(alive_R[row]), routed_KG=own)
         return actions

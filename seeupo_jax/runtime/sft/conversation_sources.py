@@ -27,7 +27,7 @@ class Conversations(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Demonstration:
-        """One of them; ValueError with its place where it is none."""
+        """A conversation; ValueError with its place where it is none."""
         ...
 
     def where(self, index: int) -> str:

@@ -57,7 +57,7 @@ class SftData:
     fingerprint: str
 
     def lines(self) -> list[str]:
-        """In words."""
+        """The counts as lines of text."""
         text = f"{len(self.training):,} conversations to train on, {self.trained_tokens:,} tokens"
         text += " of assistant messages"
         held_out = 0 if self.held_out is None else len(self.held_out)
@@ -132,7 +132,7 @@ class _Reading:
         return int(sum((segment.turn_L != CONTEXT).sum() for segment in kept))
 
     def fingerprint(self) -> str:
-        """Of what was kept so far, the same in all processes.
+        """A hash of what was kept so far, the same in all processes.
 
         Raises:
           ValueError: the processes have read different conversations.

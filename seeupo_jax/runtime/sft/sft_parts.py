@@ -76,7 +76,7 @@ class SftParts:
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
+        """Optimizer steps of the whole run."""
         return self.config.iterations
 
 

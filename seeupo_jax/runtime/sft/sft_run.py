@@ -200,7 +200,7 @@ class SftRun:
         self.parts.progress.log(f"stopped after step {state.done}; rerun the command to resume")
 
     def _batch(self, number: int) -> ImitationBatch:
-        """That of a step, made ahead if it follows the last one."""
+        """The batch of a step, made ahead if it follows the last one."""
         if self._next is not None and self._next[0] == number:
             return self._next[1]
         self._upcoming = self.parts.batches.after(number - 1)

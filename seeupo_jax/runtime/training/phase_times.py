@@ -55,7 +55,7 @@ class PhaseTimes:
 
     @contextlib.contextmanager
     def counted(self, name: str) -> Iterator[None]:
-        """As `phase`, of one that is shown already."""
+        """As `phase`, for a phase that is shown already."""
         programs, compiling = self._compilations.programs, self._compilations.seconds
         with self.timed(name):
             yield

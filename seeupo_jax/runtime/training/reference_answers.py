@@ -50,7 +50,7 @@ class ReferenceAnswers:
         self._known: dict[str, AnswerTokens | None] = {}
 
     def of(self, task_ids: Iterable[str]) -> dict[str, AnswerTokens]:
-        """Of those tasks that have one."""
+        """The answers of those tasks that have one."""
         for task_id in dict.fromkeys(task_ids):
             if task_id not in self._known:
                 self._known[task_id] = self._ask(task_id)

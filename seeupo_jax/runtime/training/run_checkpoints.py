@@ -223,6 +223,6 @@ class RunCheckpoints:
 
 
 def _statistics(notes: Mapping[str, Any]) -> Statistics | None:
-    """Of a checkpoint's notes, which have each number bit for bit; None: it has none."""
+    """Statistics in a checkpoint's notes, each number bit for bit; None: it has none."""
     found = notes.get("statistics")
     return None if found is None else {name: Moments(*each) for name, each in found.items()}

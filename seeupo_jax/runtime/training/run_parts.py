@@ -61,7 +61,7 @@ class RunParts:
 
     @property
     def trajectories(self) -> int:
-        """Of an iteration, at the most."""
+        """The most trajectories of an iteration."""
         return self.config.rollout.tasks * self.config.rollout.group_size
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ def chosen_of(tokens):
     row = np.zeros((1, CONTEXT), np.int32)
     row[0, : len(tokens)] = tokens
     compute = jax.jit(policy.compute, static_argnums=0)
-    return np.asarray(compute(*make(), row).chosen_NLG[0, : len(tokens)])
+    return np.asarray(compute(*make(), row).routed_NLG[0, : len(tokens)])
 
 
 def assert_recorded(rows):
