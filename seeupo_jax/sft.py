@@ -59,7 +59,7 @@ from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks, hea
 
 @dataclass(frozen=True)
 class SftResult:
-    """What a supervised run came to.
+    """The result of a supervised run.
 
     workdir: the run's folder.
     policy: the folder of the policy, which `transformers` loads; None where the run was stopped

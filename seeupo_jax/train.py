@@ -59,7 +59,7 @@ from seeupo_jax.runtime.training.warm_starting import start_policy
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a training came to.
+    """The result of a training run.
 
     workdir: the run's folder.
     policy: the folder of the trained policy, which `transformers` loads; None where the run was

@@ -155,7 +155,7 @@ def learnable(trajectories: Sequence[Trajectory], *, grouped: bool = True) -> np
 
 
 class TurnBatch(NamedTuple):
-    """What one step computes and what it updates; a pytree of device arrays.
+    """The padded batch of one step; a pytree of device arrays.
 
     Rows hold the segments of the step, each cut at its last action token, as token trees: a token
     sees those k before it whose subtree it lies in, k <= q < end_k. Rows are grouped into

@@ -79,7 +79,7 @@ class AgentHost:
 
 
 class _Inbox:
-    """What other threads tell the one that drives the engine.
+    """Messages of other threads to the one that drives the engine.
 
     closed: nobody reads it any more.
     """

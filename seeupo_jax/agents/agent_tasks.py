@@ -30,7 +30,7 @@ class AgentTasks(Tasks, Protocol):
         ...
 
     def data(self, task_id: str, split: str) -> Any:
-        """What an agent is told besides: `AgentTask.data`."""
+        """Further data for an agent: `AgentTask.data`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What flows between an agent, the endpoint that it calls, and what samples its turns."""
+"""The types that pass between an agent, its endpoint, and the sampler of its turns."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class AgentTask:
-    """What an agent is asked to do.
+    """The task that an agent is given.
 
     data: of the task's line in the file of tasks, or None.
     seed, episode_seed: as `Environment.reset` takes them.
@@ -113,7 +113,7 @@ class AgentTask:
 
 @dataclass(frozen=True)
 class AgentResult:
-    """What an agent came to.
+    """The result of an agent's episode.
 
     reward: of the episode; with `turn_rewards`, one a turn, their sum.
     score: from 0 to 1, 1 is success; None: the reward, cut to that range.

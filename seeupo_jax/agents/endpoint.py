@@ -55,7 +55,7 @@ CLOSE_S = 5
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may cost.
+    """Limits of a request's cost.
 
     request_bytes: of its body. body_s: seconds until its body has arrived.
     """
@@ -351,7 +351,7 @@ class StrictProtocol(H11Protocol):
 
 
 def _as_refusal(error: Exception) -> CallRefused:
-    """What a client is told of an error; the log is told all of one that is not its own."""
+    """The reply to a client for an error; one that is not its own is logged in full."""
     if isinstance(error, CallRefused):
         return error
     _log.error("a call failed", exc_info=error)

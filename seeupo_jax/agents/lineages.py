@@ -93,7 +93,7 @@ class Lineages:
         return self._begun - len(self._turns)
 
     def read(self, call: ModelCall) -> ReadCall:
-        """What a call would continue, and as which tokens; nothing changes by it.
+        """The turn that a call would continue, and its tokens; changes nothing.
 
         Raises:
           ValueError: messages that the tokenizer refuses.

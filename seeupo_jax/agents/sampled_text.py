@@ -120,7 +120,7 @@ class SampledText:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """What a token adds to a text, by itself; a control token's is its name."""
+    """The text of a token by itself; a control token's is its name."""
     table = _token_bytes(tokenizer)
     if table is None:
         return tokenizer.text([token])

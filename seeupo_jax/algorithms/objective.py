@@ -1,4 +1,4 @@
-"""What an update maximises of every action, by one of the objectives."""
+"""The objective of every action that an update maximises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model that scores trajectories is trained on: pairs of a success and a failure."""
+"""The preference loss of a model that scores trajectories: pairs of a success and a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a progress estimator is trained on: contributions of turns that add up to the reward."""
+"""The loss of a progress estimator: contributions of turns are to add up to the reward."""
 
 from __future__ import annotations
 

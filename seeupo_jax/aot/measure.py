@@ -26,7 +26,7 @@ _PACKED = 1.03  # of a program's peak, at most: its arrays laid out beside each 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a program's compilation says; bytes are of one device.
+    """The compiler's figures of a program; bytes are of one device.
 
     inside: memory while it runs, by part. beside: what else a device holds meanwhile.
     error: why it did not compile; all else but the name is empty then.

@@ -75,7 +75,7 @@ class Layout(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """What `tune` found.
+    """The layouts that `tune` found.
 
     fields: of the configuration. figures: of the programs that were compiled with them, by kind.
     """

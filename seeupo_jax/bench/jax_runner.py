@@ -191,7 +191,7 @@ class JaxSweeps:
             return flops(calls, self.policy.network.arch, platform)
 
     def outcome(self) -> Outcome:
-        """What the last sweep over the inputs' trajectories did, and the weights as they are."""
+        """The outcome of the last sweep over the inputs' trajectories, and the current weights."""
         return Outcome([_plain(self._rows, step) for step in self.steps], self.tensors())
 
     def params(self) -> Any:

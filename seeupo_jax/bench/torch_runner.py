@@ -121,7 +121,7 @@ class TorchSweeps:
         return time.perf_counter() - began
 
     def outcome(self) -> Outcome:
-        """What the last sweep did, and the weights as they are now."""
+        """The outcome of the last sweep, and the current weights."""
         named = self.model.named_parameters()
         tensors = {name: p.detach().float().cpu().numpy().copy() for name, p in named}
         return Outcome(self._update.as_json(self._last)["steps"], tensors)

@@ -1,4 +1,4 @@
-"""What a comparison came to: success against sampled tokens, a line per recipe, and a table."""
+"""Results of a comparison: success against sampled tokens, a line per recipe, and a table."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Axis:
         return ", ".join(field.rpartition(".")[2] for field in self.fields)
 
     def value_of(self, point: Mapping[str, Any]) -> str:
-        """What a point has on this axis."""
+        """A point's value on this axis."""
         return ", ".join(text_of(point[field]) for field in self.fields)
 
     def points(self) -> list[Point]:
@@ -72,7 +72,7 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Study:
-    """What a file's `get_study()` describes.
+    """A study as a file's `get_study()` describes it.
 
     reference: the recipe that the others are compared with.
     choose_by: `area` under the success of the rollouts, or success after the last iteration

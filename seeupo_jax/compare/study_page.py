@@ -223,7 +223,7 @@ _PARTS = (_head, _outcome, _final, _ablations, _stability, _tuning)
 
 
 def explain_study(study: Study, results: Mapping[str, Result]) -> str:
-    """What is left to run: cells, iterations, tokens and CPU hours."""
+    """The remaining work of a study: cells, iterations, tokens and CPU hours."""
     rows = [_cost_row(cost) for cost in costs(study, results)]
     head = ("stage", "cells", "finished", "iterations left", "tokens left", "CPU hours left")
     total = sum(cost.cpu_s for cost in costs(study, results)) / 3600

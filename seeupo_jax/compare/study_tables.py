@@ -1,4 +1,4 @@
-"""What a study came to, as numbers: rows of its tables."""
+"""The rows of a study's tables."""
 
 from __future__ import annotations
 

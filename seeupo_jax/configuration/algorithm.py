@@ -10,7 +10,7 @@ from seeupo_jax.configuration.fields import above, at_least, checked, choice, wi
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What is maximised for an action: the options that the turn step is compiled with."""
+    """Options of an action's objective, which the turn step is compiled with."""
 
     objective: str = entry_point("objective", "clipped")
     """What is maximised at each action or token."""

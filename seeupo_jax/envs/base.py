@@ -1,4 +1,4 @@
-"""What an environment is: text in, text out, one episode at a time, no jax."""
+"""The interface of environments: text in, text out, one episode at a time, no jax."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def _change(text: str) -> tuple[str, Any]:
 
 @dataclass(frozen=True)
 class Result:
-    """What a recipe did on a problem.
+    """A recipe's result on a problem.
 
     `value_SI`: float [seeds, iterations + 1], the policy's exact value in units of reward, before
     the first iteration and after each. `optimum`: that of the best policy.
@@ -289,7 +289,7 @@ def regrets(
     algorithm: Algorithm,
     settings: Settings,
 ) -> jax.Array:
-    """What the policy's exact value lacks to the optimum, at the start and after each iteration.
+    """The optimum minus the policy's exact value, at the start and after each iteration.
 
     Not the value itself: near the optimum float32 rounds it by more than an iteration changes it.
 

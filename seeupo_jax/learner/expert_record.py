@@ -25,7 +25,7 @@ class ExpertRecord:
 
     @classmethod
     def of_segments(cls, routing: Routing, segments: Sequence[Segment]) -> ExpertRecord:
-        """What the sampler recorded.
+        """The experts that the sampler recorded.
 
         Raises:
           ValueError: it recorded nothing, or what another policy's routers choose.
@@ -54,7 +54,7 @@ class ExpertRecord:
         forest: Forest,
         routed_RLG: np.ndarray,
     ) -> ExpertRecord:
-        """What the routers chose in a pass over a forest's rows.
+        """The experts that routers chose in a pass over a forest's rows.
 
         Args:
           lengths: tokens of each segment.

@@ -1,4 +1,4 @@
-"""What every sweep of a run shares: the policy, the optimizer, the options, the programs."""
+"""The parts that all sweeps of a run share: policy, optimizer, options, programs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _as_it_is(name: str, program: Program) -> Program:
 
 @dataclass(frozen=True, eq=False)
 class Learner:
-    """What a sweep needs and does not change.
+    """The parts of a sweep that it does not change.
 
     critic_optimizer, scorer_optimizer: of the value function and of the model that scores turns,
       where there is one; None: the policy's.
@@ -116,18 +116,18 @@ class Learner:
 
     @property
     def begin(self) -> Program:
-        """What scores the old and the reference policy when a sweep begins."""
+        """The program that scores the old and the reference policy at the start of a sweep."""
         more = self.finds_entropy or self.routing is not None
         return self.score_in_full if more else self.score
 
     def scored(self, params: Any, batch: TurnBatch) -> Scored:
-        """What `begin` finds of a batch."""
+        """The result of `begin` for a batch."""
         found = self.begin(params, batch)
         return found if isinstance(found, Scored) else Scored(found)
 
     @property
     def routing(self) -> Routing | None:
-        """What a record of the policy's experts holds; None: it has none."""
+        """The layout of a record of the policy's experts; None: it has no experts."""
         return self.network.arch.routing
 
     @property
@@ -215,7 +215,7 @@ class Learner:
 
     @property
     def per_token(self) -> tuple[str, ...]:
-        """What the turn step reads of every action token; names of `TurnBatch` without axes."""
+        """Fields of action tokens that the turn step reads; names of `TurnBatch` without axes."""
         names = ["old_logp", "ref_logp", "advantage"]
         if self.algorithm.merges:
             names.append("logp")

@@ -1,4 +1,4 @@
-"""What the KL penalty is to, and how much it weighs: both may change between iterations."""
+"""The reference policy and coefficient of the KL penalty: both may change between iterations."""
 
 from __future__ import annotations
 

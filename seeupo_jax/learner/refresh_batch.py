@@ -1,4 +1,4 @@
-"""What turn t's step reads of turn t+1, to refresh the weights that the step on it has changed."""
+"""The batch with which turn t's step refreshes the weights M by turn t+1's ratios."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seeupo_jax.learner.batching import ActionSpan, Layout, Predicted, Rows, Sha
 
 
 class RefreshBatch(NamedTuple):
-    """What turn t's step needs to refresh the weights that turn t+1's step has changed.
+    """The spans of turn t+1, whose ratios after their step turn t's step multiplies in.
 
     Every span of turn t+1 continues a span of turn t: from that one's last token to its own. Such
     continuations of a row's spans lie in chunks [Q, C] of tokens: each is a tree below a token of

@@ -195,7 +195,7 @@ def average(params: Any, ema: Any, decay: jax.Array | float) -> Any:
 
 
 def final_params(state: TrainState) -> Any:
-    """What is evaluated and exported: the average of the parameters where there is one."""
+    """The parameters to evaluate and export: their average where there is one."""
     if state.ema is None:
         return state.params
     return jax.tree.map(

@@ -236,7 +236,7 @@ def _refresh(learner: Learner, current: SweepState, layout: Layout) -> SweepStat
 def _step_batch(
     learner: Learner, current: SweepState, layout: Layout, seed: Sequence[int]
 ) -> tuple[SweepState, TurnBatch, Mapping[str, float]]:
-    """What a step computes and updates, and what that counts for its metrics.
+    """The batch of a step, and what it counts for the step's metrics.
 
     Where an action's tokens lie in several spans, its ratio is needed before the gradient: by a
     pass of its own, unless no step has moved the policy yet.

@@ -1,4 +1,4 @@
-"""What surrounds a sweep's steps: how far the host runs ahead, stopping, and resuming."""
+"""Control of a sweep's steps: how far the host runs ahead, stopping, and resuming."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def resume_sweep(
 
 
 def stopped_arrays(learner: Learner, state: Any, trajectories: Sequence[Trajectory]) -> Any:
-    """What `SweepStopped.arrays` look like, to load them; `state` may be shapes."""
+    """The structure of `SweepStopped.arrays`, to load them; `state` may be shapes."""
     rows = learner.rows(trajectories)
 
     def shape(size: int) -> jax.ShapeDtypeStruct:

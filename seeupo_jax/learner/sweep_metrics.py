@@ -1,4 +1,4 @@
-"""What a sweep's steps came to: metrics of all, of every turn, and of each trajectory."""
+"""Metrics of a sweep: of all steps, of every turn, and of each trajectory."""
 
 from __future__ import annotations
 

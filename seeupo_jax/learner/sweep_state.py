@@ -45,7 +45,7 @@ PerToken = Mapping[str, Sequence[np.ndarray]]
 
 @dataclass(frozen=True)
 class SweepData:
-    """What all steps of a sweep have in common.
+    """The data that all steps of a sweep share.
 
     rows: the segments that it learns from.
     valid: the number of trajectories that they are of.
@@ -260,7 +260,7 @@ def count_valid(learner: Learner, trajectories: Sequence[Trajectory]) -> int:
 
 
 class _FirstPass(NamedTuple):
-    """What the old policy's pass found, and how its rows were laid out.
+    """The outputs of the old policy's pass, and the layout of its rows.
 
     gains: of turns; None: not asked for.
     """
@@ -312,7 +312,7 @@ def _with_experts(learner: Learner, rows: Rows, first: _FirstPass) -> Rows:
 def derived_per_token(
     learner: Learner, rows: Rows, initial: PerToken
 ) -> dict[str, Sequence[np.ndarray]]:
-    """What the rows themselves, and the policy that the sweep began with, say of their tokens."""
+    """Fields of tokens that follow from the rows and the policy at the start of the sweep."""
     per_token: dict[str, Sequence[np.ndarray]] = {}
     if "logp" in learner.per_token:
         per_token["logp"] = initial["trainer_logp"]

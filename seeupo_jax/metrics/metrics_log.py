@@ -149,7 +149,7 @@ def read_metrics(
 
 
 class _Lines(NamedTuple):
-    """What a file holds. damaged: by number, from 1. torn: the number of a last one without end."""
+    """Lines of a file. damaged: by number, from 1. torn: the number of a last one without end."""
 
     path: Path
     records: list[dict[str, Any]]

@@ -25,7 +25,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Launch:
-    """What was typed: the configuration's file, and the command."""
+    """The command line: the configuration's file, and the command."""
 
     config_file: str = ""
     command: tuple[str, ...] = ()

@@ -159,7 +159,7 @@ def read_estimates(metrics: Mapping[str, object]) -> dict[str, Estimate]:
 
 
 def evaluation_prefix(reported: str, split: str) -> str:
-    """What the metrics of a split begin with: `eval` where it is the one reported, `eval_SPLIT`."""
+    """The prefix of a split's metrics: `eval` where it is the one reported, else `eval_SPLIT`."""
     return "eval" if split == reported else f"eval_{split}"
 
 

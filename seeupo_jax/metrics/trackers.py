@@ -1,4 +1,4 @@
-"""What metrics, histograms and sample conversations are also sent to: TensorBoard, W&B."""
+"""Trackers of metrics, histograms and sample conversations: TensorBoard, W&B."""
 
 from __future__ import annotations
 

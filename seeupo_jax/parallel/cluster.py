@@ -73,7 +73,7 @@ def find_place(
 
 
 def _detect(timeout_s: int) -> Place | None:
-    """What the environment says of this process."""
+    """This process's place in a cluster, by the environment's variables."""
     try:
         coordinator, count, number, devices = ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, timeout_s

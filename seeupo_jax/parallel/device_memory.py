@@ -15,7 +15,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def device_bytes(tree: Any) -> int:
-    """What a tree of arrays or shape structs with shardings takes on one device.
+    """Bytes of a tree of arrays or shape structs with shardings on one device.
 
     What lies in the host's memory is left out.
     """

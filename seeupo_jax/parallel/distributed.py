@@ -1,4 +1,4 @@
-"""What several processes share: rows of global arrays, small agreements, and whole values."""
+"""Communication of several processes: rows of global arrays, agreements, and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the backward pass of a microbatch needs kept of the layers, in bytes, before it is run."""
+"""Bytes of the activations that the backward pass of a microbatch needs, by formula."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _layer_bytes(
     platform: str,
     expert: int,
 ) -> int:
-    """What is kept of one layer; its parameters, which stay in any case, are not counted."""
+    """Bytes kept of one layer, without its parameters, which stay in any case."""
     alike = dataclasses.replace(
         arch, layers=1, windows=(), scan_layers=False, remat="none", moe=None
     )

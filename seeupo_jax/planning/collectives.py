@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices, read from its HLO text."""
+"""The collectives of a compiled program, read from its HLO text."""
 
 from __future__ import annotations
 

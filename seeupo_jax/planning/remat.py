@@ -25,7 +25,7 @@ SHARE = 0.9
 
 @dataclass(frozen=True)
 class RematPlan:
-    """What `model.remat=auto` comes to; bytes are of one device.
+    """The level that `model.remat=auto` takes; bytes are of one device.
 
     standing: what a step holds whatever is computed again: state, reference policy, gradients.
     activations: of one microbatch, by the choices there are, the least recomputation first.

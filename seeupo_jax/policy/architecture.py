@@ -22,7 +22,7 @@ class Moe:
 
 
 class Routing(NamedTuple):
-    """What is recorded of the experts that a token runs through: G indices, layer by layer.
+    """The layout of a record of the experts that a token runs through: G indices, layer by layer.
 
     layers: that have experts. per_token: experts of a token in each. experts: to choose from.
     """
@@ -60,7 +60,7 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """What the product of the two factors is multiplied by."""
+        """The scale of the product of the two factors."""
         return self.alpha / self.rank
 
 

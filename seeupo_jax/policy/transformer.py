@@ -134,7 +134,7 @@ class Layer(nnx.Module):
 
 
 class Computed(NamedTuple):
-    """What a pass found of its tokens.
+    """The outputs of a pass over tokens.
 
     hidden_NLD: final hidden states. keys: its keys and values, or its cache, per layer.
     routed_NLG: what the routers chose, as `Architecture.routing` says; None without experts.

@@ -19,7 +19,7 @@ from seeupo_jax.types import Segment, Trajectory
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collection brought, and what it took.
+    """The trajectories of a collection, and its cost.
 
     wall_s: seconds. environment_s: those in which all that was left to do was to wait for
       environments; reset_s: of these, while an environment had yet to begin. reward_s: those in

@@ -138,7 +138,7 @@ class Episode:
         return replace(request.fork.start.copy(), request=request, slot=slot, replayed=0)
 
     def segments(self) -> tuple[Segment, ...]:
-        """What was read and sampled so far."""
+        """The segments read and sampled so far."""
         return self.transcript.segments()
 
     def on_result(self, outcome: Outcome, timeout_as: str) -> None:
@@ -173,7 +173,7 @@ class Episode:
         self._add(paid)
 
     def view(self, split: str, candidate: str | None = None) -> FinishedEpisode:
-        """What reward functions are given; a judge: with a candidate of the turn at its end."""
+        """The episode for reward functions; for a judge with a candidate of the turn at its end."""
         named = dict(self.named)
         more = () if candidate is None else ({"role": "assistant", "content": candidate},)
         return FinishedEpisode(

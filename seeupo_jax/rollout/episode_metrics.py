@@ -1,4 +1,4 @@
-"""What a collection says about the policy, the sampler and the environments."""
+"""Metrics of a collection: of the policy, the sampler and the environments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rollout_metrics(
     grouped: bool = True,
     weights: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """What a collection says about the policy and about the sampler.
+    """Metrics of a collection: of the policy and of the sampler.
 
     Args:
       labels: by task; None: there are none.

@@ -1,4 +1,4 @@
-"""What plays the episodes of a collection, and what it is given for that."""
+"""The interface of players of a collection's episodes, and their options."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RolloutWorker:
 
 @dataclass(frozen=True)
 class CollectionOptions:
-    """What one collection differs in from the next.
+    """Options that differ between collections.
 
     seed, iteration: what random numbers derive from; no two collections share both.
     temperature: None is the training's.
@@ -150,7 +150,7 @@ class Player(Protocol):
 
 
 class Host(Protocol):
-    """What outlives collections of what plays episodes: environments, or agents."""
+    """The parts of a player that outlive collections: environments, or agents."""
 
     def player(self, worker: RolloutWorker, options: CollectionOptions) -> Player:
         """A player for one collection; one at a time."""

@@ -21,7 +21,7 @@ _ITERATIONS = 2**24  # 128 rounds of so many stay below the numbers of `evaluate
 
 
 def collection_number(iteration: int, round: int) -> int:
-    """What a round's random numbers derive from, instead of its iteration's number.
+    """The seed of a round's random numbers, instead of its iteration's number.
 
     Args:
       iteration: below 2**24. round: from 0, which has the iteration's own, to 127.

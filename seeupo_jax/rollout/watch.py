@@ -1,4 +1,4 @@
-"""What a collection is doing at this moment, for other threads to read."""
+"""The progress of a collection, for other threads to read."""
 
 from __future__ import annotations
 

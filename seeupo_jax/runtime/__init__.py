@@ -1,1 +1,1 @@
-"""What commands call: the parts of a run, its loop, resuming, evaluation and export."""
+"""The parts of a run, its loop, resuming, evaluation and export, for the commands."""

@@ -106,7 +106,7 @@ def _tried(
     function: Callable[..., Any],
     arrays: Mapping[str, Any],
 ) -> tuple[np.ndarray, ...]:
-    """What a function makes of arrays, which is float32 and of the wanted shapes."""
+    """A function's result for arrays, checked to be float32 and of the wanted shapes."""
     given = ", ".join(f"{key} {x.dtype}{list(x.shape)}" for key, x in arrays.items())
     try:
         shapes = jax.eval_shape(function, arrays)

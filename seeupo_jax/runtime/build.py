@@ -287,7 +287,7 @@ def place_reference(config: Config, params: Any) -> Any:
 
 
 def abstract_policy(config: Config, mesh: jax.sharding.Mesh) -> tuple[Policy, Any]:
-    """What `load_policy` gives, with shapes and shardings for parameters: no weights are read.
+    """As `load_policy`, with shapes and shardings for parameters: no weights are read.
 
     The tokenizer is None where the model's folder has none.
     """
@@ -313,7 +313,7 @@ def build_learner(
     optimizer: optax.GradientTransformation,
     state: TrainState,
 ) -> Learner:
-    """What every sweep of the run needs; the state is looked at for its layout only."""
+    """Builds the learner of a run; the state is read for its layout only."""
     return Learner(
         network=policy.network,
         optimizer=optimizer,

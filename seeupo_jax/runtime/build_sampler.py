@@ -72,7 +72,7 @@ def _held(config: Config, made: build.Policy) -> Any:
 
 
 def build_grammars(config: Config, tokenizer: Tokenizer, vocab_size: int) -> Grammars | None:
-    """What constrains actions; None where nothing does."""
+    """The grammars that constrain actions; None: nothing does."""
     source = config.rollout.grammar
     return None if source is None else Grammars(source, tokenizer, vocab_size)
 

@@ -1,4 +1,4 @@
-"""What is found wrong with a configuration before anything is compiled, or a run is resumed."""
+"""Checks of a configuration, before anything is compiled or a run is resumed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
 
 
 def _check_fields(config: Config) -> jax.sharding.Mesh:
-    """What needs neither tasks nor the model; the mesh."""
+    """Checks that need neither tasks nor the model; the mesh."""
     mesh = check_learner(config)
     check_trackers(config.telemetry.trackers)
     make_scorer(config.rewards).close()

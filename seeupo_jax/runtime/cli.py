@@ -1,4 +1,4 @@
-"""What commands that run a configuration share: `--config`, `--workdir`, and their processes."""
+"""Common parts of commands that run a configuration: `--config`, `--workdir`, processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plays a run's episodes: environments, or an agent that calls the policy at an endpoint."""
+"""The player of a run's episodes: environments, or an agent that calls the policy."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _sampling_rules(config: Config, temperature: float | None = None) -> Samplin
 
 
 def build_runner(config: Config) -> Runner:
-    """What runs `config.agent`."""
+    """Builds the runner of `config.agent`."""
     agent, most = config.agent, config.env.max_reward
     if agent.name is not None:
         return FunctionAgents(agent.name, load_function(agent), max_reward=most)

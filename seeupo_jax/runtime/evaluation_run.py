@@ -31,7 +31,7 @@ from seeupo_jax.trajectories.episodes import Episode, EpisodeFile
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationResult:
-    """What an evaluation came to; its text is a table, a line for each kind of tasks.
+    """The result of an evaluation; its text is a table, a line for each kind of tasks.
 
     split, k: what was played, and how often each task.
     avg_at_k, pass_at_k: over all tasks, with 95% intervals.

@@ -118,7 +118,7 @@ def own_policy(
 
 @contextlib.contextmanager
 def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[PolicySource]:
-    """What a server holds; at the end what it cost is logged, if it cost anything."""
+    """The policy at a server; at the end its cost is logged, if there was any."""
     # The server may hold this machine's accelerator, and a TPU lets only one process in.
     jax.config.update("jax_platforms", "cpu")
     rollout, url = config.rollout, server.url

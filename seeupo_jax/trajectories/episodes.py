@@ -57,7 +57,7 @@ class Episode:
 
 
 def to_episode(trajectory: Trajectory, labels: Mapping[str, str]) -> Episode:
-    """What is kept of a trajectory: all but its tokens."""
+    """An episode of a trajectory: all but its tokens."""
     info = dict(trajectory.info)
     return Episode(
         task_id=trajectory.task_id,
@@ -159,7 +159,7 @@ def _read_lines(path: Path, complete: bytes) -> list[dict[str, Any]]:
 
 
 def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
-    """What follows the settings."""
+    """The episodes that follow the settings."""
     for number, line in enumerate(lines[1:], 2):
         values = {"rewards": {}} | line  # files from before rewards had names have none
         if set(values) != {each.name for each in fields(Episode)}:

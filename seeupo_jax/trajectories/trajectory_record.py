@@ -19,7 +19,7 @@ _CONTROL = 0xFF  # begins a control token's bytes; in no UTF-8 text
 
 
 class TokenTexts:
-    """What each token of a sequence adds to the decoded text.
+    """The text that each token of a sequence adds to the decoded text.
 
     Args:
       token_bytes: gives those of each token by id, as `Tokenizer.token_bytes`; called when they are
@@ -64,7 +64,7 @@ def to_record(
     texts: Callable[[Sequence[int]], list[str]],
     stats: TrajectoryStats | None = None,
 ) -> dict[str, Any]:
-    """What is kept of a trajectory: plain JSON values; `docs/trajectories.md` has the fields.
+    """A trajectory's record of plain JSON values; `docs/trajectories.md` has the fields.
 
     Args:
       labels: of its task.

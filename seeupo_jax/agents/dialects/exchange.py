@@ -1,4 +1,4 @@
-"""What every dialect offers, and what they have in common."""
+"""The interface of all dialects, and their common parts."""
 
 from __future__ import annotations
 

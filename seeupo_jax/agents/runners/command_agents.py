@@ -111,7 +111,7 @@ class CommandAgents:
             helper.close()
 
     def _read_end(self, end: End) -> AgentResult | AgentFailure:
-        """What an end means: of the result file, or else of the exit code."""
+        """The result of a process that ended, by its result file, or else by its exit code."""
         said = {"output": end.output[-_SHOWN:]} if end.output else {}
         tail = f"; it printed: {said['output']}" if said else ""
         if end.code is None:

@@ -113,7 +113,7 @@ class FunctionAgents:
 
 
 def open_clients() -> Callable[[Access], Any]:
-    """What makes an episode's client, an `openai.AsyncOpenAI`.
+    """Makes the function that opens an episode's client, an `openai.AsyncOpenAI`.
 
     Each has connections of its own, since a pool looks at all of its connections at every call;
     made without certificates, which no loopback needs, that takes 0.2 ms and not 35.

@@ -1,4 +1,4 @@
-"""What actions are credited with: a file for each estimator, with its formula and its entry.
+"""Advantage estimators: a file for each, with its formula and its entry.
 
 A file's `ESTIMATOR` is all that the learner, the laboratory, the checks of a configuration,
 `--explain` and the documentation know of it; `config.algorithm.advantage` names the file, or a
@@ -54,7 +54,7 @@ SCORED = frozenset({"implicit_NK", "progress_NL"})
 
 
 class Credit(NamedTuple):
-    """What a batch is credited with.
+    """The advantages of a batch, and what else its estimator gives.
 
     advantage: in the shape of the estimator's level.
     returns: with a critic, what its values are to be, [N, L].

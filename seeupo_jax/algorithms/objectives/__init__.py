@@ -1,4 +1,4 @@
-"""What an update maximises of an action: a file for each objective, with its term and its entry.
+"""Objectives of an action: a file for each, with its term and its entry.
 
 A file's `OBJECTIVE` is all that others know of it; `config.algorithm.objective` names the file, or
 a user's own entry as `module:attribute`.

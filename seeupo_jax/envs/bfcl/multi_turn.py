@@ -22,7 +22,7 @@ CLOSING = "Done."  # how the oracle ends a user's turn
 
 @dataclass(kw_only=True)
 class MultiTurn:
-    """What `bfcl` and `bfcl_worlds` share: all but where their tasks come from.
+    """The environment of `bfcl` and `bfcl_worlds`, which differ in where tasks come from.
 
     A message without a call ends the user's turn. The tools and messages that `reset` returns are
     shared: do not change them.

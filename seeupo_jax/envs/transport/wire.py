@@ -1,4 +1,4 @@
-"""What a client and a server of environments share: status codes, sizes, and the token's file."""
+"""Constants of clients and servers of environments: status codes, sizes, and the token's file."""
 
 from __future__ import annotations
 

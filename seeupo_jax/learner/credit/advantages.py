@@ -1,4 +1,4 @@
-"""What every sampled token is credited with: from trajectories to advantages of tokens."""
+"""Credit assignment: from trajectories to advantages of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an estimator may ask for, from trajectories and what is known of their tokens."""
+"""The inputs of estimators, made of trajectories and fields of their tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REWARDS = 4  # named rewards are padded to a multiple of it: one program, whate
 
 
 class CreditArrays:
-    """What an estimator may ask for, by the names of `algorithms/estimators`; made when asked."""
+    """The inputs of estimators by the names of `algorithms/estimators`; made when asked for."""
 
     def __init__(
         self,

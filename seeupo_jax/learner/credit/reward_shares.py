@@ -1,4 +1,4 @@
-"""What each named reward contributes to the advantages that a sweep learns from."""
+"""Each named reward's contribution to the advantages of a sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model beside the policy says of turns, and its steps on an iteration's trajectories."""
+"""Scores of turns by a model beside the policy, and its steps on an iteration's trajectories."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from seeupo_jax.types import TrainState, Trajectory, TurnBatch
 
 
 class ScorerLoss(NamedTuple):
-    """What the scorer's step is to follow.
+    """The loss of the scorer's step.
 
     slope: derivative of the loss by what the scorer says of each token; None: nothing to learn
       from, and no step.
@@ -55,7 +55,7 @@ def score_turns(
     trajectories: Sequence[Trajectory],
     per_token: Mapping[str, Ragged],
 ) -> TurnScores:
-    """What the scorer says of an iteration's turns, and its steps on them; `train` is donated.
+    """The scorer's scores of an iteration's turns, and its steps on them; `train` is donated.
 
     Args:
       per_token: `old_logp`.

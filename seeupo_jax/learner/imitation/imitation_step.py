@@ -77,7 +77,7 @@ def total_loss(network: Network, frozen: Any, params: Any, batch: TurnBatch) -> 
 
 @dataclass(frozen=True, eq=False)
 class Imitation:
-    """What every step of a supervised run needs and does not change.
+    """The parts of a supervised run that its steps need and do not change.
 
     frozen: parameters that do not train. ema: decay of the average of the parameters per step.
     layout: shardings of the state, and `replicated` one of small arrays; None: one device.

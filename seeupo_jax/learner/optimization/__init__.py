@@ -1,1 +1,1 @@
-"""What a gradient becomes: optimizers, groups of parameters, schedules."""
+"""Optimizers, groups of parameters, schedules."""

@@ -26,7 +26,7 @@ HEAD_AXES = {"kernel": ("embed",), "bias": (None,)}
 
 @dataclass(frozen=True)
 class Critic:
-    """What is fixed about the value function; hashable, part of each program.
+    """The static options of the value function; hashable, part of each program.
 
     kind: `head` reads the policy's own last hidden states, and its loss trains the policy's trunk
       too; `model` reads those of a transformer of its own, which begins as the policy. With
@@ -66,7 +66,7 @@ _TRUNKS: dict[str, Callable[[Any], Any]] = {
 
 
 class ValueModel(Protocol):
-    """What reads values: a critic, or another model with such a head."""
+    """A model that gives values: a critic, or another one with such a head."""
 
     @property
     def kind(self) -> str: ...
@@ -89,7 +89,7 @@ def fresh_state(optimizer: optax.GradientTransformation, head: Any, trunk: Any) 
 
 
 def critic_optimizer(config: Config, *, total_steps: int) -> optax.GradientTransformation:
-    """What steps the value function: the configured optimizer, at the critic's learning rate."""
+    """The optimizer of the value function: the configured one, at the critic's learning rate."""
     rate = config.algorithm.critic_learning_rate
     return optimizer_beside(config, rate, total_steps=total_steps)
 

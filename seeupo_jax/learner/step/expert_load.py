@@ -1,4 +1,4 @@
-"""What the routers of a pass chose, counted over its tokens."""
+"""Counts of the experts that the routers of a pass chose."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def count_routed(routing: Routing, row: TurnBatch, routed_RLG: jax.Array) -> Rou
 def routing_sums(
     config: LossConfig, routing: Routing | None, row: TurnBatch, routed_RLG: jax.Array | None
 ) -> dict[str, jax.Array]:
-    """What a step counts of one microbatch for its metrics; nothing without replay."""
+    """Sums of one microbatch for a step's metrics; empty without replay."""
     if config.options.router_replay == "none":
         return {}
     counts = count_routed(routing, row, routed_RLG)

@@ -139,7 +139,7 @@ def _action_terms(
 def _importance(
     config: LossConfig, row: TurnBatch, mask_PJA: jax.Array, split: SplitActions | None
 ) -> tuple[jax.Array | None, dict[str, jax.Array]]:
-    """What surrogates weigh against the sampler's mismatch, in the ratio's shape; and metrics."""
+    """Importance weights against the sampler's mismatch, in the ratio's shape; and metrics."""
     level, clip = config.options.ratio, config.options.tis_clip
     if clip is None:
         return None, {}

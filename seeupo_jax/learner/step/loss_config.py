@@ -1,4 +1,4 @@
-"""What is fixed about the loss of a sweep's steps."""
+"""The static options of the loss of a sweep's steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Numbers = dict[str, np.float32]
 
 @dataclass(frozen=True)
 class LossConfig:
-    """What is fixed about the loss; without its numbers it is hashable, part of each program.
+    """The static options of the loss; without its numbers it is hashable, part of each program.
 
     old_is_current: the ratio is to the policy just before this very step.
     actions: that a row of a step may have, each with a ratio of its own.
@@ -44,7 +44,7 @@ class LossConfig:
         return replace(self, options=replace(options, **blank)), numbers
 
     def with_numbers(self, numbers: Numbers) -> LossConfig:
-        """What `split` was called on, of arrays."""
+        """The inverse of `split`, with arrays as numbers."""
         return replace(self, options=replace(self.options, **numbers))
 
     @property
@@ -64,7 +64,7 @@ class LossConfig:
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """What a step counts for its metrics, beside the loss."""
+        """The names of the sums that a step gives for its metrics, beside the loss."""
         names = ("actions", "clipped", "kl", "weight_max")
         if self.options.tis_clip is not None:
             names = (*names, "tis_weight", "tis_truncated")

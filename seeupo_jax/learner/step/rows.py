@@ -47,7 +47,7 @@ def own_slots(
 
 
 def of_spans(x_RX: jax.Array, slot_PA: jax.Array, mask_PA: jax.Array) -> jax.Array:
-    """What the rows' predictions have, at the spans' tokens: [P, A]; 0 where no mask is."""
+    """Values of the rows' predictions at the spans' tokens: [P, A]; 0 where the mask is 0."""
     return jnp.where(mask_PA > 0, x_RX.reshape(-1)[slot_PA], 0.0)
 
 

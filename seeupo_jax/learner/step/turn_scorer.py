@@ -28,7 +28,7 @@ from seeupo_jax.types import CriticState, TrainState, TurnBatch
 
 @dataclass(frozen=True)
 class Scorer:
-    """What is fixed about the model that scores turns; hashable, part of its step's program.
+    """The static options of the model that scores turns; hashable, part of its step's program.
 
     kind: `policy` is a copy of the policy that is trained apart: its log-probabilities of action
       tokens score (an implicit process reward model). `head` and `model` are as for `Critic`, read
@@ -64,7 +64,7 @@ class Scorer:
 
 
 def scorer_optimizer(config: Config, *, total_steps: int) -> optax.GradientTransformation | None:
-    """What steps the scorer: the configured optimizer, at its learning rate; None without one."""
+    """The scorer's optimizer: the configured one, at its learning rate; None without one."""
     if config.algorithm.scorer is None:
         return None
     rate = config.algorithm.scorer_rate * config.optimizer.learning_rate
@@ -86,7 +86,7 @@ def make_scorer(
 def _row_scores(
     network: Network, scorer: Scorer, params: Any, own: Any, row: TurnBatch
 ) -> jax.Array:
-    """What the scorer says of each token that one microbatch asks for: float32 [R, X].
+    """The scorer's output for each token that one microbatch asks for: float32 [R, X].
 
     Args:
       params: all of the policy's.

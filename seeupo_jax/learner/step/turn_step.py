@@ -32,7 +32,7 @@ def score(network: Network, params: Any, batch: TurnBatch, *, temperature: float
 
 
 class Scored(NamedTuple):
-    """What a pass over a batch found of every action token, and of its routers.
+    """The outputs of a scoring pass over a batch: of every action token, and of its routers.
 
     logp_PA: `score`. entropy_PA: nats, of what each token was drawn from; None: not asked for.
     routers: what the routers chose; None without experts.
@@ -127,7 +127,7 @@ def refresh(
 
 
 class StepResult(NamedTuple):
-    """What an optimizer step leaves.
+    """The result of an optimizer step.
 
     cumulative_ratio_N: with the refresh of the step before in it: what the step weighed by.
     logp_PA: of the action tokens, before the step.
@@ -223,7 +223,7 @@ def apply_gradients(
 
 
 def _trained(state: TrainState) -> tuple[Any, Any]:
-    """What the loss is differentiated by: the policy's parameters, and the critic's or None."""
+    """The parameters that the loss is differentiated by: the policy's, and the critic's or None."""
     return state.params, None if state.critic is None else state.critic.params
 
 

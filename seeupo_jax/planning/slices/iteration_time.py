@@ -16,7 +16,7 @@ NEEDED = ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode")
 
 
 class Figures(Protocol):
-    """What is known of a program. roofline: None where it did not compile."""
+    """Figures of a program. roofline: None where it did not compile."""
 
     @property
     def roofline(self) -> roofline.Roofline | None: ...

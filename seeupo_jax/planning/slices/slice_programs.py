@@ -76,7 +76,7 @@ class Setup(AbstractRun):
 
 
 class Work(NamedTuple):
-    """What one execution is there for, all devices together.
+    """The useful work of one execution, all devices together.
 
     needed: FLOPs of the model. executed: FLOPs of its kernels, recomputation and padded attention
     included. tokens: that go through the model.

@@ -102,7 +102,7 @@ def shape_in_file(params: Any, stored: Stored) -> tuple[int, ...]:
 
 
 def at(tree: Any, path: Sequence[Any]) -> Any:
-    """What stands at a path of a nested dict."""
+    """The value at a path of a nested dict."""
     for key in path:
         tree = tree[key]
     return tree

@@ -265,7 +265,7 @@ def _log_fallback(wanted: str, kernel: str, reason: str) -> None:
 
 
 def preferred_kernel(platform: str) -> str:
-    """What `model.attention=auto` means on a platform, as `jax.Device.platform` names it."""
+    """The kernel of `model.attention=auto` on a platform, as `jax.Device.platform` names it."""
     return _PREFERRED.get(platform, "xla")
 
 

@@ -37,7 +37,7 @@ class Pages(NamedTuple):
 
 
 class Prefixes(NamedTuple):
-    """What several rows of a pass have in common at their beginning, to be read once for all.
+    """Prefixes that several rows of a pass share, to be read once for all.
 
     table_QP: int32, the pages of each prefix.
     length_Q: int32, its tokens, a multiple of the page size; 0 for none.

@@ -43,7 +43,7 @@ Loop = Callable[[Callable[[Any, tuple], tuple], tuple], tuple]
 
 
 class _Plan(NamedTuple):
-    """What the kernels are compiled for.
+    """The static sizes that the kernels are compiled for.
 
     held, visited: rows of the block that a program accumulates for, and of those that it visits.
     channels: of a head, before padding.

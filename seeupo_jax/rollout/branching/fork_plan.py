@@ -1,4 +1,4 @@
-"""What a plan of a group's tree is, and what it may spend."""
+"""Plans of a group's tree, and their budget."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True)
 class Budget:
-    """What a group may spend.
+    """The budget of a group.
 
     group_size: trajectories. turn_tokens, max_turns: of a turn and an episode, at most.
     tokens: sampled ones; None: no bound.
@@ -45,7 +45,7 @@ class Budget:
     tokens: int | None = None
 
     def most_tokens(self, turns: int) -> int:
-        """What an episode may sample after so many turns, at the most."""
+        """The most tokens that an episode may sample after so many turns."""
         return (self.max_turns - turns) * self.turn_tokens
 
     def affordable(self, wanted: Sequence[Branch], played: Sequence[Played]) -> list[Branch]:
@@ -82,7 +82,7 @@ class ForkPlan(Protocol):
         ...
 
     def branches(self, played: Sequence[Played], begun: Sequence[Branch]) -> list[Branch]:
-        """What a group whose episodes are all over begins next; none: it is complete.
+        """The next branches of a group whose episodes are all over; none: it is complete.
 
         Args:
           played: by place. begun: those of them that are no roots, by what they continued.

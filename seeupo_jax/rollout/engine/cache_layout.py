@@ -94,7 +94,7 @@ class Layout:
         return unflatten_dict(shapes)
 
     def reshard(self, params: Any) -> Reshard:
-        """What laying out parameters (arrays, or shape structs with shardings) costs.
+        """The cost of laying out parameters (arrays, or shape structs with shardings).
 
         What is received is without the scales of int8 matrices, a number for each of their columns.
         """
@@ -128,7 +128,7 @@ class Layout:
         return {new: x[index] for path, x in moved.items() for new, index in self._parts(path)}
 
     def _made(self, path: Path, x: Any) -> dict[Path, tuple[tuple[int, ...], Any, Any]]:
-        """What a parameter becomes: shapes, types and shardings by path."""
+        """The sampler's form of a parameter: shapes, types and shardings by path."""
         shape, names = tuple(x.shape), self._axes[path]
         moved = {path: (shape, names, self._dtype(path, x))}
         if self._rounded(path):  # a scale has no axis of inputs, the last but one

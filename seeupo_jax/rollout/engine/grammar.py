@@ -122,7 +122,7 @@ class Grammars:
 
 
 class Matcher:
-    """What may come next in one action; `Grammars.begin` makes one.
+    """The tokens that a grammar allows next in one action; `Grammars.begin` makes one.
 
     Not for two threads at once; different ones may work side by side (llguidance frees Python's
     lock).
@@ -259,7 +259,7 @@ def _arguments(tool: Tool) -> dict[str, Any]:
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer: each token's bytes, and how a text is tokenised."""
+    """A tokenizer for llguidance: each token's bytes, and how a text is tokenised."""
 
     bos_token_id = None
 

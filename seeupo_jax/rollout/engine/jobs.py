@@ -199,7 +199,7 @@ class Shard:
         return who, self._page_table(jobs, rows, width, group_size), tuple(numbers_3R)
 
     def _page_table(self, jobs: Sequence[Job], rows: int, width: int, group_size: int) -> PageTable:
-        """What rows see: the pages that a group's have in common once, and each row's own."""
+        """The page table of rows: the pages that a group shares once, and each row's own."""
         prefixes, skipped = None, {}
         if group_size > 1:
             prefixes, skipped = self._prefixes(jobs, rows, width, group_size)
@@ -215,7 +215,7 @@ class Shard:
     def _prefixes(
         self, jobs: Sequence[Job], rows: int, width: int, group_size: int
     ) -> tuple[Prefixes, dict[int, int]]:
-        """What groups of rows begin with, and how many of its pages a row thereby skips."""
+        """The prefixes that groups of rows share, and how many of its pages a row thereby skips."""
         count = max(1, rows // group_size)
         table_QP = np.zeros((count, width), np.int32)
         length_Q = np.zeros(count, np.int32)
@@ -320,7 +320,7 @@ def _tiles_of(job: Job, length: int) -> int:
 
 
 def _common(lists: Sequence[list[int]]) -> list[int]:
-    """What all lists begin with."""
+    """The common prefix of all lists."""
     first, *others = lists
     for other in others:
         if other[: len(first)] == first:

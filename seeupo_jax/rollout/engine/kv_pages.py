@@ -30,7 +30,7 @@ class Refusal(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """What one turn needs of the cache, from before its prefill until its action is finished.
+    """The pages that one turn holds, from before its prefill until its action is finished.
 
     pages: page numbers for all positions of context and action, `page_size` positions each.
     cached: how many leading tokens need no prefill; at most the context's length - 1.

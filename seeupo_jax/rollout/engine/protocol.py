@@ -1,4 +1,4 @@
-"""What samples actions: the protocol between a collection and whatever runs the policy."""
+"""The protocol between a collection and the engine that samples actions."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Engine(Protocol):
         ...
 
     def usage(self) -> Mapping[str, int]:
-        """What this process has spent on the collection so far: counts, by name."""
+        """Counts of what this process has spent on the collection so far, by name."""
         ...
 
     def seconds(self) -> Mapping[str, float]:

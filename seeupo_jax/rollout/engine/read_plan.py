@@ -27,7 +27,7 @@ _CPU_BLOCK = 64
 
 
 def choose_read_plan(arch: Architecture, rollout: schema.Rollout, platform: str) -> KVReadPlan:
-    """What suits a platform: a loop over blocks costs a GPU a round trip to the host for each.
+    """The plan for a platform: a loop over blocks costs a GPU a round trip to the host for each.
 
     A CPU has one only where tables are long: with a loop a program takes longer to compile.
     """

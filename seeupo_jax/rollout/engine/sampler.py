@@ -30,7 +30,7 @@ from seeupo_jax.rollout.engine.sampling import (
 
 
 class Slots(NamedTuple):
-    """What the device remembers of each slot's action from one dispatch to the next.
+    """The state of each slot's action that stays on the device between dispatches.
 
     token_S: int32, the last token, not in the cache yet; position_S: int32, where it goes.
     step_S: int32, how many tokens of the action have been sampled. alive_S: bool, not at its end.
@@ -60,7 +60,7 @@ class Rows(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """What a dispatch sampled: tokens_RK and logp_RK, the first count_R of each row.
+    """The samples of a dispatch: tokens_RK and logp_RK, the first count_R of each row.
 
     alive_R: the action is not at its end. steps: how many the dispatch took, int32 [1].
     entropy_RK: of the tokens that are among an action's first ones (`Action.entropy`), 0 of others;
@@ -206,7 +206,7 @@ def _by_rows(x: jax.Array) -> jax.Array:
 def _nothing(
     network: Network, sampling: Sampling, shape: tuple[int, int], records: bool
 ) -> tuple[jax.Array | None, ...]:
-    """What a dispatch samples, [R, K], before it does; see `Sampled`."""
+    """Empty arrays for a dispatch's samples, [R, K]; see `Sampled`."""
     empty, routing = jnp.zeros(shape), network.arch.routing
     entropy_RK = empty if sampling.entropy_tokens else None
     routed_RKG = jnp.zeros((*shape, routing.size), routing.dtype) if records else None
@@ -232,7 +232,7 @@ def _draw_next(
 
 
 def _of_rows(slots: Slots, rows: Rows) -> Slots:
-    """What the slots of the rows remember, or what their new action begins with."""
+    """The state of the rows' slots, or the initial state of a new action."""
     take = per_shard(
         lambda x_S, slot_R: x_S.at[slot_R].get(mode="fill", fill_value=0),
         (("rows",), ("rows",)),

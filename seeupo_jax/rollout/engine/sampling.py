@@ -15,7 +15,7 @@ from seeupo_jax.policy.network import VOCAB
 
 
 class Sampling(NamedTuple):
-    """What is fixed about sampling; hashable.
+    """The static options of sampling; hashable.
 
     entropy_tokens: of each action so many first ones whose entropy is computed.
     """
@@ -29,7 +29,7 @@ class Sampling(NamedTuple):
 
 
 class Streams(NamedTuple):
-    """What an action's random numbers derive from: nothing that its batch shares or shifts.
+    """The seeds of an action's random numbers, which do not depend on its batch.
 
     seed: of the run. iteration: or any other number that keeps two collections apart.
     task_R, member_R, turn_R: whose action it is, and which.

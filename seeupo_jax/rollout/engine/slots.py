@@ -298,7 +298,7 @@ class SlotEngine:
         return to_global(joined, self._where("rows"))
 
     def _global_shapes(self, part: Any) -> Any:
-        """What `_join_shards` gives where every shard has such a part, as shape structs."""
+        """The shape structs that `_join_shards` gives where every shard has such a part."""
 
         def shape(x: np.ndarray) -> tuple[int, ...]:
             return (self.plan.shards * x.shape[0], *x.shape[1:])

@@ -38,7 +38,7 @@ class Conversations(Protocol):
 def open_conversations(
     config: Config, data: str, split: str, options: Mapping[str, Any], field: str
 ) -> Conversations:
-    """What `config.sft.data` names.
+    """Opens the source of conversations that `config.sft.data` names.
 
     Args:
       split: of tfds and of demonstrations. options: of demonstrations.
@@ -148,7 +148,7 @@ def _text(value: Any) -> Any:
 
 
 class EnvironmentConversations:
-    """What an environment shows of its tasks."""
+    """Demonstrations of an environment."""
 
     def __init__(self, config: Config, split: str, options: Mapping[str, Any], field: str):
         environment = envs.make(config.env.name, **config.env.options)

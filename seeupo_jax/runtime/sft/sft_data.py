@@ -41,7 +41,7 @@ class Chosen(Sequence[Segments]):
 
 @dataclass(frozen=True)
 class SftData:
-    """What a run learns from, and what it measures its loss on.
+    """Conversations to learn from, and those to measure the held-out loss on.
 
     held_out: empty where nothing is held out.
     skipped, cut: conversations of more tokens than a conversation may have.

@@ -53,7 +53,7 @@ class SftState(NamedTuple):
 
 @dataclass(frozen=True)
 class SftParts:
-    """What a run works with, from its beginning to its end.
+    """The parts of a run that last from its beginning to its end.
 
     config: of `supervised`; given: the user's, with the number of steps.
     held_out: None where nothing is held out.

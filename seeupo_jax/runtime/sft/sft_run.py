@@ -67,7 +67,7 @@ def begin_sft(
 
 
 class SftRun:
-    """What the loop works with; a context that closes all of it.
+    """The run that the loop steps; a context that closes its parts.
 
     With several processes each calls everything, and process 0 writes.
     """

@@ -1,4 +1,4 @@
-"""What supervised training is built of, from the configuration of any training."""
+"""Builds supervised training from the configuration of any training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an application hears of a training run, and how it stops one."""
+"""Callbacks of a training run, and how an application stops one."""
 
 # Types of jax's own functions are partly unknown.
 # pyright: strict, reportUnknownMemberType=false

@@ -1,4 +1,4 @@
-"""What the parts of a run have taken: seconds and compiled programs; and how it was begun."""
+"""Times and compiled programs of a run's phases, and how the run was started."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PhaseTimes:
         self._compilations.close()
 
     def take(self) -> Counter[str]:
-        """What was spent so far; from now on it is counted anew."""
+        """The counts so far, which start anew."""
         taken = Counter(self.spent)
         self.spent.clear()
         return taken

@@ -67,7 +67,7 @@ def begin_run(
 
 
 class Run:
-    """What the training loop works with; a context that closes all of it.
+    """The run that the training loop steps; a context that closes its parts.
 
     With several processes each calls everything, and process 0 writes.
     """

@@ -166,7 +166,7 @@ class RunCheckpoints:
             epath.Path(self._stopped_folder).rmtree()
 
     def _held(self, state: RunState) -> str:
-        """What holds the state of a run that has done nothing yet."""
+        """The initial state of a run."""
         if state.stopped_sweep is not None:
             return f"nothing has changed since it was stopped in the sweep of {state.done + 1}"
         newest = self._checkpoints.latest()
@@ -175,7 +175,7 @@ class RunCheckpoints:
         return f"nothing has changed since checkpoint {newest}"
 
     def _notes(self, state: RunState) -> dict[str, Any]:
-        """What every checkpoint says of its run."""
+        """The notes of a run that every checkpoint has."""
         parts, success = self._parts, self._parts.source.success
         drawn_by = {} if success is None else {"task_success": success.state(state.done)}
         return drawn_by | {

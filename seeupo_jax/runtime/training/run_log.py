@@ -1,4 +1,4 @@
-"""What a run leaves behind for people: metrics, times, trajectories, trackers; process 0 writes."""
+"""The logs of a run: metrics, times, trajectories, trackers; process 0 writes them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Labels = Mapping[str, Mapping[str, str]]  # of tasks
 
 
 class RunLog:
-    """What is written, and what an iteration has spent so far; close it in the end."""
+    """The files that are written, and an iteration's costs so far; close it in the end."""
 
     def __init__(self, config: Config, workdir: Path, progress: Progress, tokenizer: Tokenizer):
         telemetry = config.telemetry

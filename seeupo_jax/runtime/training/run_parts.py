@@ -34,7 +34,7 @@ from seeupo_jax.types import TrainState
 
 @dataclass(frozen=True)
 class RunParts:
-    """What a run works with, from its beginning to its end; `close` it.
+    """The parts of a run that last from its beginning to its end; `close` it.
 
     ref_params: parameters of the reference policy; None where the state has them.
     engine: the worker's.

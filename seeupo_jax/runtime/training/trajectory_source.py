@@ -238,7 +238,7 @@ class TrajectorySource:
         return _Ahead(iteration, params, sampled_by, version, brought)
 
     def _requests(self, tasks: Sequence[str]) -> list[Request]:
-        """What a collection of these tasks begins with."""
+        """The first requests of a collection of these tasks."""
         return root_requests(group_requests(tasks, self._config.rollout.group_size), self._forks)
 
     def _sample(self, iteration: int, params: Any, version: int) -> Collected:
