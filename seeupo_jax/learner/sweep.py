@@ -39,7 +39,8 @@ from seeupo_jax.learner.sweep_metrics import (
     sweep_metrics,
     trajectory_stats,
 )
-from seeupo_jax.learner.sweep_state import Step, SweepState, begin_sweep, sweep_order
+from seeupo_jax.learner.sweep_start import begin_sweep, sweep_order
+from seeupo_jax.learner.sweep_state import Step, SweepState
 from seeupo_jax.types import TrainState, Trajectory, TrajectoryStats, TurnBatch
 
 

@@ -14,17 +14,13 @@ from seeupo_jax.learner.batching import Rows, action_spans
 from seeupo_jax.learner.expert_record import ExpertRecord
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.sweep_metrics import host_metrics
-from seeupo_jax.learner.sweep_state import (
-    INITIAL,
-    Step,
-    SweepData,
-    SweepState,
-    Work,
+from seeupo_jax.learner.sweep_start import (
     count_valid,
     derived_per_token,
     sweep_order,
     unmasked_rows,
 )
+from seeupo_jax.learner.sweep_state import INITIAL, Step, SweepData, SweepState, Work
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.types import TrainState, Trajectory
 

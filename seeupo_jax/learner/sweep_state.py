@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import (
     ActionSpan,
     Layout,
     Rows,
-    all_actions,
-    lay_out,
     scatter,
     turn_batch,
 )
-from seeupo_jax.learner.credit.advantages import credit_tokens
-from seeupo_jax.learner.credit.credit_arrays import CreditArrays
-from seeupo_jax.learner.credit.information_gain import (
-    References,
-    answer_branches,
-    branch_batch,
-    describe_gains,
-    information_gain,
-)
-from seeupo_jax.learner.credit.running_rewards import Statistics
-from seeupo_jax.learner.credit.turn_scores import score_turns
-from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.reference_policy import options_now, reference_of
-from seeupo_jax.learner.step.turn_step import Scored
-from seeupo_jax.learner.turn_order import update_order
-from seeupo_jax.types import CONTEXT, TrainState, Trajectory, TurnBatch, learnable
+from seeupo_jax.types import TrainState, TurnBatch
 
 INITIAL = ("trainer_logp", "entropy")  # of `SweepData.initial`
 
@@ -150,220 +132,3 @@ class SweepState(NamedTuple):
         if self.pending_logp is None:
             return self
         return self.with_logp("old_logp", *self.pending_logp)._replace(pending_logp=None)
-
-
-def begin_sweep(
-    learner: Learner,
-    train: TrainState,
-    ref_params: Any,
-    rows: Rows,
-    trajectories: Sequence[Trajectory],
-    *,
-    version: int,
-    references: References | None = None,
-    statistics: Statistics | None = None,
-) -> SweepState:
-    """Advantages, and one pass each for the log-probabilities of the old and reference policies.
-
-    Args:
-      version: of the policy that is swept.
-      references: answers of the tasks, which the old policy's pass scores too; None: it does not.
-      statistics: as of `sweep`.
-    """
-    spans = all_actions(rows)
-    layout = lay_out(rows, spans, learner.shapes, learner.shapes.long)
-    batch = turn_batch(rows, layout, learner.shapes, {}, action=learner.shapes.longest)
-
-    def ragged(scored_PA: Any, elsewhere: float = 0.0) -> list[np.ndarray]:
-        numbers = [np.full(len(tokens), elsewhere, np.float32) for tokens in rows.tokens]
-        scatter(numbers, spans, np.asarray(scored_PA))
-        return numbers
-
-    first = _first_pass(learner, train.params, rows, trajectories, references, layout)
-    scored = first.scored
-    old_logp = ragged(scored.logp_PA)
-    initial = dict(zip(INITIAL, (ragged(x_PA, np.nan) for x_PA in first.found), strict=True))
-    ref_logp = old_logp
-    if learner.algorithm.kl_coef:  # by routers of its own
-        own = batch._replace(expert_MRLG=None)
-        ref_logp = ragged(learner.scored(reference_of(train, ref_params), own).logp_PA)
-    if scored.routed_MRLG is not None:
-        rows = _with_experts(learner, rows, first)
-        layout = lay_out(rows, spans, learner.shapes, learner.shapes.long)
-        batch = turn_batch(rows, layout, learner.shapes, {}, action=learner.shapes.longest)
-    unmasked = unmasked_rows(learner, rows, initial)
-    metrics = _sampler_trainer_gap(rows, old_logp) | first.metrics
-    metrics |= _masked_fraction(rows, unmasked)
-    if learner.finds_entropy:
-        metrics["rollout/entropy"] = float(np.nanmean(np.concatenate(initial["entropy"])))
-    per_token: dict[str, Sequence[np.ndarray]] = {
-        "old_logp": _behaviour_logp(rows, old_logp, trajectories, version),
-        "ref_logp": ref_logp,
-    }
-    if train.critic is not None:
-        per_token["value"] = ragged(learner.value(train.params, train.critic.params, batch))
-    if "start_logp" in learner.per_token:
-        per_token["start_logp"] = old_logp
-    scores: dict[str, Sequence[np.ndarray]] = {"entropy": initial["entropy"]}
-    if learner.scorer is not None:
-        turns = score_turns(learner, train, rows, trajectories, per_token)
-        train = turns.train
-        scores.update(turns.per_token)
-        metrics |= turns.metrics
-    per_token |= derived_per_token(learner, unmasked, initial)
-    algorithm, weights = options_now(learner.algorithm, train), learner.reward_weights
-    fixed = algorithm, learner.shapes, unmasked, trajectories, {**per_token, **scores}, weights
-    arrays = CreditArrays(*fixed, first.gains, statistics)
-    credit, shares = credit_tokens(algorithm, arrays)
-    per_token |= credit
-    metrics |= shares
-    if train.critic is not None:
-        metrics["sweep/explained_variance"] = _explained_variance(unmasked, per_token)
-    data = SweepData(unmasked, count_valid(learner, trajectories), initial, metrics)
-    ones_N = learner.replicate(np.ones(rows.trajectories, np.float32))
-    return SweepState(data, train, ones_N, per_token)
-
-
-def unmasked_rows(learner: Learner, rows: Rows, initial: PerToken) -> Rows:
-    """Rows without the action tokens that were too likely to be learned from (`mask_above`)."""
-    bound = learner.algorithm.mask_above
-    if bound is None:
-        return rows
-    # In float32: a comparison with NaN, at context, is False.
-    return rows.without([np.exp(logp_L) > np.float32(bound) for logp_L in initial["trainer_logp"]])
-
-
-def sweep_order(algorithm: Algorithm, rows: Rows, seed: Sequence[int]) -> list[tuple[int, ...]]:
-    """The steps of a sweep that learns from the tokens of these rows, as `update_order` says."""
-    return update_order(
-        rows.updated_turns,
-        algorithm.order,
-        turns_per_update=algorithm.turns_per_update,
-        custom_order=algorithm.custom_order,
-        seed=seed,
-    )
-
-
-def _masked_fraction(rows: Rows, unmasked: Rows) -> dict[str, float]:
-    """Share of the rows' action tokens that the unmasked rows do not have."""
-    if unmasked is rows:
-        return {}
-    before, after = (
-        sum(int((turn_L != CONTEXT).sum()) for turn_L in each.turn) for each in (rows, unmasked)
-    )
-    return {"sweep/masked_fraction": 1 - after / before}
-
-
-def count_valid(learner: Learner, trajectories: Sequence[Trajectory]) -> int:
-    """How many trajectories are learned from."""
-    return int(learnable(trajectories, grouped=learner.algorithm.grouped).sum())
-
-
-class _FirstPass(NamedTuple):
-    """The outputs of the old policy's pass, and the layout of its rows.
-
-    gains: of turns; None: not asked for.
-    """
-
-    scored: Scored
-    layout: Layout
-    gains: list[np.ndarray] | None
-    metrics: dict[str, float]
-
-    @property
-    def found(self) -> tuple[Any, Any]:
-        """`INITIAL` [P, A], of every action token; the entropy NaN where it was not asked for."""
-        logp_PA, entropy_PA, *_ = self.scored
-        return logp_PA, np.full(logp_PA.shape, np.nan) if entropy_PA is None else entropy_PA
-
-
-def _first_pass(
-    learner: Learner,
-    params: Any,
-    rows: Rows,
-    trajectories: Sequence[Trajectory],
-    references: References | None,
-    layout: Layout,
-) -> _FirstPass:
-    """The old policy's pass over all actions, with the answers of the tasks where there are any."""
-    gains, metrics = None, {}
-    if references is None:
-        batch = turn_batch(rows, layout, learner.shapes, {}, action=learner.shapes.longest)
-        scored = learner.scored(params, batch)
-    else:
-        branches = answer_branches(rows, trajectories, references, learner.shapes)
-        wider, seats, layout = branch_batch(branches, layout.spans, learner.shapes)
-        scored = learner.scored(params, wider)
-        gains = information_gain(branches, seats, np.asarray(scored.logp_PA), trajectories)
-        metrics = describe_gains(gains, rows)
-    routers = {} if scored.routers is None else describe_routers(scored.routers)
-    return _FirstPass(scored, layout, gains, metrics | routers)
-
-
-def _with_experts(learner: Learner, rows: Rows, first: _FirstPass) -> Rows:
-    """Rows with the experts that the policy's routers chose as the sweep began."""
-    routed_MRLG, layout = np.asarray(first.scored.routed_MRLG), first.layout
-    routed_RLG = routed_MRLG.reshape(-1, *routed_MRLG.shape[2:])
-    lengths, segments = [*map(len, rows.tokens)], [span.segment for span in layout.spans]
-    of_pass = lengths, segments, layout.forest, routed_RLG
-    return replace(rows, experts=ExpertRecord.of_pass(learner.routing, *of_pass))
-
-
-def derived_per_token(
-    learner: Learner, rows: Rows, initial: PerToken
-) -> dict[str, Sequence[np.ndarray]]:
-    """Fields of tokens that follow from the rows and the policy at the start of the sweep."""
-    per_token: dict[str, Sequence[np.ndarray]] = {}
-    if "logp" in learner.per_token:
-        per_token["logp"] = initial["trainer_logp"]
-    if "sampler_logp" in learner.per_token:
-        per_token["sampler_logp"] = rows.logp
-    if "drift_sign" in learner.per_token:  # each step says which
-        per_token["drift_sign"] = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
-    if "action" in learner.per_token:
-        if rows.turns > learner.shapes.turns:
-            raise ValueError(
-                f"a trajectory has {rows.turns} turns; allowed with order=parallel: at most"
-                f" {learner.shapes.turns}, rollout.max_turns."
-            )
-        span = learner.algorithm.span(learner.shapes.turns)
-        # Counted from the last turn, as the steps of the other orders are.
-        per_token["action"] = [(rows.updated_turns - 1 - turn_L) // span for turn_L in rows.turn]
-    return per_token
-
-
-def _behaviour_logp(
-    rows: Rows,
-    logp: Sequence[np.ndarray],
-    trajectories: Sequence[Trajectory],
-    version: int,
-) -> list[np.ndarray]:
-    """Log-probabilities under the policy that sampled; the sampler's where that is not swept."""
-    behaviour = []
-    for segment, owner in enumerate(rows.trajectory_S):
-        sampled_by = trajectories[owner].policy_version
-        elsewhere = sampled_by is not None and sampled_by != version
-        acted_L = (rows.turn[segment] >= 0) & elsewhere
-        behaviour.append(np.where(acted_L, rows.logp[segment], logp[segment]))
-    return behaviour
-
-
-def _sampler_trainer_gap(rows: Rows, old_logp: Sequence[np.ndarray]) -> dict[str, float]:
-    """How far the sampler's log-probabilities are from the trainer's, over all action tokens."""
-    triples = zip(old_logp, rows.logp, rows.turn, strict=True)
-    gap = np.concatenate([np.abs(old - logp)[turn >= 0] for old, logp, turn in triples])
-    return {
-        "logp/sampler_trainer_gap": float(gap.max()),
-        "logp/sampler_trainer_gap_mean": float(gap.mean()),
-    }
-
-
-def _explained_variance(rows: Rows, per_token: PerToken) -> float:
-    """Share of the returns' variance that the values explain; NaN where all returns are equal."""
-    acted = np.concatenate(rows.turn) >= 0
-    if not acted.any():
-        return float("nan")
-    returns, value = (np.concatenate(per_token[name])[acted] for name in ("returns", "value"))
-    variance = returns.var(dtype=np.float64)
-    error = (returns - value).var(dtype=np.float64)
-    return float(1 - error / variance) if variance > 0 else float("nan")

@@ -9,7 +9,7 @@ import pytest
 
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.sweep_state import begin_sweep
+from seeupo_jax.learner.sweep_start import begin_sweep
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
 from seeupo_jax.types import Trajectory, learnable

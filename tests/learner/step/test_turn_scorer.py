@@ -23,7 +23,7 @@ from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, st
 from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
-from seeupo_jax.learner.sweep_state import begin_sweep
+from seeupo_jax.learner.sweep_start import begin_sweep
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 from seeupo_jax.types import CriticState
