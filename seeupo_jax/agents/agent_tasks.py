@@ -22,7 +22,7 @@ class AgentTasks(Tasks, Protocol):
     """Tasks by split; `envs.gate` asks it for ids and labels as it asks an environment."""
 
     def labels(self, task_id: str) -> Mapping[str, str]:
-        """The labels of each task, as in `Labelled.labels`; empty where a task has none."""
+        """A task's labels, as in `Labelled.labels`; empty where it has none."""
         ...
 
     def reference(self, task_id: str) -> str | None:

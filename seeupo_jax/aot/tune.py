@@ -75,7 +75,7 @@ class Layout(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """The layouts that `tune` found.
+    """The layout that `tune` found.
 
     fields: of the configuration. figures: of the programs that were compiled with them, by kind.
     """
@@ -223,7 +223,7 @@ def _compiled(layout: Layout, kinds: tuple[str, ...], log: Callable[[str], None]
 
 
 def _figures(config: Config, topology: Topology, kinds: tuple[str, ...]) -> dict[str, Figures]:
-    """Figures of the largest program of each of these kinds, up to one that does not fit."""
+    """Figures of the largest programs of these kinds, up to one that does not fit; by kind."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)
     setup = prepare(config, topology)

@@ -32,7 +32,7 @@ PLAIN, BRANCHES, SEPARATE = "no gains", "branches of one pass", "a pass for each
 
 
 class _Passes:
-    """What begins a sweep, without gains and with them, in either way."""
+    """The first pass of a sweep, without gains and with them in either way."""
 
     def __init__(self, sweeps: JaxSweeps, seed: int):
         self._learner, self._state = sweeps.learner, sweeps.state
@@ -54,13 +54,13 @@ class _Passes:
         self._score(turn_batch(self.rows, layout, shapes, {}, action=shapes.longest))
 
     def branches(self) -> list[np.ndarray]:
-        """Scores the answers as branches in the pass over the trajectories."""
+        """The same pass with the answers as branches."""
         found = self._branches()
         batch, seats, _ = branch_batch(found, all_actions(self.rows), self._learner.shapes)
         return information_gain(found, seats, self._score(batch), self.trajectories)
 
     def separate(self) -> list[np.ndarray]:
-        """Scores the answers in one pass more, over the contexts of each turn."""
+        """That pass, and one for the contexts of each turn."""
         self.plain()
         found, shapes = self._branches(), self._learner.shapes
         logp = np.zeros((len(found.spans), ANSWER), np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -9,7 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.learner.batching import Layout, Rows, all_actions, lay_out, scatter, turn_batch
+from seeupo_jax.learner.batching import (
+    ActionSpan,
+    Layout,
+    Rows,
+    all_actions,
+    lay_out,
+    scatter,
+    turn_batch,
+)
 from seeupo_jax.learner.credit.advantages import credit_tokens
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.information_gain import (
@@ -27,7 +36,7 @@ from seeupo_jax.learner.reference_policy import options_now, reference_of
 from seeupo_jax.learner.step.turn_step import Scored
 from seeupo_jax.learner.sweep_state import INITIAL, PerToken, SweepData, SweepState
 from seeupo_jax.learner.turn_order import update_order
-from seeupo_jax.types import CONTEXT, TrainState, Trajectory, learnable
+from seeupo_jax.types import CONTEXT, TrainState, Trajectory, TurnBatch, learnable
 
 
 def begin_sweep(
@@ -48,14 +57,20 @@ def begin_sweep(
       references: answers of the tasks, which the old policy's pass scores too; None: it does not.
       statistics: as of `sweep`.
     """
-    first = _first_pass(learner, train.params, rows, trajectories, references)
+    layout, batch = _pack_actions(learner, rows)
+    by_segment = functools.partial(_by_segment, rows, layout.spans)
+    first = _first_pass(learner, train.params, rows, trajectories, references, layout, batch)
     initial = {
-        name: _by_segment(rows, x_PA, np.nan)
-        for name, x_PA in zip(INITIAL, first.initial, strict=True)
+        name: by_segment(x_PA, np.nan) for name, x_PA in zip(INITIAL, first.initial, strict=True)
     }
-    old_logp = _by_segment(rows, first.scored.logp_PA)
+    old_logp = ref_logp = by_segment(first.scored.logp_PA)
+    if learner.algorithm.kl_coef:  # by routers of its own
+        reference, own = reference_of(train, ref_params), batch._replace(expert_MRLG=None)
+        ref_logp = by_segment(learner.scored(reference, own).logp_PA)
     if first.scored.routed_MRLG is not None:
         rows = _with_experts(learner, rows, first)
+        if train.critic is not None:  # its pass replays them
+            _, batch = _pack_actions(learner, rows)
     unmasked = unmasked_rows(learner, rows, initial)
     metrics = _sampler_trainer_gap(rows, old_logp) | first.metrics
     metrics |= _masked_fraction(rows, unmasked)
@@ -63,8 +78,12 @@ def begin_sweep(
         metrics["rollout/entropy"] = float(np.nanmean(np.concatenate(initial["entropy"])))
     per_token: dict[str, Sequence[np.ndarray]] = {
         "old_logp": _behaviour_logp(rows, old_logp, trajectories, version),
-        **_other_models(learner, train, ref_params, rows, old_logp),
+        "ref_logp": ref_logp,
     }
+    if train.critic is not None:
+        per_token["value"] = by_segment(learner.value(train.params, train.critic.params, batch))
+    if "start_logp" in learner.per_token:
+        per_token["start_logp"] = old_logp
     scores: dict[str, Sequence[np.ndarray]] = {"entropy": initial["entropy"]}
     if learner.scorer is not None:
         turns = score_turns(learner, train, rows, trajectories, per_token)
@@ -84,37 +103,20 @@ def begin_sweep(
     return SweepState(data, train, ones_N, per_token)
 
 
-def _by_segment(rows: Rows, x_PA: Any, elsewhere: float = 0.0) -> list[np.ndarray]:
+def _pack_actions(learner: Learner, rows: Rows) -> tuple[Layout, TurnBatch]:
+    """All sampled tokens of the rows, as one batch."""
+    shapes = learner.shapes
+    layout = lay_out(rows, all_actions(rows), shapes, shapes.long)
+    return layout, turn_batch(rows, layout, shapes, {}, action=shapes.longest)
+
+
+def _by_segment(
+    rows: Rows, spans: Sequence[ActionSpan], x_PA: Any, elsewhere: float = 0.0
+) -> list[np.ndarray]:
     """Numbers of all action tokens [P, A] as one array a segment, with `elsewhere` at context."""
     numbers = [np.full(len(tokens), elsewhere, np.float32) for tokens in rows.tokens]
-    scatter(numbers, all_actions(rows), np.asarray(x_PA))
+    scatter(numbers, spans, np.asarray(x_PA))
     return numbers
-
-
-def _other_models(
-    learner: Learner,
-    train: TrainState,
-    ref_params: Any,
-    rows: Rows,
-    old_logp: Sequence[np.ndarray],
-) -> dict[str, Sequence[np.ndarray]]:
-    """Log-probabilities of the reference policy, and values of the critic, where they are used."""
-    shapes = learner.shapes
-    per_token: dict[str, Sequence[np.ndarray]] = {"ref_logp": old_logp}
-    if "start_logp" in learner.per_token:
-        per_token["start_logp"] = old_logp
-    if not learner.algorithm.kl_coef and train.critic is None:
-        return per_token
-    layout = lay_out(rows, all_actions(rows), shapes, shapes.long)
-    batch = turn_batch(rows, layout, shapes, {}, action=shapes.longest)
-    if learner.algorithm.kl_coef:
-        # By routers of its own.
-        scored = learner.scored(reference_of(train, ref_params), batch._replace(expert_MRLG=None))
-        per_token["ref_logp"] = _by_segment(rows, scored.logp_PA)
-    if train.critic is not None:
-        values_PA = learner.value(train.params, train.critic.params, batch)
-        per_token["value"] = _by_segment(rows, values_PA)
-    return per_token
 
 
 def unmasked_rows(learner: Learner, rows: Rows, initial: PerToken) -> Rows:
@@ -176,12 +178,12 @@ def _first_pass(
     rows: Rows,
     trajectories: Sequence[Trajectory],
     references: References | None,
+    layout: Layout,
+    batch: TurnBatch,
 ) -> _FirstPass:
     """The old policy's pass over all actions, with the answers of the tasks where there are any."""
     gains, metrics = None, {}
-    layout = lay_out(rows, all_actions(rows), learner.shapes, learner.shapes.long)
     if references is None:
-        batch = turn_batch(rows, layout, learner.shapes, {}, action=learner.shapes.longest)
         scored = learner.scored(params, batch)
     else:
         branches = answer_branches(rows, trajectories, references, learner.shapes)

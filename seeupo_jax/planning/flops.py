@@ -180,7 +180,7 @@ def _low_rank(arch: Architecture, name: str, shape: tuple[int, int]) -> int:
 
 
 def _projections(arch: Architecture, work: Pass) -> float:
-    """Parameters of all layers, adapters and experts included; each is used once per token."""
+    """FLOPs of all layers' matrices, adapters and experts included; each is used once per token."""
     used = 0
     for layer in range(arch.layers):
         for name, shape in _matrices(arch, layer).items():
@@ -228,7 +228,7 @@ def _of_splash(new: int, past: int, window: int | None) -> int:
 
 
 def _of_trees(new: int, past: int, window: int | None) -> int:
-    """Attention as if a row were one sequence, the upper bound: branches do not see each other."""
+    """Pairs as if a row were one sequence, the upper bound: branches do not see each other."""
     return _in_blocks(new, window, TREE_BLOCK)
 
 

@@ -173,7 +173,7 @@ def by_type(default: str | None = None, **kinds: type[Fields]) -> Any:
 
 
 def as_list(make: Callable[[str], Any], allowed: str) -> pydantic.BeforeValidator:
-    """A list, where one text may stand for a list of one."""
+    """Validates a list; one text may stand for a list of one."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, str):

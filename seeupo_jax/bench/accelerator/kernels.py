@@ -168,7 +168,7 @@ class Cached:
     prefix: int = 0
 
     def kernel(self, dtype: str, platform: str) -> str:
-        """Attention as the sampler reads the cache."""
+        """The kernel with which the sampler reads the cache."""
         options = {"head_dim": self.heads.channels, "page_size": _PAGE, "dtype": dtype}
         only_decodes = self.tokens == 1 and not self.prefix
         return paged.decode_kernel(platform, **options)[0] if only_decodes else "xla"

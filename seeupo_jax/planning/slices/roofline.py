@@ -97,7 +97,7 @@ def axis_links(mesh: jax.sharding.Mesh) -> dict[str, float]:
 
 
 def _links(at: np.ndarray, side: int, flat: bool) -> float:
-    """Links of chips that stand `at` these places of a torus's dimension of this size."""
+    """How many links a chip has to the others `at` these places of a torus's dimension."""
     if at.size == 1:
         return 0.0
     stride = int(np.diff(at).min())

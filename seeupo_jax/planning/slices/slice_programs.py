@@ -88,7 +88,7 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, arch: Architecture, each: Pass, times: int = 1) -> Work:
-        """The cost of so many forward passes."""
+        """The work of so many forward passes."""
         needed, executed = (
             times * flops.forward_flops(arch, each, computed=c) for c in (False, True)
         )

@@ -1,4 +1,4 @@
-"""Builds supervised training from the configuration of any training."""
+"""The parts of supervised training, from the configuration of any training."""
 
 from __future__ import annotations
 
