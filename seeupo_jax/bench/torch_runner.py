@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import sys
 import time
@@ -71,6 +72,12 @@ def no_torch(platform: str) -> str | None:
 def torch_device() -> str:
     """PyTorch's name of the device that JAX uses."""
     return "cuda" if jax.devices()[0].platform in ("gpu", "cuda") else "cpu"
+
+
+def release_memory() -> None:
+    """Returns to the GPU what PyTorch keeps for arrays to come."""
+    gc.collect()
+    torch().cuda.empty_cache()  # does nothing before CUDA was used
 
 
 def use_every_core() -> None:

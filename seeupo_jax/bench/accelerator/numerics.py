@@ -162,11 +162,13 @@ def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
     found: dict[tuple[str, str], comparison.Outcome] = {}
     for dtype in ("float32", "bfloat16"):
         with prepared(settings, dtype) as inputs, _precision(dtype):
-            for side, make in (("jax", JaxSweeps), ("torch", _eager)):
+            # PyTorch first: it can return its memory to the device, XLA does not.
+            for side, make in (("torch", _eager), ("jax", JaxSweeps)):
                 sweeps = make(inputs)
                 sweeps.run()
                 found[side, dtype] = sweeps.outcome()
-                del sweeps  # its memory is the next one's
+                del sweeps
+                torch_runner.release_memory()
             shape = f"{settings.model}, {inputs.work.name}, {inputs.work.tokens} tokens"
     jax_side, exact = found["jax", "float32"], found["torch", "float32"]
     bounded = {

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from seeupo_jax.bench import machine, torch_runner
 from seeupo_jax.bench import rollout as rollout_bench
@@ -201,11 +202,12 @@ class Piece:
         return kept, notes
 
 
-def _of_sweep(settings: Settings) -> Size:
+def _of_sweep(settings: Settings, dtype: str = "bfloat16") -> Size:
     """Weights and what lies beside them, and what layers keep for the backward pass."""
-    arch = architecture(settings.model, "bfloat16")
+    arch = architecture(settings.model, dtype)
     P, scale = parameters(arch), settings.scale or 1.0
-    kept = 2 * arch.layers * (6 * arch.width + 3 * arch.mlp_width) * _TOKENS * scale
+    channels = arch.layers * (6 * arch.width + 3 * arch.mlp_width)
+    kept = jnp.dtype(dtype).itemsize * channels * _TOKENS * scale
     return Size(settings, (_OURS + _TORCH) * P + 2 * kept + _BESIDE, _OURS * P + kept + _BESIDE)
 
 
@@ -276,7 +278,10 @@ PIECES = (
         "a sweep over whole conversations against PyTorch, in float32; bfloat16 against that",
         numerics.long_sweep,
         120,
-        tuple(_of_sweep(Settings("bfcl", "0.5b", scale, groups=1)) for scale in (1.0, 0.5, 0.25)),
+        tuple(
+            _of_sweep(Settings("bfcl", "0.5b", scale, groups=1), "float32")
+            for scale in (1.0, 0.5, 0.25)
+        ),
     ),
     _update("bfcl", "0.5b", 4, 180),
     _update("order_desk", "0.5b", 64, 180),
