@@ -114,8 +114,8 @@ def sweep(
         current = update_turn(learner, current, turns, last=last, seed=(*seed, *turns))
     weights = step_weights(current)
     metrics = sweep_metrics(learner, current, weights, iteration, len(order)) | shaped
-    train, told = _end_iteration(learner, current, iteration)
-    return SweepResult(train, metrics | told, trajectory_stats(current, weights), current.steps)
+    train, ended = _end_iteration(learner, current, iteration)
+    return SweepResult(train, metrics | ended, trajectory_stats(current, weights), current.steps)
 
 
 def _end_iteration(

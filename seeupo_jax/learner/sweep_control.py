@@ -64,7 +64,7 @@ class SweepStopped(Stopped):
         super().__init__(f"stopped after {current.done} steps of a sweep")
         current = current.fetch_pending()
         per_token = {**current.per_token, **current.data.initial}
-        self.arrays = {"state": current.train, "factor_N": current.cumulative_ratio_N} | {
+        self.arrays = {"state": current.train, "cumulative_ratio_N": current.cumulative_ratio_N} | {
             name: learner.replicate(np.concatenate(per_token[name])) for name in _stored(learner)
         }
         experts = current.data.rows.experts
@@ -77,10 +77,10 @@ class SweepStopped(Stopped):
         self.notes = {
             "done": current.done,
             **current.work._asdict(),
-            "begun": dict(current.data.initial_metrics),
+            "initial_metrics": dict(current.data.initial_metrics),
             "metrics": host_metrics(current.steps),
-            "stepped": [step.turns for step in current.steps],
-            "weighed": [
+            "updated_turns": [step.turns for step in current.steps],
+            "ratio_of_turns": [
                 (turns, ratio_N.tolist())
                 for turns, ratio_N in jax.device_get(ratio_of_turns).items()
             ],
@@ -105,17 +105,19 @@ def resume_sweep(
         rows = replace(rows, experts=ExpertRecord(learner.routing, expert_LG))
     rows = unmasked_rows(learner, rows, initial)
     per_token = ragged | derived_per_token(learner, rows, initial)
-    ratio_of_turns = {tuple(turns): np.float32(ratio_N) for turns, ratio_N in notes["weighed"]}
+    ratio_of_turns = {
+        tuple(turns): np.float32(ratio_N) for turns, ratio_N in notes["ratio_of_turns"]
+    }
     order = sweep_order(learner.algorithm, rows, seed)
-    done, updated_turns = notes["done"], [tuple(turns) for turns in notes["stepped"]]
+    done, updated_turns = notes["done"], [tuple(turns) for turns in notes["updated_turns"]]
     steps = [
         Step(turns, per_token["advantage"], ratio_of_turns[turns], metrics)
         for turns, metrics in zip(updated_turns, notes["metrics"], strict=True)
     ]
     return SweepState(
-        SweepData(rows, count_valid(learner, trajectories), initial, notes["begun"]),
+        SweepData(rows, count_valid(learner, trajectories), initial, notes["initial_metrics"]),
         train,
-        arrays["factor_N"],
+        arrays["cumulative_ratio_N"],
         per_token,
         done,
         tuple(steps),
@@ -138,7 +140,7 @@ def stopped_arrays(learner: Learner, state: Any, trajectories: Sequence[Trajecto
         named["expert"] = jax.ShapeDtypeStruct(
             (tokens, routing.size), routing.dtype, sharding=learner.replicated
         )
-    return {"state": state, "factor_N": shape(rows.trajectories)} | named
+    return {"state": state, "cumulative_ratio_N": shape(rows.trajectories)} | named
 
 
 def _records(learner: Learner) -> bool:

@@ -29,7 +29,7 @@ class CandidatePlan:
     def keeps(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
         return False
 
-    def branches(self, played: Sequence[Played], begun: Sequence[Branch]) -> list[Branch]:
+    def branches(self, played: Sequence[Played], existing: Sequence[Branch]) -> list[Branch]:
         return []
 
     def place(self, turn: int, candidate: int) -> int:

@@ -32,7 +32,7 @@ class EntropyPlan:
         score = min(1.0, max(0.0, chance - self.coef * (entropy[-1] - entropy[0])))
         return turns < self.budget.max_turns and score <= self.probability
 
-    def branches(self, played: Sequence[Played], begun: Sequence[Branch]) -> list[Branch]:
+    def branches(self, played: Sequence[Played], existing: Sequence[Branch]) -> list[Branch]:
         began = [(0, 0)] * self.roots  # of each episode its first round, and its turns before
         wanted: list[Branch] = []
         number = 0
@@ -47,4 +47,4 @@ class EntropyPlan:
             wanted += new
             number += 1
             began += [(number, branch.turns) for branch in new]
-        return self.budget.affordable(wanted[len(begun) :], played)
+        return self.budget.affordable(wanted[len(existing) :], played)

@@ -81,10 +81,10 @@ class ForkPlan(Protocol):
         """
         ...
 
-    def branches(self, played: Sequence[Played], begun: Sequence[Branch]) -> list[Branch]:
+    def branches(self, played: Sequence[Played], existing: Sequence[Branch]) -> list[Branch]:
         """The next branches of a group whose episodes are all over; none: it is complete.
 
         Args:
-          played: by place. begun: those of them that are no roots, by what they continued.
+          played: by place. existing: those of them that are no roots, by what they continued.
         """
         ...

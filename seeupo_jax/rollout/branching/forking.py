@@ -43,7 +43,7 @@ class _Group:
 
     open: int
     over: dict[int, tuple[Request, Episode, Played]]
-    begun: list[Branch]
+    existing: list[Branch]
     unchosen: int = 0  # candidates of turns that were not executed
 
 
@@ -107,7 +107,7 @@ class Forks:
 
     def _next(self, number: int, group: _Group) -> list[Request]:
         over = [group.over[place] for place in range(len(group.over))]
-        branches = self._plan.branches([played for *_, played in over], group.begun)
+        branches = self._plan.branches([played for *_, played in over], group.existing)
         if not branches:
             played = len(over) + group.unchosen
             self._counts["unused_trajectories"] += self._budget.group_size - played
@@ -116,7 +116,7 @@ class Forks:
                 self._counts["unused_tokens"] += self._budget.tokens - spent
             _release(group)
             return []
-        group.begun += branches
+        group.existing += branches
         group.open = len(branches)
         return [
             _branch(over[place][0], over[place][1], place, turns, len(over) + more)

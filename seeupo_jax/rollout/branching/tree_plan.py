@@ -30,8 +30,8 @@ class TreePlan:
     def keeps(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
         return turns % self.every == 0 and turns // self.every < len(self.factors)
 
-    def branches(self, played: Sequence[Played], begun: Sequence[Branch]) -> list[Branch]:
-        made = Counter(begun)
+    def branches(self, played: Sequence[Played], existing: Sequence[Branch]) -> list[Branch]:
+        made = Counter(existing)
         for level, factor in enumerate(self.factors[1:], start=1):
             turns = level * self.every
             nodes = [

@@ -391,9 +391,9 @@ class SlotEngine:
             shard.counts["decode_positions"] += rows * int(steps)
             for row, job in enumerate(jobs, index * rows):
                 count = int(count_R[row])
-                told = tokens_RK[row, :count].tolist(), logp_RK[row, :count].tolist()
+                result = tokens_RK[row, :count].tolist(), logp_RK[row, :count].tolist()
                 if entropy_RK is not None:
                     job.add_entropy(entropy_RK[row, :count].tolist())
                 own = None if routed_RKG is None else routed_RKG[row, :count]
-                actions += shard.on_result(job, *told, alive=bool(alive_R[row]), routed_KG=own)
+                actions += shard.on_result(job, *result, alive=bool(alive_R[row]), routed_KG=own)
         return actions

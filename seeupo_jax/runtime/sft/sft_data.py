@@ -26,7 +26,7 @@ OnRead = Callable[[int, int], None]  # conversations read, of how many
 
 
 @dataclass(frozen=True)
-class Chosen(Sequence[Segments]):
+class Subset(Sequence[Segments]):
     """Some of the conversations of a source, as segments."""
 
     tokenized: Tokenized
@@ -49,8 +49,8 @@ class SftData:
     fingerprint: of all tokens, in order.
     """
 
-    training: Chosen
-    held_out: Chosen | None
+    training: Subset
+    held_out: Subset | None
     skipped: int
     cut: int
     trained_tokens: int
@@ -111,8 +111,10 @@ class _Reading:
         try:
             whole = tokenized.whole(number)
         except ValueError as error:
-            told = str(error)
-            raise ValueError(told if told.startswith(where) else f"{where}: {told}") from None
+            message = str(error)
+            raise ValueError(
+                message if message.startswith(where) else f"{where}: {message}"
+            ) from None
         longest = max(_needed(segment) for segment in whole)
         if longest > limit and too_long == "error":
             raise ValueError(
@@ -167,10 +169,10 @@ def read_data(config: Config, tokenizer: Tokenizer, on_read: OnRead) -> SftData:
         other = open_conversations(
             config, sft.held_out_data, sft.held_out_split, sft.options, field
         )
-        held_out = Chosen(*reading.read(other)[:2])
+        held_out = Subset(*reading.read(other)[:2])
     elif sft.held_out:
         numbers, sizes, apart = _hold_out(numbers, sizes, sft.held_out, config.seed)
-        held_out = Chosen(tokenized, apart)
+        held_out = Subset(tokenized, apart)
     lacks = "to train on" if not numbers else "to hold out"
     if not numbers or (held_out is not None and not len(held_out)):
         raise ValueError(
@@ -179,7 +181,7 @@ def read_data(config: Config, tokenizer: Tokenizer, on_read: OnRead) -> SftData:
             " config.sft.held_out."
         )
     return SftData(
-        Chosen(tokenized, numbers),
+        Subset(tokenized, numbers),
         held_out,
         reading.skipped,
         reading.cut,
