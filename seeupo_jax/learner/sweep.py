@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from seeupo_jax.learner.batching import (
@@ -31,7 +32,7 @@ from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
 from seeupo_jax.learner.reference_policy import next_kl_coef, sampled_kl
-from seeupo_jax.learner.refresh_batch import refresh_batch
+from seeupo_jax.learner.refresh_batch import RefreshBatch, refresh_batch
 from seeupo_jax.learner.sweep_control import Pace, SweepStopped, resume_sweep
 from seeupo_jax.learner.sweep_metrics import (
     left_out,
@@ -182,16 +183,7 @@ def _fused_turn(
         current = current.fetch_pending()
         longest = lay_out(rows, remaining, learner.shapes, learner.shapes.lengths[-1:])
         current = _refresh(learner, current, longest)
-    current, batch, counted = _step_batch(learner, current, layout, seed)
-    train, cumulative_ratio_N, logp_PA, metrics = learner.turn_step(
-        of_turn(current.train, turns),
-        batch,
-        continued,
-        current.cumulative_ratio_N,
-        _denominator(learner, current, spans, spans),
-    )
-    train = put_back(train, current.train, turns)
-    current = current.after_step(turns, train, cumulative_ratio_N, {**metrics, **counted})
+    current, logp_PA = _step(learner, current, turns, layout, continued, spans, seed)
     return current._replace(pending_logp=(spans, logp_PA) if by_turn else None, refresh_next=spans)
 
 
@@ -214,17 +206,37 @@ def _separate_turn(
     for _ in range(algorithm.inner_epochs):
         for part in _minibatches(rows, spans, algorithm.minibatches_per_turn, rng):
             part_layout = layout if part is spans else lay_out(rows, part, learner.shapes)
-            current, batch, counted = _step_batch(learner, current, part_layout, seed)
-            train, cumulative_ratio_N, _, metrics = learner.turn_step(
-                of_turn(current.train, turns),
-                batch,
-                None,
-                current.cumulative_ratio_N,
-                _denominator(learner, current, spans, part),
-            )
-            train = put_back(train, current.train, turns)
-            current = current.after_step(turns, train, cumulative_ratio_N, {**metrics, **counted})
+            current, _ = _step(learner, current, turns, part_layout, None, spans, seed)
     return _refresh(learner, current, layout) if algorithm.weighs and not last else current
+
+
+def _step(
+    learner: Learner,
+    current: SweepState,
+    turns: tuple[int, ...],
+    layout: Layout,
+    continued: RefreshBatch | None,
+    spans: Sequence[ActionSpan],
+    seed: Sequence[int],
+) -> tuple[SweepState, jax.Array]:
+    """One optimizer step (Eq. 6) on the spans of a layout: all of a turn's `spans`, or a minibatch.
+
+    Args:
+      continued: spans of the step before, refreshed (Eq. 8) by the same program; None: none.
+
+    Returns: the state, and the log-probabilities [P, A] of the step's tokens before it.
+    """
+    current, batch, counted = _step_batch(learner, current, layout, seed)
+    train, cumulative_ratio_N, logp_PA, metrics = learner.turn_step(
+        of_turn(current.train, turns),
+        batch,
+        continued,
+        current.cumulative_ratio_N,
+        _denominator(learner, current, spans, layout.spans),
+    )
+    train = put_back(train, current.train, turns)
+    after = current.after_step(turns, train, cumulative_ratio_N, {**metrics, **counted})
+    return after, logp_PA
 
 
 def _refresh(learner: Learner, current: SweepState, layout: Layout) -> SweepState:
