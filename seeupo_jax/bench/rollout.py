@@ -77,7 +77,7 @@ def run_rollout(settings: Settings, *, alone: Alone | None = None) -> dict[str, 
         # idle rows included.
         computed = usage["prefilled_tokens"] + usage["decoded_tokens"]
         positions = usage["prefill_positions"] + usage["decode_positions"]
-        sides[JAX] = {"computed": computed, "positions": positions}
+        sides[JAX] = {"computed": computed, "positions": positions, **engine.seconds()}
         return played.seconds
 
     def of_torch(name: str, options: Mapping[str, bool]) -> Callable[[int], float]:
@@ -137,6 +137,16 @@ def _print(figures: comparison.Figures) -> None:
     comparison.print_figures(figures, "a rollout", columns, ratios)
     least = figures["least_computed_per_sampled"]
     print(f"at least {least:.2f} tokens must be computed for each sampled one (waste 1)")
+    print(phases(figures))
+
+
+def phases(figures: comparison.Figures) -> str:
+    """What our side's last rollout did, as a sentence."""
+    ours = figures["contenders"][JAX]
+    return (
+        f"{JAX}, last rollout: {ours['prefill_s']:.2f} s prefilling, {ours['decode_s']:.2f} s"
+        " decoding; otherwise the device was idle."
+    )
 
 
 def generate(model: Any, work: Workload, *, seed: int, **options: bool) -> Any:

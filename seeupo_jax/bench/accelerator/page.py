@@ -16,7 +16,7 @@ from seeupo_jax.bench.bench_report import (
     sides_table,
 )
 from seeupo_jax.bench.comparison import JAX
-from seeupo_jax.bench.rollout import STATIC
+from seeupo_jax.bench.rollout import STATIC, phases
 from seeupo_jax.bench.update import flops_once
 from seeupo_jax.metrics.statistics import markdown_table
 
@@ -169,7 +169,12 @@ def _rollouts(found: Mapping[str, Values]) -> str:
         " ended stay in its batch."
     )
     runs = _runs(found)
-    return f"{text}\n\n{sides_table(runs, RATIO | SIZES, ROLLOUTS)}" if runs else ""
+    if not runs:
+        return ""
+    parts = [text, sides_table(runs, RATIO | SIZES, ROLLOUTS)]
+    timed = [f for f in runs if "prefill_s" in f["contenders"][JAX]]
+    parts += [f"{f['model']}, {f['workload']['name']}: {phases(f)}" for f in timed]
+    return "\n\n".join(parts)
 
 
 def _quickstart(found: Mapping[str, Values]) -> str:
