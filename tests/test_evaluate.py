@@ -269,7 +269,10 @@ def test_a_request_is_given_up_when_its_time_is_over(folder, serve, capsys):
 def test_what_is_open_is_closed_after_an_error_too(folder, serve, capsys, monkeypatch):
     closed = []
     for kind in (OpenAIServer, EnvPool):
-        close = lambda self, kind=kind, end=kind.close: (closed.append(kind), end(self))  # noqa: E731
+
+        def close(self, kind=kind, end=kind.close):
+            return (closed.append(kind), end(self))
+
         monkeypatch.setattr(kind, "close", close)
     with serve() as server:
         play(folder, *SHORT, f"--server={server.url}")

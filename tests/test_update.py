@@ -390,7 +390,10 @@ def long_file(tmp_path, tokens, action):
 
 def test_lengths_are_the_files(model, tmp_path):
     _, pair = long_file(tmp_path, 300, 90)
-    shapes = lambda config: build.build_shapes(config, make_mesh(config.mesh), 2)  # noqa: E731
+
+    def shapes(config):
+        return build.build_shapes(config, make_mesh(config.mesh), 2)
+
     fitted = shapes(stored_update.fit(config_of(model), pair))
     assert fitted.lengths == (32, 300) and (fitted.action, fitted.longest) == (90, 300)
     budget = ("batching.buckets=()", "batching.microbatch_tokens=200")

@@ -455,7 +455,10 @@ def test_a_run_that_stops_ends_its_agents_and_refuses_their_calls():
             raise
 
     engine = Telling(lambda turn: say("x" * 300), step_s=0.01)
-    stop = lambda: len(engine.turns) == 2  # noqa: E731
+
+    def stop():
+        return len(engine.turns) == 2
+
     with playing(agent, engine, stop=stop) as (worker, agents):
         with pytest.raises(Stopped):
             collect(worker, None, group_requests(["one", "two"], 1), NUMBERS)

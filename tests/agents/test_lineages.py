@@ -267,7 +267,9 @@ class OracleTurn:
 
 def same(one, other):
     def calls(message):
-        numbers = lambda value: json.loads(json.dumps(value), parse_int=float)  # noqa: E731
+        def numbers(value):
+            return json.loads(json.dumps(value), parse_int=float)
+
         return [(call.name, numbers(call.arguments)) for call in message.calls]
 
     texts = one.content.strip() == other.content.strip()

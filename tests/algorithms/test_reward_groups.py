@@ -100,7 +100,10 @@ def test_a_trajectory_that_failed_or_is_alone_has_none_and_equal_rewards_give_no
 
 def test_dvao_is_zero_where_the_weighted_deviations_sum_to_a_millionth_at_most():
     reward_N1 = np.array([[0.0], [2e-6]])  # deviation 1e-6
-    just = lambda weight: dvao_advantage(reward_N1, np.array([weight]), [0, 0]).advantage  # noqa: E731
+
+    def just(weight):
+        return dvao_advantage(reward_N1, np.array([weight]), [0, 0]).advantage
+
     np.testing.assert_array_equal(just(0.9), [0, 0])
     np.testing.assert_allclose(just(1.2), [-1, 1], rtol=1e-5)
 

@@ -102,7 +102,10 @@ def two_branches():
     """A prompt of 64 tokens and two members of 64 after it; a microbatch of it, one of nothing."""
     depth = np.concatenate([np.arange(128), np.arange(64, 128)])
     end = np.concatenate([np.full(64, 192), np.full(64, 128), np.full(64, 192)])
-    fold = lambda x: np.stack([x, np.zeros_like(x)])[:, None].astype(np.int32)  # noqa: E731
+
+    def fold(x):
+        return np.stack([x, np.zeros_like(x)])[:, None].astype(np.int32)
+
     return fold(depth), fold(end)
 
 

@@ -166,9 +166,15 @@ def test_an_environments_own_parts_are_checked():
 def test_a_collection_has_groups_of_each_and_metrics_of_each(where):
     options = {"environments": [maze(label="a"), maze(label="b", weight=1, options={"size": 2})]}
     made = envs.make("mixture", **options)
-    make = lambda _: envs.make("mixture", **options)  # noqa: E731
+
+    def make(_):
+        return envs.make("mixture", **options)
+
     if where == "isolated":
-        make = lambda _: Isolated("mixture", options)  # noqa: E731
+
+        def make(_):
+            return Isolated("mixture", options)
+
     tasks = ["a:train/a:3", "b:train/a:1", "a:train/a:2"]
     found = collected([], make=make, tasks=tasks)
     assert [t.reward for t in found.trajectories] == [3.0, 1.0, 2.0]

@@ -39,7 +39,9 @@ def make():
     released, pools = threading.Event(), []
 
     def make_pool(size=4, workers=2, timeout_s=TIMEOUT_S, made=Counter, **retries):
-        new = lambda: made(released)  # noqa: E731
+        def new():
+            return made(released)
+
         pools.append(EnvPool(new, size, workers=workers, timeout_s=timeout_s, **retries))
         return pools[-1]
 

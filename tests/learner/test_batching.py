@@ -151,7 +151,10 @@ def test_every_sampled_token_is_predicted_in_one_turns_batch_from_all_that_prece
     seen = 0
     for turn in range(rows.turns):
         layout, batch = batch_of(rows, (turn,), shapes, action=8)
-        flat = lambda x: x.reshape(-1, x.shape[-1])  # noqa: E731
+
+        def flat(x):
+            return x.reshape(-1, x.shape[-1])
+
         tokens, depth, end = map(flat, (batch.tokens_MRL, batch.depth_MRL, batch.end_MRL))
         X = batch.target_MRX.shape[-1]
         for place, span in enumerate(layout.spans):

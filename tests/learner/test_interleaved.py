@@ -36,7 +36,10 @@ def joined(*parts):
 def trajectories():
     """Two groups: branches after a first turn, sub-agents side by side, and plain ones."""
     rng = np.random.default_rng(6)
-    draw = lambda size: rng.integers(0, cases.VOCAB - 1, size)  # noqa: E731
+
+    def draw(size):
+        return rng.integers(0, cases.VOCAB - 1, size)
+
     made = []
     for number in range(4):
         prompt = np.random.default_rng(number // 2).integers(0, cases.VOCAB - 1, 4)

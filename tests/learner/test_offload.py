@@ -96,7 +96,10 @@ def turn_memory(mesh, offload):
     network, params = abstract(cases.ARCH)
     optimizer = make_optimizer(schema.Optimizer(name="adam"), total_steps=9)
     where = param_shardings(mesh, network.logical_axes(), params)
-    struct = lambda x, there: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)  # noqa: E731
+
+    def struct(x, there):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
+
     params = jax.tree.map(struct, params, where)
     layout = state_layout(mesh, optimizer, params, offload, ema=True)
     shapes = Shapes((32,), action=8, rows=4, trajectories=8)

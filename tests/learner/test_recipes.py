@@ -113,7 +113,10 @@ def batch_for(advantage, seed):
     """`batch`, with rewards that the estimator is for."""
     if find_entry("advantage", advantage).reward_range is None:
         return batch(seed)
-    bounded = lambda reward: float(np.clip(0.5 + reward / 2, 0.1, 1.0))  # noqa: E731
+
+    def bounded(reward):
+        return float(np.clip(0.5 + reward / 2, 0.1, 1.0))
+
     return tuple(
         dataclasses.replace(t, reward=t.reward if t.failed else bounded(t.reward), turn_rewards=())
         for t in batch(seed)
@@ -295,7 +298,10 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     algorithm = Algorithm(**both, **choices)
     trajectories, rng = batch_for(name, 6), np.random.default_rng(0)
     rows = Rows.of(trajectories, grouped=algorithm.grouped)
-    draw = lambda size: rng.normal(size=size).astype(np.float32)  # noqa: E731
+
+    def draw(size):
+        return rng.normal(size=size).astype(np.float32)
+
     names = ("old_logp", "ref_logp", "value", "scorer_logp", "entropy", "progress")
     per_token = {name: [draw(len(turn_L)) for turn_L in rows.turn] for name in names}
     weights = {"reward_weights": REWARD_WEIGHTS}

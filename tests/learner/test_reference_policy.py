@@ -122,7 +122,10 @@ def test_a_stopped_sweep_resumes_with_both_to_the_same_bits(tmp_path):
     whole, metrics, *_ = sweep(made, state_of(made), {}, cases.ragged(), iteration=3)
     asked = iter([False, False])
     with pytest.raises(SweepStopped) as stopped:
-        stop = lambda: next(asked, True)  # noqa: E731
+
+        def stop():
+            return next(asked, True)
+
         sweep(made, state_of(made), {}, cases.ragged(), iteration=3, stop=stop)
     files = Checkpoints(tmp_path, 1)
     files.save(3, stopped.value.arrays, json.loads(json.dumps(stopped.value.notes)))

@@ -136,7 +136,10 @@ def test_a_stopped_sweep_replays_what_it_recorded():
     with pytest.raises(SweepStopped) as stopped:
         sweep(made, state, reference, played, iteration=3, stop=lambda: next(asked, True))
     example = stopped_arrays(made, cases.new_state(made.optimizer, policy()[1]), played)
-    shape = lambda x: (x.shape, x.dtype)  # noqa: E731
+
+    def shape(x):
+        return (x.shape, x.dtype)
+
     assert jax.tree.map(shape, example) == jax.tree.map(shape, stopped.value.arrays)
     arrays = cases.reread(stopped.value.arrays)
     resume = arrays, stopped.value.notes

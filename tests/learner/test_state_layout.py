@@ -58,7 +58,10 @@ def test_no_device_holds_moments_of_more_than_its_own_part_of_the_parameters(nam
 
 def test_a_moment_follows_the_parameter_of_its_whole_path():
     mesh = mesh_of_eight()
-    struct = lambda axis: jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding(mesh, (axis,)))  # noqa: E731
+
+    def struct(axis):
+        return jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding(mesh, (axis,)))
+
     params = {"scale": struct("embed"), "layer": {"scale": struct("mlp")}}
     layout = state_layout(mesh, optimizer_of("adam"), params, KEEP)
     placed = jax.tree.leaves_with_path(layout.opt_state)
@@ -98,7 +101,10 @@ def test_gradients_are_added_up_where_their_parameters_lie():
         len([line for line in logged if f"tensor<{gate.shape[0]}x{gate.shape[1]}xf32>" in line])
         == 4
     )
-    shape = lambda sizes: f"f32[{','.join(map(str, sizes))}]"  # noqa: E731
+
+    def shape(sizes):
+        return f"f32[{','.join(map(str, sizes))}]"
+
     loops = [line.split(" while(")[0] for line in text.splitlines() if " while(" in line]
     carried = max(loops, key=len)  # the loop over microbatches carries all parameters
     assert shape(gate.sharding.shard_shape(gate.shape)) in carried

@@ -171,7 +171,10 @@ def test_metrics_of_truncated_importance(ratio, old_policy):
         actions = twin.step_actions(mismatched(), turns)
         logps = twin.action_logps(start, actions, cases.NUMPY_ARCH, options)
         weights += twin.importances(logps, actions, options)
-    mean = lambda values: np.mean([value_A.mean() for value_A in values])  # noqa: E731
+
+    def mean(values):
+        return np.mean([value_A.mean() for value_A in values])
+
     truncated = mean([weight_A == 1.1 for weight_A in weights])
     assert 0.1 < truncated < 0.9
     metrics = observed.metrics
@@ -409,7 +412,10 @@ def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device():
         state, metrics, *_ = sweep(learner, state, ref_params, cases.ragged(), iteration=3)
         updated = cases.host(state.params)
         kept = jax.tree.map(lambda x, wanted: x.sharding == wanted, state.params, placed)
-        again = lambda: sweep(learner, state, ref_params, cases.ragged(), iteration=4)  # noqa: E731
+
+        def again():
+            return sweep(learner, state, ref_params, cases.ragged(), iteration=4)
+
         assert programs_of(again) == 0  # every program returns the layout that it was given
     assert all(jax.tree.leaves(kept))
     assert not placed["embedding"].is_fully_replicated

@@ -73,7 +73,10 @@ def test_the_best_and_the_worst_conversation_stand_for_all():
 
 def test_a_tracker_that_is_not_installed_is_told_with_what_installs_it(monkeypatch):
     real = importlib.util.find_spec
-    missing = lambda name, *rest: None if name == "wandb" else real(name, *rest)  # noqa: E731
+
+    def missing(name, *rest):
+        return None if name == "wandb" else real(name, *rest)
+
     monkeypatch.setattr(importlib.util, "find_spec", missing)
     check_trackers(["tensorboard"])
     with pytest.raises(ValueError, match="got 'wandb', .* not installed; .* pip install wandb"):

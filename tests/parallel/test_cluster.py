@@ -29,7 +29,10 @@ def begun(monkeypatch):
 def bound(monkeypatch):
     """Where the coordinators listen of those that got as far as to begin."""
     addresses = []
-    take = lambda *_, coordinator_bind_address, **k: addresses.append(coordinator_bind_address)  # noqa: E731
+
+    def take(*_, coordinator_bind_address, **k):
+        return addresses.append(coordinator_bind_address)
+
     monkeypatch.setattr(jax.distributed, "initialize", take)
     return addresses
 

@@ -227,7 +227,9 @@ def test_constraining_spreads_the_rows():
 
 
 def test_a_function_runs_as_it_is_where_no_mesh_is_set():
-    double = lambda x: 2 * x  # noqa: E731
+    def double(x):
+        return 2 * x
+
     assert per_shard(double, [("rows", "embed")], ("rows", "embed")) is double
     with jax.set_mesh(mesh_of(devices=jax.devices()[:1])):
         assert per_shard(double, [("rows", "embed")], ("rows", "embed")) is double
@@ -253,7 +255,10 @@ def test_a_function_sees_the_part_of_its_device():
 def test_rows_that_do_not_divide_are_filled_up_and_cut_again(rows):
     x = np.random.default_rng(0).normal(size=(2, rows, 3)).astype(np.float32)
     scale = np.asarray([1.0, -2.0, 3.0], np.float32)
-    multiply = lambda x, scale: x * scale[None, None, :]  # noqa: E731
+
+    def multiply(x, scale):
+        return x * scale[None, None, :]
+
     names = ("length", "rows", "embed")
     with jax.set_mesh(mesh_of(data=2, fsdp=2, expert=2)):
         run = per_shard(multiply, [names, ("embed",)], names)

@@ -76,7 +76,10 @@ def test_loops_count_as_often_as_they_run():
     each = 2 * 8 * F32
     assert rows["b",] == Traffic("all-reduce", ("b",), 15, 15 * each * 3 / 4)
     assert rows["a",].count == 1
-    trips = lambda scope: 7 if "until" in scope else 100  # noqa: E731
+
+    def trips(scope):
+        return 7 if "until" in scope else 100
+
     found = by_kind_and_axis(collectives(text, SHAPE, unknown_trips=trips))
     assert found[1] == Traffic("all-reduce", ("a",), 7, 7 * each / 2)
 
@@ -229,7 +232,10 @@ def test_a_score_matrix_is_found_where_there_is_one():
 
 def test_values_inside_of_fusions_lie_nowhere():
     x = jax.ShapeDtypeStruct((96,), jnp.float32)
-    outer = lambda x: (x[:, None] * x[None, :]).sum()  # noqa: E731
+
+    def outer(x):
+        return (x[:, None] * x[None, :]).sum()
+
     text = jax.jit(outer).lower(x).compile().as_text()
     assert not hlo.find_shapes(text, hlo.score_matrix(96))
     assert "f32[96,96]" in text
@@ -256,7 +262,10 @@ def test_splash_leaves_no_score_matrix_on_tpu_and_plain_attention_does():
         arch = Architecture(512, 256, 1, 2, 2, 128, 320, dtype="bfloat16", attention=attention)
         network, shapes = abstract(arch)
         places = param_shardings(cut, network.logical_axes(), shapes)
-        place = lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)  # noqa: E731
+
+        def place(x, at):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
+
         run = jax.jit(lambda params, tokens: network.bind(params).hidden(tokens)[0])
         with jax.set_mesh(cut):
             return run.lower(jax.tree.map(place, shapes, places), tokens).compile().as_text()

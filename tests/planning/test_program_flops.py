@@ -73,7 +73,9 @@ def test_what_is_computed_again_is_told_from_its_derivatives():
 
 def test_the_branch_of_the_platform_counts():
     def f(x, n):
-        twice = lambda x: square(square(x))  # noqa: E731
+        def twice(x):
+            return square(square(x))
+
         return jax.lax.platform_dependent(x, cpu=twice, default=square)
 
     assert counted(f, platform="cpu").weights == 2 * ONE
@@ -82,11 +84,16 @@ def test_the_branch_of_the_platform_counts():
 
 
 def test_without_data_loops_run_once_and_the_most_expensive_branch_counts():
-    loop = lambda x: jax.lax.fori_loop(0, 5, lambda _, x: square(x), x)  # noqa: E731
+    def loop(x):
+        return jax.lax.fori_loop(0, 5, lambda _, x: square(x), x)
+
     assert counted(lambda x, n: loop(x)).weights == 5 * ONE  # its length is in the program
     assert counted(lambda x, n: some(n, loop, x)).weights == 5 * ONE
     assert counted(lambda x, n: some(n, loop, x), given=Trips(3)).weights == 15 * ONE
-    branch = lambda x, n: jax.lax.cond(n > 0, lambda: square(square(x)), lambda: square(x))  # noqa: E731
+
+    def branch(x, n):
+        return jax.lax.cond(n > 0, lambda: square(square(x)), lambda: square(x))
+
     assert counted(branch).weights == 2 * ONE
 
 
@@ -97,6 +104,8 @@ def test_shards_count_on_each_device():
 
 
 def test_a_derivative_counts_what_a_checkpoint_computes_again():
-    f = lambda x: jax.checkpoint(lambda x: jnp.sin(square(jnp.sin(square(x)))))(x).sum()  # noqa: E731
+    def f(x):
+        return jax.checkpoint(lambda x: jnp.sin(square(jnp.sin(square(x)))))(x).sum()
+
     # Two forwards, the same again for the sines, two for the gradient of each.
     assert counted(lambda x, n: jax.grad(f)(x)).weights == 8 * ONE

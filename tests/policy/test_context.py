@@ -107,7 +107,10 @@ def logp_and_gradients(network, params, tokens_NL, segment_NL):
 @functools.partial(jax.jit, static_argnums=0)
 def continued(network, params, tokens_NL, keys, length_N):
     N, L = tokens_NL.shape
-    chain = lambda length: jnp.full((N, length), length)  # noqa: E731
+
+    def chain(length):
+        return jnp.full((N, length), length)
+
     C = keys[0].k.shape[1]
     old = Tree(jnp.broadcast_to(jnp.arange(C)[None, :], (N, C)), chain(C))
     new = Tree(length_N[:, None] + jnp.arange(L)[None, :], chain(L))

@@ -31,7 +31,10 @@ def layer(normalize=True, per_token=P):
     """The layer's graph, and parameters of its shapes."""
     graph, shapes = nnx.split(nnx.eval_shape(lambda: experts(normalize, per_token)))
     rng = np.random.default_rng(1)
-    draw = lambda s: (rng.normal(size=s.shape) * s.shape[-2] ** -0.5).astype(s.dtype)  # noqa: E731
+
+    def draw(s):
+        return (rng.normal(size=s.shape) * s.shape[-2] ** -0.5).astype(s.dtype)
+
     return graph, jax.tree.map(draw, nnx.to_pure_dict(shapes))
 
 
@@ -80,7 +83,10 @@ def torch_block(params, normalize, dtype=torch.float32):
         experts_implementation="eager",
     )
     block = Qwen3MoeSparseMoeBlock(settings)
-    swap = lambda name: np.swapaxes(params[name], -1, -2)  # noqa: E731
+
+    def swap(name):
+        return np.swapaxes(params[name], -1, -2)
+
     gate_up = np.concatenate([swap("gate"), swap("up")], axis=1)
     with torch.no_grad():
         block.gate.weight.copy_(torch.tensor(swap("router")))
@@ -199,7 +205,10 @@ def test_near_a_tie_only_a_replay_is_continuous():
     params = {**params, "router": params["router"].copy()}
     # Two experts that no token tells apart, and that half of the tokens go to.
     params["router"][:, :2] = 5 * params["router"][:, :1]
-    nudge = lambda size: {**params, "router": params["router"] * (1 + size * np.eye(E)[1])}  # noqa: E731
+
+    def nudge(size):
+        return {**params, "router": params["router"] * (1 + size * np.eye(E)[1])}
+
     x_NLD = tokens(2, 8)
     _, routed_NLP = run_given(graph, params, x_NLD, np.full((2, 8, 1), 255, np.uint8))
     tied = np.isin(routed_NLP[..., 0], (0, 1))
@@ -219,7 +228,10 @@ def test_bfloat16_is_as_near_to_float32_as_that_of_transformers():
     assert got.dtype == jnp.bfloat16
     theirs = torch_block(params, True, torch.bfloat16)(torch.tensor(x_NLD, dtype=torch.bfloat16))
     exact = twin(params, x_NLD)
-    error = lambda y: np.sqrt(np.mean((np.asarray(y, np.float32) - exact) ** 2))  # noqa: E731
+
+    def error(y):
+        return np.sqrt(np.mean((np.asarray(y, np.float32) - exact) ** 2))
+
     assert error(got) <= 1.1 * error(theirs.float().detach().numpy()) < 0.1
 
 
@@ -309,7 +321,9 @@ def test_rows_that_no_group_covers_may_hold_anything(monkeypatch):
     half = [params[name][: E // 2] for name in ("gate", "up", "down")]
 
     def grads():
-        loss = lambda *a: (moe.mix(*a[:2], expert_XP, *a[2:]) ** 2).sum()  # noqa: E731
+        def loss(*a):
+            return (moe.mix(*a[:2], expert_XP, *a[2:]) ** 2).sum()
+
         return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4)))(tokens(10), weight_XP, *half)
 
     wanted = grads()
@@ -345,7 +359,10 @@ def test_eight_devices_compute_what_one_computes(sizes, rows):
 
 def test_a_device_holds_and_runs_its_own_experts_only(monkeypatch):
     seen, real = [], moe.mix
-    watched = lambda *a: seen.append([x.shape for x in a]) or real(*a)  # noqa: E731
+
+    def watched(*a):
+        return seen.append([x.shape for x in a]) or real(*a)
+
     monkeypatch.setattr(moe, "mix", watched)
     graph, params = layer()
     mesh = make_mesh(schema.Mesh(data=1, fsdp=2, expert=2, tensor=2))
@@ -361,7 +378,9 @@ def test_a_device_holds_and_runs_its_own_experts_only(monkeypatch):
 def test_layers_may_be_scanned_and_rematerialised():
     graph, params = layer()
     stacked = jax.tree.map(lambda a: np.stack([a, a[..., ::-1]]), params)
-    step = lambda x, p: x + run(graph, p, x)  # noqa: E731
+
+    def step(x, p):
+        return x + run(graph, p, x)
 
     def scanned(stacked, x_NLD):
         body = jax.checkpoint(lambda x, p: (step(x, p), None))

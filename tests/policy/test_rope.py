@@ -128,6 +128,9 @@ def test_rotation_equals_the_twin_at_any_position():
 @pytest.mark.parametrize("rope", [Rope(10.0), dataclasses.replace(LLAMA, theta=10.0)])
 def test_only_the_distance_of_two_positions_matters_to_their_score(rope):
     q, k = np.random.default_rng(1).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
-    at = lambda x, position: rotate(x, jnp.asarray([[position]]), rope)  # noqa: E731
+
+    def at(x, position):
+        return rotate(x, jnp.asarray([[position]]), rope)
+
     scores = [float(jnp.sum(at(q, p + 3) * at(k, p))) for p in (0, 4, 11)]
     np.testing.assert_allclose(scores, scores[0], rtol=1e-4)

@@ -168,7 +168,10 @@ def test_what_follows_a_past_is_as_in_the_full_pass(way, scan_layers):
     # The past holds each row's own later keys too, which must not be seen.
     length_N = np.array([7, 4, 1], np.int32)
     new_NL = np.stack([tokens_NL[row, n : n + 4] for row, n in enumerate(length_N)])
-    end_NL = lambda length: np.full((3, length), length)  # noqa: E731
+
+    def end_NL(length):
+        return np.full((3, length), length)
+
     depth_NL = np.broadcast_to(np.arange(tokens_NL.shape[1])[None, :], tokens_NL.shape)
     old = Tree(depth_NL, end_NL(tokens_NL.shape[1]))
     new = Tree(length_N[:, None] + np.arange(4), end_NL(4))
@@ -364,7 +367,10 @@ def test_every_parameter_is_float32_and_names_one_logical_axis_a_dimension():
         arch = dataclasses.replace(QWEN3, qkv_bias=True, tied=False, scan_layers=scan_layers)
         network, params = make(arch)
         names = network.logical_axes()
-        is_names = lambda node: isinstance(node, tuple)  # noqa: E731
+
+        def is_names(node):
+            return isinstance(node, tuple)
+
         flat = jax.tree.leaves(names, is_leaf=is_names)
         assert [len(n) for n in flat] == [p.ndim for p in jax.tree.leaves(params)]
         assert {p.dtype for p in jax.tree.leaves(params)} == {jnp.dtype("float32")}

@@ -71,7 +71,10 @@ def test_a_function_that_returns_a_number_for_each_turn_pays_them():
 def test_a_step_may_change_what_earlier_ones_were_paid(where):
     make = reward_cases.Correcting
     if where == "isolated":
-        make = lambda turns: Isolated("reward_cases:Correcting", {"turns": turns})  # noqa: E731
+
+        def make(turns):
+            return Isolated("reward_cases:Correcting", {"turns": turns})
+
     (trajectory,) = collected(
         [{"name": "form", "weight": 2.0}], make=make, tasks=["good"]
     ).trajectories
@@ -186,9 +189,15 @@ def test_named_rewards_come_from_another_process_and_machine(where, tmp_path):
     with contextlib.ExitStack() as opened:
         if where == "remote":
             server = opened.enter_context(served(reward_cases.Paying, token_file))
-            make = lambda turns: remote(server.url, token_file)  # noqa: E731
+
+            def make(turns):
+                return remote(server.url, token_file)
+
         else:
-            make = lambda turns: Isolated("reward_cases:Paying", {"turns": turns})  # noqa: E731
+
+            def make(turns):
+                return Isolated("reward_cases:Paying", {"turns": turns})
+
         found = collected([{"name": "form", "weight": 0.5}], make=make)
     for trajectory in found.trajectories:
         assert trajectory.rewards == {"env": 0.5, "form": 1.0} and trajectory.reward == 1.0

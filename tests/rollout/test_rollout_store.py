@@ -188,7 +188,10 @@ def test_saving_does_not_wait_for_the_disk_but_what_asks_for_it_does(
 ):
     for iteration in (1, 2):
         kept.save(iteration, collection(trajectory(np.random.default_rng(iteration))))
-    names = lambda: {file.name for file in (tmp_path / "rollouts").glob("*.rollouts")}  # noqa: E731
+
+    def names():
+        return {file.name for file in (tmp_path / "rollouts").glob("*.rollouts")}
+
     assert names() == set()
     threading.Timer(0.1, slow_disk.set).start()
     getattr(kept, ends)()

@@ -59,7 +59,10 @@ def policy() -> tuple[Any, Any]:
 def jittered(params: Any, size: float) -> Any:
     """Parameters with noise on them, on the host."""
     rng = np.random.default_rng(2)
-    noisy = lambda x: (np.asarray(x) + size * rng.normal(size=x.shape)).astype(np.float32)  # noqa: E731
+
+    def noisy(x):
+        return (np.asarray(x) + size * rng.normal(size=x.shape)).astype(np.float32)
+
     return jax.tree.map(noisy, params)
 
 
@@ -72,7 +75,10 @@ def recording(name: str = "sgd", rate: float = RATE, max_grad_norm: float | None
 
 def _kept_gradients() -> optax.GradientTransformation:
     """Changes nothing; its state is the gradients of the last step."""
-    zeros = lambda params: jax.tree.map(jnp.zeros_like, params)  # noqa: E731
+
+    def zeros(params):
+        return jax.tree.map(jnp.zeros_like, params)
+
     return optax.GradientTransformation(zeros, lambda grads, *_: (grads, grads))
 
 

@@ -22,7 +22,10 @@ KEEP, OFFLOAD = schema.Offload(), schema.Offload(optimizer=True, reference=True)
 def placed(mesh, network, params):
     """Host arrays as global arrays on the mesh."""
     where = param_shardings(mesh, network.logical_axes(), params)
-    make = lambda x, there: jax.make_array_from_callback(x.shape, there, lambda i: x[i])  # noqa: E731
+
+    def make(x, there):
+        return jax.make_array_from_callback(x.shape, there, lambda i: x[i])
+
     return jax.tree.map(make, params, where)
 
 

@@ -286,7 +286,10 @@ def scorer_step(
         own = options.implicit_coef * share[piece.trajectory] * odds_A.sum()
         score[piece.trajectory] = score.get(piece.trajectory, 0.0) + own
     won = {i: trajectories[i].reward > options.success_above for i in score}
-    same = lambda i, j: trajectories[i].group == trajectories[j].group  # noqa: E731
+
+    def same(i, j):
+        return trajectories[i].group == trajectories[j].group
+
     pairs = [(i, j) for i in score for j in score if won[i] and not won[j] and same(i, j)]
     loss, right, slope = 0.0, 0.0, dict.fromkeys(score, 0.0)
     for i, j in pairs:

@@ -185,7 +185,10 @@ def along_paths(q, k, v, *, case, window=None):
 
 def with_gradients(f, q, k, v, weight):
     """Outputs, and gradients of their weighted sum."""
-    loss = lambda *qkv: (lambda out: (jnp.sum(out * weight), out))(f(*qkv))  # noqa: E731
+
+    def loss(*qkv):
+        return (lambda out: (jnp.sum(out * weight), out))(f(*qkv))
+
     (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
     return out, *gradients
 

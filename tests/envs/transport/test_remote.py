@@ -250,7 +250,10 @@ def in_pool(pool, ask, **options):
 
 def test_a_server_killed_in_mid_episode_costs_that_episode_and_its_successor_serves(token_file):
     with Process(token_file) as first:
-        make = lambda: remote(first.url, token_file)  # noqa: E731
+
+        def make():
+            return remote(first.url, token_file)
+
         pool = EnvPool(make, 1, workers=1, timeout_s=20, retries=2, retry_wait_s=0.05)
         start = {"ask": lambda env: env.reset("train/0", 1), "fresh": True}
         assert not isinstance(in_pool(pool, **start).result, Failure)

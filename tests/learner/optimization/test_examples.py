@@ -58,7 +58,10 @@ def policy_params():
 
 def adapter_params():
     rng = np.random.default_rng(1)
-    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+
+    def draw(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
     return {"layers": {0: {"q": {"lora_a": draw(16, 8), "lora_b": draw(8, 16)}}}}
 
 
@@ -72,7 +75,10 @@ def is_matrix(name):
 
 def clipped_adamw(rate):
     """The page's own chain in other words."""
-    matrices = lambda params: {name: leaf.ndim > 1 for name, leaf in params.items()}  # noqa: E731
+
+    def matrices(params):
+        return {name: leaf.ndim > 1 for name, leaf in params.items()}
+
     adamw = optax.adamw(rate, b2=0.95, weight_decay=0.1, mask=matrices)
     return optax.chain(optax.clip(0.1), adamw)
 

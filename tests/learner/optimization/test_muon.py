@@ -21,7 +21,10 @@ FEW = {"ns_steps": 2}  # of the orthogonalisation: less to compile
 
 def layer(rng):
     """Parameters of a layer: matrices of both shapes, of experts, and vectors."""
-    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+
+    def draw(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
     return {
         "attention_norm": {"scale": draw(WIDTH)},
         "q": {"kernel": draw(WIDTH, INNER), "bias": draw(INNER)},
@@ -119,7 +122,9 @@ def test_sharded_matrices_take_the_same_steps(trees):
         logical = names.get(leaf.ndim, (None,) * leaf.ndim) if layers else (None,) * leaf.ndim
         return jax.device_put(leaf, sharding(mesh, logical))
 
-    put = lambda tree: jax.tree_util.tree_map_with_path(place, tree)  # noqa: E731
+    def put(tree):
+        return jax.tree_util.tree_map_with_path(place, tree)
+
     there = put(params)
     moved = stepped(there, put(grads))
     kernel = moved["layers"]["q"]["kernel"]

@@ -87,7 +87,10 @@ def test_groups_follow_the_schedule_with_a_rate_of_their_own():
     state = at_share(optimizer.init(grads), 0.25, jnp.asarray)
     updates, _ = optimizer.update(grads, state, grads)
     assert (float(updates["a"][0]), float(updates["b"][0])) == (-2.0, -0.25)
-    is_scheduled = lambda node: isinstance(node, Scheduled)  # noqa: E731
+
+    def is_scheduled(node):
+        return isinstance(node, Scheduled)
+
     nodes = jax.tree.leaves(state, is_leaf=is_scheduled)
     assert sum(map(is_scheduled, nodes)) == 2
 

@@ -418,7 +418,10 @@ def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device(kind, second):
         assert (kept.sharding.memory_kind == HOST) == offload.optimizer
     if kind == "model":
         trunk = {name: node for name, node in state.params.items() if name != "head"}
-        where = lambda tree: jax.tree.map(lambda x: x.sharding, tree)  # noqa: E731
+
+        def where(tree):
+            return jax.tree.map(lambda x: x.sharding, tree)
+
         assert where(critic.params["trunk"]) == where(trunk)
 
 

@@ -155,7 +155,10 @@ def test_on_a_mesh_it_lies_as_the_policy_and_its_moments_wait_on_the_host():
     said = abstract_state(made.optimizer, params, layout, scorer=made.scorer)
     assert jax.tree.map(lambda x: x.sharding, said) == jax.tree.map(lambda x: x.sharding, state)
     cases.assert_trees_equal(cases.host(state.scorer.params["trunk"]), PARAMS)
-    where = lambda tree: jax.tree.map(lambda x: x.sharding, tree)  # noqa: E731
+
+    def where(tree):
+        return jax.tree.map(lambda x: x.sharding, tree)
+
     assert where(state.scorer.params["trunk"]) == where(state.params)
     kinds = {x.sharding.memory_kind for x in jax.tree.leaves(state.scorer.opt_state) if x.ndim}
     assert kinds == {HOST}

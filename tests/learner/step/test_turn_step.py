@@ -77,7 +77,10 @@ def with_garbage(batch, seed=0):
     nothing = batch.target_MRX == NO_TARGET
     per_token = [name for name in batch._fields if name.endswith(("logp_PA", "advantage_PA"))]
     held = {name: x for name in per_token if (x := getattr(batch, name)) is not None}
-    anything = lambda x, low, high: rng.integers(low, high, x.shape).astype(np.int32)  # noqa: E731
+
+    def anything(x, low, high):
+        return rng.integers(low, high, x.shape).astype(np.int32)
+
     return batch._replace(
         tokens_MRL=np.where(padding, anything(batch.tokens_MRL, 0, 20), batch.tokens_MRL),
         depth_MRL=np.where(padding, anything(batch.depth_MRL, 0, 20), batch.depth_MRL),

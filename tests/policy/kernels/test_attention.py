@@ -144,7 +144,10 @@ def test_memory_grows_with_the_length_and_not_with_its_square():
     def temporaries(length):
         shapes = [jax.ShapeDtypeStruct((1, length, heads, 8), jnp.float32) for heads in (4, 2, 2)]
         position_NL = jnp.arange(length)[None, :]
-        total = lambda q, k, v: attend(q, KeyValues(k, v), position_NL, position_NL).sum()  # noqa: E731
+
+        def total(q, k, v):
+            return attend(q, KeyValues(k, v), position_NL, position_NL).sum()
+
         program = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(*shapes).compile()
         return program.memory_analysis().temp_size_in_bytes
 
@@ -225,7 +228,10 @@ def test_gradients_are_those_of_the_plain_formula(window, at_once, monkeypatch):
         return plain_attention(q, k, v, position_NL, window, segment_NL)
 
     d_out = np.random.default_rng(6).normal(size=q.shape).astype(np.float32)
-    pull = lambda f: jax.jit(lambda *x: jax.vjp(f, *x)[1](d_out))(q, k, v)  # noqa: E731
+
+    def pull(f):
+        return jax.jit(lambda *x: jax.vjp(f, *x)[1](d_out))(q, k, v)
+
     for actual, expected in zip(pull(ours), pull(plain), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
@@ -235,7 +241,10 @@ def test_chunks_compute_their_scores_twice_and_nothing_else(monkeypatch):
     monkeypatch.setattr(attention, "QUERIES_AT_LEAST", 4)
     q, k, v = random_pass(0, 1, 8, 8, 2, 1, 16)
     position_NL = jnp.arange(8)[None, :]
-    loss = lambda q, k, v: jnp.sum(attend(q, KeyValues(k, v), position_NL, position_NL) ** 2)  # noqa: E731
+
+    def loss(q, k, v):
+        return jnp.sum(attend(q, KeyValues(k, v), position_NL, position_NL) ** 2)
+
     traced = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v)
     product = 2.0 * 8 * 8 * 2 * 16
     assert count(traced).total == 7 * product  # 2 forward, 4 backward, the scores again

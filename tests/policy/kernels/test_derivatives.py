@@ -44,7 +44,10 @@ def test_a_product_and_its_gradients_are_those_of_the_plain_one(dtype, tolerance
 def test_a_weight_that_does_not_train_costs_no_product():
     x, w = normal(N, L, D), normal(D, F)
     product = 2.0 * N * L * D * F
-    loss = lambda x, w: jnp.sum(matmul(x, w) ** 2)  # noqa: E731
+
+    def loss(x, w):
+        return jnp.sum(matmul(x, w) ** 2)
+
     for what, products in {(0,): 2, (1,): 2, (0, 1): 3}.items():
         traced = jax.make_jaxpr(jax.grad(loss, argnums=what))(x, w)
         assert count(traced).total == products * product

@@ -63,7 +63,10 @@ def with_gradients(f, qkv, seed=9):
     """Output and gradients of a random projection of it."""
     out_of = jax.eval_shape(f, *qkv)
     weight = jnp.asarray(np.random.default_rng(seed).normal(size=out_of.shape), jnp.float32)
-    loss = lambda *qkv: (lambda out: (jnp.sum(out * weight), out))(f(*qkv))  # noqa: E731
+
+    def loss(*qkv):
+        return (lambda out: (jnp.sum(out * weight), out))(f(*qkv))
+
     (_, out), gradients = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(*qkv)
     return out, gradients
 
@@ -124,7 +127,10 @@ def test_devices_with_their_own_rows_and_heads_give_what_one_device_gives(cudnn_
 
 def test_splash_in_bfloat16_is_as_near_to_the_exact_result_as_plain_attention():
     qkv = random_pass(2, 1, 2, 1, 128, L=128, dtype=jnp.bfloat16)
-    run = lambda kernel, qkv: jax.jit(through(kernel, packed=False, window=None))(*qkv)  # noqa: E731
+
+    def run(kernel, qkv):
+        return jax.jit(through(kernel, packed=False, window=None))(*qkv)
+
     exact = run("xla", [x.astype(jnp.float32) for x in qkv])
     splash, plain = run("splash", qkv), run("xla", qkv)
     assert splash.dtype == jnp.bfloat16
@@ -135,7 +141,10 @@ def test_splash_in_bfloat16_is_as_near_to_the_exact_result_as_plain_attention():
 def test_splash_lowers_for_tpu_from_a_machine_without_one(H, kv_heads, d, window):
     qkv = random_pass(3, 2, H, kv_heads, d, dtype=jnp.bfloat16)
     f = through("splash", packed=True, window=window)
-    loss = lambda *qkv: f(*qkv).astype(jnp.float32).sum()  # noqa: E731
+
+    def loss(*qkv):
+        return f(*qkv).astype(jnp.float32).sum()
+
     exported = jax.export.export(jax.jit(jax.grad(loss, (0, 1, 2))), platforms=["tpu"])(*qkv)
     # Forward, queries' gradient, keys' gradient, and no interpreter beside them.
     assert exported.mlir_module().count("@tpu_custom_call(") == 3
@@ -148,7 +157,9 @@ def test_cudnn_lowers_for_cuda_with_its_window_and_without_a_needless_mask(monke
     qkv = random_pass(4, 2, 7, 1, 128, dtype=jnp.bfloat16)
 
     def lowered(**case):
-        loss = lambda *qkv: through("cudnn", **case)(*qkv).astype(jnp.float32).sum()  # noqa: E731
+        def loss(*qkv):
+            return through("cudnn", **case)(*qkv).astype(jnp.float32).sum()
+
         calls = ("Softmax", "SoftmaxBackward", "ScaleBiasSoftmax", "ScaleBiasSoftmaxBackward")
         unchecked = [jax.export.DisabledSafetyCheck.custom_call(f"__cudnn$fmha{c}") for c in calls]
         grad = jax.jit(jax.grad(loss, (0, 1, 2)))

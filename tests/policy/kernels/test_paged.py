@@ -55,9 +55,15 @@ class Case(NamedTuple):
 
 def make_case(seed, *, kv_heads=2, groups=2, window=None, sharpness=1.0):
     rng = np.random.default_rng(seed)
-    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+
+    def normal(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
     free = list(rng.permutation(POOL))
-    take = lambda tokens: [free.pop() for _ in range(-(-tokens // PAGE))]  # noqa: E731
+
+    def take(tokens):
+        return [free.pop() for _ in range(-(-tokens // PAGE))]
+
     common = [(normal(2, n, kv_heads, HEAD), take(n)) for n in PREFIXES]
     truth, numbers = [], []
     for prefix, tokens in CONVERSATIONS:
@@ -172,7 +178,10 @@ def test_a_query_weighs_its_prefix_and_its_own_page_by_the_softmax():
     k[0, 2, 0, 0] = k[0, 0, 1, 0] = 2
     v[0, 2, :, 0], v[0, 0, :, 0] = [1, 2, 50], [3, 4, 9]
     pages = Pages(*(np.float32(x[:, :, :2]) for x in (k, v)))
-    number = lambda *x: np.asarray(x, np.int32)  # noqa: E731
+
+    def number(*x):
+        return np.asarray(x, np.int32)
+
     page_table = PageTable(number([0]), number(2), Prefixes(number([2]), number(2), number([0])))
     q = np.float32([[[[1.0, 0, 0, 0]]]])
     out = np.asarray(run(q, pages, number([3]), page_table))
@@ -248,7 +257,10 @@ def test_new_pages_are_zeros_a_layer_in_the_compute_dtype():
 
 def test_pages_are_copied_as_they_were_before_and_none_beyond_the_pool():
     x = np.arange(5, dtype=np.float32)[None, :, None, None] + np.zeros((2, 5, PAGE, HEAD), "f")
-    number = lambda *x: np.asarray(x, np.int32)  # noqa: E731
+
+    def number(*x):
+        return np.asarray(x, np.int32)
+
     copied = jax.device_get(copy(Pages(x, -x), number(3, 0, 2, 2), number(0, 3, 5, 9)))
     np.testing.assert_array_equal(copied.k[1, :, 0, 0], [3, 1, 2, 0, 4])
     np.testing.assert_array_equal(copied.v[0, :, 1, 1], [-3, -1, -2, 0, -4])
@@ -276,10 +288,16 @@ def test_shards_with_pages_of_their_own_give_what_each_gives_alone(kv_heads):
     cases = [make_case(10 + i, kv_heads=kv_heads) for i in range(4)]
     alone = [passed(case, case.shared, block=8) for case in cases]
     mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
-    along = lambda axis, parts: np.concatenate([np.asarray(x) for x in parts], axis=axis)  # noqa: E731
+
+    def along(axis, parts):
+        return np.concatenate([np.asarray(x) for x in parts], axis=axis)
+
     with jax.set_mesh(mesh):
         axes = paged.page_axes(kv_heads)
-        put = lambda x, *names: jax.device_put(x, sharding(mesh, names))  # noqa: E731
+
+        def put(x, *names):
+            return jax.device_put(x, sharding(mesh, names))
+
         rows = [(c.q, c.new, c.position_RL, c.shared) for c in cases]
         q, new, position, page_table = jax.tree.map(lambda *x: put(along(0, x), "rows"), *rows)
         before, after = (
@@ -314,7 +332,10 @@ def decode_case(dtype=jnp.bfloat16, *, page=16, width=6, groups=4):
     rng = np.random.default_rng(8)
     shape = (2, 8 * width, page, 128)
     q, k, v = (rng.normal(size=n).astype(dtype) for n in ((8, 1, 2 * groups, 128), shape, shape))
-    number = lambda x: np.asarray(x, np.int32)  # noqa: E731
+
+    def number(x):
+        return np.asarray(x, np.int32)
+
     table = rng.permutation(8 * width).reshape(8, width)
     table[0], table[-1], table[5, 1:] = -1, -1, 8 * width
     position = [NOWHERE, 4 * page - 1, 4 * page, NOWHERE, NOWHERE, 0, 3 * page + 5, NOWHERE]

@@ -175,7 +175,10 @@ def test_bfloat16_is_as_near_to_the_exact_result_as_all_scores_at_once(implement
 @pytest.mark.usefixtures("optimized")
 def test_the_kernels_compile_for_tpu(topology, dtype, d):
     place = jax.sharding.SingleDeviceSharding(tpu_cases.devices(topology)[0])
-    like = lambda *shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=place)  # noqa: E731
+
+    def like(*shape, dtype):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
     numbers = like(2, 1000, dtype=jnp.int32)
     q, k = like(2, 1000, 4, d, dtype=dtype), like(2, 1000, 2, d, dtype=dtype)
 

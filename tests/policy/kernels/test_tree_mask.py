@@ -15,8 +15,13 @@ def continued(rng, past_ends, new_ends, at):
 
     Returns: its `Past` and `Tree`.
     """
-    depths = lambda ends: jnp.asarray(rng.integers(0, 9, (1, len(ends))), jnp.int32)  # noqa: E731
-    ends = lambda x: jnp.asarray(x, jnp.int32)[None]  # noqa: E731
+
+    def depths(ends):
+        return jnp.asarray(rng.integers(0, 9, (1, len(ends))), jnp.int32)
+
+    def ends(x):
+        return jnp.asarray(x, jnp.int32)[None]
+
     past = Past((), Tree(depths(past_ends), ends(past_ends)), ends(at))
     return past, Tree(depths(new_ends), ends(new_ends))
 

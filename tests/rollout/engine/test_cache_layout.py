@@ -61,7 +61,10 @@ def structs(arch):
     network, shapes = policy.abstract(arch)
     mesh = make_mesh(TRAINING)
     where = param_shardings(mesh, network.logical_axes(), shapes)
-    struct = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)  # noqa: E731
+
+    def struct(x, where):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
     return network, mesh, jax.tree.map(struct, shapes, where)
 
 

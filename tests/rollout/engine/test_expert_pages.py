@@ -61,7 +61,10 @@ def record(params, mesh=None, **changes):
         return actions
 
     engine.step = watched
-    said = lambda key, turn: [key, turn, *PROMPT[:turn]]  # noqa: E731
+
+    def said(key, turn):
+        return [key, turn, *PROMPT[:turn]]
+
     played = converse(engine, params, PROMPTS, turns=2, answer=said, shuffle=1, delay=1)
     rows = [
         (turn[0] + turn[1], experts)

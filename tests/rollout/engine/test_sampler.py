@@ -27,7 +27,10 @@ def memory_of(program, *arguments, **options):
 def shapes_of(rows, length):
     network, params = policy.split(nnx.eval_shape(lambda: Transformer(ARCH, nnx.Rngs(0))))
     pages, slots = jax.eval_shape(lambda: sampler.allocate(ARCH, PAGES, PAGE_SIZE, ROWS))
-    ints = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
+
+    def ints(*shape):
+        return np.zeros(shape, np.int32)
+
     prefixes = Prefixes(ints(2, WIDTH), ints(2), ints(2, 4))
     page_table = PageTable(ints(rows, WIDTH), ints(rows), prefixes)
     return network, params, pages, slots, page_table, ints(rows, length)

@@ -390,7 +390,10 @@ def test_what_was_begun_for_trajectories_that_are_stored_disturbs_nobody(begin, 
 
 def test_a_run_that_ends_while_environments_begin_leaves_none_of_them(begin, monkeypatch):
     reset, closed = Settled.reset, []
-    slow = lambda self, *which: time.sleep(0.05) or reset(self, *which)  # noqa: E731
+
+    def slow(self, *which):
+        return time.sleep(0.05) or reset(self, *which)
+
     monkeypatch.setattr(Settled, "close", lambda self: closed.append(self))
     monkeypatch.setattr(Settled, "reset", slow)
     before = set(threading.enumerate())
