@@ -302,10 +302,10 @@ def score_program(
     Args:
       full: whether it finds more than log-probabilities; `found` are what, of `score_in_full`.
     """
-    score = functools.partial(turn_step.score_in_full, **found) if full else turn_step.score
+    run = functools.partial(turn_step.score_in_full, **found) if full else turn_step.score
 
-    def program(frozen: Any, params: Any, batch: TurnBatch) -> Any:
+    def score(frozen: Any, params: Any, batch: TurnBatch) -> Any:
         merged = join(on_device(params), frozen)
-        return score(network, merged, batch, temperature=temperature)
+        return run(network, merged, batch, temperature=temperature)
 
-    return jax.jit(program, out_shardings=replicated)
+    return jax.jit(score, out_shardings=replicated)

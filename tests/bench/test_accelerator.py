@@ -16,7 +16,10 @@ from seeupo_jax.bench.accelerator.runner import Record, read
 # Those that are run in this process, which has imported everything and has their programs; and the
 # one that the command itself runs, in a process of its own.
 SWEEPS = ("sweep", "sweep_long")
-HERE = ("trees_float32", "rows", "parity", *SWEEPS, "update_bfcl_0.5b", "rollout_0.5b")
+HERE = (
+    *("trees_float32", "rows", "parity", *SWEEPS),
+    *("update_bfcl_0.5b", "rollout_0.5b", "device_time_0.5b"),
+)
 PROCESS = "trees_bfloat16"
 MISSING = ("altair", "ml_collections", "grain", "gguf", "llguidance", "tensorboardX", "vl_convert")
 
@@ -48,6 +51,10 @@ def test_every_piece_measures_what_it_is_for(out, piece):
     if piece.startswith(("update", "rollout")):
         assert values["figures"]["against"] in ("PyTorch, eager", "generate, static KV cache kept")
         assert values["size"].startswith("nano, ")
+    elif piece.startswith("device_time"):
+        programs = {name: run["programs"] for name, run in values["figures"]["runs"].items()}
+        assert {row["program"] for row in programs["sweep"]} >= {"jit_score", "jit_turn"}
+        assert {row["program"] for row in programs["rollout"]} >= {"jit_prefill", "jit_decode"}
     else:
         assert values["checks"]
 

@@ -68,6 +68,24 @@ def rows_of(text):
     return [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
 
 
+def test_the_page_says_which_kernels_take_the_devices_time():
+    run = {
+        "seconds": 2.0,
+        "busy_s": 1.5,
+        "events": 12_000,
+        "programs": [{"program": "jit_decode", "seconds": 1.2, "events": 9_000}],
+        "kernels": [{"program": "jit_decode", "kernel": "a|b", "seconds": 0.9, "events": 3_000}],
+    }
+    figures = {"model": "0.5b", "workload": "bfcl", "runs": {"rollout": run}}
+    found = {"device_time_0.5b": done(figures=figures)}
+    text = page(PIECES, found, {}, DEVICE, rehearsal=False)
+    assert (
+        "0.5b, bfcl, a rollout: 2.000 s, the device busy 75% of them, 12,000 kernels. Programs:"
+        " `jit_decode` 1.200 s." in text
+    )
+    assert ["| `jit_decode`", r"`a\|b`", "0.900", "3,000", "300 |"] in rows_of(text)
+
+
 def test_the_page_tells_what_was_measured_and_what_was_not():
     worst = {"d_k": {"difference": 3e-4, "bound": 1e-4}}
     found = {

@@ -177,6 +177,36 @@ def _rollouts(found: Mapping[str, Values]) -> str:
     return "\n\n".join(parts)
 
 
+def _device_time(found: Mapping[str, Values]) -> str:
+    text = (
+        "One run of each under the profiler, after one that compiled. Busy: any kernel ran on the"
+        " device. A kernel's name is without its number."
+    )
+    parts = []
+    for figures in _runs(found):
+        for name, run in figures["runs"].items():
+            programs = ", ".join(
+                f"`{row['program']}` {row['seconds']:.3f} s" for row in run["programs"][:4]
+            )
+            parts.append(
+                f"{figures['model']}, {figures['workload']}, a {name}: {run['seconds']:.3f} s, the"
+                f" device busy {run['busy_s'] / run['seconds']:.0%} of them, {run['events']:,}"
+                f" kernels. Programs: {programs}."
+            )
+            rows = [
+                (
+                    f"`{row['program']}`",
+                    f"`{row['kernel']}`",
+                    f"{row['seconds']:.3f}",
+                    f"{row['events']:,}",
+                    f"{1e6 * row['seconds'] / row['events']:.0f}",
+                )
+                for row in run["kernels"]
+            ]
+            parts.append(markdown_table(("program", "kernel", "s", "runs", "us each"), rows))
+    return "\n\n".join([text, *parts]) if parts else ""
+
+
 def _quickstart(found: Mapping[str, Values]) -> str:
     parts = []
     for f in _runs(found):
@@ -234,5 +264,6 @@ _SECTIONS: dict[str, tuple[str, Callable[[Mapping[str, Values]], str]]] = {
     "correctness": ("Correctness", _correctness),
     "update": ("Update sweep", _updates),
     "rollout": ("Rollout", _rollouts),
+    "device_time": ("Time on the device", _device_time),
     "quickstart": ("Quickstart", _quickstart),
 }

@@ -21,6 +21,7 @@ from seeupo_jax.bench import machine, torch_runner
 from seeupo_jax.bench import rollout as rollout_bench
 from seeupo_jax.bench import update as update_bench
 from seeupo_jax.bench.accelerator import kernels, numerics
+from seeupo_jax.bench.accelerator.device_time import device_time
 from seeupo_jax.bench.accelerator.runner import Record, is_out_of_memory, sentence
 from seeupo_jax.bench.comparison import Alone
 from seeupo_jax.bench.settings import Settings, architecture
@@ -29,6 +30,7 @@ from seeupo_jax.planning.flops import parameters
 GIB = 2**30
 PROBE = "machine"  # the name of the record of what the machine is
 CORRECTNESS, UPDATE, ROLLOUT, QUICKSTART = "correctness", "update", "rollout", "quickstart"
+DEVICE_TIME = "device_time"
 LIMIT_S = 450.0  # of a piece: with what surrounds it, under eight minutes
 REHEARSAL_LIMIT_S = 300.0
 # Bytes a parameter at the peak of a sweep: float32 weights, the reference policy's, two moments
@@ -286,6 +288,16 @@ PIECES = (
     _update("bfcl", "0.5b", 4, 180),
     _update("order_desk", "0.5b", 64, 180),
     _rollout("0.5b", 4, 150),
+    Piece(
+        "device_time_0.5b",
+        DEVICE_TIME,
+        "a sweep's and a rollout's time on the device by program and kernel, bfcl-shaped, 0.5b",
+        device_time,
+        120,
+        tuple(
+            _of_sweep(Settings("bfcl", "0.5b", scale, groups=4, torch=())) for scale in (1.0, 0.5)
+        ),
+    ),
     Piece("quickstart", QUICKSTART, "configs/quickstart.py trained to its end", quickstart, 150),
     _update("bfcl", "1.5b", 4, 240),
     _update("order_desk", "1.5b", 32, 240),
