@@ -34,12 +34,16 @@ def total_memory(device: jax.Device) -> int | None:
     CPU devices share what the host has, or what a container is allowed of it.
     """
     if device.platform == "cpu":
-        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        limits = [Path(name).read_text().strip() for name in _LIMITS if Path(name).exists()]
-        whole = min(host, *(int(limit) for limit in limits if limit.isdecimal()), host)
-        return whole // jax.local_device_count()
+        return host_memory() // jax.local_device_count()
     stats = device.memory_stats()
     return stats.get("bytes_limit") if stats else None
+
+
+def host_memory() -> int:
+    """Bytes of memory that the host has, or that a container is allowed of them."""
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [Path(name).read_text().strip() for name in _LIMITS if Path(name).exists()]
+    return min(host, *(int(limit) for limit in limits if limit.isdecimal()), host)
 
 
 def free_memory(device: jax.Device) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import hashlib
 import importlib.util
 import json
@@ -35,10 +34,8 @@ from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.errors import WriteError, is_full
 from seeupo_jax.parallel import cluster
-
-# Of glibc's mallopt: one heap for all threads, nothing outside it, none of it ever given back, and
-# 64 MiB more than asked for when it grows.
-_MALLOC_OPTIONS = {-8: 1, -4: 0, -1: -1, -2: 2**26}
+from seeupo_jax.parallel.device_memory import host_memory
+from seeupo_jax.runtime.heap import keep_freed_memory
 
 _TRITON_PRODUCTS = "xla_gpu_enable_triton_gemm"  # of XLA_FLAGS
 _CLUSTER_TIMEOUT_S = 300
@@ -204,8 +201,8 @@ def prepare_xla() -> None:
     """Settings of a process that trains or measures; before the first array is made.
 
     Compiled programs are kept, in JAX_COMPILATION_CACHE_DIR or the user's cache. Where XLA computes
-    on the CPU, so is the memory that its programs give back. On a GPU, matrix products are cuBLAS's
-    unless XLA_FLAGS says otherwise.
+    on the CPU, so is the memory that its programs free, up to half of the machine's. On a GPU,
+    matrix products are cuBLAS's unless XLA_FLAGS says otherwise.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(cache / "seeupo_jax" / "xla"))
@@ -214,7 +211,7 @@ def prepare_xla() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     _set_products_of_gpu()
     if _only_cpu():
-        _keep_freed_memory()
+        keep_freed_memory(host_memory() // 2)
 
 
 def _set_products_of_gpu() -> None:
@@ -234,16 +231,3 @@ def _only_cpu() -> bool:
         return jax.config.jax_platforms == "cpu"
     plugins = metadata.entry_points(group="jax_plugins")
     return not plugins and importlib.util.find_spec("libtpu") is None
-
-
-def _keep_freed_memory() -> None:
-    """Keeps glibc from giving memory back to the system.
-
-    A program's temporaries are allocated anew at every execution; the system clears each page at
-    its first touch, one after the other: 5% of a small model's sweep on two cores, a fifth of the
-    sweep of 135 million parameters. Only threads that have not allocated yet can share one heap.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # another C library has none
-    if mallopt is not None:
-        for option, value in _MALLOC_OPTIONS.items():
-            mallopt(option, value)
