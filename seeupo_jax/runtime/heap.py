@@ -14,7 +14,7 @@ from pathlib import Path
 _OPTIONS = {-8: 1, -4: 0, -1: -1, -2: 2**26}
 _STATM = Path("/proc/self/statm")  # Linux's count of a process's pages
 _INTERVAL_S = 0.5
-_GROWTH = 2**30  # bytes by which a process must have grown for its heap to be trimmed once more
+_PAUSES = 20  # times as long as giving back took, until it may be done again
 
 
 @functools.cache  # once for a process
@@ -37,12 +37,13 @@ def keep_freed_memory(limit: int) -> None:
 
 def _trim(libc: ctypes.CDLL, limit: int) -> None:
     """Gives free pages back whenever the process holds more than `limit` bytes."""
-    held = 0  # after the last time
+    pause = _INTERVAL_S
     while True:
-        time.sleep(_INTERVAL_S)
-        if resident_bytes() > max(limit, held + _GROWTH):
+        time.sleep(pause)
+        began = time.monotonic()
+        if resident_bytes() > limit:
             libc.malloc_trim(0)
-            held = resident_bytes()
+        pause = max(_INTERVAL_S, _PAUSES * (time.monotonic() - began))
 
 
 def resident_bytes() -> int:
