@@ -47,7 +47,7 @@ def get_config(trains: str = "layers") -> ConfigDict:
         "max_context": 640,
         "deterministic": True,
     }
-    config.algorithm = {"kl_coef": 0.1}  # with 0 one kind of request is given up: see the page
+    config.algorithm = {"kl_coef": 0.1}  # with 0 one kind of request is given up sooner
     config.batching = {"buckets": (2560,), "microbatch_tokens": 2560}
     config.optimizer = {
         "name": "adamw",
