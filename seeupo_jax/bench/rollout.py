@@ -141,11 +141,11 @@ def _print(figures: comparison.Figures) -> None:
 
 
 def phases(figures: comparison.Figures) -> str:
-    """What our side's last rollout did, as a sentence."""
+    """A sentence on where our side's last rollout spent its time, by the engine's clock."""
     ours = figures["contenders"][JAX]
     return (
         f"{JAX}, last rollout: {ours['prefill_s']:.2f} s prefilling, {ours['decode_s']:.2f} s"
-        " decoding; otherwise the device was idle."
+        " decoding, as the host sees the ends of both."
     )
 
 
