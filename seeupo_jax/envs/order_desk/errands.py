@@ -6,7 +6,6 @@ import random
 import zlib
 from dataclasses import dataclass
 
-from seeupo_jax.envs.base import check_choice
 from seeupo_jax.envs.order_desk import accounts, agenda
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.accounts import Account, ParcelledOrder
@@ -104,11 +103,7 @@ def make_errand(split: str, index: int) -> Errand:
     Raises:
       ValueError: unknown split or index out of range.
     """
-    check_choice("order_desk split", split, SPLITS)
-    if not 0 <= index < SPLITS[split]:
-        raise ValueError(
-            f"order_desk {split} task: got {index}; allowed: 0 to {SPLITS[split] - 1}."
-        )
+    world.check_task(split, index)
     rng = random.Random(f"order_desk/level2/{split}/{index}")
     while True:
         errand = _draw(rng)

@@ -145,6 +145,15 @@ def carry_out(outcome: str, order: Order, address: str) -> Order:
     return actions[outcome]() if outcome in actions else order
 
 
+def check_task(split: str, index: int) -> None:
+    """Raises ValueError where there is no such split, or no task of this index in it."""
+    check_choice("order_desk split", split, SPLITS)
+    if not 0 <= index < SPLITS[split]:
+        raise ValueError(
+            f"order_desk {split} task: got {index}; allowed: 0 to {SPLITS[split] - 1}."
+        )
+
+
 def make_task(split: str, index: int) -> Task:
     """The task `split/index`; the same arguments always give the same task.
 
@@ -154,11 +163,7 @@ def make_task(split: str, index: int) -> Task:
     Raises:
       ValueError: unknown split or index out of range.
     """
-    check_choice("order_desk split", split, SPLITS)
-    if not 0 <= index < SPLITS[split]:
-        raise ValueError(
-            f"order_desk {split} task: got {index}; allowed: 0 to {SPLITS[split] - 1}."
-        )
+    check_task(split, index)
     rng = random.Random(f"order_desk/{split}/{index}")
     while True:
         task = _draw(rng)
