@@ -13,7 +13,6 @@ from seeupo_jax.envs.order_desk.agenda import Agenda, Shared
 
 MAX_TURNS = 16
 MIN_TURNS = 10  # that the oracle takes
-SPLITS = world.SPLITS
 
 POLICY = """You work at an online shop's order desk. Use the tools; reply once to each request.
 - Look an order up before you decide about it.
