@@ -21,6 +21,7 @@ from seeupo_jax.bench.workloads import prepared
 
 KERNELS = 12  # that are listed, those that take longest
 _NAME = 60  # characters of a kernel's name: those of templates have hundreds
+_DEVICES = ("/device:GPU:", "/device:TPU:")  # libtpu adds one of its own, that has no kernels
 _LINES = ("Stream", "XLA Ops")  # of a GPU's and of a TPU's events; others sum them up
 _CONTAINERS = ("while", "call", "conditional")  # whose parts have events of their own
 _NUMBERS = re.compile(r"[._]\d+\b")
@@ -72,7 +73,7 @@ def traced(run: Callable[[], Any]) -> dict[str, Any]:
 def events(planes: Iterable[Any]) -> Iterator[Event]:
     """Events of the first device of a trace; of XLA's own threads where there are CPUs only."""
     planes = list(planes)
-    device = min((plane.name for plane in planes if plane.name.startswith("/device:")), default="")
+    device = min((plane.name for plane in planes if plane.name.startswith(_DEVICES)), default="")
     read = [plane for plane in planes if not device or plane.name == device]
     lines = [line for plane in read for line in plane.lines]
     if device:
