@@ -116,7 +116,7 @@ def test_a_thousand_mutated_calls_do_no_harm(category, form):
     rng = random.Random(1)
     watched = Watched(category, form, rng)
     for _ in range(250):
-        oracle = watched.env.oracle(watched.task.task_id, rng.choice(["turn", "one"]))
+        oracle = watched.env.play(watched.task.task_id, rng.choice(["turn", "one"]))
         watched.step(mutated(rng.choice([m for turn in oracle for m in turn]), rng))
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any, ClassVar
 
 from seeupo_jax.configuration.user_code import escaped
 from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool, check_choice
 from seeupo_jax.envs.bfcl.benchmark_files import added_docs, listed_docs, read_docs
 from seeupo_jax.envs.bfcl.formats import FORMATS, to_tool
+from seeupo_jax.envs.bfcl.mistakes import with_mistakes
 from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, Task, Verdict, World
 from seeupo_jax.envs.call_matching import MatchingReward
 from seeupo_jax.envs.episode_rewards import REWARDS, EpisodeReward
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError
 
 TURN_REWARDS = {"matching_hard": "hard", "matching_soft": "soft"}
-CLOSING = "Done."  # how the oracle ends a user's turn
+CLOSING = "Done."  # how the demonstrator ends a user's turn
 
 
 @dataclass(kw_only=True)
@@ -103,16 +107,26 @@ class MultiTurn:
     def close(self) -> None:
         self._episode = None
 
-    def demonstrations(self, split: str, *, calls_per_message: str = "turn") -> Demonstrations:
-        """The reference solutions as conversations with this environment.
+    def demonstrations(
+        self, split: str, *, calls_per_message: str = "turn", skill: float = 1.0, seed: int = 0
+    ) -> Demonstrations:
+        """Conversations of a demonstrator with this environment: the reference solutions, or worse.
 
         Args:
           calls_per_message: `turn`, all calls of a user turn in one message, or `one` each.
+          skill: 1 makes no mistake, 0 those of `mistakes.MISTAKES`. A conversation that they make
+            too long ends where the environment ends it.
+          seed: of the mistakes; the same arguments give the same conversations.
         """
         check_choice(f"{self.name} calls_per_message", calls_per_message, _CALLS_PER_MESSAGE)
+        if not 0 <= skill <= 1:
+            raise ValueError(f"{self.name} skill: got {skill}; allowed: a number from 0 to 1.")
         ids = self.task_ids(split)
-        fitting = [task_id for task_id in ids if self._oracle_fits(task_id, calls_per_message)]
-        return Demonstrations(self, fitting, calls_per_message, skipped=len(ids) - len(fitting))
+        fitting = [task_id for task_id in ids if self._fits(task_id, calls_per_message)]
+        play = functools.partial(
+            self.play, calls_per_message=calls_per_message, skill=skill, seed=seed
+        )
+        return Demonstrations(self, fitting, play, skipped=len(ids) - len(fitting))
 
     def vocabulary(self) -> Sequence[str]:
         """Names of tools and parameters, except plain words, which other text may hold."""
@@ -121,15 +135,17 @@ class MultiTurn:
         names = [n for tool in tools for n in (tool["name"], *tool["parameters"]["properties"])]
         return tuple(dict.fromkeys(name for name in names if "_" in name or not name.islower()))
 
-    def oracle(self, task_id: str, calls_per_message: str = "turn") -> Iterator[tuple[str, ...]]:
-        """The reference solution: for each user turn, the messages that solve and end it."""
+    def play(
+        self, task_id: str, calls_per_message: str = "turn", skill: float = 1.0, seed: int = 0
+    ) -> Iterator[tuple[str, ...]]:
+        """The demonstrator's messages of each user turn; at skill 1 they solve it."""
         task, form = self.find_task(task_id), FORMATS[self.format]
-        world = World(task)
-        for turn in task.reference:
-            calls = [form.solve(world, source) for source in turn]
+        world, rng = World(task), Random(f"demonstrator/{task_id}/{skill}/{seed}")
+        reference = [[form.solve(world, source) for source in turn] for turn in task.reference]
+        for calls in with_mistakes(reference, skill, rng):
             yield (*map(form.render, _CALLS_PER_MESSAGE[calls_per_message](calls)), CLOSING)
 
-    def _oracle_fits(self, task_id: str, calls_per_message: str) -> bool:
+    def _fits(self, task_id: str, calls_per_message: str) -> bool:
         pack = _CALLS_PER_MESSAGE[calls_per_message]
         sizes = [len(pack(turn)) for turn in self.find_task(task_id).reference]
         in_episode = sum(sizes) + len(sizes)  # a closing message ends each user turn
@@ -142,15 +158,19 @@ class MultiTurn:
 
 
 class Demonstrations(Sequence[Demonstration]):
-    """Oracle conversations, played when they are asked for.
+    """The demonstrator's conversations, played when they are asked for.
 
     skipped: tasks left out because the environment's bounds would end them too early.
     """
 
     def __init__(
-        self, env: MultiTurn, task_ids: Sequence[str], calls_per_message: str, skipped: int
+        self,
+        env: MultiTurn,
+        task_ids: Sequence[str],
+        play: Callable[[str], Iterator[tuple[str, ...]]],
+        skipped: int,
     ):
-        self._env, self._ids, self._calls_per_message = env, task_ids, calls_per_message
+        self._env, self._ids, self._play = env, task_ids, play
         self.skipped = skipped
 
     def __len__(self) -> int:
@@ -159,10 +179,11 @@ class Demonstrations(Sequence[Demonstration]):
     def __getitem__(self, index: int) -> Demonstration:
         env = replace(self._env)  # a copy: threads may ask at once, and an episode may be running
         messages, tools = env.reset(self._ids[index], seed=0)
-        for turn in env.oracle(self._ids[index], self._calls_per_message):
-            for action in turn:
-                reply = env.step(action).observation
-                messages += ({"role": "assistant", "content": action}, *reply)
+        for action in itertools.chain.from_iterable(self._play(self._ids[index])):
+            result = env.step(action)
+            messages += ({"role": "assistant", "content": action}, *result.observation)
+            if result.done:
+                break
         return Demonstration(messages, tools)
 
 
@@ -269,7 +290,7 @@ def _begin_user_turn(task: Task, turn: int, options: MultiTurn) -> tuple[Message
     return (*task.questions[turn], {"role": "user", "content": text})
 
 
-# How the oracle packs the calls of a user turn into messages.
+# How the demonstrator packs the calls of a user turn into messages.
 _CALLS_PER_MESSAGE: dict[str, Callable[[Sequence[Any]], Sequence[Sequence[Any]]]] = {
     "turn": lambda calls: [calls] if calls else [],
     "one": lambda calls: [[call] for call in calls],

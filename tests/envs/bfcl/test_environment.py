@@ -52,7 +52,7 @@ def category_of(task_id):
 @functools.cache
 def reference_turns(task_id):
     """For each user turn, its reference calls."""
-    turns = Bfcl(category=category_of(task_id)).oracle(task_id)
+    turns = Bfcl(category=category_of(task_id)).play(task_id)
     return [[call for message in turn for call in parse_hermes(message)] for turn in turns]
 
 
@@ -125,7 +125,7 @@ def test_the_oracle_solves_every_task_with_the_official_answers(category, form, 
     env = Bfcl(category, format=form, **PATIENT)
     for task_id in ids_of(category):
         env.reset(task_id, seed=0)
-        messages = [m for turn in env.oracle(task_id, calls_per_message) for m in turn]
+        messages = [m for turn in env.play(task_id, calls_per_message) for m in turn]
         results = [env.step(message) for message in messages]
         assert [result.done for result in results] == [False] * (len(messages) - 1) + [True]
         assert sum(result.reward for result in results) == env.score() == 1.0, task_id
@@ -141,7 +141,7 @@ def test_an_oracle_that_drops_a_call_solves_no_task(category, form):
     rng, env = random.Random(0), Bfcl(category, format=form, **PATIENT)
     for task_id in ids_of(category):
         env.reset(task_id, seed=0)
-        turns = list(env.oracle(task_id, "one"))
+        turns = list(env.play(task_id, "one"))
         dropped = rng.choice([index for index, turn in enumerate(turns) if len(turn) > 1])
         turns[dropped] = (*turns[dropped][:-2], CLOSING)
         assert [env.step(message) for turn in turns for message in turn][-1].done

@@ -18,7 +18,7 @@ def play(reward, solved, spoiled_at=None):
     """Rewards of the messages that solve the first user turns; a spoiled one in front of one."""
     env = Bfcl(reward=reward, max_calls=60)
     env.reset(TASK, seed=0)
-    turns = [m if i < solved else (CLOSING,) for i, m in enumerate(env.oracle(TASK))]
+    turns = [m if i < solved else (CLOSING,) for i, m in enumerate(env.play(TASK))]
     actions = [action for turn in turns for action in turn]
     if spoiled_at is not None:
         actions[spoiled_at] = f"{LOOP}{actions[spoiled_at]}"
@@ -84,7 +84,7 @@ def matched(env, task_id, actions):
 def test_reference_calls_match_themselves(category, form):
     env = Bfcl(category, format=form, max_calls=100, turn_reward="matching_hard")
     for task_id in itertools.islice(load_tasks(category), 0, 200, 40):
-        turns = [turn for turn in env.oracle(task_id, "one")]
+        turns = [turn for turn in env.play(task_id, "one")]
         actions = [action for turn in turns for action in turn]
         by_turn, own, score = matched(env, task_id, actions)
         np.testing.assert_allclose(by_turn, [action != CLOSING for action in actions], atol=1e-12)
@@ -97,7 +97,7 @@ def test_reference_calls_match_themselves(category, form):
 
 def test_the_soft_matching_of_a_user_turn_sums_to_its_plan():
     env = Bfcl(max_calls=60, turn_reward="matching_soft")
-    turns = [*env.oracle(TASK, "one")]
+    turns = [*env.play(TASK, "one")]
     by_turn, _, score = matched(env, TASK, [action for turn in turns for action in turn])
     start = 0
     for messages in turns:
@@ -111,7 +111,7 @@ def test_the_soft_matching_of_a_user_turn_sums_to_its_plan():
 
 def test_a_later_call_takes_the_reference_call_from_a_worse_one():
     env = Bfcl(max_calls=60, turn_reward="matching_hard")
-    first = next(env.oracle(TASK, "one"))[0]  # cd(folder="document")
+    first = next(env.play(TASK, "one"))[0]  # cd(folder="document")
     env.reset(TASK, seed=0)
     worse = env.step(first.replace("document", "elsewhere"))
     assert worse.rewards == {"matching": [2 / 3]} and worse.reward == 0

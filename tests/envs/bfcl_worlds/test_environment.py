@@ -29,7 +29,7 @@ def play(env, task_id, messages):
 def test_the_oracle_solves_every_task_and_no_other_does(form, calls_per_message):
     env = make(format=form, reward="fraction")
     for task_id in [f"{split}/{index}" for split in SPLITS for index in range(12)]:
-        turns = [*env.oracle(task_id, calls_per_message)]
+        turns = [*env.play(task_id, calls_per_message)]
         results = play(env, task_id, [message for turn in turns for message in turn])
         assert [result.done for result in results] == [False] * (len(results) - 1) + [True]
         assert sum(result.reward for result in results) == env.score() == 1.0
@@ -54,7 +54,7 @@ def test_a_tool_that_is_missing_comes_with_a_later_message_and_is_not_listed_bef
 def test_a_missing_detail_is_given_by_the_next_message():
     env = make(categories=["multi_turn_miss_param"], turns=[1, 1])
     for index in range(10):
-        first, second = env.oracle(f"train/{index}")
+        first, second = env.play(f"train/{index}")
         assert first == (CLOSING,) and len(second) == 2
 
 
@@ -103,7 +103,7 @@ def test_threads_play_the_same_episodes_as_one_after_the_other():
     def run(task_id):
         if not hasattr(local, "env"):
             local.env = make()
-        messages = [m for turn in local.env.oracle(task_id) for m in turn]
+        messages = [m for turn in local.env.play(task_id) for m in turn]
         return [(r.observation, r.reward, r.info) for r in play(local.env, task_id, messages)]
 
     serial = [*map(run, ids)]

@@ -64,7 +64,7 @@ def test_bfcl_plays_the_exported_tasks(worlds, folder):
         for split in SPLITS:
             for task_id in env.task_ids(split):
                 messages, _ = env.reset(task_id, seed=0)
-                for message in [m for turn in env.oracle(task_id) for m in turn]:
+                for message in [m for turn in env.play(task_id) for m in turn]:
                     env.step(message)
                 assert env.score() == 1
                 played += 1
