@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import loaded_python
 import numpy as np
@@ -123,17 +124,24 @@ def test_the_point_with_the_largest_mean_is_chosen_and_the_first_of_equals(tmp_p
     assert choose(by_final, last)["grpo"] == {RATE: 1e-2}
 
 
-def test_the_page_is_of_the_results_alone_and_the_shipped_study_can_be_read(tmp_path):
-    study = read_study(str(CONFIGS / "study_order_desk.py"), ())
-    first = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
-    assert {len(study.cells("tuning", {})) // len(study.recipes)} == {12}
-    # Tokens and steps are equal for all.
-    for cell in study.cells("final", first)[: len(study.recipes)]:
+@pytest.mark.parametrize("name", ["study_order_desk", "study_bfcl_worlds"])
+def test_recipes_of_a_shipped_study_have_equal_tokens_steps_and_tuning(name):
+    study = read_study(str(CONFIGS / f"{name}.py"), ())
+    first = {recipe: grid_points(grid)[0] for recipe, grid in study.tuning.items()}
+    tuning = Counter(cell.variant for cell in study.cells("tuning", {}))
+    assert tuning.keys() == study.recipes.keys() and len({*tuning.values()}) == 1
+    budgets = set()
+    for cell in study.cells("final", first):
         rollout, algorithm = cell.config.rollout, cell.config.algorithm
-        assert (rollout.tasks, rollout.group_size, cell.config.iterations) == (8, 8, 32)
+        budgets.add((rollout.tasks, rollout.group_size, cell.config.iterations))
         at_once = algorithm.turns_per_update is None or algorithm.order == "parallel"
         parts = algorithm.minibatches_per_turn if at_once else rollout.max_turns
         assert parts == rollout.max_turns
+    assert len(budgets) == 1
+
+
+def test_the_page_is_of_the_results_alone(tmp_path):
+    study = read_study(str(CONFIGS / "study_order_desk.py"), ())
     results = {}
     for stage in STAGES:
         cells = study.cells(stage, choose(study, results))
