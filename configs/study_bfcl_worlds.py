@@ -23,7 +23,7 @@ MINIBATCHES = {"algorithm.minibatches_per_turn": TURNS}
 CLIP = ("algorithm.clip_low", "algorithm.clip_high")
 # The defaults, which SeeUPO's authors use, and those of GSPO's.
 CLIPS = ((0.2, 0.2), (3e-4, 4e-4))
-RATES = (1e-5, 3e-5, 1e-4)
+RATES = (3e-5, 1e-4, 3e-4)
 
 
 def get_config() -> ConfigDict:

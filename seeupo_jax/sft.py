@@ -173,6 +173,8 @@ def iterate(run: SftRun, state: SftState) -> int | None:
     try:
         if not state.evaluated:
             state = run.evaluate(state)
+            if state.done and run.due_to_save(state):  # it was saved before: without its loss
+                state = run.checkpoints.save(state)
         run.parts.progress.phase("steps", state.done)
         while state.done < run.parts.steps and not run.exhausted(state):
             run.check_stop(state)

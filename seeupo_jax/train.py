@@ -185,6 +185,8 @@ def iterate(run: Run, state: RunState) -> bool:
             state = run.compile(state)
         if not state.evaluated:
             state = run.evaluate(state)
+            if state.done:  # it was saved before: without its score
+                state = run.checkpoints.save(state)
         for iteration in range(state.done + 1, config.iterations + 1):
             with run.profiled(iteration):
                 collected = run.rollout(iteration, state)

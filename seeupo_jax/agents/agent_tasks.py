@@ -125,8 +125,10 @@ class _FileTasks:
         return self._labels[task_id]
 
     def reference(self, task_id: str) -> str | None:
-        """The field `reference` of the task's data, in any split."""
-        lines = (of[task_id].data for of in self._lines.values() if task_id in of)
+        """The field `reference` of the task's data: that of training, or else of another split."""
+        splits = sorted(self._lines, key=lambda split: split != TRAIN)
+        found = (self._lines[split].get(task_id) for split in splits)
+        lines = (line.data for line in found if line is not None)
         return next((data["reference"] for data in lines if "reference" in data), None)
 
     def data(self, task_id: str, split: str) -> Mapping[str, Any]:

@@ -46,6 +46,7 @@ class Completion:
     finish: stop | length | tool_calls.
     pieces: text of each token of the action; logp: of each, nats, as it was drawn.
     prompt_tokens: of the context; cached_tokens: of these, those that were not computed again.
+    stopped_at: the stop string that ended it; None: something else did.
     """
 
     text: str
@@ -56,6 +57,7 @@ class Completion:
     logp: tuple[float, ...]
     prompt_tokens: int
     cached_tokens: int = 0
+    stopped_at: str | None = None
 
 
 class CallRefused(Exception):

@@ -31,7 +31,8 @@ class SampledText:
         self._tokenizer, self._stop, self._on_text = tokenizer, stop, on_text
         self._read = 0  # tokens
         self._given = 0  # characters
-        self._end: tuple[int, int] | None = None  # tokens and characters up to a stop string
+        # Tokens and characters up to a stop string, and which it is.
+        self._end: tuple[int, int, str] | None = None
 
     @property
     def listens(self) -> bool:
@@ -81,6 +82,7 @@ class SampledText:
             logp=tuple(action.logp[: len(tokens)]),
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
+            stopped_at=None if self._end is None else self._end[2],
         )
 
     def _give(self, text: str) -> None:
@@ -89,13 +91,13 @@ class SampledText:
         if new and self._on_text is not None:
             self._on_text(new)
 
-    def _place(self, text: str) -> int | None:
-        """Where the first stop string begins."""
-        places = [place for stop in self._stop if (place := text.find(stop)) >= 0]
+    def _place(self, text: str) -> tuple[int, str] | None:
+        """Where the first stop string begins, and which it is."""
+        places = [(place, stop) for stop in self._stop if (place := text.find(stop)) >= 0]
         return min(places, default=None)
 
-    def _first_end(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """The fewest tokens whose text has a stop string, and the characters before it."""
+    def _first_end(self, tokens: Sequence[int]) -> tuple[int, int, str]:
+        """The fewest tokens whose text has a stop string, the characters before it, and which."""
         low, high = self._read + 1, len(tokens)
         while low < high:
             middle = (low + high) // 2
@@ -105,7 +107,7 @@ class SampledText:
                 high = middle
         place = self._place(self._tokenizer.text(tokens[:high]))
         assert place is not None, "a text has a stop string that its tokens have not"
-        return high, place
+        return high, *place
 
     def _unsure(self, text: str) -> int:
         """Characters at the end that may still change, or become a stop string."""

@@ -356,17 +356,24 @@ def _info(value: Any, turn: int | None) -> dict[str, Any]:
         raise _refuse("step() info", value, "a dict")
     info = plain(value)
     if turn is not None:
-        for name, (kind, words) in _OF_STEPS.items():
-            if name in info:
-                _check_of_steps(name, info[name], kind, words, turn + 1)
+        check_of_steps(info, "step() info", turn + 1)
     return info
 
 
-def _check_of_steps(name: str, given: Any, kind: type, words: str, steps: int) -> None:
-    listed = isinstance(given, list) and all(isinstance(one, kind) for one in given)
-    if not listed or len(given) != steps:
-        allowed = f"a list of {steps} {words}, one for each step so far"
-        raise _refuse(f'step() info["{name}"]', given, allowed)
+def check_of_steps(info: Mapping[str, Any], where: str, steps: int) -> None:
+    """Checks the lists of `info` that training reads, as `plain` leaves them.
+
+    Raises:
+      ProtocolError: another number than that of the steps so far, or something else.
+    """
+    for name, (kind, words) in _OF_STEPS.items():
+        if name not in info:
+            continue
+        given = info[name]
+        listed = isinstance(given, list) and all(isinstance(one, kind) for one in given)
+        if not listed or len(given) != steps:
+            allowed = f"a list of {steps} {words}, one for each step so far"
+            raise _refuse(f'{where}["{name}"]', given, allowed)
 
 
 def _number(value: Any) -> float | None:

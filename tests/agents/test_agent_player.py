@@ -310,24 +310,27 @@ def test_what_an_agent_does_wrong_costs_its_episode_alone():
         await talk(session, "a")
         if task.task_id == "raise":
             raise KeyError("boom")
-        wrong = {"turns": {"turn_rewards": (0.5, 0.5)}, "sum": {"reward": 1e9}}
+        wrong = {
+            "turns": {"turn_rewards": (0.5, 0.5)},
+            "sum": {"reward": 1e9},
+            "info": {"info": {"executed": [True, False]}},  # which recipe `spa` reads
+        }
         return AgentResult(**({"reward": 1.0} | wrong.get(task.task_id, {})))
 
-    tasks = ("good", "raise", "turns", "sum", "fine")
-    good, raised, turns, large, fine = play(agent, tasks, env={"max_reward": 100.0})
-    assert [t.failed for t in (good, raised, turns, large, fine)] == [
-        False,
-        True,
-        True,
-        True,
-        False,
-    ]
+    tasks = ("good", "raise", "turns", "sum", "info", "fine")
+    played = play(agent, tasks, env={"max_reward": 100.0})
+    assert [t.failed for t in played] == [False, True, True, True, True, False]
+    _, raised, turns, large, listed, _ = played
     assert (raised.stop, raised.info["agent_failure"]) == ("env_error", "exception")
     assert raised.info["failure"] == "KeyError: 'boom'" and raised.turns == 1
     assert turns.info["failure"] == (
         "the agent's result: turn_rewards: got 2; allowed: none, or one for each of its 1 turns."
     )
-    assert turns.info["agent_failure"] == large.info["agent_failure"] == "result"
+    assert {t.info["agent_failure"] for t in (turns, large, listed)} == {"result"}
+    assert listed.info["failure"] == (
+        'the agent\'s result: info["executed"]: got [True, False] (list); allowed: a list of 1'
+        " booleans, one for each step so far."
+    )
     assert "max_reward" in large.info["failure"]
 
 

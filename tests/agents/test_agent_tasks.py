@@ -39,6 +39,16 @@ def test_a_file_has_tasks_by_split_with_their_labels_and_data(tmp_path):
         gate.task_ids(tasks, "dev")
 
 
+def test_the_reference_of_a_task_is_that_of_its_training_line(tmp_path):
+    lines = ({"split": "test", "reference": "4"}, {"reference": "2"}, {"split": "test"})
+    ids = ("0", "0", "1")
+    file = written(tmp_path, *({"task_id": i, **line} for i, line in zip(ids, lines, strict=True)))
+    tasks, _ = tasks_of(command="sh", tasks=file)
+    assert gate.reference(tasks, "0") == "2" and gate.reference(tasks, "1") is None
+    only = written(tmp_path, {"task_id": "0", **lines[0]})
+    assert gate.reference(tasks_of(command="sh", tasks=only)[0], "0") == "4"
+
+
 @pytest.mark.parametrize(
     "line, says",
     [

@@ -56,6 +56,16 @@ def test_a_stop_string_ends_the_action_at_the_token_that_completes_it(tokenizer,
     assert "STOP" not in tokenizer.text(tokens[: kept - 1])
 
 
+def test_the_stop_string_that_ended_it_is_named_whatever_tokens_it_is_of(tokenizer):
+    tokens = tokenizer.action("one 語 two")  # the character is three bytes, a token each
+    assert len(tokenizer.action("語")) > 2
+    _, done = follow(tokenizer, tokens, stop=("two", "語"))
+    assert (done.text, done.stopped_at) == ("one ", "語")
+    _, done = follow(tokenizer, tokenizer.action("ab"), stop=("b", "a"), step=100)
+    assert (done.text, done.stopped_at) == ("", "a")  # where both stand, it was cut
+    assert follow(tokenizer, tokens, stop=("three",))[1].stopped_at is None
+
+
 def test_what_may_become_a_stop_string_waits_and_is_given_when_it_does_not(tokenizer):
     first, rest = tokenizer.action("a EN")[:-1], tokenizer.action("TRY")
     pieces = []

@@ -82,6 +82,8 @@ def _with_turns(index, trajectory, rng):
     names = [str(name) for name in rng.choice(["left", "right"], trajectory.turns)]
     rewards = tuple(float(reward) for reward in rng.normal(size=trajectory.turns))
     executed = [(index + turn) % 3 > 0 for turn in range(trajectory.turns)]
+    if trajectory.failed:  # the step that failed said nothing
+        names, executed = names[:-1], executed[:-1]
     info = {"states": names, "executed": executed}
     of_turns = {name: own for name, own in _turn_rewards(index, trajectory) if index % 3}
     fields = {"rewards": _rewards(index, trajectory), "named_turn_rewards": of_turns}

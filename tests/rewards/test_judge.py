@@ -46,6 +46,12 @@ def judge(server, **options):
         ("**Score:** 2.5/10", {}, 0.25),
         ("Score: 9 at first, but then no. score = 3", {}, 0.3),
         ("Score: -1", {"scale": (-2, 2)}, 0.25),
+        ("Score: \u22121", {"scale": (-2, 2)}, 0.25),
+        ("Score (0-10): 7", {}, 0.7),
+        ("**Score [from 0 to 10]:** 9", {}, 0.9),
+        ("Score: .5", {}, 0.05),
+        ("Score: [8]", {}, 0.8),
+        ("Score (6)", {}, 0.6),
         ("<grade>4</grade>", {"pattern": r"<grade>(\d)</grade>", "scale": [0, 5]}, 0.8),
     ],
 )

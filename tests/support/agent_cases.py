@@ -50,9 +50,10 @@ class ToldSession:
     def _say(self, call, said, tell):
         pieces = tuple(said[i : i + 3] for i in range(0, len(said), 3))[: call.max_tokens]
         text, finish = "".join(pieces), "stop" if len(pieces) * 3 >= len(said) else "length"
-        ends = [text.index(stop) for stop in call.stop if stop in text]
+        ends = [(text.index(stop), stop) for stop in call.stop if stop in text]
+        end, stopped_at = min(ends, default=(None, None))
         if ends:
-            text, finish = text[: min(ends)], "stop"
+            text, finish = text[:end], "stop"
         for i in range(0, len(text), 3):
             tell(text[i : i + 3])
         content, calls = FORMAT.parse(text) if call.tools else (text, ())
@@ -65,6 +66,7 @@ class ToldSession:
             logp=tuple(-0.5 * i for i in range(len(pieces))),
             prompt_tokens=10 * len(call.messages),
             cached_tokens=4,
+            stopped_at=stopped_at,
         )
 
 

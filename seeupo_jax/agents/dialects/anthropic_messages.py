@@ -127,7 +127,7 @@ class MessagesExchange:
             *([{"type": "text", "text": completion.content}] if completion.content else []),
             *self._write_calls(completion),
         ]
-        ending = _ending(completion, self.call.stop)
+        ending = _ending(completion)
         return self._message(content) | ending | {"usage": _usage(completion)}
 
     def begin(self) -> Iterator[Event]:
@@ -151,7 +151,7 @@ class MessagesExchange:
             arguments = write_arguments(block["input"])
             yield _delta(index, {"type": "input_json_delta", "partial_json": arguments})
             yield {"type": "content_block_stop", "index": index}
-        ending = _ending(completion, self.call.stop)
+        ending = _ending(completion)
         yield {"type": "message_delta", "delta": ending, "usage": _usage(completion)}
         yield {"type": "message_stop"}
 
@@ -236,12 +236,11 @@ def _join(blocks: Sequence[Any]) -> str:
     return "\n".join(block.text for block in blocks if isinstance(block, _Text))
 
 
-def _ending(completion: Completion, stop: Sequence[str]) -> dict[str, Any]:
-    said = "".join(completion.pieces)
-    found = [text for text in stop if text in said] if completion.finish == "stop" else []
+def _ending(completion: Completion) -> dict[str, Any]:
+    found = completion.stopped_at if completion.finish == "stop" else None
     return {
-        "stop_reason": "stop_sequence" if found else _STOP_REASONS[completion.finish],
-        "stop_sequence": found[0] if found else None,
+        "stop_reason": _STOP_REASONS[completion.finish] if found is None else "stop_sequence",
+        "stop_sequence": found,
     }
 
 

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.agents.runners.command_processes import RESULT, End
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.envs.gate import ProtocolError
-from seeupo_jax.envs.transport.processes import python_command
+from seeupo_jax.envs.transport.processes import python_command, signal_name
 
 _KIB, _MIB = 2**10, 2**20
 _CLOSE_S = 10.0  # for all commands to be killed and their folders to be removed
@@ -126,8 +125,8 @@ class CommandAgents:
             limit = f"{self._memory_mib} MiB (config.agent.memory_mib)"
             return _failed("memory", f"it got no more memory than {limit}{tail}")
         if end.code < 0:
-            name = signal.Signals(-end.code).name
-            return _failed("crash", f"it was ended by signal {-end.code} ({name}){tail}")
+            name = f"signal {-end.code} ({signal_name(-end.code)})"
+            return _failed("crash", f"it was ended by {name}{tail}")
         if end.code > 1:
             return _failed("exit", f"it ended with exit code {end.code}{tail}")
         reward = float(end.code == 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import tempfile
 import time
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.envs.transport.processes import kill_group
+from seeupo_jax.envs.transport.processes import kill_group, signal_name
 from seeupo_jax.trajectories.json_lines import read_file, write_atomically
 
 # How a piece ended. running: its process was killed with the command; stopped: by the command's
@@ -198,7 +197,7 @@ def _ending(
     if ended not in (None, RUNNING):  # it has said itself how it went
         return ended, values.get("error")
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    how = f"ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    how = f"ended by signal {signal_name(-code)}" if code < 0 else f"ended with {code}"
     return FAILED, f"{how}: {lines[-1][:300]}" if lines else how
 
 

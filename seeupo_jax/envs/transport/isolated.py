@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -16,7 +15,12 @@ from typing import Any
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
 from seeupo_jax.envs.transport import remote_calls, wire
-from seeupo_jax.envs.transport.processes import has_ended, kill_group, python_command
+from seeupo_jax.envs.transport.processes import (
+    has_ended,
+    kill_group,
+    python_command,
+    signal_name,
+)
 
 _CLOSE_S = 5.0  # for an environment to close; then its process is killed
 _POLL_S = 0.002
@@ -133,7 +137,7 @@ class Isolated:
             return "its process closed the pipe of its answers"
         if code >= 0:
             return f"its process ended with exit code {code}"
-        return f"its process was ended by signal {-code} ({signal.Signals(-code).name})"
+        return f"its process was ended by signal {-code} ({signal_name(-code)})"
 
 
 def check_isolated(

@@ -37,6 +37,14 @@ def die_with(parent: int) -> None:
             os._exit(1)
 
 
+def signal_name(number: int) -> str:
+    """Such as SIGSEGV, or SIGRTMIN+6, for which Python has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN{number - signal.SIGRTMIN:+}"
+
+
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Without reaping: the process id stays taken, so its group cannot be another one's yet."""
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT

@@ -198,7 +198,10 @@ class CreditArrays:
 
     @property
     def executed_NL(self) -> np.ndarray:
-        executed = [executed_turns(t) for t in self.trajectories]
+        executed = [
+            executed_turns(t) if valid else []  # one that failed may not know of its last step
+            for t, valid in zip(self.trajectories, self.valid_N, strict=True)
+        ]
         return self.time.at_turn_ends(executed)
 
     @property

@@ -101,6 +101,7 @@ def test_its_file_counts_or_else_its_exit_code(shell, program, result):
     [
         ("echo so sad; exit 3", "exit", "exit code 3; it printed: so sad"),
         ("kill -11 $$", "crash", "signal 11 (SIGSEGV)"),
+        ("kill -40 $$", "crash", "signal 40 (SIGRTMIN+6)"),
         ("echo nonsense > $SEEUPO_RESULT", "result", "is not JSON"),
         ("echo 1e9 > $SEEUPO_RESULT", "result", "of magnitude at most 10"),
         ("echo {} > $SEEUPO_RESULT", "result", "got no reward; allowed: reward, and score"),

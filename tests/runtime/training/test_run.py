@@ -29,6 +29,7 @@ from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_me
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.training.run import begin_run
+from seeupo_jax.train import iterate
 from seeupo_jax.types import Segment, Trajectory, learnable
 
 
@@ -187,6 +188,22 @@ def test_a_checkpoint_is_scored_on_validation_tasks_where_there_are_some(
     manifest = read_manifest(epath.Path(folder / "checkpoints" / "2"))
     assert manifest["score"] == score
     assert manifest["extra"]["selected_on"] == ("validation" if name == "Validated" else "test")
+
+
+def test_a_checkpoint_whose_evaluation_was_stopped_is_scored_by_the_next_life(begin, tmp_path):
+    echo, request = ("env.name=run_environment:Echo", *SELECTING, "iterations=2"), StopRequest()
+    folder = tmp_path / "late"
+    with begin("late", *echo, request=request) as (run, state):
+        request.asked = True
+        assert not iterate(run, state._replace(done=2, saved=False))
+    assert read_manifest(epath.Path(folder / "checkpoints" / "2"))["score"] is None
+    for _ in range(2):  # a third life has nothing left to evaluate
+        with begin("late", *echo) as (run, state):
+            assert state.done == 2 and iterate(run, state)
+    (evaluated,) = read_metrics(folder)
+    (saved,) = (folder / "checkpoints").glob("2*")
+    manifest = read_manifest(epath.Path(saved))
+    assert manifest["score"] == evaluated["eval/avg@2"] and manifest["extra"]["evaluated"]
 
 
 def test_iterations_that_move_no_parameter_are_counted_over_a_restart(begin):
