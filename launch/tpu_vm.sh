@@ -77,7 +77,8 @@ case $command in
             /*) fail "--config: got '$config'; allowed: a path from the top of the checkout on." ;;
         esac
         [ -n "$git" ] || check_config_file
-        [ -z "$spot$keep_alive" ] || check_kept
+        # Where the machine may be lost, or is deleted by this very command.
+        [ -z "$spot$keep_alive$delete_when_done" ] && [ "$command" != resume ] || check_kept
         ;;
     *) [ $# -eq 0 ] || fail "$command: got '$1'; allowed: no arguments for the training." ;;
 esac

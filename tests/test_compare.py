@@ -400,9 +400,16 @@ def test_nothing_is_trained_to_draw_only(tmp_path, capsys):
     assert not (tmp_path / "runs" / "seeupo").exists()
 
 
-def test_a_users_mistake_is_one_sentence(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "flag, sentence",
+    [
+        ("--plot=curve.jpeg", "--plot: got 'curve.jpeg'; allowed"),
+        ("--recipes=,", "--recipes: got none; allowed: at least one name."),
+    ],
+)
+def test_a_users_mistake_is_one_sentence(tmp_path, capsys, flag, sentence):
     with pytest.raises(SystemExit) as refused:
-        main(command(tmp_path / "runs", "package:order_desk", "--plot=curve.jpeg")[2:])
+        main(command(tmp_path / "runs", "package:order_desk", flag)[2:])
     assert refused.value.code == 2
     printed = capsys.readouterr().err.splitlines()
-    assert printed[-1].startswith("error: --plot: got 'curve.jpeg'; allowed")
+    assert printed[-1].startswith(f"error: {sentence}")

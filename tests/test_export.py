@@ -62,9 +62,10 @@ def test_it_is_said_where_the_best_was_chosen_on_the_reported_split(run, tmp_pat
     export_policy(config, workdir, "best", tmp_path / "best")
     assert "checkpoint 1 was selected on the split 'test'" in caplog.text
     caplog.clear()
-    config, _ = a_run(tmp_path / "other", {"selected_on": "validation"})
-    export_policy(config, tmp_path / "other", "best", tmp_path / "validated")
-    assert "selected" not in caplog.text
+    for name, notes in (("other", {"selected_on": "validation"}), ("supervised", {"sft": {}})):
+        config, _ = a_run(tmp_path / name, notes)
+        export_policy(config, tmp_path / name, "best", tmp_path / f"{name}_best")
+        assert "selected" not in caplog.text
 
 
 def test_only_parameters_are_read_and_they_are_cut_over_all_devices(run, tmp_path, monkeypatch):

@@ -1,10 +1,12 @@
 """Supervised fine-tuning as its user runs it: trained, stopped, killed, resumed, refused."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import jax
 import loaded_python
@@ -22,7 +24,8 @@ from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split
-from seeupo_jax.sft import main
+from seeupo_jax.runtime.sft.sft_parts import SftState
+from seeupo_jax.sft import iterate, main
 
 EVERY = jax.devices()
 
@@ -181,7 +184,9 @@ def test_a_callback_stops_a_run_between_any_two_steps(undisturbed, model, data, 
     assert checksums(tmp_path / "run") == checksums(undisturbed.workdir)
 
 
-def test_a_run_whose_held_out_loss_stops_falling_ends_and_keeps_the_best(model, data, tmp_path):
+def test_a_run_whose_held_out_loss_stops_falling_ends_and_keeps_the_best(
+    model, data, tmp_path, capsys
+):
     config = load(model, "sft.epochs=9", "sft.patience=2", "optimizer.learning_rate=0.3")
     result = sft(config, data, tmp_path / "run")
     held_out = losses(result.workdir)
@@ -191,6 +196,23 @@ def test_a_run_whose_held_out_loss_stops_falling_ends_and_keeps_the_best(model, 
     assert read_metrics(result.workdir)[-1]["eval/worse"] == 2
     again = sft(config, data, tmp_path / "run")  # patience is at its end still
     assert list(losses(again.workdir)) == steps and again.step == result.step
+    shutil.rmtree(result.workdir / "checkpoints" / str(result.step))
+    without = sft(config, data, tmp_path / "run")
+    assert without.step == steps[-1] and without.policy == result.policy
+    assert f"after step {result.step}, is gone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("done, saved", [(0, []), (4, [4])])
+def test_a_loss_that_was_not_measured_before_the_run_ended_is_saved_with_it(done, saved):
+    steps = []
+    run = SimpleNamespace(
+        parts=SimpleNamespace(steps=done, progress=SimpleNamespace(phase=lambda *_: None)),
+        checkpoints=SimpleNamespace(save=lambda state: steps.append(state.done) or state),
+        evaluate=lambda state: state._replace(evaluated=True),
+        due_to_save=lambda state: state.evaluated,
+        finish=lambda state: state.done,
+    )
+    assert iterate(run, SftState(done, None)) == done and steps == saved
 
 
 def test_adapters_train_alone_and_are_what_is_left(model, data, tmp_path):
@@ -260,6 +282,13 @@ def test_bad_data_is_one_sentence_before_anything_is_made(
     assert error.startswith(f"--data: {data}, ") or error.startswith("--data: ")
     assert told in error
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("options", ["{'skil': 1}", "{'skill': '0.4'}"])
+def test_options_that_demonstrations_do_not_have_are_refused(options, model, tmp_path, capsys):
+    choices = (f"sft.options={options}", "env.name=order_desk")
+    error = refusal(capsys, *cases.arguments(model, "demonstrations", tmp_path / "run", *choices))
+    assert error.startswith(f"--data: got the options {options}: ") and "skil" in error
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,8 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             allowed = ", ".join(figures.PLOT_SUFFIXES)
             raise ValueError(f"--plot: got {plot.name!r}; allowed: a name that ends in {allowed}.")
         recipes = given.recipes
+        if recipes is not None and not recipes:
+            raise ValueError("--recipes: got none; allowed: at least one name.")
         if recipes is None and not given.sweep:
             recipes = names(_DEFAULT_RECIPES)
         runs = plan(

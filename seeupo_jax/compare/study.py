@@ -328,11 +328,13 @@ def _grid(value: Any, name: str) -> Grid:
     axes = []
     for fields, values in value.items() if isinstance(value, Mapping) else ():
         together = isinstance(fields, tuple)
-        rows = tuple(tuple(row) if together else (row,) for row in values)
         names = fields if together else (fields,)
-        if not rows or any(len(row) != len(names) for row in rows) or len(set(rows)) < len(rows):
+        listed = list(values) if isinstance(values, list | tuple | range) else []
+        rows = tuple(listed if together else ((each,) for each in listed))
+        fit = all(isinstance(row, list | tuple) and len(row) == len(names) for row in rows)
+        if not rows or not fit or len({*map(repr, rows)}) < len(rows):
             raise ValueError(f"{name}: got {shown(values)} for {shown(fields)}; {allowed}")
-        axes.append(Axis(names, rows))
+        axes.append(Axis(names, tuple(map(tuple, rows))))
     if not axes:
         raise ValueError(f"{name}: got {shown(value)}; {allowed}")
     return tuple(axes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.util
 import json
@@ -129,7 +130,7 @@ def _checked(values: Any, function: str) -> dict[str, Any]:
             f"--config: {function} returned {shown(values)}"
             f" ({type(values).__name__}); allowed: a ConfigDict, a dict, or a Config."
         )
-    return dict(values)
+    return copy.deepcopy(dict(values))  # overrides are written into it, and it is the user's
 
 
 def _of_function(name: str) -> Any:

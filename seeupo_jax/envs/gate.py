@@ -208,14 +208,18 @@ def task_shares(environment: Tasks, split: str) -> list[TaskShare]:
     if not callable(getattr(environment, "task_shares", None)):
         return [TaskShare("", 1.0, every)]
     where = f"{type(environment).__name__}.task_shares({split!r})"
-    found = list(_ask(where, lambda: cast(Shared, environment).task_shares(split)))
+    found = _ask(where, lambda: cast(Shared, environment).task_shares(split))
+    shares = isinstance(found, list | tuple) and all(isinstance(s, TaskShare) for s in found)
+    if not shares:
+        raise ValueError(str(_refuse(where, found, "a list of TaskShare")))
     if sorted(task for share in found for task in share.task_ids) != sorted(every):
         raise ValueError(f"{where}: got other tasks than task_ids({split!r}); allowed: the same.")
     for share in found:
-        if not share.task_ids or not 0 < share.weight < math.inf:
-            got = f"{share.name!r} with {len(share.task_ids)} tasks and weight {share.weight}"
+        weight = _number(share.weight)
+        if not share.task_ids or weight is None or not 0 < weight < math.inf:
+            got = f"{share.name!r} with {len(share.task_ids)} tasks and weight {share.weight!r}"
             raise ValueError(f"{where}: got {got}; allowed: at least one task, a weight > 0.")
-    return found
+    return list(found)
 
 
 def labels(environment: Tasks, task_id: str) -> dict[str, str]:

@@ -34,7 +34,9 @@ class GymnasiumText:
 
     def __post_init__(self) -> None:
         gymnasium = _gymnasium()
-        self._tasks = seeded.numbered("gymnasium_text", self.train_tasks, self.test_tasks)
+        self._tasks = seeded.numbered(
+            "gymnasium_text", self.train_tasks, self.test_tasks, self.full_reward
+        )
         try:
             self._env = gymnasium.make(self.id, **self.kwargs)
         except gymnasium.error.Error as error:

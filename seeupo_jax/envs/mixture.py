@@ -124,10 +124,13 @@ class DemonstratingMixture(Mixture):
         Args:
           options: by label, those of an environment's own `demonstrations`.
         """
-        if unknown := [label for label in options if label not in self._made]:
+        wrong = [
+            k for k, own in options.items() if k not in self._made or not isinstance(own, Mapping)
+        ]
+        if wrong:
             raise ValueError(
-                f"mixture demonstrations: got options for {unknown[0]!r}; allowed:"
-                f" {', '.join(self._made)}, each with a dict of options."
+                f"mixture demonstrations: got options {options[wrong[0]]!r} for {wrong[0]!r};"
+                f" allowed: {', '.join(self._made)}, each with a dict of options."
             )
         found = [
             made.demonstrations(split, **options.get(label, {}))

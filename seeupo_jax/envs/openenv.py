@@ -155,7 +155,9 @@ class OpenEnv:
             allowed = ", ".join(f"{name}://..." for name in _TRANSPORTS)
             raise ValueError(f"openenv url: got {self.url!r}; allowed: {allowed}.")
         self._server = _TRANSPORTS[scheme](self.url.rstrip("/"), self.timeout_s)
-        self._tasks = seeded.numbered("openenv", self.train_tasks, self.test_tasks)
+        self._tasks = seeded.numbered(
+            "openenv", self.train_tasks, self.test_tasks, self.full_reward
+        )
         self._total: float | None = None
         self._done = True
 

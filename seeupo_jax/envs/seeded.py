@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from seeupo_jax.envs.base import Message, StepResult, check_choice
@@ -33,8 +34,17 @@ class SeedTasks:
         return seeds[int(index)]
 
 
-def numbered(name: str, train_tasks: int, test_tasks: int) -> SeedTasks:
-    """Tasks whose seeds count from 0: first those of `train`, then those of `test`."""
+def numbered(name: str, train_tasks: int, test_tasks: int, full_reward: float) -> SeedTasks:
+    """Tasks whose seeds count from 0: first those of `train`, then those of `test`.
+
+    Raises:
+      ValueError: no whole numbers of tasks >= 1, or a full reward that is no number > 0.
+    """
+    for option, tasks in (("train_tasks", train_tasks), ("test_tasks", test_tasks)):
+        if type(tasks) is not int or tasks < 1:
+            raise ValueError(f"{name} {option}: got {tasks!r}; allowed: a whole number >= 1.")
+    if not isinstance(full_reward, int | float) or not 0 < full_reward < math.inf:
+        raise ValueError(f"{name} full_reward: got {full_reward!r}; allowed: a number > 0.")
     last = train_tasks + test_tasks
     return SeedTasks(name, {"train": range(train_tasks), "test": range(train_tasks, last)})
 

@@ -337,7 +337,7 @@ def main(arguments: list[str] | None = None) -> None:
             idle_s=flags.idle_s,
             max_connections=flags.max_connections,
         )
-    except (ValueError, OSError, RecursionError) as error:
+    except (ValueError, OSError, OverflowError, RecursionError) as error:
         parser.error(str(error))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(f"serving {flags.env} at {server.url} (token in {token_file})", flush=True)

@@ -82,15 +82,26 @@ def first_and_last(run: Recorded) -> tuple[str, list[Point]]:
 
 def _rollouts(run: Recorded) -> list[Point]:
     """Success of the training rollouts; with an interval where the number of tasks is known."""
-    tasks = run.setting("rollout.tasks")
-    rounds = dict(run.series("rollout/rounds"))
+    tasks, size = run.setting("rollout.tasks"), run.setting("rollout.group_size")
+    rounds, played = dict(run.series("rollout/rounds")), _played(run)
     points = []
     for iteration, value in run.series(_SUCCESS):
         bounds = ()
         if isinstance(tasks, int) and tasks > 0 and 0 <= value <= 1:
-            bounds = wilson_interval(value, tasks * rounds.get(iteration, 1.0))
+            groups = tasks
+            if rounds.get(iteration, 1) > 1 and size:  # of more tasks: what the counts say
+                groups = max(tasks, played[iteration] / size)
+            bounds = wilson_interval(value, groups)
         points.append(Point(iteration, value, *bounds))
     return points
+
+
+def _played(run: Recorded) -> Counter[int]:
+    """How many trajectories there were in each iteration, without those that failed."""
+    total: Counter[int] = Counter()
+    for _, name in run.keyed("rollout/trajectories/turns="):
+        total.update({iteration: int(count) for iteration, count in run.series(name)})
+    return total
 
 
 def _evaluations(runs: Sequence[Recorded]) -> list[str]:
@@ -127,7 +138,7 @@ def _evaluated_by(runs: Sequence[Recorded], name: str, label: str) -> dict[str, 
     for run in runs:
         for kind in (k for k in _evaluated_kinds(run, name) if _label(k) == label):
             points = _estimates(run, _evaluation_keys(run)[name], f"/{kind}")
-            ends = points[-1:] if len(runs) > 1 else dict.fromkeys((points[0], points[-1]))
+            ends = dict.fromkeys((*(points[:1] if len(runs) == 1 else ()), *points[-1:]))
             for point in ends:
                 where = run.name if len(runs) > 1 else f"iteration {point.at}"
                 own = replace(point, at=kind.partition("=")[2])
@@ -171,9 +182,7 @@ def _turns_chart(title: str, run: Recorded) -> Chart | None:
     """The share of the trajectories that had so many turns."""
     counted = run.keyed("rollout/trajectories/turns=")
     parts = [(i, _turns(turns), n) for turns, name in counted for i, n in run.series(name)]
-    total: Counter[int] = Counter()
-    for iteration, _, count in parts:
-        total[iteration] += count
+    total = _played(run)
     shares = [(i, name, count / total[i]) for i, name, count in parts if total[i]]
     names = [_turns(turns) for turns, _ in counted]
     return stack_chart(title, shares, names, y="share of trajectories", domain=(0, 1))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, HfApi, ModelCardData, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
@@ -18,6 +18,7 @@ from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.metrics.run_manifest import read_run_manifest
 from seeupo_jax.metrics.statistics import markdown_table
 
+Lines = Sequence[Mapping[str, Any]]  # of metrics.jsonl
 CARD = "README.md"
 _VERSIONS = ("python", "seeupo_jax", "jax")  # of run.json, in the card
 
@@ -75,13 +76,47 @@ def model_card(config: Config, workdir: str | Path, step: int, repo: str) -> str
 
     Args:
       workdir: of the run, whose metrics.jsonl and run.json are read; either may be missing.
-      step: the iteration whose policy this is.
+      step: the iteration, or the step of supervised fine-tuning, whose policy this is.
     """
+    lines = read_metrics(workdir)
+    made = _supervised if any("sft/loss" in line for line in lines) else _trained
+    about = made(config, [line for line in lines if line["iteration"] <= step], step)
+    adapters = (config.lora.rank or config.lora.path) and not config.lora.merge
+    data = ModelCardData(
+        model_name=repo.rpartition("/")[2],
+        library_name="peft" if adapters else "transformers",
+        pipeline_tag="text-generation",
+        tags=["seeupo_jax", about.tag, "agents"],
+        eval_results=about.results,
+    )
+    parts = [
+        f"---\n{data.to_yaml()}\n---\n",
+        f"# {repo.rpartition('/')[2]}\n",
+        f"{about.what}\n",
+        f"## Evaluation\n\n{about.measured}\n",
+        about.evaluations,
+        "\n## Training\n",
+        markdown_table(("", ""), _settings(config, workdir, about.settings).items()),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+class _About(NamedTuple):
+    """What a card says of a kind of run. measured: how; evaluations: a table."""
+
+    tag: str
+    what: str
+    measured: str
+    evaluations: str
+    results: list[EvalResult] | None
+    settings: dict[str, Any]
+
+
+def _trained(config: Config, lines: Lines, step: int) -> _About:
     split, k = config.evaluation.split, config.evaluation.k
-    name = f"eval/avg@{k}"
+    name, rollout = f"eval/avg@{k}", config.rollout
     played = config.agent.label if config.agent.given else config.env.name
-    scored = [line for line in read_metrics(workdir) if line.get(name) is not None]
-    scored = [line for line in scored if line["iteration"] <= step]
+    scored = [line for line in lines if line.get(name) is not None]
     results = None
     if scored:
         result = EvalResult(
@@ -93,43 +128,57 @@ def model_card(config: Config, workdir: str | Path, step: int, repo: str) -> str
             metric_value=scored[-1][name],
         )
         results = [result]
-    adapters = (config.lora.rank or config.lora.path) and not config.lora.merge
-    data = ModelCardData(
-        model_name=repo.rpartition("/")[2],
-        library_name="peft" if adapters else "transformers",
-        pipeline_tag="text-generation",
-        tags=["seeupo_jax", "reinforcement-learning", "agents"],
-        eval_results=results,
-    )
-    figures = [_figures(line, k) for line in (scored[:1] + scored[1:][-1:])]
-    lines = [
-        f"---\n{data.to_yaml()}\n---\n",
-        f"# {repo.rpartition('/')[2]}\n",
-        f"The policy after iteration {step} of a run of seeupo_jax: multi-turn reinforcement"
+    figures = [_figures(line, k) for line in _first_and_last(scored)]
+    return _About(
+        tag="reinforcement-learning",
+        what=f"The policy after iteration {step} of a run of seeupo_jax: multi-turn reinforcement"
         f" learning with the recipe `{config.recipe}`"
-        " ([SeeUPO](https://arxiv.org/abs/2602.06554)).\n",
-        f"## Evaluation\n\nOn the split `{split}` of `{played}`, {k} episodes per task,"
-        " with 95% intervals.\n",
-        markdown_table(
+        " ([SeeUPO](https://arxiv.org/abs/2602.06554)).",
+        measured=f"On the split `{split}` of `{played}`, {k} episodes per task,"
+        " with 95% intervals.",
+        evaluations=markdown_table(
             ("iteration", f"avg@{k}", f"pass@{k}"), figures or [("none was recorded", "", "")]
         ),
-        "\n## Training\n",
-        markdown_table(("", ""), _settings(config, workdir).items()),
-    ]
-    return "\n".join(lines) + "\n"
+        results=results,
+        settings={
+            "environment": None if config.agent.given else config.env.name,
+            "agent": config.agent.label if config.agent.given else None,
+            "iterations planned": config.iterations,
+            "tasks x trajectories per iteration": f"{rollout.tasks} x {rollout.group_size}",
+        },
+    )
 
 
-def _settings(config: Config, workdir: str | Path) -> dict[str, Any]:
-    """What the run was made with, as its run.json and its configuration say."""
+def _supervised(config: Config, lines: Lines, step: int) -> _About:
+    measured = [line for line in lines if line.get("eval/loss") is not None]
+    losses = [(line["iteration"], f"{line['eval/loss']:.4f}") for line in _first_and_last(measured)]
+    return _About(
+        tag="sft",
+        what=f"The policy after step {step} of supervised fine-tuning with seeupo_jax, on the"
+        " assistant messages of conversations.",
+        measured="Mean loss of assistant tokens, in nats, of conversations that were held out.",
+        evaluations=markdown_table(
+            ("step", "held-out loss"), losses or [("none was recorded", "")]
+        ),
+        results=None,
+        settings={"data": config.sft.data, "conversations per step": config.sft.batch_size},
+    )
+
+
+def _first_and_last(lines: Lines) -> Lines:
+    return [*lines[:1], *lines[1:][-1:]]
+
+
+def _settings(config: Config, workdir: str | Path, of_kind: Mapping[str, Any]) -> dict[str, Any]:
+    """What the run was made with, as its run.json and its configuration say.
+
+    of_kind: those of its kind of run.
+    """
     manifest = read_run_manifest(workdir) or {}
-    rollout, optimizer = config.rollout, config.optimizer
-    versions = manifest.get("versions", {})
+    optimizer, versions = config.optimizer, manifest.get("versions", {})
     found = {
         "model": config.model.path,
-        "environment": None if config.agent.given else config.env.name,
-        "agent": config.agent.label if config.agent.given else None,
-        "iterations planned": config.iterations,
-        "tasks x trajectories per iteration": f"{rollout.tasks} x {rollout.group_size}",
+        **of_kind,
         "optimizer": f"{optimizer.name}, learning rate {optimizer.learning_rate:g}",
         "seed": config.seed,
         "devices": _words(manifest.get("devices")),

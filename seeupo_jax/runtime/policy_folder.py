@@ -16,6 +16,7 @@ from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.lora import merge, save_adapters
 from seeupo_jax.runtime import build
+from seeupo_jax.runtime.checks import SUPERVISED
 
 _LOGGER = logging.getLogger(__name__)
 # What --weights is.
@@ -104,7 +105,8 @@ def _export(config: Config, workdir: Path, step: str, folder: Path, part: str) -
     restored, state, notes = found
     write_policy(config, policy, state[part], folder)
     reported = config.evaluation.split
-    if step == "best" and notes.get("selected_on", reported) == reported:
+    played = SUPERVISED not in notes  # what is supervised is selected on its held-out loss
+    if step == "best" and played and notes.get("selected_on", reported) == reported:
         _LOGGER.warning(
             f"checkpoint {restored} was selected on the split {reported!r}: its figure there is"
             " biased upwards; report it on another split."

@@ -166,6 +166,9 @@ def test_the_page_is_of_the_results_alone(tmp_path):
         ("study['recipes']['grpo'] = 3", "study.recipes.grpo: got 3; allowed: a dict of fields"),
         ("study['reference'] = 'gspo'", "study.reference: got 'gspo'; allowed: seeupo, grpo."),
         ("study['tuning']['grid'] = {}", "study.tuning: the grid of seeupo: got {}; allowed: a"),
+        ("study['tuning']['grid'] = {'seed': 3}", "seeupo: got 3 for 'seed'; allowed: a dict"),
+        ("study['tuning']['grid'] = {('seed', 'recipe'): (1, 2)}", "seeupo: got .* for .*seed"),
+        ("study['tuning']['grid'] = {'optimizer.kwargs': ({}, {})}", "got .* for 'optimizer.k"),
         (
             "study['tuning']['grids'] = {'grpo': {'optimizer.learning_rate': (1e-3,)}}",
             "study.tuning.grids.grpo: got 1 points; allowed: as many as seeupo has, 2: one budget",
@@ -182,6 +185,19 @@ def test_a_study_that_cannot_run_is_one_sentence(tmp_path, text, sentence):
     with pytest.raises(ValueError, match=sentence) as refused:
         study_of(tmp_path, text)
     assert "\n" not in str(refused.value)
+
+
+def test_values_of_a_grid_may_be_dicts(tmp_path):
+    study = study_of(
+        tmp_path, "study['tuning']['grid'] = {'optimizer.kwargs': ({'b2': 0.9}, {'b2': 0.99})}"
+    )
+    cells = study.cells("tuning", {})
+    assert [cell.config.optimizer.kwargs for cell in cells[:2]] == [{"b2": 0.9}, {"b2": 0.99}]
+    results = {
+        cell.key: done(cell, (0.9, 0.9), after=cell.config.optimizer.kwargs["b2"]) for cell in cells
+    }
+    assert choose(study, results)["grpo"] == {"optimizer.kwargs": {"b2": 0.9}}
+    assert write_page(study, results, tmp_path / "study").exists()
 
 
 def called(folder, *more):

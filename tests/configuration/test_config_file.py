@@ -106,6 +106,14 @@ def test_a_required_value_of_a_config_dict_that_is_missing_is_a_sentence(tmp_pat
     assert text.startswith(f"--config: {tmp_path / 'holes.py'}: RequiredValueError: ")
 
 
+def test_overrides_do_not_change_the_dict_that_a_function_returns(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "VALUES = {'rollout': {'tasks': 4}}\ndef make():\n    return VALUES\n"
+    (tmp_path / "kept_values.py").write_text(source)
+    for overrides, tasks in ((["rollout.tasks=2"], 2), ([], 4)):
+        assert load_config("kept_values:make", overrides).rollout.tasks == tasks
+
+
 def test_a_configuration_object_is_taken_as_it_is(tmp_path):
     (tmp_path / "made.py").write_text(
         "from seeupo_jax.configuration.schema import Config\n"

@@ -1,5 +1,7 @@
 """Gymnasium's own environments, and one with texts, play as environments of ours."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -104,6 +106,10 @@ def test_texts_are_played_as_they_are_and_the_task_is_the_seed():
         (LAKE | {"actions": [*LAKE["actions"], "up"]}, "a name for each action of a Discrete"),
         ({"id": "Parrot-v0", "actions": ["a"]}, "none for a Text space"),
         ({"id": "Nothing-v0"}, "gymnasium_text id: got 'Nothing-v0'"),
+        (LAKE | {"full_reward": -13}, "gymnasium_text full_reward: got -13; allowed: a number > 0"),
+        (LAKE | {"full_reward": math.nan}, "full_reward: got nan; allowed: a number > 0"),
+        (LAKE | {"train_tasks": -5}, "train_tasks: got -5; allowed: a whole number >= 1"),
+        (LAKE | {"test_tasks": 0}, "test_tasks: got 0; allowed: a whole number >= 1"),
     ],
 )
 def test_what_cannot_be_played_is_refused(options, wanted):

@@ -98,8 +98,10 @@ def test_demonstrations_are_interleaved_where_all_have_them():
     assert {text[0] for text in texts[:3]} == {text[0] for text in texts[3:]} == {"2", "4"}
     assert len(env.demonstrations("train", four={"first": 3})) == 3
     assert env.vocabulary() == ("north", "size 4", "size 2")
-    with pytest.raises(ValueError, match="got options for 'six'; allowed: four, two"):
+    with pytest.raises(ValueError, match="got options {} for 'six'; allowed: four, two"):
         env.demonstrations("train", six={})
+    with pytest.raises(ValueError, match="got options 5 for 'two'; allowed: .* a dict of options"):
+        env.demonstrations("train", two=5)
 
 
 SHARES = [
@@ -160,6 +162,13 @@ def test_an_environments_own_parts_are_checked():
     env.shares = [TaskShare("a", 0.0, env.task_ids("train"))]
     with pytest.raises(ValueError, match="got 'a' with 2 tasks and weight 0.0; allowed: at least"):
         gate.task_shares(env, "train")
+    env.shares = [TaskShare("a", "2", env.task_ids("train"))]
+    with pytest.raises(ValueError, match="with 2 tasks and weight '2'; allowed: at least"):
+        gate.task_shares(env, "train")
+    for wrong in (None, [("a", 1.0, env.task_ids("train"))]):
+        env.shares = wrong
+        with pytest.raises(ValueError, match="got .*; allowed: a list of TaskShare"):
+            gate.task_shares(env, "train")
 
 
 @pytest.mark.parametrize("where", ["here", "isolated"])

@@ -260,3 +260,9 @@ def test_the_command_starts_without_jax_and_reports_mistakes_in_a_sentence(tmp_p
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout.strip() == "False"
     assert "env.options: order_desk refused {'nope': 1}" in done.stderr
+
+
+def test_a_port_that_cannot_be_is_a_sentence(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        serve.main(["--env=order_desk", "--port=99999", f"--token-file={tmp_path / 'token'}"])
+    assert ended.value.code == 2 and "port must be 0-65535" in capsys.readouterr().err

@@ -50,6 +50,16 @@ WRONG = [
         ["run", *TPU, "--spot", *TRAINING[:1], "--workdir=runs/x"],
         "--workdir: got 'runs/x', which is lost with the machine; allowed: a folder of a bucket",
     ),
+    (
+        "tpu_vm.sh",
+        ["all", *TPU, *MORE, "--delete-when-done", *TRAINING[:1], "--workdir=runs/x"],
+        "--workdir: got 'runs/x', which is lost with the machine",
+    ),
+    (
+        "tpu_vm.sh",
+        ["resume", *TPU, *MORE, *TRAINING[:1], "--workdir=runs/x"],
+        "--workdir: got 'runs/x', which is lost with the machine",
+    ),
     ("gke_xpk.sh", ["submit"], "got 'submit'; allowed: run, logs"),
     ("gke_xpk.sh", ["run", "--cluster=c"], "--workload: got nothing"),
     ("gke_xpk.sh", ["run", *XPK], "--tpu-type: got nothing"),

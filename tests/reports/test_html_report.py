@@ -1,6 +1,7 @@
 """The page of a run: what its sections hold, and what it says where something is missing."""
 
 import json
+import math
 import os
 import re
 
@@ -122,6 +123,20 @@ def test_intervals_of_rollouts_are_as_wide_as_those_of_as_many_coins_as_tasks(ru
         assert abs(row["value"] - bound) == pytest.approx(distance, abs=1e-5)
 
 
+def test_intervals_of_several_rounds_are_of_the_groups_that_were_played(tmp_path):
+    with MetricsWriter(tmp_path / "run") as writer:
+        counts = {"rollout/trajectories/turns=1": 200, "rollout/trajectories/turns=2": 392}
+        for i in (1, 2):  # 74 groups of 8; in the second they are not recorded
+            found = {"rollout/success_rate": 0.5, "rollout/rounds": 5}
+            writer.write(i, found | (counts if i == 1 else {}))
+    report_cases.write_about(tmp_path / "run", rollout={"tasks": 64, "group_size": 8})
+    chart = curves_section(load_runs([tmp_path / "run"])).charts[0]
+    lows = {r["iteration"]: r["low"] for r in values(chart)}
+    for iteration, groups in ((1, 74), (2, 64)):
+        low = lows[iteration]
+        assert 0.5 - low == pytest.approx(1.959964 * np.sqrt(low * (1 - low) / groups), abs=1e-5)
+
+
 def test_evaluations_have_the_intervals_that_were_recorded(runs):
     rows = [r for r in values(curves_section(runs[:1]).charts[0]) if r["series"] == "test avg@4"]
     assert [r["iteration"] for r in rows] == [0, 5, 10, 12]
@@ -150,6 +165,16 @@ def test_kinds_of_tasks_are_shown_before_and_after_with_intervals(runs):
     assert rows["iteration 0", "cancel"]["value"] == pytest.approx(0.45)
     assert rows["iteration 12", "refund"]["high"] == pytest.approx(0.88)
     assert "Rollouts by request" in titles(section)
+
+
+def test_a_kind_whose_episodes_all_failed_is_left_out(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        for i in (0, 12):
+            found = report_cases.evaluation(i / 12)
+            writer.write(i, found | {"eval/avg@4/request=late": math.nan})
+    report_cases.write_about(tmp_path)
+    (chart,) = kinds_section(load_runs([tmp_path])).charts
+    assert {row["kind"] for row in values(chart)} == {"cancel", "address", "refund"}
 
 
 def test_several_runs_are_compared_by_kind_at_their_ends(runs):

@@ -66,6 +66,19 @@ def test_the_card_has_the_first_evaluation_and_that_of_the_exported_policy(workd
     assert "| versions | python 3.11.7, seeupo_jax 0.1.0, jax 0.10.2 |" in body
 
 
+def test_a_supervised_run_has_a_card_of_its_own(tmp_path):
+    losses = [(0, "eval/loss", 0.9), (1, "sft/loss", 0.5), (2, "eval/loss", 0.25)]
+    losses += [(3, "sft/loss", 0.2), (4, "eval/loss", 0.125)]
+    lines = (json.dumps({"iteration": step, name: loss}) + "\n" for step, name, loss in losses)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    card = model_card(a_config(sft={"data": "talks.jsonl", "batch_size": 4}), tmp_path, 2, "agent")
+    values = yaml.safe_load(card.split("---\n")[1])
+    assert "sft" in values["tags"] and "reinforcement-learning" not in values["tags"]
+    assert "after step 2 of supervised fine-tuning" in card and "recipe" not in card
+    assert "| 0 | 0.9000 |\n| 2 | 0.2500 |\n" in card and "0.1250" not in card
+    assert "| data | talks.jsonl |" in card and "iterations planned" not in card
+
+
 def test_a_run_without_records_has_a_card_that_says_so(tmp_path):
     adapters = a_config(lora={"rank": 2})
     card = model_card(adapters, tmp_path, 3, "agent")

@@ -10,7 +10,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.envs.bfcl.simulated_apis import Task, official
+from seeupo_jax.envs.bfcl.simulated_apis import Task, World, official
 
 CATEGORIES = (
     "multi_turn_base",
@@ -51,7 +51,10 @@ def load_tasks(category: str, folder: Path | None = None) -> dict[str, Task]:
     if folder is None:
         return _read_tasks(category, importlib.resources.files(official("bfcl_eval")) / "data")
     try:
-        return _read_tasks(category, folder)
+        tasks = _read_tasks(category, folder)
+        for task in tasks.values():
+            _check_task(task)
+        return tasks
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"bfcl data: got {str(folder)!r}, whose {file_name(category)} or its possible_answer"
@@ -66,19 +69,45 @@ def file_name(category: str) -> str:
 
 def _read_tasks(category: str, root: Traversable) -> dict[str, Task]:
     name = file_name(category)
-    answers = {row["id"]: row["ground_truth"] for row in _read_lines(root, "possible_answer", name)}
+    answers = _by_id(_read_lines(root, "possible_answer", name))
     return {
-        row["id"]: Task(
-            task_id=row["id"],
+        task_id: Task(
+            task_id=task_id,
             questions=tuple(tuple(messages) for messages in row["question"]),
             classes=tuple(row["involved_classes"]),
             scenario=row["initial_config"],
-            reference=tuple(tuple(turn) for turn in answers[row["id"]]),
+            reference=tuple(tuple(turn) for turn in answers[task_id]["ground_truth"]),
             held_out={int(k): tuple(names) for k, names in row.get("missed_function", {}).items()},
             long_context=category == "multi_turn_long_context",
         )
-        for row in _read_lines(root, name)
+        for task_id, row in _by_id(_read_lines(root, name)).items()
     }
+
+
+def _by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if found.setdefault(row["id"], row) is not row:
+            raise ValueError(f"{row['id']} is there twice")
+    return found
+
+
+def _check_task(task: Task) -> None:
+    """Raises ValueError where a task could not be played to its end."""
+    known = official("bfcl_eval.constants.executable_backend_config").CLASS_FILE_PATH_MAPPING
+    if unknown := [name for name in task.classes if name not in known]:
+        raise ValueError(f"{task.task_id} has no simulator {unknown[0]}; there are {[*known]}")
+    if len(task.questions) != len(task.reference):
+        turns = f"{len(task.questions)} user turns and calls for {len(task.reference)}"
+        raise ValueError(f"{task.task_id} has {turns}")
+    world = World(task)
+    try:
+        for source in (source for turn in task.reference for source in turn):
+            world.read(source)
+        for turn in task.held_out:
+            added_docs(task, turn)
+    except KeyError as error:
+        raise ValueError(f"{task.task_id} has no tool {error}") from None
 
 
 @functools.cache

@@ -157,7 +157,10 @@ class EnvironmentConversations:
                 f"{field}: got {DEMONSTRATIONS!r}; allowed: another source, since env"
                 f" {config.env.name} has no demonstrations() and vocabulary()."
             )
-        self._shown = environment.demonstrations(split, **options)
+        try:
+            self._shown = environment.demonstrations(split, **options)
+        except TypeError as error:  # an option that it does not have, or of another type
+            raise ValueError(f"{field}: got the options {options!r}: {error}.") from error
         self._place = f"{field}: {DEMONSTRATIONS} of {config.env.name}, {split}"
 
     def __len__(self) -> int:

@@ -184,7 +184,14 @@ class SftRun:
         self.checkpoints.wait()
         step, params = state.done, final_params(state.train)
         if best is not None and best.step != step and parts.config.checkpoint.keep_best:
-            step, params = best.step, self.checkpoints.policy_at(best.step, state.train)
+            try:
+                step, params = best.step, self.checkpoints.policy_at(best.step, state.train)
+            except ValueError as error:  # a life that kept fewer checkpoints removed it
+                parts.progress.log(
+                    f"the policy of the lowest held-out loss, after step {best.step}, is gone"
+                    f" ({error}); the last one takes its place"
+                )
+                best = None
         if parts.config.checkpoint.export:
             folder = parts.workdir / "policy"
             write_policy(parts.given, parts.policy, params, folder)

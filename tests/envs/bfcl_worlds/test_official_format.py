@@ -110,6 +110,34 @@ def test_a_folder_that_is_none_of_this_format_is_refused_in_a_sentence(folder, t
         Bfcl(data=str(folder)).task_ids("dev")
 
 
+ROW = {"id": "t", "question": [[{"role": "user", "content": "Go."}]], "initial_config": {}}
+ROW |= {"involved_classes": ["MathAPI"]}
+TRUTH = {"id": "t", "ground_truth": [["mean(numbers=[1, 3])"]]}
+
+
+@pytest.mark.parametrize(
+    "rows, truths, sentence",
+    [
+        ([ROW, ROW], [TRUTH], "ValueError: t is there twice"),
+        ([ROW], [TRUTH, TRUTH], "ValueError: t is there twice"),
+        ([ROW], [TRUTH | {"ground_truth": [[], []]}], "t has 1 user turns and calls for 2"),
+        ([ROW], [TRUTH | {"ground_truth": []}], "t has 1 user turns and calls for 0"),
+        ([ROW | {"involved_classes": ["Math"]}], [TRUTH], "t has no simulator Math; there are"),
+        ([ROW], [TRUTH | {"ground_truth": [["add(a=1, b=2)", "fly()"]]}], "t has no tool 'fly'"),
+        ([ROW | {"missed_function": {"0": ["fly"]}}], [TRUTH], "t has no tool 'fly'"),
+        ([ROW], [], "KeyError: 't'"),
+    ],
+)
+def test_a_task_that_cannot_be_played_is_refused_before_the_run(tmp_path, rows, truths, sentence):
+    name = file_name("multi_turn_base")
+    for place, lines in (("", rows), ("possible_answer", truths)):
+        (tmp_path / "train" / place).mkdir(exist_ok=True, parents=True)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / "train" / place / name).write_text(text)
+    with pytest.raises(ValueError, match=f"bfcl data: got .*{sentence}"):
+        Bfcl(data=str(tmp_path))
+
+
 def test_the_command_is_a_module(tmp_path):
     command = [sys.executable, "-m", "seeupo_jax.envs.bfcl_worlds", "--help"]
     assert "official format" in subprocess.check_output(command, text=True)
