@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import hashlib
 import importlib.util
 import json
@@ -39,6 +40,8 @@ from seeupo_jax.runtime.heap import keep_freed_memory
 
 _TRITON_PRODUCTS = "xla_gpu_enable_triton_gemm"  # of XLA_FLAGS
 _CLUSTER_TIMEOUT_S = 300
+# Of Linux: a process's memory maps, and how many it may have.
+_MAPS, _MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 
 def add_config_flags(flags: Flags) -> None:
@@ -202,8 +205,10 @@ def prepare_xla() -> None:
 
     Compiled programs are kept, in JAX_COMPILATION_CACHE_DIR or the user's cache. Where XLA computes
     on the CPU, so is the memory that its programs free, up to half of the machine's. On a GPU,
-    matrix products are cuBLAS's unless XLA_FLAGS says otherwise.
+    matrix products are cuBLAS's unless XLA_FLAGS says otherwise. Programs of earlier runs of this
+    process are forgotten where they have used up half of its memory maps.
     """
+    _forget_programs()
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(cache / "seeupo_jax" / "xla"))
     jax.config.update("jax_compilation_cache_dir", folder)
@@ -212,6 +217,19 @@ def prepare_xla() -> None:
     _set_products_of_gpu()
     if _only_cpu():
         keep_freed_memory(host_memory() // 2)
+
+
+def _forget_programs() -> None:
+    """Keeps a process that trains run after run from crashing for want of memory maps.
+
+    Linux allows a process 65,530 of them; the programs of one iteration of the quickstart on a CPU
+    take 4,800, and another learning rate makes others.
+    """
+    if not _MAPS.exists():
+        return  # another system
+    if 2 * _MAPS.read_bytes().count(b"\n") > int(_MOST_MAPS.read_text()):
+        jax.clear_caches()
+        gc.collect()
 
 
 def _set_products_of_gpu() -> None:

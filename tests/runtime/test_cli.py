@@ -4,6 +4,8 @@ import re
 import sys
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import pytest
 from loaded_python import run
 from places import SUPPORT
@@ -44,6 +46,24 @@ def test_a_file_where_checkpoints_are_to_be_is_refused_before_anything_runs(tmp_
 def test_memory_that_programs_give_back_is_not_cleared_again(tmp_path):
     every = 20 * 16_384
     assert faults(True, tmp_path) < every / 2 < every <= faults(False, tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds a process's maps so")
+def test_programs_are_forgotten_where_they_have_used_up_half_of_the_maps(tmp_path, monkeypatch):
+    def maps():
+        return cli._MAPS.read_bytes().count(b"\n")
+
+    most = tmp_path / "max_map_count"
+    monkeypatch.setattr(cli, "_MOST_MAPS", most)
+    made = [jax.jit(lambda x, i=i: i * x + x.sum()) for i in range(30)]
+    for program in made:
+        program(jnp.ones(3))
+    before = maps()
+    for allowed, kept in ((2 * before + 1000, 1), (before, 0)):
+        most.write_text(f"{allowed}\n")
+        cli._forget_programs()
+        assert {program._cache_size() for program in made} == {kept}
+    assert maps() < before - 30
 
 
 @pytest.mark.parametrize(
