@@ -114,13 +114,17 @@ def test_a_make_target_exists(line):
     assert done.returncode == 0, done.stderr
 
 
+# A file that begins with a policy that another one makes; here with one that is there.
+BEGINS_WITH = {"study_bfcl_worlds.py": ["model.path=package:order_desk"]}
+
+
 def test_every_config_file_passes_every_check_and_is_in_the_readme(with_devices):
     with_devices(1)
     readme = (ROOT / "README.md").read_text()
     for path in sorted((ROOT / "configs").glob("*.py")):
         assert f"configs/{path.name}" in readme
         if "14b" not in path.name:
-            check_config(load_config(path))
+            check_config(load_config(path, BEGINS_WITH.get(path.name, [])))
 
 
 ARCHITECTURES = ROOT / "seeupo_jax" / "assets" / "architectures"
