@@ -225,7 +225,7 @@ def _forget_programs() -> None:
     Linux allows a process 65,530 of them; the programs of one iteration of the quickstart on a CPU
     take 4,800, and another learning rate makes others.
     """
-    if not _MAPS.exists():
+    if not (_MAPS.exists() and _MOST_MAPS.exists()):
         return  # another system
     if 2 * _MAPS.read_bytes().count(b"\n") > int(_MOST_MAPS.read_text()):
         jax.clear_caches()
