@@ -9,58 +9,30 @@ demonstrator that makes mistakes, so that the policy's episodes of a task differ
 WORKDIR/warm_start; its time and success: docs/bfcl_worlds.md.
 """
 
+from pathlib import Path
+
 from ml_collections import ConfigDict
+
+from seeupo_jax.configuration.config_file import read_values
+
+ONE_REQUEST = Path(__file__).with_name("bfcl_worlds_tiny.py")
 
 
 def get_config() -> ConfigDict:
-    config = ConfigDict()
+    config = ConfigDict(read_values(ONE_REQUEST))
     config.iterations = 0
-    config.env = {
-        "name": "bfcl_worlds",
-        "options": {
-            "categories": ("multi_turn_base", "multi_turn_miss_param"),
-            "turns": (2, 2),
-            "train_tasks": 20_000,
-            "classes": ("TicketAPI",),
-            "max_calls": 6,
-            "max_observation_chars": 300,
+    config.env.options.turns = (2, 2)
+    config.env.options.max_calls = config.rollout.max_turns = 6
+    config.warm_start.stages = [
+        {
+            "steps": 800,
+            "learning_rate": 3e-3,
+            "demonstrations": {"calls_per_message": "turn"},
         },
-    }
-    config.chat = {"system": False, "tools": "signatures"}
-    config.model = {
-        "vocab_size": 1536,
-        "width": 128,
-        "layers": 3,
-        "heads": 2,
-        "kv_heads": 2,
-        "head_dim": 64,
-        "mlp_width": 384,
-    }
-    config.warm_start = {
-        "batch_size": 32,
-        "stages": [
-            {
-                "steps": 800,
-                "learning_rate": 3e-3,
-                "demonstrations": {"calls_per_message": "turn"},
-            },
-            {
-                "steps": 120,
-                "learning_rate": 1e-3,
-                "demonstrations": {"calls_per_message": "turn", "skill": 0.4},
-            },
-        ],
-    }
-    config.rollout = {
-        "tasks": 16,
-        "group_size": 8,
-        "max_turns": 6,
-        "max_action_tokens": 160,
-        "max_context": 1024,
-        "temperature": 1.0,
-        "deterministic": True,  # its environments answer at once
-    }
-    config.batching = {"microbatch_tokens": 8192}
-    config.optimizer = {"name": "adam", "learning_rate": 3e-5}
-    config.evaluation = {"split": "test", "tasks": 100, "k": 4}
+        {
+            "steps": 120,
+            "learning_rate": 1e-3,
+            "demonstrations": {"calls_per_message": "turn", "skill": 0.4},
+        },
+    ]
     return config
