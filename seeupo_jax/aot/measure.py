@@ -111,7 +111,7 @@ def _in_a_sentence(error: str) -> str:
 
 def _trips(program: Program, scope: str) -> int:
     """How often a loop of unknown count runs: the outer one has the program's."""
-    return program.trips if re.search(r"(turn|score|value|decode)/while$", scope) else 1
+    return program.trips if re.search(r"(turn|score|scorer|value|decode)/while$", scope) else 1
 
 
 def _inside(setup: Setup, program: Program, memory: jax.stages.CompiledMemoryStats) -> dict:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from seeupo_jax.aot.measure import Figures, measure
 from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.parallel.mesh import row_shards
+from seeupo_jax.planning.abstract_run import CACHE
 from seeupo_jax.planning.chips import usable_hbm
 from seeupo_jax.planning.slices.slice_programs import Setup, choose_programs, list_programs, prepare
 
@@ -50,9 +51,10 @@ def _tokens_fit(setup: Setup, tokens: int) -> bool:
 
 
 def _most_cache(setup: Setup, figures: Mapping[str, Figures]) -> float | None:
-    """GiB that are left beside the program that leaves the least."""
+    """GiB that are left beside the program that leaves the least, of those beside the cache."""
     plan = setup.engine.plan
-    sizes = [each.peak for each in figures.values() if each.error is None]
+    held = [each for each in figures.values() if each.error is None]
+    sizes = [each.peak for each in held if CACHE in {**(each.inside or {}), **(each.beside or {})}]
     room = usable_hbm(setup.mesh.devices.flat[0]) - max(sizes) + plan.bytes
     page = plan.page_size * plan.token_bytes
     most = min(room, plan.concurrency * plan.row_pages * page)

@@ -74,6 +74,7 @@ def run_all(flags: argparse.Namespace) -> None:
     check_could_write(flags.results, "--results")
     commands = SUITES[flags.suite]
     flags.results.mkdir(parents=True, exist_ok=True)
+    _figures(flags.results)  # what is there already must be the page's, before hours of measuring
     for number, (name, command) in enumerate(commands.items(), 1):
         file = flags.results / f"{name}.json"
         if file.exists():
@@ -128,17 +129,25 @@ def read(folder: Path) -> dict[str, Figures]:
     Raises:
       ValueError: no folder, or none in it; a file that holds something else.
     """
-    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
-    if not files:
+    found = _figures(folder)
+    if not found:
         raise ValueError(f"--results: got {folder}; allowed: a folder with figures of bench runs.")
+    return found
+
+
+def _figures(folder: Path) -> dict[str, Figures]:
     found = {}
-    for file in files:
+    for file in sorted(folder.glob("*.json")):
         figures = read_file(file)
-        if figures is None or figures.get("benchmark") not in _SECTIONS:
+        benchmark = None if figures is None else figures.get("benchmark")
+        if benchmark in _ELSEWHERE:
+            print(f"{file}: left out, the page has no section for bench {benchmark}")
+        elif figures is None or benchmark not in _SECTIONS:
             raise ValueError(
                 f"--results: got {file}, which is no bench run's; allowed: what --json wrote."
             )
-        found[file.stem] = figures
+        else:
+            found[file.stem] = figures
     return found
 
 
@@ -384,6 +393,7 @@ def _supervised(runs: list[Figures]) -> str:
     return f"{text}\n\n{sides_table(runs, RATIO | SIZES, of_side)}"
 
 
+_ELSEWHERE = ("gain", "serving", "agents", "estimates")  # benchmarks that other pages are about
 _SECTIONS: dict[str, tuple[str, Callable[[list[Figures]], str]]] = {
     "update": ("Update sweep", _updates),
     "rollout": ("Rollout", _rollouts),

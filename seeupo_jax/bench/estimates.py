@@ -97,6 +97,7 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(
             f"bench estimates: got a {device.platform}; allowed: a CPU, as with JAX_PLATFORMS=cpu."
         )
+    about = machine.describe(device)  # its load, before there is ours
     peak, bandwidth = machine.matmul_peak("float32"), machine.memory_bandwidth()
     chip = Chip("cpu", 0, peak, bandwidth, 0.0, 0.0, 1, 1, 2, 1)
     print(f"{peak / 1e9:.0f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s")
@@ -115,7 +116,7 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
     over = sorted(row["measured_s"] / row["serial_s"] for row in rows)
     figures = {
         "benchmark": "estimates",
-        "machine": machine.describe(device),
+        "machine": about,
         "peak_flops": peak,
         "bandwidth": bandwidth,
         "rows": rows,

@@ -44,6 +44,8 @@ _FALL = 1e-6  # of the optimum, or of a reward of 1 where that is more: less is 
 _WITHOUT_MEANING = (
     "custom_order",
     "pool_mean",
+    "gain",
+    "gain_template",
     "kl_coef",
     "kl_in",
     "tis_clip",

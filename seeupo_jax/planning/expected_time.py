@@ -58,6 +58,10 @@ def step_ends(config: Config) -> list[int]:
 
     Every conversation grows evenly to `max_context` in `max_turns` turns.
     """
+    return [end for end in _turn_ends(config) for _ in range(config.algorithm.inner_epochs)]
+
+
+def _turn_ends(config: Config) -> list[int]:
     rollout, algorithm = config.rollout, config.algorithm
     steps = update_order(
         rollout.max_turns,
@@ -65,8 +69,21 @@ def step_ends(config: Config) -> list[int]:
         turns_per_update=algorithm.turns_per_update,
         custom_order=algorithm.custom_order,
     )
-    ends = [-(-rollout.max_context * (1 + max(step)) // rollout.max_turns) for step in steps]
-    return ends * algorithm.inner_epochs
+    return [-(-rollout.max_context * (1 + max(step)) // rollout.max_turns) for step in steps]
+
+
+def refresh_ends(found: AbstractRun) -> list[int]:
+    """As `step_ends`, of the passes that refresh weights after a turn: none where steps do both."""
+    algorithm = found.config.algorithm
+    if found.learner.fused or not algorithm.weighs:
+        return []
+    return _turn_ends(found.config)[:-1]
+
+
+def old_ends(found: AbstractRun) -> list[int]:
+    """As `step_ends`, of the passes before a turn that score it by the policy of then."""
+    by_turn = found.config.algorithm.old_policy == "turn" and not found.learner.fused
+    return _turn_ends(found.config) if by_turn else []
 
 
 def iteration_flops(found: AbstractRun) -> float:
@@ -81,6 +98,7 @@ def iteration_flops(found: AbstractRun) -> float:
     scored = [context] * scoring_passes(config)
     if config.algorithm.covariance != "none":  # again wherever a step has moved the policy
         scored += step_ends(config)[1:]
+    scored += refresh_ends(found) + old_ends(found)
     scores = (Pass(rows(end), length, head=length, trees=shapes.share) for end in scored)
     steps = [step_flops(found, rows(end), length, computed=True) for end in step_ends(config)]
     if config.algorithm.scorer is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -11,11 +12,11 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.parallel.device_memory import device_bytes, in_units, total_memory
 from seeupo_jax.parallel.distributed import gather
-from seeupo_jax.parallel.mesh import make_mesh, row_shards, sampler_mesh
+from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.activation_memory import microbatch_bytes, remats, share_of
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.runtime import build
+from seeupo_jax.runtime.build_sampler import plan_sampler
 
 # Of a device's memory, what a sweep's step may take by our estimate: a CPU's is its host's, which
 # has environments and other programs to hold, and allocators need some room to themselves.
@@ -31,12 +32,14 @@ class RematPlan:
     activations: of one microbatch, by the choices there are, the least recomputation first.
     allowed: for a step; None: unknown.
     replayed: experts that a step's routers are given.
+    sampling: what samples the next iteration beside a step, with `rollout_ahead`.
     """
 
     standing: int
     activations: dict[str, int]
     allowed: int | None
     replayed: int = 0
+    sampling: int = 0
 
     @property
     def selected(self) -> str:
@@ -51,7 +54,8 @@ class RematPlan:
 
     def needed(self, name: str) -> int:
         """Bytes that a step needs with this choice."""
-        return self.standing + self.replayed + self.activations[self.same_as(name)]
+        held = self.standing + self.replayed + self.sampling
+        return held + self.activations[self.same_as(name)]
 
     def __str__(self) -> str:
         name, least = self.selected, next(iter(self.activations))
@@ -110,8 +114,6 @@ def plan_remat(
     # Gradients are added up, and those of one more microbatch come to them.
     standing = device_bytes((state, policy.frozen)) + 2 * trained
     standing += device_bytes(build.place_reference(config, params))
-    if config.rollout_ahead:
-        standing += _sampling_bytes(config, policy, mesh) + device_bytes(params)
     platform, arch = mesh.devices.flat[0].platform, policy.network.arch
     shapes = build.build_shapes(config, mesh, 1)
     networks = 2 if config.algorithm.critic == "model" else 1
@@ -129,7 +131,8 @@ def plan_remat(
     }
     share = _SHARES.get(platform, SHARE) if share is None else share
     allowed = memory_bytes and int(share * memory_bytes)
-    return RematPlan(standing, activations, allowed, _replayed_bytes(config, mesh, arch))
+    sampling = _sampling_bytes(config, policy, params) if config.rollout_ahead else 0
+    return RematPlan(standing, activations, allowed, _replayed_bytes(config, mesh, arch), sampling)
 
 
 def _replayed_bytes(config: Config, mesh: jax.sharding.Mesh, arch: Architecture) -> int:
@@ -143,10 +146,7 @@ def _replayed_bytes(config: Config, mesh: jax.sharding.Mesh, arch: Architecture)
     return tokens * arch.routing.size * arch.routing.dtype.itemsize
 
 
-def _sampling_bytes(config: Config, policy: build.Policy, mesh: jax.sharding.Mesh) -> int:
-    """Bytes of the KV cache, which is there in the sweep only with `rollout_ahead`."""
-    own = sampler_mesh(mesh, config.rollout.mesh)
-    plan = plan_cache(
-        policy.network.arch, config.rollout, shards=row_shards(own), tensor=own.shape["tensor"]
-    )
-    return plan.bytes
+def _sampling_bytes(config: Config, policy: build.Policy, params: Any) -> int:
+    """Bytes of the KV cache, the parameters that sample, and the sampler's own copy of them."""
+    plan = plan_sampler(config, policy)
+    return plan.bytes + plan.policy_bytes + device_bytes(params)

@@ -14,7 +14,7 @@ from seeupo_jax.parallel.mesh import param_shardings, row_shards, sampler_mesh
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.engine.cache_layout import Layout
-from seeupo_jax.rollout.engine.cache_memory import plan_cache
+from seeupo_jax.rollout.engine.cache_memory import CachePlan, plan_cache
 from seeupo_jax.rollout.engine.grammar import Grammars
 from seeupo_jax.rollout.engine.read_plan import choose_read_plan
 from seeupo_jax.rollout.engine.sampling import Sampling
@@ -35,27 +35,42 @@ def build_engine(
     """
     rollout, arch = config.rollout, made.network.arch
     mesh = sampler_mesh(made.mesh, rollout.mesh)
-    device, int8 = mesh.local_devices[0], rollout.quantize == "int8"
+    device = mesh.local_devices[0]
     return SlotEngine(
         made.network,
         build_sampling(config, made.tokenizer),
-        plan_cache(
-            arch,
-            rollout,
-            shards=row_shards(mesh),
-            tensor=mesh.shape["tensor"],
-            reshard=Layout(made.network, mesh, int8=int8).reshard(_held(config, made)),
-            free_bytes=(free_memory if free is None else free)(device),
-        ),
+        plan_sampler(config, made, (free_memory if free is None else free)(device)),
         mesh=mesh,
         group_size=rollout.group_size,
         steps=rollout.decode_steps,
         prefill_tokens=rollout.prefill_tokens,
         few=build.few_shapes(config, made.mesh),
         records=config.algorithm.router_replay == "rollout",
-        int8=int8,
+        int8=rollout.quantize == "int8",
         read_plan=choose_read_plan(arch, rollout, device.platform),
         grammars=build_grammars(config, made.tokenizer, arch.vocab_size),
+    )
+
+
+def plan_sampler(config: Config, made: build.Policy, free_bytes: int | None = None) -> CachePlan:
+    """The KV cache, and how the policy comes to the sampler.
+
+    Args:
+      free_bytes: what a device has left; None: unknown.
+
+    Raises:
+      ValueError: as `build_engine`.
+    """
+    rollout = config.rollout
+    mesh = sampler_mesh(made.mesh, rollout.mesh)
+    layout = Layout(made.network, mesh, int8=rollout.quantize == "int8")
+    return plan_cache(
+        made.network.arch,
+        rollout,
+        shards=row_shards(mesh),
+        tensor=mesh.shape["tensor"],
+        reshard=layout.reshard(_held(config, made)),
+        free_bytes=free_bytes,
     )
 
 

@@ -218,6 +218,15 @@ def test_the_average_of_the_parameters_is_a_part_and_its_program_compiles(setup,
 
 
 @needs_libtpu
+def test_the_program_that_moves_the_reference_policy_reads_two_trees(setup):
+    choices = ["algorithm.kl_coef=0.1", "algorithm.ref_every=2"]
+    found = prepare(load_config(SMALL, choices), chips.parse_topology("v5e:2x2"))
+    (program,) = (p for p in list_programs(found) if p.name == "sweep/move reference")
+    assert program.uses == ("parameters", "reference")
+    assert program.lower().compile().memory_analysis().output_size_in_bytes > 0
+
+
+@needs_libtpu
 def test_the_cache_takes_what_the_programs_leave(setup):
     usable = chips.usable_hbm(setup.mesh.devices.flat[0])
     plan = setup.engine.plan
@@ -225,8 +234,9 @@ def test_the_cache_takes_what_the_programs_leave(setup):
     def left(room):
         inside = {"KV cache": plan.bytes, "temporaries": usable - room - plan.bytes}
         figures = {"rollout/decode": measure.Figures("rollout/decode", inside=inside, beside={})}
-        monkey = search._most_cache(setup, figures)
-        return monkey
+        sweep = {"temporaries": usable}  # the cache is gone by then
+        figures["sweep/turn"] = measure.Figures("sweep/turn", inside=sweep, beside={})
+        return search._most_cache(setup, figures)
 
     assert left(2**30) == int(1000 * plan.bytes / 2**30) / 1000  # no more than all conversations
     assert left(-plan.bytes) is None

@@ -15,7 +15,9 @@ RUNS = {
         dataclasses.replace(SETTINGS, without=("truncation",)), **more
     ),
     "rollout": lambda **more: rollout.run_rollout(dataclasses.replace(SETTINGS, repeats=1), **more),
-    "iteration": lambda: rollout.run_iteration(dataclasses.replace(SETTINGS, repeats=1)),
+    "iteration": lambda: rollout.run_iteration(
+        dataclasses.replace(SETTINGS, repeats=1, torch=("eager", "packed"))
+    ),
 }
 EAGER = torch_name("eager")
 
@@ -93,6 +95,9 @@ def test_an_iteration_is_a_rollout_and_a_sweep(results, capsys):
     assert found["against"] == EAGER
     for one in found["contenders"].values():
         assert one["rollout_s"] + one["sweep_s"] == pytest.approx(one["median_s"])
+    kept, ours = (found["contenders"][name] for name in (f"{EAGER}, {rollout.CACHE_KEPT}", JAX))
+    # Packed rows with the cache kept, which may be faster, have another ratio.
+    assert found["over_kept"]["ratio"] == pytest.approx(kept["median_s"] / ours["median_s"])
     assert capsys.readouterr().out.startswith(f"{found['ratio']:.2f}x")
 
 
@@ -125,10 +130,20 @@ def test_the_page_has_the_figures_of_every_run(results, tmp_path, monkeypatch):
     assert (page.read_text(), plot.read_bytes()) == (text, drawn)
 
 
+def test_figures_of_other_pages_are_left_out_and_named(results, tmp_path, capsys):
+    keep(tmp_path, "update", {"benchmark": "update"})
+    keep(tmp_path, "prefixes", {"benchmark": "gain"})
+    assert list(bench_report.read(tmp_path)) == ["update"]
+    assert "prefixes.json: left out" in capsys.readouterr().out
+
+
 def test_files_of_other_kinds_are_refused(tmp_path):
     (tmp_path / "x.json").write_text('{"benchmark": "chess"}')
     with pytest.raises(ValueError, match="x.json, which is no bench run's"):
         bench_report.read(tmp_path)
+    with pytest.raises(SystemExit):  # before anything is measured
+        command.main(["bench", "all", f"--results={tmp_path}"])
+    assert [*tmp_path.iterdir()] == [tmp_path / "x.json"]
 
 
 def test_the_list_is_gone_on_with_and_ends_with_the_page(tmp_path, monkeypatch):
@@ -139,7 +154,7 @@ def test_the_list_is_gone_on_with_and_ends_with_the_page(tmp_path, monkeypatch):
         ran.append(file.stem)
         if len(ran) == 3:
             raise ValueError("bench all: broken")
-        file.write_text("{}")
+        file.write_text('{"benchmark": "update"}')
 
     written = []
     monkeypatch.setattr(bench_report, "measure", measure)

@@ -97,6 +97,7 @@ def test_a_recipes_choices_can_be_changed():
             "istar",
             "which needs implicit_NK; allowed: an estimator without it, since the laboratory",
         ),
+        ("a2tgpo:gain=turn_reward", "got 'gain=turn_reward' after a recipe's name"),
         ("canon:canon_metric=tokens", "--recipes: got canon_metric=tokens; allowed: entropy,"),
     ],
 )

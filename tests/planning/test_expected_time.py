@@ -14,6 +14,8 @@ from seeupo_jax.planning.expected_time import (
     COMPILING_WITHIN,
     compile_seconds,
     iteration_flops,
+    old_ends,
+    refresh_ends,
     step_ends,
     time_lines,
 )
@@ -57,13 +59,17 @@ OF_ALL_PAIRS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def quickstart():
+def quickstart_with(*choices):
     with pytest.MonkeyPatch.context() as patch:
         one = jax.devices()[:1]
         patch.setattr(jax, "devices", lambda: one)
-        config = load_config(CONFIGS / "quickstart.py")
+        config = load_config(CONFIGS / "quickstart.py", choices)
         return plan_run(config, config.model.path)[0]
+
+
+@pytest.fixture(scope="module")
+def quickstart():
+    return quickstart_with()
 
 
 class Layers:
@@ -94,7 +100,20 @@ def test_steps_end_where_evenly_growing_conversations_do():
     config = load_config(CONFIGS / "quickstart.py")  # 128 tokens in 6 turns
     assert step_ends(config) == [128, 107, 86, 64, 43, 22]
     twice = load_config(CONFIGS / "quickstart.py", ["algorithm.inner_epochs=2"])
-    assert step_ends(twice) == 2 * step_ends(config)
+    assert step_ends(twice) == [128, 128, 107, 107, 86, 86, 64, 64, 43, 43, 22, 22]
+
+
+def test_passes_of_their_own_that_refresh_weights_are_counted(quickstart):
+    """One after each turn but the last, of the tokens up to that turn's end."""
+    turns = ("recipe=seeupo_forward", "rollout.max_turns=4")
+    forwards = quickstart_with(*turns)
+    assert refresh_ends(forwards) == [32, 64, 96] and not refresh_ends(quickstart)
+    without = quickstart_with(*turns, "algorithm.weight=off")
+    more = iteration_flops(forwards) - iteration_flops(without)
+    whole = 2 * 705_600 * 128 * 128  # as above: a pass over all tokens, of which 192 of 128 here
+    assert 192 / 128 * whole < more < 2 * 192 / 128 * whole
+    by_turn = quickstart_with(*turns, "algorithm.old_policy=turn")
+    assert old_ends(by_turn) == [32, 64, 96, 128] and not old_ends(forwards)
 
 
 def test_an_iteration_is_reckoned_as_if_all_were_played_to_the_end(quickstart):

@@ -94,7 +94,10 @@ def test_what_does_not_train_has_no_gradient_and_what_samples_meanwhile_stands_b
     # of the state and one of Adam's.
     assert 0 <= plain.standing - 6 * params <= 64
     cache = 64 * 128 * 6 * 2 * 2 * 16 * 4  # conversations, tokens, layers, keys and values
-    assert plan_remat(ahead, one, None).standing == plain.standing + params + cache
+    copy = params - 4 * (256 + 1) * 64  # the sampler's: of the layers, which the trainer scans
+    beside = plan_remat(ahead, one, None)
+    assert beside.sampling == params + copy + cache
+    assert beside.needed("none") == plain.needed("none") + params + copy + cache
     critic = plan_remat(config_of(algorithm={"critic": "model", "advantage": "gae"}), one, None)
     assert critic.activations["full"] == 2 * plain.activations["full"]
 

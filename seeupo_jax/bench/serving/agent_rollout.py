@@ -60,6 +60,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     """
     prepare_xla()
     device = machine.only_device()
+    about = machine.describe(device)  # its load, before there is ours
     with tempfile.TemporaryDirectory() as folder:
         larger, dtype = Path(folder) / "model", machine.fast_dtype(device)
         arch, tokenizer = architecture(given.model, dtype), read_tokenizer(BUNDLED)
@@ -71,7 +72,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "episodes": given.tasks * given.group_size,
         "deterministic": given.deterministic,
         "target": TARGET,
-        "machine": machine.describe(device),
+        "machine": about,
         "policies": measured,
     }
     print(f"{figures['episodes']} episodes of the order desk, {figures['machine']['device']}")

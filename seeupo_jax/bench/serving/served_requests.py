@@ -86,6 +86,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     from seeupo_jax.agents import endpoint  # noqa: F401  # says what package is missing
 
     device = machine.only_device()
+    about = machine.describe(device)  # its load, before there is ours
     dtype = machine.fast_dtype(device)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()), "model")
@@ -110,7 +111,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "dtype": dtype,
         "prompt_words": given.words,
         "answer_tokens": given.answer,
-        "machine": machine.describe(device),
+        "machine": about,
         "clients": each,
     }
     _print(figures)

@@ -133,6 +133,7 @@ def memory_lines(found: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list
     name = remat.same_as(arch.remat)
     sizes[f"activations of a microbatch, remat {name}"] = remat.activations[name]
     sizes["experts that a step's routers are given"] = remat.replayed
+    sizes["cache and policy that sample the next iteration"] = remat.sampling
     lines = ["of one device, by estimate:"]
     lines += [f"{in_units(size):>12}  {label}" for label, size in sizes.items() if size > 0]
     step = f"{in_units(remat.needed(name)):>12}  a step of the sweep"

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from seeupo_jax.planning.collectives import Collective
-from seeupo_jax.planning.expected_time import scoring_passes, step_ends, step_flops
+from seeupo_jax.planning.expected_time import (
+    old_ends,
+    refresh_ends,
+    scoring_passes,
+    step_ends,
+    step_flops,
+)
 from seeupo_jax.planning.slices import roofline
 from seeupo_jax.planning.slices.slice_programs import Program, Setup
 
@@ -91,14 +97,15 @@ def estimate_iteration(
         "rollout/reshard": 1.0,
         "rollout/prefill": context / programs["rollout/prefill"].work.tokens,
         "rollout/decode": drawn / programs["rollout/decode"].work.tokens,
-        "sweep/score": float(scoring_passes(setup.config)),
+        "sweep/score": scoring_passes(setup.config) + sum(old_ends(setup)) / rollout.max_context,
         "sweep/value": 1.0,
         "sweep/scorer": float(setup.config.algorithm.scorer_epochs),
+        "sweep/refresh": sum(refresh_ends(setup)) / rollout.max_context,
     }
     parts = [
         Part(kind, times, times * line.step_s, times * line.serial_s)
         for kind, times in amounts.items()
-        if kind in figures and (line := figures[kind].roofline) is not None
+        if times and kind in figures and (line := figures[kind].roofline) is not None
     ]
     turns = list(_steps(setup, programs["sweep/turn"], figures["sweep/turn"]))
     total = Part(

@@ -34,6 +34,8 @@ KINDS = (
     "rollout/prefill",
     "rollout/decode",
 )
+# Programs that move one tree of parameters towards those that train.
+_MOVED = {"sweep/average": "average", "sweep/move reference": "reference"}
 
 
 @dataclass(frozen=True)
@@ -197,8 +199,8 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             with jax.set_mesh(mesh):
                 return program.lower(setup.state, setup.reference)
 
-        if not size:  # the average of the parameters: two trees are read, and one is written
-            parts, hbm_bytes = ("parameters", "average"), 3 * setup.parts["parameters"]
+        if program.name in _MOVED:  # two trees are read, and one is written
+            parts, hbm_bytes = ("parameters", _MOVED[program.name]), 3 * setup.parts["parameters"]
             yield Program(program.name, mesh, lower, parts, (), Work(), 1, hbm_bytes)
             continue
         length, trips = int(size), shapes.microbatches(int(size))

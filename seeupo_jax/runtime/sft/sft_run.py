@@ -191,12 +191,13 @@ class SftRun:
                     f"the policy of the lowest held-out loss, after step {best.step}, is gone"
                     f" ({error}); the last one takes its place"
                 )
-                best = None
         if parts.config.checkpoint.export:
             folder = parts.workdir / "policy"
             write_policy(parts.given, parts.policy, params, folder)
-            measured = "" if best is None else f", held-out loss {best.loss:.4f}"
-            parts.progress.log(f"wrote {folder}: after step {step}{measured if best else ''}")
+            measured = ""
+            if best is not None and best.step == step:
+                measured = f", held-out loss {best.loss:.4f}"
+            parts.progress.log(f"wrote {folder}: after step {step}{measured}")
         return step
 
     def stopped(self, state: SftState) -> None:
