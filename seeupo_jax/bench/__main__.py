@@ -37,6 +37,7 @@ from seeupo_jax.bench import (  # noqa: E402
     gain,
     rollout,
     settings,
+    suites,
     supervised_steps,
     update,
 )
@@ -57,7 +58,7 @@ BENCHMARKS = {
 OTHERS = {
     "agents": (agent_rollout.add_flags, agent_rollout.run),
     "serving": (served_requests.add_flags, served_requests.run),
-    "all": (bench_report.add_all_flags, bench_report.run_all),
+    "all": (suites.add_flags, suites.run),
     "report": (bench_report.add_flags, bench_report.run),
     "estimates": (estimates.add_flags, estimates.run),
     "accelerator": (accelerator.add_flags, accelerator.run),

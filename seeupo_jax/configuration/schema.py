@@ -87,7 +87,7 @@ class Rollout:
     decode_steps: int = at_least(1, 8)
     """Tokens that a dispatch decodes at most."""
     prefill_tokens: int = at_least(16, 1024)
-    """Tokens that a dispatch prefills at most."""
+    """Tokens that a dispatch prefills at most, or those of one row (128 where rows are long)."""
     reset_ahead_s: float = within(0, 1_000_000, 300.0)
     """Seconds of the previous sweep to prefetch environments in; then once more; 0: off."""
     mesh: Mesh | None = None

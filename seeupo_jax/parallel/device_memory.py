@@ -12,6 +12,9 @@ import jax
 GIB = 2**30
 # Where Linux says how much memory a container may use, in the second and the first version.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+# And how much of that is in use, and its parts: files' pages are given up first.
+_IN_USE = ("memory.current", "memory.usage_in_bytes")
+_STAT, _OF_FILES = "memory.stat", ("inactive_file", "total_inactive_file")
 
 
 def device_bytes(tree: Any) -> int:
@@ -42,8 +45,28 @@ def total_memory(device: jax.Device) -> int | None:
 def host_memory() -> int:
     """Bytes of memory that the host has, or that a container is allowed of them."""
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [Path(name).read_text().strip() for name in _LIMITS if Path(name).exists()]
-    return min(host, *(int(limit) for limit in limits if limit.isdecimal()), host)
+    return min(host, *_container_limits().values(), host)
+
+
+def _container_limits() -> dict[Path, int]:
+    """Bytes by the files that say so."""
+    texts = {Path(name): Path(name).read_text().strip() for name in _LIMITS if Path(name).exists()}
+    return {file: int(text) for file, text in texts.items() if text.isdecimal()}
+
+
+def _left_of_limits() -> list[int]:
+    """What a container may use beyond what it does, without pages of files that can be dropped."""
+    left = []
+    for file, limit in _container_limits().items():
+        used = [file.parent / name for name in _IN_USE if (file.parent / name).exists()]
+        if used:
+            stat = file.parent / _STAT
+            lines = (
+                [line.split() for line in stat.read_text().splitlines()] if stat.exists() else []
+            )
+            pages = max((int(size) for name, size in lines if name in _OF_FILES), default=0)
+            left.append(max(0, limit - int(used[0].read_text()) + pages))
+    return left
 
 
 def free_memory(device: jax.Device) -> int | None:
@@ -63,7 +86,7 @@ def _available_on_host() -> int | None:
     try:
         with open("/proc/meminfo") as file:
             fields = dict(line.split(":", 1) for line in file)
-        return int(fields["MemAvailable"].split()[0]) * 1024
+        return min(int(fields["MemAvailable"].split()[0]) * 1024, *_left_of_limits(), 2**63)
     except (OSError, KeyError):
         return None
 

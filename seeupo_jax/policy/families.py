@@ -263,6 +263,9 @@ def _read_rope(values: Mapping[str, Any], source: str) -> Rope:
         got = shown(values["rope_parameters"])
         raise ValueError(f"{source}: rope_parameters is {got}; allowed: a JSON object.")
     given = {k: v for k, v in values["rope_parameters"].items() if v is not None}
+    for key in ("mscale", "mscale_all_dim"):  # a zero is how a config says that there is none
+        if given.get(key) == 0:
+            del given[key]
     kind = given.pop("rope_type", "default")
     if not isinstance(kind, str) or kind not in _ROPE_NAMES:
         names = ", ".join(_ROPE_NAMES)

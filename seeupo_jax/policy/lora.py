@@ -43,6 +43,12 @@ _FIXED: dict[str, Sequence[Any]] = {
     "alpha_pattern": (None, {}),
     "target_parameters": (None, []),
     "trainable_token_indices": (None, []),
+    # The others change the base model's weights when they are loaded.
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
+    "alora_invocation_tokens": (None, []),  # the adapter would begin within a text
+    "use_bdlora": (None, False),
+    "kasa_config": (None,),
+    "arrow_config": (None,),
 }
 
 

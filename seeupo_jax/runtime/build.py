@@ -157,6 +157,9 @@ def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
     """A policy from a model folder, and those of its parameters that train, on the mesh."""
     mesh = make_mesh(config.mesh)
     model, tokenizer = from_pretrained(path, mesh=mesh, chat=config.chat, **_layout(config, mesh))
+    if tokenizer is None and config.model.path is not None:
+        # A warm start leaves none where transformers would read another one from its folder.
+        tokenizer = read_tokenizer(config.model.path, config.chat)
     lora = adapters(config)
     if config.lora.path is not None:
         model = load_adapters(model, config.lora.path, mesh=mesh)

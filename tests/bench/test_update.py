@@ -7,7 +7,7 @@ import pytest
 from bench_cases import SETTINGS, small  # noqa: F401
 
 from seeupo_jax.bench import __main__ as command
-from seeupo_jax.bench import bench_report, comparison, rollout, update
+from seeupo_jax.bench import bench_report, comparison, rollout, suites, update
 from seeupo_jax.bench.comparison import JAX, torch_name
 
 RUNS = {
@@ -157,11 +157,11 @@ def test_the_list_is_gone_on_with_and_ends_with_the_page(tmp_path, monkeypatch):
         file.write_text('{"benchmark": "update"}')
 
     written = []
-    monkeypatch.setattr(bench_report, "measure", measure)
+    monkeypatch.setattr(suites, "measure", measure)
     monkeypatch.setattr(bench_report, "run", written.append)
     line = ["bench", "all", f"--results={tmp_path / 'new'}"]
     with pytest.raises(SystemExit):
         command.main(line)
     assert not written
     command.main(line)
-    assert ran[3:] == list(bench_report.CPU)[2:] and len(written) == 1
+    assert ran[3:] == list(suites.CPU)[2:] and len(written) == 1

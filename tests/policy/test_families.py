@@ -110,6 +110,8 @@ def test_yarn_takes_its_original_length_from_the_model_where_it_says_none():
     scaling = {"rope_scaling": {"type": "yarn", "factor": 4.0}}
     rope = read_architecture(QWEN3_14B | scaling, "yarn").rope
     assert rope == Rope(1e6, "yarn", 4.0, 40960)
+    scaling["rope_scaling"] |= {"mscale": 0, "mscale_all_dim": 0.0}  # as if they were not there
+    assert read_architecture(QWEN3_14B | scaling, "yarn").rope == rope
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,8 @@ def edit(folder, **changes):
         ({"bias": "all"}, "bias is 'all'; allowed: 'none'"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is "),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is "),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
+        ({"alora_invocation_tokens": [5, 6]}, r"alora_invocation_tokens is \[5, 6\]"),
         (
             {"target_modules": ["lm_head"]},
             r"target_modules is \['lm_head'\]; allowed: a list of q_p",

@@ -155,7 +155,7 @@ class HuggingFaceTokenizer:
     def save(self, folder: Path) -> None:
         self._library.save_pretrained(folder)
         try:
-            compare(folder, self._texts(), self._plain, self._backend.decode)
+            compare(folder, self._texts(), self._plain, self._decode_all)
         except ValueError as error:
             for name in (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE):
                 (folder / name).unlink(missing_ok=True)
@@ -169,6 +169,10 @@ class HuggingFaceTokenizer:
         )
         file.write_text(json.dumps(values, indent=2) + "\n")
         save_chat(folder, self._chat)
+
+    def _decode_all(self, tokens: Sequence[int]) -> str:
+        """As the library's: with the names of control tokens, which some texts have."""
+        return self._backend.decode(list(tokens), skip_special_tokens=False)
 
     def _plain(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
 from seeupo_jax.policy.files.chat_template import CONFIG_FILE, MARK, TOKENIZER_FILE
-from seeupo_jax.policy.files.messages import ROLES, TOOL_LISTINGS
+from seeupo_jax.policy.files.messages import CHAT_FILE, ROLES, TOOL_LISTINGS
 from seeupo_jax.policy.files.same_ids import compare
 
 MADE_FROM = "sentencepiece_model"  # key of tokenizer_config.json: the file it was made from
@@ -53,12 +53,16 @@ def save(folder: Path, model: bytes, file: str, template: str, end: str) -> None
 
 
 def made_from(folder: Path) -> str | None:
-    """The file from which `save` made a folder's tokenizer.json; None: made elsewhere."""
+    """The file from which `save` made a folder's tokenizer.json; None: made elsewhere.
+
+    Neither is there where `transformers` saved it again, which keeps its config's fields.
+    """
     try:
-        values = json.loads((folder / CONFIG_FILE).read_text())
-        return values.get(MADE_FROM)
+        file = json.loads((folder / CONFIG_FILE).read_text()).get(MADE_FROM)
     except (OSError, ValueError, AttributeError, RecursionError):
         return None  # the reader of the file reports what is wrong with it
+    ours = file is not None and any((folder / name).exists() for name in (str(file), CHAT_FILE))
+    return file if ours else None
 
 
 def chat_template(controls: Mapping[str, str], end: str, *, system: bool, tools: str) -> str:

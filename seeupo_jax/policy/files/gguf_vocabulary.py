@@ -33,6 +33,7 @@ def _words(digits: str) -> pre_tokenizers.PreTokenizer:
     return _byte_level(pre_tokenizers.Split(words, behavior="isolated"), use_regex=False)
 
 
+KIND = "tokenizer.ggml.model"  # the key of a file's kind of vocabulary, where it has one
 # `tokenizer.ggml.pre` -> its normalizer, its pre-tokenizer, and whether a word in the vocabulary is
 # that token, whatever the merges.
 PREPARATIONS: Mapping[str, tuple[Any, pre_tokenizers.PreTokenizer, bool]] = {
@@ -48,9 +49,9 @@ def build(fields: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     Raises:
       ValueError: a missing key; an unsupported model or pre-tokenisation.
     """
-    model = _field(fields, "tokenizer.ggml.model", str)
+    model = _field(fields, KIND, str)
     if model != "gpt2":
-        raise ValueError(f"GGUF: tokenizer.ggml.model is {model!r}; allowed: gpt2.")
+        raise ValueError(f"GGUF: {KIND} is {model!r}; allowed: gpt2.")
     pre = _field(fields, "tokenizer.ggml.pre", str)
     if pre not in PREPARATIONS:
         raise ValueError(

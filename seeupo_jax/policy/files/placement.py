@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from seeupo_jax.policy.files.safetensors_files import Tensors
 _LOGGER = logging.getLogger(__name__)
 READ_BYTES = 2**24  # read at once: the memory beyond the tensor itself
 # Written by older versions of `transformers`, and computed or repeated from others.
-_REDUNDANT = ("rotary_emb.inv_freq", "lm_head.weight")
+_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+_REDUNDANT = ("rotary_emb.inv_freq", _HEAD)
 
 
 def check_tensors(tensors: Tensors, stored: Sequence[Stored], shapes: Any, place: Path) -> None:
@@ -38,8 +39,27 @@ def check_tensors(tensors: Tensors, stored: Sequence[Stored], shapes: Any, place
     for name, shape in wanted.items():
         if tensors.shapes[name] != shape:
             raise ValueError(f"{place}: {name} is {tensors.shapes[name]}; allowed: {shape}.")
+    for name in known:
+        if name.endswith(_HEAD) and not _repeats_embedding(tensors, name, wanted):
+            raise ValueError(
+                f"{place}: {name} is another matrix than the embedding, though config.json has"
+                " tie_word_embeddings=true; allowed: false, or the same matrix."
+            )
     if known:
         _LOGGER.warning("%s: not read, since the model computes it: %s", place, sorted(known))
+
+
+def _repeats_embedding(tensors: Tensors, head: str, wanted: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a head is the embedding once more; both are read in parts."""
+    embedding = next(name for name in wanted if name.endswith(_EMBEDDING))
+    rows, width = wanted[embedding]
+    if tensors.shapes[head] != (rows, width):
+        return False
+    step = max(1, READ_BYTES // (4 * width))
+    parts = ((slice(first, min(first + step, rows)), slice(None)) for first in range(0, rows, step))
+    return all(
+        np.array_equal(tensors.read(head, part), tensors.read(embedding, part)) for part in parts
+    )
 
 
 def load_params(

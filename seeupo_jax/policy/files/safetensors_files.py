@@ -77,15 +77,13 @@ class SafetensorsFolder:
 
 
 def _index(folder: Path, file: str) -> dict[str, Path]:
-    """Which file holds which tensor."""
+    """Which file holds which tensor: the single file where there is one, as in `transformers`."""
     single, index = folder / file, folder / f"{file}.index.json"
-    if not index.is_file():
-        if not single.is_file():
-            raise ValueError(
-                f"{folder}: no {single.name} and no {index.name}; allowed: one of them."
-            )
+    if single.is_file():
         with _open(single) as tensors:
             return dict.fromkeys(tensors.keys(), single)
+    if not index.is_file():
+        raise ValueError(f"{folder}: no {single.name} and no {index.name}; allowed: one of them.")
     try:
         files = {name: folder / file for name, file in read_object(index)["weight_map"].items()}
     except (LookupError, TypeError, AttributeError) as error:

@@ -18,6 +18,7 @@ from seeupo_jax.parallel.distributed import to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.families import config_json, read_architecture
+from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.chat_template import gguf_tokenizer
 from seeupo_jax.policy.files.json_file import read_object
 from seeupo_jax.policy.files.parameter_names import at, shape_in_file, stored_tensors
@@ -35,26 +36,27 @@ PACKAGE = "package:"  # prefix of the paths of bundled policies
 MAX_FILE_BYTES = 5 * 10**9
 
 
-def resolve_path(path: str) -> Path:
+def resolve_path(path: str | Path) -> Path:
     """The folder or file of a model path; `package:NAME` is a bundled policy.
 
     Raises:
       ValueError: neither a folder with a config.json nor a GGUF file.
     """
     place = Path(path)
-    if path.startswith(PACKAGE):
-        place = Path(seeupo_jax.__path__[0]) / "assets" / path.removeprefix(PACKAGE)
+    if str(path).startswith(PACKAGE):
+        place = Path(seeupo_jax.__path__[0]) / "assets" / str(path).removeprefix(PACKAGE)
     if (place / CONFIG_FILE).is_file() or (place.suffix == ".gguf" and place.is_file()):
         return place
     fetch = ""
     if "third_party" in place.parts:
         fetch = ", which `sh third_party/models/setup.sh` of the repository fetches"
     raise ValueError(
-        f"model path: got {path!r}; allowed: a folder with a {CONFIG_FILE}, or a .gguf file{fetch}."
+        f"model path: got {str(path)!r}; allowed: a folder with a {CONFIG_FILE}, or a .gguf"
+        f" file{fetch}."
     )
 
 
-def inspect(path: str, **layout: Any) -> Architecture:
+def inspect(path: str | Path, **layout: Any) -> Architecture:
     """The architecture of a model folder or a GGUF file; no weights are read.
 
     Args:
@@ -84,20 +86,22 @@ def _read_gguf(file: Path, *_stamp: int) -> GgufFile:
     return GgufFile(file)
 
 
-def read_tokenizer(path: str, chat: schema.Chat | None = None) -> Tokenizer | None:
+def read_tokenizer(path: str | Path, chat: schema.Chat | None = None) -> Tokenizer | None:
     """The tokenizer of a model folder or a GGUF file; None where it has none.
 
     Raises:
-      ValueError: a missing or damaged file; options that the tokenizer cannot honour.
+      ValueError: a missing or damaged file; a GGUF file's vocabulary that is not byte-level BPE;
+        options that the tokenizer cannot honour.
     """
     place = resolve_path(path)
     if place.suffix == ".gguf":
-        return gguf_tokenizer(_gguf(place).fields, chat)
+        fields = _gguf(place).fields
+        return gguf_tokenizer(fields, chat) if gguf_vocabulary.KIND in fields else None
     return load_tokenizer(place, chat)
 
 
 def from_pretrained(
-    path: str,
+    path: str | Path,
     *,
     mesh: jax.sharding.Mesh | None = None,
     dtype: str = "bfloat16",

@@ -146,6 +146,13 @@ def test_what_would_have_other_ids_there_is_not_written_and_that_is_said(
     assert loaded.begin(MESSAGES, ()).tokens == ours.begin(MESSAGES, ()).tokens
 
 
+def test_a_policy_that_transformers_has_saved_again_is_read(tmp_path):
+    ours, again = made("order_desk"), tmp_path / "again"
+    export(ours, tmp_path).save_pretrained(again)
+    found = load_tokenizer(again).begin(MESSAGES, ()).tokens
+    assert found == ours.begin(MESSAGES, ()).tokens
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_folder_of_the_library_keeps_ids_and_template(tmp_path, family):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))

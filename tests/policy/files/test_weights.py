@@ -300,12 +300,30 @@ def test_bfloat16_files_and_parameters_are_exact(folder, tmp_path):
 
 def test_tensors_that_the_model_computes_itself_are_not_read(tmp_path):
     save_pretrained(make(LLAMA)[0], tmp_path, TOKENIZER)
-    head = np.full((292, 8), 7.0, np.float32)
+    head = np.asarray(split(from_pretrained(str(tmp_path))[0])[1]["embedding"])
     inverse = np.ones(2, np.float32)
     names = {"lm_head__weight": head, "model__layers__0__self_attn__rotary_emb__inv_freq": inverse}
     edit_tensors(tmp_path, **names)
     model, _ = from_pretrained(str(tmp_path), dtype="float32")
     assert split(model)[1].keys() == {"embedding", "layers", "norm"}
+
+
+def test_a_single_file_is_read_where_an_index_is_left_over(tmp_path):
+    """As `transformers` does, whose `save_pretrained` leaves an index of before."""
+    save_pretrained(make(LLAMA)[0], tmp_path, TOKENIZER)
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    from_pretrained(tmp_path)
+
+
+def test_a_head_of_its_own_beside_a_config_that_ties_is_refused(tmp_path):
+    """`transformers` takes it then, and says so; dropped, all logits would be wrong."""
+    save_pretrained(make(LLAMA)[0], tmp_path, TOKENIZER)
+    head = np.array(split(from_pretrained(str(tmp_path))[0])[1]["embedding"])
+    head[-1, -1] += 1
+    edit_tensors(tmp_path, lm_head__weight=head)
+    with pytest.raises(ValueError, match="lm_head.weight is another matrix than the embedding"):
+        from_pretrained(str(tmp_path))
 
 
 # In a process of its own; /proc's peak is set back first, since importing leaves a high one.
