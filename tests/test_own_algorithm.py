@@ -7,6 +7,7 @@ import learner_cases
 import numpy as np
 import pytest
 import run_cases
+from numpy_twin import token_logps
 from places import ROOT, TINY
 
 from seeupo_jax.configuration.entry_points import find_entry
@@ -75,6 +76,32 @@ def test_a_sweep_credits_the_turns_of_ragged_trajectories():
     ):
         for turn, value in wanted.items():
             np.testing.assert_allclose(values[segment.turn_L == turn], value, atol=1e-6)
+
+
+OF_THE_REFERENCE = """
+from seeupo_jax.algorithms.estimators import Estimator
+
+ESTIMATOR = Estimator(
+    lambda ref_logp_NL, mask_NL: ref_logp_NL * mask_NL, "token", ("ref_logp_NL", "mask_NL")
+)
+"""
+
+
+def test_an_estimator_that_reads_the_reference_policy_gets_it_without_a_penalty_too(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "of_the_reference.py").write_text(OF_THE_REFERENCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "of_the_reference:ESTIMATOR"
+    learner = learner_cases.learner(advantage=name, scale="none", kl_coef=0.0, advantage_clip=None)
+    reference = learner_cases.jittered(learner_cases.policy()[1], 0.02)
+    trajectories = learner_cases.ragged()
+    credit = learner_cases.observe(learner, trajectories, ref_params=reference).advantage
+    (segment,) = trajectories[3].segments
+    weights, arch = learner_cases.weights_of(reference), learner_cases.NUMPY_ARCH
+    wanted_L, _ = token_logps(weights, segment.tokens_L, arch, learner.temperature)
+    acted_L = segment.turn_L >= 0
+    np.testing.assert_allclose(credit[4][acted_L], wanted_L[acted_L], atol=1e-4)
 
 
 def test_the_gates_first_step_is_the_plain_one_and_later_ones_differ():

@@ -81,6 +81,13 @@ _RULES = (
         lambda own, estimator: own.overlong_length is None or _reads_rewards(estimator),
     ),
     _Rule(
+        "overlong_length",
+        "advantage",
+        lambda estimator: estimator.reward_range is not None,
+        "none with {}, whose rewards the penalty would take out of their range",
+        lambda own, estimator: own.overlong_length is None or estimator.reward_range is None,
+    ),
+    _Rule(
         "critic",
         "advantage",
         lambda estimator: "value_NL" in estimator.needs,
@@ -292,12 +299,19 @@ def _check_forks(algorithm: Algorithm) -> None:
         )
 
 
+def reads_reference(algorithm: Algorithm) -> bool:
+    """Whether a sweep scores actions by the reference policy."""
+    needs = find_entry("advantage", algorithm.advantage).needs
+    return bool(algorithm.kl_coef) or "ref_logp_NL" in needs
+
+
 def _check_reference(algorithm: Algorithm) -> None:
     for name, why in {
         "kl_target": "kl_coef is multiplied, and 0 stays 0",
         "ref_every": "nothing else reads the reference policy",
     }.items():
-        if (got := vars(algorithm)[name]) is not None and not algorithm.kl_coef:
+        read = reads_reference(algorithm) if name == "ref_every" else algorithm.kl_coef
+        if (got := vars(algorithm)[name]) is not None and not read:
             raise ValueError(
                 f"config.algorithm.{name}: got {got:g} with kl_coef=0; allowed: none, since {why}."
             )

@@ -10,6 +10,7 @@ from typing import Any
 from seeupo_jax.configuration.agent_schema import check_agent
 from seeupo_jax.configuration.algorithm_rules import check_ahead, check_choices, check_weights
 from seeupo_jax.configuration.config_file import read_values
+from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.configuration.fields import assign, build, parse
 from seeupo_jax.configuration.reward import Judge, check_rewards
 from seeupo_jax.configuration.schema import Config, Curriculum, recipe_fields
@@ -92,6 +93,12 @@ def _check_together(config: Config) -> None:
             f"config.optimizer.warmup_steps: got {config.optimizer.warmup_steps} with"
             " algorithm.moments=turn; allowed: 0, since each turn counts its own steps:"
             " warmup_iterations is the same for all."
+        )
+    if config.optimizer.warmup_steps and find_entry("advantage", algorithm.advantage).scored:
+        raise ValueError(
+            f"config.optimizer.warmup_steps: got {config.optimizer.warmup_steps} with"
+            f" algorithm.advantage={algorithm.advantage}; allowed: 0, since the model that scores"
+            " turns counts its own steps: warmup_iterations is the same for both."
         )
     if rollout.max_action_tokens >= rollout.max_context:
         raise ValueError(

@@ -17,7 +17,6 @@ from seeupo_jax.learner.sweep_metrics import host_metrics
 from seeupo_jax.learner.sweep_start import (
     count_valid,
     derived_per_token,
-    sweep_order,
     unmasked_rows,
 )
 from seeupo_jax.learner.sweep_state import INITIAL, Step, SweepData, SweepState, Work
@@ -108,7 +107,6 @@ def resume_sweep(
     ratio_of_turns = {
         tuple(turns): np.float32(ratio_N) for turns, ratio_N in notes["ratio_of_turns"]
     }
-    order = sweep_order(learner.algorithm, rows, seed)
     done, updated_turns = notes["done"], [tuple(turns) for turns in notes["updated_turns"]]
     steps = [
         Step(turns, per_token["advantage"], ratio_of_turns[turns], metrics)
@@ -121,7 +119,8 @@ def resume_sweep(
         per_token,
         done,
         tuple(steps),
-        refresh_next=action_spans(rows, order[done - 1]) if done else (),
+        # A turn without tokens to learn from makes no step: the one before it waits still.
+        refresh_next=action_spans(rows, updated_turns[-1]) if updated_turns else (),
         work=Work(**{name: notes[name] for name in Work._fields}),
     )
 

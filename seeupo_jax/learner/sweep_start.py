@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.algorithm_rules import reads_reference
 from seeupo_jax.learner.batching import (
     ActionSpan,
     Layout,
@@ -64,7 +65,7 @@ def begin_sweep(
         name: by_segment(x_PA, np.nan) for name, x_PA in zip(INITIAL, first.initial, strict=True)
     }
     old_logp = ref_logp = by_segment(first.scored.logp_PA)
-    if learner.algorithm.kl_coef:  # by routers of its own
+    if reads_reference(learner.algorithm):  # by routers of its own
         reference, own = reference_of(train, ref_params), batch._replace(expert_MRLG=None)
         ref_logp = by_segment(learner.scored(reference, own).logp_PA)
     if first.scored.routed_MRLG is not None:

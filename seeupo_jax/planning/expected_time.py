@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from seeupo_jax.configuration.algorithm_rules import reads_reference
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.parallel.compiling import WORKERS
@@ -134,7 +135,7 @@ def scoring_passes(config: Config) -> int:
     """Passes over whole trajectories: by the old and the reference policy, and by a scorer."""
     algorithm = config.algorithm
     scored = 0 if algorithm.scorer is None else algorithm.scorer_epochs
-    return 1 + (algorithm.kl_coef > 0) + scored
+    return 1 + reads_reference(algorithm) + scored
 
 
 def time_lines(found: AbstractRun) -> list[str]:

@@ -41,6 +41,7 @@ from seeupo_jax.configuration.loading import from_dict, load_config
         ("covariance", {"covariance": "kl", "ratio": "token", "order": "parallel"}),
         ("covariance_low", {"covariance": "clip", "ratio": "token", "covariance_high": 1.0}),
         ("overlong_length", {"advantage": "gdpo", "overlong_length": 5}),
+        ("overlong_length", {"advantage": "a_grae", "overlong_length": 5}),
         ("overlong_buffer", {"overlong_buffer": 5}),
         ("kl_target", {"kl_target": 0.1, "kl_coef": 0.0}),
         ("ref_every", {"ref_every": 5, "kl_coef": 0.0}),

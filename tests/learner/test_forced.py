@@ -11,6 +11,9 @@ import pytest
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.credit.advantages import assign_credit
+from seeupo_jax.learner.credit.credit_arrays import CreditArrays
+from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.learner.sweep_control import SweepStopped
 from seeupo_jax.types import CONTEXT, Segment, Trajectory
 
 
@@ -76,6 +79,26 @@ def test_an_action_of_forced_tokens_only_changes_no_weight_and_no_parameter():
     assert before[2,].metrics == [] and "sweep/weight_mean/turn=3" not in got.metrics
 
 
+def test_a_sweep_that_stops_behind_an_action_of_forced_tokens_goes_on_to_the_same_bits():
+    made, _ = forced(cases.ragged(), share=0.0, turns=(2,))
+    learner = dataclasses.replace(cases.learner(), truncated=True)
+    reference = cases.jittered(cases.policy()[1], 0.02)
+
+    def run(state, **rest):
+        done = sweep(learner, state, reference, made, iteration=3, **rest)
+        return cases.host(done.train), done.metrics
+
+    state, metrics = run(cases.new_state(learner.optimizer))
+    asked = iter([False, False])
+    with pytest.raises(SweepStopped) as stopped:
+        run(cases.new_state(learner.optimizer), stop=lambda: next(asked, True))
+    arrays, notes = stopped.value.arrays, stopped.value.notes
+    assert notes["done"] == 2  # turn 3's ratio waits for the step on turn 1
+    resumed, again = run(arrays["state"], resume=(arrays, notes))
+    cases.assert_trees_equal(resumed, state)
+    assert again == metrics
+
+
 def test_a_sweep_of_forced_tokens_only_leaves_the_policy_as_it_is():
     made, _ = forced(cases.ragged(), share=1.0)
     learner = dataclasses.replace(cases.learner(), truncated=True)
@@ -95,3 +118,23 @@ def test_a_reward_that_came_with_a_forced_action_is_that_of_the_choices_before_i
     for advantage_L in credit["advantage"]:
         # Turn 0's tokens get 0.5 + 2 + 0.25, turn 2's 0.25.
         np.testing.assert_allclose(advantage_L, [0, 2.75, 2.75, 0, 0, 0, 0, 0.25])
+
+
+def test_a_progress_that_came_with_a_forced_token_is_that_of_the_last_choice_of_its_turn():
+    turn_L = np.array([-1, 0, 0, -1, 1, 1], np.int32)
+    logp_L = np.array([0, -1, 0, 0, -2, 0], np.float32)  # both turns end with a forced token
+    segment = Segment(np.arange(6, dtype=np.int32), turn_L, logp_L)
+    made = [Trajectory((segment,), 1.0, 0)] * 2
+    rows = Rows.of(made, truncated=True)
+    progress_L = np.array([0, 0, 0.75, 0, 0, 0.25], np.float32)
+    arrays = CreditArrays(Algorithm(), cases.SHAPES, rows, made, {"progress": [progress_L] * 2})
+    np.testing.assert_array_equal(arrays.progress_NL[:, :2], [[0.75, 0.25]] * 2)
+    assert arrays.progress_NL.sum() == 2
+
+
+def test_without_any_choice_there_is_no_reward_to_place():
+    segment = Segment(np.arange(3, dtype=np.int32), np.array([-1, 0, 0], np.int32), np.zeros(3))
+    made = [Trajectory((segment,), 1.0, 0, turn_rewards=(1.0,))] * 2
+    rows = Rows.of(made, truncated=True)
+    arrays = CreditArrays(Algorithm(), cases.SHAPES, rows, made, {})
+    assert not arrays.reward_NL.any() and not arrays.mask_NL.any()

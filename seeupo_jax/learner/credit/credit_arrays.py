@@ -194,7 +194,14 @@ class CreditArrays:
 
     @property
     def progress_NL(self) -> np.ndarray:
-        return self.time.pad(self._per_token["progress"])
+        progress = [np.zeros(t.turns) for t in self.trajectories]
+        numbers = zip(
+            self.rows.trajectory_S, self.sampled_turn, self._per_token["progress"], strict=True
+        )
+        for owner, turn_L, progress_L in numbers:
+            acted_L = turn_L != CONTEXT
+            np.add.at(progress[owner], turn_L[acted_L], progress_L[acted_L])
+        return self.time.at_turn_ends(progress)
 
     @property
     def executed_NL(self) -> np.ndarray:

@@ -52,6 +52,8 @@ class SampledTokens:
           numbers: of each turn of each trajectory; those of trajectories left out are not read.
         """
         number_NL = np.zeros(self.mask_NL.shape, np.float32)
+        if not self._place.size:  # every token was too likely to be learned from
+            return number_NL
         turns = np.stack([self._owner, self._turn], axis=1)
         last = np.flatnonzero(np.append(np.any(turns[1:] != turns[:-1], axis=1), True))
         for place, after in zip(last, [*last[1:], None], strict=True):

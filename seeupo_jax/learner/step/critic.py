@@ -101,7 +101,10 @@ def optimizer_beside(
     # Groups and the average are of the policy's parameters.
     options = dataclasses.replace(config.optimizer, groups=(), ema=None)
     if rate is not None:
-        options = dataclasses.replace(options, learning_rate=rate)
+        kwargs = dict(options.kwargs)
+        if "adam_learning_rate" in kwargs:  # Muon's for what is no matrix, in the same proportion
+            kwargs["adam_learning_rate"] *= rate / options.learning_rate
+        options = dataclasses.replace(options, learning_rate=rate, kwargs=kwargs)
     return make_optimizer(options, total_steps=total_steps)
 
 

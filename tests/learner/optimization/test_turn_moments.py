@@ -92,8 +92,10 @@ def test_a_stopped_sweep_resumes_to_the_same_bits(tmp_path):
     assert again == metrics
 
 
-def test_a_warm_up_that_counts_steps_is_refused():
-    values = {"algorithm": {"moments": "turn"}, "optimizer": {"warmup_steps": 3}}
+@pytest.mark.parametrize("choices", [{"moments": "turn"}, {"advantage": "istar"}])
+def test_a_warm_up_that_counts_steps_is_refused(choices):
+    """Moments of each turn count their own steps; so does a model that scores turns."""
+    values = {"algorithm": choices, "optimizer": {"warmup_steps": 3}}
     with pytest.raises(
         ValueError, match=r"^config\.optimizer\.warmup_steps: got 3 with .*; allowed"
     ):

@@ -22,7 +22,7 @@ from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimizer
 from seeupo_jax.learner.programs import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
-from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
+from seeupo_jax.learner.step.critic import critic_optimizer, fresh_head, make_critic
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.metrics.compilation import Compilations
@@ -490,6 +490,25 @@ def test_a_step_with_a_model_multiplies_what_its_formula_says():
     head = 3 * 2 * SHAPES.rows * 32 * NETWORK.arch.width  # which the formula leaves out
     wanted = flops.turn_step_flops(*sizes, critic="model", computed=True)
     assert wanted <= counted(learner("model")) <= wanted + head < 1.01 * wanted
+
+
+def test_muons_rate_of_what_is_no_matrix_is_in_proportion_the_critics_too():
+    fields = schema.Optimizer(
+        name="contrib.muon",
+        learning_rate=0.5,
+        max_grad_norm=None,
+        kwargs={"adam_learning_rate": 0.125},
+    )
+    moved = {}
+    for rate in (None, 0.25):
+        whole = schema.Config(
+            optimizer=fields, algorithm=schema.Algorithm(critic_learning_rate=rate)
+        )
+        optimizer = critic_optimizer(whole, total_steps=4)
+        head = fresh_head(2)
+        gradient = jax.tree.map(jnp.ones_like, head)
+        moved[rate], _ = optimizer.update(gradient, optimizer.init(head), head)
+    np.testing.assert_allclose(moved[0.25]["kernel"], 0.5 * moved[None]["kernel"], rtol=1e-6)
 
 
 def test_the_critics_learning_rate_is_its_own_or_the_policys():
