@@ -36,6 +36,8 @@ from seeupo_jax.bench.comparison import JAX
 from seeupo_jax.bench.settings import MODELS, architecture, write_model
 from seeupo_jax.configuration.flags import Flags, Wrong, names, one_of, output_file, whole
 from seeupo_jax.policy import from_pretrained, save_pretrained
+from seeupo_jax.policy.files.chat_template import GENERATION_FILE
+from seeupo_jax.policy.files.json_file import read_object
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 
@@ -93,6 +95,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         tokenizer = _write_model(given, folder, dtype)
         prompts = _Prompts(given, tokenizer)
         baseline, command = _of_transformers(folder, device.platform, dtype)
+        _sample_all(folder)
         contenders = {
             JAX: stack.enter_context(_running(_seeupo_jax(folder, given, prompts.longest, dtype))),
             baseline: stack.enter_context(_running(command)),
@@ -165,6 +168,14 @@ def _seeupo_jax(folder: Path, given: argparse.Namespace, longest: int, dtype: st
     return [*line, *(f"--config.{name}={value}" for name, value in fields.items())]
 
 
+def _sample_all(folder: Path) -> None:
+    """Has `transformers` sample as the other side does: at temperature 1, of all tokens."""
+    file = folder / GENERATION_FILE
+    values = read_object(file) if file.is_file() else {}
+    values |= {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    file.write_text(json.dumps(values))
+
+
 def _of_transformers(folder: Path, platform: str, dtype: str) -> tuple[str, list[str]]:
     """The other side's name, and the module and arguments that serve a folder."""
     if is_serve_available():
@@ -187,24 +198,27 @@ def _running(line: Sequence[str]) -> Iterator[Server]:
             command, stdout=log, stderr=log, env=os.environ | {"SEEUPO_API_KEY": key}
         )
         try:
-            url, model = f"http://127.0.0.1:{port}/v1", _first_model(process, port, key)
-            if model is None:
+            url = f"http://127.0.0.1:{port}"
+            # `transformers serve` lists what lies in the hub's cache, and serves its folder only.
+            lists = "serve" not in line
+            said = _first_reply(process, url + ("/v1/models" if lists else "/health"), key)
+            if said is None:
                 log.seek(0)
                 raise ValueError(f"{line[0]}: does not answer: {log.read()[-500:].strip()}")
-            yield Server(url, key, model)
+            yield Server(f"{url}/v1", key, said["data"][0]["id"] if lists else line[2])
         finally:
             process.terminate()
             process.wait()
 
 
-def _first_model(process: subprocess.Popen[Any], port: int, key: str) -> str | None:
-    """The model that a new server lists; None: it ended, or took too long."""
-    url, headers = f"http://127.0.0.1:{port}/v1/models", {"Authorization": f"Bearer {key}"}
+def _first_reply(process: subprocess.Popen[Any], url: str, key: str) -> dict[str, Any] | None:
+    """What a new server says at an address; None: it ended, or took too long."""
+    headers = {"Authorization": f"Bearer {key}"}
     until = time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < until:
         with contextlib.suppress(urllib.error.URLError, ConnectionError):
             with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as reply:
-                return json.load(reply)["data"][0]["id"]
+                return json.load(reply)
         time.sleep(0.2)
     return None
 
