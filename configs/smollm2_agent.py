@@ -7,7 +7,7 @@
     python -m seeupo_jax.train --config=configs/smollm2_agent.py --workdir=runs/smollm2_agent \\
         --config.model.path=runs/smollm2_sft/policy
 
-First it imitates a demonstrator that fails in three of ten cases, then SeeUPO trains it on what
+First it imitates a demonstrator that fails in four of ten cases, then SeeUPO trains it on what
 its own episodes come to. The upper ten of thirty layers train, or with `smollm2_agent.py:lora`
 adapters on them: a step through all layers takes twice as long.
 """
@@ -34,7 +34,7 @@ def get_config(trains: str = "layers") -> ConfigDict:
         "dtype": "float32",  # faster than bfloat16 on a CPU
     }
     config.sft = {
-        "options": {"skill": 0.7, "episodes": 500},
+        "options": {"skill": 0.6, "episodes": 500},
         "batch_size": 16,
         "steps": 96,
         "eval_every": 32,
