@@ -102,7 +102,7 @@ def sweep(
         more = {"version": iteration - 1, "references": references, "statistics": statistics}
         current = begin_sweep(learner, train, ref_params, rows, trajectories, **more)
     else:
-        current = resume_sweep(learner, train, rows, trajectories, seed, *resume)
+        current = resume_sweep(learner, train, rows, trajectories, *resume)
     order = sweep_order(algorithm, current.data.rows, seed)
     if not order:  # every token was too likely to learn from
         metrics = {"sweep/turns": 0, **current.data.initial_metrics} | shaped

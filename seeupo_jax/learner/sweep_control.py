@@ -91,11 +91,10 @@ def resume_sweep(
     train: TrainState,
     rows: Rows,
     trajectories: Sequence[Trajectory],
-    seed: Sequence[int],
     arrays: Mapping[str, Any],
     notes: Mapping[str, Any],
 ) -> SweepState:
-    """A sweep that was stopped, as `SweepStopped` keeps it; `seed` is that of its random order."""
+    """A sweep that was stopped, as `SweepStopped` keeps it."""
     ends = np.cumsum([len(tokens) for tokens in rows.tokens])[:-1]
     ragged = {name: np.split(np.asarray(arrays[name]), ends) for name in _stored(learner)}
     initial = {name: ragged.pop(name) for name in INITIAL}
