@@ -3,7 +3,7 @@
 #   docker run IMAGE --config=configs/quickstart.py --workdir=/runs/quickstart
 FROM python:3.12-slim
 
-# What pip installs of JAX: jax[tpu], jax[cuda13], jax[cuda12] or plain jax.
+# gcsfs: for checkpoints in a bucket. What pip installs of JAX: jax[tpu], jax[cuda13], jax[cuda12] or plain jax.
 ARG ACCELERATOR=tpu
 
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
@@ -19,7 +19,7 @@ RUN case "$ACCELERATOR" in \
         cpu) jax=jax ;; \
         *) echo "error: ACCELERATOR: got '$ACCELERATOR'; allowed: tpu, cuda13, cuda12, cpu." >&2; \
            exit 2 ;; \
-    esac && pip install --requirement requirements.txt "$jax"
+    esac && pip install --requirement requirements.txt "$jax" gcsfs
 
 COPY . .
 RUN pip install --no-deps --editable . \

@@ -153,12 +153,19 @@ bucket, /mnt/BUCKET/DIR, or --config.checkpoint.directory=gs://BUCKET/DIR." ;;
     esac
 }
 
-# check_config_file: for scripts that run this checkout; paths are from its top.
+# check_config_file: for scripts that run this checkout; paths are from its top. What stands behind
+# a file's .py: is its get_config's argument; package:NAME and module:function are no files.
 check_config_file() {
     case $config in
-        /*) [ -f "$config" ] ;;
-        *) [ -f "$root/$config" ] ;;
-    esac || fail "--config: got '$config'; allowed: a file, its path from $root on."
+        *.py:*) file=${config%%.py:*}.py ;;
+        *.py) file=$config ;;
+        *:*) return 0 ;;
+        *) file=$config ;;
+    esac
+    case $file in
+        /*) [ -f "$file" ] ;;
+        *) [ -f "$root/$file" ] ;;
+    esac || fail "--config: got '$config'; allowed: a file, its path from $root on, or package:NAME."
 }
 
 # local_python: sets `python` to the interpreter with this package.

@@ -98,7 +98,7 @@ install() {
     export PIP_BREAK_SYSTEM_PACKAGES=1 # only uv is installed beside the system's packages
     python3 -m pip install --user --quiet --disable-pip-version-check uv
     [ -x .venv/bin/python ] || python3 -m uv venv --quiet --python 3.12 .venv
-    python3 -m uv pip install --quiet --python .venv/bin/python --editable . "${1:?}"
+    python3 -m uv pip install --quiet --python .venv/bin/python --editable '.[gcs]' "${1:?}"
 }
 
 mount_bucket() {

@@ -70,6 +70,17 @@ case $command in
         required --runtime-version "$runtime_version" v2-alpha-tpuv5
         ;;
 esac
+# check_mounted: of a new machine, on which nothing but --bucket is at /mnt.
+check_mounted() {
+    case $workdir in
+        /mnt/?*)
+            wanted=${workdir#/mnt/} wanted=${wanted%%/*}
+            [ "$bucket" = "$wanted" ] ||
+                fail "--bucket: got '$bucket'; allowed: '$wanted', as in --workdir=$workdir."
+            ;;
+    esac
+}
+
 case $command in
     all | run | resume)
         check_module_arguments "$@"
@@ -79,6 +90,7 @@ case $command in
         [ -n "$git" ] || check_config_file
         # Where the machine may be lost, or is deleted by this very command.
         [ -z "$spot$keep_alive$delete_when_done" ] && [ "$command" != resume ] || check_kept
+        [ "$command" = run ] || check_mounted
         ;;
     *) [ $# -eq 0 ] || fail "$command: got '$1'; allowed: no arguments for the training." ;;
 esac
@@ -205,8 +217,11 @@ pack() {
     )
 }
 
+# start ARGUMENT...: with the bucket, which a host that has restarted has lost.
 start() {
-    on_all "cd seeupo_jax && launch/on_host.sh start $(quote .venv/bin/python -m "$module" "$@")"
+    mount=''
+    [ -z "$bucket" ] || mount="launch/on_host.sh mount $bucket && "
+    on_all "cd seeupo_jax && ${mount}launch/on_host.sh start $(quote .venv/bin/python -m "$module" "$@")"
 }
 
 # follow LINES: the first host's log until its run or the connection ends; sets `outcome`.

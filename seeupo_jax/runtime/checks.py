@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,7 @@ from seeupo_jax.runtime.episode_host import check_host
 from seeupo_jax.runtime.training.reference_answers import check_references
 from seeupo_jax.trajectories.json_lines import plain
 
+_LOGGER = logging.getLogger(__name__)
 # Of config.rollout, what changes no number but its rounding: it may change when a run resumes.
 _LAYOUT = (
     "mesh concurrency slots cache_gib page_size decode_steps prefill_tokens deterministic"
@@ -246,6 +248,13 @@ def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
                 f"config.{field}: got {value}; allowed for this workdir, whose checkpoint"
                 f" has it: {saved_value}. Choose a new workdir for another run."
             )
+    model = saved.get("model")
+    if model is not None and (before := model.get("path")) != config.model.path:
+        _LOGGER.warning(
+            "config.model.path: got %s; this workdir's checkpoint began with %s: the reference"
+            " policy, and parameters that do not train, are those of %s.",
+            *(config.model.path, before, config.model.path),
+        )
 
 
 def _same_fields(config: Config) -> dict[str, Any]:

@@ -126,6 +126,8 @@ def evaluation_settings(
     for name in ("timeout_as", "max_reward"):
         if vars(config.env)[name] != vars(Env())[name]:
             values[f"config.env.{name}"] = vars(config.env)[name]
+    if config.rollout.quantize != "none":
+        values["config.rollout.quantize"] = config.rollout.quantize
     if config.rewards:
         values["config.rewards"] = without_layout(to_dict(config)["rewards"])
     if config.agent.given:

@@ -12,7 +12,7 @@ from launch_cases import TRAINING
 from places import ROOT
 
 TPU = ["--name=q", "--zone=us-east5-a"]
-MORE = ["--accelerator-type=v5p-64", "--runtime-version=v2-alpha-tpuv5"]
+MORE = ["--accelerator-type=v5p-64", "--runtime-version=v2-alpha-tpuv5", "--bucket=mine"]
 XPK = ["--cluster=c", "--workload=w"]
 
 SCRIPTS = {  # a whole command of each
@@ -59,6 +59,11 @@ WRONG = [
         "tpu_vm.sh",
         ["resume", *TPU, *MORE, *TRAINING[:1], "--workdir=runs/x"],
         "--workdir: got 'runs/x', which is lost with the machine",
+    ),
+    (
+        "tpu_vm.sh",
+        ["all", *TPU, *MORE[:2], "--bucket=yours", *TRAINING],
+        "--bucket: got 'yours'; allowed: 'mine', as in --workdir=/mnt/mine/run 1",
     ),
     ("gke_xpk.sh", ["submit"], "got 'submit'; allowed: run, logs"),
     ("gke_xpk.sh", ["run", "--cluster=c"], "--workload: got nothing"),
@@ -116,6 +121,16 @@ def test_a_dry_run_needs_no_tools_and_runs_none(stage, script, arguments):
     assert not done.stderr and not stage.calls()
     assert sorted(path for path in stage.folder.rglob("*")) == before
     assert done.stdout
+
+
+@pytest.mark.parametrize(
+    "config", ["configs/quickstart.py:v5p:4x4x4", "package:quickstart", "somewhere.own:get_config"]
+)
+@pytest.mark.parametrize("script, arguments", SCRIPTS.items())
+def test_a_configuration_may_have_an_argument_or_be_no_file(stage, script, arguments, config):
+    done = stage.run(script, *arguments, "--dry-run", f"--config={config}", *TRAINING[1:])
+    assert done.returncode == 0, done.stderr
+    assert config in done.stdout
 
 
 @pytest.mark.parametrize("script, arguments", SCRIPTS.items())

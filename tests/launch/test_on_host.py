@@ -91,7 +91,7 @@ def test_the_environment_is_made_by_uv_once(host):
     )
     assert host.run("on_host.sh", "install", "jax[tpu]").returncode == 0
     uv = ["python3", "-m", "uv"]
-    into = ["pip", "install", "--quiet", "--python", ".venv/bin/python", "--editable", "."]
+    into = ["pip", "install", "--quiet", "--python", ".venv/bin/python", "--editable", ".[gcs]"]
     pip = ["python3", "-m", "pip", "install", "--user", "--quiet", "--disable-pip-version-check"]
     made = [*uv, "venv", "--quiet", "--python", "3.12", ".venv"]
     assert host.calls() == [[*pip, "uv"], made, [*uv, *into, "jax[tpu]"]]

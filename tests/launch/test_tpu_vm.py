@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from launch_cases import TRAINING
 
-HERE = ["--name=q", "--zone=us-east5-a"]
+HERE = ["--name=q", "--zone=us-east5-a", "--bucket=mine"]
 KIND = ["--accelerator-type=v5p-64", "--runtime-version=v2-alpha-tpuv5"]
 FAST = ["--poll=1"]
 
@@ -67,6 +67,7 @@ def cloud(stage):
     (stage.checkout / "runs").mkdir()
     (stage.checkout / "runs" / "large").touch()
     trains(stage, "echo it trains")
+    stage.tool("mountpoint")  # the bucket is there already
     return stage
 
 
@@ -146,12 +147,12 @@ def test_a_state_that_cannot_be_asked_for_starts_nothing(cloud):
 
 def test_the_checkout_is_on_every_host_as_it_is_here(cloud):
     states(cloud, "ABSENT", "ACTIVE")
-    cloud.run("tpu_vm.sh", "create", *HERE, *KIND)
+    cloud.run("tpu_vm.sh", "create", *HERE[:2], *KIND)
     package = cloud.folder / "host" / "seeupo_jax"
     (package / ".venv").mkdir(parents=True)
     (package / ".venv" / "kept").touch()
     (package / "gone.py").touch()
-    done = cloud.run("tpu_vm.sh", "install", *HERE)
+    done = cloud.run("tpu_vm.sh", "install", *HERE[:2])
     assert done.returncode == 0, done.stderr
     scp, ssh = cloud.calls("gcloud")[-2:]
     assert scp[4] == "scp" and scp[6:9] == ["q:seeupo_jax.tar.gz", "--node=all", "--worker=all"]
@@ -163,7 +164,7 @@ def test_the_checkout_is_on_every_host_as_it_is_here(cloud):
 
 
 def test_a_git_repository_can_be_installed_instead_and_a_bucket_mounted(cloud):
-    command = ["--git=https://example.com/a b.git", "--ref=v1", "--bucket=mine"]
+    command = ["--git=https://example.com/a b.git", "--ref=v1"]
     done = cloud.run("tpu_vm.sh", "install", *HERE, "--dry-run", *command)
     clone, mount = done.stdout.splitlines()
     assert "git clone --quiet '\\''https://example.com/a b.git'\\'' seeupo_jax" in clone
@@ -179,6 +180,8 @@ def test_training_runs_on_all_hosts_with_its_arguments_and_its_log_is_shown(clou
     assert cloud.calls("training") == [["training", "-m", "seeupo_jax.train", *TRAINING]]
     (start,) = [call for call in cloud.calls("gcloud") if "on_host.sh start" in str(call)]
     assert start[5:8] == ["q", "--node=all", "--worker=all"]
+    # A host that has restarted mounts the bucket anew, before it reads a checkpoint.
+    assert "launch/on_host.sh mount mine && launch/on_host.sh start" in str(start)
     follow, code = cloud.calls("gcloud")[-3:-1]
     assert follow[6:8] == code[6:8] == ["--node=0", "--worker=0"]
     assert cloud.calls("gcloud")[-1][4:7] == ["delete", "q", "--force"]

@@ -1,0 +1,23 @@
+"""What is another run, or another evaluation, than the one that was begun."""
+
+import dataclasses
+
+from seeupo_jax.configuration.loading import from_dict, to_dict
+from seeupo_jax.runtime.checks import check_same_run
+from seeupo_jax.runtime.evaluation_run import evaluation_settings
+
+
+def test_a_run_that_is_resumed_with_another_models_path_is_warned(caplog):
+    saved = to_dict(from_dict({"model": {"path": "first/policy"}}))
+    check_same_run(from_dict({"model": {"path": "first/policy"}}), saved)
+    assert not caplog.records
+    check_same_run(from_dict({"model": {"path": "second"}}), saved)
+    (record,) = caplog.records
+    assert "got second; this workdir's checkpoint began with first/policy" in record.getMessage()
+
+
+def test_episodes_that_were_sampled_in_int8_are_of_another_evaluation():
+    config = from_dict({})
+    int8 = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, quantize="int8"))
+    plain, coarse = (evaluation_settings(each, "test", 4, {}) for each in (config, int8))
+    assert coarse == plain | {"config.rollout.quantize": "int8"}
