@@ -26,7 +26,7 @@ def get_config(trains: str = "layers") -> ConfigDict:
     if trains not in ("layers", "lora"):
         raise ValueError(f"got {trains!r}; allowed: layers, lora")
     config = ConfigDict()
-    config.iterations = 24
+    config.iterations = 12
     config.env = {"name": "order_desk"}
     config.chat = {"tools": "signatures"}  # the tools' JSON would be longer than the conversation
     config.model = {

@@ -5,7 +5,6 @@ import pytest
 
 from seeupo_jax.bench import __main__ as command
 from seeupo_jax.bench import machine
-from seeupo_jax.bench.bench_report import SUITES
 from seeupo_jax.bench.jax_runner import ABLATIONS, ablations
 from seeupo_jax.bench.settings import (
     CONTENDERS,
@@ -15,6 +14,7 @@ from seeupo_jax.bench.settings import (
     add_flags,
     read,
 )
+from seeupo_jax.bench.suites import SUITES
 from seeupo_jax.configuration.flags import Flags
 
 
