@@ -194,14 +194,16 @@ class CreditArrays:
 
     @property
     def progress_NL(self) -> np.ndarray:
-        progress = [np.zeros(t.turns) for t in self.trajectories]
+        # That of a token that is not learned from is the last choice's before it, as a reward is.
+        moved = [np.zeros(t.turns) for t in self.trajectories]
+        progress = self._per_token["progress"]
         numbers = zip(
-            self.rows.trajectory_S, self.sampled_turn, self._per_token["progress"], strict=True
+            self.rows.trajectory_S, self.sampled_turn, self.rows.turn, progress, strict=True
         )
-        for owner, turn_L, progress_L in numbers:
-            acted_L = turn_L != CONTEXT
-            np.add.at(progress[owner], turn_L[acted_L], progress_L[acted_L])
-        return self.time.at_turn_ends(progress)
+        for owner, sampled_L, turn_L, progress_L in numbers:
+            left_L = (sampled_L != CONTEXT) & (turn_L == CONTEXT)
+            np.add.at(moved[owner], sampled_L[left_L], progress_L[left_L])
+        return self.time.pad(progress) + self.time.at_turn_ends(moved)
 
     @property
     def executed_NL(self) -> np.ndarray:
