@@ -3,7 +3,7 @@
 #   docker run IMAGE --config=configs/quickstart.py --workdir=/runs/quickstart
 FROM python:3.12-slim
 
-# gcsfs: for checkpoints in a bucket. What pip installs of JAX: jax[tpu], jax[cuda13], jax[cuda12] or plain jax.
+# What pip installs of JAX: jax[tpu], jax[cuda13], jax[cuda12] or plain jax.
 ARG ACCELERATOR=tpu
 
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
@@ -12,7 +12,8 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
 
 WORKDIR /app
 
-# Requirements alone first: a change of the code does not fetch them again.
+# Requirements alone first: a change of the code does not fetch them again. gcsfs is for checkpoints
+# in a bucket.
 COPY requirements.txt ./
 RUN case "$ACCELERATOR" in \
         tpu | cuda12 | cuda13) jax="jax[$ACCELERATOR]" ;; \

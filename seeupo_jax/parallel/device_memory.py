@@ -14,7 +14,7 @@ GIB = 2**30
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 # And how much of that is in use, and its parts: files' pages are given up first.
 _IN_USE = ("memory.current", "memory.usage_in_bytes")
-_STAT, _OF_FILES = "memory.stat", ("inactive_file", "total_inactive_file")
+_STAT, _OF_FILES = "memory.stat", ("inactive_file ", "total_inactive_file ")
 
 
 def device_bytes(tree: Any) -> int:
@@ -60,13 +60,14 @@ def _left_of_limits() -> list[int]:
     for file, limit in _container_limits().items():
         used = [file.parent / name for name in _IN_USE if (file.parent / name).exists()]
         if used:
-            stat = file.parent / _STAT
-            lines = (
-                [line.split() for line in stat.read_text().splitlines()] if stat.exists() else []
-            )
-            pages = max((int(size) for name, size in lines if name in _OF_FILES), default=0)
-            left.append(max(0, limit - int(used[0].read_text()) + pages))
+            left.append(max(0, limit - int(used[0].read_text()) + _droppable(file.parent / _STAT)))
     return left
+
+
+def _droppable(stat: Path) -> int:
+    """Bytes of a container's pages of files that are not in use."""
+    lines = stat.read_text().splitlines() if stat.exists() else []
+    return max((int(line.split()[1]) for line in lines if line.startswith(_OF_FILES)), default=0)
 
 
 def free_memory(device: jax.Device) -> int | None:

@@ -51,10 +51,10 @@ def check_tensors(tensors: Tensors, stored: Sequence[Stored], shapes: Any, place
 
 def _repeats_embedding(tensors: Tensors, head: str, wanted: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether a head is the embedding once more; both are read in parts."""
-    embedding = next(name for name in wanted if name.endswith(_EMBEDDING))
-    rows, width = wanted[embedding]
-    if tensors.shapes[head] != (rows, width):
+    embedding = next((name for name in wanted if name.endswith(_EMBEDDING)), None)
+    if embedding is None or tensors.shapes[head] != wanted[embedding]:
         return False
+    rows, width = wanted[embedding]
     step = max(1, READ_BYTES // (4 * width))
     parts = ((slice(first, min(first + step, rows)), slice(None)) for first in range(0, rows, step))
     return all(
