@@ -126,7 +126,7 @@ def evaluation_settings(
     for name in ("timeout_as", "max_reward"):
         if vars(config.env)[name] != vars(Env())[name]:
             values[f"config.env.{name}"] = vars(config.env)[name]
-    if config.rollout.quantize != "none":
+    if config.rollout.quantize != "none" and "server" not in same:  # which samples by itself
         values["config.rollout.quantize"] = config.rollout.quantize
     if config.rewards:
         values["config.rewards"] = without_layout(to_dict(config)["rewards"])
@@ -148,6 +148,8 @@ def episodes_name(settings: dict[str, Any]) -> str:
         parts += [settings["server"].partition("://")[2], settings["model"]]
     else:
         parts.append(f"iteration{settings['iteration']}")
+    if "config.rollout.quantize" in settings:
+        parts.append(settings["config.rollout.quantize"])
     if "weights" in settings:
         parts.append(settings["weights"])
     if (number := jax.process_index()) > 0:

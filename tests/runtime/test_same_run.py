@@ -4,7 +4,7 @@ import dataclasses
 
 from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.runtime.checks import check_same_run
-from seeupo_jax.runtime.evaluation_run import evaluation_settings
+from seeupo_jax.runtime.evaluation_run import episodes_name, evaluation_settings
 
 
 def test_a_run_that_is_resumed_with_another_models_path_is_warned(caplog):
@@ -21,3 +21,7 @@ def test_episodes_that_were_sampled_in_int8_are_of_another_evaluation():
     int8 = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, quantize="int8"))
     plain, coarse = (evaluation_settings(each, "test", 4, {}) for each in (config, int8))
     assert coarse == plain | {"config.rollout.quantize": "int8"}
+    name = episodes_name(coarse | {"iteration": 30})
+    assert name == "test-k4-temperature1.0-iteration30-int8.jsonl"
+    server = {"server": "http://localhost:1", "model": "x"}
+    assert evaluation_settings(int8, "test", 4, server) == plain | server
