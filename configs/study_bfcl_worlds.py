@@ -52,6 +52,9 @@ def get_study() -> dict:
             "grid": {"optimizer.learning_rate": RATES, CLIP: CLIPS},
         },
         "seeds": tuple(range(8)),
+        "ablations": {
+            "a_third_of_the_rate": {"of": "seeupo", "optimizer.learning_rate": 1e-4},
+        },
         # The tuning takes fewer iterations, and chooses on other tasks.
         "exploring": {"iterations": 16, "evaluation.split": "validation"},
     }
