@@ -197,7 +197,6 @@ install_checkout() {
         on_all "mkdir -p seeupo_jax && find seeupo_jax -mindepth 1 -maxdepth 1 ! -name .venv\
  ! -name runs -exec rm -rf {} + && tar -xzf seeupo_jax.tar.gz -C seeupo_jax && $here" || return 1
     fi
-    [ -z "$bucket" ] || on_all "seeupo_jax/launch/on_host.sh mount $bucket"
 }
 
 # pack FILE: this checkout as it is, without what git ignores.
@@ -346,7 +345,10 @@ begin() {
 
 case $command in
     create) create ;;
-    install) install_checkout ;;
+    install)
+        install_checkout
+        [ -z "$bucket" ] || on_all "seeupo_jax/launch/on_host.sh mount $bucket"
+        ;;
     run) begin '' "$@" ;;
     all) create && begin yes "$@" ;;
     resume) give_back && create && begin yes "$@" ;;

@@ -312,8 +312,10 @@ def test_a_single_file_is_read_where_an_index_is_left_over(tmp_path):
     """As `transformers` does, whose `save_pretrained` leaves an index of before."""
     save_pretrained(make(LLAMA)[0], tmp_path, TOKENIZER)
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    wanted = split(from_pretrained(tmp_path)[0])[1]
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    from_pretrained(tmp_path)
+    found = split(from_pretrained(tmp_path)[0])[1]
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
 def test_a_head_of_its_own_beside_a_config_that_ties_is_refused(tmp_path):
