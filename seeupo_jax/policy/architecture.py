@@ -9,6 +9,14 @@ import numpy as np
 
 from seeupo_jax.policy.rope import Rope
 
+DTYPES = ("float32", "bfloat16")
+CHOICES = {
+    "dtype": DTYPES,
+    "param_dtype": DTYPES,
+    "remat": ("none", "dots", "attention", "full"),
+    "attention": ("xla", "all_pairs", "splash", "cudnn"),
+}
+
 
 @dataclass(frozen=True)
 class Moe:
@@ -77,7 +85,7 @@ class Architecture:
     attention: kernel of whole-row passes (`policy/kernels/fused.py`).
 
     Raises:
-      ValueError: layers that differ in kind, with `scan_layers`.
+      ValueError: a value that is none of `CHOICES`; layers that differ in kind, with `scan_layers`.
     """
 
     vocab_size: int
@@ -107,6 +115,11 @@ class Architecture:
     int8: bool = False
 
     def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name}: got {getattr(self, name)!r}; allowed: {', '.join(allowed)}."
+                )
         kinds = {(self.window(i), self.is_sparse(i)) for i in range(self.layers)}
         if self.scan_layers and len(kinds) > 1:
             raise ValueError(

@@ -14,7 +14,7 @@ from seeupo_jax.policy.families import read_architecture
 from seeupo_jax.policy.files.gguf import GgufFile
 from seeupo_jax.policy.files.gguf_header import read_header
 from seeupo_jax.policy.files.messages import choose_chat
-from seeupo_jax.policy.files.weights import inspect
+from seeupo_jax.policy.files.weights import from_pretrained, inspect
 from seeupo_jax.policy.lora import read_lora
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -95,6 +95,19 @@ def test_a_model_made_from_nothing_is_bounded_too(name, most):
     # 262,144 tokens: what is published is far below.
     text = _sentence(lambda: from_dict({"model": {name: 10**8}}))
     assert text == f"config.model.{name}: got 100000000; allowed: a number from 1 to {most}."
+
+
+@pytest.mark.parametrize(
+    "name, got", [("dtype", "bf16"), ("remat", "auto"), ("attention", "flash")]
+)
+def test_from_python_a_layout_is_a_configuration_s_that_has_decided(tmp_path, name, got):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B))
+    told = _sentence(lambda: from_pretrained(tmp_path, **{name: got}))
+    of_the_configuration = _sentence(lambda: from_dict({"model": {name: "?"}}))
+    allowed = told.removeprefix(f"{name}: got '{got}'; allowed: ").removesuffix(".").split(", ")
+    assert {*allowed} == {*of_the_configuration.split("one of ")[1][:-1].split(", ")} - {"auto"}
+    for value in allowed:
+        assert getattr(inspect(tmp_path, **{name: value}), name) == value
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000, f'{{"chat": {DEEP}}}'], ids=range(3))
