@@ -33,6 +33,24 @@ def is_full(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
+def no_room_errors() -> Generator[None]:
+    """Ends the command with one sentence and 2 where there is no room for what it writes."""
+    try:
+        yield
+    except Exception as error:  # libraries have errors of their own for it
+        if not is_full(error):
+            raise
+        place = getattr(error, "filename", None) or "a file"
+        why = getattr(error, "strerror", None) or error
+        print(
+            f"error: {place} could not be written: {why}; what is finished is kept: make room and"
+            " rerun the command.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
+
+@contextlib.contextmanager
 def sentence_errors(
     kind: type[Exception] | tuple[type[Exception], ...] = ValueError, code: int = 2
 ) -> Generator[None]:

@@ -32,10 +32,10 @@ import jax
 from seeupo_jax import envs
 from seeupo_jax.checkpoint import check_could_write, check_writable
 from seeupo_jax.configuration.flags import Flags, output_file, path, positive, whole
-from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.bfcl.result_files import export_results
-from seeupo_jax.errors import sentence_errors
+from seeupo_jax.errors import no_room_errors, sentence_errors
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.planning.explain.explain_evaluation import (
     explain_episodes,
@@ -167,7 +167,7 @@ def _server(given: argparse.Namespace) -> Server | None:
 
 
 def evaluate(
-    config: Config | str | Path,
+    config: ConfigSource,
     workdir: str | Path,
     *,
     split: str | None = None,
@@ -192,18 +192,24 @@ def evaluate(
     Raises:
       ValueError: what cannot be evaluated, before anything is played.
     """
+    _check_arguments(k, server)
     config, workdir = load_config(config), Path(workdir).absolute()
     quiet_logs()
     if server is None:
         prepare_xla()
         if not jax.distributed.is_initialized():
             join_cluster(config)
-    if k is not None and k < 1:
-        raise ValueError(f"k: got {k}; allowed: a whole number >= 1.")
     config, split, k = _choices(config, split, k, greedy=greedy)
     which = _Which(server, untrained, weights)
     _check(config, workdir, which)
     return _evaluate(config, workdir, which, split=split, k=k)
+
+
+def _check_arguments(k: Any, server: Any) -> None:
+    if k is not None and (not isinstance(k, int) or k < 1):
+        raise ValueError(f"k: got {k!r}; allowed: a whole number >= 1.")
+    if server is not None and not isinstance(server, Server):
+        raise ValueError(f"server: got {server!r}; allowed: a seeupo_jax.evaluate.Server.")
 
 
 class _Which(NamedTuple):
@@ -250,7 +256,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         given = _flags().read(arguments[1:])
         server = _server(given)
     log_to_stderr()
-    with errors_end_at_once(), sentence_errors():
+    with errors_end_at_once(), sentence_errors(), no_room_errors():
         workdir = given.workdir
         config = read_config(given)
         check_could_write(workdir)

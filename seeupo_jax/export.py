@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import jax
 
 from seeupo_jax.configuration.flags import Flags, path
-from seeupo_jax.errors import WriteError, sentence_errors
+from seeupo_jax.errors import WriteError, no_room_errors, sentence_errors
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.runtime.cli import (
     add_cluster_flags,
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             raise ValueError("--private: got True; allowed: with --push_to_hub=USER/NAME.")
         join_cluster(config, **cluster_flags(given))
         writes = jax.process_index() == 0
-        with sentence_errors(WriteError, code=1):
+        with no_room_errors(), sentence_errors(WriteError, code=1):
             client = hub_client(repo) if repo is not None and writes else None
             step = export_policy(config, given.workdir, given.step, given.output, given.weights)
             if writes:

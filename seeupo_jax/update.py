@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from seeupo_jax.checkpoint import exclusive_output
 from seeupo_jax.configuration.flags import Flags, output_file, path
 from seeupo_jax.configuration.loading import load_config
-from seeupo_jax.errors import sentence_errors
+from seeupo_jax.errors import no_room_errors, sentence_errors
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.runtime.build import load_policy
 from seeupo_jax.runtime.cli import add_config_flags, log_to_stderr, prepare_xla
@@ -59,8 +59,9 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             config, _ = choose_remat(config)
             policy, params = load_policy(config, config.model.path)
         params, done = update(config, policy, params, trajectories)
-        write_policy(config, policy, params, folder)
-    write_json(given.json, done)
+        with no_room_errors():
+            write_policy(config, policy, params, folder)
+            write_json(given.json, done)
     steps, metrics = len(done["steps"]), done["metrics"]
     print(
         f"wrote {folder}: {steps} steps on {len(trajectories)} trajectories, loss"

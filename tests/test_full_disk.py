@@ -10,6 +10,7 @@ import run_cases as cases
 
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.errors import WriteError, is_full
+from seeupo_jax.evaluate import main as evaluate
 from seeupo_jax.metrics.metrics_log import MetricsWriter, read_metrics
 from seeupo_jax.metrics.trackers import TRACKERS
 from seeupo_jax.runtime.cli import full_disk
@@ -80,6 +81,13 @@ def test_a_run_without_room_ends_in_a_sentence_and_resumes_when_there_is_room(
     assert "resuming after iteration 1" in capfd.readouterr().out
     assert checkpoints(workdir) == ["1", "2"]
     assert [line["iteration"] for line in cases.iterations(workdir)] == [1, 2]
+    evaluated = cases.command(model, workdir, "--config.evaluation.tasks=2")[2:]
+    with pytest.raises(SystemExit) as end, limited(1000):
+        evaluate(evaluated)
+    assert end.value.code == 2
+    assert "could not be written: File too large; what is finished is" in capfd.readouterr().err
+    evaluate(evaluated)
+    assert "avg@2" in capfd.readouterr().out
 
 
 def test_a_line_of_metrics_without_room_is_not_there_at_all(tmp_path):

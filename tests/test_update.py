@@ -421,6 +421,8 @@ WRONG = {
     "--output=/dev/null/out": "--output: got /dev/null (File exists); allowed: a folder that",
     "--json=/": "--json: got '/'; allowed: a file that can be written",
     "--json=/dev/null/out": "--json: got '/dev/null/out'; allowed: a file that can be written",
+    f"--json={'x' * 300}": "; allowed: a file that can be written",
+    f"--output={'x' * 300}": "(File name too long); allowed: a new or empty",
 }
 
 
@@ -428,7 +430,7 @@ WRONG = {
 def test_what_is_wrong_is_told_before_the_model_is_loaded(
     model, tmp_path, capsys, monkeypatch, choice
 ):
-    monkeypatch.setattr(build, "load_policy", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr(update, "load_policy", lambda *_: pytest.fail("weights were read"))
     stored = files.write(tmp_path / "stored.jsonl", cases.ragged(), logp=False)
     more = ["algorithm.order=custom", "algorithm.custom_order=(0,1)"] * ("max_turns" in choice)
     given = arguments(model, stored, tmp_path, *more)

@@ -69,7 +69,10 @@ def check_could_write(folder: str | os.PathLike[str], name: str = "--workdir") -
     if is_bucket(folder):
         return _check_bucket_name(os.fspath(folder), name)
     path = Path(folder).absolute()
-    there = next(each for each in (path, *path.parents) if each.exists())
+    try:
+        there = next(each for each in (path, *path.parents) if each.exists())
+    except OSError as error:  # a name that is too long, a folder that is closed to this user
+        raise ValueError(_unwritable(folder, name, reason(error))) from error
     problem = None
     if not there.is_dir():
         problem = errno.EEXIST if there == path else errno.ENOTDIR

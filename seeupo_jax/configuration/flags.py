@@ -159,7 +159,10 @@ def path(value: str) -> Path:
 def output_file(value: str) -> Path:
     """A file that can be written, known before long work starts; its folder may have to be made."""
     file = path(value)
-    there = next(each for each in (file, *file.parents) if each.exists())
+    try:
+        there = next(each for each in (file, *file.parents) if each.exists())
+    except OSError:  # a name that is too long, a folder that is closed to this user
+        raise Wrong(value, "a file that can be written") from None
     if there.is_dir() == (there == file) or not os.access(there, os.W_OK):
         raise Wrong(value, "a file that can be written")
     return file

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from seeupo_jax.checkpoint import Checkpoints, check_writable, exclusive_output, find_directory
+from seeupo_jax.checkpoint.storage import reason
 from seeupo_jax.configuration.schema import Config, Mesh
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import save_pretrained
@@ -116,7 +117,13 @@ def _export(config: Config, workdir: Path, step: str, folder: Path, part: str) -
 
 def check_output(folder: Path) -> None:
     """ValueError where a folder for a policy holds something already, or cannot be made."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    try:
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise ValueError(
+            f"--output: got {folder} ({reason(error)}); allowed: a new or empty folder."
+        ) from error
+    if taken:
         raise ValueError(f"--output: got {folder}, which is there; allowed: a new or empty folder.")
     check_writable(folder.parent, "--output")
 
