@@ -26,7 +26,7 @@ import jax
 
 from seeupo_jax.checkpoint import exclusive_run
 from seeupo_jax.configuration.flags import Flags
-from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.errors import NotLearning, WriteError, sentence_errors
@@ -78,7 +78,7 @@ class SftResult:
 
 
 def sft(
-    config: Config | str | Path,
+    config: ConfigSource,
     data: str | Path | None,
     workdir: str | Path,
     callbacks: Sequence[Callback] = (),

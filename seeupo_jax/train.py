@@ -23,7 +23,7 @@ import jax
 
 from seeupo_jax.checkpoint import Checkpoints, exclusive_run, find_directory
 from seeupo_jax.configuration.flags import Flags
-from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.display.run_summary import learning_curve, print_summary
@@ -79,7 +79,7 @@ class TrainResult:
 
 
 def train(
-    config: Config | str | Path, workdir: str | Path, callbacks: Sequence[Callback] = ()
+    config: ConfigSource, workdir: str | Path, callbacks: Sequence[Callback] = ()
 ) -> TrainResult:
     """Runs a whole training, or what is left of it, or as much as it is let.
 

@@ -8,11 +8,14 @@ import threading
 import jax
 import pytest
 import run_cases as cases
+from ml_collections import ConfigDict
 from places import TINY
 from process_cases import run_processes
 
 from seeupo_jax import Callback, Config, evaluate, load_config, read_trajectories, train
 from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.metrics.history import read_history
 
 OVERRIDES = [text.removeprefix("--config.") for text in cases.CHOICES]
 
@@ -169,10 +172,34 @@ def test_another_configuration_is_trained_in_the_same_process(config, tmp_path):
     assert result.metrics["iteration"] == [0, 1]
 
 
+def test_episodes_that_do_not_count_are_not_among_an_evaluations(undisturbed, config):
+    whole = evaluate(config, undisturbed[0].workdir)
+    fewer = evaluate(load_config(config, ["evaluation.tasks=1"]), undisturbed[0].workdir)
+    assert fewer.file == whole.file and fewer.metrics["eval/tasks"] == 1
+    assert fewer.episodes == whole.episodes[:2]  # k=2
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({"k": "4"}, "k: got '4'; allowed: a whole number >= 1."),
+        ({"k": 2.0}, "k: got 2.0; allowed: a whole number >= 1."),
+        ({"k": 0}, "k: got 0; allowed: a whole number >= 1."),
+        ({"server": "http://h:8000"}, "server: got 'http://h:8000'; allowed: a seeupo_jax.ev"),
+    ],
+)
+def test_a_wrong_argument_of_an_evaluation_is_a_sentence(config, tmp_path, given, told):
+    with pytest.raises(ValueError) as error:
+        evaluate(config, tmp_path, **given)
+    assert str(error.value).startswith(told)
+
+
 @pytest.mark.parametrize("wrong", [Recorder, print, "callback"])
 def test_what_is_no_callback_is_refused_before_anything_is_done(config, tmp_path, wrong):
     with pytest.raises(ValueError, match=r"callbacks\[1\]: got .*; allowed: an object of a class"):
         train(config, tmp_path / "run", [Recorder(), wrong])
+    with pytest.raises(ValueError, match=r"callbacks: got .*; allowed: a sequence of callbacks"):
+        train(config, tmp_path / "run", Recorder())
     assert not (tmp_path / "run").exists()
 
 
@@ -197,10 +224,44 @@ def test_configurations_come_from_functions_and_from_configurations(monkeypatch)
     back = load_config(config, ["recipe=seeupo", "seed=3"])
     assert back == load_config("my_configs:values", ["seed=3"])
     assert back.algorithm == Config().algorithm
+    made = ConfigDict({"iterations": 7, "recipe": "cispo"})
+    assert load_config(made) == load_config(made.to_dict()) == Config(iterations=7, recipe="cispo")
     with pytest.raises(ValueError, match="my_configs:wrong_values returned 3"):
         load_config("my_configs:wrong_values")
     with pytest.raises(ValueError, match="there is no module 'nowhere'"):
         load_config("nowhere:values")
+
+
+@pytest.mark.parametrize("before", sorted(RECIPES))
+def test_another_recipe_replaces_all_of_the_first_ones_fields_and_none_of_the_users(before):
+    values = {"recipe": before, "algorithm": {"minibatches_per_turn": 2}}
+    after = load_config(load_config(values), ["recipe=grpo"])
+    assert after == load_config(values, ["recipe=grpo"]) == load_config(values | {"recipe": "grpo"})
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ((None,), "config: got None (NoneType); allowed: a file's path, package:NAME, module:func"),
+        ((7,), "config: got 7 (int); allowed: a file's path"),
+        (({}, "iterations=2"), "overrides: got 'iterations=2'; allowed: a sequence of texts"),
+        (({}, [("iterations", 2)]), "overrides: got [('iterations', 2)]; allowed: a sequence"),
+    ],
+)
+def test_what_is_no_configuration_is_a_sentence(given, told):
+    with pytest.raises(ValueError) as error:
+        load_config(*given)
+    assert str(error.value).startswith(told)
+
+
+def test_what_a_step_and_its_evaluation_both_took_is_added_up(tmp_path):
+    lines = [
+        {"iteration": 1, "time/compile_s": 30.0, "sft/loss": 2.0},
+        {"iteration": 1, "time/compile_s": 1.5, "eval/loss": 3.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (row,) = read_history(tmp_path)
+    assert row == {"iteration": 1, "time/compile_s": 31.5, "sft/loss": 2.0, "eval/loss": 3.0}
 
 
 ORDERS = (
@@ -235,6 +296,7 @@ def test_the_package_is_imported_without_jax():
     program = (
         "import sys, seeupo_jax\n"
         "from seeupo_jax import Environment, StepResult, load_config, read_trajectories\n"
+        "import seeupo_jax.telemetry, seeupo_jax.report\n"
         "assert set(seeupo_jax.__all__) <= set(dir(seeupo_jax))\n"
         "assert 'jax' not in sys.modules\n"
     )

@@ -78,6 +78,17 @@ def read_values(given: str | Path, function: str = "get_config") -> dict[str, An
     return _checked(values, f"{function}() of {path}")
 
 
+def given_values(given: Any) -> dict[str, Any]:
+    """The nested values of a ConfigDict, a dict or a Config; ValueError: anything else."""
+    values = _plain(given)
+    if not isinstance(values, Mapping):
+        raise ValueError(
+            f"config: got {shown(given)} ({type(given).__name__}); allowed: a file's path,"
+            f" {PACKAGE}NAME, module:function, a ConfigDict, a dict, or a Config."
+        )
+    return copy.deepcopy(dict(values))  # overrides are written into it, and it is the user's
+
+
 def _split(given: str) -> tuple[str, tuple[str, ...]]:
     """A file or name, and what its function is called with: nothing, or one text."""
     found = re.fullmatch(rf"(.+?\.py|{PACKAGE}[^:]+):(.*)", given)
@@ -130,7 +141,7 @@ def _checked(values: Any, function: str) -> dict[str, Any]:
             f"--config: {function} returned {shown(values)}"
             f" ({type(values).__name__}); allowed: a ConfigDict, a dict, or a Config."
         )
-    return copy.deepcopy(dict(values))  # overrides are written into it, and it is the user's
+    return given_values(values)
 
 
 def _of_function(name: str) -> Any:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from seeupo_jax.configuration.agent_schema import check_agent
 from seeupo_jax.configuration.algorithm_rules import check_ahead, check_choices, check_weights
-from seeupo_jax.configuration.config_file import read_values
+from seeupo_jax.configuration.config_file import given_values, read_values
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.configuration.fields import assign, build, parse
 from seeupo_jax.configuration.reward import Judge, check_rewards
 from seeupo_jax.configuration.schema import Config, Curriculum, recipe_fields
+from seeupo_jax.configuration.user_code import shown
+
+ConfigSource: TypeAlias = "Config | Mapping[str, Any] | str | os.PathLike[str]"
 
 
-def load_config(source: Config | str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
     """Reads `get_config()` of a file or `package:NAME` and applies `field.sub=value` overrides.
 
     A recipe among the overrides replaces the file's fields of `algorithm` that it sets; the other
@@ -24,18 +27,21 @@ def load_config(source: Config | str | Path, overrides: Sequence[str] = ()) -> C
 
     Args:
       source: a file's path, `package:NAME`, `module:function` that returns what `get_config`
-        does, or a configuration that is made already.
+        does, what that returned, or a configuration that is made already.
       overrides: such as `iterations=3`, as they follow `--config.` in a command.
 
     Raises:
       ValueError: no such file, one that fails, or a key or value that is not allowed.
     """
+    _check_overrides(overrides)
+    if isinstance(source, Config) and not overrides:
+        return source
     if isinstance(source, Config):
-        if not overrides:
-            return source
-        values = to_dict(source)
+        values = _changed(source)
+    elif isinstance(source, str | os.PathLike):
+        values = read_values(os.fspath(source))
     else:
-        values = read_values(source)
+        values = given_values(source)
     given = dict(_override(text) for text in overrides)
     below = values.get("algorithm", {})
     if "recipe" in given and isinstance(below, Mapping):
@@ -43,6 +49,23 @@ def load_config(source: Config | str | Path, overrides: Sequence[str] = ()) -> C
     for key, value in given.items():
         assign(values, key, value)
     return from_dict(values)
+
+
+def _check_overrides(given: Any) -> None:
+    if isinstance(given, str) or not all(isinstance(text, str) for text in given):
+        raise ValueError(
+            f'overrides: got {shown(given)}; allowed: a sequence of texts, as ["iterations=3"].'
+        )
+
+
+def _changed(config: Config) -> dict[str, Any]:
+    """Its values, of `algorithm` those alone that its recipe would not give."""
+    values = to_dict(config)
+    recipe = dataclasses.asdict(Config(recipe=config.recipe).algorithm)
+    of_recipe = [name for name, value in values["algorithm"].items() if value == recipe[name]]
+    for name in of_recipe:
+        del values["algorithm"][name]
+    return values
 
 
 def _override(text: str) -> tuple[str, Any]:

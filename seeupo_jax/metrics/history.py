@@ -64,8 +64,13 @@ class History(Sequence[Row]):
 
 
 def read_history(workdir: str | Path) -> History:
-    """The table of WORKDIR/metrics.jsonl; an evaluation lies in the row of its iteration."""
-    rows: dict[int, Row] = {}
+    """The table of WORKDIR/metrics.jsonl; an evaluation lies in the row of its iteration.
+
+    What both took, as `time/compile_s`, is added up.
+    """
+    rows: dict[int, dict[str, Any]] = {}
     for line in read_metrics(workdir):
-        rows.setdefault(line["iteration"], {}).update(line)
+        row = rows.setdefault(line["iteration"], {})
+        for name, value in line.items():
+            row[name] = row[name] + value if name in row and name.startswith("time/") else value
     return History([rows[iteration] for iteration in sorted(rows)])

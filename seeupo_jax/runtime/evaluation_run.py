@@ -58,6 +58,7 @@ def evaluate_policy(
 ) -> EvaluationResult:
     """Plays the episodes of a split that are not in WORKDIR/evaluation yet."""
     settings = evaluation_settings(config, split, k, source.same)
+    counted: list[Episode] = []
     with contextlib.ExitStack() as opened:
         path = workdir / "evaluation" / episodes_name(settings)
         file = opened.enter_context(EpisodeFile(path, settings))
@@ -86,6 +87,7 @@ def evaluate_policy(
             k=k,
             iteration=source.iteration,
             file=file,
+            on_counted=counted.extend,
         )
     estimates = {name.rpartition("/")[2]: e for name, e in read_estimates(metrics).items()}
     return EvaluationResult(
@@ -95,7 +97,7 @@ def evaluate_policy(
         pass_at_k=estimates[f"pass@{k}"],
         metrics=metrics,
         policy=source.about,
-        episodes=tuple(file.played.values()),
+        episodes=tuple(counted),
         file=path,
     )
 

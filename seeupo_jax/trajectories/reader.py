@@ -103,9 +103,14 @@ def read_trajectories(
       iterations: those to read; None: all.
 
     Raises:
-      ValueError: a line that is no record, with its file, what was got and what is allowed.
+      ValueError: no such folder; a line that is no record, with its file, what was got and what is
+        allowed.
     """
     folder = Path(workdir).absolute()  # now, while the rest of it waits for the first record
+    if not folder.is_dir():
+        raise ValueError(f"workdir: got {workdir}; allowed: the folder of a run.")
+    if not isinstance(iterations, Collection | None):
+        raise ValueError(f"iterations: got {iterations!r}; allowed: a collection of numbers.")
     shards = [
         shard
         for shard in find_shards(folder)

@@ -74,8 +74,14 @@ class Callback(Protocol):
         """The run is over and saved: complete, stopped (`run.stopping`) or ended by an error."""
 
 
+def _check_sequence(given: Any) -> None:
+    if not isinstance(given, Sequence):
+        raise ValueError(f"callbacks: got {shown(given)}; allowed: a sequence of callbacks.")
+
+
 def check_callbacks(callbacks: Sequence[object]) -> None:
     """ValueError where one of them is no callback, such as a class instead of its object."""
+    _check_sequence(callbacks)
     for number, each in enumerate(callbacks):
         if isinstance(each, type) or not isinstance(each, Callback):
             raise ValueError(
