@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from seeupo_jax.agents.calls import Access
+from seeupo_jax.agents.calls import Access, can_be_sent
 from seeupo_jax.agents.serving import Serving
 from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.configuration.flags import Flags, Wrong, whole
@@ -120,8 +120,11 @@ def _check(config: Config, source: _Source, host: str, port: int) -> None:
             f"--port: got {port} at {host}, which cannot be had ({error.strerror}); allowed:"
             " a free one of this machine, or 0."
         ) from None
-    if not os.environ.get(KEY_VARIABLE, "unset").strip():
-        raise ValueError(f"{KEY_VARIABLE}: got an empty key; allowed: a key, or no variable.")
+    if not can_be_sent(os.environ.get(KEY_VARIABLE, "unset")):
+        raise ValueError(
+            f"{KEY_VARIABLE}: got a key that is empty or has a space or an odd character; allowed:"
+            " letters, digits and other signs of ASCII, or no variable."
+        )
     if source.workdir is not None:
         saved_weights(config, source.weights)
         check_trained(config, source.workdir)

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,11 @@ from loaded_python import LoadedPython
 from places import CONFIGS
 from process_cases import environment
 
+from seeupo_jax import serve
+from seeupo_jax.agents.calls import Access
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.network import split
@@ -30,6 +34,7 @@ from seeupo_jax.types import TrainState
 
 QUICKSTART, BASE = f"--config={CONFIGS / 'quickstart.py'}", "package:order_desk"
 SMALL = ("--config.rollout.tasks=1", "--config.rollout.group_size=2")
+KEY = "the-users.key"
 LENGTH = 128  # tokens of a conversation in that configuration
 ASKED = [{"role": "user", "content": "Hello. My order is 123456. When will it come?"}]
 
@@ -37,7 +42,7 @@ ASKED = [{"role": "user", "content": "Hello. My order is 123456. When will it co
 @pytest.fixture(scope="module")
 def served():
     """A greedy server in a process of its own, and the lines that it printed when it was ready."""
-    own = {name: value for name, value in environment().items() if name != KEY_VARIABLE}
+    own = environment() | {KEY_VARIABLE: KEY}
     line = [QUICKSTART, f"--model={BASE}", "--port=0", "--temperature=0", *SMALL]
     command = [sys.executable, "-m", "seeupo_jax.serve", *line]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -52,8 +57,8 @@ def served():
 @pytest.fixture(scope="module")
 def client(served):
     _, lines = served
-    url, key = re.search(r"http://\S+", lines[0])[0], re.search(r"Key: (\S+)", lines[2])[1]
-    with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as made:
+    url = re.search(r"http://\S+", lines[0])[0]
+    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0) as made:
         yield made
 
 
@@ -66,7 +71,15 @@ def test_it_says_when_it_is_ready_where_what_and_within_which_limits(served):
         "128 tokens of context, 16 of them an answer at most; 2 calls at once, others wait; greedy;"
         " tool calls: hermes\n"
     )
-    assert re.fullmatch(rf"Key: \S{{43}} \(made for this server; {KEY_VARIABLE} sets one\)\n", key)
+    assert key == f"Key: as in {KEY_VARIABLE}\n"
+
+
+def test_a_key_that_was_made_is_printed(capsys, monkeypatch):
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    access, engine = Access("http://127.0.0.1:1/v1", "made.key"), SimpleNamespace(concurrency=2)
+    serve._announce(Config(), "a policy", access, engine)
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"Key: made.key (made for this server; {KEY_VARIABLE} sets one)\n")
 
 
 def test_the_answer_is_the_policys_likeliest(client):
@@ -157,10 +170,11 @@ def test_a_configuration_without_a_model_needs_one(capsys):
     assert error.startswith("error: --workdir: got none; allowed: the folder of a run, or --model")
 
 
-def test_a_port_that_is_taken_and_an_empty_key_are_refused(capsys, monkeypatch):
+@pytest.mark.parametrize("key", [" ", "a b", "ends\n"])
+def test_a_port_that_is_taken_and_a_key_that_cannot_be_sent_are_refused(capsys, monkeypatch, key):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"--port: got {port} at 127.0.0.1" in refusal(capsys, QUICKSTART, f"--port={port}")
-    monkeypatch.setitem(os.environ, KEY_VARIABLE, " ")
+    monkeypatch.setitem(os.environ, KEY_VARIABLE, key)
     error = refusal(capsys, QUICKSTART, "--port=0")
-    assert error.startswith(f"error: {KEY_VARIABLE}: got an empty key")
+    assert error.startswith(f"error: {KEY_VARIABLE}: got a key that is empty or has a space")

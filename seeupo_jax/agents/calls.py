@@ -44,7 +44,7 @@ class Completion:
 
     text: of the whole action, up to a stop string; content and calls: what it says, what it calls.
     finish: stop | length | tool_calls.
-    pieces: text of each token of the action; logp: of each, nats, as it was drawn.
+    pieces: UTF-8 bytes of each token of the action; logp: of each, nats, as it was drawn.
     prompt_tokens: of the context; cached_tokens: of these, those that were not computed again.
     stopped_at: the stop string that ended it; None: something else did.
     """
@@ -53,7 +53,7 @@ class Completion:
     content: str
     calls: tuple[ToolCall, ...]
     finish: str
-    pieces: tuple[str, ...]
+    pieces: tuple[bytes, ...]
     logp: tuple[float, ...]
     prompt_tokens: int
     cached_tokens: int = 0
@@ -145,6 +145,11 @@ class Access:
 
     base_url: str
     api_key: str
+
+
+def can_be_sent(key: str) -> bool:
+    """Whether a key can be a header's: signs of ASCII that are seen, and one at least."""
+    return key.isascii() and key.isprintable() and key.split() == [key]
 
 
 class Runner(Protocol):

@@ -15,7 +15,14 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from seeupo_jax.agents.calls import Access, CallRefused, Completion, HistoryMessage, Session
+from seeupo_jax.agents.calls import (
+    Access,
+    CallRefused,
+    Completion,
+    HistoryMessage,
+    Session,
+    can_be_sent,
+)
 from seeupo_jax.agents.tool_format import ContentSplitter, choose_format
 
 try:
@@ -166,7 +173,7 @@ class Endpoint:
           ValueError: the given key cannot be sent.
         """
         key = secrets.token_urlsafe(32) if key is None else key
-        if not (key.isascii() and key.isprintable() and key.split() == [key]):
+        if not can_be_sent(key):
             raise ValueError("the key: got one that is empty or has a space or an odd character.")
         self._clients[key] = _Client(session, self._sampling if sampling is None else sampling)
         return Access(self.base_url, key)

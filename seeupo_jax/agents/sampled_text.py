@@ -78,7 +78,7 @@ class SampledText:
             content=content,
             calls=calls,
             finish="tool_calls" if calls else "stop" if ended else "length",
-            pieces=tuple(token_text(self._tokenizer, token) for token in tokens),
+            pieces=tuple(token_bytes(self._tokenizer, token) for token in tokens),
             logp=tuple(action.logp[: len(tokens)]),
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
@@ -121,14 +121,14 @@ class SampledText:
         return len(text) - len(certain) + max(begun, default=0)
 
 
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """The text of a token by itself; a control token's is its name."""
+def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
+    """The text of a token by itself, which may be part of a character; a control token's name."""
     table = _token_bytes(tokenizer)
     if table is None:
-        return tokenizer.text([token])
+        return tokenizer.text([token]).encode()
     # A model may have more tokens than its tokenizer (a padded head); those have no text.
     piece = table[token] if token < len(table) else b""
-    return piece.removeprefix(CONTROL).decode(errors="replace")
+    return piece.removeprefix(CONTROL)
 
 
 @lru_cache(maxsize=1)

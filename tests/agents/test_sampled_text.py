@@ -2,7 +2,7 @@
 
 import pytest
 
-from seeupo_jax.agents.sampled_text import SampledText, token_text
+from seeupo_jax.agents.sampled_text import SampledText, token_bytes
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.engine.protocol import Action
 
@@ -43,6 +43,7 @@ def test_pieces_make_the_text_and_no_character_is_cut(tokenizer, step):
         (-0.5,) * len(tokens),
     )
     assert done.prompt_tokens == 3
+    assert b"".join(done.pieces) == text.encode() + b"<|end|>"
 
 
 @pytest.mark.parametrize("step", [1, 4, 100])
@@ -86,5 +87,5 @@ def test_only_streams_and_stop_strings_need_to_listen(tokenizer):
 
 
 def test_a_control_tokens_text_is_its_name_and_a_padded_heads_is_empty(tokenizer):
-    assert token_text(tokenizer, tokenizer.end_ids[0]) == "<|end|>"
-    assert token_text(tokenizer, tokenizer.vocab_size + 5) == ""
+    assert token_bytes(tokenizer, tokenizer.end_ids[0]) == b"<|end|>"
+    assert token_bytes(tokenizer, tokenizer.vocab_size + 5) == b""

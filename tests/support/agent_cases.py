@@ -62,7 +62,7 @@ class ToldSession:
             content=content,
             calls=calls,
             finish="tool_calls" if calls else finish,
-            pieces=pieces,
+            pieces=tuple(piece.encode() for piece in pieces),
             logp=tuple(-0.5 * i for i in range(len(pieces))),
             prompt_tokens=10 * len(call.messages),
             cached_tokens=4,

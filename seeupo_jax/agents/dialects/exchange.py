@@ -105,8 +105,16 @@ def write_arguments(arguments: Mapping[str, Any]) -> str:
 
 
 def token_logprobs(completion: Completion) -> list[dict[str, Any]]:
-    """Each token's text and log-probability, as OpenAI's APIs write them."""
+    """Each token's text and log-probability, as OpenAI's APIs write them.
+
+    The bytes of all tokens are the text's, also where a token is part of a character.
+    """
     return [
-        {"token": piece, "logprob": logp, "bytes": list(piece.encode()), "top_logprobs": []}
+        {
+            "token": piece.decode(errors="replace"),
+            "logprob": logp,
+            "bytes": list(piece),
+            "top_logprobs": [],
+        }
         for piece, logp in zip(completion.pieces, completion.logp, strict=True)
     ]

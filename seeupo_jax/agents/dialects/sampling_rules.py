@@ -72,7 +72,8 @@ class SamplingRules:
             case "top_p":
                 return (1 if self.top_p is None else self.top_p,)
             case "top_k":
-                return (-1, 0) if self.top_k is None else (self.top_k,)
+                own = (-1, 0) if self.top_k is None else (self.top_k,)
+                return own if self.temperature else (*own, 1)  # greedy, by another name
             case _:
                 return NEUTRAL.get(name, ())
 
