@@ -311,6 +311,21 @@ class _Handler(BaseHTTPRequestHandler):
         """Silent: a line per request would hide the failures of environments."""
 
 
+def _count(text: str) -> int:
+    """A whole number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a whole number >= 1.")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    """A number above 0."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a number of seconds > 0.")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m seeupo_jax.envs.serve", description=__doc__)
@@ -319,9 +334,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="where to listen; this machine only")
     parser.add_argument("--port", type=int, default=8700, help="0 is a free one")
     parser.add_argument("--token-file", help="made with a new token where there is none")
-    parser.add_argument("--max-sessions", type=int, default=256, help="episodes open at once")
-    parser.add_argument("--max-connections", type=int, help="open at once; default: two a session")
-    parser.add_argument("--idle-s", type=float, default=3600.0, help="then a session is closed")
+    parser.add_argument("--max-sessions", type=_count, default=256, help="episodes open at once")
+    parser.add_argument(
+        "--max-connections", type=_count, help="open at once; default: two a session"
+    )
+    parser.add_argument("--idle-s", type=_seconds, default=3600.0, help="then a session is closed")
     flags = parser.parse_args(arguments)
     try:
         options = json.loads(flags.options)

@@ -24,6 +24,7 @@ from seeupo_jax.parallel.listening import listen, split_address
 
 HEARTBEAT_S = 60  # without a heartbeat for so long a process is dead, and the others end
 _MESSAGE_S = 10.0  # for one message between two processes that are connected
+_MESSAGE_BYTES = 2**24  # of one: a configuration, with all options of its environment
 _RETRY_S = 0.2
 
 
@@ -220,7 +221,7 @@ def _receive(connection: socket.socket, timeout_s: float = _MESSAGE_S) -> dict[s
     connection.settimeout(timeout_s)
     try:
         with connection.makefile("rb") as lines:
-            message = json.loads(lines.readline(2**16))
+            message = json.loads(lines.readline(_MESSAGE_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ import jinja2.sandbox
 
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.reply_cache import ReplyCache
+
+_LOGGER = logging.getLogger(__name__)
 
 PROMPT = """\
 You grade an assistant that works for a user over several turns, with tools where it has any.
@@ -123,7 +126,10 @@ class Judge:
         reply = self._ask(messages)
         score = self._score(reply)
         if self._cache is not None:  # only what has a score: the rest is asked for again
-            self._cache.put(request, reply)
+            try:
+                self._cache.put(request, reply)
+            except OSError as error:  # an episode is worth more than its place in the cache
+                _LOGGER.warning(f"a judge's reply could not be kept: {error}")
         return score
 
     def close(self) -> None:

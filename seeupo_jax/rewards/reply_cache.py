@@ -22,10 +22,10 @@ class ReplyCache:
         self._folder = Path(folder)
 
     def get(self, request: Mapping[str, Any]) -> str | None:
-        """The reply to a request; None where there is none, or its file is damaged."""
+        """The reply to a request; None where there is none, or its file cannot be read."""
         try:
             stored = json.loads(self._path(request).read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             return None
         reply = stored.get("reply") if isinstance(stored, dict) else None
         return reply if isinstance(reply, str) else None

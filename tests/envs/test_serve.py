@@ -262,6 +262,22 @@ def test_the_command_starts_without_jax_and_reports_mistakes_in_a_sentence(tmp_p
     assert "env.options: order_desk refused {'nope': 1}" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "flag, allowed",
+    [
+        *((f"--idle-s={value}", "a number of seconds > 0") for value in ("0", "-1", "nan", "x")),
+        *((f"--max-sessions={value}", "a whole number >= 1") for value in ("0", "-2", "1.5")),
+        ("--max-connections=0", "a whole number >= 1"),
+    ],
+)
+def test_limits_under_which_nobody_would_be_served_are_refused(capsys, flag, allowed):
+    with pytest.raises(SystemExit) as ended:
+        serve.main(["--env=order_desk", "--port=0", flag])
+    name, value = flag.split("=")
+    assert ended.value.code == 2
+    assert f"{name}: got '{value}'; allowed: {allowed}." in capsys.readouterr().err
+
+
 def test_a_port_that_cannot_be_is_a_sentence(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         serve.main(["--env=order_desk", "--port=99999", f"--token-file={tmp_path / 'token'}"])

@@ -62,6 +62,11 @@ def test_all_begin_once_all_have_come(begun):
     assert sorted(begun) == [(0, 3), (1, 3), (2, 3)]
 
 
+def test_they_meet_whatever_the_size_of_their_configuration(begun):
+    about = ABOUT | {"config.env": "x" * 10**6}
+    assert meet((0, 2, about), (1, 2, about)) == [None] * 2
+
+
 def test_the_coordinator_names_the_processes_that_did_not_come(begun):
     logged = meet((0, 4, ABOUT), (2, 4, ABOUT), timeout_s=2)
     assert logged[0] == logged[1] and not begun

@@ -279,3 +279,17 @@ def test_a_relative_workdir_is_that_of_the_folder_that_the_run_began_in(model, h
     assert (model.parent / "relative" / "policy" / "config.json").is_file()
     assert (model.parent / "relative" / "learning_curve.png").is_file()
     assert (model.parent / "relative_saved" / "1" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_interrupt_acts_as_usual_and_a_second_sigterm_does_not(number):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with StopRequest() as request:
+        signal.raise_signal(number)
+        assert (request.asked, request.reason) == (True, signal.Signals(number).name)
+        if number == signal.SIGINT:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+        else:
+            signal.raise_signal(number)
+    assert before == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))

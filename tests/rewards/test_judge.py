@@ -161,6 +161,14 @@ def test_a_reply_with_a_score_is_kept_by_model_prompt_and_sampling(tmp_path):
         assert len(server.requests) == asked + 3
 
 
+def test_a_cache_that_cannot_be_written_costs_no_episode(tmp_path, caplog):
+    (tmp_path / "cache").write_text("a file in the folder's place")
+    with judging({"t": ["Score: 6"]}) as server:
+        with judge(server, cache=str(tmp_path / "cache")) as ask:
+            assert ask(episode()) == 0.6
+    assert "a judge's reply could not be kept: " in caplog.text
+
+
 WRITER = """
 import sys
 from seeupo_jax.rewards.reply_cache import ReplyCache
