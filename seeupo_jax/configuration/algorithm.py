@@ -234,6 +234,12 @@ class Algorithm(LossOptions):
         return bool({"rewards_NQ", "rewards_NKQ"} & {*needs})
 
     @property
+    def by_turn(self) -> bool:
+        """Whether it compares what turns were paid: of equal sums, advantages may differ."""
+        needs = find_entry("advantage", self.advantage).needs
+        return bool({"reward_NK", "gain_NK"} & {*needs})
+
+    @property
     def keeps_statistics(self) -> bool:
         """Whether it reads statistics of the run's rewards so far."""
         return "running_mean_Q" in find_entry("advantage", self.advantage).needs

@@ -31,13 +31,14 @@ def rollout_metrics(
     *,
     grouped: bool = True,
     weights: Mapping[str, float] | None = None,
+    by_turn: bool = False,
 ) -> dict[str, float]:
     """Metrics of a collection: of the policy and of the sampler.
 
     Args:
       labels: by task; None: there are none.
       grouped: as for `learnable`.
-      weights: as for `has_signal`.
+      weights, by_turn: as for `has_signal`.
     """
     good = [t for t in collected.sampled if t.played]
     stops = [t.stop for t in collected.sampled]
@@ -45,7 +46,7 @@ def rollout_metrics(
     groups = groups_of(trajectories)
     trained = np.flatnonzero(learnable(trajectories, grouped=grouped))
     kept = {trajectories[i].group for i in trained}
-    idle = sum(not has_signal(group, weights) for group in groups.values())
+    idle = sum(not has_signal(group, weights, by_turn=by_turn) for group in groups.values())
 
     def mean(values: Sequence[float]) -> float:
         return float(np.mean(values)) if good else float("nan")

@@ -1,6 +1,7 @@
 """Dynamic sampling (DAPO, arXiv:2503.14476 §3.2): new tasks for zero-advantage groups.
 
-Where all rewards of a group are equal, so are its advantages: zero. Such groups give way to groups
+Where all rewards of a group are equal (of each turn, where turns are compared), so are its
+advantages: zero. Such groups give way to groups
 of other tasks, which are sampled in a few rounds more.
 """
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.trajectories.rewards_by_name import named_rewards
-from seeupo_jax.types import Trajectory, learnable
+from seeupo_jax.types import Trajectory, learnable, rewards_of
 
 _ITERATIONS = 2**24  # 128 rounds of so many stay below the numbers of `evaluate`
 
@@ -37,17 +38,23 @@ def groups_of(trajectories: Sequence[Trajectory]) -> dict[int, list[Trajectory]]
     return groups
 
 
-def has_signal(group: Sequence[Trajectory], weights: Mapping[str, float] | None = None) -> bool:
+def has_signal(
+    group: Sequence[Trajectory],
+    weights: Mapping[str, float] | None = None,
+    *,
+    by_turn: bool = False,
+) -> bool:
     """Whether those of a group's rewards that an update learns from differ.
 
     Args:
       weights: of named rewards, each of which is compared by itself, as of
         `Config.compared_weights`; None: their sum is.
+      by_turn: the rewards of each turn are compared, as of `Algorithm.by_turn`.
     """
     kept = [group[i] for i in np.flatnonzero(learnable(group))]
     named = {} if weights is None else named_rewards(kept)
     if not named:
-        return len({trajectory.reward for trajectory in kept}) > 1
+        return len({tuple(rewards_of(t)) if by_turn else t.reward for t in kept}) > 1
     return any(weights.get(name, 1.0) and np.ptp(each_N) > 0 for name, each_N in named.items())
 
 
@@ -58,6 +65,7 @@ def resample(
     *,
     rounds: int,
     weights: Mapping[str, float] | None = None,
+    by_turn: bool = False,
 ) -> Collected:
     """Samples tasks, and in up to so many rounds more others for zero-advantage groups.
 
@@ -66,7 +74,7 @@ def resample(
 
     Args:
       sample: samples a group of each task, numbered from 0, given the round's number.
-      weights: as for `has_signal`.
+      weights, by_turn: as for `has_signal`.
 
     Returns: one group per task. The counts are those of all rounds.
     """
@@ -74,16 +82,22 @@ def resample(
     groups = groups_of(collected[0].trajectories)
     left_out: list[Trajectory] = []
     for number in range(1, rounds + 1):
-        idle = [place for place, group in groups.items() if not has_signal(group, weights)]
+        idle = [
+            place
+            for place, group in groups.items()
+            if not has_signal(group, weights, by_turn=by_turn)
+        ]
         if not idle:
             break
         collected.append(sample(number, [*itertools.islice(others, len(idle))]))
         fresh = groups_of(collected[-1].trajectories).values()
-        found = [group for group in fresh if has_signal(group, weights)]
+        found = [group for group in fresh if has_signal(group, weights, by_turn=by_turn)]
         for place, group in zip(idle, found, strict=False):
             left_out += groups[place]
             groups[place] = [replace(trajectory, group=place) for trajectory in group]
-        left_out += [t for group in fresh if not has_signal(group, weights) for t in group]
+        left_out += [
+            t for group in fresh if not has_signal(group, weights, by_turn=by_turn) for t in group
+        ]
     return _together(collected, groups, left_out)
 
 

@@ -7,6 +7,7 @@ import grain
 import numpy as np
 import pytest
 
+from seeupo_jax.configuration.schema import Config
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_metrics
@@ -34,6 +35,13 @@ def trajectory(task_id, group, reward):
     turn_L = np.array([-1, 0], np.int32)
     segment = Segment(turn_L, turn_L, np.zeros(2, np.float32))
     return Trajectory((segment,), reward, group, task_id, info=info)
+
+
+def turns_of(rewards):
+    """A trajectory whose turns were paid so much."""
+    turn_L = np.array([x for turn in range(len(rewards)) for x in (-1, turn)], np.int32)
+    segment = Segment(turn_L, turn_L, np.zeros(len(turn_L), np.float32))
+    return Trajectory((segment,), sum(rewards), 0, "task", turn_rewards=rewards)
 
 
 class Sampler:
@@ -83,6 +91,17 @@ def test_rewards_that_are_compared_by_name_are_a_signal_where_one_that_weighs_di
     assert not has_signal(group[:1], {})
     unnamed = [dataclasses.replace(t, rewards={}, reward=i) for i, t in enumerate(group)]
     assert has_signal(unnamed, {}) and not has_signal([unnamed[0]] * 2, {})
+
+
+@pytest.mark.parametrize("recipe", ["seeupo", "gigpo", "hgpo"])
+def test_equal_sums_are_a_signal_where_turns_are_compared(recipe):
+    by_turn = Config(recipe=recipe).algorithm.by_turn
+    early, late = (turns_of((1.0,)), turns_of((0.0, 1.0)))
+    # GiGPO discounts by 0.95: where both began, the first turn's returns are 1 and 0.95.
+    assert has_signal([early, late], by_turn=by_turn) == (recipe != "seeupo") == by_turn
+    assert not has_signal([late, late], by_turn=by_turn)
+    paid_at_the_end = dataclasses.replace(late, turn_rewards=())
+    assert not has_signal([late, paid_at_the_end], by_turn=by_turn)
 
 
 def test_without_more_rounds_a_collection_is_what_was_sampled():

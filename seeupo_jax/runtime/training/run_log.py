@@ -87,8 +87,14 @@ class RunLog:
           stats: of each trajectory. labels: of the tasks. more: metrics.
         """
         spent = self._times.take()
-        grouped, weights = self._config.algorithm.grouped, self._config.compared_weights
-        values = rollout_metrics(collected, labels, grouped=grouped, weights=weights)
+        algorithm = self._config.algorithm
+        values = rollout_metrics(
+            collected,
+            labels,
+            grouped=algorithm.grouped,
+            weights=self._config.compared_weights,
+            by_turn=algorithm.by_turn,
+        )
         values |= dict(more) | spent
         if "sweep/tokens" in values:
             values["sweep/tokens_per_second"] = values["sweep/tokens"] / spent["time/sweep_s"]

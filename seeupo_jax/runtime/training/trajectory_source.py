@@ -263,4 +263,5 @@ class TrajectorySource:
                 others,
                 rounds=config.algorithm.dynamic_sampling,
                 weights=config.compared_weights,
+                by_turn=config.algorithm.by_turn,
             )
