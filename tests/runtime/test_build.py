@@ -119,7 +119,6 @@ def test_what_does_not_fit_the_model_is_told_before_it_is_loaded(override, reaso
     with pytest.raises(ValueError, match=reason):
         config = load_config(CONFIG, [override, "batching.buckets=()"])
         check_config(config)
-        build.load_policy(config, "package:order_desk")
 
 
 @pytest.mark.parametrize(
