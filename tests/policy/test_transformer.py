@@ -126,6 +126,37 @@ def test_scanning_and_rematerialising_change_no_value_and_no_gradient(scan_layer
         np.testing.assert_allclose(tensors[0][name], tensors[1][name], atol=2e-5, rtol=1e-5)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def replay(network, params, tokens_NL, given_NLG):
+    """Hidden states of a pass with given experts, and the gradient of a sum of them."""
+
+    def loss(params):
+        hidden_NLD = policy.compute(network, params, tokens_NL, given_NLG=given_NLG).hidden_NLD
+        direction_X = jnp.cos(jnp.arange(hidden_NLD.size, dtype=jnp.float32))
+        return direction_X @ hidden_NLD.reshape(-1), hidden_NLD
+
+    grads, hidden_NLD = jax.grad(loss, has_aux=True)(params)
+    return hidden_NLD, grads
+
+
+def test_a_scan_gives_each_layer_its_own_experts():
+    arch = dataclasses.replace(QWEN3, moe=Moe(4, 2, 10, True))
+    network, params = random_network(arch)
+    scanned, _ = random_network(dataclasses.replace(arch, scan_layers=True))
+
+    def stacked(tree):
+        return tree | {"layers": jax.tree.map(lambda *x: np.stack(x), *tree["layers"].values())}
+
+    tokens_NL, _ = tokens_and_pulls(arch)
+    # Two of four in the first layer, and the other two in the second.
+    every_NLE = np.broadcast_to(np.arange(4, dtype=np.uint8), (*tokens_NL.shape, 4))
+    given_NLG = np.random.default_rng(2).permuted(every_NLE, axis=2)
+    hidden_NLD, grads = replay(network, params, tokens_NL, given_NLG)
+    got_NLD, got = replay(scanned, stacked(params), tokens_NL, given_NLG)
+    np.testing.assert_allclose(got_NLD, hidden_NLD, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, stacked(grads))
+
+
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_full_remat_computes_products_again_and_dots_keeps_them(scan_layers):
     tokens_NL, pull_NL = tokens_and_pulls(QWEN3)

@@ -42,12 +42,26 @@ def test_a_sampler_of_8_bits_is_made_and_its_copy_is_planned_with():
     assert not build_engine(load_config(CONFIG), policy).plan.policy_bytes
 
 
-def test_experts_are_not_rounded(tmp_path):
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """A choice of a folder with a small mixture of experts."""
+    folder = tmp_path_factory.mktemp("mixture")
     moe = Moe(experts=4, per_token=2, mlp_width=8, normalize=True)
     tokenizer = read_tokenizer("package:order_desk")
     sizes = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp_width": 8}
     arch = Architecture(vocab_size=tokenizer.vocab_size, moe=moe, **sizes)
-    save_pretrained(Transformer(arch, nnx.Rngs(0)), tmp_path, tokenizer)
-    overrides = [f"model.path={tmp_path}", "rollout.quantize=int8"]
+    save_pretrained(Transformer(arch, nnx.Rngs(0)), folder, tokenizer)
+    return f"model.path={folder}"
+
+
+def test_experts_are_not_rounded(mixture):
     with pytest.raises(ValueError, match="rollout.quantize: got 'int8' for .*; allowed: none"):
-        check_config(load_config(CONFIG, overrides))
+        check_config(load_config(CONFIG, [mixture, "rollout.quantize=int8"]))
+
+
+def test_experts_are_recorded_where_those_of_the_sampler_are_replayed(mixture):
+    config = load_config(CONFIG, [mixture])
+    policy, _ = build.load_policy(config, config.model.path)
+    choices = [f"algorithm.router_replay={choice}" for choice in ("none", "old", "rollout")]
+    made = [build_engine(load_config(CONFIG, [mixture, choice]), policy) for choice in choices]
+    assert [engine._records for engine in made] == [False, False, True]

@@ -113,13 +113,15 @@ class Options:
 class Step:
     """One optimizer step: the negative objective, its gradients, the factors when it was over.
 
-    The factors change with the last of a turn's steps.
+    The factors change with the last of a turn's steps. entropies: of each of its actions, before
+    it, the mean over the tokens; none without a bonus.
     """
 
     turns: tuple[int, ...]
     loss: float
     gradients: Weights
     cumulative_ratio_N: np.ndarray
+    entropies: list[float]
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,7 @@ def sweep(
         acts = [
             act
             for act in step_actions(trajectories, turns, options.actions, grouped=compared)
-            if options.truncated == "keep"
-            or trajectories[act[0].trajectory].stop not in ("max_turns", "max_tokens")
+            if stepped_on(trajectories[act[0].trajectory], options)
         ]
         if not acts:
             continue
@@ -232,17 +233,18 @@ def sweep(
                     for act in picked[0]
                 ]
                 picked[3], drift = limited(now, picked[1], own, picked[3], options)
+            act_entropies = action_entropies(current, picked[0], arch, options)
             loss, grads = turn_loss(current, *picked, share, arch, options, drift, bounds)
             own = tuple(turns) if options.moments == "turn" else "all turns"
             current = optimizers.setdefault(own, Optimizer(options)).step(current, grads)
-            losses.append((loss, grads))
+            losses.append((loss, grads, act_entropies))
         before_N, cumulative_ratio_N = cumulative_ratio_N, cumulative_ratio_N.copy()
         if options.weight == "on":
             new = action_logps(current, acts, arch, options)
             _refresh(cumulative_ratio_N, acts, old, new, options)
-        for step, (loss, grads) in enumerate(losses, start=1):
+        for step, (loss, grads, act_entropies) in enumerate(losses, start=1):
             after_N = cumulative_ratio_N if step == len(losses) else before_N
-            steps.append(Step(tuple(turns), loss, grads, after_N))
+            steps.append(Step(tuple(turns), loss, grads, after_N, act_entropies))
     return Sweep(credit, steps, current)
 
 
@@ -309,12 +311,17 @@ def scorer_step(
     return ScorerStep(loss, right, len(pairs), grads, Optimizer(options).step(scorer, grads))
 
 
+def stepped_on(trajectory: Trajectory, options: Options) -> bool:
+    """Whether it is not one that was cut and is left out for it."""
+    return options.truncated == "keep" or trajectory.stop not in ("max_turns", "max_tokens")
+
+
 def learned_from(
     weights: Weights, trajectories: Sequence[Trajectory], arch: Architecture, options: Options
 ) -> list[Trajectory]:
     """Trajectories with what is not learned from as context.
 
-    That is turns that an earlier one of its tree has, and tokens that are too likely.
+    That is turns that an earlier one has which is stepped on, and tokens that are too likely.
     """
     kept = learnable(trajectories, grouped(options))
     paths, seen, left = turn_paths(trajectories), set(), []
@@ -329,7 +336,7 @@ def learned_from(
                 logp_L, _ = token_logps(weights, segment.tokens_L, arch, options.temperature)
                 turn_L[np.exp(logp_L) > options.mask_above] = -1
             segments.append(replace(segment, turn_L=turn_L))
-        seen |= set(paths[i]) if kept[i] else set()
+        seen |= set(paths[i]) if kept[i] and stepped_on(one, options) else set()
         left.append(replace(one, segments=segments))
     return left
 
@@ -410,6 +417,18 @@ def _entropy_bonus(
         backward(slope_L, grads)
         total += entropy_L[piece.position_A].sum()
     return options.entropy_coef * total / count
+
+
+def action_entropies(
+    weights: Weights, actions: Sequence[Action], arch: Architecture, options: Options
+) -> list[float]:
+    """Per action, the mean entropy of what its tokens are drawn from; none without a bonus."""
+
+    def entropy_A(piece: Piece) -> np.ndarray:
+        entropy_L, _ = token_entropies(weights, piece.tokens_L, arch, options.temperature)
+        return entropy_L[piece.position_A]
+
+    return [joined(map(entropy_A, act)).mean() for act in actions if options.entropy_coef]
 
 
 def shares(

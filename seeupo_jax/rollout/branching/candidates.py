@@ -277,11 +277,22 @@ def _until(segments: Sequence[Segment], turn: int, action: Action) -> tuple[Segm
     for segment in segments:
         kept.append(segment)
         if (segment.turn_L == turn).any():
-            start = int((segment.turn_L == turn).argmax())
-            fields = (segment.tokens_L, segment.turn_L, segment.logp_L)
-            kept[-1] = Segment(*(x_L[:start] for x_L in fields))
+            kept[-1] = segment.until(int((segment.turn_L == turn).argmax()))
             break
     *earlier, last = kept
     own = action.tokens, [turn] * len(action.tokens), action.logp
     arrays = zip((last.tokens_L, last.turn_L, last.logp_L), own, strict=True)
-    return (*earlier, Segment(*(np.append(x_L, np.asarray(y, x_L.dtype)) for x_L, y in arrays)))
+    joined = (np.append(x_L, np.asarray(y, x_L.dtype)) for x_L, y in arrays)
+    return (*earlier, Segment(*joined, expert_LG=_experts(last, action)))
+
+
+def _experts(read: Segment, action: Action) -> np.ndarray | None:
+    """Of what was read those that it has, of the rest the action's own; of the last token none."""
+    if action.experts is None:
+        return None
+    unknown = np.iinfo(action.experts.dtype).max
+    own_LG = np.append(action.experts, np.full_like(action.experts[:1], unknown), axis=0)
+    if read.expert_LG is not None:
+        known_LG, start = read.expert_LG, len(read.expert_LG)
+        own_LG[:start] = np.where(known_LG == unknown, own_LG[:start], known_LG)
+    return own_LG

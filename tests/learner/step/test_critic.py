@@ -93,25 +93,29 @@ def twin_value(weights, bias, tokens_L):
 
 
 def twin_loss(weights, bias, per_token, spans):
-    """The value function's loss, not divided by anything, its gradients, and who is clipped.
+    """The value function's loss, not divided by anything, and its gradients.
+
+    Of each span, too, its tokens' errors and whether the clipped one counts.
 
     Args:
       per_token: value and returns, an array a segment. spans: (segment, positions, share) each.
     """
-    total, grads, dbias, clipped = 0.0, {}, 0.0, []
+    total, grads, dbias, parts = 0.0, {}, 0.0, []
     for segment, position_A, share in spans:
         value_L, backward = twin_value(weights, bias, ROWS.tokens[segment])
-        dvalue_L = np.zeros(len(value_L))
+        dvalue_L, part = np.zeros(len(value_L)), []
         for j in position_A:
             old, wanted = per_token["value"][segment][j], per_token["returns"][segment][j]
             error = value_L[j] - wanted
             near = min(max(value_L[j], old - CLIP), old + CLIP) - wanted
-            clipped.append(abs(near) > abs(error))
-            total += share / len(position_A) * 0.5 * max(error**2, near**2)
-            dvalue_L[j] = share / len(position_A) * (0.0 if clipped[-1] else error)
+            clipped = abs(near) > abs(error)
+            part.append((0.5 * max(error**2, near**2), float(clipped)))
+            total += share / len(position_A) * part[-1][0]
+            dvalue_L[j] = share / len(position_A) * (0.0 if clipped else error)
+        parts.append(part)
         backward(dvalue_L, grads)
         dbias += dvalue_L.sum()
-    return total, grads, dbias, np.mean(clipped)
+    return total, grads, dbias, parts
 
 
 def random_known(seed, names):
@@ -167,10 +171,13 @@ def stepped(request):
         sizes = [(a, 1 if choices else a.size) for a in actions if a.size]
         spans += [(segment, position_A, share) for position_A, share in sizes]
     bias = float(before.critic.params["head"]["bias"][0])
-    wanted = twin_loss(weights_of(before, kind), bias, per_token, spans)
+    *wanted, parts = twin_loss(weights_of(before, kind), bias, per_token, spans)
     # A turn lies in one segment; all turns of a trajectory are one action in however many.
-    actions = len(spans) if choices else len(set(ROWS.trajectory_S.tolist()))
-    return kind, (state, metrics), (other, without), wanted, actions
+    actions = {}
+    for number, ((segment, *_), part) in enumerate(zip(spans, parts, strict=True)):
+        owner = number if choices else int(ROWS.trajectory_S[segment])
+        actions.setdefault(owner, []).extend(part)
+    return kind, (state, metrics), (other, without), wanted, list(actions.values())
 
 
 def assert_gradients(got, wanted):
@@ -183,16 +190,22 @@ def assert_gradients(got, wanted):
 
 
 def test_the_loss_gains_the_coefficient_times_the_twins_error(stepped):
-    _, (_, metrics), (_, without), (loss, _, _, clipped), actions = stepped
+    _, (_, metrics), (_, without), (loss, *_), actions = stepped
     gained = (metrics["loss"] - without["loss"]) * DENOMINATOR
     np.testing.assert_allclose(gained, COEF * loss, rtol=1e-4)
-    np.testing.assert_allclose(metrics["actions"], actions, rtol=1e-6)
-    assert 0 < clipped < 1
-    assert (metrics["value_clipped"] > 0) and (metrics["value_loss"] > 0)
+    np.testing.assert_allclose(metrics["actions"], len(actions), rtol=1e-6)
+
+
+def test_errors_and_who_is_clipped_are_counted_by_action_as_the_twins(stepped):
+    _, (_, metrics), _, _, actions = stepped
+    errors, clipped = np.sum([np.mean(action, axis=0) for action in actions], axis=0)
+    np.testing.assert_allclose(metrics["value_loss"], errors, rtol=1e-4)
+    np.testing.assert_allclose(metrics["value_clipped"], clipped, rtol=1e-5)
+    assert 0 < clipped < len(actions)
 
 
 def test_gradients_of_the_value_function_are_the_twins(stepped):
-    kind, (state, metrics), (other, _), (_, grads, dbias, _), _ = stepped
+    kind, (state, metrics), (other, _), (_, grads, dbias), _ = stepped
     wanted = {name: COEF / DENOMINATOR * g for name, g in grads.items()}
     kernel = wanted.pop("lm_head.weight")[0]
     own = state.critic.opt_state[0]

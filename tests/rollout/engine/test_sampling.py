@@ -14,6 +14,7 @@ from seeupo_jax.rollout.engine.sampling import (
     filter_logits,
     pick,
     quantization_note,
+    relative_entropy,
     stream_keys,
     task_number,
     truncation_note,
@@ -96,6 +97,29 @@ def test_a_draw_follows_the_renormalised_distribution_at_the_temperature():
     np.testing.assert_allclose(np.exp(logp_N), wanted[np.asarray(token_N)], rtol=1e-5)
     frequency = np.bincount(token_N, minlength=3) / draws
     np.testing.assert_allclose(frequency, wanted, atol=0.03)  # 4 standard deviations
+
+
+@pytest.mark.parametrize(
+    "top_k, top_p, left_out, mass",
+    [
+        (None, None, [], [16, 9, 2.25, 1, 0.25]),
+        (2, None, [], [16, 9]),
+        (1, None, [], [16]),
+        (None, 0.9, [], [16, 9, 2.25]),
+        (None, None, [1], [16, 2.25, 1, 0.25]),
+        (2, None, [0, 2, 3], [9, 0.25]),
+        (None, 0.85, [0], [9, 2.25]),  # of 12.5
+    ],
+)
+def test_the_relative_entropy_is_of_what_a_token_is_drawn_from(top_k, top_p, left_out, mass):
+    """At temperature 1/2 masses are as the squares of `P_V`; those of masked tokens are 0."""
+    logits_V = np.log(np.array(P_V, np.float32)) + 3.0
+    logits_V[left_out] = -np.inf
+    sampling = Sampling(0.5, top_k, top_p, max_tokens=1, end_ids=(0,))
+    got_N = relative_entropy(jnp.asarray([logits_V, logits_V[::-1]]), sampling)
+    p_K = np.array(mass) / np.sum(mass)
+    wanted = -(p_K * np.log(p_K)).sum() / np.log(5)
+    np.testing.assert_allclose(got_N, [wanted] * 2, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("size, tensor", [(5, 1), (300, 1), (300, 4), (1024, 4)])
